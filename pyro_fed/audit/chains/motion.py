@@ -27,10 +27,11 @@ What matters is a mean error above `MATTERS` or an SD outside `SD_MATTERS`. Chai
 no number has long tails, whose SD few chains do not tell. Chains that have plainly moved, if less than what matters, go
 on until `MOST`, and near the limit until `LONGEST`: they may be on their way. What is wrong by `FAR_BEYOND` after one,
 without such tails, needs no second; less does, as one place a chain says how far it is off worse than its standard
-error. Errors of few chains with long tails, or whose posterior is skewed, are themselves poorly known: a result that is
-wrong by less than `FAR_BEYOND` is looked at again `AGAIN` transitions later, one that is right but not by much at all
-looks, and one that is still undecided after `MOST`, and looks wrong, until `LONGEST`. Where these chains cannot tell,
-and an error of the size that they see would matter, `MANY_CHAINS` are run: long tails take that many.
+error. Errors of few chains with long tails are themselves poorly known, and of a skewed posterior those of few
+transitions: a result whose draws have such tails, or that is looked at for the first time, wrong by less than
+`FAR_BEYOND`, is looked at again `AGAIN` transitions later, one that is right but not by much at all looks,
+and one that is still undecided after `MOST`, and looks wrong, until `LONGEST`. Where these chains cannot tell, and an
+error of the size that they see would matter, `MANY_CHAINS` are run: long tails take that many.
 """
 
 from __future__ import annotations
@@ -370,7 +371,8 @@ class Looks:
             return
         within = CLEAR if self.until == LOOK else NEARLY_CLEAR if self.until < MOST else 1.0
         verdict = judged(found, within)
-        again = verdict is True and not self.suspected and not judged(found, beyond=FAR_BEYOND)
+        few = self.tailed or self.until == LOOK
+        again = verdict is True and few and not self.suspected and not judged(found, beyond=FAR_BEYOND)
         self.suspected = verdict is True
         if again:
             self._next(self.until + AGAIN)
