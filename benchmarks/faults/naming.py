@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from pyro_fed.audit.clients.influence import apart_by_sites, by_sites
+from pyro_fed.audit.clients.mirrored import mirrored
 from pyro_fed.ops.gaussian_structures import FullGaussian
 
 DIM, PRIOR_SD, ITERATIONS = 3, 2.0, 30
@@ -100,6 +101,14 @@ def judged(data: Trial) -> Judged:
     told = [f"<{k}>" for k in range(len(counts))], ["a", "b", "c"]
     said = apart_by_sites(q, sites, *told), apart_by_sites(q, sites, *told, counts)
     named, warned = ([part.split(">")[0] for part in text.split("client <")[1:]] for text in said)
+    sign = 2 * data.y - 1
+
+    def log_lik(client: int, points: Tensor) -> Tensor:
+        here = data.client == client
+        return logsigmoid(sign[here, None] * (data.x[here] @ points.T)).sum(0)
+
+    opposite = mirrored(q, sites, counts, log_lik, torch.Generator().manual_seed(0))
+    warned += [str(k) for k in opposite if str(k) not in warned]
     return Judged(named, warned, found.opposed, FullGaussian(q.precision - precision, q.eta - eta).mean())
 
 

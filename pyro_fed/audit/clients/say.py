@@ -34,14 +34,24 @@ def client_log_likelihoods(federation: Federation, points: Tensor) -> Tensor:
         federation: the model and its clients.
         points: (S, D), unconstrained.
     """
+    return torch.stack([log_likelihoods_of(federation, k, points) for k in range(federation.num_clients)], 1)
+
+
+def log_likelihoods_of(federation: Federation, client: int, points: Tensor) -> Tensor:
+    """One client's log-likelihood at each draw, (S,), float64; zero of a client without rows.
+
+    Args:
+        federation: the model and its clients.
+        client: its number.
+        points: (S, D), unconstrained.
+    """
     data, problem = federation.client_data(), federation.problem
-    found = points.new_zeros(len(points), len(data.num_rows), dtype=torch.float64)
-    for k, (index, count) in enumerate(zip(data.row_index, data.num_rows, strict=True)):
-        if count:
-            batch = Batch(tuple(leaf[index[:count]] for leaf in data.rows), points.new_ones(int(count)))
-            pieces = in_chunks(points, int(count) * max(1, problem.evaluations // problem.num_rows))
-            found[:, k] = torch.cat([log_likelihoods(problem, piece, batch) for piece in pieces]).double()
-    return found
+    index, count = data.row_index[client], int(data.num_rows[client])
+    if not count:
+        return points.new_zeros(len(points), dtype=torch.float64)
+    batch = Batch(tuple(leaf[index[:count]] for leaf in data.rows), points.new_ones(count))
+    pieces = in_chunks(points, count * max(1, problem.evaluations // problem.num_rows))
+    return torch.cat([log_likelihoods(problem, piece, batch) for piece in pieces]).double()
 
 
 def around(problem: Problem, draws: Tensor) -> Gaussian:

@@ -31,7 +31,8 @@ from pyro_fed.audit import (
     reported_without_variance,
 )
 from pyro_fed.audit.clients.influence import FEWEST, who_stands_apart
-from pyro_fed.audit.clients.say import answer_and_sites
+from pyro_fed.audit.clients.mirrored import mirrored
+from pyro_fed.audit.clients.say import answer_and_sites, log_likelihoods_of
 from pyro_fed.audit.inputs.range import out_of_range
 from pyro_fed.audit.inputs.use import of_no_use
 from pyro_fed.conventions import seeding
@@ -40,6 +41,7 @@ from pyro_fed.conventions.time_limit import is_time
 from pyro_fed.density.checks.funnels import with_hint
 from pyro_fed.density.size import is_large
 from pyro_fed.errors import DivergenceError, InterruptedRun, PyroFedError, TimeLimitError, warn_user
+from pyro_fed.infer.sites.gaussian_sites import gaussian
 from pyro_fed.ops.gaussian import ImproperGaussianError
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.results.to_arviz import released_alone, to_inference_data
@@ -275,6 +277,10 @@ class Finish:
         record.stands_apart = who_stands_apart(sites, record.client_names, labels)
         rows = self.context.federation.row_counts
         odd = who_stands_apart(sites, record.client_names, labels, rows) if record.stands_apart else ""
+        for name, said in self._say_the_opposite(sites).items():
+            odd = odd if f"client {name} " in odd else "; ".join(filter(None, [odd, said]))
+            if f"client {name} " not in record.stands_apart:
+                record.stands_apart = "; ".join(filter(None, [record.stands_apart, said]))
         own = record.sites_of == type(self.algorithm).__name__
         silent = record.restless() and not record.stands_apart
         if self.context.combination is None and (silent or not own):
@@ -282,6 +288,26 @@ class Finish:
         note = f"{odd}: see pf.influence. {WHY_APART}"
         if odd and note not in record.notes:
             record.notes.append(note)
+
+    def _say_the_opposite(self, sites: State) -> dict[str, str]:
+        """Clients whose rows say the opposite of the others', by name, and what is to be said of each."""
+        context, problem = self.context, self.context.problem
+        tempered = getattr(self.algorithm, "temperature", 1.0) != 1  # what the others say is then another posterior
+        whole = sites and context.federation.holds_data and context.combination is None and not tempered
+        if not whole or is_large(problem) or not_audited(problem):
+            return {}
+
+        def log_lik(client: int, points: Tensor) -> Tensor:
+            return log_likelihoods_of(context.federation, client, points.to(problem.dtype))
+
+        generator = seeding.torch_generator(context.seed, seeding.AUDIT, 8)
+        found = mirrored(gaussian(sites, "q_"), gaussian(sites), context.federation.row_counts, log_lik, generator)
+        names = {k: context.record.client_names[k] for k in found}
+        return {
+            names[k]: f"the rows of client {names[k]} are e^{ratio:.1f} times as likely under the opposite of what the "
+            "others say"
+            for k, ratio in found.items()
+        }
 
     def _asked_of_clients(self, draws: Tensor) -> State:
         """Sites at the draws, where the algorithm keeps none and the clients can be asked; empty where not."""
