@@ -24,8 +24,11 @@ from late import late
 import pyro_fed as pf
 
 PAGES = Path(__file__).parents[2] / "docs"
-sys.path.insert(0, str(PAGES))
-from public_names import LINE, names_of, resolved  # noqa: E402  # a page's own module
+sys.path.append(str(PAGES))  # a page's own module
+try:
+    from public_names import LINE, names_of, resolved
+finally:
+    sys.path.remove(str(PAGES))
 
 #: What examples suppose: names that each of them may use without saying what they are.
 SUPPOSED = {

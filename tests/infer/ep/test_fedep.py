@@ -171,7 +171,7 @@ def test_diagonal_steps_that_have_not_settled_are_told_with_their_cause():
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         pf.run(algorithm, correlated(1), num_rounds=2, audit=False, **QUIET)
-    assert any("too long where parameters are correlated" in str(one.message) for one in told)
+    assert any("too long if parameters are correlated" in str(one.message) for one in told)
 
 
 @needs_data
