@@ -25,6 +25,7 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import given
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
+from pyro_fed.density.size import LARGE_DIM
 from pyro_fed.infer.peers.peer_sites import public_belief
 from pyro_fed.infer.peers.update import IVON
 from pyro_fed.infer.sites.gaussian_sites import (
@@ -48,8 +49,10 @@ from pyro_fed.ops.gaussian_structures import DiagGaussian
 EXACT = frozenset({"update", "curvature", "num_points", "tolerance", "batch_size", "weighting"})
 #: Variance about an agent's first point at which the prior is looked at.
 NARROW = 1e-4
-#: Points of the prior's expectations; a prior that is Gaussian on the unconstrained scale needs two.
-PRIOR_POINTS = 8
+#: Points of the prior's expectations, up to `LARGE_DIM` parameters and of more; a prior that is Gaussian on the
+#: unconstrained scale needs two. All curvature of a half-Cauchy scale's logarithm is at one place, which eight points
+#: miss under an SD of five: that widened it further, until it overflowed (a horseshoe in units of its scales).
+PRIOR_POINTS, PRIOR_POINTS_OF_LARGE = 32, 8
 
 
 def fitted(algorithm: Any, problem: Problem) -> Any:
@@ -146,12 +149,13 @@ def _prior(algorithm: GaussianAlgorithm, problem: Problem, q: Gaussian) -> Gauss
 
     A few agents at a time, as many as their points have room for: where all are in one process they are many numbers.
     """
-    size = max(1, POINT_NUMBERS // (PRIOR_POINTS * q.dim))
+    count = PRIOR_POINTS if q.dim <= LARGE_DIM else PRIOR_POINTS_OF_LARGE
+    size = max(1, POINT_NUMBERS // (count * q.dim))
     derivatives, found = algorithm.derivatives(problem, "diag"), []
     for first in range(0, len(q.eta), size):
         some = slice(first, first + size)
         belief = type(q)(q.precision[some], q.eta[some])
-        points = spread_points(belief, PRIOR_POINTS)
+        points = spread_points(belief, count)
         found.append(site_of(derivatives.of_prior(problem, points), belief.mean()))
     precision = torch.cat([site.precision for site in found])
     return type(found[0])(precision.abs(), torch.cat([site.eta for site in found]))
