@@ -29,7 +29,7 @@ from torch.func import grad_and_value, vjp
 
 from pyro_fed.density.compiling.batched import vmap
 from pyro_fed.density.compiling.compiler import FAILURES
-from pyro_fed.density.compiling.predictors import CHECK_ROWS, Predictors, Rows, may_have, rows_graph, some_rows
+from pyro_fed.density.compiling.predictors import CHECK_ROWS, Predictors, Rows, may_have, rows_graph, some_rows, tidied
 from pyro_fed.density.compiling.tracing import resizing_quietly, to_graph
 from pyro_fed.density.problem import Problem
 
@@ -108,7 +108,10 @@ def prior_turns(problem: Problem) -> Tensor:
     z = torch.zeros(problem.dim, dtype=problem.dtype, device=problem.rows[0].device)
     try:
         with resizing_quietly():
-            if len(z) > MOST_DIM or not _can_turn(to_graph(lambda point: problem.log_prior(point).contiguous(), (z,))):
+            if len(z) > MOST_DIM:
+                return turns
+            graph = to_graph(lambda point: problem.log_prior(point).contiguous(), (z,))
+            if not _can_turn(tidied(graph)):  # without the likelihood's operations, which the model runs besides
                 return turns
             whole = Predictors(_everything, lambda u, z, *rows: vmap(problem.log_prior)(u), (), problem.dim, 1)
             every, jumped = torch.tensor([entry for entries in looked for entry in entries]), dict[int, bool]()

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import pyro_fed as pf
+from pyro_fed.density.compiling import jumps
 from pyro_fed.infer.sites.kinks import begins_under_prior, prior_jumps, with_kinks
 from pyro_fed.infer.sites.moments import Moments
 
@@ -132,3 +133,19 @@ def test_laplaces_approximation_says_that_it_is_none():
         warnings.simplefilter("ignore")
         idata = pf.run(pf.FedLaplace(), fed, num_rounds=5, **QUIET)
     assert "the prior's in a lasso" in idata.attrs["doubts"]
+
+
+def test_a_likelihood_whose_scores_turn_is_no_reason_to_look_at_a_prior_whose_scores_cannot(monkeypatch):
+    """The lines that are followed run the whole model: 21 s of a network of 75,010 parameters with ReLUs."""
+
+    def rectified(x, y):
+        w = pyro.sample("w", dist.Normal(x.new_zeros(x.shape[1]), WIDTH).to_event(1))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal((x @ w).relu(), 1.0), obs=y)
+
+    x = torch.randn(12, 3, generator=torch.Generator().manual_seed(0))
+    followed = []
+    monkeypatch.setattr(jumps, "_largest", lambda *given: followed.append(given))
+    problem = pf.Federation(rectified, (x, x[:, 0]), plate="data", num_clients=2, seed=0).problem
+    assert not jumps.prior_turns(problem).any()
+    assert not followed
