@@ -148,13 +148,7 @@ class Moments:
             other: of the same numbers.
         """
         told = self.mean_error > 0
-        return replace(
-            self,
-            mean=torch.where(told, self.mean, other.mean),
-            mean_error=torch.where(told, self.mean_error, other.mean_error),
-            log_sd=torch.where(told, self.log_sd, other.log_sd),
-            log_sd_error=torch.where(told, self.log_sd_error, other.log_sd_error),
-        )
+        return self._with(other, ~told, ~told)
 
     def unless_refuted(self, chains: Moments) -> Moments:
         """These, of chains those numbers that chains have plainly taken further away from the result's.
@@ -171,12 +165,16 @@ class Moments:
 
         mean = refuted(self.mean, self.mean_error, chains.mean, chains.mean_error)
         sd = refuted(self.log_sd, self.log_sd_error, chains.log_sd, chains.log_sd_error)
+        return self._with(chains, mean, sd)
+
+    def _with(self, other: Moments, mean: Tensor, sd: Tensor) -> Moments:
+        """These, with those means and SDs of others, and their errors."""
         return replace(
             self,
-            mean=torch.where(mean, chains.mean, self.mean),
-            mean_error=torch.where(mean, chains.mean_error, self.mean_error),
-            log_sd=torch.where(sd, chains.log_sd, self.log_sd),
-            log_sd_error=torch.where(sd, chains.log_sd_error, self.log_sd_error),
+            mean=torch.where(mean, other.mean, self.mean),
+            mean_error=torch.where(mean, other.mean_error, self.mean_error),
+            log_sd=torch.where(sd, other.log_sd, self.log_sd),
+            log_sd_error=torch.where(sd, other.log_sd_error, self.log_sd_error),
         )
 
     @property

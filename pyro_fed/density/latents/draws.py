@@ -162,11 +162,9 @@ def _steps(
     mean = torch.logsumexp(weights, 1) - math.log(weights.shape[1])
     largest = float((weights.amax(1) - mean).amax(0).nan_to_num(nan=math.inf).max())
     left = -math.expm1(-largest)  # 1 - 1/M
-    if not left < 1:
+    if not 0 < left < 1:
         return rule.draw_steps
-    return (
-        rule.draw_steps if left <= 0 else min(rule.draw_steps, max(1, math.ceil(math.log(FORGOTTEN) / math.log(left))))
-    )
+    return min(rule.draw_steps, max(1, math.ceil(math.log(FORGOTTEN) / math.log(left))))
 
 
 def _proposals(rule: Quadrature, modes: Tensor, last: Tensor, steps: int, generator: torch.Generator) -> Proposals:

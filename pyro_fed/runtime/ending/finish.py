@@ -278,9 +278,7 @@ class Finish:
         rows = self.context.federation.row_counts
         odd = who_stands_apart(sites, record.client_names, labels, rows) if record.stands_apart else ""
         for name, said in self._say_the_opposite(sites).items():
-            odd = odd if f"client {name} " in odd else "; ".join(filter(None, [odd, said]))
-            if f"client {name} " not in record.stands_apart:
-                record.stands_apart = "; ".join(filter(None, [record.stands_apart, said]))
+            odd, record.stands_apart = (_with_client(text, name, said) for text in (odd, record.stands_apart))
         own = record.sites_of == type(self.algorithm).__name__
         silent = record.restless() and not record.stands_apart
         if self.context.combination is None and (silent or not own):
@@ -359,6 +357,11 @@ def _untold_evidence(record: Record) -> list[str]:
         f"log_evidence is not known ({many}, by their tail, whose Pareto k is {record.latest['pareto_k']:.2f}): compare"
         " no models by it. More num_proposals or other surrogates may tell it; means and SDs do not depend on that tail"
     ]
+
+
+def _with_client(text: str, name: str, said: str) -> str:
+    """What is said of clients, and of one more unless that is among them."""
+    return text if f"client {name} " in text else "; ".join(filter(None, [text, said]))
 
 
 def said_of(result: InferenceData, record: Record) -> InferenceData:
