@@ -104,7 +104,11 @@ UNLIKE_SEED = 1
 
 
 def federation(
-    hidden: int, seed: int, data: str = "digits", model: Callable[..., None] | None = None
+    hidden: int,
+    seed: int,
+    data: str = "digits",
+    model: Callable[..., None] | None = None,
+    device: str | None = None,
 ) -> tuple[pf.Federation, tuple[Tensor, Tensor]]:
     """Ten clients, and the test rows; a network of so many units where no other model is given."""
     columns, labels = DATA[data](return_X_y=True)
@@ -115,7 +119,7 @@ def federation(
     train, test = (x[:-held], y[:-held]), (x[-held:], y[-held:])
     skew = pf.partition.Dirichlet(0.5, by=train[1])
     model = network(hidden, len(set(labels.tolist()))) if model is None else model
-    fed = pf.Federation(model, train, plate="data", num_clients=CLIENTS, partition=skew, seed=seed)
+    fed = pf.Federation(model, train, plate="data", num_clients=CLIENTS, partition=skew, seed=seed, device=device)
     return fed, test
 
 

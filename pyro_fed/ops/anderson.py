@@ -104,10 +104,13 @@ def _differences(factors: Gaussian, known: Tensor) -> Gaussian:
 
 
 def _least_squares(columns: Tensor, target: Tensor) -> Tensor:
-    """γ of least norm, (M - 1, ...), from columns (M - 1, ..., V) and a target (..., V)."""
-    matrix, target = columns.movedim(0, -1).nan_to_num(), target.nan_to_num()
-    solution: Tensor = torch.linalg.lstsq(matrix, target.unsqueeze(-1), driver="gelsd").solution
-    return solution.squeeze(-1).movedim(-1, 0)
+    """γ of least norm, (M - 1, ...), from columns (M - 1, ..., V) and a target (..., V).
+
+    Columns may depend on each other, or be zero: torch solves such systems on the CPU alone.
+    """
+    matrix, wanted = columns.movedim(0, -1).nan_to_num().cpu(), target.nan_to_num().cpu()
+    solution: Tensor = torch.linalg.lstsq(matrix, wanted.unsqueeze(-1), driver="gelsd").solution
+    return solution.squeeze(-1).movedim(-1, 0).to(target.device)
 
 
 def _whitened(at: Gaussian, changes: Gaussian) -> Tensor:

@@ -4,6 +4,7 @@ Inside `emulated_device()` the device "meta" can be named like "cuda". What lies
 
     an operation on tensors of both devices is an error, except on single numbers that lie on the CPU
     no generator of the CPU draws there
+    least squares whose columns depend on each other are not solved
     `.numpy()` and NumPy's functions refuse
 
 so that a tensor made without a device, or noise that is not moved, is an error as it would be on a GPU.
@@ -75,6 +76,8 @@ def compute(func, args, kwargs):
         there_after = there_after if func is not torch.ops.aten.copy_.default else isinstance(args[0], There)
     elif there:
         _refuse_mixed(func, args, tensors)
+    if there and func is torch.ops.aten.linalg_lstsq.default and kwargs.get("driver") != "gels":
+        raise RuntimeError(f"{func}: a GPU has no driver but gels")
     if kwargs.get("generator") is not None or torch.Tag.nondeterministic_seeded in func.tags:
         raise RuntimeError(f"{func}: random numbers on {DEVICE}, where no generator of this run is")
     inner_args, inner_kwargs = _each((args, kwargs), There, lambda leaf: leaf.inner)
