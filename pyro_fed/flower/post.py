@@ -1,6 +1,6 @@
 """Messages over Flower's Grid, and who is there to answer them.
 
-Flower's own `send_and_receive` looks for replies every three seconds and waits for all; here they are looked for more
+Flower's own `send_and_receive` looks for replies every three seconds and waits for all. Here they are looked for more
 often, and the wait ends early for a node that has gone, or that was started anew and so has lost what it was asked.
 """
 
@@ -12,8 +12,11 @@ from collections.abc import Mapping
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-#: Seconds from one look for replies to the next: a round takes seconds, and to look is one small request.
+#: The most seconds from one look for replies to the next. To look is one small request.
 LOOK_EVERY = 0.2
+#: The least. Before the most is reached, the next look comes after a tenth of the time that has been waited: a quick
+#: round ends at most a tenth late, and a long one costs few looks.
+LOOK_SOONEST, LOOK_AFTER = 0.01, 0.1
 #: Seconds from one look at the nodes to the next.
 WATCH_EVERY = 3.0
 
@@ -53,7 +56,8 @@ class Post:
         found: dict[int, Message | str] = {
             key: "could not be sent a message by Flower" for key in sent if key not in waiting.values()
         }
-        end, watch = time.monotonic() + timeout, time.monotonic() + WATCH_EVERY
+        began = time.monotonic()
+        end, watch = began + timeout, began + WATCH_EVERY
         while waiting:
             for reply in self.grid.pull_messages(list(waiting)):
                 key = waiting.pop(reply.metadata.reply_to_message_id, None)
@@ -67,7 +71,7 @@ class Post:
                 gone = self._gone({key: messages[key] for key in waiting.values()}, before)
                 found |= gone
                 waiting = {identity: key for identity, key in waiting.items() if key not in gone}
-            time.sleep(LOOK_EVERY)
+            time.sleep(min(max(LOOK_AFTER * (now - began), LOOK_SOONEST), LOOK_EVERY))
         late = f"did not reply within {timeout:g} s"
         return {key: found.get(key, late) for key in messages}
 

@@ -1,16 +1,20 @@
 """Rows whose latents have several modes given the rest: integrals, draws and what is said, against grids."""
 
+from dataclasses import replace
+
 import numpy as np
 import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from hierarchies import CASES as HIERARCHIES
 from scipy import special, stats
 from torch.func import grad, hessian
 
 import pyro_fed as pf
+from pyro_fed.density.latents.ascent import Climber
 from pyro_fed.density.latents.draws import draw_locals
-from pyro_fed.density.latents.several import MOST_STARTS
+from pyro_fed.density.latents.several import MOST_STARTS, needed_starts
 from pyro_fed.errors import SettingError
 from pyro_fed.runtime.ending.collecting import integration_notes
 
@@ -96,6 +100,15 @@ def test_draws_are_in_all_modes_by_their_mass(name, tails):
         order = np.cumsum(weights[row])
         apart = np.abs(np.interp(np.sort(draws[:, row]), GRID, order) - (np.arange(COUNT) + 0.5) / COUNT).max()
         assert apart < 2.0 / np.sqrt(COUNT)  # Kolmogorov: once in 1,500
+
+
+def test_ascents_end_where_all_have_arrived(monkeypatch):
+    """Rows that are Gaussian given the rest arrive by a step or two, from however far; at most 25 were always taken."""
+    problem, steps, climb = HIERARCHIES["means"].federation(3).problem, [], Climber.climb
+    monkeypatch.setattr(Climber, "climb", lambda *given: steps.append(1) or climb(*given))
+    theta = torch.zeros(2, problem.dim).double()
+    assert needed_starts(problem, replace(problem.quadrature, starts=None), theta, problem.rows) == ()
+    assert len(steps) <= problem.quadrature.mode_steps + 3
 
 
 def test_one_mode_is_looked_for_where_there_is_one():

@@ -30,7 +30,7 @@ def over_grid(flower, tmp_path):
     model, recipes = flower.write_case(tmp_path, {"FedEP": "", "FedLaplace": "", "FedAIS": WEIGHED})
 
     def run(name="FedEP", **config):
-        settings = flower.read({"num-clients": 3, "timeout": 0.5, "compile": "off", **config})
+        settings = flower.read({"num-clients": 3, "timeout": 0.05, "compile": "off", **config})
         return flower.serve(flower.grid(model, recipes, None), model, recipes[name], settings)
 
     return run
@@ -113,7 +113,7 @@ def test_a_client_that_does_not_answer_costs_the_numbers_and_not_the_run(flower,
         return ask(*given)
 
     monkeypatch.setattr(server, "with_loo", gone)
-    settings = flower.read({"num-clients": 3, "timeout": 0.5, "compile": "off", "loo": True})
+    settings = flower.read({"num-clients": 3, "timeout": 0.05, "compile": "off", "loo": True})
     found = flower.serve(grid, model, recipes["FedEP"], settings)
     assert "loo" not in found and found.posterior.sizes["draw"] == 1000
     assert "2 of 3 replied" in found.attrs["no_loo"]
@@ -142,7 +142,7 @@ def test_a_client_never_sends_a_rows_own_numbers(flower, tmp_path, monkeypatch):
     asked = Pointwise(pointwise=True)
     assert isinstance(asked, Algorithm) and described(asked) != described(Pointwise())
     monkeypatch.setattr("pyro_fed.analysis.criticism.loo.Pointwise", lambda **settings: asked)
-    settings = flower.read({"num-clients": 3, "timeout": 0.5, "compile": "off", "loo": True})
+    settings = flower.read({"num-clients": 3, "timeout": 0.05, "compile": "off", "loo": True})
     found = flower.serve(flower.grid(model, recipes, None), model, recipes["FedEP"], settings)
     assert "loo" not in found and found.attrs["no_loo"]
 
@@ -151,7 +151,7 @@ def test_a_client_says_its_log_likelihood_at_no_more_draws_than_are_promised(flo
     """Whatever its server asks for: here one that asks about all draws, of which there are more."""
     model, recipes = flower.write_case(tmp_path, {"FedEP": ""})
     grid = flower.LocalGrid(flower.make_client(model, recipes.values()), tells=True)
-    config = {"num-clients": 3, "timeout": 0.5, "compile": "off", "num-draws": MOST_DRAWS + 1}
+    config = {"num-clients": 3, "timeout": 0.05, "compile": "off", "num-draws": MOST_DRAWS + 1}
     for place in ("pyro_fed.runtime.ending.by_sums", "pyro_fed.flower.criticism"):
         monkeypatch.setattr(f"{place}.MOST_DRAWS", MOST_DRAWS + 1)
     with pytest.warns(UserWarning, match=f"no more than {MOST_DRAWS} draws in a message, received {MOST_DRAWS + 1}"):
@@ -167,7 +167,7 @@ def test_a_client_that_answers_no_questions_takes_part_in_the_recipe_alone(flowe
     model, recipes = flower.write_case(tmp_path, {"FedEP": "", "FedAIS": WEIGHED})
     for name in recipes:
         grid = flower.LocalGrid(flower.make_client(model, recipes.values(), questions=False), tells=True)
-        config = {"num-clients": 3, "timeout": 0.5, "compile": "off", "loo": True, "influence": name == "FedAIS"}
+        config = {"num-clients": 3, "timeout": 0.05, "compile": "off", "loo": True, "influence": name == "FedAIS"}
         found = flower.serve(grid, model, recipes[name], flower.read(config))
         assert found.posterior.sizes["draw"] == 1000 and "loo" not in found and "influence" not in found
         assert "client_app(questions=False)" in found.attrs["no_loo"]

@@ -157,7 +157,7 @@ def test_what_is_lost_counts_nowhere_and_what_arrived_counts_once(flower, kind, 
     faults = dict.fromkeys([(1, 0), (2, 0), (2, 2), (3, 1)], kind)
     model, recipes = flower.write_case(tmp_path, PRIOR)
     grid = flower.grid(model, recipes, dict(faults))
-    found = quiet_serve(flower, grid, model, recipes["FedEP-prior"], timeout=0.5)  # the clients answer at once
+    found = quiet_serve(flower, grid, model, recipes["FedEP-prior"], timeout=0.05)  # the clients answer at once
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         options = {"compile": "off", "progress": False, "num_rounds": 5, "log_likelihood": False}

@@ -41,7 +41,7 @@ ALGORITHMS = {
 
 
 def served(flower, grid, model, recipe, secure="{largest = 1e5}", **config):
-    given = {"num_clients": 3, "timeout": 1.0, "compile": "off", "audit": False, **config}
+    given = {"num_clients": 3, "timeout": 0.05, "compile": "off", "audit": False, **config}
     settings = flower.read(
         {key.replace("_", "-"): value for key, value in given.items()} | {"secure-aggregation": secure}
     )
@@ -141,7 +141,7 @@ def test_a_client_that_drops_out_is_not_in_the_sum(flower, tmp_path):
 
     model, recipes = flower.write_case(tmp_path, RECIPES)
     grid = flower.Watching(flower.make_client(model, recipes.values()), [(1, 2)])
-    found = served(flower, grid, model, recipes["FedSEP"], timeout=0.5)
+    found = served(flower, grid, model, recipes["FedSEP"], timeout=0.05)
     expected = simulated("FedSEP", Losing("sequential"))
     assert (1, 2) not in dict(grid.seen)
     np.testing.assert_allclose(found.posterior["w"].values, expected.posterior["w"].values, atol=1e-3)
@@ -152,7 +152,7 @@ def test_where_too_few_stay_there_is_no_sum(flower, tmp_path):
     model, recipes = flower.write_case(tmp_path, RECIPES)
     grid = flower.Watching(flower.make_client(model, recipes.values()), [(1, 2), (1, 1)])
     with pytest.raises(QuorumError, match=r"ended without a sum: too few clients stayed|did not reply"):
-        served(flower, grid, model, recipes["FedSEP"], timeout=0.5, min_clients=2)
+        served(flower, grid, model, recipes["FedSEP"], timeout=0.05, min_clients=2)
 
 
 def test_a_client_takes_part_in_sums_alone(flower, tmp_path):

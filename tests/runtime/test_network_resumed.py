@@ -12,7 +12,7 @@ from pyro_fed.infer.averaging.burn_in import BurnIn
 from pyro_fed.runtime import rounds
 
 AGENTS, UNITS, COLUMNS, OWN = 3, 12, 10, 3
-OPTIONS = {"num_rounds": OWN, "num_draws": 5, "log_likelihood": False}
+OPTIONS = {"num_rounds": OWN, "num_draws": 5, "log_likelihood": False, "compile": "trace"}
 
 
 def network(x, y):

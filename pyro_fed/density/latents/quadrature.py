@@ -2,31 +2,30 @@
 
     log p(y_i | θ) = log ∫ exp f_i(θ, x) dx,    f_i = log p(x | θ) + log |dx'/dx| + log p(y_i | θ, x)
 
-x (d,) are the latents of one element of the plate, unconstrained. Given θ the elements are independent, so each
-integral has few dimensions, and it belongs to the client that holds the row: no message depends on x. Adaptive
-quadrature (Naylor & Smith 1982; Pinheiro & Bates 1995) places the nodes by the mode m and curvature H = C C' there,
+x (d,) are the latents of one element of the plate, unconstrained. Given θ the elements are independent, so that each
+integral has few dimensions and belongs to the client that holds the row: no message depends on x. Adaptive quadrature
+(Naylor & Smith 1982; Pinheiro & Bates 1995) places the nodes by the mode m and the curvature H = C C' there,
 
     log p(y_i | θ) ≈ log Σ_s w_s exp(f_i(θ, m + C⁻ᵀ u_s) + |u_s|²/2) - log |C| + d/2 log 2π
 
-with (u_s, w_s) a Gauss-Hermite rule for N(0, I), or standardised Sobol points where a product rule would be too
-large. It is exact where x | θ, y_i is Gaussian, and with one node it is Laplace's approximation.
+where (u_s, w_s) is a Gauss-Hermite rule for N(0, I), or standardised Sobol points if a product rule would be too large.
+The rule is exact where x | θ, y_i is Gaussian. With one node it is Laplace's approximation.
 
-One latent a row whose density has other tails than a Gaussian's, such as Beta and Gamma latents of small shape, takes
-another rule, see `tails`: it is seen when the model is read whether Gauss-Hermite nodes err.
+**Other rules.** A single latent may have tails unlike a Gaussian's, such as a Beta or Gamma latent of small shape. If
+Gauss-Hermite nodes err there, nodes are placed by the tails (`tails`). If rows have several modes given θ, such as the
+two signs of x in y = x², each mode is integrated by its own nodes (`several`). Which rule a model needs is found when
+the model is read.
 
-Rows whose latents have several modes given θ, such as the two signs of x in y = x², are integrated mode by mode, see
-`several`; that there are several is seen when the model is read.
+**Modes** are found by Newton's method. The number of steps is fixed when the model is read, so that it can be compiled:
+what starts at random θ needed, and one more. A node that is a little off costs accuracy, not correctness.
 
-The modes are found by Newton's method, in a number of steps that is fixed when the model is read (so that it can be
-compiled): what starts at random θ needed, and one more. A node that is a little off costs accuracy, not correctness.
+**The number of nodes** is found then too. Where x | θ, y_i is Gaussian (f_i is a parabola around its mode, at random θ)
+three nodes a dimension are enough. Elsewhere one latent gets many nodes, and several latents get as many as leave score
+and curvature of the log marginal likelihood unchanged.
 
-What the model needs is found when it is read. Where x | θ, y_i is Gaussian (f_i is a parabola
-around its mode, at random θ) three nodes a dimension will do; elsewhere many, and of several latents as many as leave
-score and curvature of the log marginal likelihood as they are.
-
-Derivatives in θ hold the nodes fixed: where the rule integrates well it does so for nodes anywhere near, so their
-own movement contributes nothing. The gradient is then Fisher's identity, E[∇f_i | y_i], the Hessian Louis's. Where
-x | θ, y_i is Gaussian three nodes a dimension have both exact; Sobol points only the gradient.
+**Derivatives** in θ hold the nodes fixed: where the rule integrates well, it does so for nodes anywhere near, so that
+their own movement contributes nothing. The gradient is then Fisher's identity, E[∇f_i | y_i], the Hessian Louis's.
+Where x | θ, y_i is Gaussian, three nodes a dimension give both exactly, and Sobol points give the gradient alone.
 """
 
 from __future__ import annotations
@@ -52,22 +51,23 @@ from pyro_fed.errors import SettingError
 from pyro_fed.ops.points import standardised_sobol
 from pyro_fed.ops.tiny import log_det_lower, solve_lower_transposed
 
-#: Points θ, uniform on (-PROBE_RADIUS, PROBE_RADIUS), and rows, at which it is seen what a model needs.
+#: What a model needs is found at so many θ, uniform on (-PROBE_RADIUS, PROBE_RADIUS), and so many rows.
 PROBES, PROBE_ROWS, PROBE_RADIUS = 16, 64, 2.0
-#: Nodes a dimension that integrate a Gaussian with its first two derivatives, and how many SDs from the mode is looked.
+#: Nodes a dimension that integrate a Gaussian with its first two derivatives; and the distance from the mode, in SDs,
+#: at which a log density is compared with a parabola.
 GAUSSIAN_ORDER, GAUSSIAN_REACH = 3, 3.0
-#: Rules for several latents that are tried where it is not, nodes a dimension; and at how many θ and rows, of models of
-#: how many parameters.
+#: Rules for several latents that are tried if it is no parabola, in nodes a dimension; and at how many θ and rows, for
+#: models of at most how many parameters.
 ORDERS, PROBED, PROBE_GROUPS, MOST_PROBED = (5, 7, 9, 11, 13), 2, 16, 32
-#: At how many θ and rows modes are looked for.
+#: Numbers of θ and of rows at which modes are looked for.
 MODES_PROBED, MODES_ROWS = 4, 32
-#: The fewest nodes that are placed by the tails of a latent, and how many those have that others are compared with.
+#: The fewest nodes that are placed by tails, and the number in the rule that others are compared with.
 FEWEST_OF_TAILS, MANY_OF_TAILS = 7, 81
-#: Where the ascent to modes starts, of such latents: log densities with kinks at zero have no curvature there.
+#: Where the ascent to the modes of such latents starts: log densities with a kink at zero have no curvature there.
 ASIDE = 0.05
 #: Newton steps from the modes at one θ to those at another of the same posterior.
 NEAR_STEPS = 3
-#: Relative error of a log density that is rounding, in units of the dtype's.
+#: The relative error of a log density that may be rounding, in units of the dtype's.
 ROUNDING = 64
 
 
@@ -193,10 +193,10 @@ class Quadrature(metaclass=Checked):
             return found
 
         exact = values(many)
-        off, by_tails = (self._largest(values(rule), exact) for rule in (usual, tails))
-        if off <= self.node_tolerance:
+        if self._largest(values(usual), exact) <= self.node_tolerance:
             return False
-        return by_tails <= max(self.node_tolerance, self._largest(values(replace(self, tails=False)), exact))
+        as_given = self._largest(values(replace(self, tails=False)), exact)
+        return self._largest(values(tails), exact) <= max(self.node_tolerance, as_given)
 
     @staticmethod
     def _largest(found: Tensor, exact: Tensor) -> float:

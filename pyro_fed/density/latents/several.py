@@ -1,43 +1,47 @@
-"""Rows whose latents have several modes given θ: how these are found, and integrated each by its own nodes.
+"""Rows whose latents have several modes given θ: how the modes are found, and how each is integrated by its own nodes.
 
     ∫ exp f dx = Σ_j ∫ exp f w_j dx,    w_j = h_j / Σ_k h_k,    h_j = exp f(m_j) (1 + |C_j'(x - m_j)|² / 2p)^-p
 
-w_j is the share of mode j in the sum of bumps that have each mode's height and curvature (a partition of unity), so
-that exp f w_j is a single bump around m_j where modes are apart, and no mass counts twice where they overlap, or where
-two ascents have ended at the same mode: each has half of it. Gaussian bumps, p = ∞, would cut the tails between modes
-as with a knife, which nodes do not see; with a small p shares change over distances like those between the modes. As
-the nodes, w_j is held fixed in derivatives. A draw takes a mode by its mass and a place around it, and is accepted by
-exp f w_j, of which x alone is kept.
+Each mode j has a bump h_j with the mode's height and curvature, and w_j is its share of the sum of all bumps (a
+partition of unity). Where modes are apart, exp f w_j is a single bump around m_j. Where they overlap, or where two
+ascents have ended at the same mode, no mass counts twice: each ascent has half of it.
 
-Whether there are several is seen when the model is read, and at the draws of a result, by ascents from a ladder of
-places around the first mode, up to thousands of its SDs away in every direction.
+The power p is small for a reason. Gaussian bumps (p = ∞) would cut the tails between modes sharply, which nodes do not
+resolve; with a small p the shares change over distances like those between the modes.
+
+In derivatives w_j is held fixed, as the nodes are. To draw, a mode is chosen by its mass and a place around it is
+proposed, which is accepted by exp f w_j; of the pair the place x is kept.
+
+Whether there are several modes is found when the model is read, and again at the draws of a result. Ascents start from
+a ladder of places around the first mode, up to thousands of its SDs away in every direction.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Protocol, Self
 
 import torch
 from torch import Tensor
 
 from pyro_fed.density.bound import RowDensities
-from pyro_fed.density.latents.ascent import Centre, Climber, Rows, look
+from pyro_fed.density.latents.ascent import Ascent, Centre, Climber, Rows
 
-#: Rungs of the ladder, in SDs of the first mode, along each axis of its SDs and their diagonal, both ways.
+#: Rungs of the ladder: distances from the first mode in its SDs, along each axis and the diagonal, both ways.
 RUNGS = tuple(2.0**k for k in range(13))
-#: Newton steps from a rung, and how near its mode, in SDs, an ascent must have come to count.
-STEPS, ARRIVED = 25, 0.1
-#: Two ascents have come to one mode where they are within so many SDs, by either's curvature.
+#: Newton steps from a rung, at most; how near its mode, in SDs, an ascent must have come to count; and how near all are
+#: when the ascents end.
+STEPS, ARRIVED, SETTLED = 25, 0.1, 0.01
+#: Two ascents have come to the same mode if they end within so many SDs, by both curvatures.
 SAME = 0.5
-#: p, see above.
+#: The power p above.
 POWER = 4.0
-#: New modes of a row that are kept, those of the largest mass.
+#: New modes of a row that are kept: those of the largest mass.
 MOST_NEW = 3
 #: Places besides zero from which modes are looked for, at most.
 MOST_STARTS = 8
-#: Rungs and steps where the model is run once for every place.
+#: Rungs and steps if the model has to be run once for every place.
 FEW_RUNGS, FEW_STEPS = (4.0, 64.0, 1024.0), 10
 
 
@@ -50,7 +54,7 @@ class Rule(Protocol):
 
     @property
     def node_tolerance(self) -> float:
-        """The share of a row's mass from which on a mode is one."""
+        """The smallest share of a row's mass that counts as a mode."""
 
     def climber(self, steps: int) -> Climber:
         """How modes are climbed to."""
@@ -66,50 +70,68 @@ class Rule(Protocol):
 
 
 def search(problem: RowDensities, theta: Tensor, rows: Rows, known: Centre, climber: Climber) -> Centre:
-    """The modes of the rows' latents at θ (D,): those that are known, and what ascents find beside them.
+    """The modes of the rows' latents at each θ: those that are known, and what ascents find beside them.
 
     Args:
         problem: the model's densities.
-        theta: (D,).
+        theta: (S, D).
         rows: row tensors, each (m, ...).
-        known: (J, m, ...), the first of them those that the ladder stands around.
+        known: (S, J, m, ...), the first of the J those that the ladder stands around.
         climber: its settings.
 
     Returns:
-        (J + `MOST_NEW`, m, ...); where fewer are new the first one again, with a `value` of -inf.
+        (S, J + `MOST_NEW`, m, ...); where fewer are new the first one again, with a `value` of -inf.
     """
-    rungs, steps = (FEW_RUNGS, FEW_STEPS) if problem.looped else (RUNGS, STEPS)
-    climber = replace(climber, steps=steps)
-    first = known.at(0)
-    height = torch.tensor(rungs, dtype=first.mode.dtype, device=first.mode.device)
-    units = (height[:, None, None] * directions(problem.local_dim, first.mode)).flatten(0, 1)
-
-    def climb(unit: Tensor) -> tuple[Centre, Tensor]:
-        start = first.away(unit.expand_as(first.mode))
-        end = climber.summit(climber.climbed(problem, theta, rows, start))
-        curvature = look(problem, theta, rows, end.mode).curvature
-        bowl = torch.linalg.eigvalsh(curvature.nan_to_num(nan=-1.0, posinf=-1.0, neginf=-1.0))[..., 0] > 0
-        return end, bowl & (end.decrement <= ARRIVED) & end.value.isfinite()
-
-    ends, good = problem.vmap(climb)(units)
-    every = Centre(*(torch.cat(parts) for parts in zip(known, Centre(*ends), strict=True)))
+    known = _swapped(known)  # (J, S, m, ...)
+    ends, good = _ends(problem, theta, rows, known.at(0), climber)
     count = len(known.mode)
+    every = Centre(*(torch.cat(parts) for parts in zip(known, ends, strict=True)))
     kept = [torch.ones_like(good[0])] * count
-    for i in range(len(units)):
+    for i in range(len(good)):
         before = every.at(slice(0, count + i))
         end = every.at(count + i)
         apart = torch.maximum(before.distance(end.mode), end.distance(before.mode))
         seen = (torch.stack(kept) & ~(apart > SAME)).any(0)
         kept.append(good[i] & ~seen)
-    mass = torch.where(torch.stack(kept[count:]), log_mass(Centre(*ends)), -torch.inf)
+    mass = torch.where(torch.stack(kept[count:]), log_mass(ends), -torch.inf)
     best = mass.topk(MOST_NEW, 0)
     new = best.values > -torch.inf
     parts = []
-    for old, part in zip(known, Centre(*ends), strict=True):
+    for old, part in zip(known, ends, strict=True):
         index = _like(best.indices, part).expand(-1, *part.shape[1:])
         parts.append(torch.cat([old, torch.where(_like(new, part), part.gather(0, index), old[:1])]))
     found = Centre(*parts)
-    return found._replace(value=torch.cat([known.value, torch.where(new, found.value[count:], -torch.inf)]))
+    return _swapped(found._replace(value=torch.cat([known.value, torch.where(new, found.value[count:], -torch.inf)])))
+
+
+def _ends(problem: RowDensities, theta: Tensor, rows: Rows, first: Centre, climber: Climber) -> tuple[Centre, Tensor]:
+    """Where the ascents from the ladder's R rungs end, (R, S, m, ...), and which ends are modes, (R, S, m).
+
+    Args:
+        problem: the model's densities.
+        theta: (S, D).
+        rows: row tensors, each (m, ...).
+        first: (S, m, ...), what the ladder stands around.
+        climber: its settings.
+    """
+    rungs, steps = (FEW_RUNGS, FEW_STEPS) if problem.looped else (RUNGS, STEPS)
+    height = torch.tensor(rungs, dtype=first.mode.dtype, device=first.mode.device)
+    units = (height[:, None, None] * directions(problem.local_dim, first.mode)).flatten(0, 1)
+
+    def each(one: Callable[..., Ascent]) -> Callable[..., Ascent]:
+        """The same for all rungs at all θ."""
+        return problem.vmap(lambda at, of: problem.vmap(lambda state: one(problem, at, rows, state))(of))
+
+    around = Centre(*(part.unsqueeze(1) for part in first))
+    state = each(climber.foot)(theta, around.away(units.unsqueeze(1)))  # (S, R, m, ...)
+    climb = each(climber.climb)
+    for _ in range(steps):
+        if bool((climber.summit(state).decrement <= SETTLED).all()):
+            break
+        state = climb(theta, state)
+    found = climber.summit(state)
+    bowl = torch.linalg.eigvalsh(state.here.curvature.nan_to_num(nan=-1.0, posinf=-1.0, neginf=-1.0))[..., 0] > 0
+    return _swapped(found), (bowl & (found.decrement <= ARRIVED) & found.value.isfinite()).transpose(0, 1)
 
 
 def directions(dim: int, like: Tensor) -> Tensor:
@@ -127,7 +149,7 @@ def log_mass(centre: Centre) -> Tensor:
 
 
 def alive(centre: Centre) -> Centre:
-    """With the first mode in the place of ends (J, m) that are none: their ascents began where there is nothing."""
+    """With the first mode in place of ends (J, m) that are not finite: their ascents began where there is no mass."""
     lives = centre.value.isfinite() & centre.factor.flatten(2).isfinite().all(-1) & centre.mode.isfinite().all(-1)
     return Centre(*(torch.where(_like(lives, part), part, part[:1]) for part in centre))
 
@@ -139,7 +161,7 @@ def log_shares(centre: Centre, place: Tensor) -> Tensor:
 
 
 def needed_starts(problem: RowDensities, rule: Rule, theta: Tensor, rows: Rows) -> tuple[tuple[float, ...], ...]:
-    """Places from which the rows' other modes at θ (S, D) are found: () where a row has one, or no other of any mass.
+    """Places from which the rows' other modes at θ (S, D) are found: () if each row has one mode that has the mass.
 
     Args:
         problem: the model's densities.
@@ -150,10 +172,7 @@ def needed_starts(problem: RowDensities, rule: Rule, theta: Tensor, rows: Rows) 
     climber = rule.climber(0)
     starts = rule.starts or ()
 
-    def every(one: Tensor) -> Centre:
-        return search(problem, one, rows, rule.centres(problem, one, rows), climber)
-
-    found = Centre(*problem.vmap(every)(theta))
+    found = search(problem, theta, rows, _known(problem, rule, theta, rows), climber)
     known = found.mode.shape[1] - MOST_NEW
     mass = log_mass(found)  # (S, J + new, m)
     lacking = mass[:, known:] - torch.logsumexp(mass, 1, keepdim=True) > math.log(rule.node_tolerance)
@@ -164,7 +183,7 @@ def needed_starts(problem: RowDensities, rule: Rule, theta: Tensor, rows: Rows) 
         nearest = places[((places - middle) / spread).square().sum(-1).argmin()]
         starts = (*starts, tuple(nearest.tolist()))
         trial = rule.from_places(starts)
-        now = Centre(*problem.vmap(lambda one: trial.centres(problem, one, rows))(theta))  # noqa: B023  # called at once
+        now = _known(problem, trial, theta, rows)
         for j in range(now.mode.shape[1]):
             end = Centre(*(part[:, j].unsqueeze(1) for part in now))
             others = Centre(*(part[:, known:] for part in found))
@@ -182,15 +201,26 @@ def unseen(problem: RowDensities, rule: Rule, theta: Tensor, rows: Rows) -> Tens
         theta: (S, D).
         rows: row tensors, each (m, ...).
     """
+    known = _known(problem, rule, theta, rows)
+    every = search(problem, theta, rows, known, rule.climber(0))
 
-    def lacking(one: Tensor) -> Tensor:
-        known = rule.centres(problem, one, rows)
-        every = alive(search(problem, one, rows, known, rule.climber(0)))
-        own, all_modes = (torch.logsumexp(rule.log_masses(problem, one, rows, c)[1], 0) for c in (known, every))
+    def lacking(one: Tensor, found: Centre, more: Centre) -> Tensor:
+        modes = found, alive(more)
+        own, all_modes = (torch.logsumexp(rule.log_masses(problem, one, rows, c)[1], 0) for c in modes)
         return torch.where(own.isfinite(), (all_modes - own).nan_to_num(nan=torch.inf), 0.0)
 
-    found: Tensor = problem.vmap(lacking)(theta)
-    return found
+    raised: Tensor = problem.vmap(lacking)(theta, known, every)
+    return raised
+
+
+def _known(problem: RowDensities, rule: Rule, theta: Tensor, rows: Rows) -> Centre:
+    """The modes that a rule finds at each θ (S, D): (S, J, m, ...)."""
+    return Centre(*problem.vmap(lambda one: rule.centres(problem, one, rows))(theta))
+
+
+def _swapped(centre: Centre) -> Centre:
+    """With its first two axes in each other's place."""
+    return Centre(*(part.transpose(0, 1) for part in centre))
 
 
 def _like(value: Tensor, part: Tensor) -> Tensor:
