@@ -2,15 +2,18 @@
 
     w_s ∝ p(z_s) / Σ_j n_j t_5(z_s; m_j, S_j),    n_j points drawn of each Student's t so far
 
-The first points are of a fit to the draws; around them, `NEAR` times as wide as they, and far wider, up to the
-prior's width; and of a fit to draws of the prior. Where a search for modes would climb from a slab to the spike on top
-of it, and chains from the spike never leave it, some of these points are in the slab. A mixture is fitted to all
-weighted points, those far out for more, as they make the variances; the next ones are drawn from it, and all are
-weighed anew (Cornuet et al. 2012, *Adaptive multiple importance sampling*), until they are worth `ENOUGH` with a tail
-that can be trusted, which what is averaged has to have too (Vehtari et al.): shares of the variances, w (z - m)².
-Where they are not worth `WORTH` after `ROUNDS`, as in many dimensions, they say nothing.
+**The first points** come from three places: from a mixture that is fitted to the draws; from around them, with the
+widths `NEAR` and far larger ones, up to the prior's; and from a mixture that is fitted to draws of the prior. So some
+points are in a slab even where a search for modes would climb from the slab to the spike on top of it, and where chains
+from the spike would never leave it.
 
-Rows that stand for all do so around the draws alone: where these take the place of all rows, so do the points.
+**The next points.** A mixture is fitted to all weighted points; those far out count more, since they make the
+variances. New points are drawn from it, and all points are weighed anew (Cornuet et al. 2012, *Adaptive multiple
+importance sampling*). This ends when the points are worth `ENOUGH` equal ones and the tail of their weights can be
+trusted (Pareto's k, Vehtari et al.). The same is asked of what is averaged for the variances, w (z - m)². Points that
+are not worth `WORTH` after `ROUNDS` rounds, as in many dimensions, say nothing.
+
+Where few rows stand for all (`few_rows`), they do so around the draws alone. Then the points are drawn there alone.
 
 Source: Owen & Zhou (2000), *Safe and effective importance sampling*, for mixtures; Vehtari et al. (2024) for k.
 """
@@ -29,18 +32,18 @@ from pyro_fed.ops.student_mixtures import Mixture, fitted
 
 #: Points of a round: as many as are computed together; and rounds at most.
 POINTS, ROUNDS = LARGE_BATCH, 6
-#: How much wider than the draws points around them are, and the factor between those that are farther, up to the
-#: prior's SD, and to so many times the draws'.
+#: Widths of the points around the draws, in the draws' own. Beyond these, each width is `FACTOR` times the one before,
+#: up to the prior's SD, and at most `FARTHEST`.
 NEAR, FACTOR, FARTHEST = (1.0, 1.5, 3.0), 3.0, 1000.0
 #: Shares of the first points: around the draws, farther, and of the prior.
 AROUND, FARTHER, PRIOR = 0.5, 0.25, 0.25
-#: Degrees of freedom of each; components of a fit, its steps, and points a component that it is to rest on.
+#: Degrees of freedom of each component; components of a fit, its steps, and the fewest points a component.
 FREEDOM, COMPONENTS, STEPS, FEWEST = 5, 8, 10, 5
-#: Parameters from which on such weights are worth too little to be looked at.
+#: With more parameters than this such weights are worth too little to be looked at.
 LARGEST_DIM = 8
-#: Equal points that weights have to be worth to say something, so many that no more are drawn, and their longest tail.
+#: Weights say something if they are worth so many equal points; no more are drawn beyond `ENOUGH`; largest Pareto's k.
 WORTH, ENOUGH, LONGEST_TAIL = 400, 1000, 0.5
-#: So much less in log weight is none.
+#: A log weight that is so much less than the largest counts as zero.
 NOTHING = 100.0
 #: Densities of rows that may be computed: about two seconds.
 DENSITIES = 200_000_000
@@ -94,14 +97,14 @@ def weighed_points(
 
 
 def _longest_of_squares(weights: Tensor, white: Tensor) -> float:
-    """Pareto's k of what makes the variances: the largest over coordinates of weights times squared distances."""
+    """Pareto's k of weights times squared distances, whose mean is a variance: the largest over coordinates."""
     away = (white - weights @ white).square()
     terms = (weights.unsqueeze(1) * away).clamp_min(torch.finfo(away.dtype).tiny).log()
     return max(smoothed(term.clamp_min(float(term.max()) - NOTHING)).pareto_k for term in terms.T)
 
 
 def _kept(weights: Tensor, white: Tensor, log_weights: Tensor) -> Weighed:
-    """The points that have a weight: on a site's own scale what has next to none may be far beyond all others."""
+    """The points that have a weight. On a site's own scale the others may be far beyond all that have."""
     some = log_weights > log_weights.max() - NOTHING
     return Weighed(weights[some] / weights[some].sum(), white[some])
 
@@ -109,7 +112,7 @@ def _kept(weights: Tensor, white: Tensor, log_weights: Tensor) -> Weighed:
 def _first(
     target: Target, draws: Tensor, from_prior: Callable[[], Tensor | None], generator: torch.Generator
 ) -> Mixture:
-    """Where the first points are drawn, its counts being shares."""
+    """The mixture that the first points are drawn from; its counts are shares."""
     near = _round(target, torch.tensor(NEAR, dtype=torch.float64))
     around = _joined((0.5, near), (0.5, _fit(draws, generator)))
     if target.few is not None:
@@ -124,13 +127,13 @@ def _first(
 
 
 def _fit(points: Tensor, generator: torch.Generator) -> Mixture:
-    """A mixture for points (S, D) that count alike."""
+    """A mixture fitted to points (S, D) of equal weight."""
     even = torch.full((len(points),), 1 / len(points), dtype=torch.float64)
     return fitted(points, even, COMPONENTS, STEPS, generator)
 
 
 def _rungs(most: float) -> Tensor:
-    """Widths beyond those near, up to one that is not beyond `most`."""
+    """Widths beyond `NEAR`, each `FACTOR` times the one before, up to `most`."""
     widths = [NEAR[-1] * FACTOR]
     while widths[-1] * FACTOR <= min(most, FARTHEST):
         widths.append(widths[-1] * FACTOR)
@@ -138,7 +141,7 @@ def _rungs(most: float) -> Tensor:
 
 
 def _round(target: Target, widths: Tensor) -> Mixture:
-    """Around the draws, so many times as wide, in equal shares."""
+    """A mixture around the draws' centre, of components with these widths in equal shares."""
     eye = torch.eye(target.problem.dim, dtype=torch.float64)
     return Mixture(
         torch.full_like(widths, 1 / len(widths)), eye.new_zeros(len(widths), len(eye)), widths[:, None, None] * eye

@@ -1,14 +1,17 @@
-"""The log density of many rows by few of them, where what these miss is known: chains whose cost rows do not raise.
+"""The log density of many rows by few of them, corrected for what the few miss: chains whose cost rows do not raise.
 
     log p(w) = log p_0(w) + n/b Σ_{i ∈ B} log p_i(w) + c(w),      c(w) ≈ level + a'w - w'E w / 2
 
-c is what b rows B, dealt at random, miss of the n. In coordinates that whiten a result's draws it is nearly a parabola
-where rows are many: its third derivatives are of the order n^(-1/2). a and E are differences of c's gradient over
-`STEP` SDs to both sides along each axis, which take 2 D + 1 scores of all rows. The density is then compared with that
-of all rows, there and at some of the draws, spread `WIDER`: where it differs by more than `AGREE` nats, as where single
-rows decide, four times as many rows stand for all; and all of them where a quarter does not agree.
+B are b rows, dealt at random, of the n; c is what they miss. In coordinates that whiten a result's draws, and with many
+rows, c is nearly a parabola: its third derivatives are of order n^(-1/2). Its coefficients a and E are found from
+differences of c's gradient over `STEP` SDs to both sides along each axis. This takes 2 D + 1 scores of all rows.
 
-That holds around the draws. A search far from them (`modes`) takes the rows alone, and what it finds to all.
+The approximation is then compared with the density of all rows, at these places and at some of the draws, moved `WIDER`
+times as far out. It may differ by more than `AGREE` nats, as where single rows decide. Then four times as many rows are
+taken; and all rows, if a quarter of them does not agree.
+
+The correction holds around the draws. A search far from them (`modes`) uses the few rows without it, and goes on with
+all rows from what it finds.
 
 Source: control variates of Taylor's form, Bardenet, Doucet & Holmes (2017), *On Markov chain Monte Carlo methods for
 tall data*, Section 6.
@@ -25,17 +28,17 @@ from pyro_fed.audit.target import FewRows, Target
 from pyro_fed.infer.sites.few_rows import MORE, fewest
 from pyro_fed.ops.entries import evenly
 
-#: More parameters than this would take more scores of all rows than they save.
+#: With more parameters than this the correction would take more scores of all rows than it saves.
 LARGEST_DIM = 100
-#: SDs over which differences are taken.
+#: The distance, in SDs, over which differences are taken.
 STEP = 1.0
-#: Draws at which densities are compared, how much farther from the mean they are put, and nats that they may differ by,
-#: besides so many roundings of the log density.
+#: Draws at which densities are compared; how much farther from the mean they are moved; and by how many nats the
+#: densities may differ, besides so many roundings of the log density.
 PROBES, WIDER, AGREE, ROUNDING = 16, 1.5, 0.1, 4
 
 
 def on_rows_alone(target: Target, generator: torch.Generator) -> Target:
-    """The density by few rows and nothing else; by all where they are not many.
+    """The density by few rows, without the correction; by all rows if they are not many.
 
     Args:
         target: the posterior, of all rows.
@@ -46,7 +49,7 @@ def on_rows_alone(target: Target, generator: torch.Generator) -> Target:
 
 
 def on_few_rows(target: Target, white: Tensor, generator: torch.Generator) -> Target:
-    """The density around the draws by few rows; by all where they are not many, or few do not stand for all.
+    """The density around the draws by few rows, corrected; by all rows if they are not many, or if few do not agree.
 
     Args:
         target: the posterior, of all rows.

@@ -1,7 +1,7 @@
-"""The check of draws that should hold still: a mean or an SD that exact chains take away, and what to do about it.
+"""What is said of means and SDs that exact chains, started at the draws, move away (see `motion`), and what to do.
 
-One sentence, on the worst of them (see `motion` for how they are found). Where all are within the limits, and one of
-them is plainly not right but near its limit, that is said too: it is no doubt, yet nobody should take it for exact.
+A doubt is one sentence, on the worst mean or SD. Where all are within the limits, but one is plainly not right and near
+its limit, that is said too. It is no doubt, but the result should not be taken for exact.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from pyro_fed.audit.evidence import Evidence
 from pyro_fed.audit.quantities import quoted
 from pyro_fed.conventions.limits import MATTERS, SD_MATTERS, WRONG, Limits
 
-#: What tells where the posterior's moments are.
+#: What the posterior's moments are estimated by.
 BY = {
     "chains": "short exact Markov chains that start at them",
     "weights": "importance weights of points that are spread more widely",
 }
-#: What said so, of figures, and where they are.
+#: The end of a sentence with figures: what estimated them, and where they are.
 MEASURED = "as short exact chains or weights estimate. The group 'audit' has all estimates"
-#: A mean further away than this is said to be so: chains that come from so far may be on their way still.
+#: A mean further away than this is said to be "more than" this: chains that move so far may not have arrived.
 FAR = 3.0
 #: Part of what matters from which on an error is near the limit: a mean 0.2 SDs off, an SD of 0.84 or 1.2 times.
 NEAR = 0.8
 
 
 def stillness(evidence: Evidence) -> list[str]:
-    """A mean or an SD that chains from the draws take away.
+    """A mean or an SD that chains from the draws move away.
 
     Args:
         evidence: the result.
@@ -125,7 +125,7 @@ def missed_aim(measured: Mapping[str, np.ndarray], aim: Limits) -> list[str]:
 
 
 def perhaps_wrong(measured: Mapping[str, np.ndarray], aim: Limits) -> list[str]:
-    """A mean or an SD that plainly misses a finer aim, and may, for all that chance allows, be beyond the limits too.
+    """A mean or an SD that plainly misses a finer aim, and that may be beyond the limits too, as far as chance tells.
 
     Args:
         measured: figures of `Evidence.measured`, of a result without doubts.
@@ -148,7 +148,7 @@ def perhaps_wrong(measured: Mapping[str, np.ndarray], aim: Limits) -> list[str]:
 
 
 def _off(measured: Mapping[str, np.ndarray], limits: Limits, errors: float = 0.0) -> np.ndarray:
-    """Means' and SDs' errors (2, F) in units of limits; 0 within so many standard errors, or of nothing measured."""
+    """Errors of means and SDs (2, F) in units of limits; 0 within so many standard errors, or if none was measured."""
     if not measured:
         return np.zeros((2, 1))
     ratio = np.maximum(measured["sd_ratio"], np.finfo(float).tiny)
@@ -158,11 +158,11 @@ def _off(measured: Mapping[str, np.ndarray], limits: Limits, errors: float = 0.0
 
 
 def _likely(measured: Mapping[str, np.ndarray], aim: Limits) -> np.ndarray:
-    """Errors (2, F) in units of a finer aim; 0 where chance, in any of so many numbers, could be all of it.
+    """Errors (2, F) in units of a finer aim; 0 where chance, in any of so many numbers, could be all of the error.
 
-    To look for a better answer asks for less than to call one wrong: an error, but not one beyond the aim, is plain.
-    What is less so is mostly that few chains do not tell the SD of a long tail, and the next answer would be chosen by
-    chance.
+    Looking for a better answer asks for less than calling one wrong: that there is an error must be plain, not that it
+    is beyond the aim. A less plain error mostly means that few chains do not tell the SD of a long tail, and the next
+    answer would then be chosen by chance.
     """
     return _off(measured, aim, margin(len(measured["mean_error"])) if measured else 0.0)
 

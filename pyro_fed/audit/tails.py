@@ -1,12 +1,12 @@
-"""What few chains do not reach: tails, slabs and modes where a result has no draws, by weighted points (`census`).
+"""What few chains do not reach (tails, slabs and modes where a result has no draws), by weighted points (`census`).
 
-Chains that begin at a result's draws go into a tail that these lack slowly, and look settled before they have: for a
-zero-inflated count they saw an SD of 1.03 ± 0.05 times the result's where it is 1.33. In few dimensions weights of
-points that begin elsewhere have no such memory. They say nothing of a number whose variance few points make. What they
-find wrong counts before what chains find right.
+Chains that begin at a result's draws move only slowly into a tail that the draws lack, and look settled before they are
+there. For a zero-inflated count they saw an SD of 1.03 ± 0.05 times the result's where it is 1.33. Weights of points
+that begin elsewhere have no such memory, and in few dimensions they can be trusted. They say nothing of a number whose
+variance is made of few points. What they find wrong counts before what chains find right.
 
-What the model computes of its latents is judged by its draws' own tails: it is right where these are, but may have no
-variance, where theirs have one.
+What the model computes of its latents is judged by the tails of its own draws. It is right if the latents are, but its
+variance may not exist where the latents have one.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.ops.entries import evenly
 from pyro_fed.ops.importance import LARGEST_PARETO_K, smoothed
 
-#: Points that a number's variance has to be made of.
+#: The fewest points that a number's variance has to be made of.
 FEWEST = 50
-#: Standard errors of the SD of as many exact draws that fit into what matters, where a number's tail lets it be told;
-#: where but one does, the SD is told that is so many times these larger than the draws', a tail that they lack.
+#: An SD is judged if so many standard errors (of the SD of as many exact draws) fit into what matters. If only one
+#: fits, it is judged where it is larger than the draws' by so many of these: then they lack a tail.
 SIGMAS = 3
-#: Draws whose tail has a shape: a tenth of them make it, and its k has a standard error of 0.2.
+#: The fewest draws that show the shape of a tail: a tenth of them are in it, and its k has a standard error of 0.2.
 FEWEST_OF_A_TAIL = 800
-#: Draws at which it is looked how fast a density falls, and how many times the distance between its quartiles far out.
+#: Draws at which it is measured how fast a density falls, and how far out, in distances between its quartiles.
 POWERS_AT, FAR_OUT = 16, (300.0, 3000.0)
-#: The power of |x| from which on there is a variance, three, and what is left of other terms so far out.
+#: A density that falls like this power of |x|, or slower, has no variance: three, and what other terms add so far out.
 NO_VARIANCE = 3.05
 #: What to tell of a number without a variance that draws tell.
 QUANTILES = "Tell its median and quantiles: az.summary(idata, stat_focus='median')"

@@ -2,10 +2,10 @@
 
     z = m + L w,    m the draws' mean, L L' their covariance
 
-so that a result that is right and Gaussian has the target N(0, I) there. With fewer draws than `ENOUGH` a dimension
-their covariance is drawn towards its diagonal, by D / (S + D), and of more than `LARGEST_FULL` parameters L is
-diagonal: it need not be that of the posterior, for all that is done in these coordinates is exact in any. How many
-steps it takes differs.
+In these coordinates the target of a result that is right and Gaussian is N(0, I). With fewer than `ENOUGH` draws a
+dimension the covariance is shrunk towards its diagonal, by D / (S + D); with more than `LARGEST_FULL` parameters L is
+diagonal. L need not be that of the posterior: all that is done in these coordinates is exact in any, and only the
+number of steps differs.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import CHUNK
 from pyro_fed.ops.importance import LARGEST
 
-#: Draws a dimension from which on their covariance is taken as it is.
+#: With so many draws a dimension their covariance is not shrunk.
 ENOUGH = 4
-#: More parameters than this are whitened one by one.
+#: The most parameters that are whitened together; more are whitened one by one.
 LARGEST_FULL = 500
-#: Points that are computed together, at most, and made up to: each further size would have to be traced. Few points,
-#: as climbs are, and very many have sizes of their own.
+#: Points are computed in groups of this size, the last one filled up, since each further size would have to be traced.
+#: Few points, as of climbs, and very many have sizes of their own.
 BATCH, SMALL_BATCH, LARGE_BATCH = 128, 32, 2048
-#: SDs that are less than this share of the largest are rounding.
+#: An SD smaller than this share of the largest is rounding.
 SMALLEST = 1e-10
-#: Half the distance over which scores are compared for a parameter's curvature, of its size or of one.
+#: Half the distance over which scores are compared for a parameter's curvature, as a multiple of its size or of one.
 APART = 1e-3
 
 

@@ -1,7 +1,8 @@
 """Trajectories through a funnel: in coordinates in which effects are in units of their own scale, see `NonCentred`.
 
 A transition there leaves the same posterior as it is, so that chains may alternate between the two coordinates. The
-draws whiten these as they do the model's own. Few rows that stand for all in the model's own do there as well.
+draws whiten these coordinates as they whiten the model's own. If few rows stand for all in the model's coordinates,
+they do so there as well.
 """
 
 from __future__ import annotations

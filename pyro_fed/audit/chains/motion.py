@@ -1,37 +1,45 @@
-"""Draws of the posterior hold still: short exact chains that begin at them move no mean and no SD.
+"""A check of draws: short exact Markov chains that begin at draws of the posterior move no mean and no SD.
 
-A transition K that leaves the posterior p as it is gives E_q[K^t f] = E_p[f] for every f if q = p, and comes nearer to
-E_p[f] with every t if not. From S draws of a result run S chains (`hmc`), and let, for a coordinate, or a number that
-is a function of it, standardised by the result's own mean and SD,
+**The idea.** A transition K that leaves the posterior p as it is gives E_q[K^t f] = E_p[f] for every f if the draws'
+distribution q is p. If q is not p, then E_q[K^t f] comes nearer to E_p[f] with every t. So chains are started at the
+draws of a result, and it is seen whether they move its means and SDs.
+
+**The estimate.** S chains (`hmc`) run from S draws. Take a coordinate, or a number that is a function of it, and
+standardise it by the result's own mean and SD. Then let
 
     a    where a chain began             E a = 0, E a² = 1 over all draws of the result
     b_t  the t-th momentum along it      E b = 0, E b² = 1
     y    the place, averaged over the later half of the transitions
 
-The regression of y (and of y²) on a, a² - 1 and the averages of b_t and b_t² - 1, whose means are known, has the
-moments of the moved draws as its intercept; what the controls explain is no noise. For a Gaussian posterior that is
-nearly all: half the trajectory's π/2 is the momentum. The slope β on a (γ on a²) says how much the chains remember; the
-intercepts are divided by 1 - β (and 1 - γ), which for a Gaussian is where they end.
+y is regressed on a, a² - 1 and the averages of b_t and b_t² - 1 (control variates, whose means are known). The
+intercept estimates the mean of the moved draws; the same regression of y² estimates their second moment. What the
+controls explain is no noise. For a Gaussian posterior they explain nearly all, since half of a trajectory of length π/2
+is the momentum. The slope β on a (γ on a², for y²) says how much the chains remember of their start. The intercepts are
+divided by 1 - β (and 1 - γ), which for a Gaussian gives the limit of long chains.
 
     mean error   E[y] / SD[y],      SD ratio   SD[y],       with standard errors from the regressions' residuals.
 
-Where the scale of a latent is itself a latent's, a funnel, each transition is two: one in these coordinates and one
-with the effects in units of their scale (`detour`), without which chains that begin outside of its neck do not find it.
+Where a latent's scale is itself a latent (a funnel), each transition is two: one in these coordinates, and one with the
+effects in units of their scale (`detour`). Without the second, chains that begin outside of the neck do not find it.
 
-It needs no density of q, works in any dimension, and takes tails, bananas, wrong steps, collapsed variances and priors
-counted twice alike. Where no chain can move, even by a small part of the draws' own spread, the posterior is far
-narrower there than the draws: that is an answer too. It cannot see a mode that the chains do not reach.
+**What it sees.** The check needs no density of q and works in any dimension. It finds wrong tails, bent posteriors,
+wrong step sizes, collapsed variances, and a prior that was counted twice. Where no chain can move, even by a small part
+of the draws' spread, the posterior is far narrower there than the draws, and that is said. The check cannot see a mode
+that the chains do not reach.
 
-What matters is a mean error above `MATTERS` or an SD outside `SD_MATTERS`. Chains go on while that is undecided; after
-`LOOK` transitions they end where it is clear: wrong, or right to within half of what matters, by more than chance, and
-no number has long tails, whose SD few chains do not tell. Chains that have plainly moved, if less than what matters, go
-on until `MOST`, and near the limit until `LONGEST`: they may be on their way. What is wrong by `FAR_BEYOND` after one,
-without such tails, needs no second; less does, as one place a chain says how far it is off worse than its standard
-error. Errors of few chains with long tails are themselves poorly known, and of a skewed posterior those of few
-transitions: a result whose draws have such tails, or that is looked at for the first time, wrong by less than
-`FAR_BEYOND`, is looked at again `AGAIN` transitions later, one that is right but not by much at all looks,
-and one that is still undecided after `MOST`, and looks wrong, until `LONGEST`. Where these chains cannot tell, and an
-error of the size that they see would matter, `MANY_CHAINS` are run: long tails take that many.
+**How long chains go on.** A result is wrong if a mean is off by more than `MATTERS`, or an SD outside `SD_MATTERS`.
+
+- After `EARLY` transitions chains end where the result is wrong by `FAR_BEYOND` and nothing has long tails. Less does
+  not suffice then: one place a chain tells how far off a result is worse than its standard error says.
+- After `LOOK` transitions they end where the result is clearly wrong, or right to within half of what matters, by more
+  than chance. Numbers with long tails are not judged yet, since few chains do not tell their SDs.
+- Else they go on until the answer is clear, for `MOST` transitions. Chains that have plainly moved, though by less than
+  what matters, may be on their way: they go on until `MOST`, and near the limit until `LONGEST`.
+- Errors of few chains with long tails are themselves poorly known, and so are errors of a skewed posterior after few
+  transitions. So a verdict of wrong by less than `FAR_BEYOND` is confirmed by a second look `AGAIN` transitions later,
+  where the draws have long tails or this was the first look. A result that is right, but not by much at any look, and
+  one that is undecided after `MOST` and looks wrong, go on until `LONGEST`.
+- Where these chains cannot tell, and an error of the size that they see would matter, `MANY_CHAINS` are run.
 """
 
 from __future__ import annotations
@@ -52,31 +60,31 @@ from pyro_fed.conventions.limits import SD_MATTERS, WRONG, Limits
 from pyro_fed.density.size import cost_of
 from pyro_fed.ops.entries import evenly
 
-#: Chains; fewer where they would take more than `DENSITIES` densities of rows, about ten seconds, or one model
-#: run a score.
+#: Chains; fewer where they would compute more than `DENSITIES` densities of rows, about ten seconds, or where each
+#: score is a run of the model.
 CHAINS, FEWEST, DENSITIES = 128, 32, 1_000_000_000
-#: Chains of a second walk, where one is likely to have missed an error that matters: of few chains with long tails an
-#: SD is hardly known. None where it could have less than so many times the first one's.
+#: Chains of a second walk, for results whose error may matter but is not told by the first: few chains hardly tell the
+#: SD of a long tail. There is no second walk if it could have fewer than `WORTH` times the first one's chains.
 MANY_CHAINS, WORTH = 2048, 4
-#: Where rows' own latents are integrated out a density is a search for a mode and a sum over nodes, of all that the row
-#: has: chains then make at most so many numbers, about twenty seconds, `NUMBERS_A_SCORE` of each that a density makes.
+#: Where rows' own latents are integrated out, a density takes a search for each row's mode and a sum over nodes. Chains
+#: then compute at most `NUMBERS` numbers, about twenty seconds; a score costs `NUMBERS_A_SCORE` times a density.
 NUMBERS, NUMBERS_A_SCORE = 20_000_000_000, 3
-#: Transitions: before a look at what is wrong beyond doubt, before one at what is clear, before the first judgement,
-#: between two, at most.
+#: Transitions: before the look for what is wrong beyond doubt, before the look for what is clear, before the first full
+#: judgement, between two judgements, and at most.
 EARLY, LOOK, FIRST, MORE, MOST = 1, 2, 4, 4, 16
-#: Part of what matters in the middle between right, 0.1 SDs or a factor of 1.1, and the limit; and of a finer aim, that
-#: from which on chains go on for it.
+#: Part of what matters that is half-way from right (0.1 SDs, a factor of 1.1) to the limit. Of a finer aim: the part of
+#: it from which on chains go on.
 MIDDLE = 0.7
-#: Transitions at most where a result is undecided still, and some number farther off than `MIDDLE`.
+#: Transitions at most where a result is still undecided, and some number is farther off than `MIDDLE`.
 LONGEST = 48
-#: Part of what matters within which a result has to be, by more than chance, for chains to end at the first look, and
-#: before `MOST`.
+#: A result is right, and chains end, if all its errors are within this part of what matters, by more than chance: at
+#: the first look, and at later looks before `MOST`.
 CLEAR, NEARLY_CLEAR = 0.5, 0.8
-#: How many times what matters a result is beyond it, by more than chance, to be called wrong at one look; less has to
-#: be seen again so many transitions later.
+#: An error of so many times what matters, by more than chance, is called wrong at one look. A smaller one has to be
+#: seen again `AGAIN` transitions later.
 FAR_BEYOND, AGAIN = 2.0, 2
-#: Part of what matters from which on a plain error, though within the limits, may be of chains that are on their way:
-#: draws of the posterior hold still.
+#: Part of what matters from which on a plain error, though within the limits, says that chains may be on their way:
+#: chains from draws of the posterior would stay where they are.
 MOVING = 0.25
 #: Chance that a result just at the limit, in all coordinates, is called wrong.
 CHANCE = 0.1
@@ -86,11 +94,11 @@ MOST_MEMORY = 0.7
 PLAIN = 3.0
 #: Mean acceptance below which chains are stuck, though their steps are as short as they get.
 STUCK = 0.1
-#: SDs that a chain is said to have gone at most: on its own scale a number may leave those of the machine.
+#: SDs that a chain is said to have moved at most: on a site's own scale a number may overflow.
 FARTHEST = 1e6
 #: Kurtosis from which on tails are long: that of Student's t with 5 degrees of freedom.
 LONG = 9.0
-#: Kurtosis of draws from which on those that chains begin at may stand badly for all of them.
+#: Kurtosis of draws from which on the few draws that chains begin at may represent all draws badly.
 TAILED = 5.0
 #: Smallest variance that is told from none.
 LEAST_VARIANCE = 1e-4

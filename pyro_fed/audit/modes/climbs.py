@@ -1,17 +1,18 @@
 """Climbs of the log density f, and the modes where they end.
 
-Climbs are BFGS in the result's whitened coordinates,
+A climb is BFGS in the result's whitened coordinates,
 
     w ← w + α B ∇f(w),     B an inverse curvature from the score's changes along the way,  α halved until f rises
 
-Where a climb ends with |∇f| small, and the curvature H there (differences of scores) is positive definite, there is a
-mode, of mass
+A climb ends at a mode if |∇f| is small there and the curvature H (by differences of scores) is positive definite. Up to
+a constant the mode's mass is
 
     log M = f - log |H| / 2                                            (Laplace)
 
-up to a constant. Once there is one, climbs that have gone `EARLIEST` steps end where f rises all along the straight
-line from them to a mode: no valley keeps them from it. The first mode is found, and the last `FEW` climbs go on, by
-Newton's steps, with the curvature's eigenvalues made positive: each takes one call for 2 D + 1 scores, and few do.
+Two rules save steps. Once a mode is known, a climb that has gone `EARLIEST` steps ends if f rises all along the
+straight line from it to a mode: then no valley lies between them. And until the first mode is found, and for the last
+`FEW` climbs, Newton's steps are used, with the curvature's eigenvalues made positive: each takes one call for 2 D + 1
+scores, and few steps are needed.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ from torch import Tensor
 
 from pyro_fed.audit.target import Target
 
-#: Steps of a climb, and the gradient's length, in the metric of B, at which it has arrived.
+#: The most steps of a climb, and the length of the gradient, in the metric of B, at which it has arrived.
 CLIMB, ARRIVED = 60, 0.05
-#: Steps from which on a climb may end on a straight line to a mode, and between two looks at these.
+#: Steps after which a climb may end if a straight line leads to a mode, and steps between two looks at these lines.
 EARLIEST, EVERY = 8, 4
-#: Places on the line to a mode that are looked at, most of them near the climb, and a fall that is no valley, in nats.
+#: Places on the line to a mode at which f is computed, most near the climb; and a fall that is no valley, in nats.
 ALONG, SHALLOW = (1 / 16, 1 / 6, 2 / 5, 7 / 10), 0.1
 #: Climbs that go on by Newton's steps.
 FEW = 2
 #: Longest step, in the result's SDs (from far away a quarter of the distance), and how often it is cut to a fifth.
 LONGEST, SHORTENED = 3.0, 6
-#: Cosine between a step and the change of the score over it below which they tell no curvature: it would be rounding's.
+#: If the cosine between a step and the change of the score over it is smaller, the curvature would be one of rounding.
 ACROSS = 1e-10
-#: Modes nearer to each other than this, in the SDs of either, are one; draws nearer to a mode than that have seen it.
+#: Modes nearer to each other than this, in the SDs of either, are one mode; a draw this near to a mode belongs to it.
 NEAR = 2.0
 #: Half the distance over which scores are compared for the curvature, in the result's SDs.
 APART = 1e-3

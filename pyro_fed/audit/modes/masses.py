@@ -1,10 +1,11 @@
-"""The masses of modes by importance weights, and the draws that are theirs.
+"""The masses of modes by importance weights, and the draws that belong to each.
 
-`WEIGHED` points of a Student's t around each mode, with its curvature, of which none counts that is nearer to another:
+Around each mode `WEIGHED` points of a Student's t with the mode's curvature are drawn. A point that is nearer to
+another mode counts as zero. Up to the constant of Laplace's masses,
 
     log M = log mean of exp f / t over these points - D/2 log 2π
 
-with the standard error of `ops.importance.log_mean`, up to the constant of Laplace's masses.
+with the standard error of `ops.importance.log_mean`.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from pyro_fed.audit.modes.climbs import Mode
 from pyro_fed.audit.target import Target
 from pyro_fed.ops.importance import log_mean
 
-#: Points a mode, where a difference that would matter may be chance, and the freedom of their Student's t.
+#: Points a mode; the same where a difference that would matter may be chance; degrees of freedom of their Student's t.
 WEIGHED, MANY_WEIGHED, FREEDOM = 512, 4096, 5
-#: So much less in log weight is none.
+#: A log weight that is so much less than the largest counts as zero.
 NOTHING = 100.0
 
 

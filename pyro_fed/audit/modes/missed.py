@@ -1,28 +1,30 @@
 """Modes that a result misses: maxima of the posterior, found from far away, that hold mass where no draw is.
 
-Chains that begin at the draws see no mode that is beyond a valley. So points that lie apart from them (draws of the
-prior where it is proper, of a Student's t around the result, `SPREAD` times as wide, and `images` of a draw) climb the
-log density, and some of the draws climb with them, to the modes that the result has. A mode is missed if it is none of
-the modes that draws climb to and no draw is within `NEAR` of its own SDs. With c its share of the mass, M / Σ M over
-all modes, and u how far it is in the result's SDs, the result's mean is off by c u, and its variance by c (1 - c) u²:
-the same limits hold as for all that is `moved`.
+Chains that begin at the draws do not see a mode beyond a valley. So the log density is climbed from points that lie
+apart from the draws: draws of the prior (where it is proper), draws of a Student's t around the result, `SPREAD` times
+as wide, and `images` of a draw. Some of the draws climb too, to the modes that the result has. A mode counts as missed
+if no draw climbs to it, and none is nearer than `NEAR` + √D of the mode's own SDs.
 
-Laplace's masses may be wrong by a factor `ROUGH`: c must matter with that much less. Where it does not, but there are
-several modes, their masses are found by importance weights (`masses`), of more points where a difference that would
-matter may be chance. Then modes may be as faint as they are, and may have draws too, but not their share of them: with
-e the share of the draws that are nearest to a mode, the result's mean is off by Σ (c - e) u, and its variance by
-Σ (c - e) u². Differences count less what three standard errors may explain. A mode whose mass the weights do not tell,
-as that of several slabs with ridges beside a spike, has one between theirs and Laplace's, brought to the level of the
-others' weights, and beyond the two what `ROUGH` may explain.
+**Modes without a draw.** Let M be the mass of a mode by Laplace's approximation, c = M / Σ M its share, and u its
+distance from the result's mean in SDs. Then the result's mean is off by c u and its variance by c (1 - c) u². These are
+judged by the same limits as what chains move. Laplace's masses may be wrong by a factor `ROUGH`, so that c must matter
+even if it is that much smaller. A mode of more than `EMPTY` of the mass that has no draw is always told, even where no
+mean and no SD would change by what matters.
 
-A mode of more than `EMPTY` of the mass that has no draw is told, even where no mean and no SD would change by what
-matters.
+**Modes without their share of the draws.** Where Laplace's masses do not decide, but there are several modes, the
+masses are found by importance weights (`masses`), of more points where a difference that would matter may be chance.
+Let e be the share of the draws that are nearest to a mode. Then the mean is off by Σ (c - e) u and the variance by
+Σ (c - e) u², where each difference is first made smaller by three standard errors. The weights may not tell the mass of
+a mode, as that of several slabs with ridges beside a spike. Its mass is then taken half-way between that of the weights
+and Laplace's (after Laplace's masses are scaled so that they agree with the weights of the other modes), and the error
+of its logarithm is half of their distance and log `ROUGH`.
 
-Of many rows few climb (`few_rows`): their modes are near those of all, and Newton's steps of all rows go on from there.
+**Many rows.** The climbs use few of the rows (`few_rows`), whose modes are near those of all. Newton's steps with all
+rows go on from there.
 
-A plateau or a long tail has no maximum and is none: what it holds beyond the draws is found by chains. Modes that are
-one another's relabelling (equal in mass, and in the values of every site but for their order) are what a mixture's
-posterior has by nature: for predictions one is as good as all, and the sentence says so.
+A plateau or a long tail has no maximum, and is no mode: the mass that it holds beyond the draws is found by chains.
+Modes may be one another's relabelling: equal in mass, and in the values of every site but for their order. The
+posterior of a mixture has such modes by nature. One of them predicts as well as all, and the sentence says so.
 """
 
 from __future__ import annotations
@@ -45,33 +47,35 @@ from pyro_fed.density.images import images
 from pyro_fed.ops.entries import CANDIDATES, far_apart
 from pyro_fed.ops.importance import systematic
 
-#: Climbs from the prior, from around the result, and from its draws.
+#: Numbers of climbs: from draws of the prior, from points around the result, and from its draws.
 CLIMBS = 16, 8, 4
-#: The same where each point is a run of the model.
+#: The same where each density takes a run of the model.
 LOOPED_CLIMBS = 5, 3, 2
 #: How much wider than the draws the points around them are.
 SPREAD = 5.0
 #: Factor by which Laplace's masses may be wrong.
 ROUGH = 3.0
-#: Modes that are searched among draws, at most, and how many times as far as draws of a mode are from it others are.
+#: Modes that are searched among draws, at most. A draw belongs to none of the known modes if it is more than `APART`
+#: times as far from each as its own draws are.
 MOST_MODES, APART = 16, 3.0
-#: Draws of the census from which modes are climbed to. A mode with more than this of the mass has a part in every 95 %
+#: Draws of the census from which climbs begin. A mode with more than `EMPTY` of the mass has a part in every 95 %
 #: interval: it needs draws, whatever its absence does to means and SDs.
 FROM_CENSUS, EMPTY = 128, 0.025
-#: The largest standard error of a mass's logarithm that tells it, and standard errors that may explain a difference.
+#: A mass is known by its weights if the standard error of its logarithm is at most this. Differences count only beyond
+#: so many standard errors.
 TOLD, ERRORS = 0.3, 3
-#: Smallest SD of a site by which places are compared, where its draws are all one.
+#: Smallest SD of a site, where its draws are all the same; distances between places are counted in SDs.
 STOOD_STILL = 1e-12
-#: Modes of equal mass, to within so much of log M, may be each other's relabelling; and how equal their values are.
+#: Modes may be each other's relabelling if log M differs by at most the first, and values by at most the second.
 EQUAL_MASS, EQUAL = 0.1, 0.05
 
 
 def missed(evidence: Evidence, strict: bool = False) -> list[str]:
-    """Modes that no draw is near, or that have not their shares of the draws.
+    """Modes that no draw is near, or that do not have their shares of the draws.
 
     Args:
         evidence: the result; its record gets the share of the mass that has no draws.
-        strict: also where an error is `CLEAR` of what matters, chance or not.
+        strict: also tell errors above the part `CLEAR` of what matters, whether or not chance could explain them.
 
     Returns:
         One sentence, or none.
@@ -115,7 +119,7 @@ def missed(evidence: Evidence, strict: bool = False) -> list[str]:
 
 
 def _searched(evidence: Evidence, few: Target, start: Tensor) -> tuple[list[Mode], dict[int, Tensor]]:
-    """Modes, and where climbs end that arrive, by number: of many rows by few of them, and from there by all.
+    """Modes, and where each climb that arrives ends, by its number. With many rows few of them are used first.
 
     Args:
         evidence: the result.
@@ -138,9 +142,9 @@ def _searched(evidence: Evidence, few: Target, start: Tensor) -> tuple[list[Mode
 
 
 def _add_those_of_draws(evidence: Evidence, few: Target, modes: list[Mode], white: Tensor) -> None:
-    """Add modes of draws (S, D) that are near none of those that are known, one after the other.
+    """Add the modes of draws (S, D) that are far from all known modes, one after the other.
 
-    Climbs begin at a few draws alone: where modes are many, some that have draws are not among theirs.
+    Only a few of the draws have climbed. Where there are many modes, some of those that have draws may not be known.
     """
     dim = white.shape[1]
     while modes and len(modes) < MOST_MODES:
@@ -156,7 +160,7 @@ def _add_those_of_draws(evidence: Evidence, few: Target, modes: list[Mode], whit
 
 
 def _exact(evidence: Evidence, rough: Mode) -> Mode | None:
-    """The mode of all rows that one of few leads to: among the draws by what stands for all rows there."""
+    """The mode with all rows, from one found with few; near the draws by the approximation of all rows there."""
     assert evidence.target is not None and evidence.near is not None
     if evidence.near.few is not None:
         found = ascended(evidence.near, rough.at)
@@ -187,7 +191,7 @@ def _wrong_shares(
         mass, error = torch.tensor(found, dtype=torch.float64).T
         told = error < TOLD
         rough = torch.tensor([mode.log_mass for mode in modes], dtype=torch.float64)
-        # What Laplace's are off by as far as weights tell, of modes of one posterior: they are bent alike.
+        # Laplace's masses are corrected by their mean error where weights tell it: modes of one posterior are alike.
         rough += (mass - rough)[told].mean() if bool(told.any()) else 0.0
         between = (mass - rough).abs() / 2
         mass = torch.where(told, mass, (mass + rough) / 2)

@@ -1,13 +1,13 @@
-"""A result that is a point has no draws to judge: is it the posterior's mode, and is the mode where the mean is?
+"""What is said of a result that is a point: is it the posterior's mode, and is the posterior's mean at the mode?
 
-The mode is what the point climbs to; where that climb does not arrive, as from far away, what the origin of
-unconstrained space or draws of the prior climb to. Where the point is a mode, draws of the Gaussian with the curvature
-there are moved by short exact chains (`motion`), which tell where the posterior's means are: in a skewed or bent
-posterior not at the mode. And there may be other modes.
+The mode is where a climb from the point ends. If that climb does not arrive, as from far away, it is where climbs from
+the origin of unconstrained space, or from draws of the prior, end. If the point is a mode, draws of the Gaussian with
+the curvature there are moved by short exact chains (`motion`). These tell where the posterior's means are: in a skewed
+or bent posterior not at the mode. There may also be other modes.
 
-Where a climb would take too long, or there is no mode, it is asked how much the log density rises along its gradient
-alone. Most draws of a posterior of D parameters lie some D / 2 nats below its mode (exactly so in the mean of a
-Gaussian): a point from which it rises by more is farther from the mode than they.
+If a climb would take too long, or there is no mode, it is asked only how much the log density rises along its gradient.
+Most draws of a posterior of D parameters lie some D / 2 nats below its mode (for a Gaussian exactly so in the mean). A
+point from which it rises by more is farther from the mode than most draws.
 """
 
 from __future__ import annotations

@@ -4,25 +4,25 @@
 
 A draw is the end of a short Markov chain in the units of `quadrature`, x = m + C⁻ᵀ u around the mode m:
 
-1. T steps of independence Metropolis-Hastings whose proposals u are Student t: the weights p / t are bounded where
-   the posterior's tails are no heavier, so that a few steps forget the start;
-2. one more such step with a normal proposal. Where x | θ_s, y_i is Gaussian it is always taken, so that x is a
-   function of that proposal alone; elsewhere it is taken the more often the nearer x is to Gaussian, and leaves the
+1. T steps of independence Metropolis-Hastings with Student t proposals u. The weights p / t are bounded where the
+   posterior's tails are no heavier, so that a few steps forget the start.
+2. One more such step with a normal proposal. Where x | θ_s, y_i is Gaussian it is always accepted, so that x is a
+   function of this proposal alone. Elsewhere it is accepted more often the nearer x is to Gaussian. It leaves the
    distribution as it is.
 
-T is as large as the weights of a few draws' proposals ask for: where none is more than M times their mean, T steps
-leave (1 - 1/M)^T of the start (Mengersen & Tweedie 1996). Modes at a draw of θ are climbed to from those at the mean.
+T follows from the weights of a few draws' proposals: if no weight is more than M times their mean, T steps leave
+(1 - 1/M)^T of the start (Mengersen & Tweedie 1996). The modes at a draw of θ are climbed to from those at the mean.
 
-Where the nodes of one latent a row are placed by its `tails`, proposals are places of the density that is linear
-between these nodes: by uniform numbers in step 1, by Φ of the normal ones in step 2. Nearly all are taken.
+Where the nodes of one latent a row are placed by its `tails`, proposals come from the density that is linear between
+these nodes. Uniform numbers choose them in step 1, and Φ of the normal numbers in step 2. Nearly all are accepted.
 
-Of rows with `several` modes a proposal is a mode by its mass, and a place around that; x and the mode together are
-accepted by the part of the density that is the mode's.
+Of rows with `several` modes a proposal is a mode, chosen by its mass, and a place around it. Both are accepted together
+by the part of the density that is the mode's.
 
 The normal proposals of the S draws are `balanced_normal`: stratified over the draws, and over those with similar modes.
-Each has its exact distribution and those of different rows are independent, but their sum over the draws hardly varies.
-So the moments of x err by little more than those of θ, even where θ has only a hundred particles. (With independent
-draws a mean errs by a tenth of an SD, and by three tenths in the worst of a hundred rows.)
+Each has its exact distribution, and those of different rows are independent, but their sum over the draws hardly
+varies. So the moments of x err by little more than those of θ, even where θ has only a hundred particles. (With
+independent draws a mean errs by a tenth of an SD, and by three tenths in the worst of a hundred rows.)
 """
 
 from __future__ import annotations
@@ -46,11 +46,10 @@ if TYPE_CHECKING:
 
 #: Draws × numbers of the rows' latents whose normal proposals are made at once.
 WIDE_CHUNK = 5_000_000
-#: Draws of θ at which it is seen how many steps forget their start, and what may be left of that: of a thousand draws
-#: one.
+#: T is found at so many draws of θ, such that so much of the start may be left: one draw of a thousand.
 PILOTS, FORGOTTEN = 8, 1e-3
-#: SDs of a row's latents within which a centre of proposals is near enough to the mode; single precision tells a mode
-#: of 500 values to 0.02.
+#: A centre of proposals is near enough to the mode if it is within so many SDs of a row's latents. Single precision
+#: gives the mode of 500 values to 0.02.
 AT_REST = 0.1
 
 

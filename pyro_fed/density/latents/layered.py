@@ -1,8 +1,8 @@
-"""Networks whose rows have latents of their own: clients' offsets or last layers, codes of a decoder.
+"""Networks whose rows have latents of their own, such as clients' offsets, clients' last layers, or a decoder's codes.
 
-Such latents are integrated out, row by row, wherever a density is computed: at every node of every row's rule, through
-the network. Exact curvatures at many points are that for each parameter and point, which is hours for what takes
-seconds where these latents are entries of a global site, chosen by a column of the rows.
+Such latents are integrated out, row by row, wherever a density is computed: the network is computed at every node of
+every row's rule. An exact curvature repeats that for each parameter and each point at which it is averaged, which takes
+hours. The same model takes seconds if these latents are entries of a global site, chosen by a column of the rows.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.size import NETWORK_POINTS, cost_of
 from pyro_fed.errors import ModelError
 
-#: Numbers that the rows' integrals and their derivatives make in a round, rows × points × parameters × those of a row,
-#: beyond which a network of such rows is refused: some two seconds a round, of fifty to hundreds. An offset of each of
-#: twelve clients with twenty rows makes 5e8, a last layer of eight weights 3e10, two codes of 200 rows 2e12.
+#: A network of such rows is refused if a round computes more numbers than this: rows × points × parameters × those of
+#: a row. This many take some two seconds a round, of fifty to hundreds of rounds. An offset of each of twelve clients
+#: with twenty rows makes 5e8 numbers, a last layer of eight weights 3e10, two codes of each of 200 rows 2e12.
 MOST_NUMBERS = 2_000_000_000
 
 
@@ -51,7 +51,7 @@ def check_affordable(problem: Problem) -> None:
 
 
 def _has_layers(problem: Problem) -> bool:
-    """Whether rows go through layers given their own latents, be these weights or what goes into a layer."""
+    """Whether a network has layers that the rows' own latents enter, as weights or as inputs."""
     rows = some_rows(problem, CHECK_ROWS)
     width = problem.dim
     own = torch.zeros(len(rows[0]), problem.local_dim, dtype=problem.dtype, device=rows[0].device)

@@ -1,14 +1,18 @@
-"""Where the nodes of one latent a row go whose density has tails that a Gaussian of its curvature does not cover.
+"""Where the nodes of one latent a row go if its density has tails that a Gaussian of its curvature does not cover.
 
-A Beta(a, b) of small a is exp(a x) far to the left on the scale of its logit, a Gamma of small shape likewise on that
-of its log: 1 / a wide, with a drop at the other end that is as sharp as one. The trapezoidal rule along
+A Beta(a, b) of small a is an example. On the scale of its logit its density is exp(a x) far to the left, so that it is
+1 / a wide, while it drops at the other end over a width of one. A Gamma of small shape is like it on the scale of its
+logarithm. The nodes are those of the trapezoidal rule in t along
 
     x = c + s sinh t,    ∫ exp f dx ≈ h s Σ_k exp(f(x_k)) cosh t_k,    t_k from `low` to `high` in steps of h
 
-turns such tails into double exponential ones, and tails that are powers into exponential ones, and errs by
-exp(-2π d / h) with d the width of the strip in which the integrand is analytic (Takahasi & Mori 1974; Trefethen &
-Weideman 2014). The centre c and scale s are those of the sharper flank, `low` and `high` the places where the integrand
-has fallen to rounding. All are found by looking along a coarse line of such points, twice, and once more at its ends.
+This change of variable turns exponential tails into double exponential ones, and tails that are powers into exponential
+ones. The error is of order exp(-2π d / h), where d is the width of the strip in which the integrand is analytic
+(Takahasi & Mori 1974; Trefethen & Weideman 2014).
+
+The centre c and the scale s are those of the sharper flank; `low` and `high` are the places where the integrand has
+fallen to rounding. All four are found along a coarse line of such points, which is looked at twice, and once more at
+its ends.
 """
 
 from __future__ import annotations
@@ -20,17 +24,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-#: The coarse line: t of so many points on either side of 0, and how far apart.
+#: The coarse line: so many points on either side of t = 0, and the distance between them in t.
 SIDE, STEP = 18, 2 / 3
-#: A flank is where log densities have fallen by the first, and not yet by the second.
+#: A flank is where the log density has fallen by at least the first of these, and not yet by the second.
 SHALLOW, DEEP, DEEPEST = 1.0, 4.0, 64.0
-#: Places between two points of the coarse line at which it is seen where the integrand ends, and how far beyond the end
-#: its last node may be, as a multiple of the fall there.
+#: Places between two points of the coarse line at which the end of the integrand is looked for; and how far beyond the
+#: end its last node may be, as a multiple of the fall there.
 BETWEEN, BEYOND = 8, 3.0
-#: How far the integrand falls to its ends: so much a node, where many nodes err by less than is cut off, and no further
-#: than to rounding. What stands for a fall without end.
+#: How far the log of the integrand falls to its ends: so much for each node, and no further than to rounding, so that
+#: what is cut off is like the error of the nodes. `ENDLESS` stands for a fall without end.
 FALL, ENDLESS = 0.8, 1e6
-#: The largest SD that a curvature is believed, and the smallest scale, as parts of one before.
+#: The largest SD by a curvature that is believed; and the smallest scale, as a multiple of the one before.
 WIDEST, NARROWEST = 50.0, 1e-4
 
 

@@ -1,22 +1,24 @@
 """Where the posterior's mass is: weighted draws of a mixture that learns, round by round.
 
-Laplace's approximation at each mode is not the posterior where that is bent (a banana), a funnel, or has mass far from
-any mode. Particles that start from it are whitened by the wrong covariance, and creep. So half of `num_points` points
-are drawn around the modes and half from a fit to draws of the prior; the clients send their log-likelihoods there, and
-with q = Σ_j n_j t_j, the density of all points drawn so far,
+The Laplace approximation at each mode is not the posterior where this is bent (a banana), is a funnel, or has mass far
+from any mode. Particles that start from it are whitened by the wrong covariance, and move slowly. So half of
+`num_points` points are drawn around the modes, and half from a mixture fitted to draws of the prior. The clients send
+their log-likelihoods there. With q = Σ_j n_j t_j, the density of all points drawn so far, the weights are
 
     w_s ∝ p(z_s) / q(z_s)
 
-Where the posterior and the modes' Laplace approximations l share most of their mass, ∫ min(p, l), which is about
-Σ_s min(w_s, l_s / q_s) with both normalised, the latter are what particles start from (`fits`); unless a part of the
-mass is so far from all modes, as a slab's beside its spike, or a mode's that no climb has found, that particles would
-not come there (`beyond`). Else a mixture of Student-t's is fitted to the weighted points, the next points are drawn
-from it, and all are weighed anew, until they
-are worth `worth` equal ones with a tail that can be trusted (Cornuet et al. 2012, *Adaptive multiple importance
-sampling*; Cappé et al. 2008). While few points carry all the weight the fit takes w_s^β, with the largest β that leaves
-them worth `fewest` a dimension.
+**The modes' approximations are enough** if they share most of their mass with the posterior. With l for their density,
+and w and l / q normalised over the points, the mass shared is ∫ min(p, l), about Σ_s min(w_s, l_s / q_s). If it is at
+least `fits`, particles start from the modes' Gaussians. There is one exception: a part of the mass larger than `beyond`
+is so far from all modes that particles would not come there, as a slab's beside its spike, or that of a mode which no
+climb has found.
 
-Values only, no derivatives: a round is one number a point and client.
+**Otherwise** a mixture of Student-t's is fitted to the weighted points, the next points are drawn from it, and all are
+weighed anew, until they are worth `worth` equal ones with a tail that can be trusted (Cornuet et al. 2012, *Adaptive
+multiple importance sampling*; Cappé et al. 2008). While few points carry all the weight, the fit uses w_s^β, with the
+largest β that leaves the points worth `fewest` a dimension.
+
+Only values are needed, no derivatives: a client sends one number a point in each round.
 
 Letters: z `census_points`, p `census_value` (log), n, m and F of t as in `ops.student_mixtures`.
 """
@@ -44,18 +46,18 @@ from pyro_fed.ops.cholesky import equilibrated_cholesky
 from pyro_fed.ops.importance import LARGEST, LARGEST_PARETO_K, flattened, smoothed
 from pyro_fed.ops.student_mixtures import Mixture, fitted
 
-#: More parameters than this are too many for weights.
+#: The most parameters for which weights are tried.
 MOST_DIM = 12
 
-#: Points that are worth fewer equal ones than this share of `worth` say too little to start from.
+#: Points say too little to start from if they are worth fewer equal ones than this share of `worth`.
 LEAST = 0.25
 #: Draws of the prior for each component of the mixture that is fitted to them.
 STARTS_A_COMPONENT = 12
-#: Where there are `MANY` rows a parameter the modes' approximation most often stands, which so much fewer points tell.
+#: With `MANY` rows a parameter the modes' approximations are mostly enough. So many times fewer points show that.
 FEWER = 4
-#: SDs beyond √D, where most of a mode's draws are, at which particles that begin there are too far to come.
+#: A point is too far from a mode for particles to come there if it is more than √D plus so many of its SDs away.
 FAR = 4.0
-#: Log-likelihood of points that have none; a sum over clients is finite.
+#: Log-likelihood of points where the data cannot be. It is finite, so that a sum over clients is.
 IMPOSSIBLE = -1e300
 
 
@@ -68,8 +70,8 @@ class Census(Algorithm, ServerWork):
         num_starts: draws of the prior, at a run of the model each, to which a mixture is fitted.
         max_rounds: rounds at most.
         worth: points worth so many equal ones are enough: means are then known to 0.07 SD.
-        fits: the modes' approximation stands where it shares at least so much of its mass with the posterior,
-        beyond: and at most so much of the posterior's is far from all modes.
+        fits: the modes' approximations are enough if they share at least so much of their mass with the posterior,
+        beyond: and if at most so much of the posterior's mass is far from all modes.
         components: J of a fit.
         fit_steps: of expectation-maximisation.
         freedom: ν, a whole number.

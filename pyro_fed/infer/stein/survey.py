@@ -1,30 +1,32 @@
 """Where particles start: points under the posterior's modes, and the clients' scores there, in one round.
 
-    "gaussian"   standardised Sobol points under q = N(m, A A'): `FedEP`'s, nearest to the posterior in KL(q || p), up
-                 to its `full_dim` parameters, and the Laplace approximation beyond
-    "modes"      the same under Laplace's at each mode that `Modes` finds, as many as its share of the evidence says, or
-                 under `Nearest`'s, nearest in KL(q || p), where that is one of a model of more dimensions than `Census`
-                 takes; where `Census` finds that the posterior is elsewhere, draws of its weighted points, whitened by
-                 their moments
-    "prior"      draws of the prior; the surrogates may not fit there, so take few local steps
-    "apart"      draws of the prior, in units of the prior's SDs and without surrogates: for densities that have no
-                 useful mode, as those of neural networks, where every particle finds a basin of its own
-    "checked"    "gaussian", unless m is no maximum: then "apart". Costs a round more
+    "gaussian"   standardised Sobol points under a Gaussian q = N(m, A A'). With at most `full_dim` parameters it is
+                 `FedEP`'s, the nearest to the posterior in KL(q || p); with more it is the Laplace approximation.
+    "modes"      the same under the Laplace approximation at each mode that `Modes` finds; each mode gets a number of
+                 points in proportion to its evidence. Where there is one mode, and the model has more dimensions than
+                 `Census` takes, the points are under the Gaussian nearest in KL(q || p) (`Nearest`). Where `Census`
+                 finds that the posterior is elsewhere, its weighted points are resampled, and whitened by their own
+                 moments.
+    "prior"      draws of the prior. The surrogates may not fit there, so take few local steps.
+    "apart"      draws of the prior, in units of the prior's SDs and without surrogates. For densities without a useful
+                 mode, as those of neural networks, where every particle finds a basin of its own.
+    "checked"    "gaussian", unless m is no maximum: then "apart". Costs a round more.
 
-Coordinates are whitened by q, at the best mode where there are several; the clients' surrogates are its sites. After a
-census each client's is an equal share of the Gaussian.
+Coordinates are whitened by q, or by the Gaussian at the best mode if there are several. The clients' surrogates are its
+sites; after a census each client's surrogate is an equal share of the Gaussian.
 
-The check: a network is stationary where all weights are zero, which second derivatives do not tell from a maximum
-(those of its ReLUs are zero there, and a Fisher matrix is never negative). All clients send scores at `probe` times
-the standard points Z = U S V', so that with s = -H z the curvature H on the span of the points is known,
+**The check.** A network is stationary where all weights are zero. Second derivatives do not show that this is no
+maximum: those of its ReLUs are zero there, and a Fisher matrix is never negative. So all clients send scores s at
+`probe` times the standard points Z = U S V'. If H is the curvature, s = -H z, so that H is known on the span of the
+points,
 
     V'HV ≈ -S⁻¹ U' s(probe Z) V / probe        (one where q is right, never negative for a log-concave density)
 
-and m is no maximum if its smallest eigenvalue is below -`saddle`.
+and m is no maximum if the smallest eigenvalue is below -`saddle`.
 
-Where points are so steep that particles would be thrown out of the finite numbers, as in the neck of a horseshoe's
-funnel, whose mode is infinitely narrow, these are put half as far from the centre, round by round, until none is.
-Draws of a census are not: they are where the posterior is, in modes as narrow as they may be.
+**Steep points.** Some points may be so steep that particles would leave the finite numbers, as in the neck of a
+horseshoe's funnel, whose mode is infinitely narrow. Such points are moved half-way to the centre, round by round, until
+none is steep. Points of a census are not moved: they are where the posterior is, however narrow its modes are.
 
 Letters: z `white`, m and A as in `coordinates`.
 """
@@ -70,20 +72,20 @@ from pyro_fed.infer.stein.starting_points import (
 from pyro_fed.ops.gaussian import Gaussian, ImproperGaussianError
 from pyro_fed.ops.importance import flattened
 
-#: A Gaussian so many times as wide as the prior is none.
+#: A Gaussian that is more than so many times as wide as the prior is not used.
 WIDEST = 10.0
-#: A score of more than so many times that of the Gaussian at its edge, √D, is too steep to begin at; rounds in which
-#: such points are put nearer, at most.
+#: A whitened score is too steep if it is longer than `STEEP` times √D, which is the Gaussian's own where most of its
+#: mass is. `NEARER`: rounds, at most, in which such points are moved towards the centre.
 STEEP, NEARER = 100.0, 10
-#: Numbers of all clients' scores above which they are worked out client by client: 40 MB in double precision.
+#: If all clients' scores are more than so many numbers (40 MB in double precision), they are computed client by client.
 AT_ONCE = 5_000_000
 
-#: What is said where the phase before has found nothing to begin at.
+#: The error if the phase before has found no Gaussian to begin at.
 NOWHERE = (
     "particles have nowhere to begin: the Gaussian of the phase before, whose coordinates they move in, is no "
-    "distribution. Its precision is not positive definite, or no number, as where no mode was found: pf.run on the "
-    "same federation with FedLaplace shows where it went. A prior that is flat, or a density that is no number in "
-    "parts of its support, may be the cause"
+    "distribution. Its precision is not positive definite or not a number, as happens if no mode was found. To see "
+    "where the search went, call pf.run with FedLaplace on the same federation. A flat prior may be the cause, or a "
+    "density that is not a number in parts of its support"
 )
 Begin = Literal["gaussian", "modes", "prior", "apart", "checked"]
 BEGINNINGS = get_args(Begin)
@@ -119,15 +121,15 @@ class Survey(Algorithm, Bounding, ServerWork):
         check_positive(self, "temperature", "min_curvature", "probe", "saddle")
 
     def default_rounds(self, num_clients: int) -> int:
-        """One, one before it that checks, and those in which points are put nearer; it stops when none is steep."""
+        """One, one more to check, and those in which points are moved nearer; it stops when none is steep."""
         return (2 if self.begin == "checked" else 1) + NEARER
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
-        """How many points are put nearer for the next round, or all where the check asks for one."""
+        """How many points are moved nearer for the next round, or all of them after a check."""
         return {"steep": float(after["steep"])}
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
-        """Whether all points have scores to begin with, or as near as they get."""
+        """Whether no point is steep, or all rounds for moving them are over."""
         return figures[-1]["steep"] == 0 or len(figures) > NEARER
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
@@ -198,7 +200,7 @@ class Survey(Algorithm, Bounding, ServerWork):
             **as_state(white.product_over(0)),
             **coordinates._asdict(),
         }
-        # Of a large model's many there is room once they are known.
+        # A large model's scores are many: no room is taken for them before they are known.
         count = len(points) if num_clients * points.numel() <= AT_ONCE else 0
         unknown = points.new_zeros(num_clients, count, problem.dim, dtype=scores_dtype(problem))
         return shared, as_state(white) | {"scores": unknown}
@@ -206,10 +208,10 @@ class Survey(Algorithm, Bounding, ServerWork):
     def _census(
         self, problem: Problem, coordinates: Coordinates, found: State, generator: torch.Generator
     ) -> tuple[Tensor, Tensor] | None:
-        """Weighted points to begin at in place of the modes' Gaussians; None where these stand.
+        """Weighted points to begin at in place of the modes' Gaussians; None where these are good enough.
 
-        A Gaussian far wider than the prior is none: a climb into a funnel ends where all is flat. Points between prior
-        and posterior are then better, be they worth few.
+        A Gaussian far wider than the prior is not: a climb into a funnel ends where the density is flat. Points between
+        prior and posterior are better then, even if their weights are worth only few equal points.
         """
         better = census_of(found)
         if better is not None:
@@ -224,7 +226,7 @@ class Survey(Algorithm, Bounding, ServerWork):
         return draws, torch.full((len(draws),), 1 / len(draws), dtype=torch.float64)
 
     def _points(self, coordinates: Coordinates, draws: Tensor, found: State, seed: int) -> tuple[Tensor, Tensor]:
-        """Whitened starting points (N, D), and the modes' shares of them, one where there is one mode."""
+        """Whitened starting points (N, D), and the modes' shares of them; one share if there is one mode."""
         whole = torch.ones(1, dtype=torch.float64)
         if self.begin in ("prior", "apart"):
             return coordinates.white(draws), whole
@@ -232,7 +234,7 @@ class Survey(Algorithm, Bounding, ServerWork):
             modes, precisions, shares = modes_of(found, Modes.tolerance, Modes.same_mode)
             if len(modes):
                 return coordinates.white(mixture_points(modes, precisions, shares, self.num_particles, seed)), shares
-            # No climb has settled on a maximum, as in a funnel that has none: around the Gaussian of the warm start.
+            # No climb has reached a maximum, as in a funnel, which has none: the points are around the warm start's q.
         points = gaussian_points(self.num_particles, len(coordinates.mean), seed).to(coordinates.mean)
         return (self.probe * points if self.begin == "checked" else points), whole
 
@@ -243,7 +245,7 @@ class Survey(Algorithm, Bounding, ServerWork):
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
-        """Likelihood scores in whitened coordinates, at all points; client by client where they are many."""
+        """Likelihood scores in whitened coordinates, at all points; client by client if they are many."""
         if shared["white"].numel() <= AT_ONCE:
             scores = self._white_scores(problem, shared, data)
         else:
@@ -264,7 +266,7 @@ class Survey(Algorithm, Bounding, ServerWork):
         return {name: local[name] for name in ("precision", "eta")}
 
     def hold(self, limits: Bounded, shared: State, kept: State, sent: Sent) -> Held:
-        """Scores no further from the clients' sites than the cohort's are; the server keeps them for what follows."""
+        """Scores, none further from its client's site than the cohort's; the server keeps them for later phases."""
         expected = site_scores(kept["precision"], kept["eta"], shared["white"])
         residual = sent.messages["scores"] - expected[sent.clients]
         found = held_residuals(torch.zeros_like(expected), sent.clients, residual, sent.rows, limits.pull)
@@ -289,7 +291,7 @@ class Survey(Algorithm, Bounding, ServerWork):
         return {**shared, "scores": messages["scores"].sum(0)}
 
     def refine(self, problem: Problem, shared: State) -> State:
-        """The points of the next round: after the one that checks, or where some are too steep."""
+        """The points of the next round: after the check, or if some are too steep."""
         coordinates = Coordinates(shared["mean"], shared["factor"])
         prior = prior_scores(problem, coordinates.model(shared["white"]).to(problem.dtype)).double()
         scores = shared["scores"] + coordinates.pull(prior)
@@ -305,8 +307,8 @@ class Survey(Algorithm, Bounding, ServerWork):
         return {**chosen, **apart, **units._asdict()}
 
     def _less_steep(self, shared: State, scores: Tensor) -> State:
-        """Steep points half as far from the centre; draws of the prior or of a census as they are."""
-        steep = ~(scores.norm(dim=1) <= STEEP * scores.shape[1] ** 0.5)  # no number is steep too
+        """Steep points moved half-way to the centre; draws of the prior and points of a census stay as they are."""
+        steep = ~(scores.norm(dim=1) <= STEEP * scores.shape[1] ** 0.5)  # NaN counts as steep
         if bool(shared["apart"]) or self.begin == "prior" or bool(shared["settled"]):
             steep = torch.zeros_like(steep)
         white = torch.where(steep[:, None], shared["white"] / 2, shared["white"])
@@ -318,14 +320,14 @@ class Survey(Algorithm, Bounding, ServerWork):
 
 
 def scores_dtype(problem: Problem) -> torch.dtype:
-    """Of what clients keep and send: in double precision, of models of many parameters as they are computed."""
+    """Dtype of what clients keep and send: double precision, but the problem's own for models of many parameters."""
     return problem.dtype if problem.dim > LARGE_DIM else torch.float64
 
 
 def residuals_at(scores: Tensor, sites: Gaussian, white: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """How far clients' scores (C, N, D) are from their sites' at the particles, and the sum, in double precision.
+    """Clients' scores (C, N, D) less their sites' at the particles, and the sum over clients in double precision.
 
-    Client by client where they are many, in `dtype`.
+    Client by client if they are many, in `dtype`.
     """
     if scores.numel() <= AT_ONCE:
         residual = scores - site_scores(sites.precision, sites.eta, white)
