@@ -15,6 +15,7 @@ import argparse
 import subprocess
 import sys
 import time
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,9 +36,12 @@ REGRESSIONS = {
     "robust 100,000 x 50, 10 clients": ("robust", 100_000, 50, 10),
     "softmax of five 100,000 x 10, 10 clients": ("softmax", 100_000, 10, 10),
 }
-CASES = {f"{name}, network of {parameters(hidden):,}": (name, hidden) for hidden in WHOLE for name in NETWORKS}
-CASES |= {f"{name}, network of {parameters(h):,}": (name, h) for h in ROUNDS_ALONE for name in NETWORKS}
-CASES |= {f"FedEP, {case}": ("FedEP", case) for case in REGRESSIONS}
+OF_NETWORKS = {
+    f"{name}, network of {parameters(hidden):,}": (name, hidden)
+    for hidden in (*WHOLE, *ROUNDS_ALONE)
+    for name in NETWORKS
+}
+CASES: dict[str, tuple[str, int | str]] = {**OF_NETWORKS, **{f"FedEP, {case}": ("FedEP", case) for case in REGRESSIONS}}
 TITLES = ("seconds on the CPU", "on the GPU", "ratio", "ms a round", "on the GPU", "ratio", "what came out", "GPU's MB")
 
 
@@ -45,7 +49,7 @@ def network_run(name, hidden, device):
     """A run on a device: seconds, those of a round, and what it predicts."""
     short = hidden in ROUNDS_ALONE
     fed, test = federation(hidden, 0, device=device)
-    options = {"audit": False, "progress": False}
+    options: dict[str, Any] = {"audit": False, "progress": False}
     if short:
         algorithm, more = SHORTENED[name](True)
         options |= {"num_rounds": ROUNDS, "num_draws": 10, "log_likelihood": False}

@@ -16,8 +16,8 @@ import inspect
 import sys
 import typing
 from abc import ABCMeta
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, NoReturn, TypeVar, cast
 
 import numpy as np
@@ -28,6 +28,7 @@ from pyro_fed.conventions.setting_checks import is_whole
 from pyro_fed.conventions.spelling import closest
 from pyro_fed.errors import PyroFedError, SettingError, shown
 
+CPU = torch.device("cpu")
 F = TypeVar("F", bound=Callable[..., Any])
 
 #: The package whose own classes' hints are checked; those of a user's subclass are the user's.
@@ -69,13 +70,27 @@ def checked(function: F, own: frozenset[str] = frozenset()) -> F:
             if isinstance(value, np.integer):
                 keywords[key] = int(value)
         try:
-            # tensors of inference mode have no derivatives, which a run takes for itself
-            with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
+            with _own_modes():
                 return function(*args, **keywords)
         except (OverflowError, ZeroDivisionError) as error:
             raise SettingError(f"{who}: a number is too large or too small: {error}") from error
 
     return cast(F, call)
+
+
+@contextmanager
+def _own_modes() -> Iterator[None]:
+    """What a caller has set for all of torch and a run sets for itself.
+
+    Tensors of inference mode have no derivatives, which a run takes. What it makes lies on the CPU, but for clients'
+    steps, whose device is the federation's and not torch's default.
+    """
+    with ExitStack() as stack:
+        if torch.is_inference_mode_enabled():
+            stack.enter_context(torch.inference_mode(False))
+        if torch.get_default_device() != CPU:
+            stack.enter_context(CPU)
+        yield
 
 
 def explained(kind: type[PyroFedError], what: str) -> Callable[[F], F]:

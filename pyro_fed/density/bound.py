@@ -19,7 +19,7 @@ from pyro_fed.conventions.time_limit import tick
 from pyro_fed.density.layout import Layout, Site
 from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.density.running.handlers import Execution, FillLatents, Source, run_model
-from pyro_fed.density.running.torch_modes import InDouble, Noticed, OnDevice
+from pyro_fed.density.running.torch_modes import InDouble, Noticed
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +35,7 @@ class BoundModel:
         constants: values of `pyro.param` statements and of `pf.shared`, each kept as the first run that meets it finds
             it.
         in_double: whether what the model would compute in float32 is computed in float64.
-        device: where its arguments have been moved to; None is where they were given.
+        device: where its arguments have been moved to; None stands for the CPU.
         noticed: what runs have shown of the functions of torch that it calls, kept as they show it.
     """
 
@@ -115,10 +115,7 @@ class BoundModel:
         filler = FillLatents(
             source, self.plate, self.constants, placeholder, discrete, enumerate_at is not None, nested
         )
-        with (
-            InDouble() if self.in_double else nullcontext(),
-            nullcontext() if self.device is None else OnDevice(self.device),
-        ):
+        with InDouble() if self.in_double else nullcontext():
             execution = run_model(
                 self.model,
                 args,
@@ -132,6 +129,7 @@ class BoundModel:
                 members=self.arguments.members(rows),
                 incomplete=self.arguments.incomplete,
                 noticed=self.noticed,
+                device=self.device,
             )
         self.noticed.looked |= densities and not validate
         return execution

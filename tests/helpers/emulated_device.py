@@ -20,10 +20,13 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyro_fed.runtime.executors.base import Executor
+from pyro_fed.runtime.executors.local import Vectorised
 
 #: What the device is called: one that this build of torch can name and has no kernels for.
 DEVICE = torch.device("meta")
 CPU = torch.device("cpu")
+#: What executors compute there.
+COMPUTING = [(Executor, name) for name in ("start", "step", "ask", "rows_of")] + [(Vectorised, "_together")]
 #: Operations that may read from both devices, or from a device of their own accord.
 COPIES = {torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default}
 #: Operations whose indices may lie on the CPU, as on a GPU.
@@ -166,6 +169,6 @@ def in_modes(method):
 def emulated_device():
     """The device is there for what an executor does, where alone a run computes on it; it is yielded."""
     with ExitStack() as stack:
-        for name in ("start", "step", "ask", "rows_of"):
-            stack.enter_context(patch.object(Executor, name, in_modes(getattr(Executor, name))))
+        for kind, name in COMPUTING:
+            stack.enter_context(patch.object(kind, name, in_modes(getattr(kind, name))))
         yield DEVICE

@@ -3,6 +3,7 @@
 Where torch sees a GPU, the same runs are made there, too, and their draws are those of the CPU but for rounding.
 """
 
+import functools
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -18,6 +19,7 @@ from emulated_device import DEVICE, There, emulated_device, in_modes
 
 import pyro_fed as pf
 from pyro_fed.algorithm.capabilities import OnCPU
+from pyro_fed.density.running import torch_modes
 from pyro_fed.density.running.torch_modes import OnDevice
 from pyro_fed.federation.devices import device_of
 
@@ -183,12 +185,67 @@ def test_a_model_may_hold_tensors_and_arrays_of_the_cpu(elsewhere):
         same(draws_of(pf.FedLaplace, lambda: federation(device))["w"], here["w"])
 
 
-def test_a_write_into_a_tensor_of_the_cpu_is_refused_there():
+def test_a_model_may_hold_tensors_of_the_device(elsewhere, monkeypatch):
+    """It is checked and judged on the CPU, and asked there for predictions."""
+    on_device, same = elsewhere
+    monkeypatch.setattr(torch_modes, "has_other_devices", lambda: True)
+
+    def held(device=None):
+        mean, scale = (torch.tensor(value, dtype=torch.float64) for value in ([0.5, 1.0], [1.0, 2.0]))
+        if device is not None:
+            mean, scale = (There(value) if device == DEVICE else value.to(device) for value in (mean, scale))
+
+        def model(x, y):
+            w = pyro.sample("w", dist.Normal(mean, scale).to_event(1))
+            with pyro.plate("data", len(x)):
+                pyro.sample("y", dist.Normal(x @ (w * scale), 1.0), obs=y)
+
+        fed = pf.Federation(model, algorithms.line_data(), plate="data", num_clients=2, device=device)
+        idata = short_run(pf.FedLaplace, lambda: fed, num_rounds=1)
+        return idata.posterior["w"].values, pf.predict(idata, fed, seed=0).posterior_predictive["y"].values
+
+    here = held()
+    with on_device() as device:
+        there = held(device)
+    for value, other in zip(there, here, strict=True):
+        same(value, other)
+
+
+def test_a_write_into_a_tensor_from_elsewhere_is_refused():
     table = torch.zeros(2)
     with OnDevice(DEVICE), pytest.raises(pf.ModelError, match="writes into a tensor that lies on the CPU"):
         table[1] = 1.0
     with OnDevice(DEVICE), pytest.raises(pf.ModelError, match="leave device= out"):
         table.add_(1.0)
+    with OnDevice(torch.device("cpu")), pytest.raises(pf.ModelError, match=r"lies on meta .* let it lie on the CPU"):
+        There(table)[1] = 1.0
+
+
+def test_torch_s_default_device_is_none_of_the_run_s():
+    data = algorithms.line_data()
+
+    def draws():
+        fed = pf.Federation(algorithms.line, data, plate="data", num_clients=2)
+        return short_run(pf.FedEP, lambda: fed, num_rounds=1).posterior["w"].values
+
+    here = draws()
+    with torch.device("meta"):
+        there = draws()
+    np.testing.assert_array_equal(there, here)
+
+
+#: Whose rounds are had at once, where nothing is decided between them.
+FUSED = {"FSGLD": pf.FSGLD, "FALD": pf.FALD, "SAGALD": pf.SAGALD}
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, id=name) for name, kind in FUSED.items()])
+def test_rounds_that_are_had_at_once_on_a_device(kind, elsewhere):
+    on_device, same = elsewhere
+    make = functools.partial(kind, **algorithms.VISITS | {"thin": 4})
+    here = short_run(make, lines, num_rounds=12)
+    with on_device() as device:
+        there = short_run(make, lambda: lines(device), num_rounds=12)
+    same(there.posterior["w"].values, here.posterior["w"].values)
 
 
 def test_what_pyro_samples_is_computed_on_the_cpu_and_says_so(elsewhere):

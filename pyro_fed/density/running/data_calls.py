@@ -13,6 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+with torch.device("cpu"):
+    torch.empty(0)  # torch keeps which functions heed a default device at the first of them: not those made below
+
 
 class _Codes:
     """`series.cat.codes` of a column that is its codes."""

@@ -25,7 +25,7 @@ from pyro_fed.density.running.observed_values import ObservedValues
 from pyro_fed.density.running.plates import Subsample, pinned_plates
 from pyro_fed.density.running.safe_log import mappable_safe_log
 from pyro_fed.density.running.shared import keeping
-from pyro_fed.density.running.torch_modes import Noticed, replacing
+from pyro_fed.density.running.torch_modes import Noticed, placing, replacing
 from pyro_fed.density.running.trace_sites import Message, is_imputed, plate_of, row_axis, rows_first, unconstraining
 from pyro_fed.errors import SettingError, listed, without_shapes
 
@@ -65,6 +65,7 @@ def run_model(
     declared: dict[str, int] | None = None,
     incomplete: bool = False,
     noticed: Noticed | None = None,
+    device: torch.device | None = None,
 ) -> Execution:
     """Run a model on some rows, its latents filled in.
 
@@ -83,6 +84,7 @@ def run_model(
         declared: gets the plates' sizes as the model runs, for those who outlive its failure.
         incomplete: whether the data have NaN among them.
         noticed: what is known of the functions of torch that it calls.
+        device: where its arguments lie; None stands for the CPU.
 
     Raises:
         SettingError: the call is inside handlers of somebody else.
@@ -91,6 +93,7 @@ def run_model(
     held = {name: len(part) for name, part in members.items()}
     with (
         alone(),
+        placing(device),
         conventions(dtype, validate, noticed),
         nullcontext() if first_enum_dim is None else Enumerate(first_enum_dim),
         pinned_plates(filler.plate, indices, held, declared),
@@ -227,7 +230,7 @@ def for_pyro(model: Callable[..., Any], constants: dict[str, Any], incomplete: b
 
     def run(*args: Any, **kwargs: Any) -> Any:
         tick()
-        with HeldParams(constants, hidden=True), ObservedValues(incomplete):
+        with placing(None), HeldParams(constants, hidden=True), ObservedValues(incomplete):
             return model(*args, **kwargs)
 
     return run

@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from pyro_fed.density.running.mappable import MAPPABLE
 from pyro_fed.errors import ModelError
 
+CPU = torch.device("cpu")
 MAKERS = frozenset(
     (
         *(torch.zeros, torch.ones, torch.empty, torch.full),
@@ -65,8 +66,10 @@ class InDouble(TorchFunctionMode):
 class OnDevice(TorchFunctionMode):
     """Runs a model on a device: its constants, the tensors that it closes over, what it makes of arrays.
 
-    A model says `torch.zeros(3)` and `dist.Normal(0.0, 1.0).expand([3])` without a device, and may hold tensors and
-    modules that lie on the CPU. A tensor of the CPU that a function takes is moved for it, and one that it returns.
+    A model says `torch.zeros(3)` and `dist.Normal(0.0, 1.0).expand([3])` without a device, or with the one that it was
+    written for, and may hold tensors and modules that lie elsewhere: on the CPU while it runs on a GPU, or on a GPU
+    while it is checked on the CPU. A tensor from elsewhere that a function takes is moved for it, and one that it
+    returns.
 
     Args:
         device: where the model's rows and latents lie.
@@ -81,10 +84,12 @@ class OnDevice(TorchFunctionMode):
     ) -> Any:
         if func in TO_CPU:
             return func(*args, **(kwargs or {}))
-        if args and isinstance(args[0], Tensor) and args[0].device.type == "cpu" and _writes(func):
+        if args and isinstance(args[0], Tensor) and args[0].device.type != self.device.type and _writes(func):
+            at, here = (_place(device) for device in (args[0].device, self.device))
+            cure = "let it lie on the CPU" if self.device == CPU else "leave device= out"
             raise ModelError(
-                f"the model writes into a tensor that lies on the CPU ({getattr(func, '__name__', func)}), while it "
-                f"runs on {self.device}: let it make the tensor anew, such as by torch.zeros(...), or leave device= out"
+                f"the model writes into a tensor that lies on {at} ({getattr(func, '__name__', func)}), while it "
+                f"runs on {here}: let it make the tensor anew, such as by torch.zeros(...), or {cure}"
             )
         options = {name: self._moved(value) for name, value in (kwargs or {}).items()}
         with torch.device(self.device):
@@ -92,8 +97,28 @@ class OnDevice(TorchFunctionMode):
 
     def _moved(self, value: Any) -> Any:
         if isinstance(value, Tensor):
-            return value.to(self.device) if value.device.type == "cpu" else value
+            return value if value.device == self.device else value.to(self.device)
         return type(value)(map(self._moved, value)) if type(value) in (list, tuple) else value
+
+
+def placing(device: torch.device | None) -> OnDevice | nullcontext[None]:
+    """The mode in which a model runs on a device; none on the CPU of a process that has no other device.
+
+    Args:
+        device: where its rows and latents lie; None stands for the CPU.
+    """
+    return nullcontext() if device is None and not has_other_devices() else OnDevice(device or CPU)
+
+
+def has_other_devices() -> bool:
+    """Whether tensors of this process may lie elsewhere than on the CPU: CUDA says so once it has been used."""
+    if torch.backends.cuda.is_built():
+        return bool(torch.cuda.is_initialized())
+    return torch.accelerator.is_available()
+
+
+def _place(device: torch.device) -> str:
+    return "the CPU" if device == CPU else str(device)
 
 
 #: What brings numbers to the CPU, for Python and NumPy.

@@ -161,9 +161,9 @@ class Vectorised(Local):
         if self.width != count or self.room < count or numbers > MOST_TOGETHER:
             return None
         local = select(self.local, asked)
-        shared, local, noise = (self.there(tree) for tree in (contiguous(first.shared), local, noise))
-        numbered = torch.tensor(clients)
-        found = algorithm.local_rounds(self.working, shared, local, data, numbered, place.reshape(-1, count), noise)
+        given = (contiguous(first.shared), local, noise, torch.tensor(clients), place.reshape(-1, count))
+        shared, local, noise, numbered, place = (self.there(tree) for tree in given)
+        found = algorithm.local_rounds(self.working, shared, local, data, numbered, place, noise)
         return found and LocalRounds(*(self.here(part) for part in found))
 
     def undo(self) -> None:
