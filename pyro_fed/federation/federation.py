@@ -26,6 +26,7 @@ from pyro_fed.density.problem import CPU, Problem
 from pyro_fed.density.rows.arguments import Arguments, flatten
 from pyro_fed.density.rows.batches import ClientData, padded_index
 from pyro_fed.density.rows.nested import NestedRows
+from pyro_fed.density.running.torch_modes import on_the_cpu
 from pyro_fed.errors import DataError, ModelError, SettingError, listed, warn_user
 from pyro_fed.federation import partition as partitions
 from pyro_fed.federation.data_checks import check_handled, check_labels, not_finite, warn_unsplit
@@ -230,6 +231,7 @@ class Federation:
         )
         return self
 
+    @on_the_cpu
     def _bind(
         self,
         model: Callable[..., Any],

@@ -11,7 +11,7 @@ from torch.func import grad, hessian, vmap
 import pyro_fed as pf
 from pyro_fed.density.running.handlers import run_by_pyro
 from pyro_fed.density.running.mappable import prefix_products
-from pyro_fed.density.running.torch_modes import factor_or_nan
+from pyro_fed.density.running.torch_modes import factor_or_nan, log_sigmoid
 
 stats = late("scipy.stats")
 
@@ -144,3 +144,12 @@ def test_a_mask_is_written_by_under_vmap():
     with Replacing():
         written[written[:, 0] > 1] = 9.0
     assert written.tolist() == [[0.0, 1.0], [9.0, 9.0], [9.0, 9.0]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_log_sigmoid_of_cuda_is_torch_s(dtype):
+    """With two derivatives, at zero and far from it."""
+    values = torch.tensor([-200.0, -60.0, -49.0, -1.0, 0.0, 1e-3, 1.0, 30.0, 49.0, 51.0, 200.0], dtype=dtype)
+    for order in (lambda f: f, lambda f: torch.func.grad(f), lambda f: torch.func.grad(torch.func.grad(f))):
+        here, there = (torch.func.vmap(order(f))(values) for f in (log_sigmoid, torch.nn.functional.logsigmoid))
+        torch.testing.assert_close(here, there, rtol=1e-6 if dtype is torch.float32 else 1e-14, atol=1e-20)

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from pyro_fed.density.running.mappable import MAPPABLE
 from pyro_fed.errors import ModelError
 
+T = TypeVar("T")
 CPU = torch.device("cpu")
 MAKERS = frozenset(
     (
@@ -92,13 +94,46 @@ class OnDevice(TorchFunctionMode):
                 f"runs on {here}: let it make the tensor anew, such as by torch.zeros(...), or {cure}"
             )
         options = {name: self._moved(value) for name, value in (kwargs or {}).items()}
+        if self.device.type == "cuda":
+            func = ON_CUDA.get(func, func)
         with torch.device(self.device):
             return self._moved(func(*map(self._moved, args), **options))
 
     def _moved(self, value: Any) -> Any:
         if isinstance(value, Tensor):
-            return value if value.device == self.device else value.to(self.device)
+            shape_alone = type(value) is Tensor and value.is_meta
+            return value if shape_alone or value.device == self.device else value.to(self.device)
         return type(value)(map(self._moved, value)) if type(value) in (list, tuple) else value
+
+
+def log_sigmoid(values: Tensor) -> Tensor:
+    """`torch.nn.functional.logsigmoid`, which `vmap` cannot map on CUDA.
+
+    Args:
+        values: any shape.
+    """
+    return -nn.functional.softplus(-values, threshold=LINEAR)
+
+
+#: Where log(1 + exp(x)) is x to the last bit of float64; exp(x) is a number of float32.
+LINEAR = 50.0
+#: Functions that give way to others on CUDA alone.
+ON_CUDA: Mapping[Callable[..., Any], Callable[..., Any]] = {nn.functional.logsigmoid: log_sigmoid}
+
+
+def on_the_cpu(function: Callable[..., T]) -> Callable[..., T]:
+    """Decorator of what looks at a model on the CPU, its priors among others, which may lie elsewhere.
+
+    Args:
+        function: with any arguments.
+    """
+
+    @functools.wraps(function)
+    def call(*args: Any, **keywords: Any) -> T:
+        with placing(None):
+            return function(*args, **keywords)
+
+    return call
 
 
 def placing(device: torch.device | None) -> OnDevice | nullcontext[None]:
@@ -216,20 +251,28 @@ class Replacing(TorchFunctionMode):
 def replacing(noticed: Noticed | None = None) -> Iterator[None]:
     """`Replacing`, and attention by products and a softmax, which torch's own modules ask for past all modes.
 
+    Recurrent modules leave their weights where they are: on a GPU they would look for those of a mapped draw in memory.
+
     A mode looks at every function, and at every shape that is asked for: a tenth to a fourth of the time of a model
     that calls none of those that give way. Of such a one `torch.linalg.cholesky` does so by its name.
 
     Args:
         noticed: what is known of the model, to which this run adds.
     """
-    plain, before = noticed is not None and noticed.plain, torch.linalg.cholesky
+    plain, before, flatten = noticed is not None and noticed.plain, torch.linalg.cholesky, nn.RNNBase.flatten_parameters
     if plain:
         torch.linalg.cholesky = factor_or_nan
+    nn.RNNBase.flatten_parameters = _left_where_they_are  # type: ignore[assignment, method-assign]
     try:
         with nullcontext() if plain else Replacing(noticed), sdpa_kernel(SDPBackend.MATH):
             yield
     finally:
         torch.linalg.cholesky = before
+        nn.RNNBase.flatten_parameters = flatten  # type: ignore[method-assign]
+
+
+def _left_where_they_are(module: nn.RNNBase) -> None:
+    return
 
 
 def _uniform(like: Tensor, low: float = 0.0, high: float = 1.0, **_: Any) -> Tensor:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from pyro_fed.errors import SettingError
 if TYPE_CHECKING:
     from pyro_fed.density.problem import Problem
 
+F = TypeVar("F", bound=Callable[..., Any])
 #: What every client can be asked for whatever it runs: the log-likelihood of its rows at `draws`, one number each.
 LOG_LIK = "log_lik"
 #: Draws that a client is asked about in one message, and that it answers for, at most: each says more of its rows.
@@ -83,6 +85,27 @@ class Reply:
     messages: State
     info: State
     failures: dict[int, str] = field(default_factory=dict)
+
+
+def in_full_precision(method: F) -> F:
+    """Decorator of what an executor computes on its device.
+
+    On CUDA, torch's convolutions of float32 numbers keep ten bits of each, and add in an order that changes from call
+    to call, unless they are told otherwise. What is a user's setting otherwise is put back.
+
+    Args:
+        method: of an executor.
+    """
+
+    @functools.wraps(method)
+    def call(self: Executor, *args: Any) -> Any:
+        if self.device.type != "cuda":
+            return method(self, *args)
+        enabled = torch.backends.cudnn.enabled
+        with torch.backends.cudnn.flags(enabled=enabled, deterministic=True, allow_tf32=False):
+            return method(self, *args)
+
+    return cast(F, call)
 
 
 class Executor(ABC, metaclass=Checked):
@@ -161,6 +184,7 @@ class Executor(ABC, metaclass=Checked):
         """
         return None
 
+    @in_full_precision
     def ask(self, kind: str, work: Work) -> State:
         """The indicator that a schedule asks for, of all clients in `work`, in one call; or `LOG_LIK`."""
         at = self.at(work.clients)
@@ -199,6 +223,7 @@ class Executor(ABC, metaclass=Checked):
             return state
         return {name: value.cpu() for name, value in state.items()}
 
+    @in_full_precision
     def step(self, shared: State, local: State, data: ClientData, noise: Any) -> tuple[State, State, State]:
         """The local steps of some clients, on their device: messages, states and figures, (C, ...).
 

@@ -16,7 +16,7 @@ from pyro_fed.algorithm.states import State, contiguous, select, write
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.time_limit import tick
 from pyro_fed.density.size import clients_at_once
-from pyro_fed.runtime.executors.base import Executor, Reply, Work
+from pyro_fed.runtime.executors.base import Executor, Reply, Work, in_full_precision
 
 
 class Made(NamedTuple):
@@ -145,6 +145,7 @@ class Vectorised(Local):
         messages, figures = ([step[i] for step in steps] for i in (0, 2))
         return Had(LocalRounds(*(_stacked(states) for states in (received, messages, figures))), drawn)
 
+    @in_full_precision
     def _together(self, first: Work, clients: list[list[int]], noise: Noise) -> LocalRounds | None:
         """The same in one call, by an algorithm that can; clients that are asked several times are there once."""
         algorithm = self.algorithm
