@@ -147,9 +147,15 @@ def test_a_mask_is_written_by_under_vmap():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_log_sigmoid_of_cuda_is_torch_s(dtype):
-    """With two derivatives, at zero and far from it."""
-    values = torch.tensor([-200.0, -60.0, -49.0, -1.0, 0.0, 1e-3, 1.0, 30.0, 49.0, 51.0, 200.0], dtype=dtype)
-    for order in (lambda f: f, lambda f: torch.func.grad(f), lambda f: torch.func.grad(torch.func.grad(f))):
-        here, there = (torch.func.vmap(order(f))(values) for f in (log_sigmoid, torch.nn.functional.logsigmoid))
-        torch.testing.assert_close(here, there, rtol=1e-6 if dtype is torch.float32 else 1e-14, atol=1e-20)
+def test_the_log_sigmoid_of_cuda_has_its_values_and_two_derivatives(dtype):
+    """At zero and far from it, by their closed forms; torch's own second derivative is off by 0.1 % at 30."""
+    values = torch.tensor([-200.0, -60.0, -49.0, -1.0, 0.0, 1e-3, 1.0, 30.0, 49.0, 51.0, 80.0], dtype=dtype)
+    wide = values.double()
+    exact = (
+        wide.clamp_max(0) - torch.log1p((-wide.abs()).exp()),
+        torch.sigmoid(-wide),
+        -torch.sigmoid(wide) * torch.sigmoid(-wide),
+    )
+    found = (log_sigmoid, grad(log_sigmoid), grad(grad(log_sigmoid)))
+    for one, function in zip(exact, found, strict=True):
+        torch.testing.assert_close(vmap(function)(values).double(), one, rtol=10 * torch.finfo(dtype).eps, atol=1e-20)
