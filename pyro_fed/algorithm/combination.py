@@ -170,6 +170,14 @@ class Shortened(Middle):
 
     norm: float
 
+    def reach(self, combined: State) -> float:
+        """How long a round's middle is, as a part of the longest that it can be.
+
+        Args:
+            combined: messages (C, ...) with the middle in each place.
+        """
+        return float(as_numbers(combined)[0].norm()) / self.norm
+
     def corrections(self, messages: State) -> State:
         """What a client that keeps a site has to know: its message as it was shortened, over what it sent, (C, ...).
 
@@ -249,6 +257,11 @@ def _flat(messages: State) -> tuple[Tensor, dict[str, int]]:
     """All numbers that are no flags, (C, P), float64, and how many each tensor has."""
     sizes = {name: value[0].numel() for name, value in messages.items() if value.is_floating_point()}
     return torch.cat([messages[name].double().reshape(len(messages[name]), -1) for name in sizes], 1), sizes
+
+
+def as_numbers(messages: State) -> Tensor:
+    """All numbers of messages that are no flags, (C, P), float64."""
+    return _flat(messages)[0]
 
 
 def clip(messages: Tensor, norm: float) -> Tensor:

@@ -16,6 +16,7 @@ private run is the one kind that cannot be repeated to the bit.
 
 from __future__ import annotations
 
+import math
 import secrets
 import warnings
 from dataclasses import dataclass
@@ -24,9 +25,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.combination import Shortened, clip
+from pyro_fed.algorithm.combination import Shortened, as_numbers, clip
+from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.setting_checks import check_between, check_choice, check_positive
 from pyro_fed.errors import SettingError
+
+#: The noise's squared length is taken for so many of its SDs more than its mean.
+SIGMAS = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +41,10 @@ class Private(Shortened):
     The result holds what was released and what follows from it: no rows, log-likelihoods or densities, and nothing that
     clients say of themselves. The group `federation` gets `epsilon` after each round, the result's attributes
     `epsilon`, `delta` and `noise`: the noise's largest SD in a mean, in posterior SDs. The draws have that noise in
-    their spread; what clipping takes away is not in it. A checkpoint of the run holds the server's state, and is the
-    server's alone.
+    their spread; what clipping takes away is not in it. Where the last release is half as long as `norm` lets it be,
+    noise aside, the result says that messages were still being shortened; how many were is not released. Where
+    shortened messages of several clients cancel out, nothing tells: choose a norm that honest messages seldom reach. A
+    checkpoint of the run holds the server's state, and is the server's alone.
 
     Args:
         norm: r, the longest that a message may be, or with `unit="row"` that a row's part of it may be.
@@ -103,6 +110,18 @@ class Private(Shortened):
         short = messages if self.unit == "row" else clip(messages, self.norm)
         total = short.sum(0) + self.noise_multiplier * self.norm * noise.to(messages.device)
         return total / len(messages)
+
+    def reach(self, combined: State) -> float:
+        """How long a round's middle is, as a part of `norm`, less what its noise may be; of rows' parts, 0.
+
+        It follows from what is released, and costs no privacy.
+        """
+        if self.unit == "row":
+            return 0.0
+        released = as_numbers(combined)
+        count, size = released.shape
+        noise = (self.noise_multiplier * self.norm / count) ** 2 * (size + SIGMAS * (2 * size) ** 0.5)
+        return math.sqrt(max(float(released[0].square().sum()) - noise, 0.0)) / self.norm
 
     def figures(self, releases: int) -> dict[str, float]:
         """ε and δ of all rounds so far."""

@@ -43,7 +43,9 @@ class Round:
     Bytes are those of the encoded messages, one number for all, or (C,). Figures are (C,), or (C, D) where there is
     one a parameter. Where the schedule asked all K clients first, `asked` has the bytes that each received and sent
     for that; what a client received then it need not receive again. `failures` are of clients that were asked to work
-    and did not, a client once an attempt.
+    and did not, a client once an attempt; `gone` is how many of these did not reply, where others replied what could
+    not be used. `reach` is how long what was released is, as a part of the longest that it can be, where messages are
+    shortened.
     """
 
     phase: str
@@ -54,6 +56,8 @@ class Round:
     info: dict[str, np.ndarray]
     asked: Asked | None = None
     failures: list[Failure] = field(default_factory=list)
+    gone: int = 0
+    reach: float = 0.0
 
     @property
     def bytes(self) -> int:
@@ -65,7 +69,9 @@ class Round:
         """The same with lists in place of arrays."""
         info = {name: values.tolist() for name, values in self.info.items()}
         traffic = {name: np.asarray(getattr(self, name)).tolist() for name in ("bytes_down", "bytes_up")}
-        same = {name: getattr(self, name) for name in ("phase", "clients", "seconds", "asked", "failures")}
+        same = {
+            name: getattr(self, name) for name in ("phase", "clients", "seconds", "asked", "failures", "gone", "reach")
+        }
         return {**same, "info": info, **traffic}
 
     @classmethod
@@ -325,6 +331,11 @@ class Record:
             f"messages stand apart from the cohort's in most rounds: {named} (the median number of a message, in the "
             "cohort's SDs). Rows of another kind or population, or wrong units, labels or signs?"
         ]
+
+    def refused(self) -> str:
+        """Why a reply could not be used, the last time; empty where none failed for that, or some did not reply."""
+        reasons = [reason for one in self.rounds for _, reason in one.failures]
+        return reasons[-1] if reasons and not any(one.gone for one in self.rounds) else ""
 
     def failed(self) -> list[str]:
         """One sentence on all clients that failed; none where none did."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pyro_fed.algorithm.record import NONCENTRED
 from pyro_fed.audit.evidence import Evidence
 from pyro_fed.density.checks.funnels import with_hint
+from pyro_fed.density.checks.slopes import OF_STEPS, said_of
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.size import is_large
 from pyro_fed.infer.sites.gaussian_sites import gaussian
@@ -32,6 +33,8 @@ CURES = {
     "particles": "Run more rounds, with more particles or longer steps, or use FSGLD or NUTS",
     "chains": "Run more rounds, with shorter steps, or use FedAIS or NUTS, which need no step size",
 }
+#: Cure where the density jumps.
+WEIGHED = "FedAIS weights its draws by the density itself, which needs none: it may do, with more proposals where not"
 #: Cure where a plan tries all of these.
 LEFT = (
     "What is left to try: NUTS on all rows together, more particles or proposals (pf.run), or the model in another form"
@@ -55,10 +58,15 @@ def cure(evidence: Evidence, beyond: bool = False) -> str:
     """
     if "epsilon" in evidence.record.latest:
         return "The noise of privacy is part of that: a larger epsilon, more rows or more clients reduce it"
+    if why := evidence.record.refused():
+        return f"All clients replied, and rounds went on without replies that could not be used: {why}"
     if evidence.record.failed():
         return "Clients failed, and rounds went on without them: run it again, with all clients taking part"
     if evidence.problem.layout.improper and evidence.problem.num_rows <= FEW_ROWS * evidence.problem.dim:
         return _of_improper(evidence.problem)
+    if evidence.stepped:
+        said = said_of(evidence.stepped)
+        return f"{said[0].upper() + said[1:]}. {WEIGHED}. {OF_STEPS}"
     if evidence.record.converged is False:
         return _hinted("It has not converged: run more rounds", evidence)
     if _diagonal(evidence):

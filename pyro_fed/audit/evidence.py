@@ -23,6 +23,8 @@ from pyro_fed.audit.tails import beyond
 from pyro_fed.audit.target import Target
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.limits import Limits
+from pyro_fed.density.checks.blame import Line
+from pyro_fed.density.checks.slopes import steps
 from pyro_fed.density.problem import Problem
 from pyro_fed.federation.federation import Federation
 from pyro_fed.ops.entries import evenly
@@ -97,6 +99,11 @@ class Evidence:
         usable = self.algorithm.draws_are != "point" and len(self.flat) > 1
         usable = usable and bool(self.flat.double().var(0).isfinite().all())
         return Target.of(self.problem, self.flat, self.temperature) if usable else None
+
+    @cached_property
+    def stepped(self) -> dict[str, Line]:
+        """Latents along which the log density jumps, and the lines of the model that make steps of them."""
+        return steps(self.problem.doubled(), self.flat.double().mean(0))
 
     @cached_property
     def near(self) -> Target | None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 @options.apart
 @options.federation
 @options.assignments("RECIPE.KEY=VALUE", "nuts.num_samples=500")
-@options.out("Write the comparison as one HTML page.")
+@options.out("Write the comparison as one HTML page.", options.PAGE)
 @options.results
 @options.executor
 @options.max_seconds

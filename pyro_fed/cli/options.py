@@ -23,19 +23,39 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class Written(click.Path):
-    """A file that can be written, which is tried before any work."""
+    """A file of one format that can be written, which is tried before any work.
+
+    Args:
+        content: the format, for messages.
+        endings: of names that say so; a name without an ending says nothing.
+    """
+
+    def __init__(self, content: str, endings: tuple[str, ...]) -> None:
+        super().__init__(dir_okay=False, path_type=Path)
+        self.content, self.endings = content, endings
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         """The path."""
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        if path.suffix and path.suffix.lower() not in self.endings:
+            better = path.with_suffix(self.endings[0]).name
+            self.fail(f"{path.name!r} would be {self.content}: call it {better!r}. {_elsewhere(path)}", param, ctx)
         try:
             return check_writable(path, param.opts[0] if param is not None else "--out")
         except SettingError as error:
             self.fail(str(error), param, ctx)
 
 
-#: A file that is written.
-FILE = Written(dir_okay=False, path_type=Path)
+#: Results by ArviZ, and pages.
+RESULT = Written("a NetCDF file, whatever its name", (".nc", ".nc4", ".cdf", ".netcdf", ".h5", ".hdf5"))
+PAGE = Written("an HTML page, whatever its name", (".html", ".htm"))
+
+
+def _elsewhere(path: Path) -> str:
+    """How the format that a name promises is made of a result."""
+    if path.suffix.lower() == ".zarr":
+        return "ArviZ writes a store of it: arviz.from_netcdf(...).to_zarr(...)"
+    return "Tables are made of a result by arviz.from_netcdf(...).to_dataframe(), or by arviz.summary"
 
 
 def complete_model(_: click.Context, __: click.Parameter, begun: str) -> list[CompletionItem]:
@@ -120,7 +140,7 @@ results = click.option(
 )
 
 #: A page about one run.
-report = click.option("--report", type=FILE, help="Write a report on the result as one HTML page, with figures.")
+report = click.option("--report", type=PAGE, help="Write a report on the result as one HTML page, with figures.")
 
 #: Without progress bars.
 quiet = click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
@@ -213,9 +233,9 @@ def assignments(metavar: str, example: str) -> Callable[[Command], Command]:
     return click.option("--set", "assignments", metavar=metavar, multiple=True, help=text)
 
 
-def out(text: str) -> Callable[[Command], Command]:
+def out(text: str, written: Written = RESULT) -> Callable[[Command], Command]:
     """Where the result is written, which `text` says in `--help`."""
-    return click.option("--out", type=FILE, help=text)
+    return click.option("--out", type=written, help=text)
 
 
 def federation(command: Command) -> Command:

@@ -17,19 +17,20 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pyro_fed.density.bound import BoundModel
+from pyro_fed.density.checks.blame import line_of
 from pyro_fed.density.checks.factorisation import check_splits
 from pyro_fed.density.checks.first_run import FirstRun, first_run
 from pyro_fed.density.checks.modules import check_modules
 from pyro_fed.density.checks.sites import describe
 from pyro_fed.density.compiling import mapping
-from pyro_fed.density.compiling.compiler import Compiler
+from pyro_fed.density.compiling.compiler import FAILURES, Compiler, reason_of
 from pyro_fed.density.latents.quadrature import Quadrature
 from pyro_fed.density.layout import Layout
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.density.running.counted import asks_for_double
 from pyro_fed.density.running.shared import is_shared
-from pyro_fed.errors import DataError, warn_user
+from pyro_fed.errors import DataError, ModelError, listed, warn_user
 
 
 def build(
@@ -76,10 +77,32 @@ def build(
         Problem(bound, layout, num_rows, quadrature or Quadrature()), lambda candidate: _try(candidate, seen)
     )
     if problem.local_dim:
+        if problem.looped:
+            raise _one_by_one(problem)
         problem = replace(problem, quadrature=problem.quadrature.fitted(problem))
         problem = _mapped(problem, mapping.run_trial)
     _warn_of_constants(bound, layout)
     return problem
+
+
+def _one_by_one(problem: Problem) -> ModelError:
+    """What to say of latents of rows in a model that cannot be mapped over their values.
+
+    They are integrated out at many points, each of which would be a run of the model: of twelve rows with one latent
+    each a run of `FedEP` did not end in minutes.
+    """
+    why, line = "", ""
+    try:
+        mapping.run_trial(replace(problem, compiler=Compiler("off")))
+    except (*FAILURES, IndexError) as error:
+        why = "" if "control flow" in str(error) else f" ({reason_of(error)})"
+        line = line_of(error)
+    return ModelError(
+        f"latents of rows, {listed(map(repr, problem.layout.local))}, are integrated out at many points, and the model "
+        f"cannot be mapped over these: one by one that takes hours. It fails{line or ' where it is mapped'}{why}. "
+        "Write that line without asking for a latent's value: torch.where(...) or clamp in place of `if`, no assert, "
+        "no .item(). Of Pyro's reparameterisers SymmetricStableReparam asks, and StableReparam() does not"
+    )
 
 
 def rebuilt(problem: Problem, arguments: Arguments, quadrature: Quadrature | None) -> Problem:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -46,7 +47,7 @@ def one_round(phase: Phase, context: Context, network: Network, data: ClientData
     seconds = (time.perf_counter() - began) / len(clients)
     at = asked[found.slots]
     if not len(at):
-        record.rounds.append(Round(name, [], 0, 0, 0.0, {}, failures=found.failures))
+        record.rounds.append(Round(name, [], 0, 0, 0.0, {}, failures=found.failures, gone=found.gone))
         return phase.shared
     shares = _shares(data.num_rows[at].to(context.problem.dtype), context.combination)
     messages = found.messages
@@ -76,7 +77,8 @@ def one_round(phase: Phase, context: Context, network: Network, data: ClientData
         at, traffic = at[found.own], traffic.of(found.own.numpy())
     context.executor.settle(found.slots[found.own], told)
     info = {} if hidden(context) else as_figures(known)
-    record.rounds.append(Round(name, at.tolist(), traffic.down, traffic.up, seconds, info, failures=found.failures))
+    done = Round(name, at.tolist(), traffic.down, traffic.up, seconds, info, failures=found.failures, gone=found.gone)
+    record.rounds.append(replace(done, reach=taken.reach))
     return after
 
 
@@ -88,12 +90,14 @@ class _Taken(NamedTuple):
         messages: in the place of those that were sent.
         corrections: what the clients are told besides the algorithm's own feedback.
         figures: by client, of those that have sent something.
+        reach: how long a middle of shortened messages is, as a part of the longest that it can be.
     """
 
     shared: State
     messages: State
     corrections: State
     figures: State
+    reach: float = 0.0
 
 
 def _taken(algorithm: Algorithm, combination: Combination | None, shared: State, ledger: State, sent: Sent) -> _Taken:
@@ -103,13 +107,14 @@ def _taken(algorithm: Algorithm, combination: Combination | None, shared: State,
         held = algorithm.hold(combination, shared, ledger, sent)
         figures = {"beyond": held.cut} | ({} if held.widened is None else {"widened": held.widened})
         return _Taken(held.shared, held.messages, held.told, figures)
-    messages, corrections = sent.messages, State()
+    messages, corrections, reach = sent.messages, State(), 0.0
     if isinstance(combination, Middle):
         if isinstance(algorithm, SiteKeeping) and isinstance(combination, Shortened):
             messages = algorithm.alone(messages)
             corrections = combination.corrections(messages) if algorithm.corrected else {}
         messages = combination(messages)
-    return _Taken(shared, messages, corrections, {})
+        reach = combination.reach(messages) if isinstance(combination, Shortened) else 0.0
+    return _Taken(shared, messages, corrections, {}, reach)
 
 
 def _shares(rows: Tensor, combination: Combination | None) -> Tensor:

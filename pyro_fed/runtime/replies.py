@@ -47,6 +47,7 @@ class Gathered:
         slots: places of the clients that replied, among those that were asked, (A,).
         messages: theirs, (A, ...), likewise their figures.
         failures: clients and reasons.
+        gone: how many of these had no reply; those of others could not be used.
         unfit: places of the clients whose reply is not finite, (B,).
         stood_for: places of the clients in whose place the server has put a message, (B,).
         refused: whether all that were asked have replied, and no reply could be used.
@@ -56,6 +57,7 @@ class Gathered:
     messages: State = field(default_factory=dict)
     info: State = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
+    gone: int = 0
     unfit: Tensor = field(default_factory=lambda: torch.arange(0))
     stood_for: Tensor = field(default_factory=lambda: torch.arange(0))
     refused: bool = False
@@ -85,7 +87,7 @@ def gather(algorithm: Algorithm, context: Context, work: Work, before: State, ke
     for _ in range(ATTEMPTS if algorithm.needs_all else 1):
         part = _usable(algorithm, context, work.part(asked), before, again=bool(parts))
         failures += part.failures
-        parts.append(Gathered(asked[part.slots], part.messages, part.info, refused=part.refused))
+        parts.append(Gathered(asked[part.slots], part.messages, part.info, gone=part.gone, refused=part.refused))
         unfit = torch.cat([unfit, asked[part.unfit]])
         left = ~torch.isin(torch.arange(len(asked)), part.slots)
         if isinstance(context.combination, Bounded):  # others' word stands there: the same randomness, the same numbers
@@ -95,6 +97,7 @@ def gather(algorithm: Algorithm, context: Context, work: Work, before: State, ke
             break
     whole = _joined(parts)
     whole.failures, whole.refused = failures, all(part.refused for part in parts)
+    whole.gone = sum(part.gone for part in parts)
     need = _needed(algorithm, context, len(work.clients))
     missing = unfit  # others are gone
     if algorithm.needs_all:
@@ -134,7 +137,7 @@ def _with(found: Gathered, missing: Tensor, messages: State) -> Gathered:
     info = {name: part.expand(len(missing), *part.shape[1:]) for name, part in unknown.items()}
     both = [(found.messages, messages), (found.info, info)]
     joined = [{name: torch.cat([part, more[name].to(part)])[order] for name, part in own.items()} for own, more in both]
-    return Gathered(slots[order], joined[0], joined[1], found.failures, stood_for=missing)
+    return Gathered(slots[order], joined[0], joined[1], found.failures, found.gone, stood_for=missing)
 
 
 def _joined(parts: list[Gathered]) -> Gathered:
@@ -154,7 +157,8 @@ def _joined(parts: list[Gathered]) -> Gathered:
 def _usable(algorithm: Algorithm, context: Context, work: Work, before: State, again: bool) -> Gathered:
     """The usable replies of one attempt; where it is not the first, only of those that had none."""
     reply = context.executor.execute(work)
-    reasons, absent = dict(reply.failures), bool(reply.failures)
+    gone = reply.failures
+    reasons = dict(gone)
     replied = torch.ones(len(work.clients), dtype=torch.bool)
     replied[list(reasons)] = False
     slots, unfit = replied.nonzero().flatten(), torch.arange(0)
@@ -173,8 +177,8 @@ def _usable(algorithm: Algorithm, context: Context, work: Work, before: State, a
             honest &= ~holds
         slots, reply = slots[honest], _rows(reply, honest)
     failures = [(work.clients[slot], reasons[slot]) for slot in sorted(reasons)]
-    refused = not absent and not len(slots)
-    return Gathered(slots, reply.messages, reply.info, failures, unfit, refused=refused)
+    refused = not gone and not len(slots)
+    return Gathered(slots, reply.messages, reply.info, failures, len(gone), unfit, refused=refused)
 
 
 def hidden(context: Context) -> bool:

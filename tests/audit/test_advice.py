@@ -26,7 +26,9 @@ def advice(dim, shared=None, beyond=False, **more):
     layout = SimpleNamespace(observed=[], factors=[], improper=[])
     compiler = SimpleNamespace(kept=lambda key, find, problem: False)  # rows without layers
     problem = SimpleNamespace(dim=dim, evaluations=1, local_dim=0, layout=layout, compiler=compiler)
-    return cure(SimpleNamespace(record=record, shared=shared, problem=problem, algorithm=pf.FedEP()), beyond)
+    return cure(
+        SimpleNamespace(record=record, shared=shared, problem=problem, algorithm=pf.FedEP(), stepped={}), beyond
+    )
 
 
 def test_a_full_covariance_is_advised_only_where_there_is_room_for_it():

@@ -74,6 +74,10 @@ def shell(*arguments):
         (["run", "model.py", "recipe.toml", "--out", "."], "is a directory"),
         (["run", "model.py", "recipe.toml", "--out", "model.py/below.nc"], "cannot be written"),
         (["compare", "model.py", "recipe.toml", "--out", "/dev/full"], "No space left on device"),
+        (["run", "model.py", "recipe.toml", "--out", "a.csv"], "a NetCDF file, whatever its name: call it 'a.nc'"),
+        (["run", "model.py", "recipe.toml", "--out", "a.zarr"], "to_zarr"),
+        (["run", "model.py", "recipe.toml", "--report", "a.pdf"], "an HTML page, whatever its name: call it 'a.html'"),
+        (["compare", "model.py", "recipe.toml", "--out", "a.nc"], "an HTML page"),
     ],
 )
 def test_one_line_and_exit_code_2(files, arguments, words):

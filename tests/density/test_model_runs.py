@@ -75,10 +75,11 @@ def counted(model):
         (linear, (X.double(), Y.double()), 3),  # all rows, validated; all rows and pairs of them, mapped, in float64
         (linear, (X, Y), 4),  # and two rows in float32, mapped
         (groups, (X, Y, GROUP), 4),  # other plates, no latents inside the partitioned one
-        (mixture, (Y,), 4),  # discrete latents are summed out
-        (imputing, (X, Y), 5),  # and with another value for the imputed entries
-        (branching, (X, Y), 25),  # and one by one, as `vmap` fails: all rows and 6 pairs at 2 points, and 4
-        (narrow, (X, Y), 5),  # the first run at zero instead
+        (mixture, (Y,), 5),  # discrete latents are summed out; a line that casts, which may make steps
+        (imputing, (X, Y), 6),  # and with another value for the imputed entries; what is imputed is chosen by a mask
+        # and one by one, as `vmap` fails: all rows and 6 pairs at 2 points, and 4, and along a line, as it may jump
+        (branching, (X, Y), 83),
+        (narrow, (X, Y), 7),  # the first run at zero instead; a line that compares, and the density along it
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

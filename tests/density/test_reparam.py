@@ -5,7 +5,17 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
-from pyro.infer.reparam import AutoReparam, LocScaleReparam, TransformReparam
+from pyro.infer.reparam import (
+    AutoReparam,
+    DiscreteCosineReparam,
+    HaarReparam,
+    LatentStableReparam,
+    LocScaleReparam,
+    ProjectedNormalReparam,
+    SplitReparam,
+    SymmetricStableReparam,
+    TransformReparam,
+)
 from torch.distributions import transforms
 
 import pyro_fed as pf
@@ -77,6 +87,81 @@ def test_latents_outside_the_plate_keep_their_joint_density(config):
     jacobian = torch.linalg.slogdet(torch.func.jacrev(back)(z)).logabsdet
     joint = plain.log_prior(back(z)) + plain.log_lik(back(z)) + jacobian
     torch.testing.assert_close(other.log_prior(z) + other.log_lik(z), joint)
+
+
+def walk(t, y):
+    scale = pyro.sample("scale", dist.HalfNormal(1.0))
+    steps = pyro.sample("steps", dist.Normal(torch.zeros(4), 1.0).to_event(1))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal((scale * steps).cumsum(-1)[t], 1.0), obs=y)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [HaarReparam(dim=-1), DiscreteCosineReparam(dim=-1), SplitReparam([1, 3], dim=-1)],
+    ids=lambda config: type(config).__name__,
+)
+def test_what_wavelets_cosines_and_parts_make_is_in_the_result(config):
+    """It is orthogonal: the joint density is that at the same steps, and the result has these."""
+    t = torch.arange(10) % 4
+    plain = pf.Federation(walk, (t, Y), plate="data", num_clients=2).problem
+    other = pf.Federation(poutine.reparam(walk, config={"steps": config}), (t, Y), plate="data", num_clients=2).problem
+    z = torch.randn(3, other.dim, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    values = other.constrain(z)
+    there = torch.cat([z[:, :1], values["steps"]], 1)
+    assert values["steps"].shape == (3, 4)
+    for one, two in zip(z, there, strict=True):
+        torch.testing.assert_close(other.log_prior(one) + other.log_lik(one), plain.log_prior(two) + plain.log_lik(two))
+    assert "steps" not in other.layout.observed and "steps" in other.layout.reported
+
+
+def on_the_circle(group, y):
+    at = pyro.sample("at", dist.ProjectedNormal(torch.tensor([1.0, 0.5])))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(at[0] + at[1] * group, 1.0), obs=y)
+
+
+def stable(group, y):
+    scale = pyro.sample("scale", dist.HalfNormal(1.0))
+    noise = pyro.sample("noise", dist.Stable(1.7, 0.0, torch.ones(5), 0.0).to_event(1))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal((scale * noise)[group], 1.0), obs=y)
+
+
+@pytest.mark.parametrize(
+    ("model", "config"),
+    [(on_the_circle, {"at": ProjectedNormalReparam()}), (stable, {"noise": LatentStableReparam()})],
+    ids=["projected", "stable"],
+)
+def test_what_pyro_writes_through_data_is_mapped(model, config):
+    """`Tensor.data`, which `vmap` refuses, as its second derivatives do."""
+    problem = pf.Federation(poutine.reparam(model, config=config), (GROUP, Y), plate="data", num_clients=2).problem
+    assert not problem.looped and set(config) <= set(problem.layout.reported)
+    z = 0.3 * torch.randn(problem.dim, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    joint = lambda z: problem.log_prior(z) + problem.log_lik(z)  # noqa: E731
+    assert bool(torch.func.hessian(joint)(z).isfinite().all())
+
+
+def test_latents_of_rows_that_would_be_taken_one_by_one_are_refused_with_the_line():
+    def model(y):
+        m = pyro.sample("m", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(y)):
+            e = pyro.sample("e", dist.Normal(m, 1.0))
+            if (e > 30.0).any():
+                e = e.clamp(max=30.0)
+            pyro.sample("y", dist.Poisson(e.exp()), obs=y)
+
+    with pytest.raises(pf.ModelError, match=r"'e', .*one by one.*`if \(e > 30.0\).any\(\):` \(test_reparam.py:\d+\)"):
+        pf.Federation(model, (torch.ones(12),), plate="data", num_clients=2)
+
+    def noise(y):
+        m = pyro.sample("m", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Stable(1.7, 0.0, 1.0, m), obs=y)
+
+    with pytest.raises(pf.ModelError, match=r"'y_uniform'.*StableReparam\(\)"):
+        symmetric = poutine.reparam(noise, config={"y": SymmetricStableReparam()})
+        pf.Federation(symmetric, (torch.ones(12),), plate="data", num_clients=2)
 
 
 def test_the_hint_names_centred_sites_and_their_scales_alone():

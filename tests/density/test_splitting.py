@@ -274,7 +274,9 @@ def kinked(x, y):
     """Its gradient is right wherever it is taken."""
     w = pyro.sample("w", dist.Normal(0.0, 1.0))
     with pyro.plate("data", len(x)):
-        pyro.sample("y", dist.Normal((w * x).relu() + (3 * w).round() + w.clamp(-0.1, 0.1), 1.0), obs=y)
+        t = 3 * w + 100 * x.sign()
+        straight = t.floor() + (t - t.floor())  # in pieces that meet
+        pyro.sample("y", dist.Normal((w * x).relu() + straight + w.clamp(-0.1, 0.1), 1.0), obs=y)
 
 
 @pytest.mark.parametrize("model", [detached, as_number])
@@ -338,3 +340,71 @@ def test_a_likelihood_that_is_lost_in_rounding_everywhere_is_told_so():
 def test_kinks_are_no_wrong_gradients():
     x = torch.linspace(-1.0, 1.0, 20)
     assert pf.Federation(kinked, (x, x.cos()), plate="data", num_clients=2).num_clients == 2
+
+
+def stepped(make):
+    """A latent through an operation that makes steps of it."""
+
+    def model(x, y):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        rate = pyro.sample("rate", dist.LogNormal(0.5, 0.5))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(w * x + make(rate, x), 0.5), obs=y)
+
+    return model
+
+
+STEPPED = {
+    "cast": lambda rate, x: rate.long() * x,
+    "number": lambda rate, x: int(rate) * x,
+    "rounded": lambda rate, x: rate.round() + 0.1 * rate * x,
+    "compared": lambda rate, x: torch.where(x > rate - 2.0, 1.0, 0.0),
+    "branch": lambda rate, x: x if rate > 2.0 else 0.0 * x,
+    "looked_up": lambda rate, x: torch.arange(20.0)[rate.long()] * x,
+    "no_gradient": lambda rate, x: rate.detach().floor() * x if rate.requires_grad else rate.floor() * x,
+    "remainder": lambda rate, x: rate % 1.0 * x,
+}
+
+
+@pytest.mark.parametrize("make", STEPPED.values(), ids=STEPPED)
+def test_steps_of_a_latent_are_named_by_site_line_and_cure(make):
+    x = torch.linspace(-1.0, 1.0, 20)
+    with pytest.warns(UserWarning, match=r"jumps along 'rate', at `.*rate.*\(test_splitting.py:\d+\): .*sigmoid"):
+        pf.Federation(stepped(make), (x, x.cos()), plate="data", num_clients=2)
+
+
+def test_what_no_algorithm_can_follow_is_told_at_the_end_too():
+    x = torch.linspace(-1.0, 1.0, 20)
+    with pytest.warns(UserWarning, match="jumps along 'rate'"):
+        fed = pf.Federation(stepped(STEPPED["cast"]), (x, 2 * x), plate="data", num_clients=2)
+        idata = pf.run(pf.FedEP(), fed, progress=False, log_likelihood=False)
+    assert "The log density jumps along 'rate'" in idata.attrs["doubts"] and "FSGLD" not in idata.attrs["doubts"]
+
+
+def test_steps_of_latents_of_rows_are_named():
+    def model(y):
+        m = pyro.sample("m", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(y)):
+            e = pyro.sample("e", dist.Normal(m, 1.0))
+            pyro.sample("y", dist.Normal(e.ceil(), 0.5), obs=y)
+
+    with pytest.warns(UserWarning, match=r"jumps along 'e', at `.*e\.ceil"):
+        pf.Federation(model, (torch.linspace(-1.0, 1.0, 8),), plate="data", num_clients=2)
+
+
+@pytest.mark.parametrize(
+    ("density", "name"),
+    [
+        (lambda y, a: torch.heaviside(y - a, torch.zeros(())), "heaviside"),
+        (lambda y, a: torch.special.gammainc(a.exp(), y.exp()).log(), "igamma"),
+    ],
+    ids=["steps", "censored_gamma"],
+)
+def test_an_operation_without_a_derivative_is_named_by_its_line(density, name):
+    def model(y):
+        a = pyro.sample("a", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(y)):
+            pyro.factor("l", density(y, a))
+
+    with pytest.raises(pf.ModelError, match=rf"no derivative of {name} at `\(lambda.*\(test_splitting.py:\d+\)"):
+        pf.Federation(model, (torch.linspace(0.1, 1.0, 8),), plate="data", num_clients=2)

@@ -75,6 +75,15 @@ def test_a_result_with_failures_is_judged_as_any_other(probability, clients, dou
     assert ("Clients failed, and rounds went on without them" in found.attrs["doubts"]) == doubted
 
 
+@pytest.mark.parametrize(("kind", "words"), [("nan", "left the finite numbers"), ("huge", "change of")])
+def test_who_replied_what_cannot_be_used_is_not_asked_to_take_part(kind, words):
+    faulty = Faulty(probability=1.0, kinds=(kind,), clients=(1,))
+    found = run(PRIOR, unequal_lines(), executor=faulty, audit=True)
+    said = found.attrs["doubts"]
+    assert "All clients replied, and rounds went on without replies that could not be used" in said
+    assert words in said and "taking part" not in said
+
+
 def test_a_failed_visit_leaves_the_particles_where_they_were():
     algorithm = pf.PaperSVGD(num_particles=5, local_steps=4), pf.PaperDSVGD(num_particles=5, local_steps=4)
     faulty = Faulty(probability=1.0, clients=(1,))

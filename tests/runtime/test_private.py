@@ -159,6 +159,16 @@ def test_large_noise_is_told_in_sds_with_the_cure():
     assert (off < 6 * idata.posterior["w"].std(("chain", "draw")).values).all()  # of an honest width
 
 
+@pytest.mark.parametrize("algorithm", [pf.FedEP(start="prior"), pf.FedSEP(start="prior"), pf.FedPA(start="prior")])
+def test_a_posterior_that_clipping_holds_back_is_told_so_and_one_at_rest_is_not(algorithm):
+    sds = exact(federation())[1]
+    for norm, rounds, held in ((5.0, 3, True), (200.0, 6, False)):
+        idata = private(algorithm, norm=norm, num_rounds=rounds, noise_multiplier=0.01)
+        assert ("messages were still shortened" in idata.attrs["doubts"]) == held
+        wider = float((idata.posterior["w"].std(("chain", "draw")).values / sds).max())
+        assert wider > 1.4 if held else wider < 1.2
+
+
 def test_small_noise_is_not_doubted():
     idata = private(pf.FedSEP(start="prior"), noise_multiplier=1e-4)
     assert idata.attrs["noise"] < privacy_noise.LARGEST_NOISE

@@ -13,7 +13,7 @@ from __future__ import annotations
 import linecache
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import CodeType, TracebackType
 from typing import Any, NamedTuple
 
@@ -21,7 +21,9 @@ import pyro
 import torch
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor as is_wrapped
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
 from pyro_fed.density.bound import RowDensities
 from pyro_fed.density.running.handlers import run_model
@@ -38,6 +40,19 @@ ROUNDING = 1e-9
 MOST_RESULTS = 100_000
 #: Longest line that is quoted.
 LONGEST = 80
+#: Operations that make steps of what they take, and have a gradient of zero; without underscores.
+STEPS = frozenset(
+    (
+        *("floor", "ceil", "round", "trunc", "fix", "sign", "sgn", "frac", "heaviside", "floor_divide", "floordiv"),
+        *("rfloordiv", "remainder", "mod", "rmod", "fmod"),
+    )
+)
+#: Questions about a tensor that are none about its numbers.
+ASKS = frozenset(
+    ("dim", "size", "numel", "nelement", "is_floating_point", "is_complex", "__len__", "__get__", "stride")
+)
+#: Cuts that are kept, at most.
+MOST_CUTS = 64
 
 Line = tuple[str, int]
 
@@ -180,12 +195,31 @@ class Statements(Messenger):
             self.statements[msg["name"]] = line
 
 
-class _Leaving(TorchFunctionMode):
-    """Notes the first of the model's own lines that makes numbers without a gradient of numbers that have one."""
+class Cut(NamedTuple):
+    """An operation of the model's that lets no gradient of its numbers through.
 
-    def __init__(self) -> None:
+    Attributes:
+        line: of the model.
+        takes: the numbers that it takes, which have a gradient.
+        real: whether it makes real numbers, which may still be followed in steps of their own.
+    """
+
+    line: Line
+    takes: Tensor
+    real: bool
+
+
+class _Cutting(TorchFunctionMode):
+    """Notes the model's own lines that make numbers without a gradient of numbers that have one.
+
+    Args:
+        stepping: operations that do, although what they make has a gradient.
+    """
+
+    def __init__(self, stepping: Collection[str]) -> None:
         super().__init__()
-        self.line: Line | None = None
+        self.stepping = stepping
+        self.found: list[Cut] = []
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -193,10 +227,36 @@ class _Leaving(TorchFunctionMode):
         value = func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "")
         made = name.endswith("_like") or name.startswith("new_")  # takes a shape alone
-        if self.line is None and not made and _is_cut(value):
-            had = any(isinstance(arg, Tensor) and arg.requires_grad for arg in args)
-            self.line = current_line() if had and not _in_a_function() else None
+        real, counted = _is_cut(value), _is_counted(value) and name not in ASKS
+        if not made and (real or counted or name.strip("_") in self.stepping) and len(self.found) < MOST_CUTS:
+            takes = next((part for part in pytree.tree_leaves(args) if _has_gradient(part)), None)
+            line = None if _in_a_function() else current_line()
+            if takes is not None and line is not None:
+                self.found.append(Cut(line, takes, real))
         return value
+
+
+class Stepping(TorchFunctionMode):
+    """Notes whether a line of the model's own may make steps of what is mapped or differentiated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = False
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        value = func(*args, **(kwargs or {}))
+        name = getattr(func, "__name__", "")
+        counted = isinstance(value, float) or (_is_counted(value) and name not in ASKS)
+        if not self.found and (counted or name.strip("_") in STEPS):
+            taken = any(isinstance(part, Tensor) and is_wrapped(part) for part in pytree.tree_leaves(args))
+            self.found = taken and current_line() is not None
+        return value
+
+
+def _has_gradient(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad
 
 
 def _in_a_function() -> bool:
@@ -217,6 +277,34 @@ def _is_cut(value: Any) -> bool:
     return isinstance(value, float)
 
 
+def _is_counted(value: Any) -> bool:
+    """Whether these are whole numbers, or truth values."""
+    if isinstance(value, Tensor):
+        return not value.is_floating_point() and not value.is_complex()
+    return isinstance(value, int)
+
+
+def cuts(
+    problem: RowDensities, z: Tensor, rows: tuple[Any, ...], local: Tensor, stepping: Collection[str] = STEPS
+) -> list[Cut]:
+    """Operations of the model's own lines that let no gradient of z or the rows' latents through.
+
+    Args:
+        problem: the model's densities.
+        z: (D,) a point; in a graph that requires its gradient.
+        rows: row tensors, each (n, ...).
+        local: (n, d) latents of the rows.
+        stepping: names of operations that are taken for such ones, although what they make has a gradient.
+    """
+    cutting = _Cutting(stepping)
+    try:
+        with torch.enable_grad(), cutting:
+            problem.log_terms(z, rows, local)
+    except (RuntimeError, ValueError, IndexError, TypeError):  # as far as it came
+        pass
+    return cutting.found
+
+
 def left_graph(problem: RowDensities, z: Tensor, rows: tuple[Any, ...], local: Tensor) -> Line | None:
     """The line of the model that takes a value out of torch's graph; None where no line of its own does.
 
@@ -226,13 +314,8 @@ def left_graph(problem: RowDensities, z: Tensor, rows: tuple[Any, ...], local: T
         rows: row tensors, each (n, ...).
         local: (n, d) latents of the rows.
     """
-    leaving = _Leaving()
-    try:
-        with torch.enable_grad(), leaving:
-            problem.log_terms(z.detach().clone().requires_grad_(), rows, local)
-    except (RuntimeError, ValueError, IndexError, TypeError):  # as far as it came
-        pass
-    return leaving.line
+    found = cuts(problem, z.detach().clone().requires_grad_(), rows, local)
+    return next((cut.line for cut in found if cut.real), None)
 
 
 def _kept(value: Any) -> Any:

@@ -25,17 +25,17 @@ from torch.func import grad
 from torch.utils import _pytree as pytree
 
 from pyro_fed.density.bound import RowDensities
-from pyro_fed.density.checks.blame import blame, left_graph, line_of, quoted
+from pyro_fed.density.checks.blame import Stepping, blame, left_graph, line_of, quoted
 from pyro_fed.density.checks.first_run import FirstRun
 from pyro_fed.density.checks.plate_tree import plate_tree
 from pyro_fed.density.checks.points import local_points, points
 from pyro_fed.density.checks.shapes import rows_as_values
-from pyro_fed.density.checks.slopes import beside, check_slope
+from pyro_fed.density.checks.slopes import OF_STEPS, beside, check_slope, said_of, steps, without_derivative
 from pyro_fed.density.checks.source import as_arguments, held_data, held_sizes
 from pyro_fed.density.edges import is_suspect, warn_of_parameters
 from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.density.running.trace_sites import is_imputed
-from pyro_fed.errors import ModelError, PyroFedError, listed
+from pyro_fed.errors import ModelError, PyroFedError, listed, warn_user
 
 #: Rows among which each row is looked at, at all points; where there are more, all rows at the first point too.
 REFERENCE_ROWS = 2048
@@ -110,7 +110,9 @@ def check_splits(problem: RowDensities, seen: FirstRun) -> None:
         with torch.random.fork_rng(devices=[]):  # what a model draws by itself is not to change what comes after
             judged = problem.doubled()
             sample = _sample(judged, seen)
-            (whole, values), apart = _together_and_beside(judged, sample), _apart(judged, sample)
+            with Stepping() as stepping:
+                whole, values = _together_and_beside(judged, sample)
+            apart = _apart(judged, sample)
             _compare(judged, sample, whole, apart)
             _compare_with_all(judged, seen, sample, apart)
             check_slope(
@@ -123,11 +125,17 @@ def check_splits(problem: RowDensities, seen: FirstRun) -> None:
                 partial(_leaving, judged, sample),
                 _is_flat(whole),
             )
+            if stepping.found and (stepped := steps(judged, sample.z[0])):
+                warn_user(f"{said_of(stepped)}. {OF_STEPS}")
             _check_imputed(judged, seen, sample, whole)
             if is_suspect(seen) or any(bool(terms.isnan().any()) for terms in whole.inside.values()):
                 warn_of_parameters(problem.bound)
     except ModelError as error:
         raise ModelError(f"{error}{plate_tree(problem.bound)}") from error
+    except RuntimeError as error:
+        if (said := without_derivative(problem, error)) is None:
+            raise
+        raise said from error
 
 
 # -- rows and points --------------------------------------------------------------------------------------------

@@ -3,15 +3,28 @@
 All algorithms follow gradients, and would not see what the density says of such a latent. Along a direction d the
 gradient g is compared with the central difference (f(z + h d) - f(z - h d)) / 2h at two steps h, in float64; where the
 two differences agree with each other, and not with g · d, it is the gradient that is wrong.
+
+Rounding, comparing and counting make steps of a latent: the gradient is right between two of them, mostly zero, and
+says nothing of the next. Where the model has such an operation, see `blame.Cut`, the latents that go into it are
+followed along a line as in `compiling.jumps`: intervals over which the density changes by most that its gradient does
+not explain, |f(b) - f(a) - (b - a) (g(a) + g(b)) / 2|, are cut again and again. Of what is smooth, or continuous at
+least, nothing is left.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.func import grad_and_value
 
+from pyro_fed.density.bound import RowDensities
+from pyro_fed.density.checks.blame import STEPS as STEPPING
+from pyro_fed.density.checks.blame import Line, cuts, quoted
+from pyro_fed.density.compiling.compiler import FAILURES
 from pyro_fed.density.layout import Site
 from pyro_fed.errors import ModelError, listed
 
@@ -19,6 +32,25 @@ from pyro_fed.errors import ModelError, listed
 STEPS = (1e-4, 3e-5)
 #: The differences agree to this part, and a gradient that is off by the other is wrong.
 AGREE, WRONG = 1e-3, 1e-2
+
+#: Rows of which the density is looked at for steps, and numbers of the points that are run together.
+STEP_ROWS, TOGETHER = 128, 10_000_000
+#: Intervals at first: ends by powers of ten to both sides of zero, so many a power. So many of them are cut, each into
+#: so many, until they are as short as rounding lets them be.
+SMALLEST, LARGEST, A_POWER = -2, 3, 2
+KEPT, PIECES, SHORTEST = 4, 16, 1e-8
+#: What torch says of an operation that it cannot differentiate.
+NO_DERIVATIVE = re.compile(r"derivative for '?(?:aten::)?(\w+)")
+#: What users call what torch calls otherwise.
+CALLED = {"igamma": "special_gammainc", "igammac": "special_gammaincc"}
+#: Nats that are a step; steps where the density is lower than its best on the line by `LOW` nats say nothing.
+STEP, LOW = 0.05, 10.0
+
+#: What to do about steps.
+OF_STEPS = (
+    "Write it smoothly, such as torch.sigmoid((x - t) / width) in place of x > t, and the latent itself in place of a "
+    "rounded one; or make what is counted a discrete latent (pyro.sample of a Categorical), which is summed over"
+)
 
 #: What a likelihood that is the same wherever one looks is told.
 FLAT = (
@@ -84,6 +116,139 @@ def check_slope(
         ".detach(), float(), torch.tensor(value) or NumPy, so that no algorithm sees what the data say of it. Compute "
         "with torch's functions on the tensor itself"
     )
+
+
+def steps(problem: RowDensities, z: Tensor) -> dict[str, Line]:
+    """Latents along which the log density jumps, with the lines of the model that make steps of them.
+
+    Args:
+        problem: the model's densities, in float64.
+        z: (D,) the point that is moved from.
+    """
+    generator = torch.Generator().manual_seed(6)
+    at = torch.randperm(len(problem.rows[0]), generator=generator)[:STEP_ROWS]
+    rows = tuple(leaf[at] for leaf in problem.rows)
+    local = torch.randn(len(at), problem.local_dim, generator=generator, dtype=torch.float64)
+    point = torch.cat([z.detach(), local.flatten()])
+    return {
+        name: line
+        for name, line in _behind_cuts(problem, rows, point).items()
+        if _jumps(problem, rows, point, _line_of(problem, name, len(at)))
+    }
+
+
+def said_of(found: Mapping[str, Line]) -> str:
+    """What there is to say of latents in steps.
+
+    Args:
+        found: by `steps`; some.
+    """
+    lines = listed(list(dict.fromkeys(map(quoted, found.values()))))
+    return (
+        f"the log density jumps along {listed(map(repr, found))}, at {lines}: rounding, comparing and counting make "
+        "steps of a latent, and the gradients that all algorithms here follow see none of them"
+    )
+
+
+def without_derivative(problem: RowDensities, error: Exception) -> ModelError | None:
+    """What to say of an operation that torch cannot differentiate; None of other errors.
+
+    Args:
+        problem: the model's densities.
+        error: raised where a gradient was taken.
+    """
+    match = NO_DERIVATIVE.search(str(error))
+    if match is None:
+        return None
+    rows = tuple(leaf[:2] for leaf in problem.rows)
+    point = torch.zeros(problem.dim + len(rows[0]) * problem.local_dim, dtype=torch.float64, requires_grad=True)
+    names = frozenset((match[1], CALLED.get(match[1], match[1])))
+    found = cuts(problem.doubled(), *_parts(problem, point, rows), names)
+    at = f" at {quoted(found[0].line)}" if found else ""
+    cure = OF_STEPS if match[1] in STEPPING else "Write it by functions that have one"
+    return ModelError(f"torch has no derivative of {match[1]}{at}, and all algorithms here follow gradients. {cure}")
+
+
+def _behind_cuts(problem: RowDensities, rows: tuple[Tensor, ...], point: Tensor) -> dict[str, Line]:
+    """Latents that go into an operation that lets no gradient through, and the first such line of each."""
+    leaf, found = point.clone().requires_grad_(), dict[str, Line]()
+    with torch.enable_grad():
+        made = cuts(problem, *_parts(problem, leaf, rows))
+    for cut in made:
+        weights = torch.randn(cut.takes.shape, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+        with torch.enable_grad():
+            (slope,) = torch.autograd.grad((weights * cut.takes).sum(), leaf, retain_graph=True, allow_unused=True)
+        if slope is None:
+            continue
+        for name in (*problem.sites, *problem.layout.local):
+            if bool((slope * _line_of(problem, name, len(rows[0]))).any()):
+                found.setdefault(name, cut.line)
+    return found
+
+
+def _parts(problem: RowDensities, point: Tensor, rows: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:
+    """What the model takes at a point: z, the rows and their latents."""
+    z, local = point.split([problem.dim, len(point) - problem.dim])
+    return z, rows, local.reshape(len(rows[0]), problem.local_dim)
+
+
+def _line_of(problem: RowDensities, name: str, count: int) -> Tensor:
+    """A direction in which a latent moves alone, of the flat vector and the latents of so many rows."""
+    z = torch.zeros(problem.dim, dtype=torch.float64)
+    local = torch.zeros(count, problem.local_dim, dtype=torch.float64)
+    site = problem.sites.get(name) or problem.layout.local[name]
+    own = z[site.start : site.start + site.size] if name in problem.sites else _columns(local, site)
+    own += torch.randn(own.shape, generator=torch.Generator().manual_seed(8), dtype=torch.float64)
+    line = torch.cat([z, local.flatten()])
+    return line / line.abs().max()
+
+
+def _columns(local: Tensor, site: Site) -> Tensor:
+    return local[:, site.start : site.start + site.row_size]
+
+
+def _jumps(problem: RowDensities, rows: tuple[Tensor, ...], point: Tensor, line: Tensor) -> bool:
+    """Whether the log density jumps along a line through a point."""
+
+    def density(point: Tensor) -> Tensor:
+        outside, inside = problem.log_terms(*_parts(problem, point, rows))
+        return sum((terms.sum() for terms in (*outside.values(), *inside.values())), point.new_zeros(()))
+
+    def along(t: Tensor) -> tuple[Tensor, Tensor]:
+        slope, value = grad_and_value(density)(point + t * line)
+        return value, slope @ line
+
+    ends = 10 ** torch.linspace(SMALLEST, LARGEST, (LARGEST - SMALLEST) * A_POWER + 1, dtype=torch.float64)
+    places = torch.cat([-ends.flip(0), ends.new_zeros(1), ends]).unsqueeze(0)  # (intervals that are cut, places in it)
+    best = places.new_full((), -torch.inf)
+    while True:
+        runs = [_run(problem, along, some) for some in places.flatten().split(max(1, TOGETHER // len(point)))]
+        values, slopes = (torch.cat(part).reshape(places.shape) for part in zip(*runs, strict=True))
+        best = torch.maximum(best, values.nan_to_num(nan=-torch.inf, posinf=-torch.inf).max())
+        length, change = places.diff(), values.diff()
+        left = (change - length * (slopes[:, :-1] + slopes[:, 1:]) / 2).abs().nan_to_num(nan=0.0, posinf=0.0)
+        likely = torch.maximum(values[:, :-1], values[:, 1:]) >= best - LOW
+        most, which = torch.where(likely, left, 0.0).flatten().topk(min(KEPT, left.numel()))
+        start, end = (part.flatten()[which][most > STEP] for part in (places[:, :-1], places[:, 1:]))
+        if not len(start):
+            return False
+        if bool((end - start <= SHORTEST * torch.maximum(start.abs(), end.abs()).clamp_min(1.0)).all()):
+            first, second = left.topk(2, 1).values.unbind(1)
+            return bool(((first > STEP) & (second < STEP)).any())  # one step each; rounding makes many
+        cut = torch.linspace(0, 1, PIECES + 1, dtype=torch.float64)
+        places = start.unsqueeze(1) + cut * (end - start).unsqueeze(1)
+
+
+def _run(problem: RowDensities, along: Callable[[Tensor], Any], places: Tensor) -> tuple[Tensor, Tensor]:
+    """Values and slopes at some places; no numbers where the model cannot be run, as beyond the end of a table."""
+    try:
+        found: tuple[Tensor, Tensor] = problem.vmap(along)(places)
+        return found
+    except (*FAILURES, IndexError, OverflowError):
+        if len(places) == 1:
+            return torch.full_like(places, torch.nan), torch.full_like(places, torch.nan)
+    values, slopes = zip(*(_run(problem, along, one) for one in places.split(1)), strict=True)
+    return torch.cat(values), torch.cat(slopes)
 
 
 def _right_elsewhere(run: Callable[[Tensor], tuple[Tensor, Tensor]], points: Tensor, direction: Tensor) -> bool:

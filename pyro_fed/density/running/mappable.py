@@ -195,11 +195,23 @@ def _steps(
     return torch.stack(outputs[::-1] if backwards else outputs), hidden
 
 
+def numbers_of(values: Tensor) -> Tensor:
+    """`Tensor.data`, which `vmap` refuses: a view without a gradient, of the same numbers.
+
+    Pyro writes through it into what it has just made, as `safe_normalize` does, or its stable distributions' noise.
+
+    Args:
+        values: any shape.
+    """
+    return values.detach()
+
+
 #: What stands for what.
 MAPPABLE: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.cumprod: prefix_products,
     Tensor.cumprod: prefix_products,
     torch.special.log_ndtr: log_normal_cdf,
+    Tensor.data.__get__: numbers_of,  # type: ignore[attr-defined]
     torch.take: taken,
     Tensor.take: taken,
     Tensor.unfold: windows,

@@ -172,6 +172,21 @@ def is_deterministic(msg: Message) -> bool:
     return bool(msg["infer"].get("_deterministic")) or (msg["is_observed"] and masked_off)
 
 
+def is_reported(msg: Message) -> bool:
+    """Whether the site has a computed value: a deterministic one, or with a density of the latents that it is made of.
+
+    The latter is what Pyro's reparameterisers by Haar wavelets, cosines and parts leave: `Delta(value, log_density)`,
+    observed to be that value.
+
+    Args:
+        msg: the site's message in a trace.
+    """
+    fn = innermost(msg["fn"])
+    if is_deterministic(msg) or not msg["is_observed"] or not isinstance(fn, dist.Delta):
+        return is_deterministic(msg)
+    return fn.v.shape == msg["value"].shape and bool((fn.v == msg["value"]).all())
+
+
 def frame_of(msg: Message, plate: str) -> Any:
     """The site's frame of the named plate, or None outside it.
 

@@ -48,7 +48,7 @@ from pyro_fed.results.to_arviz import released_alone, to_inference_data
 from pyro_fed.runtime.context import Context
 from pyro_fed.runtime.ending.by_sums import judge_by_sums
 from pyro_fed.runtime.ending.collecting import INACCURATE, collected, integration_notes
-from pyro_fed.runtime.ending.privacy_noise import Noisy, with_noise
+from pyro_fed.runtime.ending.privacy_noise import Noisy, still_shortened, with_noise
 from pyro_fed.runtime.interruption.outcome import FEWEST_DRAWS, no_posterior
 from pyro_fed.runtime.replies import hidden
 
@@ -157,7 +157,7 @@ class Finish:
             found = Noisy(draws, self.algorithm.warnings(record, context.problem), 0.0)
         else:
             found = with_noise(self.algorithm, context, shared, draws, self.num_draws)
-        record.doubts += found.doubts + self.unsettled()
+        record.doubts += found.doubts + still_shortened(context) + self.unsettled()
         assert isinstance(context.combination, Private)
         releases = sum(bool(one.clients) for one in record.rounds)
         epsilon = context.combination.epsilon(releases) if releases else 0.0
