@@ -111,11 +111,15 @@ def test_hospitals_keep_their_effects_over_a_grid(flower, tmp_path, kind):
     assert "a" not in found.posterior  # the effects are at the hospitals
 
 
+SIMULATED = ("FedEP", "P2PVI")
 SECURE = {"FedSEP": '[settings]\nstart = "prior"\n[run]\nnum_rounds = 3'}
 
 
 def test_same_answer_in_a_simulation(flower, tmp_path, monkeypatch):
-    """All families in one simulation, whose start takes longest; and one run with secure aggregation."""
+    """An algorithm with a server, one without, and secure aggregation, in one simulation, whose start takes longest.
+
+    The app that Flower's processes run is that of the tests over a grid, which take all families.
+    """
     for name in ("FLWR_TELEMETRY_ENABLED", "RAY_USAGE_STATS_ENABLED", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"):
         monkeypatch.setenv(name, "0")
     model, recipes = flower.write_case(tmp_path, flower.RECIPES | SECURE)
@@ -123,14 +127,14 @@ def test_same_answer_in_a_simulation(flower, tmp_path, monkeypatch):
 
     @server.main()
     def every_family(grid, context):
-        for family in FAMILIES:
+        for family in SIMULATED:
             found[family] = quiet_serve(flower, grid, model, recipes[family])
         found["FedSEP"] = quiet_serve(flower, grid, model, recipes["FedSEP"], secure_aggregation="{largest = 1e4}")
 
     resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0}}
     start = {"init_args": {"num_cpus": 1, "include_dashboard": False}}  # one process plays all clients in turn
     flower.run_simulation(server, flower.make_client(model, recipes.values()), 3, backend_config=resources | start)
-    for family in FAMILIES:
+    for family in SIMULATED:
         assert_same(found[family], sequential(family))
     options = {"compile": "off", "progress": False, "num_rounds": 3, "log_likelihood": False, "audit": False}
     summed = pf.run(pf.FedSEP(start="prior"), unequal_lines(), executor="sequential", **options)

@@ -565,7 +565,7 @@ def test_a_point_whose_steps_grow_is_said_to_be_on_its_way(fed, growth, rounds, 
 
 
 @pytest.mark.filterwarnings("ignore:the SDs still changed")  # by 1 % a round, where that is said
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_noise_scale_leaves_the_mode_at_which_the_network_knows_all_rows(seed):
     """Pooled variational inference has a scale of 0.72 and a log density of -1.05; the mode 0.30 and -3.8."""
     columns, target = (torch.tensor(a, dtype=torch.float32) for a in late_diabetes())
@@ -634,7 +634,7 @@ def test_first_sites_beside_a_small_noise_scale_have_curvatures_of_its_size():
     x = torch.randn(240, 10, generator=noise)
     y = torch.sin(x[:, 0]) + 0.5 * x[:, 1] + 0.05 * torch.randn(240, generator=noise)
     fed = pf.Federation(with_noise, (x, y), plate="data", num_clients=10, seed=0)
-    found = pf.run(PointSites(), fed, audit=False, log_likelihood=False, progress=False, compile="off")["posterior"]
+    found = pf.run(PointSites(), fed, audit=False, log_likelihood=False, progress=False, compile="trace")["posterior"]
     assert min(float(found[name].std(("chain", "draw")).min()) for name in ("w1", "b1", "w2")) > 1e-3
 
 

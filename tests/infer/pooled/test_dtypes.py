@@ -113,7 +113,7 @@ def mixed(y):
 @pytest.mark.parametrize(
     "algorithm",
     [
-        pf.NUTS(num_samples=400, warmup_steps=100, num_chains=1),
+        pf.NUTS(num_samples=200, warmup_steps=100, num_chains=1),
         pf.ConsensusMC(num_samples=200, warmup_steps=100),
         pf.PMD(),
         pf.SVI(num_steps=400, num_guide_draws=400),
