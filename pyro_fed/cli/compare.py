@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 @options.out("Write the comparison as one HTML page.", options.PAGE)
 @options.results
 @options.executor
+@options.device
 @options.max_seconds
 @options.as_json
 @options.verbose
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 def compare(
     model: str, recipe_names: tuple[str, ...], reference: str | None, apart: bool, clients: int | None,
     partition_text: str, assignments: tuple[str, ...], seed: int, out: Path | None, results_folder: Path | None,
-    executor_text: str, max_seconds: float | None, as_json: bool, verbose: bool, quiet: bool,
+    executor_text: str, device: str | None, max_seconds: float | None, as_json: bool, verbose: bool, quiet: bool,
 ) -> None:  # fmt: skip
     """Compare several RECIPEs on a MODEL.
 
@@ -64,7 +65,7 @@ def compare(
     chosen = _chosen(recipe_names, reference)
     algorithms = _algorithms(chosen, assignments)
     module = library.load_model(model)
-    fed, test = build_federation(module, clients, partition_text, seed)
+    fed, test = build_federation(module, clients, partition_text, seed, device)
     if results_folder is not None:
         check_savable(fed.problem, "--results")
     name_of_model, stem = Path(str(module.__file__)).stem, Path(reference).stem if reference else None

@@ -113,6 +113,7 @@ def main() -> None:
     help="Rows of the posterior's table.",
 )
 @options.executor
+@options.device
 @options.graph
 @options.checkpoint
 @options.resume
@@ -122,8 +123,8 @@ def main() -> None:
 def run(
     model: str, recipe_name: str, clients: int | None, partition_text: str, rounds: int | None,
     max_seconds: float | None, assignments: tuple[str, ...], seed: int, out: Path | None, report: Path | None,
-    rows: int, executor_text: str, graph_text: str | None, checkpoint: Path | None, resume: bool, as_json: bool,
-    verbose: bool, quiet: bool,
+    rows: int, executor_text: str, device: str | None, graph_text: str | None, checkpoint: Path | None,
+    resume: bool, as_json: bool, verbose: bool, quiet: bool,
 ) -> None:  # fmt: skip
     """Run a RECIPE on a MODEL over clients; without one the recipe auto.
 
@@ -152,7 +153,7 @@ def run(
         assigned["max_rounds"] = rounds
     algorithm = chosen.build(assigned, where="--set")
     module = library.load_model(model)
-    fed, test = build_federation(module, clients, partition_text, seed)
+    fed, test = build_federation(module, clients, partition_text, seed, device)
     if out is not None:
         check_savable(fed.problem, "--out")
     settings = chosen.run_options(fed.num_clients)

@@ -151,6 +151,11 @@ verbose = click.option("-v", "--verbose", is_flag=True, help="Show where each wa
 #: For programs that read the output.
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object in place of the text.")
 
+#: What it is computed on.
+device = click.option(
+    "--device", metavar="NAME", help="Where the clients' steps are computed, such as cuda.  [default: cpu]"
+)
+
 #: Where the clients' work is done.
 executor = click.option(
     "--executor",

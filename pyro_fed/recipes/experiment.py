@@ -24,7 +24,9 @@ class Experiment(NamedTuple):
     test: tuple[Any, ...] | None
 
 
-def build_federation(module: ModuleType, clients: int | None, partition_text: str, seed: int) -> Experiment:
+def build_federation(
+    module: ModuleType, clients: int | None, partition_text: str, seed: int, device: str | None = None
+) -> Experiment:
     """The model's training data over clients, and its test data.
 
     Args:
@@ -32,12 +34,13 @@ def build_federation(module: ModuleType, clients: int | None, partition_text: st
         clients: how many; by default as many as groups, where the partition is by group, else `DEFAULT_CLIENTS`.
         partition_text: such as "dirichlet:0.3".
         seed: of the partition.
+        device: where the clients' steps are computed, as for `Federation`.
 
     Returns:
         The federation and the test data.
 
     Raises:
-        SettingError: the partition cannot be read, or does not allow so many clients.
+        SettingError: the partition cannot be read, or does not allow so many clients; there is no such device.
 
     Example:
         >>> fed, test = build_federation(load_model("logistic_regression"), 10, "dirichlet:0.3", seed=0)
@@ -46,7 +49,16 @@ def build_federation(module: ModuleType, clients: int | None, partition_text: st
     how = partition.parse(partition_text, columns=train[0], named=_named(module.model, train))
     rows = getattr(module, "ROWS", None)
     count = DEFAULT_CLIENTS if clients is None and not isinstance(how, partition.ByGroup) else clients
-    fed = Federation(module.model, train, plate=module.PLATE, rows=rows, num_clients=count, partition=how, seed=seed)
+    fed = Federation(
+        module.model,
+        train,
+        plate=module.PLATE,
+        rows=rows,
+        num_clients=count,
+        partition=how,
+        seed=seed,
+        device=device,
+    )
     return Experiment(fed, test)
 
 

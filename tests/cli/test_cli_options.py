@@ -60,6 +60,7 @@ def test_a_run_goes_on_from_its_checkpoint(tmp_path):
 @pytest.mark.parametrize(
     ("options", "part"),
     [
+        (("--device", "cuda:99"), "torch has no such device here"),
         (("--executor", "fast"), "expected vectorised, sequential or ray:N"),
         (("--executor", "ray:0"), "expected vectorised, sequential or ray:N"),
         (("--graph", "rnig"), "has no 'rnig'"),
