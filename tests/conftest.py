@@ -30,6 +30,7 @@ gc.set_threshold(20_000, 20, 20)  # of which imports and tracing, that leave lit
 LONGEST = (
     "flower",
     "tests/recipes/test_recipes_run.py",
+    "tests/infer/test_networks.py",
     "tests/docs/test_tutorials.py",
     "tests/infer/ep/test_fedep.py",
     "ray",
@@ -40,6 +41,8 @@ LONGEST = (
     "tests/runtime/agents/test_agents.py",
     "tests/runtime/test_device.py",
     "tests/library/test_gallery.py",
+    "tests/trial/test_trial.py",
+    "tests/test_public_names.py",
 )
 
 

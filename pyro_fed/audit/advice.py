@@ -34,7 +34,7 @@ CURES = {
     "chains": "Run more rounds, with shorter steps, or use FedAIS or NUTS, which need no step size",
 }
 #: Cure where the density jumps.
-WEIGHED = "FedAIS weights its draws by the density itself, which needs none: it may do, with more proposals where not"
+WEIGHED = "FedAIS weights its draws by the density and needs no scores: use it, with more proposals if they are too few"
 #: Cure where a plan tries all of these.
 LEFT = (
     "What is left to try: NUTS on all rows together, more particles or proposals (pf.run), or the model in another form"
@@ -44,8 +44,8 @@ LEFT = (
 FEW_ROWS = 2.5
 #: Cure where what weighted points have found is beyond the draws.
 BEYOND = (
-    "The posterior has mass beyond them, in a long tail, or in a slab beside a spike: DSVGD looks for it within the "
-    "prior's range, and FedAIS(surrogates=DSVGD()) weights what it finds"
+    "The posterior has mass beyond the draws, in a long tail or in a slab beside a spike: DSVGD looks for it within "
+    "the prior's range, and FedAIS(surrogates=DSVGD()) weights what it finds"
 )
 
 

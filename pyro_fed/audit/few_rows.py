@@ -45,7 +45,7 @@ def on_rows_alone(target: Target, generator: torch.Generator) -> Target:
         generator: deals the rows.
     """
     order = _order(target, generator)
-    return target if order is None else _by(target, order[: fewest(target.problem)])
+    return target if order is None else replace(target, few=_alone(target, order[: fewest(target.problem)]))
 
 
 def on_few_rows(target: Target, white: Tensor, generator: torch.Generator) -> Target:
@@ -67,7 +67,7 @@ def on_few_rows(target: Target, white: Tensor, generator: torch.Generator) -> Ta
     allowed = AGREE + ROUNDING * torch.finfo(target.problem.dtype).eps * float(value.abs().max())
     count = fewest(target.problem)
     while MORE * count <= len(order):
-        found = _bent(_by(target, order[:count]), at, value, score)
+        found = _bent(target, _alone(target, order[:count]), at, value, score)
         if bool(((found(at)[0] - value).abs() <= allowed).all()):
             return found
         count *= MORE
@@ -83,27 +83,27 @@ def _order(target: Target, generator: torch.Generator) -> Tensor | None:
     return torch.randperm(problem.num_rows, generator=generator)
 
 
-def _by(target: Target, which: Tensor) -> Target:
-    """The density by some rows, as if they missed nothing."""
+def _alone(target: Target, which: Tensor) -> FewRows:
+    """Some rows, as if they missed nothing."""
     rows = tuple(leaf[which.to(leaf.device)] for leaf in target.problem.all_rows)
     zero = target.centre.new_zeros(())
     dim = len(target.centre)
-    return replace(target, few=FewRows(rows, len(which), zero, zero.expand(dim), zero.expand(dim, dim)))
+    return FewRows(rows, len(which), zero, zero.expand(dim), zero.expand(dim, dim))
 
 
-def _bent(target: Target, at: Tensor, value: Tensor, score: Tensor) -> Target:
-    """With what the rows miss to second order.
+def _bent(target: Target, few: FewRows, at: Tensor, value: Tensor, score: Tensor) -> Target:
+    """The density by some rows, corrected to second order for what they miss.
 
     Args:
-        target: by some rows alone.
+        target: the posterior, of all rows.
+        few: some rows alone.
         at: the origin, and points to both sides of it along each axis, first (2 D + 1, D); more are not used.
         value: of all rows there.
         score: likewise.
     """
-    assert target.few is not None
     dim = at.shape[1]
-    some_value, some_score = target(at[: 2 * dim + 1])
+    some_value, some_score = replace(target, few=few)(at[: 2 * dim + 1])
     missed = score[: 2 * dim + 1] - some_score
     bend = (missed[dim + 1 :] - missed[1 : dim + 1]) / (2 * STEP)
-    few = replace(target.few, level=value[0] - some_value[0], slope=missed[0], bend=(bend + bend.T) / 2)
-    return replace(target, few=few)
+    corrected = replace(few, level=value[0] - some_value[0], slope=missed[0], bend=(bend + bend.T) / 2)
+    return replace(target, few=corrected)

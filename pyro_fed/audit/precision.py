@@ -56,7 +56,7 @@ def precision(evidence: Evidence) -> list[str]:
         return []
     return [
         f"float32 is not enough for this posterior: {found}. Compute in float64, by Federation(..., "
-        "dtype=torch.float64); centred and scaled columns may do too"
+        "dtype=torch.float64). Columns that are centred and scaled may be enough too"
     ]
 
 

@@ -73,8 +73,8 @@ def few_draws_tell(
         return []
     if none := _without_variance(target, draws, long):
         return [
-            f"{quoted(quantities.labels[none[0]])} has no variance: its density falls no faster than |x|^-3 far out. A "
-            f"few draws make its SD, and its mean. {QUANTILES}"
+            f"{quoted(quantities.labels[none[0]])} has no variance: its density falls no faster than |x|^-3 far out. "
+            f"Its mean and SD depend on a few draws. {QUANTILES}"
         ]
     if (found := census()) is None:
         return []
@@ -89,7 +89,8 @@ def few_draws_tell(
     name = quoted(quantities.labels[number])
     return [
         f"a few draws far out make the SD of {name}, and its mean: the posterior's tail is so long (a kurtosis of "
-        f"{float(longest[number]):.2g}) that {len(draws)} draws do not tell them, right as they may be. {QUANTILES}"
+        f"{float(longest[number]):.2g}) that {len(draws)} draws do not determine them, even if all draws are right. "
+        f"{QUANTILES}"
     ]
 
 
@@ -155,8 +156,8 @@ def reported_without_variance(problem: Problem, draws: Tensor) -> list[str]:
     if not said:
         return []
     return [
-        f"{said} has no variance that its draws could tell: its tail is that of a Pareto distribution with k = "
-        f"{longest:.1f}, and from 0.5 on there is none. A few draws make its SD, and its mean. {QUANTILES}"
+        f"{said} seems to have no variance: the tail of its draws is that of a Pareto distribution with k = "
+        f"{longest:.1f}, which has none from 0.5 on. Its mean and SD depend on a few draws. {QUANTILES}"
     ]
 
 

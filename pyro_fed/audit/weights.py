@@ -52,8 +52,8 @@ def judged_by_weights(evidence: Evidence, points: Tensor, log_density: Tensor) -
     log_q = algorithm.log_density(evidence.shared, points[None]) if isinstance(algorithm, KnownDensity) else None
     if log_q is None:
         return [
-            f"not audited: {name} draws from no density that is known, so that the clients' sums cannot weigh its "
-            f"draws, and chains would need their gradients. FedAIS, started from it, weighs draws by sums"
+            f"not audited: {name} draws from no density that is known, so that the clients' sums give no weights for "
+            "its draws, and chains would need the clients' gradients. FedAIS, started from it, weighs draws by sums"
         ]
     if len(points) < FEWEST:
         return [f"not audited: {len(points)} draws are too few for weights, which take {FEWEST} (num_draws)"]
@@ -65,8 +65,8 @@ def judged_by_weights(evidence: Evidence, points: Tensor, log_density: Tensor) -
     if k > LARGEST_PARETO_K and found.effective < TRUSTED_SHARE * len(points):
         record.doubts.append(
             f"these draws are not the posterior's, as far as importance weights by all clients' likelihoods can tell: "
-            f"the weights' Pareto k is {k:.2f}, above {LARGEST_PARETO_K}, so that they cannot correct means and SDs, "
-            f"and the draws are worth {found.effective:.0f} of {len(points)}. {cure(evidence)}"
+            f"the weights' Pareto k is {k:.2f}, above {LARGEST_PARETO_K}, so that means and SDs cannot be corrected by "
+            f"them, and {len(points)} draws are worth {found.effective:.0f}. {cure(evidence)}"
         )
         return []
     moments = weighted_moments(evidence.quantities(points), log_weights)

@@ -107,11 +107,10 @@ class Roll:
             The client's number; None where it is none of the run's, which the log tells.
         """
         objection = found if isinstance(found, str) else self._objection(found, online)
-        if objection:
+        if isinstance(found, str) or objection:
             self.strangers.add(node)
             LOG.warning("Node %d is not taken in: %s", node, objection)
             return None
-        assert isinstance(found, Description)
         client = self.names.index(found.name)
         LOG.info("Client %s is here, at node %d", found.name, node)
         self.nodes[client] = node

@@ -69,7 +69,7 @@ def problem(model, x, y):
         (network, 1.0, 0.0, ""),
         (network, 10.0, 0.0, ""),
         (network, 1000.0, 0.0, "column 1 of argument 'x'"),
-        (network, 10.0, 2000.0, "values of size 2e+03"),
+        (network, 10.0, 2000.0, "values are of size 2e+03"),
         (narrow, 1000.0, 2000.0, ""),
         (horseshoe, 1.0, 0.0, ""),
         (horseshoe, 1000.0, 2000.0, "column 1 of argument 'x'"),

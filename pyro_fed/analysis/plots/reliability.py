@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from torch import Tensor
 
 from pyro_fed.analysis.judging import metrics
 from pyro_fed.analysis.judging.calibration import BINS, calibration_errors, reliability
@@ -62,7 +63,7 @@ def plot_reliability(
         found = metrics.predict_rows(federation.problem, draws, test)
         if found.probs is None:
             raise SettingError("a reliability plot needs observations that are classes; here they are numbers")
-        _panel(one, found, 1 / found.probs.shape[1], bins, palette[name])
+        _panel(one, found.probs, found.value, bins, palette[name])
         errors = calibration_errors(found.probs, found.value, bins)
         one.set_title(f"{name}\nECE {errors['ece']:.3f}, MCE {errors['mce']:.2f}".strip(), fontsize=10)
     if ax is None:
@@ -71,9 +72,8 @@ def plot_reliability(
     return axes
 
 
-def _panel(ax: Axes, found: metrics.Predictions, chance: float, bins: int, color: str) -> None:
-    probs, value = found.probs, found.value
-    assert probs is not None
+def _panel(ax: Axes, probs: Tensor, value: Tensor, bins: int, color: str) -> None:
+    chance = 1 / probs.shape[1]
     points = reliability(probs, value, bins)
     ax.plot([0, 1], [0, 1], color=REFERENCE_LINE, linewidth=1, linestyle="--", zorder=1)
     ax.plot(points.confidence, points.accuracy, color=color, linewidth=1, alpha=0.6)

@@ -191,11 +191,10 @@ class Compared:
         centre = "the reference" if self.centre == self.reference else str(self.centre)
         return (note.format(centre=centre) if len(self.drawable) > 1 else of_one) + self.left_out
 
-    def different(self, most: int) -> list[str]:
-        """The parameters on which results differ most."""
-        assert self.centre is not None
+    def different(self, centre: str, most: int) -> list[str]:
+        """The parameters on which results differ most from the one in the centre."""
         flat = {name: draws.flat for name, draws in self.draws.items()}
-        return most_different(flat, self.centre, self.draws[self.centre].labels, None, most)
+        return most_different(flat, centre, self.draws[centre].labels, None, most)
 
     def moments(self, label: str) -> str:
         """Mean and SD of a parameter by result, in words."""
@@ -247,7 +246,7 @@ def _without_legend(axes: Any) -> None:
 def _forest(about: Compared) -> Picture | None:
     if about.centre is None:
         return None
-    shown = about.different(MOST_IN_FOREST)
+    shown = about.different(about.centre, MOST_IN_FOREST)
     total, others = len(about.draws[about.centre].labels), max(1, len(about.drawable) - 1)
     size = (4.2, 0.9 + (0.09 * others + 0.1) * max(len(shown), 4))
 
@@ -286,7 +285,7 @@ def _posteriors(about: Compared) -> Picture | None:
         return Panel(draw, NARROW, about.moments(label))
 
     note = about.over_centre(POSTERIORS, POSTERIORS_OF_ONE)
-    return Picture("", [panel(one) for one in about.different(MOST_PANELS)], note, about.legend)
+    return Picture("", [panel(one) for one in about.different(about.centre, MOST_PANELS)], note, about.legend)
 
 
 def _pair(about: Compared) -> Picture | None:
@@ -294,7 +293,7 @@ def _pair(about: Compared) -> Picture | None:
     others = [name for name in about.drawable if name != centre]
     if centre is None or len(about.draws[centre].labels) < 2:
         return None
-    labels = about.different(2)
+    labels = about.different(centre, 2)
 
     def panel(name: str) -> Panel:
         both = {centre: about.drawable[centre], name: about.drawable[name]}

@@ -34,17 +34,16 @@ def tables(about: Compared) -> list[dict[str, Any]]:
     Args:
         about: the results.
     """
-    found = [_summary(about)] if about.centre is not None else []
+    found = [_summary(about, about.centre)] if about.centre is not None else []
     return found + ([_mixing(about)] if about.chains else [])
 
 
-def _summary(about: Compared) -> dict[str, Any]:
-    assert about.centre is not None
-    truth = about.draws[about.centre]
+def _summary(about: Compared, centre: str) -> dict[str, Any]:
+    truth = about.draws[centre]
     flat = truth.flat
     low, high = np.quantile(flat, ENDS, axis=0)
     columns: dict[str, tuple[np.ndarray, Callable[[float], str]]] = {
-        f"{about.centre}: mean": (flat.mean(0), significant),
+        f"{centre}: mean": (flat.mean(0), significant),
         "SD": (flat.std(0), significant),
         "3\u00a0%": (low, significant),
         "97\u00a0%": (high, significant),
@@ -54,7 +53,7 @@ def _summary(about: Compared) -> dict[str, Any]:
         at = [place.get(label, -1) for label in truth.labels]
         mean, ratio = (np.append(values, math.nan)[at] for values in (found.mean, found.ratio))  # the last is NaN
         columns |= {f"{name}: mean off by": (mean, digits(2)), f"{name}: SD ratio": (ratio, digits(2))}
-    shown = about.different(MOST_ROWS)
+    shown = about.different(centre, MOST_ROWS)
     kept = [truth.labels.index(label) for label in shown]
     rows = {truth.labels[i]: [(cell(values[i], write), values[i]) for values, write in columns.values()] for i in kept}
     total = len(truth.labels)

@@ -53,9 +53,9 @@ def out_of_range(problem: Problem, seed: int) -> list[str]:
     if worst.leaf is not None and len(names) == len(problem.rows):
         what += f" of argument '{names[worst.leaf]}'"
     return [
-        f"{what} is out of range of the network's units: values of size {worst.of_rows:.2g}, beside weights that the "
-        f"prior puts at {worst.of_weights:.2g}, so that units are the same for nearly all rows. Centre and scale "
-        "columns before the model (pf.column_sums and pf.pooled_moments do it without pooling rows)"
+        f"{what} is out of range of the network's units: its values are of size {worst.of_rows:.2g}, and the prior's "
+        f"weights of size {worst.of_weights:.2g}, so that each unit has the same value for nearly all rows. Centre and "
+        "scale columns before the model (pf.column_sums and pf.pooled_moments do it without pooling rows)"
     ]
 
 

@@ -49,9 +49,9 @@ def of_no_use(problem: Problem, draws: Tensor) -> list[str]:
     name = problem.layout.single_observed()
     return [
         f"the inputs tell this network nothing of '{name}': the {len(gain)} rows that were looked at are predicted no "
-        f"better by their own than by those of other rows ({mean:.2g} ± {error:.1g} nats a row). Either there is "
-        "nothing to learn, or its weights have stayed where they began or near their prior, as those of many layers do "
-        "in a Gaussian without correlations: DSVGD's particles, or fewer layers, show which"
+        f"better by their own inputs than by those of other rows ({mean:.2g} ± {error:.1g} nats a row). Either there "
+        "is nothing to learn, or the weights have stayed near their start or their prior, as happens to many layers "
+        "under a Gaussian without correlations. To see which, try DSVGD, or fewer layers"
     ]
 
 

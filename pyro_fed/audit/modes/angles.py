@@ -65,7 +65,7 @@ class Angle:
         """A clause that says so."""
         return (
             f"'{self.label}' is an angle, or periodic otherwise, and its posterior goes on across the ends of its "
-            f"interval, {self.lower:.3g} and {self.upper:.3g}, which are one place"
+            f"interval, {self.lower:.3g} and {self.upper:.3g}, which are the same angle"
         )
 
     @property
@@ -73,7 +73,7 @@ class Angle:
         """What to do."""
         return (
             f"Measure it from where its posterior is: sample the difference to {self.centre:.3g} in its place, on the "
-            "same interval, or two coordinates of which it is the angle"
+            "same interval, or sample two coordinates whose angle it is"
         )
 
 
@@ -162,7 +162,7 @@ def explained(evidence: Evidence, said: list[str]) -> list[str]:
     for angle in across_ends(evidence) if said else []:
         its = [f"'{angle.label}'" in sentence or f"'{angle.name}'" in sentence for sentence in said]
         if any(its):
-            cause = f"{angle.across}: what is one mode is two there, and these draws have not both as they are"
+            cause = f"{angle.across}: one mode looks like two there, and the draws do not have both as they should"
             return [f"{cause}. {angle.cure}", *(sentence for sentence, own in zip(said, its, strict=True) if not own)]
     return said
 
@@ -177,7 +177,7 @@ def as_numbers(evidence: Evidence) -> list[str]:
         One sentence an angle.
     """
     return [
-        f"{angle.across}: its mean and SD as a number say nothing, scipy.stats.circmean and circstd with these ends "
-        f"do. {angle.cure}"
+        f"{angle.across}: the mean and SD of its values say nothing, but scipy.stats.circmean and circstd with these "
+        f"ends do. {angle.cure}"
         for angle in across_ends(evidence)[:1]
     ]

@@ -94,11 +94,11 @@ def missed(evidence: Evidence, strict: bool = False) -> list[str]:
     own = white[at]
     far = _far(evidence, target, from_prior, from_around, generator)
     far.append(target.white(images(evidence.problem, evidence.points[at[0]].to(evidence.problem.dtype))))
-    modes, ends = _searched(evidence, few, torch.cat([own, *far]))
-    _add_those_of_draws(evidence, few, modes, white)
+    modes, ends = _searched(evidence, target, few, torch.cat([own, *far]))
+    _add_those_of_draws(evidence, target, few, modes, white)
     if evidence.census is not None:
         weights, points = evidence.census.weights, evidence.census.white
-        _add_those_of_draws(evidence, few, modes, points[systematic(weights, FROM_CENSUS, generator)])
+        _add_those_of_draws(evidence, target, few, modes, points[systematic(weights, FROM_CENSUS, generator)])
     climbers = [ends[number] for number in range(from_draws) if number in ends]
     seen = [
         bool((mode.distance(white) < NEAR + dim**0.5).any())
@@ -118,18 +118,19 @@ def missed(evidence: Evidence, strict: bool = False) -> list[str]:
     return _wrong_shares(evidence, target, modes, seen, white, generator, strict)
 
 
-def _searched(evidence: Evidence, few: Target, start: Tensor) -> tuple[list[Mode], dict[int, Tensor]]:
+def _searched(evidence: Evidence, target: Target, few: Target, start: Tensor) -> tuple[list[Mode], dict[int, Tensor]]:
     """Modes, and where each climb that arrives ends, by its number. With many rows few of them are used first.
 
     Args:
         evidence: the result.
-        few: its target by few rows alone; or the same.
+        target: its posterior.
+        few: the same by few rows alone; or the target itself.
         start: w (M, D).
     """
     rough, ends = searched(few, start)
-    if few is evidence.target:
+    if few is target:
         return rough, ends
-    exact = [_exact(evidence, mode) for mode in rough]
+    exact = [_exact(evidence, target, mode) for mode in rough]
     modes: list[Mode] = []
     for mode in exact:
         added(modes, mode)
@@ -141,7 +142,7 @@ def _searched(evidence: Evidence, few: Target, start: Tensor) -> tuple[list[Mode
     return modes, found
 
 
-def _add_those_of_draws(evidence: Evidence, few: Target, modes: list[Mode], white: Tensor) -> None:
+def _add_those_of_draws(evidence: Evidence, target: Target, few: Target, modes: list[Mode], white: Tensor) -> None:
     """Add the modes of draws (S, D) that are far from all known modes, one after the other.
 
     Only a few of the draws have climbed. Where there are many modes, some of those that have draws may not be known.
@@ -152,21 +153,21 @@ def _add_those_of_draws(evidence: Evidence, few: Target, modes: list[Mode], whit
         if not float(far.max()) > APART * (NEAR + dim**0.5):
             return
         known, mode = len(modes), ascended(few, white[int(far.argmax())])
-        if mode is not None and few is not evidence.target:
-            mode = _exact(evidence, mode)
+        if mode is not None and few is not target:
+            mode = _exact(evidence, target, mode)
         added(modes, mode)
         if len(modes) == known:  # a draw of a tail
             return
 
 
-def _exact(evidence: Evidence, rough: Mode) -> Mode | None:
+def _exact(evidence: Evidence, target: Target, rough: Mode) -> Mode | None:
     """The mode with all rows, from one found with few; near the draws by the approximation of all rows there."""
-    assert evidence.target is not None and evidence.near is not None
-    if evidence.near.few is not None:
-        found = ascended(evidence.near, rough.at)
+    near = evidence.near
+    if near is not None and near.few is not None:
+        found = ascended(near, rough.at)
         if found is not None and bool(found.at.norm() < WIDER * len(found.at) ** 0.5):
             return found
-    return ascended(evidence.target, rough.at)
+    return ascended(target, rough.at)
 
 
 def _wrong_shares(
@@ -217,8 +218,8 @@ def _wrong_shares(
         limit, bound = ("least", fewest) if float(plain[at]) > 0 else ("most", most)
         mass_there = f"at {limit} {_percent(float(bound[at]))} %"
     return [
-        f"the posterior has {len(modes)} modes, and these draws not their shares of its mass: where '{name}' is "
-        f"{shown} there are {_percent(float(held[at]))} % of the draws, and {mass_there} of the mass {by}. "
+        f"the posterior has {len(modes)} modes, and the shares of the draws are not their shares of its mass: where "
+        f"'{name}' is {shown} there are {_percent(float(held[at]))} % of the draws, and {mass_there} of the mass {by}. "
         f"{_cure(evidence)}"
     ]
 
@@ -267,23 +268,23 @@ def _sentence(
     found = [i for i, near in enumerate(seen) if near]
     if all(any(_relabelled(modes, places, i, j) for j in found) for i, near in enumerate(seen) if not near):
         return (
-            f"the posterior has {len(modes)} modes that differ by the order of their components alone, and these draws "
-            "are of one order: they predict as well as all, but means and SDs of single components, and the evidence, "
-            "are those of this order. Order the components in the model, or read them so"
+            f"the posterior has {len(modes)} modes that differ only in the order of their components, and these draws "
+            "have one order. They predict as well as draws of all modes would, but means and SDs of single components, "
+            "and the evidence, are those of this order. Order the components in the model, or read the result so"
         )
     worst = max((i for i, near in enumerate(seen) if not near), key=lambda i: float(shares[i]))
     name, shown = _place(evidence, target, modes, worst, found[0])
     return (
         f"the posterior has another mode, with about {_percent(lost)} % of its mass ({by}), where "
-        f"none of these draws is: '{name}' is {shown} there. {_cure(evidence)}; means and SDs of one mode are not the "
-        "posterior's"
+        f"none of these draws is: '{name}' is {shown} there. Means and SDs of one mode are not the posterior's. "
+        f"{_cure(evidence)}"
     )
 
 
 def _cure(evidence: Evidence) -> str:
     """What finds modes, as a sentence without its full stop."""
     if evidence.algorithm.draws_are == "particles":
-        return "Its search has not found all: more particles, or another seed, may, or a model that has one mode"
+        return "Its search has not found all of them: try more particles or another seed, or a model with one mode"
     if "DSVGD" in evidence.record.planned:
         return LEFT
     return "DSVGD searches for modes and gives each its share of particles"

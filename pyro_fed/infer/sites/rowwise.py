@@ -273,12 +273,13 @@ def each_of(problem: Problem, find: Find, points: Tensor, data: ClientData | Bat
 
     Args:
         problem: the model's densities.
-        find: predictors of so many rows; there are some for `CHECK_ROWS`.
+        find: gives the predictors of so many rows, or None if there are none.
         points: (C, M, m), in the problem's dtype.
         data: the clients' rows, or these with weights of their own (C, n).
     """
     sample = find(CHECK_ROWS)
-    assert sample is not None
+    if sample is None:
+        return None
     clients, count, dim = points.shape
     most = max(SMALLEST, 2 * BLOCK // (clients * count * dim * sample.width))
     size = min(max(SMALLEST, rounded(_longest(data))), most)

@@ -282,8 +282,8 @@ class Survey(Algorithm, Bounding, ServerWork):
         if self.begin == "gaussian":
             return ""
         return (
-            "scores are compared with those of Gaussian sites, and far from these, where modes are looked for or "
-            "particles begin as draws of the prior, there is nothing to compare them with: start='gaussian'"
+            "clients' scores are compared with those of their Gaussian sites. Where modes are looked for, or particles "
+            "begin as draws of the prior, these sites say nothing: take start='gaussian'"
         )
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:

@@ -34,9 +34,9 @@ def cut_short(phase: Phase, context: Context, stop: KeyboardInterrupt) -> None:
     algorithm, record = phase.algorithm, context.record
     name, when = type(algorithm).__name__, f"after {phase.done} of {phase.rounds} rounds"
     record.converged = False if record.converged is not None else None
-    part = phase.last and isinstance(stop, PartialWork)
-    if part:
-        assert isinstance(stop, PartialWork)
+    part = False
+    if phase.last and isinstance(stop, PartialWork):
+        part = True
         one = torch.ones(1, dtype=context.problem.dtype)
         phase.shared = algorithm.combine(phase.shared, stop.messages, one)
         record.rounds.append(Round(name, [0], 0, 0, 0.0, as_figures(stop.info)))
