@@ -613,6 +613,53 @@ def test_a_round_changes_no_precision_by_more_than_its_factor(fed, seed):
     assert changed(4.0) <= 4.0 * (1 + 1e-5)
 
 
+@pytest.mark.parametrize("seed", range(2))
+def test_a_round_of_a_wide_network_does_not_leave_the_rows_that_it_fits(seed):
+    """Of 22,810 weights at 240 rows: without the cut each step is longer than the one before, and overshoots."""
+    pixels, labels = importlib.import_module("sklearn.datasets").load_digits(return_X_y=True)
+    rows = torch.tensor(pixels[:240] / 16, dtype=torch.float32), torch.tensor(labels[:240])
+    one = pf.Federation(of_pixels(304, 10), rows, plate="data", num_clients=1, seed=0)
+    problem, batch = one.problem, Batch(rows, torch.ones(240))
+    generator, width = torch.Generator().manual_seed(seed), 0.3
+    mean = (width * torch.randn(problem.dim, generator=generator)).requires_grad_()
+    adam = torch.optim.Adam([mean], lr=0.02)
+    for _ in range(100):
+        adam.zero_grad()
+        (-problem.log_lik(mean + width * torch.randn(problem.dim, generator=generator), batch)).backward()
+        adam.step()
+    q = DiagGaussian.from_moments(mean.detach().double()[None], torch.full((1, problem.dim), width**2).double())
+    cavity = q.power(0.9)  # the client's site is a tenth of it, as one of ten clients'
+
+    def worth(found):
+        """What the client maximises: the expected log-likelihood, less the nats that the cavity asks for it."""
+        draws = torch.randn(10, problem.dim, generator=torch.Generator().manual_seed(0))
+        points = found.mean()[0].float() + draws * found.precision[0].rsqrt().float()
+        ratio, away = cavity.precision / found.precision, found.mean() - cavity.mean()
+        price = (ratio - 1 - ratio.log() + cavity.precision * away.square()).sum() / 2
+        return float(torch.stack([problem.log_lik(z, batch) for z in points]).mean() - price)
+
+    def fall(gain):
+        steps = pf.tilted.IVON(most_gain=gain)
+        noise = steps.draw_noise(problem, 240, torch.Generator().manual_seed(seed))
+        stacked = pytree.tree_map(lambda part: part.unsqueeze(1), noise)
+        return worth(q) - worth(steps.fit(problem, q, cavity, one.client_data(), stacked).product(cavity))
+
+    # The noise of its minibatches costs about a nat a row; the rows have no hundreds to be won.
+    assert fall(1.0) < 2 * 240 < 2000 < fall(1e9)
+
+
+@pytest.mark.parametrize("rows", [0.0, 1.0, 1e3, 1e12])
+def test_a_score_is_cut_to_where_its_step_promises_a_nat_a_row_and_is_else_the_same(rows):
+    steps, score, sd = pf.tilted.IVON(), torch.tensor([30.0, -4.0]), torch.tensor([0.1, 5.0])
+    gain = steps.rate * float((sd * score).square().sum())  # 122.7
+    cut = steps._cut(score, sd, Batch((), torch.tensor([rows / 4] * 4)))
+    if rows > gain:
+        assert torch.equal(cut, score)
+    else:
+        assert steps.rate * float((sd * cut).square().sum()) == pytest.approx(rows, rel=1e-5)
+        assert torch.allclose(cut * 30.0, score * cut[0])
+
+
 @pytest.mark.parametrize("curvature", [-1e9, -30.0, -1.0, 0.0, 2.0])
 def test_a_measured_step_that_counts_for_ten_clients_leaves_their_total_positive(curvature, monkeypatch):
     """Else a draw of a noise scale is as wide as its prior, and curvatures divided by it are anything."""

@@ -6,12 +6,13 @@ The improved variational online Newton method (IVON), each step at a few antithe
     P = S + Λ_-k
     S ← S + ρ (ĥ - S) + min(½ ρ² (ĥ - S)² / P, ρ |ĥ - S|)        which leaves P positive, whatever ĥ is;
         and so far only that P stays within [P_0 / f, f P_0]
-    v ← β v + (1 - β) (g + η_-k - Λ_-k m)
+    r = g + η_-k - Λ_-k m,    r ← r min(1, √(c N_k / α ‖r‖²)),    ‖r‖² = Σ_i r_i² / P_i
+    v ← β v + (1 - β) r
     m ← m + α_t v / P                                            at most `longest` SDs in a coordinate
 
 Source: Shen et al. (2024), *Variational learning is effective for large deep networks*, Algorithm 1; Lin et al. (2020)
 for the term in ρ². Letters: Λ_-k and η_-k `cavity`, S `site`, P_0 the total where a round begins, f `largest_factor`, ρ
-1 - `curvature_memory`, β `momentum`, α_t `rate`.
+1 - `curvature_memory`, β `momentum`, α_t `rate`, c `most_gain`, N_k the client's rows.
 
 Deviations: the prior is not a weight decay but part of the cavity, which holds the other clients' sites too; S begins
 as the site of the round before; draws are antithetic; the rate is in units of the Newton step and falls linearly to
@@ -20,6 +21,12 @@ where the draws of wide parameters make ĥ of a narrow one a thousand times P (a
 weights), its square would leave SDs that no run widens again. P is held to a factor f of what it was: ĥ of a unit that
 few rows reach has heavy tails, and the geometric mean of the clients' Gaussians is that of the one whose precision has
 risen twentyfold: every twentieth round moved a weight by five SDs, and took four points of accuracy from it.
+
+The score r of the mean is cut to where its own step promises a gain α ‖r‖² of c nats a row. N_k rows whose scores sum
+up to r have a curvature (the sum of their scores' squares) of at least ‖r‖² / N_k along the step, in units of P, and a
+longer step overshoots. A diagonal P does not know it: with many more parameters than rows, a minibatch's curvature
+along its own score is some 20 times P. Then each step was longer than the one before, ten steps moved all of a client's
+75,010 weights by one SD on average, and where that happened in the last rounds accuracy was 0.93 for 0.98.
 """
 
 from __future__ import annotations
@@ -34,7 +41,7 @@ from torch import Tensor
 from pyro_fed.algorithm.contract import Noise
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import ClientData, batch_of, draw_minibatches, with_batches
+from pyro_fed.density.rows.batches import Batch, ClientData, batch_of, draw_minibatches, with_batches
 from pyro_fed.density.size import LARGE_DIM, has_labels
 from pyro_fed.infer.sites.antithetic import draw, score_and_curvature, turned
 from pyro_fed.ops.gaussian import Gaussian
@@ -64,6 +71,7 @@ class OnlineNewton:
         curvature_memory: 1 - ρ.
         longest: no step moves a parameter by more than this many SDs.
         largest_factor: by which a round changes a parameter's precision, up or down.
+        most_gain: c, nats a row that a step may promise; a score that promises more is cut.
         spread: of the draws, in SDs of q̂; far below one scores and curvatures are those at its mean, Laplace's.
         rounds: of a run that is given no number of them; SDs begin narrow and widen over many.
     """
@@ -76,13 +84,14 @@ class OnlineNewton:
     curvature_memory: float = 0.9
     longest: float = 1.0
     largest_factor: float = 4.0
+    most_gain: float = 1.0
     spread: float = 1.0
     rounds: int = 40
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "steps", "pairs", "rounds")
         check_at_least(self, 1, "batch_size", allow_none=True)
-        check_positive(self, "rate", "longest", "spread")
+        check_positive(self, "rate", "longest", "most_gain", "spread")
         check_between(self, "largest_factor", 1, math.inf)
         check_between(self, "momentum", 0, 1, "[)")
         check_between(self, "curvature_memory", 0, 1, "[)")
@@ -124,12 +133,20 @@ class OnlineNewton:
         total = site + precision
         sd = total.rsqrt()
         eps, width = turned(pool, turns, len(mean)), sd if self.spread == 1.0 else self.spread * sd
-        score, curvature = score_and_curvature(problem, mean, width, eps, batch_of(rows, picks))
-        velocity = self.momentum * velocity + (1 - self.momentum) * (score + eta - precision * mean)
+        batch = batch_of(rows, picks)
+        score, curvature = score_and_curvature(problem, mean, width, eps, batch)
+        score = self._cut(score + eta - precision * mean, sd, batch)
+        velocity = self.momentum * velocity + (1 - self.momentum) * score
         step = (rate * sd * velocity).clamp(-self.longest, self.longest)
         most, least = self.largest_factor * first - precision, first / self.largest_factor - precision
         site = torch.maximum(torch.minimum(self._moved(site, curvature, total), most), least)
         return (mean + sd * step, site, velocity), ()
+
+    def _cut(self, score: Tensor, sd: Tensor, batch: Batch) -> Tensor:
+        """The score of the mean, of which a step promises at most `most_gain` nats a weighted row: (D,)."""
+        length, most = (sd * score).norm(), (self.most_gain / self.rate * batch.weight.sum()).sqrt()
+        longer = torch.maximum(length, most).clamp_min(torch.finfo(score.dtype).tiny)  # who has no rows has neither
+        return score * (most / longer)
 
     def curvature(
         self, problem: Problem, point: Tensor, prior: Tensor, clients: Tensor, data: ClientData, noise: Noise

@@ -31,6 +31,7 @@ class IVON(OnlineNewton, TiltedInference):
         curvature_memory: 1 - ρ, the weight of the curvature so far in a step, in [0, 1).
         longest: no step moves a parameter by more than this many SDs.
         largest_factor: by which a round changes a parameter's precision, up or down.
+        most_gain: nats a row that a step may promise; a score that promises more is cut.
         spread: of the draws, in SDs of q̂; far below one scores and curvatures are those at its mean, Laplace's.
         rounds: of a run that is given no number of them; SDs begin narrow and widen over many.
 
