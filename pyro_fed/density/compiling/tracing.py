@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -243,13 +244,23 @@ def once(graph: torch.fx.Graph) -> None:
             continue
         if node in written or not written.isdisjoint(node.all_input_nodes):
             continue
-        leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
-        key = (node.target, str(spec), tuple((type(leaf), str(leaf)) for leaf in leaves))
+        key = (node.target, _key(node.args), _key(node.kwargs))
         if key in found:
             node.replace_all_uses_with(found[key])
             graph.erase_node(node)
         else:
             found[key] = node
+
+
+def _key(given: Any) -> Any:
+    """An operation's arguments as a value that is the same where they are: nodes are themselves."""
+    if isinstance(given, torch.fx.Node):
+        return given
+    if isinstance(given, list | tuple):
+        return (type(given), *map(_key, given))
+    if isinstance(given, dict):
+        return (dict, *((name, _key(value)) for name, value in given.items()))
+    return type(given), str(given)
 
 
 def _written_over(graph: torch.fx.Graph) -> set[torch.fx.Node]:
@@ -275,14 +286,14 @@ def _memory(
 
     writes: dict[torch.fx.Node, list[torch.fx.Node]] = {}
     for node in graph.nodes:
-        schema = _schema(node)
-        if schema is None:
+        if not hasattr(node.target, "_schema"):
             shared = node.all_input_nodes if node.op == "call_function" else []  # a part of what an operation returns
         else:
-            held = [(one, argument.alias_info) for one, argument in _tensors_of(node, schema) if argument.alias_info]
-            if written := [one for one, alias in held if alias.is_write]:
+            aliases, returned = _aliases(node.target)
+            held = [(one, is_write) for place, name, is_write in aliases for one in _given(node, place, name)]
+            if written := [one for one, is_write in held if is_write]:
                 writes[node] = written
-            shared = [one for one, _ in held] if any(part.alias_info for part in schema.returns) else []
+            shared = [one for one, _ in held] if returned else []
             if node.target is UNSAFE:
                 shared = node.all_input_nodes
         for one in shared:
@@ -374,13 +385,23 @@ def _is_light(value: Tensor) -> bool:
     return value.untyped_storage().nbytes() <= LARGEST_KEPT * value.itemsize
 
 
-def _tensors_of(node: torch.fx.Node, schema: Any) -> Iterator[tuple[torch.fx.Node, Any]]:
-    """The nodes that an operation is given, each with the argument of its schema."""
-    for number, argument in enumerate(schema.arguments):
-        given = node.args[number] if number < len(node.args) else node.kwargs.get(argument.name)
-        for one in given if isinstance(given, list | tuple) else [given]:
-            if isinstance(one, torch.fx.Node):
-                yield one, argument
+@lru_cache(maxsize=1024)
+def _aliases(target: Any) -> tuple[tuple[tuple[int, str, bool], ...], bool]:
+    """An operation's arguments whose memory it shows or writes over, and whether it returns some of it.
+
+    Each argument with its place, its name, and whether it is written over. Most operations have none; to ask torch for
+    it takes longer than all else that is asked of a node, so that it is asked once an operation.
+    """
+    schema = target._schema
+    arguments = [(place, one.name, one.alias_info) for place, one in enumerate(schema.arguments)]
+    shown = tuple((place, name, bool(alias.is_write)) for place, name, alias in arguments if alias)
+    return shown, any(part.alias_info for part in schema.returns)
+
+
+def _given(node: torch.fx.Node, place: int, name: str) -> list[torch.fx.Node]:
+    """The nodes that an operation is given as one of its arguments."""
+    given = node.args[place] if place < len(node.args) else node.kwargs.get(name)
+    return [one for one in (given if isinstance(given, list | tuple) else [given]) if isinstance(one, torch.fx.Node)]
 
 
 def call_bindings(graph: torch.fx.Graph) -> None:
@@ -399,10 +420,6 @@ def call_bindings(graph: torch.fx.Graph) -> None:
             node.target = getattr(torch, name)
         elif name in METHODS and not node.kwargs:
             node.op, node.target = "call_method", METHODS[name]
-
-
-def _schema(node: torch.fx.Node) -> Any:
-    return getattr(node.target, "_schema", None)
 
 
 def inductor(graph: torch.fx.GraphModule, leaves: list[Tensor]) -> Callable[..., Any]:
