@@ -170,7 +170,7 @@ def test_auto_follows_that_choice_whatever_ran_before(monkeypatch):
 
 def branching_on_latents(x, y):
     w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
-    mean = x @ w if w[0] > 0 else x @ w * 0.5
+    mean = x @ w + (w[0] if w[0] > 0 else w[0] * 0.5)
     with pyro.plate("data", len(x)):
         pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
 
