@@ -43,6 +43,8 @@ from pyro_fed.ops.kernels import MEDIAN_RBF
 
 COLUMNS, CLASSES = 64, 10
 BATCH, CHAINS, PARTICLES = 32, 4, 20
+#: To what length IVON's scores are cut, of clients of 144 rows.
+MOST = 22.0
 REPEATS, STEPS, ROUNDS = 3, 20, 6
 State = tuple[Tensor, ...]
 
@@ -121,7 +123,9 @@ def ivon(work: Work) -> Callable[[], None]:
             both = torch.stack([mean + away, mean - away], 1).flatten(0, 1)
             up, down = work.net.score(both, *work.batch(CLIENTS, step, 2), weight).view(CLIENTS, 2, -1).unbind(1)
             curvature = eps * (down - up) / (2 * sd)
-            velocity = 0.9 * velocity + 0.1 * ((up + down) / 2 + eta - cavity * mean)
+            score = (up + down) / 2 + eta - cavity * mean
+            score = score * (MOST / (sd * score).norm(dim=-1, keepdim=True).clamp_min(MOST))
+            velocity = 0.9 * velocity + 0.1 * score
             mean = mean + sd * (0.1 * sd * velocity).clamp(-1, 1)
             change = 0.1 * (curvature - site)
             site = site + change + torch.minimum(change.square() / (2 * total), change.abs())
