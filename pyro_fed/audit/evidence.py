@@ -16,7 +16,7 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.audit.census import LARGEST_DIM, Weighed, weighed_points
 from pyro_fed.audit.chains.detour import Detour
 from pyro_fed.audit.chains.groups import Looked, by_groups, groups
-from pyro_fed.audit.chains.motion import Moments, judged, moved, wrong
+from pyro_fed.audit.chains.motion import CLEAR, NEARLY_CLEAR, Moments, judged, moved, wrong
 from pyro_fed.audit.few_rows import on_few_rows
 from pyro_fed.audit.quantities import Quantities
 from pyro_fed.audit.tails import beyond
@@ -174,19 +174,19 @@ class Evidence:
 
         By weighted points, which have no memory of the draws, where these tell them, and by chains that begin at the
         draws; by chains where they find wrong what the points do not find right, and of a number that they have plainly
-        taken further than the points have it; where they cannot move, and the draws are groups far apart, group by
-        group.
+        taken further than the points have it; by many chains where neither tells; where they cannot move, and the draws
+        are groups far apart, group by group.
         """
-        found = self.chains
-        if found is None:
+        found, near = self.chains, self.near
+        if found is None or near is None:
             return None
         if found.stuck and (parts := groups(self.flat.double())):
             generator = seeding.torch_generator(self.seed, seeding.AUDIT, 6)
 
             def of_one(draws: Tensor) -> Moments:
                 target = Target.of(self.problem, draws, self.temperature)
-                near = on_few_rows(target, target.white(draws), generator)
-                return moved(near, self.quantities, draws, generator, self.aim)
+                own = on_few_rows(target, target.white(draws), generator)
+                return moved(own, self.quantities, draws, generator, self.aim)
 
             return by_groups(parts, self.quantities.labels, of_one)
         weighed = None if found.stuck else self.by_weights
@@ -194,7 +194,11 @@ class Evidence:
             found = weighed
         elif weighed is not None:
             both = weighed.where_told(found).unless_refuted(found)
-            found = found if bool(wrong(found).any()) and judged(both) is not False else both
+            if judged(both) is None and bool((both.excess > CLEAR).any()):  # neither tells: by many chains
+                generator = seeding.torch_generator(self.seed, seeding.AUDIT, 7)
+                found = moved(near, self.quantities, self.flat, generator, self.aim, again=True)
+                both = weighed.where_told(found).unless_refuted(found)
+            found = found if bool(wrong(found).any()) and judged(both, NEARLY_CLEAR) is not False else both
         return Looked(found, self.quantities.labels)
 
     @property

@@ -1,10 +1,13 @@
 """When the audit's chains end: at once where a result is far wrong or clearly right, later where chance decides."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from pyro_fed.audit import evidence
+from pyro_fed.audit.chains import motion
 from pyro_fed.audit.chains.motion import AGAIN, CHAINS, EARLY, FIRST, LONGEST, LOOK, MOST, Looks, Moments, _told
 from pyro_fed.conventions.limits import Limits
 from pyro_fed.infer.langevin.langevin import r_hat_limit
@@ -92,3 +95,34 @@ def test_r_hat_of_many_chains_says_what_it_says_of_four():
     """Means of 2 M halves, worth 400 draws in all, vary by 2 M / 400 of the draws' variance."""
     assert [round(r_hat_limit(chains), 3) for chains in (2, 4, 10)] == [1.01, 1.01, 1.025]
     assert r_hat_limit(20) == math.sqrt(1.1)
+
+
+def of_sd(ratio, error, by):
+    """One number whose SD is so many times the result's, as chains or weights have it."""
+    zero, one = torch.zeros(1).double(), torch.ones(1).double()
+    return Moments(zero, 0.01 * one, math.log(ratio) * one, error * one, by=by)
+
+
+@pytest.mark.parametrize(
+    ("chains", "weights", "many", "wrong", "asked"),
+    [
+        ((1.09, 0.095), (1.18, 0.05), (1.30, 0.02), True, 1),  # a random walk by FSGLD: neither tells
+        ((1.09, 0.095), (1.18, 0.05), (1.05, 0.02), False, 1),
+        ((1.26, 0.027), (1.205, 0.013), None, True, 0),  # the points are too near the limit to overrule chains
+        ((1.02, 0.05), (1.03, 0.02), None, False, 0),
+    ],
+    ids=["undecided_wrong", "undecided_right", "near_the_limit", "right"],
+)
+def test_where_neither_chains_nor_points_tell_many_chains_are_asked(chains, weights, many, wrong, asked, monkeypatch):
+    calls = []
+
+    def moved(*_, again):
+        calls.append(again)
+        return of_sd(*many, "chains")
+
+    monkeypatch.setattr(evidence, "moved", moved)
+    found = SimpleNamespace(chains=of_sd(*chains, "chains"), by_weights=of_sd(*weights, "weights"), near="target")
+    vars(found).update(quantities=SimpleNamespace(labels=("x",)), flat=torch.zeros(9, 1), seed=0, aim=None)
+    moments = evidence.Evidence.looked.func(found).moments
+    assert bool(motion.wrong(moments).any()) == wrong
+    assert calls == [True] * asked

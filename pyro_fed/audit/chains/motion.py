@@ -235,7 +235,12 @@ def wrong(found: Moments) -> Tensor:
 
 
 def moved(
-    target: Target, quantities: Quantities, draws: Tensor, generator: torch.Generator, aim: Limits | None = None
+    target: Target,
+    quantities: Quantities,
+    draws: Tensor,
+    generator: torch.Generator,
+    aim: Limits | None = None,
+    again: bool = False,
 ) -> Moments:
     """The posterior's moments, from chains that begin at a result's draws.
 
@@ -245,17 +250,19 @@ def moved(
         draws: (S, D), the model's coordinates.
         generator: source of randomness.
         aim: finer limits than those of a wrong answer, which chains should tell too; None: none.
+        again: whether many chains are taken at once, as few have not told.
     """
     z = draws.double()
     detour = Detour.of(target, z, generator)
     afford = _affordable(target)
     wanted = FEWEST if target.problem.looped else min(max(afford // FIRST, FEWEST), CHAINS)
     walk = _Walk(target, detour, quantities, z, generator, aim)
-    found, undecided = walk(wanted, max(afford // wanted, FIRST))
     many = min(MANY_CHAINS, afford // LONGEST)
-    if undecided and not target.problem.looped and many >= WORTH * wanted:
-        found, _ = walk(many, LONGEST)
-    return found
+    can = not target.problem.looped and many >= WORTH * wanted
+    if again and can:
+        return walk(many, LONGEST)[0]
+    found, undecided = walk(wanted, max(afford // wanted, FIRST))
+    return walk(many, LONGEST)[0] if undecided and can else found
 
 
 @dataclass
