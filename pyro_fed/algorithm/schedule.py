@@ -105,6 +105,18 @@ class Schedule(ABC, metaclass=Checked):
 
         return answer
 
+    def of_slots(
+        self, num_clients: int, slots: int, generator: Callable[[int], np.random.Generator]
+    ) -> list[Callable[[int], list[int]]]:
+        """The same of several slots, one a chain: each asks for itself.
+
+        Args:
+            num_clients: K.
+            slots: how many there are.
+            generator: randomness of the period, of each slot.
+        """
+        return [self.of_period(num_clients, generator(slot)) for slot in range(slots)]
+
     def _called(self, round: int, num_clients: int) -> str:
         return f"{type(self).__name__}.select(round={round}, num_clients={num_clients})"
 
@@ -251,6 +263,9 @@ class Shuffled(Schedule):
     What the clients' messages have in common adds up as under `Categorical()`, but the clients' own errors, whose
     sum over a sweep is zero, cancel (random reshuffling).
 
+    Up to K chains go through one order, each a place ahead of the one before: to each it is a random one, and no client
+    has two of them in a round while others have none.
+
     Example:
         >>> pf.run(pf.FSGLD(), fed, schedule=pf.schedule.Shuffled())
     """
@@ -269,6 +284,20 @@ class Shuffled(Schedule):
             return super().of_period(num_clients, rng)
         order = rng.permutation(num_clients).tolist()
         return lambda round: [order[round % num_clients]]
+
+    def of_slots(
+        self, num_clients: int, slots: int, generator: Callable[[int], np.random.Generator]
+    ) -> list[Callable[[int], list[int]]]:
+        """One order for each K slots, which begin at one place of it after the other."""
+        if type(self).select is not Shuffled.select:
+            return super().of_slots(num_clients, slots, generator)
+        orders = [self.of_period(num_clients, generator(first)) for first in range(0, slots, num_clients)]
+
+        def of_slot(slot: int) -> Callable[[int], list[int]]:
+            order, ahead = orders[slot // num_clients], slot % num_clients
+            return lambda round: order(round + ahead)
+
+        return [of_slot(slot) for slot in range(slots)]
 
 
 @dataclass(frozen=True)

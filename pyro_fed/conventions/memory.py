@@ -9,6 +9,7 @@ tensors of other sizes: `give_back` between the phases of a run.
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -57,6 +58,22 @@ def kept_while_computing() -> Iterator[None]:
         if allocator() is not None:
             _set(AFTERWARDS)
             give_back()
+
+
+@contextmanager
+def collected_later() -> Iterator[None]:
+    """Python looks for cycles of garbage afterwards, and not within.
+
+    It looks whenever there are so many objects more. Where thousands of tensors live for a moment, that is often and in
+    vain, and ends in a search of the whole process: torch and Pyro alone have some 500,000 objects.
+    """
+    looks = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if looks:
+            gc.enable()
 
 
 def give_back() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -311,7 +312,8 @@ def _several(phase: Phase, context: Context, network: Network, data: ClientData,
     """So many rounds at once, as `_round` has one; False where they cannot be had so."""
     record = context.record
     clients = [_select(phase, context, phase.done + i)[0] for i in range(number)]
-    found = fused(phase, context, data, clients)
+    with memory.collected_later():
+        found = fused(phase, context, data, clients)
     if found is None:
         return False
     for one, after in zip(found.rounds, found.states, strict=True):
@@ -398,8 +400,8 @@ def _slots(phase: Phase, context: Context, drawn: int, slots: int) -> list[Calla
     """What the schedule answers each slot in the rounds of a period, made when it begins."""
     if phase.drawn != drawn:
         num_clients = _num_clients(phase.algorithm, context)
-        each = [seeding.numpy_generator(context.seed, seeding.SCHEDULE, drawn, slot) for slot in range(slots)]
-        phase.drawn, phase.slots = drawn, [phase.schedule.of_period(num_clients, rng) for rng in each]
+        generator = partial(seeding.numpy_generator, context.seed, seeding.SCHEDULE, drawn)
+        phase.drawn, phase.slots = drawn, phase.schedule.of_slots(num_clients, slots, generator)
     return phase.slots
 
 

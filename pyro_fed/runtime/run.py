@@ -30,7 +30,7 @@ from pyro_fed.conventions.memory import kept_while_computing
 from pyro_fed.conventions.progress import Show, showing
 from pyro_fed.density.checks.funnels import with_hint
 from pyro_fed.density.compiling.compiler import threads
-from pyro_fed.density.compiling.levels import compiled
+from pyro_fed.density.compiling.levels import compiled, recalled
 from pyro_fed.density.latents.layered import check_affordable
 from pyro_fed.density.no_number import no_number
 from pyro_fed.density.noncentred import NonCentred
@@ -168,7 +168,9 @@ def run(
             start=start,
             checkpoint=checkpoint,
         )
-    stages = stages_of(algorithm, federation.problem, graph)
+    with default_of(federation.problem.dtype):
+        problem = recalled(federation.problem, compile)
+        stages = stages_of(algorithm, problem, graph)
     for one in stages:
         check_taken_up(one.algorithm)
     first = _suited(stages[0].algorithm, combination)
@@ -187,7 +189,8 @@ def run(
         raise SettingError("resume=True needs checkpoint=, the folder that holds the state")
     first = _for_draws(first, num_draws)
     stages = [replace(one, algorithm=_for_draws(one.algorithm, num_draws)) for one in stages]
-    federation = _as_one(federation) if isinstance(first, Pooled) and first.joint else federation
+    whole = _as_one(federation) if isinstance(first, Pooled) and first.joint else federation
+    problem, federation = problem if whole is federation else whole.problem, whole
     with (
         threads(num_threads),
         torch.no_grad(),
@@ -197,7 +200,7 @@ def run(
     ):
         context = Context(
             federation,
-            compiled(federation.problem, compile, rounds, progress is not False, budget.max_seconds),
+            compiled(problem, compile, rounds, progress is not False, budget.max_seconds),
             graph,
             resolve(executor),
             seed,

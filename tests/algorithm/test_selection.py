@@ -277,6 +277,28 @@ def test_what_a_schedule_answers_in_a_period_is_what_it_answers_round_by_round(s
         assert [answer(round) for round in reversed(rounds)] == expected[::-1]
 
 
+@pytest.mark.parametrize("slots", [1, 5, 7, 10])
+def test_slots_of_a_sweep_share_its_clients_out(slots):
+    """To each slot it is a sweep in random order; no client has two of up to K slots while another has none."""
+    first = []
+    for sweep in range(700):
+        answers = pf.schedule.Shuffled().of_slots(7, slots, lambda slot: np.random.default_rng([sweep, slot]))  # noqa: B023
+        rounds = np.array([[answer(round) for answer in answers] for round in range(7)])[..., 0]
+        assert (np.sort(rounds, 0) == np.arange(7)[:, None]).all()
+        assert all(len(set(row[:7])) == min(slots, 7) and len(set(row[7:])) == len(row[7:]) for row in rounds.tolist())
+        first.append(rounds[0])
+    # Standard scores of 70 counts of 100 at most: beyond 5 once in 25,000 times.
+    counts = np.array([np.bincount(one, minlength=7) for one in np.array(first).T])
+    assert (abs(counts - 100) / np.sqrt(100 * 6 / 7) < 5).all()
+
+
+@pytest.mark.parametrize("schedule", [Reversed(), pf.schedule.Categorical()])
+def test_slots_of_another_schedule_ask_for_themselves(schedule):
+    answers = schedule.of_slots(7, 3, np.random.default_rng)
+    for slot, answer in enumerate(answers):
+        assert answer(0) == schedule.chosen(0, 7, np.random.default_rng(slot))
+
+
 def test_a_sweep_draws_its_order_once():
     """Of many clients a permutation a round is what a run would take its time for."""
     drawn = []

@@ -1,10 +1,13 @@
 """The allocator's settings during a run, and after it."""
 
+import gc
+
 import pytest
 from algorithms import unequal_lines
 
 import pyro_fed as pf
 from pyro_fed.conventions import memory
+from pyro_fed.runtime import rounds
 
 
 class Allocator:
@@ -49,3 +52,30 @@ def test_the_users_own_settings_count(monkeypatch):
         assert memory.allocator() is None
         monkeypatch.delenv(name)
     memory.allocator.cache_clear()
+
+
+@pytest.mark.parametrize("looks", [True, False])
+def test_cycles_are_looked_for_afterwards_where_they_were_before(looks):
+    before = gc.isenabled()
+    try:
+        (gc.enable if looks else gc.disable)()
+        with memory.collected_later():
+            assert not gc.isenabled()
+        assert gc.isenabled() == looks
+        with pytest.raises(ZeroDivisionError), memory.collected_later():
+            raise ZeroDivisionError
+        assert gc.isenabled() == looks
+    finally:
+        (gc.enable if before else gc.disable)()
+
+
+def test_rounds_at_once_are_not_looked_through(monkeypatch):
+    """Thousands of tensors that live for a moment would have the whole process looked through, in vain."""
+    seen = []
+    inner = rounds.fused
+    monkeypatch.setattr(rounds, "fused", lambda *args: seen.append(gc.isenabled()) or inner(*args))
+    fsgld = pf.FSGLD(surrogates="laplace", num_chains=3, burn_in=5, target_ess=None)
+    options = {"progress": False, "compile": "off", "audit": False, "log_likelihood": False, "num_rounds": 8}
+    with pytest.warns(UserWarning, match="run more rounds"):
+        pf.run(fsgld, unequal_lines(), **options)
+    assert seen and not any(seen) and gc.isenabled()

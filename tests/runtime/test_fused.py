@@ -47,8 +47,18 @@ def same(one, other, but=("seconds",)):
             np.testing.assert_array_equal(one["federation"][name].values, other["federation"][name].values, name)
 
 
-@pytest.mark.filterwarnings("ignore:only", "ignore:the 3 chains disagree")
-@pytest.mark.parametrize("settings", [{}, {"batch_size": 10}, {"control_variate": "visit", "batch_size": 10}])
+@pytest.mark.filterwarnings("ignore:only", "ignore:the . chains disagree")
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"batch_size": 10},
+        {"control_variate": "visit", "batch_size": 10},
+        {"num_chains": 4},  # as many as clients: each has one in every round
+        {"num_chains": 4, "batch_size": 10},
+        {"num_chains": 6},
+    ],
+)
 def test_rounds_at_once_are_the_same_rounds(blocks, settings):
     """Draws, figures of every round, clients and bytes, to the bit; a schedule that is named has them one by one."""
     at_once = run(short(**settings))

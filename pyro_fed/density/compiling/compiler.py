@@ -26,7 +26,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol
+from itertools import repeat
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -63,6 +64,7 @@ class Shared(Protocol):
 
     steps: dict[Any, Step]
     calls: dict[Any, int]
+    levels: dict[str, str]
     found: dict[Any, Any]
 
     def takes(self, function: Callable[..., Any] | None, problem: Any) -> bool:
@@ -268,12 +270,20 @@ class Compiler:
         """
         state, carried = _begun(carry)
         (fixed, held), (inputs, given) = pytree.tree_flatten(const), pytree.tree_flatten(xs)
-        chosen = _chosen(fixed, leaf_dims(const_dims, const), at)
+        dims = leaf_dims(const_dims, const)
+        turns = _turns(fixed, dims, at)
+        if turns is None:
+            chosen = _chosen(fixed, dims, at)
+        else:
+            chosen = repeat([leaf.contiguous() for leaf in fixed], len(at))
+            inputs = [_in_order(x, turns.order) for x in inputs]
         unbound, specs = [x.unbind() for x in inputs], (carried, held, given)
         per_step = list(zip(*unbound, strict=True))
         length = len(per_step) // len(at)
         ends, outs = list[list[Tensor]](), list[list[Tensor]]()
         for block, constants in enumerate(chosen):
+            if turns is not None:
+                state = [leaf.index_select(0, turns.moves[block]) for leaf in state]
             leaves = [*state, *constants, *per_step[block * length]]
             if not block:
                 step = self._step(function, problem, (0, const_dims, 0), leaves, specs, length, length)
@@ -281,6 +291,8 @@ class Compiler:
             ends.append(state)
             outs += made
         stacked = [torch.stack(parts) for made in (ends, outs) for parts in zip(*made, strict=True)]
+        if turns is not None:
+            stacked = [_in_order(value, at) for value in stacked]
         last, outputs = pytree.tree_unflatten(stacked, step.spec())
         return last, outputs
 
@@ -463,6 +475,41 @@ def _stepped(
         state = list(out[: len(state)])
         outs.append(list(out[len(state) :]))
     return state, outs
+
+
+class _Turns(NamedTuple):
+    """How what C clients carry goes round among them, where in each of B scans each of them has one.
+
+    Attributes:
+        order: whose turn it is at each client, (B, C).
+        moves: where that stood in the scan before, (B, C).
+    """
+
+    order: Tensor
+    moves: tuple[Tensor, ...]
+
+
+def _turns(leaves: list[Tensor], dims: list[int | None], at: Tensor) -> _Turns | None:
+    """The same for scans of at (B, C); None where some client has several, or none.
+
+    To move what is carried, a position each, costs less than to pick the clients' constants, all of their rows.
+    """
+    count = at.shape[1]
+    if any(dim is not None and len(leaf) != count for leaf, dim in zip(leaves, dims, strict=True)):
+        return None
+    clients, order = at.sort(1)
+    if not bool((clients == torch.arange(count, device=at.device)).all()):
+        return None
+    return _Turns(order, torch.cat([order[:1], at[:-1].gather(1, order[1:])]).unbind())
+
+
+def _in_order(value: Tensor, order: Tensor) -> Tensor:
+    """What stands along the second axis of (B T, C, ...) in another order for each of the B, (B, C)."""
+    blocks = value.unflatten(0, (len(order), -1))
+    index = order[:, None].expand(blocks.shape[:3])
+    index = index.reshape(*index.shape, *[1] * (blocks.dim() - 3)).expand(blocks.shape)
+    found: Tensor = blocks.gather(2, index).flatten(0, 1)
+    return found
 
 
 def _chosen(leaves: list[Tensor], dims: list[int | None], at: Tensor) -> Iterator[list[Tensor]]:

@@ -23,11 +23,14 @@ FIRST_NUMBERS = 10_000_000
 JUDGED = 2000
 #: R-hat and ESS are computed again when the number of draws has grown by this share,
 GROWTH = 1.25
-#: or, where the run ends at so many effective draws, when there should be as many by what there were, within these.
-FORECAST = (1.1, 1.5)
+#: or, where the run ends at so many effective draws, when there should be as many by what there were, within these:
+#: of few effective draws their number is not known well.
+FORECAST = (1.05, 1.5)
+#: As long as there should be so many times as many, they grow by this share: the end is not within reach.
+FAR, FAR_GROWTH = 4.0, 2.0
 #: Draws of all chains that are judged, evenly spaced, where there are more: the slowest coordinate, by which chains
 #: are judged, is far from having as many effective draws.
-JUDGED_DRAWS = 16_000
+JUDGED_DRAWS = 8_000
 #: Of those, at least so many for each effective draw that the run ends at.
 JUDGED_FOR_ONE = 4
 #: Draws a chain before which R-hat and ESS say nothing.
@@ -104,7 +107,8 @@ def _growth(ess: float, wanted: int | None) -> float:
     if wanted is None or not ess > 0:
         return GROWTH
     least, most = FORECAST
-    return min(max(wanted / ess, least), most)
+    times = wanted / ess
+    return FAR_GROWTH if times > FAR else min(max(times, least), most)
 
 
 def thinned(shared: State, column: str, num_draws: int) -> Tensor:

@@ -19,7 +19,8 @@ steeper where the chains go than where it was measured.
 
 Such visits have few steps of many rows rather than many of a few: five of 800 rows for forty of 100, as many rows and
 as much noise of minibatches (it goes with h/m), and an eighth of the calls. As many chains run at once as usually have
-clients to visit: rounds for the same number of effective draws fall with them, and what is sent does not.
+clients to visit: rounds for the same number of effective draws fall with them, and what is sent does not. In sweeps
+each is at another client (`schedule.Shuffled`): nobody waits for one that has two.
 """
 
 from __future__ import annotations

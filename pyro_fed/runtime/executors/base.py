@@ -292,10 +292,11 @@ def _stacked_trees(trees: Sequence[Any]) -> Any:
 
 def _stacked(parts: Sequence[Tensor]) -> Tensor:
     """Tensors (s_k, ...) as one, (max s_k, C, ...)."""
+    first = parts[0]
+    if not len(first) and all(part is first for part in parts):  # nobody has drawn any, as of minibatches
+        return first.new_empty(0, len(parts), *first.shape[1:])
     lengths = [part.shape[0] for part in parts]
     longest = max(lengths)
-    if not longest:  # nobody has drawn any, as of minibatches
-        return parts[0].new_empty(0, len(parts), *parts[0].shape[1:])
     if min(lengths) == longest:
         return torch.stack(list(parts), dim=1)
     padded = [torch.cat([part, part.new_zeros(longest - len(part), *part.shape[1:])]) for part in parts]
