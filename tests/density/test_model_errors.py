@@ -330,3 +330,22 @@ def test_a_model_without_frozen_weights_leaves_the_warnings_as_they_are():
         fed = pf.Federation(model, (torch.zeros(6),), plate="data", num_clients=2)
         pf.run(pf.FedLaplace(), fed, progress=False, audit=False, compile="off")
         assert warnings.filters == []
+
+
+@pytest.mark.parametrize(
+    ("prior", "named"),
+    [
+        (lambda y: dist.Beta(y.new_ones(2), 1.0).to_event(1), "Beta has whole numbers"),
+        (lambda y: dist.Dirichlet(torch.tensor([1, 1])), "Dirichlet has whole numbers as concentration"),
+        (lambda y: dist.Normal(torch.tensor([0, 1]), torch.tensor([1, 2])).to_event(1), "loc, scale"),
+    ],
+    ids=["beta", "dirichlet", "normal"],
+)
+def test_priors_in_whole_numbers_are_refused_by_name(prior, named):
+    def model(y):
+        p = pyro.sample("p", prior(y))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(p[0], 1.0), obs=y.double())
+
+    with pytest.raises(pf.ModelError, match=rf"latent site 'p': .*{named}.*cannot be drawn from.*torch.ones\(2\)"):
+        pf.Federation(model, (torch.arange(6) % 2,), plate="data", num_clients=2)

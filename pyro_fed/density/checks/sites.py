@@ -67,6 +67,7 @@ def describe(bound: BoundModel, seen: FirstRun, whole: Mapping[str, int] | None 
     _check_plate(bound, execution.plates, execution.trace, whole or {})
     if len(execution.plates) > 1 and _has_latents_inside(execution.trace, bound.plate):
         check_followers(bound, execution.filler.plates)
+    _check_priors(execution.trace)
     _check_observed(bound, seen)
     check_moving_supports(bound, seen)
     layout = _layout(execution.trace, shapes, execution.filler.plates)
@@ -228,6 +229,30 @@ def _check_plate(bound: BoundModel, declared: dict[str, int], trace: Any, whole:
                 f"site '{name}' is in a sequential plate: write `with pyro.plate('{plate}', n):` instead of "
                 f"`for i in pyro.plate('{plate}', n):`"
             )
+
+
+def _check_priors(trace: Any) -> None:
+    """Refuse priors with parameters in whole numbers that cannot be drawn from, in Pyro neither."""
+    for name, msg in trace.nodes.items():
+        if msg["type"] != "sample" or msg["is_observed"] or is_deterministic(msg) or is_discrete(msg):
+            continue
+        fn = innermost(msg["fn"])
+        whole = [key for key in getattr(fn, "arg_constraints", {}) if _is_whole(getattr(fn, key, None))]
+        if not whole:
+            continue
+        try:
+            with torch.random.fork_rng(devices=[]):
+                fn.sample()
+        except (NotImplementedError, RuntimeError) as error:
+            raise ModelError(
+                f"latent site '{name}': {type(fn).__name__} has whole numbers as {listed(whole)}, and cannot be drawn "
+                f"from then ({str(error).splitlines()[0]}): make them real numbers, such as torch.ones(2) in place of "
+                "y.new_ones(2) of a column of whole numbers, or torch.tensor([1.0, 2.0]) in place of [1, 2]"
+            ) from error
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, Tensor) and not value.is_floating_point()
 
 
 def _check_observed(bound: BoundModel, seen: FirstRun) -> None:
