@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -77,8 +76,14 @@ def one_round(phase: Phase, context: Context, network: Network, data: ClientData
         at, traffic = at[found.own], traffic.of(found.own.numpy())
     context.executor.settle(found.slots[found.own], told)
     info = {} if hidden(context) else as_figures(known)
-    done = Round(name, at.tolist(), traffic.down, traffic.up, seconds, info, failures=found.failures, gone=found.gone)
-    record.rounds.append(replace(done, reach=taken.reach))
+    record.rounds.append(
+        Round(
+            *(name, at.tolist(), traffic.down, traffic.up, seconds, info),
+            failures=found.failures,
+            gone=found.gone,
+            reach=taken.reach,
+        )
+    )
     return after
 
 

@@ -25,6 +25,7 @@ from pyro_fed.density.bound import RowDensities
 from pyro_fed.density.checks.blame import STEPS as STEPPING
 from pyro_fed.density.checks.blame import Line, cuts, quoted
 from pyro_fed.density.compiling.compiler import FAILURES
+from pyro_fed.density.compiling.jumps import both_sides
 from pyro_fed.density.layout import Site
 from pyro_fed.errors import ModelError, listed
 
@@ -218,8 +219,7 @@ def _jumps(problem: RowDensities, rows: tuple[Tensor, ...], point: Tensor, line:
         slope, value = grad_and_value(density)(point + t * line)
         return value, slope @ line
 
-    ends = 10 ** torch.linspace(SMALLEST, LARGEST, (LARGEST - SMALLEST) * A_POWER + 1, dtype=torch.float64)
-    places = torch.cat([-ends.flip(0), ends.new_zeros(1), ends]).unsqueeze(0)  # (intervals that are cut, places in it)
+    places = both_sides(SMALLEST, LARGEST, A_POWER).unsqueeze(0)  # (intervals that are cut, places in it)
     best = places.new_full((), -torch.inf)
     while True:
         runs = [_run(problem, along, some) for some in places.flatten().split(max(1, TOGETHER // len(point)))]

@@ -164,10 +164,21 @@ class _Found(NamedTuple):
     change: Tensor
 
 
+def both_sides(smallest: int, largest: int, a_power: int) -> Tensor:
+    """Places on a line at first: zero, and by powers of ten to both sides of it, ascending, float64.
+
+    Args:
+        smallest: power of ten.
+        largest: power of ten.
+        a_power: places for each power.
+    """
+    ends = 10 ** torch.linspace(smallest, largest, (largest - smallest) * a_power + 1, dtype=torch.float64)
+    return torch.cat([-ends.flip(0), ends.new_zeros(1), ends])
+
+
 def _largest(parts: Predictors, z: Tensor, rows: Rows, lines: Tensor) -> _Found:
     """The largest jumps of rows' scores, over intervals as short as rounding lets them be."""
-    ends = 10 ** torch.linspace(SMALLEST, LARGEST, (LARGEST - SMALLEST) * A_POWER + 1, dtype=torch.float64)
-    ends = torch.cat([-ends.flip(0), ends.new_zeros(1), ends]).to(z.device)
+    ends = both_sides(SMALLEST, LARGEST, A_POWER).to(z.device)
     start, end = (part.to(z).expand(len(lines), parts.rows, -1) for part in (ends[:-1], ends[1:]))
     usual = parts.linear(z, *rows)
     along = torch.stack([parts.linear(z + v, *rows) - usual for v in lines])
