@@ -6,7 +6,9 @@ import pytest
 from algorithms import ALGORITHMS, unequal_lines
 
 import pyro_fed as pf
+from pyro_fed.algorithm import capabilities
 from pyro_fed.algorithm.capabilities import ServerWork, check_taken_up, resolved
+from pyro_fed.algorithm.capabilities.taken_up import WITH_METHODS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,3 +33,12 @@ def test_methods_that_nobody_would_call_are_refused():
 @pytest.mark.parametrize("make", [row[1] for row in ALGORITHMS], ids=[row[0] for row in ALGORITHMS])
 def test_the_package_forgets_none(make):
     check_taken_up(resolved(make()))
+
+
+def test_every_capability_with_methods_is_looked_for():
+    named = [value for value in vars(capabilities).values() if isinstance(value, type) and not issubclass(value, tuple)]
+    own = [
+        one for one in named if any(callable(value) and not name.startswith("_") for name, value in vars(one).items())
+    ]
+    assert set(own) == set(WITH_METHODS)
+    assert {one.__name__ for one in named} - {one.__name__ for one in own} == {"OnCPU", "Pooled", "Tempered"}

@@ -1,0 +1,66 @@
+"""Which algorithm is run where a user names one, and with which settings."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from pyro_fed.algorithm.contract import Algorithm
+    from pyro_fed.density.problem import Problem
+
+
+class DrawsAhead(ABC):
+    """Its draws are made during its rounds, so that it has to know before them how many a run is asked for."""
+
+    @abstractmethod
+    def for_draws(self, num_draws: int) -> Self:
+        """This algorithm, which makes so many.
+
+        Args:
+            num_draws: as many as the run's result is to have.
+        """
+
+
+class Delegates(ABC):
+    """What a user names; by its settings another algorithm may be run in its place.
+
+    Example:
+        >>> resolved(pf.FedEP(guide=my_guide))
+        GuidedFedEP(guide=__main__.my_guide)
+    """
+
+    @abstractmethod
+    def delegate(self) -> Algorithm:
+        """The algorithm that is run: another one, or this."""
+
+
+class FitsSize(ABC):
+    """Its defaults are others where the model is large: a network, say."""
+
+    @abstractmethod
+    def fitted(self, problem: Problem) -> Algorithm:
+        """This algorithm with the settings that the model's size asks for; what a user has set stays as it is.
+
+        Args:
+            problem: the model's densities.
+
+        Raises:
+            SettingError: it cannot be run on a model of that size; names what can.
+        """
+
+
+def resolved(algorithm: Algorithm) -> Algorithm:
+    """The algorithm that is run where a user names this one."""
+    return algorithm.delegate() if isinstance(algorithm, Delegates) else algorithm
+
+
+def run_as(algorithm: Algorithm, problem: Problem) -> Algorithm:
+    """The algorithm that is run where a user names this one, with the settings that the model's size asks for.
+
+    Args:
+        algorithm: what a user or another algorithm names.
+        problem: the model's densities.
+    """
+    found = resolved(algorithm)
+    return found.fitted(problem) if isinstance(found, FitsSize) else found

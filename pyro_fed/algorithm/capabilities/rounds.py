@@ -1,0 +1,129 @@
+"""Parts of a round that few algorithms have: indicators, the server's own work, several chains, rounds at once."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from pyro_fed.algorithm.contract import Noise
+    from pyro_fed.algorithm.states import State
+    from pyro_fed.density.problem import Problem
+    from pyro_fed.density.rows.batches import ClientData
+
+
+class Indicators(ABC):
+    """Answers a schedule that asks how important each client is.
+
+    Class attributes:
+        indicators: what may be asked for, such as ("ksd", "hip").
+    """
+
+    indicators: ClassVar[tuple[str, ...]]
+
+    @abstractmethod
+    def indicate(self, kind: str, problem: Problem, shared: State, local: State, data: ClientData) -> State:
+        """What C clients answer, (C, ...).
+
+        Args:
+            kind: one of `indicators`.
+            problem: the model's densities.
+            shared: what the clients received, (C, ...).
+            local: their states, (C, ...).
+            data: their rows.
+        """
+
+    @abstractmethod
+    def importance(self, kind: str, shared: State, answers: State) -> Tensor:
+        """The clients' importance (K,), not negative, from their answers (K, ...)."""
+
+
+class ServerWork:
+    """The server's own work with the model, such as on the prior."""
+
+    def prepare(self, problem: Problem, shared: State) -> State:
+        """The server's state at the beginning of a round."""
+        return shared
+
+    def refine(self, problem: Problem, shared: State) -> State:
+        """The server's state after `combine`."""
+        return shared
+
+
+class Chains(ABC):
+    """Several chains, each at a client of its own in a round.
+
+    The schedule is asked once a chain, and the clients of a round are the answers, one after the other: a client may
+    stand there several times, messages come in that order, and `combine` knows which chain each belongs to.
+    """
+
+    @property
+    @abstractmethod
+    def num_slots(self) -> int:
+        """How many times a round the schedule is asked: the number of chains."""
+
+    @abstractmethod
+    def stand_in(self, shared: State, messages: State, slots: Tensor, asked: Tensor) -> State:
+        """What `combine` gets where visits failed, (C, ...).
+
+        Args:
+            shared: the server's state.
+            messages: those that came, (A, ...).
+            slots: (A,) the places of those clients among the ones that were asked.
+            asked: (C,) the clients that were asked.
+        """
+
+
+class LocalRounds(NamedTuple):
+    """What R rounds of C clients each have received and sent, and their figures, each (R, C, ...)."""
+
+    received: State
+    messages: State
+    figures: State
+
+
+class Uninterrupted(ABC):
+    """Rounds between which the server decides nothing, so that an executor may do several before it answers.
+
+    A client's reply is judged by itself (`Algorithm.objections`), and what is left of the server's part of a round,
+    `combine` and `monitor`, can be made up for afterwards.
+    """
+
+    @abstractmethod
+    def rounds_ahead(self, shared: State) -> int:
+        """Rounds until the server looks at what it has, that with the look included; 1 is one at a time."""
+
+    @abstractmethod
+    def onward(self, received: State, messages: State, clients: Tensor) -> State:
+        """What the next round's clients (C,) receive, as `download` would say after `combine`, (C, ...)."""
+
+    @abstractmethod
+    def combine_rounds(self, shared: State, messages: State) -> list[State]:
+        """The server's state after each of R rounds, whose messages are (R, C, ...)."""
+
+    def local_rounds(
+        self,
+        problem: Problem,
+        received: State,
+        local: State,
+        data: ClientData,
+        clients: Tensor,
+        at: Tensor,
+        noise: Noise,
+    ) -> LocalRounds | None:
+        """The local steps of R rounds one after the other, where clients keep nothing new of them.
+
+        It is `local_step` of each, with `onward` in between, and as right where it is None: they are done so then.
+
+        Args:
+            problem: the model's densities.
+            received: what the first round's clients received, (C, ...).
+            local: the states of those who are asked, (K, ...).
+            data: their rows.
+            clients: numbers of each round's clients, (R, C).
+            at: where they stand in `local` and `data`, (R, C).
+            noise: of all rounds, (steps, R C, ...).
+        """
+        return None
