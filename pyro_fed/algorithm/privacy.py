@@ -87,7 +87,7 @@ class Private(Shortened):
         self.check_units(num_clients, "client")
 
     def check_units(self, number: int, unit: str) -> None:
-        """The same of clients or rows.
+        """δ is below one over the number of clients, or of rows.
 
         Args:
             number: how many there are.

@@ -66,7 +66,7 @@ class Round:
         return int(once.sum())
 
     def to_plain(self) -> dict[str, Any]:
-        """The same with lists in place of arrays."""
+        """This record with lists in place of arrays."""
         info = {name: values.tolist() for name, values in self.info.items()}
         traffic = {name: np.asarray(getattr(self, name)).tolist() for name in ("bytes_down", "bytes_up")}
         same = {

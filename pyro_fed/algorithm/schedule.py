@@ -108,7 +108,7 @@ class Schedule(ABC, metaclass=Checked):
     def of_slots(
         self, num_clients: int, slots: int, generator: Callable[[int], np.random.Generator]
     ) -> list[Callable[[int], list[int]]]:
-        """The same of several slots, one a chain: each asks for itself.
+        """What `chosen` answers for several slots, one a chain: each asks for itself.
 
         Args:
             num_clients: K.

@@ -19,7 +19,7 @@ def select(state: State, index: Tensor | slice) -> State:
 
 
 def contiguous(state: State) -> State:
-    """The same values in one memory layout: a sum over another may round differently."""
+    """A state in one memory layout: a sum over another may round differently."""
     return {name: value.contiguous() for name, value in state.items()}
 
 

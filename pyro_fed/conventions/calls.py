@@ -36,7 +36,7 @@ OURS = __name__.partition(".")[0] + "."
 
 
 def checked_but(*own: str) -> Callable[[F], F]:
-    """The same as `checked`, but for arguments that the function checks by itself, with a cure of its own.
+    """As `checked`, but for arguments that the function checks by itself, with a cure of its own.
 
     Args:
         own: their names.

@@ -90,7 +90,7 @@ def set_progress(show: Show) -> None:
 
 
 def checked(show: object) -> Show:
-    """The same, if it says how to show progress.
+    """`show`, if it says how to show progress.
 
     Raises:
         SettingError: it does not.

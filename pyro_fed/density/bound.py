@@ -50,7 +50,7 @@ class BoundModel:
     noticed: Noticed = field(default_factory=Noticed, repr=False)
 
     def on(self, device: torch.device) -> BoundModel:
-        """The same model with its arguments on a device, run there.
+        """This model with its arguments on a device, where it is run.
 
         Args:
             device: such as `torch.device("cuda")`.
@@ -59,7 +59,7 @@ class BoundModel:
         return replace(self, arguments=self.arguments.on(device), constants=constants, device=device)
 
     def doubled(self) -> BoundModel:
-        """The same model computed in float64, with these data."""
+        """This model with these data, computed in float64."""
         constants = {name: pytree.tree_map(_doubled, value) for name, value in self.constants.items()}
         return replace(
             self,
@@ -171,7 +171,7 @@ class RowDensities(Protocol):
         """Whether `vmap` is a loop, each turn of which is an ordinary run of the model."""
 
     def doubled(self) -> RowDensities:
-        """The same model computed in float64."""
+        """These densities, computed in float64."""
 
     def vmap(self, function: Callable[..., Any], in_dims: Any = 0) -> Callable[..., Any]:
         """`torch.func.vmap`, or what does its work for this model."""
@@ -182,7 +182,7 @@ class RowDensities(Protocol):
     def log_terms(
         self, z: Tensor, rows: tuple[Tensor, ...], local: Tensor | None = None, **options: Any
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The same of a run at z (D,) and, of the rows, `local` (m, local_dim)."""
+        """`terms_of` a run at z (D,) and, of the rows, `local` (m, local_dim)."""
 
     def log_parts(self, z: Tensor, rows: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         """Log prior () and each row's log-likelihood (m,)."""
@@ -190,7 +190,7 @@ class RowDensities(Protocol):
     def conditional_parts(
         self, z: Tensor, rows: tuple[Tensor, ...], local: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The same with the rows' own latents given."""
+        """`log_parts` with the rows' own latents given in place of integrated out."""
 
     def collect(self, source: Source) -> Tensor:
         """The flat vector (D,) of what `source` says of each latent site."""

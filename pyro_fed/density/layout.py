@@ -49,7 +49,7 @@ class Site:
         return self.size // self.unconstrained_shape[self.axis or 0]
 
     def over(self, num_rows: int) -> Site:
-        """The same over another number of rows (local sites).
+        """This site over another number of rows (local sites).
 
         Args:
             num_rows: how many.

@@ -119,7 +119,7 @@ class NonCentred(Problem):
 
 @dataclass(frozen=True, eq=False)
 class NonCentredJoint(NonCentred, JointProblem):
-    """The same of the joint form, whose flat vector has the rows' own latents."""
+    """The non-centred form of the joint densities, whose flat vector has the rows' own latents."""
 
 
 def noncentred(problem: Problem) -> NonCentred | None:

@@ -206,7 +206,7 @@ class Problem:
         return self.bound.execute(source, rows, densities=densities, enumerate_at=enumerate_at, **options)
 
     def execute_at(self, z: Tensor, rows: tuple[Tensor, ...], local: Tensor | None = None, **options: Any) -> Execution:
-        """The same with latents from the flat vector z (D,) and, of these rows, `local` (m, local_dim).
+        """Run the model with latents from the flat vector z (D,) and, of these rows, `local` (m, local_dim).
 
         Args:
             z: (D,) unconstrained vector.
@@ -287,11 +287,11 @@ class Problem:
         return self.compiler.level == "loop"
 
     def doubled(self) -> Problem:
-        """The same densities computed in float64, and not compiled."""
+        """These densities computed in float64, and not compiled."""
         return replace(self, bound=self.bound.doubled(), compiler=Compiler("loop" if self.looped else "off"))
 
     def placed(self) -> Problem:
-        """The same densities with all tensors on `device`, for what computes there; itself where that is the CPU."""
+        """These densities with all tensors on `device`, for what computes there; itself where that is the CPU."""
         if self.device == CPU:
             return self
         kept, own = self.compiler, self.compiler.of_form(f"on {self.device}")
@@ -323,7 +323,7 @@ class Problem:
         return self.compiler.mapped(function, self, in_dims, calls)
 
     def flat(self, function: Callable[..., Any], in_dims: Any, args: Any, calls: int) -> Callable[..., list[Tensor]]:
-        """The same for arguments like `args`, as a function of their leaves, see `Compiler.flat`.
+        """`mapped` for arguments like `args`, as a function of their leaves, see `Compiler.flat`.
 
         Args:
             function: as for `mapped`.
@@ -380,7 +380,7 @@ class Problem:
         return self.terms_of(self.execute_at(z, rows, local, densities=True, **options), rows)
 
     def terms_of(self, execution: Execution, rows: tuple[Tensor, ...]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The same of a run of the model with densities on these rows.
+        """Log density site by site, as `log_terms`, of a run of the model with densities on these rows.
 
         Args:
             execution: with densities.
@@ -396,7 +396,7 @@ class Problem:
     def _plate_terms(
         self, execution: Execution, rows: tuple[Tensor, ...]
     ) -> tuple[dict[str, Tensor], dict[str, tuple[str, Tensor]]]:
-        """The same with the plate of rows, partitioned or nested, that each site inside is in, and its rows' terms."""
+        """`terms_of`, each site inside with the plate of rows, partitioned or nested, that it is in."""
         trace, filler, _ = execution
         nothing = torch.zeros((), dtype=self.dtype, device=rows[0].device)
         outside = {"": nothing + filler.log_jacobian}
@@ -447,7 +447,7 @@ class Problem:
     def conditional_parts(
         self, z: Tensor, rows: tuple[Tensor, ...], local: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The same with the rows' own latents given, whose log prior is part of the rows' terms.
+        """`log_parts` with the rows' own latents given, whose log prior is part of the rows' terms.
 
         Args:
             z: (D,) unconstrained vector.

@@ -126,7 +126,7 @@ def likelihood_curves(problem: Problem, at: tuple[Tensor, Tensor], batch: Batch)
 
 
 def clients_likelihood_curves(problem: Problem, points: Tensor, directions: Tensor, data: ClientData) -> Tensor:
-    """The same of all rows of each of some clients, worked through in pieces where they are many.
+    """`likelihood_curves` of all rows of each of some clients, worked through in pieces where they are many.
 
     Args:
         problem: the model's densities.

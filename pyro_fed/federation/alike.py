@@ -20,7 +20,7 @@ NUMBERS = "biuf"
 
 
 def alike(values: Sequence[Any], names: Sequence[str], what: str) -> list[Any]:
-    """The same argument of each client, with its columns or keys as the first client has them.
+    """One argument of all clients, with each client's columns or keys in the order of the first's.
 
     Args:
         values: an argument, or a part of one, of each client.

@@ -361,12 +361,12 @@ class Federation:
 
     @cached_property
     def joint(self) -> Federation:
-        """The same with every row's own latents in the flat vector, instead of integrated out."""
+        """This federation with every row's own latents in the flat vector, instead of integrated out."""
         return self.with_problem(JointProblem.of(self.problem))
 
     @cached_property
     def noncentred(self) -> Federation:
-        """The same with every effect whose scale is a latent's in units of that scale, see `density.NonCentred`.
+        """This federation with effects in units of their scale, where that is a latent, see `density.NonCentred`.
 
         Where the data say little of the effects a run there meets no funnel; results are on the model's own scale.
 
@@ -385,7 +385,7 @@ class Federation:
         return self.with_problem(form)
 
     def with_problem(self, problem: Problem) -> Federation:
-        """The same clients with other densities; what is kept of a federation, its forms among that, is made anew.
+        """These clients with other densities; what is kept of a federation, its forms among that, is made anew.
 
         Args:
             problem: the densities.
@@ -423,7 +423,7 @@ class Federation:
     @checked
     @explained(ModelError, "the model cannot be run on these arguments")
     def with_args(self, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Federation:
-        """The same federation on new data of the same shapes, whose runs compile nothing anew.
+        """This federation on new data of the same shapes; its runs compile nothing anew.
 
         Row i stays at the client that has it now, whatever the partition would say of the new values: sort or deal the
         new rows beforehand, where that matters. The new data are checked as those before: values that are not finite,

@@ -32,7 +32,7 @@ def row_labels(arguments: Arguments) -> np.ndarray | None:
 
 
 def discrete_labels(arguments: Arguments) -> np.ndarray | None:
-    """The same where it holds a few different whole numbers, else None.
+    """The last argument with one number a row, where it holds a few different whole numbers; else None.
 
     Args:
         arguments: the model's, with the row-sharded leaves marked.

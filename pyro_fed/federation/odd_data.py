@@ -86,7 +86,7 @@ def _far_values(leaf: Tensor) -> Iterator[tuple[int, float, float, float]]:
 
 
 def _far_in(flat: Tensor) -> Iterator[tuple[int, float, float, float]]:
-    """The same of some columns (N, C)."""
+    """Column, value and range of all others of each far value in columns (N, C)."""
     flat = flat.double()
     finite = flat.isfinite()
     if not bool(finite.all()):

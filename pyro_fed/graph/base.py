@@ -148,7 +148,7 @@ class Graph(ABC, metaclass=Checked):
 
 @dataclass(frozen=True, eq=False)
 class FixedGraph(Graph):
-    """The same W in every round.
+    """A graph with one W in every round.
 
     Args:
         matrix: W, (A, A): rows sum to one, W_ij is the weight agent i gives to agent j.

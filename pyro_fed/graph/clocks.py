@@ -100,5 +100,5 @@ class Clocks(Graph):
         return self._expected
 
     def centrality(self, round: int = 0) -> np.ndarray:
-        """The same for every agent, 1/A."""
+        """Every agent's weight in the consensus, 1/A."""
         return np.full(self.num_agents, 1.0 / self.num_agents)

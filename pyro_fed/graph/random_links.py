@@ -130,7 +130,7 @@ class GossipPairs(Graph):
         return _averaging(self._links, np.full(len(self._links), 0.5 * rate), self.num_agents)
 
     def centrality(self, round: int = 0) -> np.ndarray:
-        """The same for every agent, 1/A."""
+        """Every agent's weight in the consensus, 1/A."""
         return np.full(self.num_agents, 1.0 / self.num_agents)
 
 

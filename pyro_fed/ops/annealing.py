@@ -114,7 +114,7 @@ def anneal(
 
 
 def anneal_sparingly(ends: Ends, white: Tensor, generator: torch.Generator, *, levels: int, **how: Any) -> Annealed:
-    """The same by `FIRST_SHARE` of the levels, where that leaves draws worth `WORTH` of their number; else by all.
+    """`anneal` by `FIRST_SHARE` of the levels, where that leaves draws worth `WORTH` of their number; else by all.
 
     Args:
         ends: d and b, with their gradients.

@@ -89,7 +89,7 @@ def backtracked(
     min_fraction: float = 1e-6,
     margin: float = 0.05,
 ) -> tuple[Tensor, Gaussian]:
-    """The same, and where it is not 0 the Gaussian q δ^fraction, whose factor is known already.
+    """The fraction of `backtrack` and, where that is not 0, the Gaussian q δ^fraction, whose factor is known already.
 
     Args:
         q: what is changed.

@@ -178,7 +178,7 @@ class Gaussian(NaturalParameters, ABC):
 
     @abstractmethod
     def to_full(self) -> Gaussian:
-        """The same factor with a full precision, proper or not."""
+        """This factor with a full precision, proper or not."""
 
     @abstractmethod
     def to_diag(self) -> Gaussian:

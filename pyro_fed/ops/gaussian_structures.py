@@ -109,7 +109,7 @@ class DiagGaussian(Gaussian):
         return torch.where(torch.isfinite(ratio).all(-1, keepdim=True), ratio, torch.nan)
 
     def to_full(self) -> FullGaussian:
-        """The same factor as a FullGaussian."""
+        """This factor as a FullGaussian."""
         return FullGaussian(torch.diag_embed(self.precision), self.eta)
 
     def to_diag(self) -> DiagGaussian:

@@ -78,7 +78,7 @@ class NaturalParameters:
         return type(self)(self.precision.sum(axis), self.eta.sum(axis))
 
     def to(self, dtype: torch.dtype) -> Self:
-        """The same with fields of another dtype."""
+        """This factor with fields of another dtype."""
         return type(self)(self.precision.to(dtype), self.eta.to(dtype))
 
     __mul__ = product

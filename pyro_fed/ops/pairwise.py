@@ -127,7 +127,7 @@ def _counted(values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _selected(values: Tensor) -> tuple[Tensor, Tensor]:
-    """The same by selection."""
+    """The two middle values, by selection."""
     rank = (len(values) + 1) // 2
     lower = torch.kthvalue(values, rank).values
     if len(values) % 2:

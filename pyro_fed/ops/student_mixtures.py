@@ -74,12 +74,12 @@ class Mixture(NamedTuple):
         return self.centres[which] + torch.einsum("sde,se->sd", self.factors[which], scaled)
 
     def shared_out(self, total: int) -> Mixture:
-        """The same with whole numbers that add up to `total`, in proportion to the counts."""
+        """This mixture with whole numbers that add up to `total`, in proportion to the counts."""
         edges = torch.cat([self.counts.new_zeros(1), self.counts.cumsum(0) / self.counts.sum()]) * total
         return self._replace(counts=edges.round().diff())
 
     def wider(self, factor: float) -> Mixture:
-        """The same with standard deviations so many times as large."""
+        """This mixture with standard deviations so many times as large."""
         return self._replace(factors=factor * self.factors)
 
     def used(self) -> Mixture:

@@ -142,7 +142,7 @@ class Moving(ABC):
         """
 
     def moved_rounds(self, before: Sequence[State], kept: State, sent: Sequence[Sent]) -> Tensor:
-        """The same of R rounds of as many clients, (R, C).
+        """`moved` for R rounds of as many clients, (R, C).
 
         Args:
             before: the server's state before each round.

@@ -26,7 +26,7 @@ def run_at_zero(bound: BoundModel) -> tuple[Execution, dict[str, Tensor]]:
 
 
 def run_at_random(bound: BoundModel, generator: torch.Generator) -> tuple[Execution, dict[str, Tensor]]:
-    """The same at a standard normal point, where no derivative is zero by chance, with the sites' log densities.
+    """A differentiable run at a standard normal point, where no derivative is zero by chance, with log densities.
 
     Args:
         bound: the model and its arguments.

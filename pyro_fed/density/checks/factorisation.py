@@ -218,7 +218,7 @@ def _together(problem: RowDensities, sample: _Sample) -> _Run:
 
 
 def _together_and_beside(problem: RowDensities, sample: _Sample) -> tuple[_Run, Tensor]:
-    """The same, and what its gradient is of at the points `beside` the first, in one run of the model."""
+    """`_together`, and the gradient at the points `beside` the first, in one run of the model."""
     here, first = slice(len(sample.z)), _at_first(sample, beside(sample.z[0]))
     both = sample._replace(z=torch.cat([sample.z, first.z]), local=torch.cat([sample.local, first.local]))
     run = _together(problem, both)
@@ -379,7 +379,7 @@ def _of(run: _Run, kind: str, name: str) -> Tensor | None:
 
 
 def _moved(sample: _Sample) -> _Sample:
-    """The same with inputs changed in their last places, by a pattern that rows have in common wherever they are."""
+    """The sample with inputs changed in their last places, by a pattern that rows have in common wherever they are."""
     nudge = 1 + LAST_PLACES * torch.finfo(torch.float64).eps
 
     def moved(rows: Any) -> Any:

@@ -132,7 +132,7 @@ class Compiler:
             other.forget()
 
     def for_checks(self) -> Compiler:
-        """The same for what follows a run, which never pays for Inductor."""
+        """A compiler for what follows a run: it shares the steps found so far and never pays for Inductor."""
         return replace(self, level="trace" if self.level == "inductor" else self.level, rounds=1)
 
     def of_form(self, name: str) -> Compiler:
@@ -190,7 +190,7 @@ class Compiler:
     def flat(
         self, function: Callable[..., Any], problem: Any, in_dims: Any, args: Any, calls: int
     ) -> Callable[..., list[Tensor]]:
-        """The same for arguments that are always like `args`, as a function of their leaves: found only once.
+        """`mapped` for arguments always like `args`, as a function of their leaves: the step is looked up only once.
 
         Args:
             function: as for `mapped`.
@@ -314,7 +314,7 @@ class Compiler:
         calls: int,
         now: int,
     ) -> Step:
-        """The same for the leaves of all arguments, and the form of each."""
+        """The step for the leaves of all arguments, and each argument's form."""
         shapes = tuple((leaf.shape, leaf.stride(), leaf.dtype, leaf.device) for leaf in leaves)
         traced = self.level in ("trace", "inductor")
         waits = self.auto and traced and calls * self.rounds <= FEWEST_FOR_INDUCTOR
@@ -490,7 +490,7 @@ class _Turns(NamedTuple):
 
 
 def _turns(leaves: list[Tensor], dims: list[int | None], at: Tensor) -> _Turns | None:
-    """The same for scans of at (B, C); None where some client has several, or none.
+    """How the carry goes round in scans of at (B, C); None where a scan has some client several times, or not at all.
 
     To move what is carried, a position each, costs less than to pick the clients' constants, all of their rows.
     """

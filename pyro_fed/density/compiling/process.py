@@ -106,7 +106,9 @@ def common_of(problem: Problem) -> Common | None:
 
 
 def renewed(problem: Problem) -> Common | None:
-    """The same for a run that begins; what the federation itself has traced is dropped where its model has changed.
+    """What this process has for the model of a run that begins.
+
+    What the federation itself has traced is dropped where its model has changed.
 
     Args:
         problem: the model's densities; its compiler is that of the federation.

@@ -187,7 +187,7 @@ def _tensors(args: Any) -> Iterator[Tensor]:
 
 
 def _mapped(args: Any, to: Callable[[Tensor], Any]) -> Any:
-    """The same arguments with something in the place of each tensor."""
+    """The arguments of an operation with something else in the place of each tensor."""
     if isinstance(args, Tensor):
         return to(args)
     if isinstance(args, (tuple, list)):

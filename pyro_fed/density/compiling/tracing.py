@@ -138,7 +138,7 @@ def to_graph(function: Callable[..., Any], leaves: Sequence[Tensor]) -> torch.fx
 
 
 def trace(batched: Callable[..., Any], spec: Any, leaves: list[Tensor], exact: bool = False) -> Step:
-    """The same as a graph, which fits leaves with the shapes and strides of `leaves`.
+    """A step as a graph, which fits leaves with the shapes and strides of `leaves`.
 
     Args:
         batched: as for `eager`.
@@ -330,7 +330,7 @@ def drop_dead(graph: torch.fx.Graph) -> None:
 
 
 def folded(recorder: Recorder) -> torch.fx.Graph:
-    """The same graph with constants, computed once, in the place of the operations that make them.
+    """The recorder's graph with constants, computed once, in the place of the operations that make them.
 
     Of a small step a third of the operations are of shapes and constants alone: zeros that sums begin with, the log of
     a prior's scale. What is written over, or returned, is made anew on each call.

@@ -65,7 +65,7 @@ class Proposals(NamedTuple):
 
 
 class Among(NamedTuple):
-    """The same of rows with several modes, and uniform numbers (T + 1, m) by which the modes are chosen."""
+    """The randomness of a draw of m rows with several modes, chosen by uniform numbers `mode` (T + 1, m)."""
 
     proposals: Proposals
     mode: Tensor
@@ -216,7 +216,7 @@ def offered(
 def draw_by_tails(
     problem: Problem, theta: Tensor, centre: Centre, noise: Proposals, rows: tuple[Tensor, ...]
 ) -> Tensor:
-    """The same of one latent a row whose nodes are placed by its tails.
+    """Latents of rows that have one each, whose nodes are placed by its tails: (m, 1).
 
     Args:
         problem: the model's densities.
@@ -250,7 +250,7 @@ def offered_by_tails(
 
 
 def draw_among(problem: Problem, theta: Tensor, centre: Centre, noise: Among, rows: tuple[Tensor, ...]) -> Tensor:
-    """The same of rows with several modes.
+    """Latents of rows with several modes, (m, d).
 
     Args:
         problem: the model's densities.

@@ -136,7 +136,7 @@ class Quadrature(metaclass=Checked):
             )
 
     def fitted(self, problem: RowDensities) -> Quadrature:
-        """The same with the number of nodes and of Newton steps that the model needs.
+        """These settings with the number of nodes and of Newton steps that the model needs.
 
         Args:
             problem: the model's densities, mapped.
@@ -416,7 +416,7 @@ class Quadrature(metaclass=Checked):
         return climber.summit(climber.climbed(problem, theta, rows, self._start(problem, theta, rows)))
 
     def near(self, problem: RowDensities, theta: Tensor, rows: Rows, place: Tensor) -> Centre:
-        """The same from places (m, d) that are near the modes, such as those at another θ, in `NEAR_STEPS`.
+        """Modes and curvatures of the rows' latents at θ (D,) from places (m, d) near them, in `NEAR_STEPS`.
 
         Args:
             problem: the model's densities.
@@ -428,7 +428,7 @@ class Quadrature(metaclass=Checked):
         return climber.summit(climber.climbed(problem, theta.detach(), rows, place))
 
     def centres(self, problem: RowDensities, theta: Tensor, rows: Rows) -> Centre:
-        """The same of all modes that are looked for, (J, m, ...): by the ascent from zero first, then from `starts`.
+        """Modes and curvatures of all modes that are looked for, (J, m, ...): by ascent from zero, then from `starts`.
 
         Args:
             problem: the model's densities.
@@ -447,7 +447,7 @@ class Quadrature(metaclass=Checked):
         return alive(Centre(*(torch.cat([a.unsqueeze(0), b]) for a, b in zip(first, others, strict=True))))
 
     def from_places(self, starts: tuple[tuple[float, ...], ...]) -> Quadrature:
-        """The same with other `starts`."""
+        """These settings with other `starts`."""
         return replace(self, starts=starts)
 
     def climber(self, steps: int) -> Climber:
@@ -476,7 +476,7 @@ def gauss_hermite(order: int, dim: int) -> tuple[Tensor, Tensor]:
 
 @lru_cache(maxsize=16)
 def _product(order: int, dim: int) -> tuple[np.ndarray, np.ndarray]:
-    """The same as arrays: a tensor that is made within `grad` belongs to it, and cannot be kept."""
+    """The rule as arrays: a tensor that is made within `grad` belongs to it, and cannot be kept."""
     line, weight = np.polynomial.hermite_e.hermegauss(order)
     index = np.indices((order,) * dim).reshape(dim, -1).T
     return line[index], np.log(weight / weight.sum())[index].sum(-1)

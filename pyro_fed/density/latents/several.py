@@ -66,7 +66,7 @@ class Rule(Protocol):
         """Log prior (), and each mode's part of the log marginal likelihoods, (J, m)."""
 
     def from_places(self, starts: tuple[tuple[float, ...], ...]) -> Self:
-        """The same with other `starts`."""
+        """This rule with other `starts`."""
 
 
 def search(problem: RowDensities, theta: Tensor, rows: Rows, known: Centre, climber: Climber) -> Centre:

@@ -116,7 +116,7 @@ class Arguments:
         return leaf
 
     def pooled(self, leaves: Sequence[Any], num_rows: int) -> Arguments:
-        """The same with the leaves of several clients together.
+        """These arguments with the leaves of several clients together.
 
         Args:
             leaves: all clients' together.
@@ -125,7 +125,7 @@ class Arguments:
         return replace(self, leaves=tuple(leaves))
 
     def dealt(self, clients: Sequence[Tensor]) -> Arguments:
-        """The same, once it is known which rows each client has.
+        """These arguments, once it is known which rows each client has.
 
         Args:
             clients: each client's row positions, (N_k,).
@@ -150,7 +150,7 @@ class Arguments:
         return self.rebuild([leaf[rows] for leaf in self.rows])
 
     def alone(self, rows: Tensor) -> Arguments:
-        """The same with some rows alone, in this order; with one of ones where there are none.
+        """These arguments with some rows alone, in this order; with one row of ones where there are none.
 
         Args:
             rows: (m,) positions.
@@ -176,7 +176,7 @@ class Arguments:
         return args, kwargs
 
     def rows_first(self, axes: Mapping[int, int]) -> Arguments:
-        """The same with the rows of some leaves moved to the first axis.
+        """These arguments with the rows of some leaves moved to the first axis.
 
         Args:
             axes: position in `leaves` → axis of its rows in the model.
@@ -208,7 +208,7 @@ class Arguments:
         return self.put_together(leaves)
 
     def to(self, dtype: torch.dtype) -> Arguments:
-        """The same arguments with every floating tensor in `dtype`.
+        """These arguments with every floating tensor in `dtype`.
 
         Args:
             dtype: a floating one.
@@ -216,7 +216,7 @@ class Arguments:
         return replace(self, leaves=tuple(_cast(leaf, dtype) for leaf in self.leaves))
 
     def taken(self, dtype: torch.dtype) -> Arguments:
-        """The same in tensors of their own: what is done to the caller's arrays afterwards changes nothing here.
+        """Copies of these arguments: what is done to the caller's arrays afterwards changes nothing here.
 
         Args:
             dtype: of every floating one.
@@ -225,7 +225,7 @@ class Arguments:
         return replace(self, leaves=tuple(owned))
 
     def on(self, device: torch.device) -> Arguments:
-        """The same arguments with every tensor on a device.
+        """These arguments with every tensor on a device.
 
         Args:
             device: such as `torch.device("cuda")`.

@@ -61,7 +61,7 @@ class ClientData(NamedTuple):
     power: Tensor = UNIT
 
     def of(self, clients: Tensor | slice) -> ClientData:
-        """The same of some of several clients.
+        """The data of some of several clients.
 
         Args:
             clients: their places.
@@ -69,7 +69,7 @@ class ClientData(NamedTuple):
         return self._replace(row_index=self.row_index[clients], num_rows=self.num_rows[clients])
 
     def on(self, device: torch.device) -> ClientData:
-        """The same on a device.
+        """These data on a device.
 
         Args:
             device: such as `torch.device("cuda")`.

@@ -54,7 +54,7 @@ class Table:
         return torch.stack([block.to(widest) for block in self._blocks], -1)
 
     def to_numpy(self, *_: Any, **__: Any) -> Tensor:
-        """The same as `values`."""
+        """All columns as a matrix, as `values`."""
         return self.values
 
     @property
@@ -278,7 +278,7 @@ pytree.register_pytree_node(
 
 
 def as_tree(value: Any) -> Any:
-    """The same with containers as nodes of the tree, and lists of numbers or texts as arrays.
+    """A model's arguments with containers as nodes of the tree, and lists of numbers or texts as arrays.
 
     A list is an array where it is as long as an array beside it, or, where there is none, as the longest list. Others,
     such as the sizes of a network's layers, stay lists.

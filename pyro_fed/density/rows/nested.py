@@ -36,7 +36,7 @@ class NestedRows:
         return NestedRows(self.where[index], [leaf[index] for leaf in self.leaves], self.capacity)
 
     def with_room(self, capacity: int) -> NestedRows:
-        """The same, to be packed into so many rows.
+        """These rows, to be packed into so many.
 
         Args:
             capacity: at least the rows of any client.

@@ -138,7 +138,7 @@ class GroupedArguments(Arguments):
         return torch.isin(self.leaves[part.index], groups.to(self.leaves[part.index].device)).nonzero().flatten()
 
     def alone(self, rows: Tensor) -> Arguments:
-        """The same with some groups alone, in this order.
+        """These arguments with some groups alone, in this order.
 
         Args:
             rows: (m,) the groups' numbers.

@@ -38,7 +38,7 @@ def rhat_and_ess(draws: Array) -> tuple[Array, Array]:
 
 
 def _of_few(draws: Array) -> tuple[Array, Array]:
-    """The same of some coordinates."""
+    """R-hat and bulk ESS of a block of coordinates."""
     half = draws.shape[1] // 2
     halves = np.concatenate([draws[:, :half], draws[:, -half:]]).transpose(2, 0, 1)  # (D, m, n)
     halves = np.ascontiguousarray(halves)  # sorting what is apart in memory takes twice as long

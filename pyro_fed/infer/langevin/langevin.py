@@ -486,7 +486,7 @@ class Langevin(Algorithm, Chains, Uninterrupted, DrawStats, Advice, Tempered):
         return self._stored(shared, messages, self._adapted(shared, messages["client"], messages["step_size"]))
 
     def _stored(self, shared: State, messages: State, adapted: State) -> list[State]:
-        """The same, where `adapted` is what the clients' steps have changed."""
+        """`combine_rounds`, where `adapted` is what the clients' steps have changed."""
         rounds, _, sent = messages["draws"].shape[:3]
         taken = shared["steps"] + self.stride * torch.arange(1, rounds * sent + 1)
         keep = (taken > shared["burn_in"]) & (taken % self.thin == 0)

@@ -47,7 +47,7 @@ class ReplayedVisits(VisitingLangevin, Bounding, Moving):
         return self.moved_rounds([shared], kept, [sent])[0]
 
     def moved_rounds(self, before: Sequence[State], kept: State, sent: Sequence[Sent]) -> Tensor:
-        """The same of all visits of R rounds at once."""
+        """`moved` of all visits of R rounds at once."""
         shape = len(sent), len(sent[0].clients)
         if "held_mean" not in before[0]:
             return torch.zeros(shape, dtype=torch.float64)

@@ -150,7 +150,7 @@ def public_belief(q: Gaussian, delta: Gaussian, known: Tensor, damping: float) -
 def seen_whole(
     q: Gaussian, old: Gaussian, site: Gaussian, weight: Tensor, known: Tensor, strict: Tensor
 ) -> tuple[Gaussian, Tensor]:
-    """The same where nobody looks at b itself, but at the consensus of all: b = q (t_new / t_old)^(s / v).
+    """b = q (t_new / t_old)^(s / v), where nobody looks at b itself but at the consensus of all.
 
     That consensus is q Π_j (t_j,new / t_j,old)^s_j, to which a change goes once, and not 1 / v times as to b. Where an
     agent's sites, new and old, have no negative precision, s is as large as leaves q (t_new / t_old)^s proper: if all

@@ -136,7 +136,7 @@ def means_at(problem: Problem, points: Tensor, batch: Batch) -> Sums | None:
 
 
 def means_of_parabola(problem: Problem, points: Tensor, batch: Batch, share: Tensor) -> tuple[Moments, Tensor] | None:
-    """The same of rows as parabolas in what they share, and whose rows are, (C,).
+    """`means_at` of rows taken as parabolas in what they share, and for which clients they may be, (C,).
 
     Args:
         problem: the model's densities.

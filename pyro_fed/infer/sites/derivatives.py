@@ -116,7 +116,7 @@ class Derivatives:
         return self._at_many(problem, points, batch)
 
     def _by_shared(self, problem: Problem, points: Tensor, batch: Batch) -> Moments:
-        """The same where rows have linear predictors in numbers that they share; at few points where these do."""
+        """`of_likelihood` of rows with linear predictors in numbers that they share; at few points where these do."""
 
         def means(some: Tensor) -> Moments:
             found = means_at(problem, some, batch)
@@ -132,7 +132,7 @@ class Derivatives:
         return found if parabola is None else where_settled(parabola[1], parabola[0], found)
 
     def _by_scores(self, problem: Problem, points: Tensor, batch: Batch) -> Moments:
-        """The same with the curvature that scores have over the points; of the diagonal, one coordinate by itself."""
+        """`of_likelihood` with curvatures from the scores over the points; of a diagonal, coordinate by coordinate."""
         away = points.double() - points.double().mean(0)
         both = torch.stack([points.double(), away], 2)  # (S, C, 2, D)
         blocks = in_blocks(both, points.shape[1] * batch.width() * problem.num_nodes, SCORE_BLOCK)
@@ -162,7 +162,7 @@ class Derivatives:
         return Moments(total.value + value.double().sum(0), total.score + score.sum(0), total.curvature + product), ()
 
     def _at_many(self, problem: Problem, points: Tensor, batch: Batch) -> Moments:
-        """The same where rows may have their curvatures at a share of the points."""
+        """`of_likelihood` where rows may have their curvatures at a share of the points."""
         shares = self.shares(problem, len(points), batch)
         if shares == 1 and not self._has_units(problem, len(points), batch):
             return self._at_all(problem, points, batch)
@@ -178,7 +178,7 @@ class Derivatives:
         return Moments(value, score, self._shared_curvature(problem, points, batch, shares))
 
     def _at_all(self, problem: Problem, points: Tensor, batch: Batch) -> Moments:
-        """The same where every row has its derivatives at every point."""
+        """`of_likelihood` where every row has its derivatives at every point."""
         width = points.shape[-1] if self.kind == "hessian" else 1
         blocks = in_blocks(points, points.shape[1] * batch.width() * width * problem.num_nodes)
         return self._mean(problem, self._likelihood_step, blocks, batch, BATCHES, len(points))
@@ -252,7 +252,7 @@ class Derivatives:
         return mean
 
     def _summed_by_share(self, problem: Problem, cut: Tensor, batch: Batch) -> Tensor | None:
-        """The same sum of rows with linear predictors in what they share; None without these."""
+        """`_shared_curvature` of rows with linear predictors in what they share; None without these."""
         if not shares(problem):
             return None
         dealt = [dealt_out(leaf, len(cut)) for leaf in batch.rows], dealt_out(batch.weight, len(cut), 0.0)
@@ -286,7 +286,7 @@ class Derivatives:
         return None if found is None else Moments(*found)
 
     def under_batch(self, problem: Problem, q: Gaussian, num_points: int, batch: Batch) -> Moments | None:
-        """The same of rows with weights of their own.
+        """`under` for rows with weights of their own.
 
         Args:
             problem: the model's densities.
@@ -360,7 +360,7 @@ class Derivatives:
 
 
 def _site_by_site(problem: Problem, signs: Tensor) -> Tensor:
-    """The same signs (D,) one latent site at a time, (sites, D), zero elsewhere.
+    """Signs (D,) one latent site at a time, (sites, D), zero elsewhere.
 
     Of all sites at once a weight's diagonal entry would have those between it and its scale in it, many times itself.
     """

@@ -244,7 +244,7 @@ def flat_site(problem: Problem, structure: Structure, *batch: int) -> Gaussian:
 
 
 def batched(q: Gaussian) -> Gaussian:
-    """The same with a leading axis of one."""
+    """q with a leading axis of one."""
     return type(q)(q.precision[None], q.eta[None])
 
 
@@ -314,7 +314,7 @@ def spread_points(q: Gaussian, count: int) -> Tensor:
 
 
 def likelihood_points(problem: Problem, q: Gaussian, count: int) -> Tensor:
-    """The same for expectations of rows: more where these jump from point to point, and cost no Hessian.
+    """Points for expectations of rows: more where these jump from point to point, and cost no Hessian.
 
     Args:
         problem: the model's densities.

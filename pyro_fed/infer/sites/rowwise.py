@@ -192,7 +192,7 @@ def bends_by_jumps(problem: Problem) -> bool:
 
 
 def _plan_by(find: Find, dim: int, longest: int, order: int, wide: bool) -> tuple[Rowwise, int, int] | None:
-    """The same by the predictors that are found for so many rows at a time, in `dim` numbers."""
+    """A plan by the predictors, `dim` numbers, that are found for so many rows at a time."""
     sample = find(CHECK_ROWS)
     if sample is None:
         return None
@@ -269,7 +269,7 @@ def at_each(problem: Problem, points: Tensor, data: ClientData) -> Sums | None:
 
 
 def each_of(problem: Problem, find: Find, points: Tensor, data: ClientData | Batch) -> Sums | None:
-    """The same by the predictors that are found for so many rows at a time, in what the points are of.
+    """`at_each` by the predictors that are found for so many rows at a time, in what the points are of.
 
     Args:
         problem: the model's densities.

@@ -29,7 +29,7 @@ class Coordinates(NamedTuple):
         return cls(q.mean(), q.root())
 
     def to(self, dtype: torch.dtype) -> Coordinates:
-        """The same in another dtype."""
+        """These coordinates in another dtype."""
         return Coordinates(self.mean.to(dtype), self.factor.to(dtype))
 
     @property

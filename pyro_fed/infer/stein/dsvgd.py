@@ -640,7 +640,7 @@ def with_account(shared: State, kept: State) -> State:
 
 
 def entered(state: State, clients: Tensor, claimed: Tensor, taken: Tensor) -> State:
-    """The same after some clients' messages, (C, N, D)."""
+    """The server's account after some clients' messages, (C, N, D)."""
     new = {"claimed": claimed, "taken": taken}
     return {**state, **{name: state[name].index_copy(0, clients, value) for name, value in new.items()}}
 

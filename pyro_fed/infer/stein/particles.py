@@ -135,7 +135,7 @@ class ParticleAlgorithm(Algorithm):
     def stepped(
         self, particles: Tensor, scores: Tensor, optimiser: AdaGradState, pace: Tensor | float = 1.0
     ) -> tuple[tuple[Tensor, AdaGradState], tuple[Tensor, ...]]:
-        """The same as the step of a scan, with what it adds to the entropy where that is asked for."""
+        """One SVGD step as the step of a scan, with what it adds to the entropy where that is asked for."""
         moved, after = self.move(particles, scores, optimiser, pace)
         if not self.entropy:
             return (moved, after), ()

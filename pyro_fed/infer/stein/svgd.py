@@ -68,5 +68,5 @@ class SVGD(DSVGD, Pooled):
         return self.max_passes
 
     def survey(self) -> type[Survey]:
-        """The same on the pooled data."""
+        """The phase before, on the pooled data."""
         return PooledSurvey
