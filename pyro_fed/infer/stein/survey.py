@@ -379,7 +379,7 @@ class PooledModes(Modes, Pooled):
         return PooledLaplace(min_curvature=self.min_curvature)
 
     def question(self) -> Algorithm:
-        """The search for one mode, which asks the pooled data."""
+        """The question whether there is one mode, to the pooled data."""
         return PooledOneMode(newton=self.newton())
 
 
