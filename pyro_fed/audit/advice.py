@@ -1,4 +1,4 @@
-"""What to do about draws that are not the posterior's, by what made them."""
+"""What to do about draws that are not the posterior's: the cure that fits the algorithm, the model and the run."""
 
 from __future__ import annotations
 
@@ -39,10 +39,11 @@ WEIGHED = "FedAIS weights its draws by the density and needs no scores: use it, 
 LEFT = (
     "What is left to try: NUTS on all rows together, more particles or proposals (pf.run), or the model in another form"
 )
-#: Rows a parameter up to which flat priors may leave no posterior, or no moments: the mean and the scale of a Gaussian
-#: have a posterior from three rows on, and the scale a variance from five on.
+#: With at most so many rows for each parameter, improper priors may leave no posterior, or one without moments: under
+#: flat priors, the mean and scale of a Gaussian have a posterior from three rows on, and the scale has a variance from
+#: five on.
 FEW_ROWS = 2.5
-#: Cure where what weighted points have found is beyond the draws.
+#: Cure where weighted points have found mass beyond the draws.
 BEYOND = (
     "The posterior has mass beyond the draws, in a long tail or in a slab beside a spike: DSVGD looks for it within "
     "the prior's range, and FedAIS(surrogates=DSVGD()) weights what it finds"
@@ -54,7 +55,7 @@ def cure(evidence: Evidence, beyond: bool = False) -> str:
 
     Args:
         evidence: the result.
-        beyond: whether the posterior has more spread than the draws, which chains from these do not see.
+        beyond: whether weighted points have found that the posterior is wider than the draws.
     """
     if "epsilon" in evidence.record.latest:
         return "The noise of privacy is part of that: a larger epsilon, more rows or more clients reduce it"
@@ -80,12 +81,12 @@ def cure(evidence: Evidence, beyond: bool = False) -> str:
 
 
 def _hinted(said: str, evidence: Evidence) -> str:
-    """What is said, and the hint at the non-centred form, unless a plan tries that."""
+    """The cure, with a hint at the non-centred form where that may help, unless a plan tries that form itself."""
     return said if NONCENTRED in evidence.record.planned else with_hint(said, evidence.problem)
 
 
 def _of_improper(problem: Problem) -> str:
-    """The cure where little but flat priors holds the tails: more rounds and draws do not help."""
+    """The cure where the priors are improper and rows are few: more rounds and draws do not help."""
     sites = ", ".join(f"'{name}'" for name in sorted(problem.layout.improper))
     return (
         f"The prior of {sites} is improper, and with {problem.num_rows} rows the posterior may be improper too, or "
@@ -94,9 +95,10 @@ def _of_improper(problem: Problem) -> str:
 
 
 def _of_diagonal(problem: Problem) -> str:
-    """The cure of a Gaussian without correlations: a full one, but not of a network, which has many modes and few rows.
+    """The cure for a Gaussian without correlations: a full covariance, except for a network.
 
-    On the digits (160 parameters) a full covariance has an accuracy of 0.47, the diagonal one 0.63.
+    A network has many modes and few rows. On the digits (160 parameters) a full covariance has an accuracy of 0.47, a
+    diagonal one of 0.63.
     """
     if not is_large(problem):
         return "The approximation has no correlations (it is diagonal): use covariance='full'"

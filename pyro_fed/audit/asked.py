@@ -1,7 +1,8 @@
-"""What was asked for and is not what it will be taken for: another posterior, or too few draws of one.
+"""Settings that give something else than most users expect: another posterior, or too few draws.
 
-Of n independent draws a mean is off by n^(-1/2) SDs. By chance the worst of D means is off by what matters once in
-`CHANCE` times where that is 1/z of it, for the z of so many numbers: n = (z / `MATTERS`)². SDs ask for fewer.
+The mean of n independent draws has a standard error of n^(-1/2) SDs. Let z be the number of standard errors that the
+worst of D means exceeds with probability `CHANCE` (`margin`). Then n = (z / `MATTERS`)² draws keep all means within
+what matters with probability 1 - `CHANCE`. SDs need fewer draws.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.audit.chains.motion import margin
 from pyro_fed.conventions.limits import MATTERS
 
-#: What the draws of distributions are, which can give any number of them.
+#: The kinds of draws (`Algorithm.draws_are`) that come from a distribution, which can give any number of them.
 COUNTED = ("independent", "agents")
 
 
 def asked(algorithm: Algorithm, draws: Tensor) -> list[str]:
-    """What a result is not, because of how it was asked for.
+    """What may be misunderstood about a result because of the settings that it was asked for with.
 
     Args:
         algorithm: what was run.
@@ -45,5 +46,5 @@ def asked(algorithm: Algorithm, draws: Tensor) -> list[str]:
 
 
 def enough(dim: int) -> int:
-    """Draws from which on means of so many parameters are told, see the module's header."""
+    """The number of draws that determine the means of `dim` parameters, see the module's header."""
     return math.ceil((margin(dim) / MATTERS) ** 2)

@@ -1,4 +1,4 @@
-"""Every check of the audit, in the order in which a run makes them. A new one is a function here and its module."""
+"""Every check of the audit, in the order in which a run makes them. A new check is a module and an entry here."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ Check = Callable[[Evidence], list[str]]
 
 
 def draws(evidence: Evidence) -> list[str]:
-    """Draws that are not the posterior's: by chains that begin at them, or else by modes that they miss.
+    """Draws that are not the posterior's, by chains that begin at them, or else by modes that they miss.
 
-    What chains find wrong is far from the posterior, or not its shape: modes are searched once that is mended.
+    Modes are looked for only where chains find nothing wrong: an error that chains find comes first. Where weighted
+    points (`census`) find the error, and not chains, its cause may be a missed mode. Then modes are looked for first.
 
     Args:
         evidence: the result.
@@ -29,7 +30,7 @@ def draws(evidence: Evidence) -> list[str]:
         One sentence, or none.
     """
     found = evidence.moments
-    if found is not None and found.by == "weights":  # chains do not leave where the draws are: it may be modes
+    if found is not None and found.by == "weights":
         return explained(evidence, missed(evidence) or stillness(evidence))
     return explained(evidence, stillness(evidence) or missed(evidence))
 
@@ -41,7 +42,7 @@ CHECKS: tuple[Check, ...] = (draws, off_mode)
 
 
 def of_density(evidence: Evidence) -> list[str]:
-    """Why the densities are not those of the posterior, or not exact enough: what no algorithm mends.
+    """Why the densities are not the posterior's, or not exact enough; no algorithm can mend that.
 
     Args:
         evidence: the result.
@@ -65,7 +66,7 @@ def of_draws(evidence: Evidence) -> list[str]:
 
 
 def found_right(evidence: Evidence) -> bool:
-    """Whether chains or weights find all means and SDs within the limits, by more than chance, and all modes.
+    """Whether all means and SDs are within the limits by more than chance, by chains or weights, and no mode is missed.
 
     Args:
         evidence: the result.

@@ -1,19 +1,19 @@
-"""Weighted points of the posterior, from a result's draws and from wherever else it may have mass.
+"""Weighted points of the posterior (a census): drawn around a result's draws and wherever else it may have mass.
 
     w_s ∝ p(z_s) / Σ_j n_j t_5(z_s; m_j, S_j),    n_j points drawn of each Student's t so far
 
-**The first points** come from three places: from a mixture that is fitted to the draws; from around them, with the
-widths `NEAR` and far larger ones, up to the prior's; and from a mixture that is fitted to draws of the prior. So some
-points are in a slab even where a search for modes would climb from the slab to the spike on top of it, and where chains
-from the spike would never leave it.
+**The first points** come from three places: a mixture that is fitted to the draws; their neighbourhood, with the widths
+`NEAR` and far larger ones, up to the prior's; and a mixture that is fitted to draws of the prior. So there are points
+in a slab around a spike, from which a search for modes climbs to the spike, and which chains from the spike do not
+enter.
 
-**The next points.** A mixture is fitted to all weighted points; those far out count more, since they make the
-variances. New points are drawn from it, and all points are weighed anew (Cornuet et al. 2012, *Adaptive multiple
-importance sampling*). This ends when the points are worth `ENOUGH` equal ones and the tail of their weights can be
-trusted (Pareto's k, Vehtari et al.). The same is asked of what is averaged for the variances, w (z - m)². Points that
-are not worth `WORTH` after `ROUNDS` rounds, as in many dimensions, say nothing.
+**The next points.** A mixture is fitted to all weighted points; those far out count more, since they dominate the
+variances. New points are drawn from it, and all points are weighted anew (Cornuet et al. 2012, *Adaptive multiple
+importance sampling*). This ends when the points are worth `ENOUGH` equally weighted ones and the tail of their weights
+can be trusted (Pareto's k, Vehtari et al.). The same is asked of the terms of the variances, w (z - m)². If the points
+are worth less than `WORTH` after `ROUNDS` rounds, as in many dimensions, there is no census.
 
-Where few rows stand for all (`few_rows`), they do so around the draws alone. Then the points are drawn there alone.
+Where few rows stand for all (`few_rows`), they do so near the draws only. Then the points are drawn there only.
 
 Source: Owen & Zhou (2000), *Safe and effective importance sampling*, for mixtures; Vehtari et al. (2024) for k.
 """
@@ -30,32 +30,33 @@ from pyro_fed.audit.target import LARGE_BATCH, Target
 from pyro_fed.ops.importance import flattened, smoothed
 from pyro_fed.ops.student_mixtures import Mixture, fitted
 
-#: Points of a round: as many as are computed together; and rounds at most.
+#: Points of a round, as many as are computed together; and the most rounds.
 POINTS, ROUNDS = LARGE_BATCH, 6
 #: Widths of the points around the draws, in the draws' own. Beyond these, each width is `FACTOR` times the one before,
 #: up to the prior's SD, and at most `FARTHEST`.
 NEAR, FACTOR, FARTHEST = (1.0, 1.5, 3.0), 3.0, 1000.0
-#: Shares of the first points: around the draws, farther, and of the prior.
+#: Shares of the first points: around the draws, farther out, and from the prior.
 AROUND, FARTHER, PRIOR = 0.5, 0.25, 0.25
-#: Degrees of freedom of each component; components of a fit, its steps, and the fewest points a component.
+#: Degrees of freedom of each component; components of a fit, its steps, and the fewest points for each component.
 FREEDOM, COMPONENTS, STEPS, FEWEST = 5, 8, 10, 5
-#: With more parameters than this such weights are worth too little to be looked at.
+#: With more parameters than this, importance weights are worth too little.
 LARGEST_DIM = 8
-#: Weights say something if they are worth so many equal points; no more are drawn beyond `ENOUGH`; largest Pareto's k.
+#: Weighted points are used if they are worth at least `WORTH` equally weighted ones; none are added once they are worth
+#: `ENOUGH`; and Pareto's k may be at most `LONGEST_TAIL`.
 WORTH, ENOUGH, LONGEST_TAIL = 400, 1000, 0.5
-#: A log weight that is so much less than the largest counts as zero.
+#: A weight whose logarithm is so much less than the largest one counts as zero.
 NOTHING = 100.0
-#: Densities of rows that may be computed: about two seconds.
+#: The most densities of rows that may be computed, about two seconds.
 DENSITIES = 200_000_000
 
 
 @dataclass(frozen=True)
 class Weighed:
-    """Points that stand for the posterior by their weights.
+    """Points whose weights make them a sample of the posterior.
 
     Args:
-        weights: (N,), which sum to one.
-        white: (N, D), in coordinates that whiten the result's draws.
+        weights: the points' weights (N,), which sum to one.
+        white: the points, in coordinates that whiten the result's draws (N, D).
     """
 
     weights: Tensor
@@ -65,13 +66,16 @@ class Weighed:
 def weighed_points(
     target: Target, draws: Tensor, from_prior: Callable[[], Tensor | None], generator: torch.Generator
 ) -> Weighed | None:
-    """Weighted points; None where their weights cannot be trusted, or would take too long.
+    """Weighted points of the posterior.
 
     Args:
         target: the posterior, whitened by the draws.
         draws: w (S, D), whitened.
-        from_prior: gives draws of the prior (M, D), the model's coordinates; None where it is improper.
+        from_prior: gives draws of the prior in the model's coordinates (M, D), or None where it is improper.
         generator: source of randomness.
+
+    Returns:
+        None if the model is looped over or has too many parameters, or if the weights cannot be trusted.
     """
     problem = target.problem
     if problem.looped or problem.dim > LARGEST_DIM:
@@ -104,7 +108,7 @@ def _longest_of_squares(weights: Tensor, white: Tensor) -> float:
 
 
 def _kept(weights: Tensor, white: Tensor, log_weights: Tensor) -> Weighed:
-    """The points that have a weight. On a site's own scale the others may be far beyond all that have."""
+    """The points whose weights are not negligible: on a site's own scale, the others may be extremely far away."""
     some = log_weights > log_weights.max() - NOTHING
     return Weighed(weights[some] / weights[some].sum(), white[some])
 

@@ -1,4 +1,4 @@
-"""What the audit looks at: a run's draws, and the model's densities there, each computed once and only if asked for."""
+"""What the audit works on: a run's draws and all that is computed from them, each once and only if asked for."""
 
 from __future__ import annotations
 
@@ -29,38 +29,37 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.federation.federation import Federation
 from pyro_fed.ops.entries import evenly
 
-#: Draws that densities are computed at, at most; and at least, of a distribution that cannot be asked for more.
+#: The most draws at which densities are computed; and the fewest by which a distribution is judged.
 MOST_DRAWS, FEWEST_DRAWS = 1000, 500
-#: Draws that the moments of a distribution are taken from where it can be asked for more, so that chance (an SD 1.1 %
-#: off, the worst of sixty 3.5 %, and less by Sobol points) is not taken for its error; fewer, of many parameters, than
-#: these make so many numbers (16 MB in double precision, of which a handful of copies are made).
+#: Draws from which the moments are taken of a distribution that can give more than a run has asked for. By chance an SD
+#: of so many is 1.1 % off, the worst of sixty 3.5 %, and less with Sobol points: chance is not taken for an error. With
+#: many parameters there are fewer, so that they make at most so many numbers (16 MB, of which a few copies are made).
 MANY_DRAWS, MANY_NUMBERS = 4096, 2_000_000
 
-#: Draws of the prior from which modes and other mass are looked for, and how many of them have to be numbers: half of
-#: them stand for the prior still.
+#: Draws of the prior from which modes and other mass are looked for; and the fewest of them that have to be finite.
 FROM_PRIOR, FEWEST_FROM_PRIOR = 64, 32
 
 
 @dataclass(frozen=True)
 class Unknown:
-    """Stands for an algorithm of which nothing is known but what its draws are."""
+    """Takes an algorithm's place where only the kind of its draws is known."""
 
     draws_are: str
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """A run's result and all that can be asked about it.
+    """A run's result, and what the checks of the audit compute from it.
 
     Args:
-        algorithm: what was run.
-        federation: on what; it holds the rows.
-        problem: its densities, as the run compiled them.
+        algorithm: the algorithm that was run.
+        federation: the model and its rows.
+        problem: the model's densities, as the run compiled them.
         shared: the server's last state; empty where it is not known.
         draws: (chain, draw, D), unconstrained.
-        record: what happened.
+        record: the run's record.
         seed: the run's seed.
-        aim: finer limits than those of a wrong answer, which the chains should tell too; None: none.
+        aim: limits finer than `WRONG`, up to which chains should measure errors; None: none.
     """
 
     algorithm: Algorithm
@@ -74,7 +73,7 @@ class Evidence:
 
     @cached_property
     def flat(self) -> Tensor:
-        """All draws, (S, D); of a distribution that can give more, `MANY_DRAWS` or as many as memory allows."""
+        """All draws (S, D); of a distribution that can give more, `MANY_DRAWS` or as many as memory allows."""
         found = self.draws.flatten(0, 1)
         more = bool(self.shared) and self.algorithm.draws_are in ("independent", "agents")
         many = min(MANY_DRAWS, max(FEWEST_DRAWS, MANY_NUMBERS // max(1, self.problem.dim)))
@@ -85,29 +84,29 @@ class Evidence:
 
     @cached_property
     def points(self) -> Tensor:
-        """Of these, evenly spaced, `MOST_DRAWS` at most: (S, D)."""
+        """The draws at which densities are computed, evenly spaced among `flat`, at most `MOST_DRAWS` (S, D)."""
         return self.flat[evenly(len(self.flat), MOST_DRAWS)]
 
     @property
     def temperature(self) -> float:
-        """Of the likelihood in what the algorithm approximates."""
+        """The temperature of the likelihood in the posterior that the algorithm approximates."""
         return float(getattr(self.algorithm, "temperature", 1.0))
 
     @cached_property
     def target(self) -> Target | None:
-        """The posterior in coordinates that whiten the draws; None where these are too few, or not all numbers."""
+        """The posterior in coordinates that whiten the draws; None of a point, one draw, or an infinite variance."""
         usable = self.algorithm.draws_are != "point" and len(self.flat) > 1
         usable = usable and bool(self.flat.double().var(0).isfinite().all())
         return Target.of(self.problem, self.flat, self.temperature) if usable else None
 
     @cached_property
     def stepped(self) -> dict[str, Line]:
-        """Latents along which the log density jumps, and the lines of the model that make steps of them."""
+        """Latents along which the log density jumps, and the lines of the model that turn them into steps."""
         return steps(self.problem.doubled(), self.flat.double().mean(0))
 
     @cached_property
     def near(self) -> Target | None:
-        """The same around the draws: of many rows by few of them, where these are found to stand for all."""
+        """`target`, around the draws by few rows where these agree with all (see `few_rows`); None where that is."""
         if self.target is None:
             return None
         generator = seeding.torch_generator(self.seed, seeding.AUDIT, 4)
@@ -115,7 +114,7 @@ class Evidence:
 
     @cached_property
     def from_prior(self) -> Tensor | None:
-        """Draws of the prior, (M, D), those that are numbers; None where it is improper, or so wide that few are."""
+        """Finite draws of the prior (M, D); None where it is improper, or so wide that few of its draws are finite."""
         if self.problem.layout.improper:
             return None
         generator = seeding.torch_generator(self.seed, seeding.AUDIT, 5)
@@ -125,11 +124,11 @@ class Evidence:
 
     @cached_property
     def census(self) -> Weighed | None:
-        """Weighted points from wherever the posterior may be; None where they cannot be trusted.
+        """Weighted points of the posterior, drawn wherever it may have mass; None where they cannot be trusted.
 
-        They are looked for around the draws and the places that chains from these have come to. Of effects with a
-        latent scale they are drawn in units of it: points of few Gaussians have none in a funnel's neck, and their
-        weights do not show that.
+        They are drawn around the result's draws and around the places that chains have reached. Where effects have a
+        latent scale, points are drawn in coordinates that divide the effects by it (`Detour`): a mixture of a few
+        Gaussians has no points in the neck of a funnel, and the weights do not show that.
         """
         near, chains = self.near, self.chains
         if near is None or chains is None or near.problem.dim > LARGEST_DIM:
@@ -155,14 +154,14 @@ class Evidence:
 
     @cached_property
     def by_weights(self) -> Moments | None:
-        """Where the weighted points have the posterior's means and SDs; None where there are none."""
+        """The posterior's means and SDs by the weighted points; None where there are none."""
         if self.near is None or self.census is None:
             return None
         return beyond(self.near, self.quantities, self.flat, self.census)
 
     @cached_property
     def chains(self) -> Moments | None:
-        """Where chains that begin at the draws have the posterior's means and SDs; None where there is no target."""
+        """The posterior's means and SDs by chains that begin at the draws; None where there is no target."""
         if self.near is None:
             return None
         generator = seeding.torch_generator(self.seed, seeding.AUDIT)
@@ -170,61 +169,68 @@ class Evidence:
 
     @cached_property
     def looked(self) -> Looked | None:
-        """Where the posterior's means and SDs are, None where there is no target.
+        """The best estimate of the posterior's means and SDs, by chains and weighted points; None without a target.
 
-        By weighted points, which have no memory of the draws, where these tell them, and by chains that begin at the
-        draws; by chains where they find wrong what the points do not find right, and of a number that they have plainly
-        taken further than the points have it; by many chains where neither tells; where they cannot move, and the draws
-        are groups far apart, group by group.
+        - Where chains cannot move and the draws form groups far apart: by chains, for each group by itself.
+        - Without weighted points: by chains.
+        - Where weighted points find something wrong: by the points, which have no memory of the draws.
+        - Else the points' estimates, except of numbers that they do not determine or that chains have plainly moved
+          further; these are the chains'. If the two together do not decide, many chains are run.
+        - The chains' estimates alone, if they find something wrong which the estimates together do not find right.
         """
         found, near = self.chains, self.near
         if found is None or near is None:
             return None
         if found.stuck and (parts := groups(self.flat.double())):
-            generator = seeding.torch_generator(self.seed, seeding.AUDIT, 6)
-
-            def of_one(draws: Tensor) -> Moments:
-                target = Target.of(self.problem, draws, self.temperature)
-                own = on_few_rows(target, target.white(draws), generator)
-                return moved(own, self.quantities, draws, generator, self.aim)
-
-            return by_groups(parts, self.quantities.labels, of_one)
+            return self._by_groups(parts)
         weighed = None if found.stuck else self.by_weights
-        if weighed is not None and bool(wrong(weighed).any()):
-            found = weighed
-        elif weighed is not None:
+        if weighed is None:
+            return Looked(found, self.quantities.labels)
+        if bool(wrong(weighed).any()):
+            return Looked(weighed, self.quantities.labels)
+        both = weighed.where_told(found).unless_refuted(found)
+        if judged(both) is None and bool((both.excess > CLEAR).any()):
+            generator = seeding.torch_generator(self.seed, seeding.AUDIT, 7)
+            found = moved(near, self.quantities, self.flat, generator, self.aim, again=True)
             both = weighed.where_told(found).unless_refuted(found)
-            if judged(both) is None and bool((both.excess > CLEAR).any()):  # neither tells: by many chains
-                generator = seeding.torch_generator(self.seed, seeding.AUDIT, 7)
-                found = moved(near, self.quantities, self.flat, generator, self.aim, again=True)
-                both = weighed.where_told(found).unless_refuted(found)
-            found = found if bool(wrong(found).any()) and judged(both, NEARLY_CLEAR) is not False else both
-        return Looked(found, self.quantities.labels)
+        by_chains = bool(wrong(found).any()) and judged(both, NEARLY_CLEAR) is not False
+        return Looked(found if by_chains else both, self.quantities.labels)
+
+    def _by_groups(self, parts: list[Tensor]) -> Looked:
+        """Each group's moments, by chains in coordinates that whiten the group's draws (S_g, D)."""
+        generator = seeding.torch_generator(self.seed, seeding.AUDIT, 6)
+
+        def of_one(draws: Tensor) -> Moments:
+            target = Target.of(self.problem, draws, self.temperature)
+            own = on_few_rows(target, target.white(draws), generator)
+            return moved(own, self.quantities, draws, generator, self.aim)
+
+        return by_groups(parts, self.quantities.labels, of_one)
 
     @property
     def moments(self) -> Moments | None:
-        """Where the posterior's means and SDs are, None where there is no target: of all draws, or of each group."""
+        """The posterior's means and SDs against the draws', of all draws or of each group; None without a target."""
         return None if self.looked is None else self.looked.moments
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What the numbers of `moments` are called."""
+        """The names of the numbers of `moments`, (F,)."""
         return () if self.looked is None else self.looked.labels
 
     @property
     def measured(self) -> dict[str, np.ndarray]:
-        """The same as figures by name, with the parameters' names; empty where there are no moments."""
+        """The figures of `moments` by name, with the parameters' names; empty where there are no moments."""
         if self.moments is None or self.moments.stuck:
             return {}
         return measured(self.moments, self.labels)
 
 
 def measured(moments: Moments, labels: Sequence[str]) -> dict[str, np.ndarray]:
-    """Where the posterior's moments are, as figures by name, with the parameters' names.
+    """Errors of means, ratios of SDs and their standard errors, (F,) each, by name, with the parameters' names.
 
     Args:
-        moments: (F,) of each.
-        labels: (F,) names.
+        moments: the posterior's means and SDs against the draws'.
+        labels: names of the numbers (F,).
     """
     ratio = moments.log_sd.exp()
     figures = {

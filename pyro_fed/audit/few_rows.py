@@ -1,14 +1,14 @@
-"""The log density of many rows by few of them, corrected for what the few miss: chains whose cost rows do not raise.
+"""The log density of many rows by few of them, with a quadratic correction: the chains' cost is that of few rows.
 
     log p(w) = log p_0(w) + n/b Σ_{i ∈ B} log p_i(w) + c(w),      c(w) ≈ level + a'w - w'E w / 2
 
-B are b rows, dealt at random, of the n; c is what they miss. In coordinates that whiten a result's draws, and with many
-rows, c is nearly a parabola: its third derivatives are of order n^(-1/2). Its coefficients a and E are found from
-differences of c's gradient over `STEP` SDs to both sides along each axis. This takes 2 D + 1 scores of all rows.
+B are b of the n rows, drawn at random; c is what they miss. In coordinates that whiten a result's draws, and with many
+rows, c is nearly quadratic: its third derivatives are of order n^(-1/2). Its coefficients a and E are found from
+differences of its gradient over `STEP` SDs to both sides along each axis. This takes 2 D + 1 scores of all rows.
 
-The approximation is then compared with the density of all rows, at these places and at some of the draws, moved `WIDER`
-times as far out. It may differ by more than `AGREE` nats, as where single rows decide. Then four times as many rows are
-taken; and all rows, if a quarter of them does not agree.
+The approximation is then compared with the density of all rows, at the points of these differences and at some draws,
+moved `WIDER` times as far out. Where it differs by more than `AGREE` nats, as where single rows decide, four times as
+many rows are drawn. If a quarter of the rows does not agree, all rows are used.
 
 The correction holds around the draws. A search far from them (`modes`) uses the few rows without it, and goes on with
 all rows from what it finds.
@@ -33,28 +33,28 @@ LARGEST_DIM = 100
 #: The distance, in SDs, over which differences are taken.
 STEP = 1.0
 #: Draws at which densities are compared; how much farther from the mean they are moved; and by how many nats the
-#: densities may differ, besides so many roundings of the log density.
+#: densities may differ, plus so many rounding errors of the log density.
 PROBES, WIDER, AGREE, ROUNDING = 16, 1.5, 0.1, 4
 
 
 def on_rows_alone(target: Target, generator: torch.Generator) -> Target:
-    """The density by few rows, without the correction; by all rows if they are not many.
+    """The posterior by few rows, without the correction; `target` itself if it has not many rows.
 
     Args:
-        target: the posterior, of all rows.
-        generator: deals the rows.
+        target: the posterior of all rows.
+        generator: source of randomness, by which rows are chosen.
     """
     order = _order(target, generator)
     return target if order is None else replace(target, few=_alone(target, order[: fewest(target.problem)]))
 
 
 def on_few_rows(target: Target, white: Tensor, generator: torch.Generator) -> Target:
-    """The density around the draws by few rows, corrected; by all rows if they are not many, or if few do not agree.
+    """The posterior around the draws by few rows, corrected; `target` itself if it has not many rows, or few disagree.
 
     Args:
-        target: the posterior, of all rows.
+        target: the posterior of all rows.
         white: the draws (S, D), whitened.
-        generator: deals the rows.
+        generator: source of randomness, by which rows are chosen.
     """
     order = _order(target, generator)
     if order is None or target.problem.dim > LARGEST_DIM:
@@ -75,7 +75,7 @@ def on_few_rows(target: Target, white: Tensor, generator: torch.Generator) -> Ta
 
 
 def _order(target: Target, generator: torch.Generator) -> Tensor | None:
-    """The rows at random; None where all are taken: they are few, have no shape of their own, or are looped over."""
+    """A random order of the rows; None where all are used: they are few, no tensors by row, or the model is looped."""
     problem = target.problem
     tensors = all(isinstance(leaf, Tensor) and len(leaf) == problem.num_rows for leaf in problem.all_rows)
     if problem.looped or not tensors or problem.num_rows < MORE * fewest(target.problem):
@@ -84,7 +84,7 @@ def _order(target: Target, generator: torch.Generator) -> Tensor | None:
 
 
 def _alone(target: Target, which: Tensor) -> FewRows:
-    """Some rows, as if they missed nothing."""
+    """Some rows, by their indices, with a correction of zero."""
     rows = tuple(leaf[which.to(leaf.device)] for leaf in target.problem.all_rows)
     zero = target.centre.new_zeros(())
     dim = len(target.centre)
@@ -92,14 +92,14 @@ def _alone(target: Target, which: Tensor) -> FewRows:
 
 
 def _bent(target: Target, few: FewRows, at: Tensor, value: Tensor, score: Tensor) -> Target:
-    """The density by some rows, corrected to second order for what they miss.
+    """The posterior by some rows, with the correction that fits all rows' values and scores.
 
     Args:
-        target: the posterior, of all rows.
-        few: some rows alone.
-        at: the origin, and points to both sides of it along each axis, first (2 D + 1, D); more are not used.
-        value: of all rows there.
-        score: likewise.
+        target: the posterior of all rows.
+        few: some rows, without a correction.
+        at: points; the first 2 D + 1, which are used, are the origin and those to both sides of it along each axis.
+        value: the log density of all rows at the points.
+        score: the score of all rows at the points.
     """
     dim = at.shape[1]
     some_value, some_score = replace(target, few=few)(at[: 2 * dim + 1])

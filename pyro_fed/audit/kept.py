@@ -1,4 +1,4 @@
-"""The audit of a result of which only the draws are left: read back from a file, or made by another library."""
+"""The audit of draws without a run: read back from a file, or made by another library."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from pyro_fed.federation.federation import Federation
 
 
 def audit_draws(federation: Federation, draws: Tensor, draws_are: str, problem: Problem | None = None) -> list[str]:
-    """Why draws should not be trusted, by the checks that need nothing besides.
+    """Why draws should not be trusted, by the checks that need nothing but the draws and the model.
 
     Args:
         federation: the model and its rows.
         draws: (chain, draw, D), unconstrained and finite.
         draws_are: "particles", "independent", "agents" or "chains".
-        problem: as a run compiles it; by default the federation's own, whose model is run as it is.
+        problem: the model's densities, as a run compiles them; by default the federation's, which are not compiled.
 
     Returns:
-        One sentence a reason; none of fewer than `FEWEST_DRAWS` draws of a distribution that could give more.
+        One sentence a reason. Fewer than `FEWEST_DRAWS` independent draws are not judged, and give none.
 
     Example:
         >>> audit_draws(fed, draws, "chains")
     """
     if draws_are in ("independent", "agents") and draws.shape[0] * draws.shape[1] < FEWEST_DRAWS:
         return []
-    algorithm = cast("Algorithm", Unknown(draws_are))  # of which the check asks nothing else
+    algorithm = cast("Algorithm", Unknown(draws_are))  # the check asks the algorithm for nothing else
     record = Record(federation.client_names)
     with torch.no_grad():
         return stillness(Evidence(algorithm, federation, problem or federation.problem, {}, draws, record, seed=0))

@@ -1,13 +1,15 @@
-"""Whether float32 was enough, where the result is.
+"""Whether float32 was precise enough for the densities at the result's draws.
 
-At draws of the result the log density and the score are computed in float32, as in the run, and in float64. With e(z)
-the error of the log density and d(z) that of the score in coordinates that whiten the draws, the mean there is off by
-at most E|d| SDs (a Newton step divides by the unit matrix), and an SD by the same share: |E d u| ≤ (E d²)^½. An error e
-of the log density that does not change with z does nothing; one that does is noise in importance ratios and in
-acceptance rates.
+At draws of the result the log density and the score are computed in float32, as in the run, and in float64. Let e(z) be
+the error of the log density, and d(z) the error of the score in coordinates that whiten the draws. There the posterior
+has about unit covariance, so that a Newton step is the score itself:
 
-Algorithms whose answer is a Gaussian invert its precision. A relative error of eps in the entries of a matrix of
-condition number c is one of eps·c in its smallest eigenvalue: the precision of what is known least.
+- the mean is off by at most E|d| SDs, and an SD by at most the share (E d²)^½, since |E d u| ≤ (E d²)^½ for E u² = 1;
+- an error e that is the same at all z changes nothing; one that varies is noise in importance ratios and in acceptance
+  rates.
+
+Algorithms whose answer is a Gaussian also invert its precision. Relative errors of eps in the entries of a matrix with
+the condition number c become a relative error of eps·c in its smallest eigenvalue.
 """
 
 from __future__ import annotations
@@ -20,25 +22,26 @@ from pyro_fed.audit.evidence import Evidence
 from pyro_fed.audit.target import Tempered, for_checks, scores_at
 from pyro_fed.ops.entries import evenly
 
-#: Draws at which both are computed, fewer where rows are many: at most `MOST_DENSITIES` of them, and `FEWEST` draws.
+#: Draws at which both are computed. With many rows there are fewer, for `MOST_DENSITIES` densities of rows in all, but
+#: at least `FEWEST`.
 DRAWS, FEWEST, MOST_DENSITIES = 32, 4, 2_000_000
-#: Errors that move a mean by so many SDs; of the log density, in nats.
+#: Largest errors that are accepted: of the score, in SDs of a parameter, and of the log density, in nats.
 LARGEST_SCORE_ERROR, LARGEST_ERROR = 0.1, 0.1
-#: Relative error of the smallest variance, half of which is that of the SD.
+#: Largest relative error of the smallest variance that is accepted: 10 % of an SD.
 LARGEST_VARIANCE_ERROR = 0.2
 
 
 def precision(evidence: Evidence) -> list[str]:
-    """What float32 has cost.
+    """Rounding errors of float32 that matter at the result's draws.
 
     Args:
         evidence: the result.
 
     Returns:
-        One sentence, which names float64; none where float32 was enough, or was not used.
+        One sentence, which recommends float64; none where float32 was enough, or was not used.
     """
     if evidence.draws.shape[1] > 1 and bool((evidence.draws.std(1) == 0).any()):
-        return []  # chains that stand still are no draws of the posterior, whose scores there mean nothing
+        return []  # chains that never moved are not at the posterior: scores and their errors mean nothing there
     problem, draws = evidence.problem, evidence.draws.flatten(0, 1)
     finite = draws[draws.isfinite().all(1)]
     if problem.dtype != torch.float32 or len(finite) < 2:
@@ -72,6 +75,13 @@ def _factor(draws: Tensor) -> Tensor:
 
 
 def _errors(single: tuple[Tensor, Tensor], double: tuple[Tensor, Tensor], factor: Tensor) -> str | None:
+    """What is wrong with scores (S, D) and log densities (S,) in float32, against float64; None if nothing is.
+
+    Args:
+        single: in float32.
+        double: in float64.
+        factor: L (D, D), which whitens.
+    """
     usable = double[1].isfinite() & double[0].isfinite().all(1)
     if not bool(usable.any()):
         return None
@@ -91,7 +101,7 @@ def _errors(single: tuple[Tensor, Tensor], double: tuple[Tensor, Tensor], factor
 
 
 def _inversion(draws: Tensor) -> str | None:
-    """The error of the smallest variance, once the draws are enough to tell and each has its own scale."""
+    """What inverting the draws' correlation matrix in float32 costs; None if nothing, or if the draws are too few."""
     if len(draws) <= 2 * draws.shape[1] or draws.shape[1] < 2:
         return None
     values = torch.linalg.eigvalsh(draws.T.corrcoef().nan_to_num(0.0))

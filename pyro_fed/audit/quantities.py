@@ -1,4 +1,4 @@
-"""The numbers whose means and SDs a result is judged by: every latent, on the unconstrained scale and on its own."""
+"""The numbers whose means and SDs are judged: every latent, on the unconstrained scale and on its site's own scale."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import in_chunks
 from pyro_fed.ops.entries import evenly
 
-#: Behind the name of what is not on its own scale.
+#: What follows the name of a number on the unconstrained scale, where the site's own scale is another one.
 UNCONSTRAINED = " (unconstrained)"
-#: Draws at which scales, and what varies, are told.
+#: Draws by which it is found which sites have another scale, and which of their entries vary.
 LOOKED_AT = 32
 
 
@@ -33,11 +33,12 @@ class Quantities:
 
     Args:
         problem: the model.
-        own: names of these sites, in their order.
-        varying: which of these sites' entries, one after the other, are no constants, as a Cholesky factor of
-            correlations has them: a constant has no SD but rounding's.
-        labels: (F,) what each number is called.
-        along: (F,) the entry of the flat vector that moves a number: its own, of a site as long as its part there.
+        own: names of the sites whose own scale is another one, in the model's order.
+        varying: a mask over these sites' entries, one after the other, of those that vary. Constants, such as the zeros
+            of a Cholesky factor of correlations, are left out: their SD is rounding.
+        labels: names of the numbers (F,).
+        along: the entry of the flat vector that moves each number (F,): for a site with as many entries there, the
+            number's own entry; else the site's first.
     """
 
     problem: Problem
@@ -48,11 +49,11 @@ class Quantities:
 
     @classmethod
     def of(cls, problem: Problem, z: Tensor) -> Quantities:
-        """Those of a model; scales are told apart at draws z (S, D).
+        """The numbers of a model.
 
         Args:
             problem: the model.
-            z: unconstrained.
+            z: draws (S, D), unconstrained, at which both scales are compared.
         """
         some = z[evenly(len(z), LOOKED_AT)].to(problem.dtype)
         values = problem.constrain(some, problem.fewest_rows)

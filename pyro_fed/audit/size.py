@@ -1,4 +1,4 @@
-"""Models that are too large for the audit: its chains would cost more than the run."""
+"""Models that are too large for the audit: its chains would cost more than most runs do."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pyro_fed.audit.chains.motion import FEWEST, FIRST
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.size import LARGE_DIM, cost_of
 
-#: Operations of the shortest audit, scores at three times a density, from which on it is not made: some seconds.
+#: The audit is not made if the shortest one would take more operations than this, some seconds.
 MOST_OPERATIONS = 5_000_000_000
-#: Densities in a score.
+#: A score costs as much as so many densities.
 SCORE = 3
 
 
 def not_audited(problem: Problem) -> str:
-    """Why a result is not audited, and what nobody has checked; empty where it can be.
+    """Why a result is not audited, and what is therefore unchecked; "" where it can be audited.
 
     Args:
         problem: the model's densities.

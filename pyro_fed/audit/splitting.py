@@ -1,13 +1,13 @@
-"""Whether the clients' log-likelihoods add up to that of all rows, where the result is.
+"""Whether the clients' log-likelihoods add up to the log-likelihood of all rows, at the result's draws.
 
-What a run samples or approximates is prior times Π_k L_k, with L_k from a model that sees client k's rows alone. The
-check when a federation is made has compared rows and pairs of rows at a few points; here it is the clients themselves,
-at draws of the result, in float64:
+A run samples or approximates the prior times Π_k L_k, where L_k comes from the model with client k's rows alone. When a
+federation is made, single rows and pairs of rows are compared at a few points. Here whole clients are compared, at
+draws of the result and in float64:
 
     D(z) = Σ_k log L_k(z) - log L(z)
 
-is zero for a model that splits. Else the result has the density of exp(D) times the posterior, so that D in nats is
-what it is wrong by. Each client's rows go through the model by themselves, without the padding that a simulation has.
+D is zero for a model that splits. Otherwise the result has exp(D) times the posterior's density: D is its error in
+nats. Each client's rows go through the model by themselves, without the padding of a simulation.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.errors import PyroFedError
 from pyro_fed.ops.entries import evenly
 
-#: Draws at which it is looked, and where the model is run one draw at a time.
+#: Draws at which D is computed; and where the model is run one draw at a time.
 DRAWS, LOOPED_DRAWS = 5, 2
-#: Clients that are looked at, at most: the largest, the smallest, and others in between.
+#: The most clients that are compared: the largest, the smallest, and others in between.
 MOST_CLIENTS = 12
 #: A difference of so many nats moves a posterior mean by less than a tenth of its SD.
 LARGEST_DIFFERENCE = 0.1
@@ -35,13 +35,15 @@ LARGEST_DIFFERENCE = 0.1
 MOST_DENSITIES = 5_000_000
 
 Terms = dict[str, Tensor]
+#: Where a term belongs: "outside" or "inside" the plate, and its site's name ("": the support of a latent site).
+Key = tuple[str, str]
 
-#: What a model raises that cannot be run on some rows.
+#: Errors that a model raises if it cannot be run on some of the rows.
 NOT_RUN = (PyroFedError, RuntimeError, ValueError, IndexError)
 
 
 def splitting(evidence: Evidence) -> list[str]:
-    """Clients that do not add up.
+    """Clients whose log-likelihoods do not add up to that of all rows.
 
     Args:
         evidence: the result.
@@ -62,9 +64,17 @@ def splitting(evidence: Evidence) -> list[str]:
 
 
 def _compared(evidence: Evidence, problem: Problem, z: Tensor, local: Tensor) -> list[str]:
+    """Compare the clients' terms with those of the same rows among all rows: one sentence, or none.
+
+    Args:
+        evidence: the result.
+        problem: the model's densities, in float64.
+        z: draws (S, D).
+        local: values of the rows' own latents (N, D_local).
+    """
     outside, inside = _terms(problem, z, problem.all_rows, local)
-    off: dict[tuple[str, str], Tensor] = {}
-    worst: dict[tuple[str, str], tuple[float, int]] = {}
+    off: dict[Key, Tensor] = {}
+    worst: dict[Key, tuple[float, int]] = {}
     client_rows = evidence.federation.client_rows
     chosen = _chosen(evidence.federation.row_counts)
     together = _alike(problem, z, local, client_rows, chosen)
@@ -83,15 +93,30 @@ def _compared(evidence: Evidence, problem: Problem, z: Tensor, local: Tensor) ->
             off[key] = off[key] + difference if key in off else difference
             largest = float(difference.abs().max())
             worst[key] = max(worst.get(key, (-1.0, k)), (largest, k))
-    kind, name = max(off, key=lambda key: float(off[key].abs().max()))
-    apart = float(off[kind, name].abs().max())
+    key = max(off, key=lambda key: float(off[key].abs().max()))
+    apart, client = float(off[key].abs().max()), worst[key][1]
     if not apart > LARGEST_DIFFERENCE:
         return []
-    return [_sentence(evidence, problem, z, local, kind, name, apart, worst[kind, name][1], len(chosen))]
+    site = f"site '{key[1]}'" if key[1] else "the support of a latent site"
+    return [
+        f"the model does not split over plate '{problem.plate}': at the result's draws the log densities of "
+        f"{len(chosen)} clients, each with its rows alone, and those of the same rows among all differ by "
+        f"{apart:.3g} in {site}, most of all at client {evidence.federation.client_names[client]}: this is no "
+        f"posterior of all rows. {_cause(problem, z[0], local, client_rows[client], key)}Each row's term may depend on "
+        "that row, its own latents and the latents outside the plate alone"
+    ]
+
+
+def _cause(problem: Problem, z: Tensor, local: Tensor, rows: Tensor, key: Key) -> str:
+    """A sentence on the line of the model that makes a client's rows (m,) differ, at z (D,); "" if it has all rows."""
+    if len(rows) == problem.bound.num_rows:
+        return ""
+    kind, name = key
+    return blame(problem, z, problem.rows, local, rows, name, kind).where
 
 
 def _terms(problem: Problem, z: Tensor, rows: tuple[Any, ...], local: Tensor) -> tuple[Terms, Terms]:
-    """Densities outside the plate (S,), and inside it (S, m)."""
+    """Log densities by site: of the sites outside the plate (S,), and of those inside it (S, m)."""
     found: tuple[Terms, Terms] = problem.vmap(lambda one: problem.log_terms(one, rows, local))(z)
     return found
 
@@ -99,9 +124,10 @@ def _terms(problem: Problem, z: Tensor, rows: tuple[Any, ...], local: Tensor) ->
 def _alike(
     problem: Problem, z: Tensor, local: Tensor, client_rows: Sequence[Tensor], chosen: list[int]
 ) -> dict[int, tuple[Terms, Terms]]:
-    """Terms of the clients with as many rows as another, each with its rows alone, from one run for all of a number.
+    """Terms of clients that have equally many rows, computed together; each client sees its own rows alone.
 
-    Where the model cannot be mapped over clients there are none: they are run one by one.
+    A client has no entry where no other one has as many rows, or where the model cannot be mapped over clients. It is
+    then run by itself.
     """
     found: dict[int, tuple[Terms, Terms]] = {}
     sizes: dict[int, list[int]] = {}
@@ -125,12 +151,12 @@ def _alike(
 
 
 def _of(problem: Problem, at: Tensor) -> tuple[Any, ...]:
-    """These rows, of indices (m,); or of several clients, (C, m)."""
+    """Rows by their indices, (m,), or (C, m) of several clients."""
     return tuple(leaf[at] for leaf in problem.rows)
 
 
 def _difference(one: Tensor, two: Tensor) -> Tensor:
-    """one - two; zero where both are the same infinity or no number, infinite where one is."""
+    """one - two; zero where both are the same infinity or both NaN, infinite where only one of them is."""
     same = (one == two) | (one.isnan() & two.isnan())
     return torch.where(same, 0.0, (one - two).nan_to_num(torch.inf))
 
@@ -139,29 +165,3 @@ def _chosen(counts: Tensor) -> list[int]:
     """Clients with rows: all, or `MOST_CLIENTS` from the smallest to the largest."""
     order = [int(k) for k in counts.argsort() if counts[k]]
     return [order[int(i)] for i in evenly(len(order), MOST_CLIENTS)]
-
-
-def _sentence(
-    evidence: Evidence,
-    problem: Problem,
-    z: Tensor,
-    local: Tensor,
-    kind: str,
-    name: str,
-    difference: float,
-    client: int,
-    looked_at: int,
-) -> str:
-    federation = evidence.federation
-    cause = ""
-    if len(federation.client_rows[client]) < problem.bound.num_rows:
-        found = blame(problem, z[0], problem.rows, local, federation.client_rows[client], name, kind)
-        cause = found.where
-    site = f"site '{name}'" if name else "the support of a latent site"
-    return (
-        f"the model does not split over plate '{problem.plate}': at the result's draws the log densities of "
-        f"{looked_at} clients, each with its rows alone, and those of the same rows among all differ by "
-        f"{difference:.3g} in {site}, most of all at client {federation.client_names[client]}: this is no posterior of "
-        f"all rows. {cause}Each row's term may depend on that row, its own latents and the latents outside the plate "
-        "alone"
-    )

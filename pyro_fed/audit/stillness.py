@@ -1,7 +1,7 @@
-"""What is said of means and SDs that exact chains, started at the draws, move away (see `motion`), and what to do.
+"""The sentences on means and SDs that are off, by chains from the draws (`motion`) or weighted points, with the cure.
 
-A doubt is one sentence, on the worst mean or SD. Where all are within the limits, but one is plainly not right and near
-its limit, that is said too. It is no doubt, but the result should not be taken for exact.
+A doubt is one sentence, on the worst mean or SD. A mean or an SD that is within the limits, but plainly off and near
+a limit, is reported too. That is no doubt, but the result is not exact.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ BY = {
 }
 #: The end of a sentence with figures: what estimated them, and where they are.
 MEASURED = "as short exact chains or weights estimate. The group 'audit' has all estimates"
-#: A mean further away than this is said to be "more than" this: chains that move so far may not have arrived.
+#: SDs, or a factor: a larger error is reported as "more than" this, since chains that move so far may not have arrived.
 FAR = 3.0
-#: Part of what matters from which on an error is near the limit: a mean 0.2 SDs off, an SD of 0.84 or 1.2 times.
+#: Part of the limits from which on an error is near them: a mean 0.2 SDs off, an SD of 0.84 or 1.2 times the right one.
 NEAR = 0.8
 
 
 def stillness(evidence: Evidence) -> list[str]:
-    """A mean or an SD that chains from the draws move away.
+    """The worst mean or SD that is wrong by chains from the draws or by weighted points.
 
     Args:
         evidence: the result.
@@ -70,7 +70,7 @@ def _sd(found: Moments, number: int, name: str) -> str:
 
 def _stuck(evidence: Evidence, found: Moments) -> list[str]:
     if not found.whole:
-        return []  # nothing is known of the directions in which steps would have to be short
+        return []  # steps may only be too long for correlations, which coordinates without them do not show
     return [
         "these draws are not the posterior's: no exact Markov chain can move away from them, even by steps far shorter "
         f"than their own spread, so the posterior must be much narrower there. {cure(evidence)}"
@@ -78,10 +78,10 @@ def _stuck(evidence: Evidence, found: Moments) -> list[str]:
 
 
 def close_call(measured: Mapping[str, np.ndarray]) -> list[str]:
-    """A mean or an SD that is within the limits, but away from right by more than chance, and near the limit.
+    """A mean or an SD that is within the limits, but near them, and plainly off.
 
     Args:
-        measured: figures of `Evidence.measured`, of a result without doubts.
+        measured: the figures of `Evidence.measured`, of a result without doubts.
 
     Returns:
         One sentence, or none.
@@ -96,11 +96,11 @@ def close_call(measured: Mapping[str, np.ndarray]) -> list[str]:
 
 
 def off_aim(measured: Mapping[str, np.ndarray], aim: Limits) -> float:
-    """How far off the worst mean or SD is, in units of a finer aim; 0 where none is likely to miss it.
+    """The largest error of a mean or an SD, in units of a finer aim; 0 where none is likely to miss it.
 
     Args:
-        measured: figures of `Evidence.measured`.
-        aim: what an answer should keep to.
+        measured: the figures of `Evidence.measured`.
+        aim: the limits to which an answer should keep.
     """
     worst = float(_likely(measured, aim).max())
     return worst if worst > 1 else 0.0
@@ -110,8 +110,8 @@ def missed_aim(measured: Mapping[str, np.ndarray], aim: Limits) -> list[str]:
     """A mean or an SD that is within the limits, but likely to miss a finer aim.
 
     Args:
-        measured: figures of `Evidence.measured`, of a result without doubts.
-        aim: what it should have kept to.
+        measured: the figures of `Evidence.measured`, of a result without doubts.
+        aim: the limits to which it should have kept.
 
     Returns:
         One sentence, or none.
@@ -125,11 +125,11 @@ def missed_aim(measured: Mapping[str, np.ndarray], aim: Limits) -> list[str]:
 
 
 def perhaps_wrong(measured: Mapping[str, np.ndarray], aim: Limits) -> list[str]:
-    """A mean or an SD that plainly misses a finer aim, and that may be beyond the limits too, as far as chance tells.
+    """A mean or an SD that plainly misses a finer aim, and may even be beyond the limits, given its standard error.
 
     Args:
-        measured: figures of `Evidence.measured`, of a result without doubts.
-        aim: what it should have kept to.
+        measured: the figures of `Evidence.measured`, of a result without doubts.
+        aim: the limits to which it should have kept.
 
     Returns:
         One sentence, or none.
@@ -148,7 +148,7 @@ def perhaps_wrong(measured: Mapping[str, np.ndarray], aim: Limits) -> list[str]:
 
 
 def _off(measured: Mapping[str, np.ndarray], limits: Limits, errors: float = 0.0) -> np.ndarray:
-    """Errors of means and SDs (2, F) in units of limits; 0 within so many standard errors, or if none was measured."""
+    """Errors of means and SDs (2, F) in units of limits; 0 where one is below `errors` standard errors, or unknown."""
     if not measured:
         return np.zeros((2, 1))
     ratio = np.maximum(measured["sd_ratio"], np.finfo(float).tiny)
@@ -158,24 +158,24 @@ def _off(measured: Mapping[str, np.ndarray], limits: Limits, errors: float = 0.0
 
 
 def _likely(measured: Mapping[str, np.ndarray], aim: Limits) -> np.ndarray:
-    """Errors (2, F) in units of a finer aim; 0 where chance, in any of so many numbers, could be all of the error.
+    """Errors (2, F) in units of a finer aim; 0 where the error as a whole may be chance, among so many numbers.
 
-    Looking for a better answer asks for less than calling one wrong: that there is an error must be plain, not that it
-    is beyond the aim. A less plain error mostly means that few chains do not tell the SD of a long tail, and the next
-    answer would then be chosen by chance.
+    A better answer is looked for where there is plainly an error, even if it is not plainly beyond the aim: less than
+    to call an answer wrong. A smaller error often means that few chains do not determine the SD of a long tail. The
+    next answer would then be chosen by chance.
     """
     return _off(measured, aim, margin(len(measured["mean_error"])) if measured else 0.0)
 
 
 def _noise(measured: Mapping[str, np.ndarray], limits: Limits) -> np.ndarray:
-    """Their standard errors (2, F), in the same units."""
+    """Standard errors of means and of logarithms of SDs (2, F), in units of limits."""
     ratio = np.maximum(measured["sd_ratio"], np.finfo(float).tiny)
     units = np.array([[limits.mean_error], [np.log(limits.sd_factor)]])
     return np.asarray(np.stack([measured["mean_error_se"], measured["sd_ratio_se"] / ratio]) / units)
 
 
 def _worst(measured: Mapping[str, np.ndarray], off: np.ndarray) -> str:
-    """The worst of some errors (2, F), as a clause."""
+    """A clause on the largest of some errors (2, F)."""
     what, number = divmod(int(off.argmax()), off.shape[1])
     if what == 0:
         clause = f"its mean is {abs(measured['mean_error'][number]):.2f} SDs off"

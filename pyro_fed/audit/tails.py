@@ -1,12 +1,12 @@
-"""What few chains do not reach (tails, slabs and modes where a result has no draws), by weighted points (`census`).
+"""Tails, slabs and modes where a result has no draws and which chains hardly reach, by weighted points (`census`).
 
-Chains that begin at a result's draws move only slowly into a tail that the draws lack, and look settled before they are
-there. For a zero-inflated count they saw an SD of 1.03 ± 0.05 times the result's where it is 1.33. Weights of points
-that begin elsewhere have no such memory, and in few dimensions they can be trusted. They say nothing of a number whose
-variance is made of few points. What they find wrong counts before what chains find right.
+Chains that begin at a result's draws move only slowly into a tail that the draws lack, and look settled before they
+have arrived. For a zero-inflated count they found an SD of 1.03 ± 0.05 times the result's, where it is 1.33. Weighted
+points are drawn elsewhere too and have no such memory. In few dimensions they can be trusted, except for a number whose
+variance depends on few points. If they find a number wrong, it counts more than that chains find it right.
 
-What the model computes of its latents is judged by the tails of its own draws. It is right if the latents are, but its
-variance may not exist where the latents have one.
+Deterministic sites are judged by the tails of their own draws. They are right if the latents are right, but may have no
+variance although all latents have one.
 """
 
 from __future__ import annotations
@@ -26,29 +26,31 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.ops.entries import evenly
 from pyro_fed.ops.importance import LARGEST_PARETO_K, smoothed
 
-#: The fewest points that a number's variance has to be made of.
+#: The fewest equally weighted points that the terms of a number's variance have to be worth.
 FEWEST = 50
-#: An SD is judged if so many standard errors (of the SD of as many exact draws) fit into what matters. If only one
-#: fits, it is judged where it is larger than the draws' by so many of these: then they lack a tail.
+#: Let s be the standard error of the logarithm of an SD of as many exact draws. The SD is judged if `SIGMAS` s are less
+#: than what matters. If only one s is, it is judged if it is by more than `SIGMAS` s larger than the draws' SD, which
+#: means that the draws lack a tail.
 SIGMAS = 3
 #: The fewest draws that show the shape of a tail: a tenth of them are in it, and its k has a standard error of 0.2.
 FEWEST_OF_A_TAIL = 800
-#: Draws at which it is measured how fast a density falls, and how far out, in distances between its quartiles.
+#: Draws at which the fall of a density is measured; and how far from the median, in distances between the quartiles.
 POWERS_AT, FAR_OUT = 16, (300.0, 3000.0)
-#: A density that falls like this power of |x|, or slower, has no variance: three, and what other terms add so far out.
+#: A density that falls like this power of |x| or a smaller one has no variance: three, and what other terms add so far
+#: out.
 NO_VARIANCE = 3.05
-#: What to tell of a number without a variance that draws tell.
-QUANTILES = "Tell its median and quantiles: az.summary(idata, stat_focus='median')"
+#: What to report of a number without a variance.
+QUANTILES = "Report its median and quantiles: az.summary(idata, stat_focus='median')"
 
 
 def beyond(target: Target, quantities: Quantities, draws: Tensor, found: Weighed) -> Moments:
-    """The posterior's moments by weights, against the result's.
+    """The posterior's moments by weighted points, relative to the result's.
 
     Args:
         target: the posterior, whitened by the draws.
         quantities: the numbers whose moments are wanted.
         draws: (S, D), the model's coordinates.
-        found: weighted points.
+        found: the weighted points.
     """
     points = quantities(target.model(found.white))
     return weighted(found.weights, points, quantities(draws.double()), target.problem.dim)
@@ -57,16 +59,16 @@ def beyond(target: Target, quantities: Quantities, draws: Tensor, found: Weighed
 def few_draws_tell(
     target: Target, quantities: Quantities, draws: Tensor, census: Callable[[], Weighed | None]
 ) -> list[str]:
-    """A number whose tail is so long that so many draws, right as they may be, do not tell its SD.
+    """A number whose tail is so long that the draws do not determine its SD, even if all of them are right.
 
     Args:
         target: the posterior, whitened by the draws.
         quantities: the numbers whose moments are wanted.
-        draws: (S, D), the model's coordinates, as many as are given.
-        census: gives weighted points; it is asked where a tail is long alone.
+        draws: all draws of the result (S, D), the model's coordinates.
+        census: gives weighted points; called only where some draws have a long tail.
 
     Returns:
-        One sentence, or none: where no number has a long tail, or points do not tell it.
+        One sentence, on the longest tail; none where no tail is long, or the weighted points do not show it.
     """
     long = kurtosis(quantities(draws.double())) > LONG
     if not bool(long.any()):
@@ -95,10 +97,10 @@ def few_draws_tell(
 
 
 def _without_variance(target: Target, draws: Tensor, long: Tensor) -> list[int]:
-    """Entries of the flat vector whose density falls by a power of at most three, the others being where a draw is.
+    """Entries of the flat vector whose conditional density, given the others, falls like |x|^-3 or more slowly.
 
-    Draws do not show that: of an algorithm that samples Cauchy's tail as far as its weights or steps go, the shape of
-    their own tail was 0.2 where it is one.
+    The tail of the draws does not show that. Algorithms reach Cauchy's tail only as far as their steps or weights go:
+    Pareto's k of draws was 0.2, where that of the Cauchy distribution is 1.
 
     Args:
         target: the posterior, whitened by the draws.
@@ -126,19 +128,20 @@ def _without_variance(target: Target, draws: Tensor, long: Tensor) -> list[int]:
 
 
 def _tail(terms: Tensor) -> float:
-    """Pareto's k of terms (N,) of a sum."""
+    """Pareto's k of the terms of a sum (N,)."""
     return smoothed(terms.clamp_min(torch.finfo(terms.dtype).tiny).log()).pareto_k
 
 
 def reported_without_variance(problem: Problem, draws: Tensor) -> list[str]:
-    """A deterministic site whose draws show by their tail that it has no variance, as a ratio of two normals has none.
+    """A deterministic site whose draws have the tail of a distribution without a variance, as a ratio of normals has.
 
     Args:
         problem: the model.
         draws: (S, D), the model's coordinates.
 
     Returns:
-        One sentence, on the longest tail, or none: where draws are few, or depend on rows.
+        One sentence, on the longest tail, or none. Sites inside the plate are not looked at, nor fewer draws than
+        `FEWEST_OF_A_TAIL`.
     """
     names = [name for name, site in problem.reported.items() if problem.plate not in site.dims]
     if not names or len(draws) < FEWEST_OF_A_TAIL:
@@ -162,13 +165,16 @@ def reported_without_variance(problem: Problem, draws: Tensor) -> list[str]:
 
 
 def weighted(weights: Tensor, points: Tensor, draws: Tensor, dim: int) -> Moments:
-    """Moments of weighted points against those of draws; no error of a number that is none somewhere, or unknown.
+    """The posterior's moments by weighted points, relative to those of draws.
+
+    A number is not judged (its standard errors are zero) if it is not finite somewhere, or if its variance or its tail
+    cannot be determined.
 
     Args:
-        weights: (N,), which sum to one.
-        points: (N, F).
-        draws: (S, F).
-        dim: how many of the numbers are unconstrained, the first.
+        weights: the points' weights (N,), which sum to one.
+        points: the numbers at the points (N, F).
+        draws: the numbers at the draws (S, F).
+        dim: how many of the numbers, the first ones, are unconstrained.
     """
     centre, scale = draws.mean(0), draws.std(0)
     usable = points.isfinite().all(0) & centre.isfinite() & (scale > 0) & scale.isfinite()
@@ -177,10 +183,10 @@ def weighted(weights: Tensor, points: Tensor, draws: Tensor, dim: int) -> Moment
     away = (y - mean).square()
     variance = weights @ away
     squares = weights.square()
-    usable &= variance.square() > FEWEST * (squares @ away.square())  # (Σ w a)² / Σ (w a)² points make it
+    usable &= variance.square() > FEWEST * (squares @ away.square())  # worth (Σ w a)² / Σ (w a)² points
     variance = torch.where(usable, variance, 1.0)
     left, come = kurtosis(draws), (weights @ away.square()) / variance.square()
-    # On its site's own scale a number may have a tail that no draws tell; how long the posterior's is is known here.
+    # The weighted points show how long the posterior's tail is, also on a site's own scale.
     own = torch.arange(len(come)) >= dim
     mean_error = (squares @ away).sqrt() / variance.sqrt()
     log_error = (squares @ (away - variance).square()).sqrt() / (2 * variance)

@@ -2,10 +2,10 @@
 
     z = m + L w,    m the draws' mean, L L' their covariance
 
-In these coordinates the target of a result that is right and Gaussian is N(0, I). With fewer than `ENOUGH` draws a
+In these coordinates the target of a correct Gaussian result is N(0, I). With fewer than `ENOUGH` draws for each
 dimension the covariance is shrunk towards its diagonal, by D / (S + D); with more than `LARGEST_FULL` parameters L is
-diagonal. L need not be that of the posterior: all that is done in these coordinates is exact in any, and only the
-number of steps differs.
+diagonal. L need not fit the posterior: the methods that use these coordinates are exact in any, and only their speed
+differs.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import CHUNK
 from pyro_fed.ops.importance import LARGEST
 
-#: With so many draws a dimension their covariance is not shrunk.
+#: With so many draws for each dimension their covariance is not shrunk.
 ENOUGH = 4
 #: The most parameters that are whitened together; more are whitened one by one.
 LARGEST_FULL = 500
 #: Points are computed in groups of this size, the last one filled up, since each further size would have to be traced.
-#: Few points, as of climbs, and very many have sizes of their own.
+#: Few points (as of climbs) and very many have group sizes of their own.
 BATCH, SMALL_BATCH, LARGE_BATCH = 128, 32, 2048
 #: An SD smaller than this share of the largest is rounding.
 SMALLEST = 1e-10
@@ -39,15 +39,16 @@ APART = 1e-3
 
 @dataclass(frozen=True)
 class FewRows:
-    """Rows that stand for all, and what they miss of the log density: level + a'w - w'E w / 2, see `few_rows`.
+    """Rows that stand for all, with the correction level + a'w - w'E w / 2 of their log density, see `few_rows`.
 
     Args:
-        rows: as the problem has them, b each.
+        rows: the rows' tensors, in the order of `Problem.all_rows`, each with b rows.
         count: b.
         level: ().
         slope: a (D,), float64.
         bend: E (D, D), float64.
-        seen_as: from the whitened coordinates of a target to those that w is in; None where they are the same.
+        seen_as: maps the whitened coordinates of a target to the coordinates w of the correction; None where they are
+            the same.
     """
 
     rows: tuple[Tensor, ...]
@@ -58,7 +59,7 @@ class FewRows:
     seen_as: Callable[[Tensor], Tensor] | None = None
 
     def missed(self, white: Tensor) -> tuple[Tensor, Tensor]:
-        """What is missed (S,) at a target's whitened points (S, D), and its gradient there (S, D)."""
+        """The correction (S,) at a target's whitened points (S, D), and its gradient there (S, D)."""
         if self.seen_as is None:
             bent = white @ self.bend
             return self.level + white @ self.slope - (bent * white).sum(-1) / 2, self.slope - bent
@@ -75,8 +76,8 @@ class Target:
         problem: the posterior of all rows.
         centre: m (D,), float64.
         factor: L (D, D), lower triangular, or its diagonal (D,) where that is all; float64.
-        temperature: the likelihood is raised to its inverse, as in generalised Bayes.
-        few: rows that stand for all; None takes all.
+        temperature: T of the likelihood, which is raised to the power 1 / T, as in generalised Bayes.
+        few: rows that stand for all; None: all rows are used.
     """
 
     problem: Problem
@@ -87,10 +88,10 @@ class Target:
 
     @classmethod
     def of(cls, problem: Problem, draws: Tensor, temperature: float = 1.0) -> Target:
-        """That of a result.
+        """The target of a result, in coordinates that whiten its draws.
 
         Args:
-            problem: as the run compiled it.
+            problem: the model's densities, as the run compiled them.
             draws: (S, D), S at least 2.
             temperature: of the likelihood.
         """
@@ -99,10 +100,10 @@ class Target:
 
     @classmethod
     def around(cls, problem: Problem, point: Tensor, temperature: float = 1.0) -> Target:
-        """That of a result without a spread, in units of the curvature at a point, one parameter at a time.
+        """The target around a point, with each parameter in units of the curvature there, (-∂²f)^(-1/2).
 
         Args:
-            problem: as the run compiled it.
+            problem: the model's densities, as the run compiled them.
             point: (D,), float64.
             temperature: of the likelihood.
         """
@@ -118,7 +119,7 @@ class Target:
         return self.factor if self.factor.dim() == 1 else self.factor.norm(dim=1)
 
     def along(self, white: Tensor) -> Tensor:
-        """L w in these SDs, (..., S, D), of w (..., S, D)."""
+        """L w in units of `scale`, (..., S, D), for w (..., S, D)."""
         return white if self.factor.dim() == 1 else white @ (self.factor / self.scale[:, None]).T
 
     def model(self, white: Tensor) -> Tensor:
@@ -126,7 +127,7 @@ class Target:
         return self.centre + self.scale * self.along(white)
 
     def white(self, z: Tensor) -> Tensor:
-        """The whitened coordinates (S, D) of the model's (S, D)."""
+        """The whitened coordinates (S, D) of points z (S, D) in the model's coordinates."""
         away = z.double() - self.centre
         if self.factor.dim() == 1:
             return away / self.factor
@@ -135,16 +136,19 @@ class Target:
 
     @property
     def share(self) -> float:
-        """Of all rows, those that a density takes."""
+        """The share of all rows from which a density is computed."""
         return self.few.count / self.problem.num_rows if self.few is not None else 1.0
 
     @property
     def evaluations(self) -> int:
-        """Densities of rows computed in one log density."""
+        """How many rows' densities one log density takes."""
         return math.ceil(self.problem.evaluations * self.share)
 
     def __call__(self, white: Tensor) -> tuple[Tensor, Tensor]:
-        """Log density (S,), -inf where it is no number, and its gradient (S, D), zero there; at whitened (S, D)."""
+        """Log density (S,) and its gradient (S, D) at whitened points (S, D).
+
+        Where one of them is not finite, they are -inf and zero.
+        """
         score, value = self._at(white, "score_and_value")
         score, value = score.double(), value.double()
         pulled = score * self.factor if self.factor.dim() == 1 else score @ self.factor
@@ -155,7 +159,7 @@ class Target:
         return torch.where(usable, value, -torch.inf), torch.where(usable[:, None], pulled, 0.0)
 
     def values(self, white: Tensor) -> Tensor:
-        """The log density (S,) alone, -inf where it is no number; at whitened (S, D)."""
+        """The log density (S,) alone at whitened points (S, D); -inf where it is not finite."""
         (value,) = self._at(white, "value")
         value = value.double()
         if self.few is not None:
@@ -163,12 +167,12 @@ class Target:
         return torch.where(value.isfinite() & (value < LARGEST), value, -torch.inf)
 
     def terms(self, z: Tensor) -> Tensor:
-        """The prior's log density and each row's (S, 1 + N), of all rows, at the model's (S, D); float64."""
+        """Log densities of the prior and of each of the N rows, (S, 1 + N) float64, at the model's points z (S, D)."""
         (found,) = _at(self.problem, z.to(self.problem.dtype), Tempered(self.temperature).terms)
         return found.double()
 
     def _at(self, white: Tensor, what: str) -> tuple[Tensor, ...]:
-        """What a method of `Tempered` makes of whitened points (S, D), and of all rows or those that stand for them."""
+        """The result of a method of `Tempered`, by name, at whitened points (S, D) with the target's rows."""
         rows = self.few.rows if self.few is not None else None
         method = getattr(Tempered(self.temperature * self.share), what)
         return _at(self.problem, self.model(white).to(self.problem.dtype), method, rows)
@@ -178,7 +182,7 @@ def scores_at(problem: Problem, z: Tensor, temperature: float = 1.0) -> tuple[Te
     """Scores (S, D) and log densities (S,) as the run computes them, in its dtype.
 
     Args:
-        problem: as `for_checks` compiles it.
+        problem: the model's densities, as `for_checks` compiles them.
         z: (S, D), the model's coordinates.
         temperature: of the likelihood.
     """
@@ -189,7 +193,7 @@ def scores_at(problem: Problem, z: Tensor, temperature: float = 1.0) -> tuple[Te
 def _at(
     problem: Problem, z: Tensor, function: Callable[..., tuple[Tensor, ...]], rows: tuple[Tensor, ...] | None = None
 ) -> tuple[Tensor, ...]:
-    """What a function makes of points (S, D) and of all rows, or of some, some points at a time."""
+    """The result of a function of points (S, D) and of rows (all by default), computed for some points at a time."""
     most = SMALL_BATCH if len(z) <= SMALL_BATCH else BATCH if len(z) < LARGE_BATCH else LARGE_BATCH
     share = 1.0 if rows is None else len(rows[0]) / problem.num_rows
     size = max(1, min(most, int(CHUNK / max(1.0, share * problem.evaluations))))
@@ -201,7 +205,7 @@ def _at(
 
 
 def _piece(problem: Problem, compiled: Any, piece: Tensor, rows: tuple[Any, ...], size: int) -> list[Tensor]:
-    """A piece, made up to the size that is compiled where anything is."""
+    """The compiled function at a piece of the points, which is filled up to `size` where functions are traced."""
     missing = size - len(piece) if problem.compiler.level == "trace" else 0
     found = compiled(torch.cat([piece, piece[-1:].expand(missing, -1)])[None], rows)
     return [part[0, : len(piece)] for part in found]
@@ -260,12 +264,12 @@ class Tempered:
 
 
 def for_checks(problem: Problem) -> Problem:
-    """The problem as checks compile it."""
+    """The problem with the compiler that checks use, and without progress bars."""
     return replace(problem, compiler=problem.compiler.for_checks(), progress=False)
 
 
 def _factor(z: Tensor) -> Tensor:
-    """A Cholesky factor of the draws' covariance, as the module's header says, or their SDs."""
+    """L of the draws (S, D), see the module's header: a Cholesky factor (D, D), or SDs (D,) of many parameters."""
     count, dim = z.shape
     sd = z.std(0)
     sd = sd.clamp_min(SMALLEST * float(sd.max()) if float(sd.max()) > 0 else 1.0)

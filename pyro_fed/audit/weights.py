@@ -1,11 +1,12 @@
-"""The check of draws by importance weights, which needs their log density alone: sums over the clients, no rows.
+"""The check of draws by importance weights, for rows that are elsewhere: it needs only the clients' log-likelihoods.
 
     w_s = p_0(z_s) Π_k p_k(z_s) / q(z_s),      E_p[f] = E_q[w f] / E_q[w]
 
-Pareto-smoothed weights (Vehtari et al. 2024) give the posterior's means and SDs where q's tails cover them, and their
-shape k says whether they do. Parts of the draws give standard errors. What matters is as for the chains of `motion`.
+Pareto-smoothed weights (Vehtari et al. 2024) give the posterior's means and SDs where q covers the posterior's tails;
+Pareto's k says whether it does. Standard errors come from parts of the draws. The limits are those of the chains
+(`motion`).
 
-It sees less than chains do: nothing of modes far from the draws, nor of tails where q has no draws.
+The check sees less than chains do: no modes far from the draws, and no tails where q has no draws.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from pyro_fed.audit.chains.motion import Moments, wrong
 from pyro_fed.audit.evidence import Evidence, measured
 from pyro_fed.ops.importance import LARGEST_PARETO_K, PARTS, smoothed
 
-#: Fewer draws have no tail whose shape could be told, in `PARTS` parts.
+#: The fewest draws of which each of `PARTS` parts has a tail whose shape can be estimated.
 FEWEST = 400
-#: Weights worth less than this share of the draws are few heavy ones, and their k is that of a tail that matters.
+#: If the weights are worth at least this share of the draws, a large k does not matter: hardly any weight is in a tail.
 TRUSTED_SHARE = 0.95
-#: What no sum over rows tells.
+#: What sums over rows do not show.
 UNCHECKED = (
     "judged by importance weights of the clients' sums alone; not checked: modes and tails away from the draws, "
     "whether the clients' likelihoods add up to the pooled model's, and what rounding costs"
@@ -34,19 +35,19 @@ UNCHECKED = (
 
 
 def judged_by_weights(evidence: Evidence, points: Tensor, log_density: Tensor) -> list[str]:
-    """Judge a result by weights; the record gets its figures and doubts.
+    """Judge a result by importance weights; figures and doubts are added to its record.
 
     Args:
         evidence: the result; its rows are elsewhere.
-        points: some of its draws (S, D), or all.
-        log_density: of what it approximates, at these, (S,) float64, up to a constant.
+        points: draws of the result (S, D), all or some.
+        log_density: log density of the posterior at these draws (S,), float64, up to a constant.
 
     Returns:
-        Why it was not judged, in a sentence; nothing where it was.
+        A sentence that says why the result was not judged; none where it was.
     """
     record, algorithm = evidence.record, evidence.algorithm
     name = type(algorithm).__name__
-    if "pareto_k" in record.latest:  # it has weighed its draws by the same sums already, and says what it found
+    if "pareto_k" in record.latest:  # the algorithm has weighted its draws by the same sums, and reports on that itself
         record.audited, record.by_sums = True, replace(record.by_sums, unchecked=UNCHECKED)
         return []
     log_q = algorithm.log_density(evidence.shared, points[None]) if isinstance(algorithm, KnownDensity) else None
@@ -76,11 +77,11 @@ def judged_by_weights(evidence: Evidence, points: Tensor, log_density: Tensor) -
 
 
 def weighted_moments(numbers: Tensor, log_weights: Tensor) -> Moments:
-    """The weighted draws' means and SDs against the draws' own.
+    """The weighted draws' means and SDs, relative to the draws' own.
 
     Args:
-        numbers: (S, F) of the draws, float64.
-        log_weights: (S,) raw.
+        numbers: the numbers at the draws (S, F), float64.
+        log_weights: log weights (S,), not smoothed.
     """
     size = len(numbers) // PARTS
     mean, log_sd = _against(numbers, log_weights)
@@ -90,7 +91,7 @@ def weighted_moments(numbers: Tensor, log_weights: Tensor) -> Moments:
 
 
 def _against(numbers: Tensor, log_weights: Tensor) -> tuple[Tensor, Tensor]:
-    """The weighted mean less the plain one, in the weighted SD, and the logarithm of the SDs' ratio: (F,) each."""
+    """The weighted less the plain mean, in weighted SDs, and the logarithm of the weighted over the plain SD, (F,)."""
     weights = smoothed(log_weights).weights
     mean = weights @ numbers
     sd = (weights @ (numbers - mean).square()).sqrt()
@@ -100,7 +101,7 @@ def _against(numbers: Tensor, log_weights: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _said(evidence: Evidence, found: Moments) -> list[str]:
-    """A mean or an SD that the weights take away, the worst of them."""
+    """A sentence on the worst mean or SD, or none where all are within the limits."""
     bad = wrong(found)
     if not bool(bad.any()):
         return []

@@ -1,8 +1,8 @@
-"""Trajectories through a funnel: in coordinates in which effects are in units of their own scale, see `NonCentred`.
+"""Trajectories through a funnel, in non-centred coordinates: effects in units of their own scale, see `NonCentred`.
 
-A transition there leaves the same posterior as it is, so that chains may alternate between the two coordinates. The
-draws whiten these coordinates as they whiten the model's own. If few rows stand for all in the model's coordinates,
-they do so there as well.
+A transition in these coordinates has the same posterior as its stationary distribution, so that chains may alternate
+between them and the model's own. The draws whiten both. Where few rows stand for all in the model's coordinates, they
+do so in the non-centred ones as well.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from pyro_fed.audit.target import Target
 from pyro_fed.density.noncentred import NonCentred, noncentred
 from pyro_fed.ops.entries import evenly
 
-#: Draws that whiten the other coordinates, at most.
+#: The most draws by which the non-centred coordinates are whitened.
 WHITENED = 1000
 
 
 @dataclass
 class Detour:
-    """The other coordinates, and chains there.
+    """The non-centred coordinates of a model, and chains in them.
 
     Args:
-        form: the model with effects in units of their scale.
-        target: the posterior in its coordinates, whitened by the draws.
+        form: the model in its non-centred form.
+        target: the posterior in non-centred coordinates, whitened by the draws.
         generator: source of randomness.
-        chains: those of the last transition; None before the first.
+        chains: the chains of the last transition; None before the first.
     """
 
     form: NonCentred
@@ -39,11 +39,11 @@ class Detour:
 
     @classmethod
     def of(cls, target: Target, draws: Tensor, generator: torch.Generator) -> Detour | None:
-        """That of a result; None where no effect has a latent scale, or its coordinates are no numbers.
+        """The detour for a result; None where no effect has a latent scale, or its coordinates are not finite.
 
         Args:
-            target: in the model's own coordinates.
-            draws: (S, D), the model's own.
+            target: the posterior in the model's own coordinates, whitened.
+            draws: (S, D), the model's own coordinates.
             generator: source of randomness.
         """
         problem = target.problem
@@ -63,18 +63,18 @@ class Detour:
         return cls(form, replace(there, few=replace(target.few, seen_as=seen_as)), generator)
 
     def there(self, z: Tensor) -> Tensor:
-        """The other coordinates, whitened (S, D), of points (S, D) in the model's own."""
+        """Non-centred, whitened coordinates (S, D) of points z (S, D) in the model's own."""
         return self.target.white(self.form.apart(z.to(self.form.dtype)))
 
     def back(self, white: Tensor) -> Tensor:
-        """The other way round."""
+        """The model's own coordinates (S, D) of points in non-centred, whitened ones (S, D)."""
         return self.form.centred(self.target.model(white).to(self.form.dtype))
 
     def move(self, chains: Chains) -> None:
-        """One trajectory of every chain in the other coordinates.
+        """One trajectory of every chain in non-centred coordinates.
 
         Args:
-            chains: in the model's own; they are put where it ends.
+            chains: chains in the model's own coordinates; they are moved to where the trajectories end.
         """
         there = self.there(chains.target.model(chains.place))
         if self.chains is None:

@@ -1,12 +1,17 @@
-"""Draws of several modes, each far narrower than they are apart: chains in each group's own coordinates.
+"""Draws of several modes, each much narrower than the distances between them: chains in each group's own coordinates.
 
-Coordinates that whiten all draws fit none of such modes: steps of a small part of the draws' own spread leave the mode,
-and no chain moves, though each draw may be where it should be. So draws that no chain can move from are taken apart
-where a parameter's sorted values have gaps, spaces more than `GAP` times as long as the SD of any `FEWEST_DRAWS` values
-or more that lie between two of them. The values of one mode have none but at their ends, however long its tails.
-Draws that are between the same gaps of all parameters are a group, which is judged as a result of its own is: by chains
-that begin at its draws, in coordinates that whiten these, and by the same limits in its own SDs. Whether groups have
-their modes' shares of the mass is for `modes.missed`.
+Coordinates that whiten all draws fit none of such modes. Even steps of a small part of the draws' spread leave a mode,
+and no chain moves, although each draw may be where it should be. So draws from which no chain can move are split into
+groups.
+
+**Groups.** A parameter's sorted values are cut at their longest spaces. The spaces count as gaps if they are more than
+`GAP` times as long as the SD of any part between two cuts that has at least `FEWEST_DRAWS` values. The values of one
+mode have no gaps except at their ends, however long its tails are. Draws between the same gaps of all parameters are a
+group.
+
+**Judgement.** Each group is judged like a result of its own: by chains that begin at its draws, in coordinates that
+these draws whiten, and by the same limits in the group's SDs. `modes.missed` judges whether the groups have their
+modes' shares of the mass.
 """
 
 from __future__ import annotations
@@ -19,19 +24,19 @@ from torch import Tensor
 
 from pyro_fed.audit.chains.motion import Moments
 
-#: Groups at most, and how many times as long as the SDs of values between them gaps of a parameter are.
+#: The most groups; and how many times as long as the SD of the values on either side a gap has to be.
 MOST_GROUPS, GAP = 16, 4.0
-#: Draws of a group that is judged, and the share of them that all such groups have together, at least.
+#: The fewest draws of a group that is judged; and the smallest share of all draws that the judged groups have together.
 FEWEST_DRAWS, FEWEST_SHARE = 10, 0.9
 
 
 @dataclass(frozen=True)
 class Looked:
-    """What chains have found of some numbers.
+    """The posterior's moments by the audit, with the names of the numbers.
 
     Args:
-        moments: (F,) of each; of several groups those of one after those of the other.
-        labels: (F,) names.
+        moments: (F,) each; of several groups, those of the first group, then those of the second, and so on.
+        labels: names (F,), which say the group where there are several.
     """
 
     moments: Moments
@@ -39,10 +44,13 @@ class Looked:
 
 
 def groups(draws: Tensor) -> list[Tensor]:
-    """The draws of each group, (S_g, D), in the order of their first ones; none where there are not several.
+    """The draws of each group (S_g, D), in the order of the groups' first draws.
 
     Args:
         draws: (S, D), the model's coordinates, float64.
+
+    Returns:
+        An empty list where there are not several groups, more than `MOST_GROUPS`, or too many draws outside of them.
     """
     keys = torch.stack([_part(column) for column in draws.T], 1)
     number = keys.unique(dim=0, return_inverse=True)[1]
@@ -53,7 +61,7 @@ def groups(draws: Tensor) -> list[Tensor]:
 
 
 def _part(values: Tensor) -> Tensor:
-    """Between which gaps each of a parameter's values (S,) is, (S,)."""
+    """For each of a parameter's values (S,), the number of the interval between gaps in which it lies (S,)."""
     number = torch.zeros(len(values), dtype=torch.int64)
     rank = values.argsort()
     ordered = values[rank]
@@ -70,12 +78,12 @@ def _part(values: Tensor) -> Tensor:
 
 
 def by_groups(parts: list[Tensor], labels: tuple[str, ...], moved: Callable[[Tensor], Moments]) -> Looked:
-    """Each group's moments by chains of its own.
+    """Each group's moments, by chains of its own.
 
     Args:
-        parts: the draws of each, (S_g, D).
-        labels: (F,) names.
-        moved: chains from such draws.
+        parts: the draws of each group (S_g, D).
+        labels: names of the numbers of one group (F,).
+        moved: gives the moments that chains find, from a group's draws.
     """
     found = [moved(part) for part in parts]
     moments = Moments(

@@ -1,15 +1,16 @@
-"""Many short Hamiltonian trajectories at once, in coordinates that whiten the draws that they begin at.
+"""Many short Hamiltonian trajectories at once, in coordinates that whiten the draws from which they begin.
 
-Steps of length ε with fresh momenta r ~ N(0, I), and an accept step that makes the target their exact stationary
-distribution, whatever ε and the number of steps n:
+A trajectory has fresh momenta r ~ N(0, I), n steps of length ε, and an accept step, which makes the target the exact
+stationary distribution whatever ε and n are:
 
     r ← r + b ε s(w),           w ← w + a ε r,        r ← r + (1/2 - b) ε s(w),    w ← w + (1 - 2 a) ε r,
     r ← r + (1/2 - b) ε s(w),   w ← w + a ε r,        r ← r + b ε s(w);     accept with probability min(1, exp(H - H'))
 
 For the target N(0, I) a trajectory of length n ε = π/2 swaps place and momentum: its end is independent of where it
-began. Lengths differ between trajectories at random, by ± `JITTER`, so that none is resonant. With a and b of Blanes,
-Casas and Sanz-Serna, `Numerical integrators for the hybrid Monte Carlo method`, SIAM J. Sci. Comput. 36 (2014), one
-step of length π/2, three scores, errs in H by 5e-5 a dimension there; five leapfrog steps by 3e-4.
+began. Lengths differ between trajectories at random, by ± `JITTER`, so that none is resonant. a and b are those of
+Blanes, Casas and Sanz-Serna, *Numerical integrators for the hybrid Monte Carlo method*, SIAM J. Sci. Comput. 36 (2014).
+With them a single step of length π/2, which takes three scores, has an error in H of 5e-5 for each dimension of N(0,
+I); five leapfrog steps have 3e-4.
 """
 
 from __future__ import annotations
@@ -29,31 +30,32 @@ SCORES, DRIFT, KICK = 3, 0.29619504261126, 0.11888010966548
 STAGES = ((DRIFT, 0.5 - KICK), (1 - 2 * DRIFT, 0.5 - KICK), (DRIFT, KICK))
 #: How much the lengths of trajectories differ.
 JITTER = 0.15
-#: Length of a trajectory, which one step has.
+#: Length of a trajectory; at first, one step has it.
 LENGTH = math.pi / 2
-#: Steps of a trajectory at most; when they are shortened further, so is it.
+#: The most steps of a trajectory. If steps become shorter still, so does the trajectory.
 MOST_STEPS = 6
-#: Mean acceptance that is wanted, and how far ε is shortened until it is there. It is a mean over places where the
-#: draws are: at 0.8 steps that fit most of them are too long for narrower places, as where a scale is large and effects
-#: that it multiplies are small. Chains never enter these, so that draws that lack them look right.
+#: Steps are halved until their mean acceptance is at least `WANTED`, or their length `SHORTEST` of the first one. The
+#: mean is over places where the draws are. With 0.8, steps that fit most of these are too long for narrower places, as
+#: where a scale is large and the effects that it multiplies are small. Chains would never enter these, and draws that
+#: lack them would look right.
 WANTED, SHORTEST = 0.9, 1 / 32
 
 
 @dataclass
 class Chains:
-    """S chains.
+    """The state of S chains.
 
     Args:
-        target: of whom.
-        place: w (S, D).
-        value: log density there (S,).
-        score: its gradient there (S, D).
+        target: the density that they sample.
+        place: where they are, w (S, D).
+        value: the log density there (S,).
+        score: the gradient of the log density there (S, D).
         generator: source of randomness.
-        shorter: ε in units of LENGTH.
+        shorter: ε in units of `LENGTH`.
         accepted: mean acceptance of the last trajectories.
 
     Attributes:
-        momentum: those that the last trajectories began with (S, D).
+        momentum: r at the beginning of the last trajectories (S, D).
     """
 
     target: Target
@@ -69,17 +71,17 @@ class Chains:
 
     @classmethod
     def begin(cls, target: Target, place: Tensor, generator: torch.Generator) -> Chains:
-        """Chains at w (S, D).
+        """Chains that begin at w (S, D).
 
         Args:
-            target: of whom.
+            target: the density that they sample.
             place: w (S, D).
             generator: source of randomness.
         """
         return cls(target, place, *target(place), generator)
 
     def put(self, place: Tensor) -> None:
-        """The chains at other places w (S, D).
+        """Move the chains to other places w (S, D).
 
         Args:
             place: w (S, D).
@@ -88,7 +90,7 @@ class Chains:
         self.value, self.score = self.target(place)
 
     def settle(self) -> None:
-        """One trajectory of every chain, and more with shorter steps until enough of them are accepted."""
+        """One trajectory of every chain, and more with shorter steps until enough are accepted (`WANTED`)."""
         self.move()
         while self.accepted < WANTED and self.shorter > SHORTEST:
             self.shorter /= 2

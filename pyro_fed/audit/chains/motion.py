@@ -63,17 +63,17 @@ from pyro_fed.ops.entries import evenly
 #: Chains; fewer where they would compute more than `DENSITIES` densities of rows, about ten seconds, or where each
 #: score is a run of the model.
 CHAINS, FEWEST, DENSITIES = 128, 32, 1_000_000_000
-#: Chains of a second walk, for results whose error may matter but is not told by the first: few chains hardly tell the
+#: Chains of a second walk, for results whose error may matter but may also be chance: few chains hardly determine the
 #: SD of a long tail. There is no second walk if it could have fewer than `WORTH` times the first one's chains.
 MANY_CHAINS, WORTH = 2048, 4
 #: Where rows' own latents are integrated out, a density takes a search for each row's mode and a sum over nodes. Chains
 #: then compute at most `NUMBERS` numbers, about twenty seconds; a score costs `NUMBERS_A_SCORE` times a density.
 NUMBERS, NUMBERS_A_SCORE = 20_000_000_000, 3
-#: Transitions: before the look for what is wrong beyond doubt, before the look for what is clear, before the first full
-#: judgement, between two judgements, and at most.
+#: Numbers of transitions: before the look for what is wrong beyond doubt, before the look for what is clear, before the
+#: first full judgement, between two judgements, and at most.
 EARLY, LOOK, FIRST, MORE, MOST = 1, 2, 4, 4, 16
-#: Part of what matters that is half-way from right (0.1 SDs, a factor of 1.1) to the limit. Of a finer aim: the part of
-#: it from which on chains go on.
+#: Part of the limits that lies half-way between an error that is negligible (0.1 SDs, a factor of 1.1) and the limits.
+#: It also says how close to a finer aim an estimate may be before chains go on.
 MIDDLE = 0.7
 #: Transitions at most where a result is still undecided, and some number is farther off than `MIDDLE`.
 LONGEST = 48
@@ -94,30 +94,32 @@ MOST_MEMORY = 0.7
 PLAIN = 3.0
 #: Mean acceptance below which chains are stuck, though their steps are as short as they get.
 STUCK = 0.1
-#: SDs that a chain is said to have moved at most: on a site's own scale a number may overflow.
+#: Places are clamped to so many SDs of the draws: on a site's own scale a number may overflow.
 FARTHEST = 1e6
 #: Kurtosis from which on tails are long: that of Student's t with 5 degrees of freedom.
 LONG = 9.0
 #: Kurtosis of draws from which on the few draws that chains begin at may represent all draws badly.
 TAILED = 5.0
-#: Smallest variance that is told from none.
+#: Smallest variance, in units of the draws', that is distinguished from zero.
 LEAST_VARIANCE = 1e-4
 
 
 @dataclass(frozen=True)
 class Moments:
-    """Of the posterior, as far as the chains have come, against the result's.
+    """Estimates of the posterior's means and SDs of F numbers, relative to the result's.
+
+    Where both standard errors of a number are zero, the number is not judged.
 
     Args:
-        mean: (F,) the posterior's mean less the result's, in the posterior's SDs.
-        mean_error: (F,) its standard error.
-        log_sd: (F,) logarithm of the posterior's SD over the result's.
-        log_sd_error: (F,) its standard error.
+        mean: the posterior's mean less the result's, in the posterior's SDs (F,).
+        mean_error: standard error of `mean` (F,).
+        log_sd: logarithm of the posterior's SD divided by the result's (F,).
+        log_sd_error: standard error of `log_sd` (F,).
         accepted: mean acceptance of the chains' last trajectories.
-        whole: whether the chains' coordinates whiten the draws in full.
-        by: "chains", or "weights" of points wider than the draws.
-        places: (N, D) where the chains have been in the later half of their transitions, the model's coordinates; None
-            of weights.
+        whole: whether the chains' coordinates are whitened by the full covariance of enough draws.
+        by: what the estimates come from, "chains", or "weights" of points spread more widely than the draws.
+        places: where the chains have been in the later half of their transitions, in the model's coordinates (N, D);
+            None where the estimates come from weights.
     """
 
     mean: Tensor
@@ -131,40 +133,41 @@ class Moments:
 
     @property
     def excess(self) -> Tensor:
-        """(2, F) how far beyond what matters the means and SDs are, in units of it: 0 right, 1 at the limit."""
+        """Errors of the means and SDs (2, F) in units of the limits: 0 is right, 1 is at the limit."""
         return self.against(WRONG)[0]
 
     @property
     def noise(self) -> Tensor:
-        """(2, F) its standard errors."""
+        """Standard errors of `excess` (2, F)."""
         return self.against(WRONG)[1]
 
     def against(self, limits: Limits) -> tuple[Tensor, Tensor]:
-        """How far off the means and SDs are (2, F), in units of other limits, and its standard errors.
+        """Errors of the means and SDs (2, F), and their standard errors (2, F), in units of some limits.
 
         Args:
-            limits: 0 is right, 1 at them.
+            limits: an error of 1 is at the limit, and 0 is right.
         """
         units = limits.mean_error, math.log(limits.sd_factor)
         off = torch.stack([self.mean.abs() / units[0], self.log_sd.abs() / units[1]])
         return off, torch.stack([self.mean_error / units[0], self.log_sd_error / units[1]])
 
     def where_told(self, other: Moments) -> Moments:
-        """These, of other ones those numbers that these do not tell: their errors are zero.
+        """These estimates, with those of `other` in place of the numbers that are not judged here.
 
         Args:
-            other: of the same numbers.
+            other: estimates of the same numbers.
         """
         told = self.mean_error > 0
         return self._with(other, ~told, ~told)
 
     def unless_refuted(self, chains: Moments) -> Moments:
-        """These, of chains those numbers that chains have plainly taken further away from the result's.
+        """These estimates, with the chains' in place of numbers that chains have plainly moved further.
 
-        Chains that begin at the result's draws remember them, so that they are on their way, and not beyond its end.
+        Chains that begin at the result's draws have a memory of these, so that they rather move too little than too
+        far.
 
         Args:
-            chains: of the same numbers.
+            chains: estimates of the same numbers.
         """
 
         def refuted(ours: Tensor, our_error: Tensor, theirs: Tensor, their_error: Tensor) -> Tensor:
@@ -176,7 +179,7 @@ class Moments:
         return self._with(chains, mean, sd)
 
     def _with(self, other: Moments, mean: Tensor, sd: Tensor) -> Moments:
-        """These, with those means and SDs of others, and their errors."""
+        """These estimates, with those of `other` where the masks `mean` and `sd` (F,) say so."""
         return replace(
             self,
             mean=torch.where(mean, other.mean, self.mean),
@@ -192,17 +195,20 @@ class Moments:
 
 
 def margin(dim: int) -> float:
-    """Standard errors beyond the limit from which on a result of so many numbers is called wrong."""
+    """The number of standard errors by which the worst of `dim` estimates is off with probability `CHANCE`.
+
+    An error is beyond a limit by more than chance if it is so many standard errors beyond it.
+    """
     return NormalDist().inv_cdf(1 - CHANCE / (2 * dim))
 
 
 def judged(found: Moments, within: float = 1.0, beyond: float = 1.0) -> bool | None:
-    """Whether the result is wrong; None where chance could make it either.
+    """Whether the result is wrong by more than chance: True; or right by more than chance: False; else None.
 
     Args:
-        found: so far.
-        within: part of what matters within which it has to be to be right.
-        beyond: part of what matters beyond which it has to be to be wrong.
+        found: the estimates.
+        within: right means that all errors are within this part of the limits.
+        beyond: wrong means that some error is beyond this multiple of the limits.
     """
     chance = margin(len(found.mean)) * found.noise
     if bool((found.excess - chance > beyond).any()):
@@ -211,23 +217,27 @@ def judged(found: Moments, within: float = 1.0, beyond: float = 1.0) -> bool | N
 
 
 def told(found: Moments, aim: Limits) -> bool:
-    """Whether chains need not go on for a finer aim: all seem to be within `MIDDLE` of it, or one is plainly not.
+    """Whether chains need not go on for a finer aim.
 
-    Chains that went on until all are within it by more than chance would cost an easy posterior several times as much.
+    They need not if all estimates are within the part `MIDDLE` of it, or one is plainly beyond it. To go on until all
+    are within it by more than chance would make the audit of an easy posterior several times as expensive.
 
     Args:
-        found: so far.
-        aim: what an answer should keep to.
+        found: the estimates.
+        aim: the limits to which an answer should keep.
     """
     off, noise = found.against(aim)
     return bool((off < MIDDLE).all()) or bool(((off > 1) & (off > PLAIN * noise)).any())
 
 
 def wrong(found: Moments) -> Tensor:
-    """Which means and SDs (2, F) are wrong, once there are no more transitions.
+    """Which means and SDs are wrong, a mask (2, F), by the final estimates.
 
-    Those beyond the limit by more than chance; and those beyond it that are away from right by `PLAIN` standard
-    errors.
+    An error is called wrong if it is beyond the limit by more than chance, or beyond the limit and more than `PLAIN`
+    standard errors from zero.
+
+    Args:
+        found: the estimates.
     """
     beyond = margin(len(found.mean))
     plain = (found.excess > 1) & (found.excess > PLAIN * found.noise)
@@ -249,8 +259,8 @@ def moved(
         quantities: the numbers whose moments are wanted.
         draws: (S, D), the model's coordinates.
         generator: source of randomness.
-        aim: finer limits than those of a wrong answer, which chains should tell too; None: none.
-        again: whether many chains are taken at once, as few have not told.
+        aim: limits finer than `WRONG`, up to which chains should measure errors; None: none.
+        again: whether to run many chains at once, since few have not been conclusive.
     """
     z = draws.double()
     detour = Detour.of(target, z, generator)
@@ -267,11 +277,11 @@ def moved(
 
 @dataclass
 class _Walk:
-    """Chains from a result's draws, until they are judged.
+    """Chains that begin at a result's draws and go on until they are judged.
 
     Args:
         target: the posterior, whitened by these draws.
-        detour: other coordinates, or None.
+        detour: non-centred coordinates, or None.
         quantities: the numbers whose moments are wanted.
         draws: (S, D), float64.
         generator: source of randomness.
@@ -296,11 +306,11 @@ class _Walk:
         self.tailed = bool((kurtosis(z) > TAILED).any())
 
     def __call__(self, wanted: int, most: int) -> tuple[Moments, bool]:
-        """The moments, and whether these many chains could not tell: an error, if they saw it well, would matter.
+        """The moments, and whether they are inconclusive: an error that may be chance, and would matter if it is not.
 
         Args:
-            wanted: chains.
-            most: transitions that can be afforded.
+            wanted: number of chains.
+            most: number of transitions that can be afforded.
         """
         z, target, quantities = self.draws, self.target, self.quantities
         at = _starts(len(z), wanted)
@@ -339,7 +349,7 @@ class _Walk:
 
 
 def _affordable(target: Target) -> int:
-    """Trajectories that chains may have, all together."""
+    """The number of trajectories, of all chains together, that can be afforded."""
     problem, afford = target.problem, DENSITIES // max(1, target.evaluations * SCORES)
     if not problem.local_dim:
         return afford
@@ -349,16 +359,16 @@ def _affordable(target: Target) -> int:
 
 @dataclass
 class Looks:
-    """When the chains are judged, and when that is the last time.
+    """The looks at which chains are judged, as the module's header says.
 
     Args:
-        most: transitions that can be afforded.
+        most: number of transitions that can be afforded.
         tailed: whether the draws' tails are longer than a Gaussian's.
-        aim: finer limits; chains that find nothing wrong, but an estimate near these or beyond, go on until `MOST`.
-            None: none.
-        until: transitions before the next look.
-        suspected: whether the last look said wrong.
-        over: whether it was the last.
+        aim: finer limits. Chains that find nothing wrong, but an estimate near these limits or beyond, go on until
+            `MOST`. None: none.
+        until: number of transitions before the next look.
+        suspected: whether the last look's verdict was wrong.
+        over: whether the last look was the final one.
     """
 
     most: int
@@ -369,10 +379,10 @@ class Looks:
     over: bool = False
 
     def take(self, found: Moments, long: bool) -> None:
-        """Judge, and say when to look again.
+        """Judge, and decide when to look again.
 
         Args:
-            found: at this look.
+            found: the estimates at this look.
             long: whether some number has long tails.
         """
         if self.until == EARLY:
@@ -399,7 +409,7 @@ class Looks:
             self.over = True
 
     def _on_their_way(self, found: Moments) -> bool:
-        """Whether chains that find nothing wrong may find more: they have plainly moved, or do not tell the aim yet."""
+        """Whether chains that find nothing wrong should go on: they have plainly moved, or do not settle the aim."""
         early = self.until < MOST
         plain = found.excess > max(PLAIN, margin(len(found.mean))) * found.noise
         has_moved = bool((plain & (found.excess > (MOVING if early else MIDDLE))).any())
@@ -411,15 +421,15 @@ class Looks:
 
 
 def moments(begun: Tensor, places: Tensor, momenta: Tensor) -> Moments:
-    """Of the posterior, see the module's header.
+    """The posterior's moments by regressions with control variates, see the module's header.
 
-    A number that is none at a draw or a place, or has no SD over the draws, is not judged: it is given no error. It is
-    one on a site's own scale, whose unconstrained number is judged all the same.
+    A number that is NaN at a draw or a place, or has no SD over the draws, is not judged: its standard errors are zero.
+    This happens on a site's own scale; the site's unconstrained numbers are judged all the same.
 
     Args:
-        begun: a (S, F).
-        places: y (T, S, F).
-        momenta: b (T, S, F).
+        begun: a, where each chain began (S, F).
+        places: y before it is averaged, at T transitions (T, S, F).
+        momenta: b at the same transitions (T, S, F).
     """
     usable = begun.isfinite().all(0) & ~places.isnan().flatten(0, 1).any(0)
     begun, places = torch.where(usable, begun, 0.0), torch.where(usable, places.clamp(-FARTHEST, FARTHEST), 0.0)
@@ -429,13 +439,14 @@ def moments(begun: Tensor, places: Tensor, momenta: Tensor) -> Moments:
     inverse = torch.linalg.pinv(x.mT @ x)
     first, error, memory = _intercept(inverse, x, places.mean(0), 1)
     square, square_error, kept = _intercept(inverse, x, (places - first).square().mean(0), 2)
-    # Where nothing would be left beyond the memory of the start there is no line: half of the squares are taken for it.
+    # If the memory of the start explained all of E[y²], there would be no slope: at most half of it is ascribed to
+    # that.
     kept = torch.where(square - kept > LEAST_VARIANCE, kept, torch.minimum(kept, square / 2))
     mean = first / (1 - memory)
     variance = ((square - kept) / (1 - kept)).clamp_min(LEAST_VARIANCE)
     sd = variance.sqrt()
     log_error = square_error / (1 - kept) / (2 * variance)
-    # The mean is told in SDs of the posterior: it is no better known than these.
+    # The mean is in SDs of the posterior, whose error is part of its own.
     mean_error = torch.hypot(error / (1 - memory), mean * log_error) / sd
     found = mean / sd, mean_error, sd.log(), log_error
     mean, mean_error, log_sd, log_sd_error = (torch.where(usable, figure, 0.0) for figure in found)
@@ -443,23 +454,23 @@ def moments(begun: Tensor, places: Tensor, momenta: Tensor) -> Moments:
 
 
 def _told(draws: Tensor, places: Tensor, dim: int) -> Tensor:
-    """Which SDs (F,) can be told, of draws (S, F) and places (T, chains, F): see `told_by_tails`."""
+    """Which SDs can be judged (F,), from draws (S, F) and places (T, chains, F), see `told_by_tails`."""
     return told_by_tails(kurtosis(draws), kurtosis(places.flatten(0, 1)), dim, places.shape[1])
 
 
 def told_by_tails(left: Tensor, come: Tensor, dim: int, chains: int = CHAINS) -> Tensor:
-    """Which SDs (F,) can be told: not those of draws that have long tails, as the posterior has.
+    """Which SDs can be judged (F,): not those of draws with tails so long that few chains do not determine the SD.
 
-    With kurtosis k the logarithm of the SD of n draws has the standard error sqrt((k - 1) / n) / 2. Where that is more
-    than what matters, for n as many as there are chains, these do not tell the SD, right as the draws may be. If the
-    places that they come to have no long tails then those of the draws are wrong, and are judged. A number on its
-    site's own scale is told by neither: the same number without constraint is judged all the same.
+    With kurtosis k the logarithm of the SD of n draws has the standard error sqrt((k - 1) / n) / 2. If that is more
+    than what matters with one draw for each chain, the chains do not determine the SD, even if the draws are right.
+    There is an exception: if the places that chains reach have no long tails, the draws' tails are wrong, and the SD is
+    judged. The exception does not hold on a site's own scale; there the unconstrained number is judged all the same.
 
     Args:
-        left: kurtosis of the draws, (F,).
-        come: of the posterior, as far as it is known, (F,).
-        dim: how many of the numbers are unconstrained, the first.
-        chains: how many there are.
+        left: kurtosis of the draws (F,).
+        come: kurtosis of the posterior, as far as it is known (F,).
+        dim: how many of the numbers, the first ones, are unconstrained.
+        chains: number of chains.
     """
     own = torch.arange(len(left)) >= dim
     most = 1 + chains * (2 * math.log(SD_MATTERS)) ** 2
@@ -467,13 +478,20 @@ def told_by_tails(left: Tensor, come: Tensor, dim: int, chains: int = CHAINS) ->
 
 
 def kurtosis(x: Tensor) -> Tensor:
-    """Of x (n, F), (F,)."""
+    """Kurtosis of each column of x (n, F): (F,); 3 for a Gaussian."""
     squares = (x - x.mean(0)).square()
     return squares.square().mean(0) / squares.mean(0).square()
 
 
 def _intercept(inverse: Tensor, x: Tensor, y: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Intercept, its standard error, and the memory of the start, each (F,): of y (S, F) on x (F, S, 5)."""
+    """Least squares of y (S, F) on x (F, S, 5): intercept, its standard error, and the memory of the start, (F,) each.
+
+    Args:
+        inverse: (x' x)⁻¹ (F, 5, 5).
+        x: controls.
+        y: what is explained.
+        start: the column of x whose coefficient is the memory, β or γ.
+    """
     slope = inverse @ (x.mT @ y.T[..., None])
     left = y.T - (x @ slope)[..., 0]
     error = (inverse[:, 0, 0] * left.square().sum(1) / (x.shape[1] - x.shape[2])).sqrt()
@@ -481,7 +499,7 @@ def _intercept(inverse: Tensor, x: Tensor, y: Tensor, start: int) -> tuple[Tenso
 
 
 def _starts(count: int, wanted: int) -> Tensor:
-    """Which of the draws chains begin at: as many as wanted, evenly spaced, or each of fewer equally often."""
+    """The draws, by number, at which chains begin: `wanted` of them, evenly spaced, or all of fewer, repeatedly."""
     if count >= wanted:
         return evenly(count, wanted)
     return torch.arange(count).repeat(-(-wanted // count))

@@ -1,40 +1,41 @@
-"""How much of an answer is one client's doing: its Gaussian site divided out of the posterior.
+"""How much one client contributes to an answer: its Gaussian site is divided out of the posterior.
 
-    q ∝ t_0 Π_k t_k,      q_-k = q / t_k     the posterior of all the others
+    q ∝ t_0 Π_k t_k,      q_-k = q / t_k
 
-The sites are what the server was sent, so that a client that says something else than its data say is seen as well. Of
-a client k
+t_0 is the prior, t_k the site that client k sent, q the posterior (covariance Σ) and q_-k the posterior of all other
+clients (covariance Σ_-k). The server has received these sites, so that a client that reports something else than its
+rows say is seen as well. With δ = E_q θ - E_-k θ and μ = E_-k θ, the figures of client k are
 
-    shift          (E_q θ_i - E_-k θ_i) / SD_-k θ_i            by how many SDs it moves each parameter's mean
-    sd_ratio       SD_q θ_i / SD_-k θ_i                        and by how much it narrows it
-    influence      √(2 KL(q || q_-k))                          all of it in SDs: d for a mean moved by d SDs
-    disagreement   how far the client is from the others       in SDs of what chance does
-    opposed        how far towards the opposite of what they say, likewise
+    shift          δ_i / SD_-k θ_i                 how far the client moves the mean of parameter i, in SDs
+    sd_ratio       SD_q θ_i / SD_-k θ_i            how much it narrows parameter i
+    influence      √(2 KL(q || q_-k))              its whole effect; d for a client that only moves a mean by d SDs
+    disagreement   from δ' (Σ_-k - Σ)⁻¹ δ          how far the client is from the others, beyond chance
+    opposed        the test statistic below        how far it is towards the opposite of what the others say
 
-for which, with δ = E_q θ - E_-k θ, note that clients with the same parameters have δ' (Σ_-k - Σ)⁻¹ δ ~ χ²
-over the directions that the client knows about: the tail probability of that is told as SDs of a normal distribution.
-Of all directions one is that of labels flipped or a sign turned: the others' mean μ = E_-k θ, mirrored at zero. Along
-it (Neyman and Pearson, for a client at -μ)
+**Disagreement.** If all clients' rows come from a model with the same parameters, then δ' (Σ_-k - Σ)⁻¹ δ has a χ²
+distribution, with one degree of freedom for each direction in which the client's rows are informative. Its tail
+probability is reported as the number of SDs at which a normal distribution has the same two-sided tail.
+
+**Opposed.** A client whose labels are flipped, or that turns a sign, has its parameters at -μ. The most powerful
+test of this one alternative (Neyman and Pearson's) has the statistic
 
     -δ' Σ_-k⁻¹ μ / (μ' Σ_-k⁻¹ (Σ_-k - Σ) Σ_-k⁻¹ μ)^(1/2) ~ N(0, 1)
 
-has one degree of freedom in place of as many as there are parameters: of a few rows that is most of what can be seen.
-A large client has influence and no disagreement; one whose labels are flipped has both; one whose rows are counted a
-hundred times has the influence of a large one. A hospital with another population disagrees too: this says what
-differs, and decides nothing.
+It has one degree of freedom, not one for each parameter, so that a few rows already show something.
 
-Where the clients' numbers of rows n_k are known, of n, a client that narrows the posterior no more than so many rows do
-is not named for narrowing it. Rows that say as much as the others' make
+**How to read them.** A large client has influence and no disagreement. A client with flipped labels has both. A client
+whose rows are counted a hundred times looks like a large one. A hospital with another population disagrees too. The
+figures say what differs, and decide nothing.
 
-    (SD_-k θ_i / SD_q θ_i)² - 1 = n_k / (n - n_k)
+**Numbers of rows.** Where the clients' numbers of rows n_k (n in all) are known, two rules spare honest clients:
 
-and what a client says for each of its rows, as a multiple of that, is compared with the median client's. A sum of few
-rows' scores is no normal number either: a one where a zero was all but certain is six SDs away, one time in forty. Of a
-client whose rows say as much as m of the median client's do d SDs count as
-
-    d / (1 + d / (3 √m))^(1/2)                             Bernstein's inequality, of scores of one SD of a row
-
-which is d of many rows, and of one event of probability p, p^(-1/2) SDs away, at most (3 (m / p)^(1/2))^(1/2).
+1. A client is not named for narrowing the posterior by as much as its share of the rows does. If all rows are equally
+   informative, then (SD_-k θ_i / SD_q θ_i)² - 1 = n_k / (n - n_k). The left side divided by the right one is a client's
+   information a row. It is compared with the median client's.
+2. The scores of few rows do not add up to a normal number: an event of probability 1/40 is six SDs away. So d SDs of
+   disagreement count as d / (1 + d / (3 √m))^(1/2), by Bernstein's inequality for scores of a row's size. Here m is the
+   number of the median client's rows that would be as informative as all of this client's rows. For many rows this is
+   d; for one event of probability p, d = p^(-1/2) SDs away, it is at most (3 (m / p)^(1/2))^(1/2).
 """
 
 from __future__ import annotations
@@ -51,37 +52,38 @@ from pyro_fed.infer.sites.gaussian_sites import gaussian, moments_of
 from pyro_fed.ops.cholesky import equilibrated_cholesky
 from pyro_fed.ops.gaussian import Gaussian
 
-#: Directions in which a client adds less than this share to what the others know are none that it speaks of.
+#: A client is informative in a direction if its site adds at least this share to the others' precision there.
 LEAST_SHARE = 1e-3
-#: A client is said to stand apart where it disagrees with the others by so many SDs, one false alarm in 15,000 of those
-#: with the same parameters, or narrows the posterior so many times as much as the median client does, and some SD by
-#: as much as matters; and where its influence is so many times the median client's. Rows are few and no normal numbers:
-#: with both, 1 % of cohorts of ten honest clients of 8 rows have one that is named (`benchmarks.faults.naming`).
+#: A client stands apart if its influence is `TIMES` times the median client's, and if, besides, either it disagrees
+#: with the others by `FAR` SDs (one false alarm in 15,000 clients with the same parameters), or it narrows the
+#: posterior `NARROWER` times as much as the median client does and some SD by as much as matters. With these limits 1 %
+#: of cohorts of ten honest clients of 8 rows have one that is named (`benchmarks.faults.naming`).
 FAR, NARROWER, TIMES = 4.0, 10.0, 2.5
-#: A client says the opposite of the others where most of its disagreement, and more than chance, is of that kind.
+#: A client says the opposite of the others if `opposed` is more than this share of its disagreement, and more SDs than
+#: chance gives.
 OPPOSITE, TOLD = 0.8, 3.0
-#: Of two clients nobody can say which one stands apart.
+#: Fewest clients that are compared: of two, nobody can say which one stands apart.
 FEWEST = 3
-#: Of many clients so many are divided out before the others are looked at again, a share of them and at least one: one
-#: of thousands hides nobody.
+#: The share of the clients, and at least one client, that is divided out before the others are compared again. Among
+#: thousands of clients, one does not hide the others.
 TOGETHER = 0.01
-#: Of those that stand apart so many are described, and the others counted.
+#: The most clients that are described; further ones that stand apart are only counted.
 MOST_SAID = 10
 #: Numbers in the matrices of the clients that are compared at once.
 BLOCK = 1_000_000
 
 
 class Without(NamedTuple):
-    """The posterior with and without each client, in figures.
+    """Each client's figures, see the module's header.
 
     Args:
-        shift: (K, D).
-        sd_ratio: (K, D).
-        influence: (K,).
-        disagreement: (K,).
-        opposed: (K,).
-        pareto_k: (K,), NaN where no weights were taken.
-        by: (K,), "sites" or "draws".
+        shift: how far the client moves each mean, in SDs (K, D).
+        sd_ratio: SD with the client over SD without it (K, D).
+        influence: the client's whole effect, in SDs (K,); infinite where the others have no posterior.
+        disagreement: the client's distance from the others, in SDs of a normal distribution (K,).
+        opposed: its part towards the opposite of what the others say (K,).
+        pareto_k: shape of the tail of the weights that leave the client out (K,); NaN where no weights were used.
+        by: what the figures are computed from, "sites" or "draws" (K,).
     """
 
     shift: np.ndarray
@@ -94,11 +96,11 @@ class Without(NamedTuple):
 
 
 def by_sites(q: Gaussian, sites: Gaussian) -> Without:
-    """Of Gaussians.
+    """Each client's figures, from the Gaussian posterior and the clients' sites.
 
     Args:
         q: the posterior.
-        sites: (K,).
+        sites: the clients' sites (K,).
     """
     count = len(sites.eta)
     others = type(sites)(q.precision - sites.precision, q.eta - sites.eta)
@@ -128,11 +130,17 @@ def _some(sites: Gaussian, which: Tensor) -> Gaussian:
 
 
 def _distances(q: Gaussian, others: Gaussian, delta: Tensor, other_mean: Tensor) -> Tensor:
-    """Disagreement and `opposed` of C clients, (2, C).
+    """Disagreement and `opposed` of C clients, (2, C), see the module's header.
 
-    Disagreement is in SDs of a normal distribution whose two-sided tail is that of δ' (Σ_-k - Σ)⁻¹ δ under χ²; at least
-    the others' SDs by which it is moved along what the client has no information on, which cannot be chance: a
-    likelihood that is saturated pulls without bending.
+    A client may also move the mean along directions in which its site adds no precision, as a saturated likelihood
+    does, which has a slope and no curvature. This cannot be chance. So the disagreement is at least the length of that
+    part of δ, in the others' SDs.
+
+    Args:
+        q: the posterior.
+        others: the posterior without each client (C,).
+        delta: δ (C, D).
+        other_mean: μ (C, D).
     """
     both = torch.stack([delta, other_mean], -1)  # (C, D, 2)
     if q.dense:
@@ -160,9 +168,10 @@ def who_stands_apart(sites: State, names: list[str], labels: list[str], rows: Te
 
     Args:
         sites: as in `Record.sites`.
-        names: the clients'.
-        labels: the parameters', (D,).
-        rows: the clients' numbers of rows, (K,), which are then no reason to name one.
+        names: the clients' names (K,).
+        labels: the parameters' names (D,).
+        rows: the clients' numbers of rows (K,), by which honest clients are spared, see the module's header; None where
+            they are not known.
     """
     return apart_by_sites(gaussian(sites, "q_"), gaussian(sites), names, labels, rows) if sites else ""
 
@@ -170,16 +179,18 @@ def who_stands_apart(sites: State, names: list[str], labels: list[str], rows: Te
 def apart_by_sites(
     q: Gaussian, sites: Gaussian, names: list[str], labels: list[str], rows: Tensor | None = None
 ) -> str:
-    """The same of Gaussians: a client that stands apart is divided out before the others are compared.
+    """A sentence on the clients that stand apart, from Gaussians; "" where none does.
 
-    One liar of ten puts the others' mean so far away that honest clients disagree with it, and two hide each other.
+    A client that stands apart is divided out before the others are compared again. Otherwise one liar of ten would move
+    the posterior so far that honest clients disagree with it, and two liars would hide each other.
 
     Args:
         q: the posterior.
-        sites: (K,).
-        names: the clients', (K,).
-        labels: the parameters', (D,).
-        rows: the clients' numbers of rows, (K,), which are then no reason to name one.
+        sites: the clients' sites (K,).
+        names: the clients' names (K,).
+        labels: the parameters' names (D,).
+        rows: the clients' numbers of rows (K,), by which honest clients are spared, see the module's header; None where
+            they are not known.
     """
     said, more, left = list[str](), 0, list(range(len(names)))
     fewest = max(FEWEST, len(names) // 2 + 1)
@@ -202,25 +213,26 @@ def apart_by_sites(
 def apart(found: Without, names: list[str], labels: list[str]) -> str:
     """A sentence on the clients that stand apart; "" where none does.
 
-    Of a client without whose site the others' are no distribution nothing is said: it may be the one that knows of a
-    parameter, as clients that are sorted are, and `pf.influence` shows it. One without whom the draws' weights fail is
-    named before those that stand apart, which may be told by its doing alone.
+    Nothing is said of a client without which the other sites have no proper product. It may be the only one that
+    informs a parameter, as in clients that are sorted by a covariate; `pf.influence` shows it. If there are clients
+    that stand apart, those without which the weights of the draws fail are named first: they may be the only reason
+    why the others seem to stand apart.
 
     Args:
-        found: of the clients.
-        names: theirs, (K,).
-        labels: the parameters', (D,).
+        found: the clients' figures.
+        names: the clients' names (K,).
+        labels: the parameters' names (D,).
     """
     chosen = _far(found)
     said = [_said(found, k, names[k], labels) for k in chosen]
-    if chosen:  # of whom it disagrees with may be the one without whom no draw is left
+    if chosen:
         beyond = np.flatnonzero(np.isfinite(found.pareto_k) & ~np.isfinite(found.influence))
         said = [f"client {names[k]} moves the answer further than weights of its draws can tell" for k in beyond] + said
     return "; ".join(said)
 
 
 def _far(found: Without, rows: np.ndarray | None = None) -> list[int]:
-    """The clients that stand apart, those of most influence first."""
+    """The numbers of the clients that stand apart, those with the most influence first."""
     narrowing = -np.log(found.sd_ratio).sum(1)
     if len(narrowing) < FEWEST or not np.isfinite(narrowing).any():
         return []
@@ -229,7 +241,8 @@ def _far(found: Without, rows: np.ndarray | None = None) -> list[int]:
     if rows is not None:
         each = _said_by_a_row(found, rows)
         narrower &= ~(each <= NARROWER)
-        worth = np.where(each > 0, each * rows, np.inf)  # what bends the other way, or has no rows, is no chance
+        # A site that widens the posterior, or has no rows, is no matter of chance: its distance counts in full.
+        worth = np.where(each > 0, each * rows, np.inf)
         away = away / np.sqrt(1 + away / (3 * np.sqrt(worth)))
     far = (away > FAR) | narrower
     least = TIMES * float(np.median(found.influence))
@@ -237,7 +250,7 @@ def _far(found: Without, rows: np.ndarray | None = None) -> list[int]:
 
 
 def _said_by_a_row(found: Without, rows: np.ndarray) -> np.ndarray:
-    """What a client's rows say, each, as a multiple of what the median client's do, (K,); NaN where it is not known."""
+    """Each client's information a row, as a multiple of the median client's (K,); NaN where it is not known."""
     here = (rows > 0) & np.isfinite(found.sd_ratio).all(1)
     said = np.full(len(rows), np.nan)
     said[here] = (found.sd_ratio[here] ** -2.0 - 1).mean(1) * (rows.sum() - rows[here]) / rows[here]
@@ -245,6 +258,7 @@ def _said_by_a_row(found: Without, rows: np.ndarray) -> np.ndarray:
 
 
 def _said(found: Without, k: int, name: str, labels: list[str]) -> str:
+    """What to say of client k."""
     most = int(np.abs(found.shift[k]).argmax())
     return (
         f"client {name} moves the mean of '{labels[most]}' by {abs(found.shift[k, most]):.2g} SDs and its SD by the "

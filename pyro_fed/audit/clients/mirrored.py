@@ -1,15 +1,16 @@
-"""Clients whose rows say the opposite of the others': how many times as likely these are where parameters are mirrored.
+"""Clients whose rows say the opposite of the others': how much more likely the rows are under mirrored parameters.
 
-    E_k = E_-k[p_k(-θ)] / E_-k[p_k(θ)]          θ ~ q_-k, the posterior of the others; p_k the likelihood of its rows
+    E_k = E_-k[p_k(-θ)] / E_-k[p_k(θ)]          θ ~ q_-k, the posterior of the others; p_k the likelihood of k's rows
 
--θ is where labels are flipped, or a sign is turned. If the client's rows are of the same model as the others', the
-denominator is their density and E_k has the mean one, however few they are, so that by Markov's inequality E_k is K / α
-or more at any of K clients with a probability of α at most (an e-value: Vovk & Wang 2021, *E-values*). Distances of
-sites in SDs have no such promise of few rows. Of ten clients of 8 rows one with flipped labels is told in 43 % of
-cohorts, and by sites alone in 11 % (`benchmarks.faults.naming`).
+Mirrored parameters, -θ, describe rows whose labels are flipped, or in which a sign is turned. If client k's rows come
+from the same model as the others', then the denominator is the rows' predictive density, and E_k has the mean one, even
+of very few rows. By Markov's inequality the probability that E_k is K / α or more at any of K honest clients is at most
+α. (E_k is an e-value: Vovk & Wang 2021, *E-values: calibration, combination and applications*.) Distances between sites
+have no such guarantee with few rows. Among ten clients of 8 rows, one with flipped labels is found in 43 % of cohorts;
+by sites alone in 11 % (`benchmarks.faults.naming`).
 
-q_-k is a Gaussian, and both means are those over draws of it: where one is made of few draws, as of a parameter that
-the client alone knows of, nothing is said.
+q_-k is a Gaussian, and both expectations are means over draws of it. If one of these means depends on few draws, as of
+a parameter that only this client informs, nothing is said.
 """
 
 from __future__ import annotations
@@ -24,27 +25,30 @@ from torch import Tensor
 from pyro_fed.audit.clients.influence import FEWEST, MOST_SAID, TOLD, by_sites
 from pyro_fed.ops.gaussian import Gaussian
 
-#: Chance that a cohort has an honest client that is told, at most.
+#: α: the largest chance that an honest client of a cohort is named.
 CHANCE = 0.05
-#: Draws of the others' posterior, and how many of them the mean of a client's likelihood has to be made of.
+#: Draws of the others' posterior; and the fewest equally weighted draws that a mean of likelihoods has to be worth.
 DRAWS, FEWEST_DRAWS = 256, 10
 
 
 def mirrored(
     q: Gaussian, sites: Gaussian, rows: Tensor, log_lik: Callable[[int, Tensor], Tensor], generator: torch.Generator
 ) -> dict[int, float]:
-    """The clients whose rows are too many times as likely under the opposite, and log E_k.
+    """The clients whose rows are K / α times as likely under mirrored parameters, with log E_k.
 
-    Those are asked whose sites say so plainly: so large an E_k goes with three SDs and more. The one of most is divided
-    out before the others are looked at again, whom it may have put on the other side; where its E_k is not known,
-    nothing more is said.
+    E_k is computed of the clients whose sites point to the opposite by `TOLD` SDs: an E_k that is large enough goes
+    with that many. The client with the largest E_k is divided out before the others are looked at again, since it may
+    have made honest clients look mirrored. If its E_k cannot be computed well, the search ends.
 
     Args:
         q: the posterior.
-        sites: (K,).
-        rows: the clients' numbers of rows, (K,).
-        log_lik: a client's log-likelihood (S,) at points (S, D).
-        generator: of the draws.
+        sites: the clients' sites (K,).
+        rows: the clients' numbers of rows (K,).
+        log_lik: gives the log-likelihood (S,) of a client, by number, at points (S, D).
+        generator: source of randomness.
+
+    Returns:
+        log E_k by the client's number.
     """
     least = math.log(max(1, int((rows > 0).sum())) / CHANCE)
     left, found = rows.nonzero().flatten().tolist(), dict[int, float]()
@@ -62,21 +66,21 @@ def mirrored(
 
 
 class Ratio(NamedTuple):
-    """log E_k, and whether both of its means are made of enough draws."""
+    """log E_k, and whether both of its means are worth enough draws."""
 
     value: float
     known: bool
 
 
 def _without(q: Gaussian, sites: Gaussian, k: int) -> Gaussian:
-    """The posterior of the others."""
+    """q_-k, the posterior of the clients other than k."""
     return type(sites)(q.precision - sites.precision[k], q.eta - sites.eta[k])
 
 
 def _ratio(
     others: Gaussian, k: int, log_lik: Callable[[int, Tensor], Tensor], generator: torch.Generator
 ) -> Ratio | None:
-    """Of one client; None where the others have no posterior, or one of its means is no number."""
+    """Client k's E_k; None where the others have no proper posterior, or one of the means is not a number."""
     if not bool(others.is_proper()):
         return None
     draws = others.even_sample(DRAWS, generator)
@@ -86,5 +90,5 @@ def _ratio(
 
 
 def _worth(log_lik: Tensor) -> float:
-    """How many draws a mean of exp(log_lik) is made of."""
+    """How many equally weighted draws a mean of exp(log_lik) is worth, 1 / Σ w_s² with the w_s normalised."""
     return float(1 / torch.softmax(log_lik, 0).square().sum())

@@ -1,4 +1,4 @@
-"""What clients say of a result: their log-likelihoods at its draws, and the Gaussian sites that these look like there.
+"""What clients say of a result: their log-likelihoods at its draws, and Gaussian sites that approximate these there.
 
 Both are messages of an ordinary round: S numbers, or D + D² of them. No row leaves its client.
 """
@@ -20,10 +20,10 @@ from pyro_fed.infer.sites.gaussian_sites import as_state, batched, gaussian, sit
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import STRUCTURES
 
-#: Variance about a point at which its curvature is taken.
+#: Variance of the Gaussian that stands for a point: over it the expected curvature is the curvature at the point.
 NARROW = 1e-8
-#: Coordinates of points, and densities of rows there, of the clients that are worked on at once, and of all of them:
-#: of more rows fewer points are taken, at least so many.
+#: Largest size of the work, in coordinates of points or densities of rows, of the clients that are worked on at once;
+#: and of all clients. With more rows fewer points are taken, but at least `FEWEST_POINTS`.
 NUMBERS, MOST_NUMBERS, FEWEST_POINTS = 4_000_000, 40_000_000, 8
 
 
@@ -42,7 +42,7 @@ def log_likelihoods_of(federation: Federation, client: int, points: Tensor) -> T
 
     Args:
         federation: the model and its clients.
-        client: its number.
+        client: the client's number.
         points: (S, D), unconstrained.
     """
     data, problem = federation.client_data(), federation.problem
@@ -70,11 +70,11 @@ def around(problem: Problem, draws: Tensor) -> Gaussian:
 
 
 def sites_at(federation: Federation, q: Gaussian) -> Gaussian:
-    """The sites that an expected Newton step of FedEP under q gives each client, (K,).
+    """Each client's site (K,) after an expected Newton step under q, as FedEP takes it.
 
     Args:
         federation: the model and its clients.
-        q: where.
+        q: the Gaussian over which scores and Hessians are averaged.
     """
     algorithm, problem, data = _stepping(q), federation.problem, federation.client_data()
     a_point = max(q.eta.shape[-1], data.row_index.shape[1] * problem.num_nodes)
@@ -102,16 +102,16 @@ def sites_at(federation: Federation, q: Gaussian) -> Gaussian:
 
 
 def _stepping(q: Gaussian) -> FedEP:
-    """The algorithm whose steps under q give sites of its form."""
+    """The algorithm whose steps give sites with the same structure as q, full or diagonal."""
     return FedEP(covariance="full" if q.dense else "diag")
 
 
 def with_product(federation: Federation, at: Gaussian) -> tuple[Gaussian, Gaussian]:
-    """The product of the prior's and the clients' sites under a Gaussian, and the sites, (K,).
+    """The product of the prior's site and the clients' sites, and the clients' sites (K,).
 
     Args:
         federation: the model and its clients.
-        at: where.
+        at: the Gaussian over which scores and Hessians are averaged.
     """
     sites = sites_at(federation, at)
     return _stepping(at).prior_site(federation.problem, at).product(sites.product_over(0)), sites
@@ -120,15 +120,16 @@ def with_product(federation: Federation, at: Gaussian) -> tuple[Gaussian, Gaussi
 def answer_and_sites(federation: Federation, draws: Tensor) -> State:
     """The clients' sites at an answer of any algorithm, and the answer as their product, as `Record.sites` has them.
 
-    The product of the prior's and all sites is what a site can be divided out of: a Gaussian of the draws' moments,
-    where these are skewed, is another one, and without a client that has nothing to do with the others'.
+    A client is later left out by dividing its site out of the answer. That is possible only if the answer is the
+    product of the prior's and all clients' sites. A Gaussian with the moments of skewed draws is another one: divided
+    by one client's site, it would not be the posterior of the others.
 
     Args:
         federation: the model and its clients.
         draws: (S, D), unconstrained.
 
     Returns:
-        Nothing where the product is no distribution.
+        The state; an empty one where the product is no distribution.
     """
     problem = federation.problem
     if len(draws) > 1 and bool((draws != draws[0]).any()):

@@ -1,1 +1,1 @@
-"""What the data's inputs are to a network: far out of its units' range, or nothing that it has made use of."""
+"""What is wrong with the inputs of a network: out of the range of its units, or of no use to its predictions."""

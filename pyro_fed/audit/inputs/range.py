@@ -1,9 +1,9 @@
-"""Inputs that are out of range of a network's units: what the prior lets weights make of them.
+"""Inputs that are out of range of a network's units, given the prior of the weights.
 
-A unit takes Σ_j x_j w_j. Where a column's root mean square times the size of its weights under the prior is far above
-one, a unit is the same for nearly all rows (tanh at ±1, a rectifier that is a line or zero), so that there is hardly a
-gradient to follow, and a Gaussian that fits two such units fits nothing between them. A year, an income or a count does
-so beside weights of N(0, 1).
+A unit takes Σ_j x_j w_j. If a column's root mean square times the size of its weights under the prior is far above one,
+the unit is nearly the same for all rows: tanh is at ±1, and a rectifier is linear or zero. Then there is hardly a
+gradient to follow, and a Gaussian that covers two such values of a weight fits nothing in between. With weights of N(0,
+1), a year, an income or a count is such a column.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from pyro_fed.density.compiling.layers import first_products, has_layers
 from pyro_fed.density.compiling.predictors import rows_graph, some_rows
 from pyro_fed.density.problem import Problem
 
-#: Root mean square of what one column adds to a unit, from which on it is out of range: standardised columns, and
-#: pixels of 0 to 16, beside weights of N(0, 1) are well below, as is a column in tens.
+#: A column is out of range if the root mean square of what it adds to a unit is larger. With weights of N(0, 1)
+#: standardised columns, pixels of 0 to 16 and columns of tens are well below.
 OUT_OF_RANGE = 30.0
-#: Median of |w| of a standard normal w. Of weights whose scales have long tails, as a horseshoe's, the root mean square
-#: is that of a few, which data hold back.
+#: Median of |w| for w ~ N(0, 1). The size of weights is their median over this: if their scales have long tails, as a
+#: horseshoe's, a root mean square would be that of few extreme weights, which data rule out.
 MEDIAN = 0.6745
-#: Rows and draws of the prior that are looked at.
+#: Rows, and draws of the prior, by which sizes are estimated.
 ROWS, DRAWS = 64, 16
 
 
@@ -35,7 +35,7 @@ def out_of_range(problem: Problem, seed: int) -> list[str]:
 
     Args:
         problem: the model's densities.
-        seed: of the prior's draws.
+        seed: seed of the draws of the prior.
 
     Returns:
         One sentence, or none.
@@ -60,7 +60,15 @@ def out_of_range(problem: Problem, seed: int) -> list[str]:
 
 
 class _Size(NamedTuple):
-    """What a column adds to a unit, its values' size and that of its weights, its number and which row tensor it is."""
+    """How much a column of the inputs adds to a unit.
+
+    Args:
+        added: root mean square of what the column adds.
+        of_rows: root mean square of the column.
+        of_weights: size of the column's weights under the prior.
+        column: the column's number; None where all inputs are taken as one.
+        leaf: the number of the row tensor that has the column; None where it is not an argument itself.
+    """
 
     added: float
     of_rows: float
@@ -70,7 +78,7 @@ class _Size(NamedTuple):
 
 
 def _sizes(problem: Problem, seed: int) -> Iterator[_Size]:
-    """Of each first layer its worst column; of a convolution, or several products at once, all inputs as one."""
+    """The worst column of each first layer; a convolution, or several products at once, counts as one column."""
     rows = some_rows(problem, ROWS)
     graph = rows_graph(problem, ROWS)
     leaves = [node for node in graph.graph.nodes if node.op == "placeholder"][1:]
@@ -91,7 +99,7 @@ def _sizes(problem: Problem, seed: int) -> Iterator[_Size]:
 
 
 class _Values(fx.Interpreter):
-    """Values of some nodes."""
+    """Runs a graph and keeps the values of some nodes."""
 
     def __init__(self, graph: fx.GraphModule, wanted: set[fx.Node]) -> None:
         super().__init__(graph)
@@ -99,12 +107,12 @@ class _Values(fx.Interpreter):
         self.values: dict[fx.Node, Tensor] = {}
 
     def at(self, z: Tensor, rows: tuple[Tensor, ...]) -> dict[fx.Node, Tensor]:
-        """At one vector (D,) and the graph's rows."""
+        """The values of the wanted nodes at a flat vector (D,) and the graph's rows."""
         self.run(z, *rows)
         return self.values
 
     def run_node(self, n: fx.Node) -> Any:
-        """Kept where it is wanted."""
+        """Compute a node, and keep its value if it is wanted."""
         found = super().run_node(n)
         if n in self.wanted:
             self.values[n] = found

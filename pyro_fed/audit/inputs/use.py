@@ -1,10 +1,10 @@
-"""Inputs that an answer has made no use of: it predicts rows no better by their own than by those of other rows.
+"""Inputs that are of no use to an answer: with a row's own inputs it predicts the row no better than other rows.
 
     Δ_i = log 1/S Σ_s p(y_i | x_i, z_s) - mean over j of log 1/S Σ_s p(y_j | x_i, z_s),      j other rows
 
-Its mean over the rows that were fitted is positive where the answer has learned anything of y from x. A network whose
-weights stay at the prior has none: a mean-field Gaussian of many layers ends there, where the density of its rows alone
-would not show it, for it may be all that there is to learn. That is for the user to say.
+The mean of Δ_i over the fitted rows is positive if the answer has learned anything about y from x. It is zero for a
+network whose weights stay at the prior, as a mean-field Gaussian of many layers does. The density of the rows alone
+would not show that, since there may be no more to learn. Which of the two it is, the user has to decide.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.running.trace_sites import frame_of, sum_to_rows
 from pyro_fed.ops.entries import evenly
 
-#: Rows and draws that are looked at, at most, how many other rows each is compared with, and how many rows it takes.
+#: The most rows and draws that are used; how many other rows each row is compared with; and the fewest rows.
 ROWS, DRAWS, OTHERS, FEWEST_ROWS = 500, 20, 4, 20
-#: Standard errors above zero from which on inputs have been of use.
+#: Inputs are of use if the mean of Δ is more than so many standard errors above zero.
 PLAIN = 2.0
 
 
@@ -30,7 +30,7 @@ def of_no_use(problem: Problem, draws: Tensor) -> list[str]:
 
     Args:
         problem: the model's densities.
-        draws: (S, D) of a result.
+        draws: draws of the result (S, D), unconstrained.
 
     Returns:
         One sentence, or none.
@@ -56,7 +56,7 @@ def of_no_use(problem: Problem, draws: Tensor) -> list[str]:
 
 
 def _log_densities(problem: Problem, z: Tensor, rows: tuple[Tensor, ...]) -> list[Tensor]:
-    """Log densities (m,) of the rows' observations, and of those of other rows, by the rows' inputs."""
+    """Log densities of observations, given the inputs of m rows: of the rows' own ones (m,), then of `OTHERS` rows'."""
     site = problem.execute_at(z, rows).trace.nodes[problem.layout.single_observed()]
     dim = frame_of(site, problem.plate).dim
     along = dim - len(site["fn"].event_shape)

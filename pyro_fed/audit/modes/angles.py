@@ -1,16 +1,21 @@
-"""Angles whose posterior goes on across the ends of their interval: one mode that is two there.
+"""Angles whose posterior extends across the ends of their interval, so that one mode looks like two.
 
-An angle on (-π, π) near π has mass near -π too, which no Gaussian and no chain on the interval can join: what is said
-of missed modes or of moments that are off is right there, but neither the cause nor the cure. The ends of an interval
-are one place where each term f of the log density, a row's or the prior's, is the same at both, and so is its slope:
+An angle on (-π, π) whose posterior is near π has mass near -π too. No Gaussian and no chain on the interval joins the
+two parts. The audit then reports a missed mode, or a wrong mean or SD. That is true, but names neither the cause nor
+the cure. This module recognises such a site, in two steps.
 
-    Σ |f(a) - f(b)| ≪ Σ max f - min f,    Σ |f'(a) - f'(b)| ≪ Σ |f'(a)| + |f'(b)|
+**Are the ends a and b of the interval the same point for the model?** They are if each term f of the log density, one
+for the prior and one for each row, has the same value and the same slope at both ends:
 
-over the terms and some draws, which have the other latents; max and min are over the interval. A sum of terms may be
-the same at both ends by chance, and is where data say little of a flat prior's latent: terms that are flat say nothing
-here, and nor do slopes of zero at both ends, as a bump in the interval's middle has them.
+    Σ |f(a) - f(b)| ≪ Σ (max f - min f),    Σ |f'(a) - f'(b)| ≪ Σ (|f'(a)| + |f'(b)|)
 
-The posterior goes across where the log density there is not more than `ACROSS` below what it is at the draws.
+The sums are over the terms and over some draws, which supply the other latents; max and min are over the interval. The
+terms are compared one by one, since their total may agree at both ends by chance, as where the prior is flat and the
+data say little. Terms that are flat contribute to neither side. Nor do slopes of zero at both ends, as those of a bump
+in the middle of the interval.
+
+**Does the posterior reach the ends?** It does if the log density there is at most `ACROSS` nats below that at the
+draws.
 """
 
 from __future__ import annotations
@@ -28,29 +33,30 @@ from pyro_fed.audit.target import Target
 from pyro_fed.density.layout import Site
 from pyro_fed.ops.entries import evenly
 
-#: Draws at which the ends are compared, and places within the interval, for what a term's largest and smallest are.
+#: Draws at which the ends are compared; and points inside the interval over which max f and min f are taken.
 DRAWS, WITHIN = 8, 7
-#: Logits of places near the ends: of those that are compared, and of one that is nearer than an interval's can be told.
+#: Logits at which terms are computed on both sides: two near each end, from which value and slope at the end itself
+#: follow; and one so far out that it stands for the end.
 NEAR, NEARER, END = 8.0, 9.0, 20.0
-#: What is left of an interval beyond the latter, at most, as a share of it.
+#: A site is bounded if less than this share of the distance between the logits ± `NEARER` lies beyond these.
 LEFT = 1e-3
-#: What terms may differ by at the two ends, as a share of what they do over the interval, and their slopes, as one of
-#: those. They are the same but for rounding where there is one place; where not, shares are of the order of one.
+#: The ends are the same point if both sides of the header's comparisons have at most these ratios, of values and of
+#: slopes. At the ends of an angle they are rounding errors; elsewhere they are of the order of one.
 SAME, SLOPE = 0.05, 0.1
-#: Nats below the draws: an end 3.5 SDs from a Gaussian's mean, beyond which there are 0.02 %, a turn of as many as a
-#: hundred SDs away: twice the variance.
+#: Nats: an end 3.5 SDs from a Gaussian's mean, with 0.02 % of the mass beyond it. Where a turn is a hundred SDs, this
+#: mass appears a hundred SDs away, and adds 0.0002 · 100² = 2 to a variance of one.
 ACROSS = 6.0
 
 
 @dataclass(frozen=True)
 class Angle:
-    """An entry of a site whose ends are one place that the posterior goes across.
+    """An entry of a site that is an angle, and whose posterior extends across the ends of its interval.
 
     Args:
-        name: of the site.
-        label: of the entry.
-        lower: end of its interval.
-        upper: likewise.
+        name: the site's name.
+        label: the entry's name.
+        lower: lower end of the interval.
+        upper: upper end of the interval.
         centre: circular mean of the draws.
     """
 
@@ -78,7 +84,7 @@ class Angle:
 
 
 def across_ends(evidence: Evidence) -> list[Angle]:
-    """Entries of sites that are such angles.
+    """The angles whose posterior extends across the ends of their interval.
 
     Args:
         evidence: the result.
@@ -100,7 +106,7 @@ def across_ends(evidence: Evidence) -> list[Angle]:
 
 
 def _values(evidence: Evidence, z: Tensor) -> Tensor:
-    """Values of all entries of the flat vector (S, D) on their sites' own scale; NaN of sites with others."""
+    """Entries of flat vectors (S, D) on their sites' own scale; NaN where a site has another size there."""
     problem = evidence.problem
     values = problem.constrain(z.to(problem.dtype), problem.fewest_rows)
     found = torch.full_like(z, torch.nan)
@@ -112,13 +118,13 @@ def _values(evidence: Evidence, z: Tensor) -> Tensor:
 
 
 def _goes_across(target: Target, z: Tensor, number: int, length: float) -> bool:
-    """Whether the ends of an entry's interval are one place, with mass.
+    """Whether an entry's interval has ends that are the same point, and the posterior reaches them.
 
     Args:
         target: the posterior.
         z: draws (S, D).
-        number: of the entry.
-        length: of its interval.
+        number: the entry's number in the flat vector.
+        length: of the entry's interval.
     """
     share = (torch.arange(WITHIN, dtype=torch.float64) + 0.5) / WITHIN
     logits = torch.cat([torch.tensor([-NEARER, -NEAR, NEAR, NEARER], dtype=torch.float64), share.logit()])
@@ -129,7 +135,7 @@ def _goes_across(target: Target, z: Tensor, number: int, length: float) -> bool:
         moved[1:, number] = logits
         terms = target.terms(moved)
         stretched = torch.nn.functional.logsigmoid(torch.stack([moved[:, number], -moved[:, number]])).sum(0)
-        terms[:, 0] -= stretched  # the prior's, of the angle
+        terms[:, 0] -= stretched  # the prior's term becomes the density of the angle, not of its logit
         if not bool(terms.isfinite().all()):
             return False
         up = (terms[2] - terms[1]) / (near - nearer)
@@ -144,6 +150,7 @@ def _goes_across(target: Target, z: Tensor, number: int, length: float) -> bool:
 
 
 def _angle(evidence: Evidence, site: Site, number: int, lower: float, upper: float) -> Angle:
+    """The angle that an entry of the flat vector is, with the circular mean of its draws."""
     lower, upper = min(lower, upper), max(lower, upper)
     value = _values(evidence, evidence.points)[:, number]
     turned = 2 * math.pi * (value - lower) / (upper - lower)
@@ -153,11 +160,11 @@ def _angle(evidence: Evidence, site: Site, number: int, lower: float, upper: flo
 
 
 def explained(evidence: Evidence, said: list[str]) -> list[str]:
-    """What speaks against draws, with its cause where that is an angle across the ends of its interval.
+    """Sentences against draws, in which the cause replaces its consequences where it is such an angle.
 
     Args:
         evidence: the result.
-        said: sentences; none where there is nothing to explain.
+        said: the sentences; without any, no angle is looked for.
     """
     for angle in across_ends(evidence) if said else []:
         its = [f"'{angle.label}'" in sentence or f"'{angle.name}'" in sentence for sentence in said]
@@ -168,13 +175,13 @@ def explained(evidence: Evidence, said: list[str]) -> list[str]:
 
 
 def as_numbers(evidence: Evidence) -> list[str]:
-    """A note on right draws of such angles: their means and SDs as numbers say nothing.
+    """A note on correct draws of such an angle: the mean and the SD of its values mean nothing.
 
     Args:
-        evidence: the result, which nothing speaks against.
+        evidence: the result, against which nothing was found.
 
     Returns:
-        One sentence an angle.
+        One sentence, on the first such angle, or none.
     """
     return [
         f"{angle.across}: the mean and SD of its values say nothing, but scipy.stats.circmean and circstd with these "

@@ -52,12 +52,12 @@ LARGEST_DIM = 50
 
 @dataclass(frozen=True)
 class Mode:
-    """A maximum.
+    """A maximum of the log density, in the result's whitened coordinates.
 
     Args:
-        at: w (D,).
-        log_mass: log M.
-        precision: H (D, D).
+        at: where it is, w (D,).
+        log_mass: log M by Laplace's approximation, up to a constant.
+        precision: H (D, D), the negative Hessian there.
     """
 
     at: Tensor
@@ -66,29 +66,29 @@ class Mode:
 
     @property
     def height(self) -> float:
-        """f, the log density at its top."""
+        """f, the log density at the maximum."""
         return self.log_mass + float(torch.linalg.slogdet(self.precision)[1]) / 2
 
     def distance(self, white: Tensor) -> Tensor:
-        """Of points w (S, D), in SDs of this mode: (S,)."""
+        """Distances of points w (S, D) from the mode, in the mode's SDs (S,)."""
         away = white - self.at
         return ((away @ self.precision) * away).sum(1).clamp_min(0).sqrt()
 
 
 def same(one: Mode, other: Mode) -> bool:
-    """Whether two modes are one, nearer to each other than `NEAR` of either's SDs."""
+    """Whether two modes are the same one: their distance is less than `NEAR` SDs of either."""
     return min(float(one.distance(other.at[None])), float(other.distance(one.at[None]))) < NEAR
 
 
 @dataclass
 class Climbers:
-    """M climbs on their way.
+    """The state of M climbs.
 
     Args:
-        target: whose density they climb.
-        w: where they are (M, D).
-        value: f there (M,).
-        score: its gradient there (M, D).
+        target: the log density f that they climb.
+        w: their positions (M, D).
+        value: f at the positions (M,).
+        score: ∇f at the positions (M, D).
         inverse: B (M, D, D).
         ascent: B ∇f (M, D).
         step: α (M,).
@@ -121,7 +121,7 @@ class Climbers:
         return (self.left_over < ARRIVED) & self.value.isfinite()
 
     def keep(self, which: Tensor) -> None:
-        """Go on with some of the climbs, (M,)."""
+        """Go on with the climbs that a mask (M,) names; the others end."""
         for part in ("w", "value", "score", "inverse", "ascent", "step"):
             setattr(self, part, getattr(self, part)[which])
 
@@ -141,7 +141,7 @@ class Climbers:
         more = 1 + rho * (y * pulled).sum(1)[:, None, None]
         updated = self.inverse + rho * (more * s[:, :, None] * s[:, None, :] - both - both.mT)
         self.inverse = torch.where(good[:, None, None], updated, self.inverse)
-        # A direction that does not rise even when it is short is forgotten.
+        # Where even a short step does not rise, B is reset to the identity.
         lost = ~rose & (self.step < 0.2**SHORTENED)
         self.inverse[lost] = torch.eye(self.w.shape[1], dtype=self.w.dtype)
         self.step = torch.where(rose | lost, 1.0, self.step / 5)
@@ -152,7 +152,7 @@ class Climbers:
 
 
 def climbed(target: Target, start: Tensor) -> tuple[Tensor, Tensor]:
-    """Where climbs from w (M, D) end, (M, D), and which of them have arrived, (M,)."""
+    """Climb from w (M, D): where the climbs end (M, D), and whether each has arrived at a maximum (M,)."""
     climbs = Climbers.begin(target, start)
     for _ in range(CLIMB):
         climbs.move()
@@ -162,11 +162,11 @@ def climbed(target: Target, start: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def searched(target: Target, start: Tensor) -> tuple[list[Mode], dict[int, Tensor]]:
-    """The modes to which climbs lead, and where those of them have ended that have arrived, by number.
+    """The modes to which climbs lead, and the end of each climb that has arrived, by its number.
 
     Args:
-        target: whose.
-        start: w (M, D). Newton's first steps begin at the draws' mean.
+        target: the log density that is climbed.
+        start: where the climbs begin, w (M, D). Newton's first steps begin at the draws' mean.
     """
     climbs, number = Climbers.begin(target, start), torch.arange(len(start))
     usable = climbs.value.isfinite()
@@ -205,18 +205,18 @@ def searched(target: Target, start: Tensor) -> tuple[list[Mode], dict[int, Tenso
 
 
 def added(modes: list[Mode], mode: Mode | None) -> None:
-    """Add a mode, if there is one and it is none of those that are known.
+    """Add a mode to those that are known, unless it is None or one of these.
 
     Args:
-        modes: known; changed in place.
-        mode: or None.
+        modes: the known modes; changed in place.
+        mode: the new one, or None.
     """
     if mode is not None and not any(same(mode, other) for other in modes):
         modes.append(mode)
 
 
 def _without_valley(climbs: Climbers, modes: list[Mode]) -> Tensor:
-    """The mode, the nearest one, to which f rises all along the straight line from a climb: (M,), -1 for none."""
+    """For each climb, the number of the nearest mode if f rises all along the straight line to it, or -1: (M,)."""
     nearest = torch.stack([mode.distance(climbs.w) for mode in modes]).argmin(0)
     ends = torch.stack([mode.at for mode in modes])[nearest]
     tops = torch.tensor([mode.height for mode in modes], dtype=ends.dtype)[nearest]

@@ -19,14 +19,15 @@ from pyro_fed.audit.modes.climbs import Mode
 from pyro_fed.audit.target import Target
 from pyro_fed.ops.importance import log_mean
 
-#: Points a mode; the same where a difference that would matter may be chance; degrees of freedom of their Student's t.
+#: Points for each mode; more, where a difference that would matter may be chance; degrees of freedom of the Student's
+#: t.
 WEIGHED, MANY_WEIGHED, FREEDOM = 512, 4096, 5
-#: A log weight that is so much less than the largest counts as zero.
+#: A weight whose logarithm is so much less than the largest one counts as zero.
 NOTHING = 100.0
 
 
 def nearest(modes: list[Mode], white: Tensor) -> Tensor:
-    """Which mode's Gaussian has the largest density at points w (S, D): (S,)."""
+    """The number of the mode whose Gaussian has the largest density, at each of the points w (S, D): (S,)."""
     heights = [mode.height - mode.distance(white).square() / 2 for mode in modes]
     return torch.stack(heights).argmax(0)
 
@@ -34,7 +35,18 @@ def nearest(modes: list[Mode], white: Tensor) -> Tensor:
 def weighed(
     target: Target, modes: list[Mode], number: int, points: int, generator: torch.Generator
 ) -> tuple[float, float]:
-    """log M of a mode by importance weights of so many points, and its standard error."""
+    """log M of a mode by importance weights, and its standard error.
+
+    Args:
+        target: the posterior.
+        modes: all modes that are known.
+        number: which of them is weighed.
+        points: how many points are drawn.
+        generator: source of randomness.
+
+    Returns:
+        Laplace's log M with an infinite error where no point is nearest to this mode.
+    """
     mode, dim = modes[number], len(modes[number].at)
     normal = torch.randn(points, dim, generator=generator, dtype=torch.float64)
     chi = torch.randn(points, FREEDOM, generator=generator, dtype=torch.float64).square().mean(1, keepdim=True)

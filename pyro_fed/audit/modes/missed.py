@@ -1,30 +1,30 @@
-"""Modes that a result misses: maxima of the posterior, found from far away, that hold mass where no draw is.
+"""Modes that a result misses: maxima of the posterior that hold mass where there is no draw.
 
 Chains that begin at the draws do not see a mode beyond a valley. So the log density is climbed from points that lie
-apart from the draws: draws of the prior (where it is proper), draws of a Student's t around the result, `SPREAD` times
-as wide, and `images` of a draw. Some of the draws climb too, to the modes that the result has. A mode counts as missed
-if no draw climbs to it, and none is nearer than `NEAR` + √D of the mode's own SDs.
+away from the draws: draws of the prior (where it is proper), draws of a Student's t around the result, `SPREAD` times
+as wide, and `images` of a draw. Climbs from some of the draws find the modes that the result has. A mode counts as
+missed if no draw climbs to it, and no draw is nearer to it than `NEAR` + √D of the mode's own SDs.
 
 **Modes without a draw.** Let M be the mass of a mode by Laplace's approximation, c = M / Σ M its share, and u its
-distance from the result's mean in SDs. Then the result's mean is off by c u and its variance by c (1 - c) u². These are
-judged by the same limits as what chains move. Laplace's masses may be wrong by a factor `ROUGH`, so that c must matter
-even if it is that much smaller. A mode of more than `EMPTY` of the mass that has no draw is always told, even where no
-mean and no SD would change by what matters.
+distance from the result's mean in SDs. Then the result's mean is off by c u and its variance by c (1 - c) u². The same
+limits hold for these as for what chains find. Laplace's masses may be wrong by a factor `ROUGH`, so that c / `ROUGH`
+must still matter. A mode with more than `EMPTY` of the mass and no draw is always reported, even where no mean and no
+SD would change by what matters.
 
 **Modes without their share of the draws.** Where Laplace's masses do not decide, but there are several modes, the
 masses are found by importance weights (`masses`), of more points where a difference that would matter may be chance.
 Let e be the share of the draws that are nearest to a mode. Then the mean is off by Σ (c - e) u and the variance by
-Σ (c - e) u², where each difference is first made smaller by three standard errors. The weights may not tell the mass of
-a mode, as that of several slabs with ridges beside a spike. Its mass is then taken half-way between that of the weights
-and Laplace's (after Laplace's masses are scaled so that they agree with the weights of the other modes), and the error
-of its logarithm is half of their distance and log `ROUGH`.
+Σ (c - e) u², where each difference is first made smaller by three standard errors. Weights may fail for one mode, as of
+several slabs with ridges beside a spike. Then the logarithm of its mass is taken half-way between the weights' and
+Laplace's (scaled first so that Laplace's masses of the other modes agree with their weights), and its error is log
+`ROUGH` plus half of the distance between the two.
 
 **Many rows.** The climbs use few of the rows (`few_rows`), whose modes are near those of all. Newton's steps with all
 rows go on from there.
 
-A plateau or a long tail has no maximum, and is no mode: the mass that it holds beyond the draws is found by chains.
-Modes may be one another's relabelling: equal in mass, and in the values of every site but for their order. The
-posterior of a mixture has such modes by nature. One of them predicts as well as all, and the sentence says so.
+A plateau or a long tail has no maximum and is not found here, but by chains. Modes may be relabellings of one another:
+equal in mass, and in the values of every site except for their order, as in the posterior of a mixture. One of them
+predicts as well as all together, and the sentence says so.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ from pyro_fed.ops.importance import systematic
 
 #: Numbers of climbs: from draws of the prior, from points around the result, and from its draws.
 CLIMBS = 16, 8, 4
-#: The same where each density takes a run of the model.
+#: Numbers of climbs where each density takes a run of the model.
 LOOPED_CLIMBS = 5, 3, 2
 #: How much wider than the draws the points around them are.
 SPREAD = 5.0
 #: Factor by which Laplace's masses may be wrong.
 ROUGH = 3.0
-#: Modes that are searched among draws, at most. A draw belongs to none of the known modes if it is more than `APART`
-#: times as far from each as its own draws are.
+#: The most modes that are looked for among the draws. A draw belongs to none of the known modes if it is more than
+#: `APART` times as far from each of them as a mode's own draws are.
 MOST_MODES, APART = 16, 3.0
-#: Draws of the census from which climbs begin. A mode with more than `EMPTY` of the mass has a part in every 95 %
+#: Draws of the census from which climbs begin. A mode with more than `EMPTY` of the mass belongs to every 95 %
 #: interval: it needs draws, whatever its absence does to means and SDs.
 FROM_CENSUS, EMPTY = 128, 0.025
-#: A mass is known by its weights if the standard error of its logarithm is at most this. Differences count only beyond
-#: so many standard errors.
+#: Weights determine a mass if the standard error of its logarithm is below `TOLD`. A difference of shares counts if it
+#: is more than `ERRORS` standard errors.
 TOLD, ERRORS = 0.3, 3
 #: Smallest SD of a site, where its draws are all the same; distances between places are counted in SDs.
 STOOD_STILL = 1e-12
@@ -119,13 +119,13 @@ def missed(evidence: Evidence, strict: bool = False) -> list[str]:
 
 
 def _searched(evidence: Evidence, target: Target, few: Target, start: Tensor) -> tuple[list[Mode], dict[int, Tensor]]:
-    """Modes, and where each climb that arrives ends, by its number. With many rows few of them are used first.
+    """Modes, and the end of each climb that has arrived, by the climb's number; few rows are climbed first.
 
     Args:
         evidence: the result.
-        target: its posterior.
-        few: the same by few rows alone; or the target itself.
-        start: w (M, D).
+        target: the posterior of all rows.
+        few: the posterior by few rows that stand for all; or `target` itself where rows are not many.
+        start: where the climbs begin, w (M, D).
     """
     rough, ends = searched(few, start)
     if few is target:
@@ -143,9 +143,9 @@ def _searched(evidence: Evidence, target: Target, few: Target, start: Tensor) ->
 
 
 def _add_those_of_draws(evidence: Evidence, target: Target, few: Target, modes: list[Mode], white: Tensor) -> None:
-    """Add the modes of draws (S, D) that are far from all known modes, one after the other.
+    """Add the modes of those draws (S, D) that are far from all known modes, one after the other.
 
-    Only a few of the draws have climbed. Where there are many modes, some of those that have draws may not be known.
+    The search began at a few of the draws only. Where there are many modes, it may have missed some that have draws.
     """
     dim = white.shape[1]
     while modes and len(modes) < MOST_MODES:
@@ -156,12 +156,15 @@ def _add_those_of_draws(evidence: Evidence, target: Target, few: Target, modes: 
         if mode is not None and few is not target:
             mode = _exact(evidence, target, mode)
         added(modes, mode)
-        if len(modes) == known:  # a draw of a tail
+        if len(modes) == known:  # the farthest draw is in the tail of a known mode
             return
 
 
 def _exact(evidence: Evidence, target: Target, rough: Mode) -> Mode | None:
-    """The mode with all rows, from one found with few; near the draws by the approximation of all rows there."""
+    """The mode of the posterior of all rows, from one found with few rows; None where Newton's steps lead to none.
+
+    Near the draws few rows with the correction of `few_rows` are used in place of all rows.
+    """
     near = evidence.near
     if near is not None and near.few is not None:
         found = ascended(near, rough.at)
@@ -179,7 +182,17 @@ def _wrong_shares(
     generator: torch.Generator,
     strict: bool,
 ) -> list[str]:
-    """Modes whose share of the draws (S, D) is not that of their mass, where importance weights tell that."""
+    """Modes whose share of the draws is not their share of the mass, by importance weights: one sentence, or none.
+
+    Args:
+        evidence: the result; its record gets the share of the mass that has no draws.
+        target: the posterior.
+        modes: all modes that are known.
+        seen: which of them have draws.
+        white: the draws (S, D), whitened.
+        generator: source of randomness.
+        strict: as in `missed`.
+    """
     held, part = torch.bincount(nearest(modes, white), minlength=len(modes)) / len(white), _part(strict)
 
     def counts(more: Tensor) -> bool:
@@ -233,7 +246,15 @@ def _bounds(mass: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
 def _far(
     evidence: Evidence, target: Target, from_prior: int, from_around: int, generator: torch.Generator
 ) -> list[Tensor]:
-    """So many points apart from the draws: of the prior where it is proper, and of a Student's t around them."""
+    """Points away from the draws: draws of a Student's t around them, and of the prior where it is proper.
+
+    Args:
+        evidence: the result.
+        target: the posterior.
+        from_prior: number of points from the prior.
+        from_around: number of points around the draws.
+        generator: source of randomness.
+    """
     shape = from_around, evidence.problem.dim
     normal = torch.randn(shape, generator=generator, dtype=torch.float64)
     chi = torch.randn(from_around, FREEDOM, generator=generator, dtype=torch.float64).square().mean(1, keepdim=True)
@@ -245,12 +266,12 @@ def _far(
 
 
 def _part(strict: bool) -> float:
-    """Of what matters, that which counts."""
+    """The part of what matters (`MATTERS`, `SD_MATTERS`) from which on a difference is reported."""
     return CLEAR if strict else 1.0
 
 
 def _matters(target: Target, modes: list[Mode], more: Tensor, part: float) -> bool:
-    """Whether shares of the mass that are larger by so much (M,) move a mean or an SD by a part of what matters."""
+    """Whether a mean or an SD moves by more than a part of what matters, if the modes' shares grow by `more` (M,)."""
     away = target.along(torch.stack([mode.at for mode in modes]))
     mean = more @ away
     variance = 1 + more @ away.square() - mean.square()
@@ -262,7 +283,16 @@ def _matters(target: Target, modes: list[Mode], more: Tensor, part: float) -> bo
 def _sentence(
     evidence: Evidence, target: Target, modes: list[Mode], seen: list[bool], shares: Tensor, by: str = "by Laplace"
 ) -> str:
-    """What to say of modes that are missed, whose masses are known so."""
+    """What to say of modes without draws.
+
+    Args:
+        evidence: the result.
+        target: the posterior.
+        modes: all modes that are known.
+        seen: which of them have draws.
+        shares: the modes' shares of the mass (M,).
+        by: how the shares were computed.
+    """
     lost = float(shares[~torch.tensor(seen)].sum())
     places = _values(evidence, target, modes)
     found = [i for i, near in enumerate(seen) if near]

@@ -1,4 +1,4 @@
-"""What is said of a result that is a point: is it the posterior's mode, and is the posterior's mean at the mode?
+"""The checks of a result that is a single point: is it the posterior's mode, and is the posterior's mean at the mode?
 
 The mode is where a climb from the point ends. If that climb does not arrive, as from far away, it is where climbs from
 the origin of unconstrained space, or from draws of the prior, end. If the point is a mode, draws of the Gaussian with
@@ -28,20 +28,20 @@ from pyro_fed.audit.target import Target, for_checks, scores_at
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.limits import MATTERS
 
-#: Draws of the prior that climbs begin at, where those from the point and from the origin do not arrive.
+#: Draws of the prior from which climbs begin, where the climbs from the point and from the origin do not arrive.
 STARTS = 4
-#: Where the log density is looked at along its gradient, in parts of the way to the top that its bend promises.
+#: Where the log density is computed along its gradient, as parts of the distance to the top of a parabola.
 PARTS = (1.0, 0.5, 0.2, 0.05, 0.01)
 
 
 def off_mode(evidence: Evidence) -> list[str]:
-    """A point that is not the posterior's mode, as near as it may be, or whose mode is not its mean.
+    """A point that is not the posterior's mode; or that is, where the posterior's mean or SD is not at the mode.
 
     Args:
         evidence: the result.
 
     Returns:
-        One sentence, or none: of distributions, and of points that seem to be it.
+        One sentence; none of results that are not points, and of points against which nothing was found.
     """
     problem, points = evidence.problem, evidence.flat.double()
     if evidence.algorithm.draws_are != "point":
@@ -78,7 +78,7 @@ def _mode(target: Target, start: Tensor) -> Mode | None:
 
 
 def _below(evidence: Evidence, at: Tensor) -> list[str]:
-    """A point (D,) that is farther below the posterior's mode than most draws would be: one sentence, or none."""
+    """Whether a point (D,) is farther below the posterior's mode than most draws would be: one sentence, or none."""
     problem = for_checks(evidence.problem)
 
     def heights(points: Tensor) -> tuple[Tensor, Tensor]:
@@ -111,7 +111,14 @@ def _cure(evidence: Evidence) -> str:
 
 
 def _off_mean(evidence: Evidence, target: Target, mode: Mode, points: Tensor) -> list[str]:
-    """A mean or an SD of the posterior that this mode, where the points (S, D) are, does not tell, or other modes."""
+    """A mean or an SD of the posterior that is not what the mode suggests, or other modes: one sentence, or none.
+
+    Args:
+        evidence: the result.
+        target: the posterior, in units of the curvature at the point.
+        mode: the mode.
+        points: the result's points (S, D), which are at the mode.
+    """
     generator = seeding.torch_generator(evidence.seed, seeding.AUDIT)
     normal = torch.randn(FEWEST_DRAWS, len(mode.at), generator=generator, dtype=torch.float64)
     factor = torch.linalg.cholesky(mode.precision)

@@ -1,59 +1,56 @@
-"""Accurate distributed SVGD: whitened, with Gaussian sites that are corrected at each particle.
+"""Accurate distributed SVGD: in whitened coordinates, with Gaussian sites that are corrected at each particle.
 
-Kassab & Simeone's Algorithm 1 moves the particles at one client a round towards its tilted target,
+**The published algorithm.** Kassab & Simeone's Algorithm 1 visits one client a round. Client k moves the particles
+towards its tilted target,
 
     ∇ log p̃_k = ∇ log p_0 + ∇ log p_k + Σ_{j≠k} ∇ log t_j,                                      (11), (14)
 
-with sites t_j that are ratios of kernel density estimates. Those are dead beyond a few dimensions and
-improper in their tails (see `paper.dsvgd`). Here they are the Gaussian surrogates of `survey`, corrected at each
-particle. In coordinates z that whiten the Gaussian of `survey`, the site of client j at the n-th particle is its
-Gaussian surrogate with a gradient of its own,
+with the prior p_0, the client's likelihood p_k and sites t_j of the other clients. There the sites are ratios of kernel
+density estimates, whose gradients vanish beyond a few dimensions, and which are improper in their tails
+(`paper.dsvgd`).
+
+**The sites here.** `survey` gives a Gaussian approximation of the posterior, and of each client's likelihood (its
+surrogate). In coordinates z that whiten the former, the site of client j at particle n is its surrogate with a
+correction r of its gradient:
 
     ∇ log t_{j,n}(z) = η_j - Λ_j z + r_{j,n},    r_{j,n} = ∇ log p_j(z_n) - (η_j - Λ_j z_n)
 
-where z_n is where client j left the particle at its last turn. Client k's target is
+where z_n is where client j left the particle after its last turn. p_0 and p_k are exact. Once the particles are at
+rest, all r_{j,n} are exact, and so is the score at every particle. So the fixed point is that of SVGD on the pooled
+data, whatever the surrogates are and whichever client came last. (With surrogates alone it depends on the last client.
+The argument is that of SAGA.) The surrogates only decide how fast particles get there, and how many local steps are
+safe.
 
-    ∇ log p̃_k = ∇ log p_0 + ∇ log p_k + Σ_{j≠k} ∇ log t_{j,n}
+**A turn of client k.** L steps of SVGD towards p̃_k. Then the client computes its new residuals r_{k,n}, and sends the
+particles and Σ_j r_j. With many rows a likelihood is nearly its surrogate. If a client's residuals hardly vary over the
+particles (`STRAIGHT`), it uses its own site, too, during the steps. Its residuals are exact before and after these:
+the fixed point is the same, and a turn takes two scores of its rows in place of L + 2.
 
-with p_0 and p_k exact. Particles that have come to rest have r_{j,n} exact for every j, so that the score at every
-particle is that of the whole posterior. The fixed point is that of SVGD on the pooled data, whatever the surrogates and
-whoever came last; with surrogates alone it depends on the last client. (The same argument as for SAGA and for
-gradient-corrected local steps.) The surrogates only decide how fast, and how long local steps can safely be.
+**Kernel, start and steps.** The kernel `Balanced` keeps two moments and the marginals right. Particles start as
+standardised points of the Gaussian of `survey`, or, where it finds several modes or mass elsewhere, at these. The step
+decays. Steps and turns are shorter where the start is the Gaussian nearest to a posterior of one mode (`NEAR`).
 
-Particles that start apart have no surrogates: there the client's own rows stand for all, n / n_k times.
+**When a run ends.** It ends after a pass over the clients in which the kernelised Stein discrepancy is a twentieth of
+that of N exact draws of the posterior (`ksd_and_noise`), or has stopped falling. To go on would fit the particles to
+the discrepancy of N points, not to the posterior: along a skewed parameter, such as the precision of a hierarchical
+prior, they would drift outwards while the discrepancy falls.
 
-Where rows are many a likelihood is nearly its surrogate. A client whose residual hardly varies over the particles
-(`STRAIGHT`) takes its turn's steps towards its own site with the particles' residuals, too, which are exact before and
-after the steps: the fixed point is the same, and a turn costs two scores of its rows.
+**When it has converged.** A small discrepancy does not show that the particles are right. Its reference, the
+discrepancy of exact draws, is computed at the particles, so that bad particles raise it; and with too small a step it
+stops falling at once. So a run goes on unless, besides, the scores at the particles say that no mean is off by
+`MATTERS` SDs and no SD by the factor `SD_MATTERS` (`ops.stein.moments_off`, in units that no particle can stretch), and
+the discrepancy is not larger than that of exact draws by chance. A run that meets these two conditions after its last
+pass has converged too, even if its discrepancy is still falling.
 
-A turn of client k: L steps of SVGD towards log p_0 + log p_k + Σ_{j≠k} log t_{j,n},
-with p_0 and p_k exact; then it sends the particles and Σ_j r_j with its own part renewed.
-
-Rest of the remedies: the kernel `Balanced`, which keeps two moments and the marginals right; a decaying step; a start
-as standardised points of the Gaussian of `survey`, or where it finds the posterior's modes and its mass; shorter steps
-and turns where that is the Gaussian nearest to a posterior of one mode (`NEAR`); and an end, after a pass in which
-every client had its turn, as soon as the kernelised Stein discrepancy is a twentieth of what N exact draws of the
-posterior would have (`ksd_and_noise`), or has stopped falling. What is left below that is the fit of a D-dimensional
-cloud to N points, not to the posterior: along a skewed parameter (the precision of a hierarchical prior) the particles
-would go on drifting outwards while the discrepancy falls.
-
-That says when nothing more is to be won, not that the particles are right: those draws are thought of where the
-particles are, so that bad particles raise the bar, and with too small a step it stops falling at once. A run has
-*converged* only if the scores at the particles also put no mean `MATTERS` standard deviations away and no standard
-deviation more than a factor `SD_MATTERS` off (`ops.stein.moments_off`, in units that no particle can stretch), and the
-discrepancy is no larger than draws have it by chance; else it goes on. With that it has also converged at the end of
-its passes, though the discrepancy still falls.
-
-Where the Gaussian phase ends at no maximum (`survey`, "apart"), as with neural networks, nothing above helps:
-a surrogate would be wrong, and a residual is stale once the particles have left its basin. Then the particles
-start as draws of the prior, in units of the prior's SDs, and a turn makes L steps of SVGD with the RBF kernel
-towards
+**Without a maximum.** Where the Gaussian phase finds no maximum (`survey`, "apart"), as of neural networks, surrogates
+would be wrong, and residuals out of date once particles have left a basin. Then particles start as draws of the prior,
+in units of its SDs, and a turn has L steps of SVGD with the RBF kernel towards
 
     log p_0 + (n / n_k) log p_k                        n rows in all, n_k of client k
 
-an incremental gradient. Its bias by the last client, of first order in the step, is taken out by returning each
-particle's mean position over the last pass, or 20 rounds where K is less (an exponential mean, of as many rounds); what
-is left vanishes with the decaying step. The `apart` figure of every round says so.
+an incremental gradient method. The last client biases it, to first order in the step. To remove that, each particle's
+mean position over the last pass is returned (an exponential mean, over at least 20 rounds). What is left vanishes with
+the decaying step. The figure `apart` of every round says that this is done.
 
 Letters: N `num_particles`, L `local_steps`, z `white`, Λ_j `precision`, η_j `eta`, r_j `residual`, Σ_j r_j `residuals`,
 n / n_k `own_weight`. A client receives: particles, Σ_j r_j, AdaGrad's state (N, D each), and m, A, Σ_j Λ_j, Σ_j η_j.
@@ -107,36 +104,38 @@ FEWEST = 8
 #: Particles that start from a census are draws of the posterior: they take this share of a step, and half of it again
 #: after each pass that leaves their discrepancy no lower.
 SETTLING = 0.25
-#: Particles that start under the Gaussian nearest to a posterior of one mode have no more than its shape to find. They
-#: take this share of a step, for AdaGrad's are of one size at first, whatever the way; half as many of them a turn;
+#: Particles that start under the Gaussian nearest to a posterior of one mode only have to find its shape. They take
+#: this share of a step, since AdaGrad's first steps have one size, however near the target is; and half as many steps a
+#: turn.
 NEAR, SHORTER = 0.4, 2
-#: and so many in all before an end: a discrepancy hardly sees what a skewed parameter still lacks.
+#: The fewest steps that these particles take in all: the discrepancy hardly shows what a skewed parameter still lacks.
 LEAST_STEPS = 100
 #: Median size of a standard normal number.
 NORMAL_MEDIAN = 0.6745
-#: Draws of the target have a discrepancy above this many times its mean in at most 5 % of cases: it is a weighted sum
-#: of squared normal numbers, of which a single one has the longest tail (Székely & Bakirov 2003), χ² with one degree.
+#: The squared discrepancy of exact draws exceeds this many times its mean in at most 5 % of cases. It is a weighted sum
+#: of squared normal numbers, whose tail is longest if it is a single one (Székely & Bakirov 2003), χ² with one degree.
 BY_CHANCE = 3.84
-#: A client with the share s of all rows, whose residual varies by less than s times this over the particles, in any
-#: coordinate, is as good as its site with the particles' own residuals while these move: over a whole SD it would be
-#: wrong by so much of a posterior's score at an SD, and its next turn puts it right. Tried where there are `MANY` rows
-#: a parameter; a turn then costs two scores of the client's rows in place of L + 2.
+#: Let a client have the share s of all rows. If its residuals vary over the particles by less than `STRAIGHT` s in any
+#: coordinate, its site with the particles' own residuals can replace its rows during a turn: over a whole SD the error
+#: is at most this share of the posterior's score at one SD, and the next turn removes it. This is tried where there are
+#: `MANY` rows for each parameter.
 STRAIGHT = 0.1
-#: What particles that move towards the sites alone are told, besides their residuals.
+#: The parts of the server's state that particles need, besides their residuals, if they move towards sites only.
 TOWARDS_SITES = ("mean", "factor", "precision", "eta", "pace")
 #: One kernel object for all defaults, so that equal settings are equal.
 BALANCED = Balanced()
 
-#: Of 20 particles in hundreds of dimensions the linear part of `Balanced` moves the spread into 19 directions, and
-#: between these a network follows the rows' noise. Where rows are no labels that costs up to a quarter of a nat a row
-#: (-1.42 and -1.58 in place of -1.26 and -1.33, `benchmarks/networks/kinds.py`, noisy) and gains nothing elsewhere; of
-#: labels it makes up for Gaussians that are too unsure: one to two points of accuracy on the digits.
+#: Settings of networks that do not predict labels. With 20 particles in hundreds of dimensions the linear part of
+#: `Balanced` moves all spread into 19 directions, and between these a network follows the rows' noise. That costs up to
+#: a quarter of a nat a row (-1.42 and -1.58 in place of -1.26 and -1.33, `benchmarks/networks/kinds.py`, noisy) and
+#: gains nothing elsewhere. For labels the linear part is kept: it makes up for Gaussians that are too unsure, by one to
+#: two points of accuracy on the digits.
 OF_CURVES = {"kernel": Marginal()}
 #: Settings of large models, where a particle is a network.
 OF_LARGE_MODELS = {"num_particles": 20, "local_steps": 50, "batch_size": 32}
-#: Turns there, where the other clients are surrogates around the Gaussian: short ones. The surrogates are diagonal, and
-#: in directions of many parameters together they hold a particle back by far less than those clients' rows would. After
-#: 50 steps of 0.05 SDs a network has forgotten labels that the client has not.
+#: Settings of large models where the other clients are surrogates: short turns. The surrogates are diagonal, and along
+#: directions of many parameters together they hold a particle back by far less than those clients' rows would. After 50
+#: steps of 0.05 SDs a network has forgotten the labels that this client's rows do not have.
 SHORT_TURNS = {"local_steps": 10, "step_size": 0.02}
 
 

@@ -1,24 +1,27 @@
-"""Modes of a federated posterior: Newton's method from many places at once.
+"""Modes of a federated posterior: Newton's method from many points at once.
 
-One mode is not the posterior: particles that start around it never see another one. Here the mode that `FedLaplace`
-found, its `images`, and draws of the prior, half of them those of many that lie farthest apart
-(`ops.entries.far_apart`), climb f = log p_0 + Σ_k log p_k together. A round: the server sends M points; every client
-answers with value, score and curvature of its log-likelihood at each; the server keeps the points that rose and
-proposes the next ones,
+Particles that start around one mode never reach another. So all modes are looked for first: M points θ climb the log
+density f = log p_0 + Σ_k log p_k. They start at the mode that `FedLaplace` has found, at its `images`, and at draws of
+the prior (half of these are chosen among many draws to be far apart, `ops.entries.far_apart`).
+
+**A round.** The server sends the M points. Every client answers with its log-likelihood's value, score and Hessian at
+each. For each point the server keeps the new position if f has risen, else the old one, and proposes the next one:
 
     θ ← θ + S |H|_λ⁻¹ S ∇f(θ),    |H|_λ = V (|E| + λ) V',    V E V' = S (-∇²f) S,    S = |diag ∇²f|^(-1/2)
 
-with λ shrunk after a rise and grown after a fall (Levenberg & Marquardt's damping; Dauphin et al., 2014, for
-|E|).
+The damping λ shrinks after a rise and grows after a fall (Levenberg and Marquardt). Absolute eigenvalues |E| make every
+step an ascent, also at saddle points (Dauphin et al. 2014, *Identifying and attacking the saddle point problem*).
 
-Where rows are many, a few of them that stand for all (`sites.few_rows`) are climbed first, and all rows from the
-modes that these have and the known one: most of a climb is far from a mode, where it takes no more than its direction.
-Of a posterior that has one mode by what it is made of (`concave`) no other point climbs.
+**Many rows.** A phase before climbs with few rows of each client that stand for all (`sites.few_rows`), since far from
+a mode only the direction matters. Climbs with all rows then start at the modes that these few rows have, and at the
+known mode.
 
-Points that settle within `same_mode` SDs of each other are one mode. A mode's share of the posterior is its
-Laplace evidence, f(θ) - log |H| / 2, normalised over the modes.
+**One mode.** If the model's structure shows that the posterior has one mode (`concave`), no other point climbs.
 
-Letters: θ `points`, λ `damping`, H `precision`, M the number of points.
+**The result.** Points that settle within `same_mode` SDs of each other are one mode. A mode's share of the posterior is
+its mass by Laplace's approximation, exp(f(θ)) |H|^(-1/2), normalised over the modes.
+
+Letters: θ `points`, λ `damping`, H = -∇²f `curvature`, M the number of points.
 """
 
 from __future__ import annotations
@@ -62,11 +65,11 @@ class Look(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Modes(Algorithm, ServerWork):
-    """Damped Newton from several starts at once.
+    """Damped Newton steps from several starts at once.
 
     Args:
-        num_starts: draws of the prior that climb, chosen of `CANDIDATES` times as many.
-        max_rounds: rounds at most; starts that have not settled by then are dropped.
+        num_starts: number of draws of the prior that climb, chosen among `CANDIDATES` times as many.
+        max_rounds: the most rounds; starts that have not settled by then are dropped.
         tolerance: a start has settled when its next undamped step is shorter than this many posterior SDs.
         same_mode: points closer than this many SDs are one mode.
         first_damping: λ at the start.
@@ -97,7 +100,7 @@ class Modes(Algorithm, ServerWork):
         return self.max_rounds
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
-        """The climbs by few rows where these are many; the mode that Newton's method finds from zero, or a question."""
+        """With many rows the climbs by few rows; else the search for one mode, or for whether it is the only one."""
         if have_few(problem) and not self.by_few_rows:
             return replace(self, by_few_rows=True)
         return self.newton() if spread_points(problem) is None else self.question()
@@ -107,13 +110,17 @@ class Modes(Algorithm, ServerWork):
         return FedLaplace(min_curvature=self.min_curvature)
 
     def question(self) -> Algorithm:
-        """Whether that is the only one."""
+        """The phase that finds one mode and asks whether it is the only one."""
         return OneMode(newton=self.newton())
 
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """The known mode, with draws of the prior and its images unless it is the only one, or few rows' modes."""
+        """The points from which climbs start.
+
+        The known mode; and, unless it is the only one, the modes of few rows where there are any, else draws of the
+        prior and the known mode's images.
+        """
         start = started(start, self)
         found = start.shared
         if is_only(found):
@@ -165,7 +172,7 @@ class Modes(Algorithm, ServerWork):
         return {**parts, "usable": usable}, local, {}
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """Keep what rose, and propose the next points."""
+        """Keep the positions at which f has risen, and propose the next ones."""
         seen = {name: messages[name].sum(0) + shared[f"prior_look_{name}"] for name in Look._fields}
         usable = messages["usable"].all(0) & shared["prior_usable"] & _finite(Look(**seen))
         rose = usable & (seen["value"] >= shared["value"])
@@ -217,7 +224,7 @@ def modes_of(shared: State, tolerance: float, same_mode: float) -> tuple[Tensor,
 
 
 def newton_steps(score: Tensor, curvature: Tensor, damping: Tensor, floor: float) -> tuple[Tensor, Tensor]:
-    """Damped steps (M, D), and the lengths (M,) of the undamped ones in the metric |H|."""
+    """Damped steps (M, D), and the lengths of the undamped steps in the metric |H|, which are posterior SDs (M,)."""
     scale = curvature.diagonal(dim1=-2, dim2=-1).abs().clamp_min(torch.finfo(score.dtype).tiny).rsqrt()
     values, vectors = torch.linalg.eigh(scale.unsqueeze(-1) * curvature * scale.unsqueeze(-2))
     size = values.abs().clamp_min(floor)
@@ -234,7 +241,8 @@ def look_at_prior(problem: Problem, points: Tensor) -> Look:
 def look_at_likelihood(problem: Problem, points: Tensor, data: ClientData) -> Look:
     """C clients' log-likelihoods at points (C, M, D): by their rows' structure, or in pieces, where rows are many."""
     clients, count, dim = points.shape
-    if count == 1 or problem.num_rows * dim * count * USUAL_ROUNDS >= WORTH:  # of one point it has been looked for
+    # With one point, `FedLaplace` has looked for the structure before: asking for it costs nothing.
+    if count == 1 or problem.num_rows * dim * count * USUAL_ROUNDS >= WORTH:
         found = at_each(problem, points, data) or at_each_composed(problem, points, data)
         if found is not None:
             return Look(*found)
