@@ -13,7 +13,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Set
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -38,6 +38,30 @@ SCALARS = (int, float, bool)
 
 #: Collections that are neither text nor tables.
 _LISTS = (collections.abc.Sequence, collections.abc.Collection, collections.abc.Iterable, list)
+
+
+T = TypeVar("T")
+
+
+def narrowed(value: object, kind: type[T]) -> T:
+    """A value of which earlier checks have made sure that it is of a kind, with the type of that kind.
+
+    Args:
+        value: any.
+        kind: a class, which may be abstract.
+
+    Raises:
+        TypeError: the value is of another class, so that one of those checks is missing.
+
+    Example:
+        >>> narrowed(context.combination, Private).epsilon(10)
+    """
+    if not isinstance(value, kind):
+        raise TypeError(
+            f"expected {kind.__name__} here, received {type(value).__name__}: a check before this line is missing. "
+            "Please report it, with this traceback"
+        )
+    return value
 
 
 def fits(value: Any, hint: Any) -> bool:

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from pyro_fed.conventions.kinds import narrowed
 from pyro_fed.density.checks.funnels import latent_scales
 from pyro_fed.density.joint import JointProblem
 from pyro_fed.density.problem import Problem
@@ -151,7 +152,5 @@ def effects_of(problem: Problem) -> tuple[str, ...]:
 
 
 def _pair(msg: Message) -> LocationScale:
-    """A site's loc and scale; the site has them."""
-    pair = LocationScale.of(msg["fn"])
-    assert pair is not None
-    return pair
+    """The loc and scale of a site that has them."""
+    return narrowed(LocationScale.of(msg["fn"]), LocationScale)

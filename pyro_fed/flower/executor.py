@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pyro_fed.algorithm.capabilities import Indicators, NoiseWithin, Pooled
 from pyro_fed.algorithm.states import State, prefixed, select, within, write
+from pyro_fed.conventions.kinds import narrowed
 from pyro_fed.conventions.settings_repr import described
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import ProtocolError, SettingError
@@ -206,9 +207,9 @@ class Flower(Remote):
             shape = self._report(request)[LOG_LIK].shape
             each = (found.total / len(found.clients)).reshape(shape)
             return {client: {LOG_LIK: each} for client in found.clients}
-        assert request.work is not None
         if self._expected is None:
-            self._expected = expected_reply(self.algorithm, self.problem, self.data, self.local, request.work)
+            work = narrowed(request.work, Work)
+            self._expected = expected_reply(self.algorithm, self.problem, self.data, self.local, work)
         rows = self.data.num_rows[self.at(found.clients)]
         messages = stand_ins(found.total, self._expected[0], rows, int(self.data.num_rows.max()))
         self._said = dict(zip(found.clients, messages, strict=True))
@@ -340,10 +341,9 @@ class Flower(Remote):
 
     def _report(self, request: Request) -> State:
         """A report on the server's made-up row, for its shapes."""
-        assert request.work is not None and request.indicator is not None
-        if request.indicator == LOG_LIK:
-            return {LOG_LIK: torch.zeros(request.work.shared["draws"].shape[:2], dtype=torch.float64)}
+        shared, indicator = narrowed(request.work, Work).shared, narrowed(request.indicator, str)
+        if indicator == LOG_LIK:
+            return {LOG_LIK: torch.zeros(shared["draws"].shape[:2], dtype=torch.float64)}
         row = ClientData(self.data.rows, torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, dtype=torch.int64))
         local = {name: value[:1] for name, value in self.local.items()}
-        assert isinstance(self.algorithm, Indicators)
-        return self.algorithm.indicate(request.indicator, self.problem, request.work.shared, local, row)
+        return narrowed(self.algorithm, Indicators).indicate(indicator, self.problem, shared, local, row)

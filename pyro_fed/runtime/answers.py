@@ -1,4 +1,4 @@
-"""Answers of several algorithms to one question: whether two agree, whether one is enough, and which is given."""
+"""Answers of several algorithms for one posterior: whether two agree, whether one is enough, and which is returned."""
 
 from __future__ import annotations
 
@@ -20,31 +20,32 @@ from pyro_fed.audit.tails import SIGMAS
 from pyro_fed.conventions.limits import Limits
 from pyro_fed.density.problem import Problem
 
-#: Mass without draws is compared in steps of this share: it is known by Laplace's approximation.
+#: Two answers count as missing the same mass if they differ by less than about this share: Laplace's approximation, by
+#: which it is estimated, is not more exact.
 LOST = 0.2
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What one stage of a plan found.
+    """The answer of one stage of a plan, with its judgement.
 
     Args:
         stage: what was run.
         number: its place among the stages.
         shared: the server's last state.
         draws: (chain, draw, D), unconstrained.
-        doubts: what speaks against it.
-        of_density: whether that is about the densities as they are computed.
-        figures: of its rounds.
-        until: the round after the last of these.
+        doubts: one sentence for each reason not to trust it.
+        figures: the figures of its rounds.
+        until: the number of the round after the last of these.
         converged: whether it stopped by its own criterion; None where it has none.
-        measured: what the audit measured of it.
-        sites: the clients' Gaussian sites, as in `Record.sites`; empty where there are none on the model's own form.
-        sites_of: the algorithm that left them.
-        stands_apart: what is to be said of clients that move the answer more than others do.
-        by_sums: what the clients' sums have told of it.
-        audited: whether it was judged at its draws.
-        lost: the share of the posterior's mass in modes that it has no draws of.
+        measured: what the audit measured, as `Evidence.measured`.
+        sites: the clients' Gaussian sites, as in `Record.sites`; empty where there are none in the model's own form.
+        sites_of: the name of the algorithm that made the sites.
+        stands_apart: a sentence on clients that move the answer more than others do, or "".
+        by_sums: what the clients' log-likelihoods say about it, where rows are elsewhere.
+        audited: whether the audit has judged it.
+        of_density: whether the doubts are about the densities themselves.
+        lost: the share of the posterior's mass in modes of which it has no draws.
     """
 
     stage: Stage
@@ -66,14 +67,16 @@ class Answer:
 
     @property
     def name(self) -> str:
-        """The algorithm's, with what it starts from where that has been set."""
+        """The stage's name, see `named`."""
         return named(self.stage)
 
     def off(self, aim: Limits) -> float:
-        """How far off a finer aim it is likely to be, in units of that, or 1 where its own figures say so; 0 if not.
+        """The largest likely error in units of a finer aim; 0 where it is likely to keep to the aim.
+
+        It is at least 1 where the algorithm's own error estimates (`OwnErrors`) are beyond the aim.
 
         Args:
-            aim: of the plan.
+            aim: the plan's aim.
         """
         algorithm, own = self.stage.algorithm, False
         if isinstance(algorithm, OwnErrors) and self.figures:
@@ -83,27 +86,27 @@ class Answer:
 
     @cached_property
     def moments(self) -> tuple[Tensor, Tensor]:
-        """Means and SDs (D,)."""
+        """Means and SDs of the draws (D,)."""
         flat = self.draws.flatten(0, 1).double()
         return flat.mean(0), flat.std(0)
 
     @cached_property
     def middles(self) -> tuple[Tensor, Tensor]:
-        """Medians, and half of the distances between the quantiles of 16 and 84 %, a Gaussian's SDs: (D,)."""
+        """Medians (D,), and half of the distance between the 16 % and 84 % quantiles (D,), which is a Gaussian's SD."""
         ordered = self.draws.flatten(0, 1).double().sort(0).values
         low, middle, high = (ordered[round(share * (len(ordered) - 1))] for share in (0.16, 0.5, 0.84))
         return middle, (high - low) / 2
 
     @cached_property
     def tails(self) -> Tensor:
-        """Kurtosis (D,)."""
+        """Kurtosis of the draws (D,)."""
         return kurtosis(self.draws.flatten(0, 1).double())
 
     @cached_property
     def corrected(self) -> tuple[Tensor, Tensor] | None:
-        """Means and SDs (D,) that the audit's chains came to from these draws; None where there were none."""
+        """Means and SDs (D,) by the audit, which began at these draws; None where it measured none."""
         if not self.measured or self.stage.noncentred:
-            return None  # of a non-centred form the audit's numbers are other ones
+            return None  # in a non-centred form the audit's numbers are other ones
         mean, sd = self.moments
         found = {name: torch.from_numpy(self.measured[name][: len(mean)]) for name in ("mean_error", "sd_ratio")}
         posterior = sd * found["sd_ratio"]
@@ -111,20 +114,20 @@ class Answer:
 
 
 def named(stage: Stage) -> str:
-    """A stage as its steps are told: `FedEP`, `FedAIS(surrogates=DSVGD())`, `FedEP, non-centred`."""
+    """A stage's name in steps and sentences: `FedEP`, `FedAIS(surrogates=DSVGD())`, `FedEP, non-centred`."""
     return repr(stage.algorithm).removesuffix("()") + (", non-centred" if stage.noncentred else "")
 
 
 def disagreement(
     plan: Plan, problem: Problem, one: Answer, other: Answer, moments: tuple[Tensor, Tensor] | None = None
 ) -> str:
-    """Where two answers are farthest apart, as a clause; "" where they agree.
+    """A clause on the largest difference of two answers, or "" where they agree within the plan's limits.
 
     Args:
-        plan: its limits.
-        problem: the posterior.
+        plan: the plan, whose `mean_error` and `sd_factor` are the limits.
+        problem: the model's densities.
         one: an answer.
-        other: another one.
+        other: another one, whose SDs are the unit.
         moments: means and SDs to compare with, in place of the other answer's own.
     """
     (mean, sd), (other_mean, other_sd) = one.moments, moments or other.moments
@@ -151,9 +154,9 @@ def disagreement(
 
 
 def _untold(plan: Plan, one: Answer, other: Answer) -> Tensor:
-    """Which numbers (D,) have tails, in both answers, so long that these draws do not tell SDs to the plan's factor.
+    """Which numbers (D,) have tails so long, in both answers, that draws do not determine SDs to the plan's factor.
 
-    There may be no SD at all, as of a Cauchy's; two answers agree in what there is, the middle and its width.
+    They may have no SD at all, like a Cauchy distribution. Such numbers are compared by their medians and quantiles.
     """
     chance = (
         torch.stack([(answer.tails - 1) / answer.draws[..., 0].numel() for answer in (one, other)]).sum(0).sqrt() / 2
@@ -164,13 +167,13 @@ def _untold(plan: Plan, one: Answer, other: Answer) -> Tensor:
 
 @dataclass(frozen=True)
 class Choice:
-    """The answer that is given.
+    """The answer that is returned.
 
     Args:
-        answer: it.
-        doubts: all that is left to doubt, one sentence each.
-        settled: whether no other answer is asked for: nothing is left to doubt, or enough was tried to confirm it; and
-            it keeps to the plan's aim, or enough was tried for one that does.
+        answer: the answer.
+        doubts: all remaining doubts, one sentence each.
+        settled: whether no other stage is to be tried: there are no doubts, or enough was tried to confirm the answer;
+            and it keeps to the plan's aim, or enough was tried to find one that does.
     """
 
     answer: Answer
@@ -179,20 +182,26 @@ class Choice:
 
 
 def choose(plan: Plan, problem: Problem, answers: list[Answer], tried: int) -> Choice:
-    """The best of some answers.
+    """Choose the best of some answers, and say whether it is enough.
 
-    One without doubts goes before others, then one with draws of more of the posterior's mass, by `LOST` at least, then
-    one with fewer doubts, then one that keeps to the plan's aim, or is nearer to it, then one
-    with which another agrees, then draws before particles, which have a spacing, then the later one, whose algorithm
-    assumes less. It is settled where it has no doubts, keeps to the aim and either was the first of the plan, or
-    another answer agrees with it and none without doubts contradicts it. An answer that is doubted, or misses the aim,
-    agrees also where the audit's chains, which began at its draws, came to this one.
+    **The best** is chosen by these criteria, each of which counts only where the ones before do not decide:
+
+    1. it misses less of the posterior's mass, in steps of `LOST`;
+    2. it has fewer doubts;
+    3. it keeps to the plan's aim, or is nearer to it;
+    4. another answer agrees with it;
+    5. it has draws, not particles, whose spacing makes them a little too narrow;
+    6. it came later: later algorithms of a plan assume less.
+
+    **It is enough** if it has no doubts and keeps to the aim, no other answer without doubts contradicts it, and it is
+    the first stage's or another answer agrees with it. Another answer also agrees if its means and SDs, as the audit
+    corrects them, do.
 
     Args:
-        plan: what is being tried.
-        problem: the posterior.
-        answers: in the order in which they were found; at least one.
-        tried: how many stages have been, those without an answer too.
+        plan: the plan.
+        problem: the model's densities.
+        answers: at least one, in the order in which they were found.
+        tried: how many stages were tried, with those that have no answer.
     """
     apart = {
         (one.number, other.number): disagreement(plan, problem, one, other)
@@ -216,9 +225,9 @@ def choose(plan: Plan, problem: Problem, answers: list[Answer], tried: int) -> C
         return -round(one.lost / LOST), -len(one.doubts), -off[one.number], *ordered
 
     def explained(one: Answer) -> bool:
-        """Whether its chains, as they found it off the aim, came to the best answer."""
-        came = one.corrected if off[one.number] else None
-        return came is not None and not disagreement(plan, problem, best, one, came)
+        """Whether an answer misses the aim and agrees with the best one after the audit's correction."""
+        corrected = one.corrected if off[one.number] else None
+        return corrected is not None and not disagreement(plan, problem, best, one, corrected)
 
     best = max(answers, key=rank)
     others = [one for one in answers if one is not best]

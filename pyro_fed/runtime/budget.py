@@ -1,4 +1,4 @@
-"""What a run may cost: rounds, bytes and seconds, over all of its phases and stages."""
+"""The limits of a run: rounds, bytes and seconds, over all of its phases and stages."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pyro_fed.algorithm.record import Record
 from pyro_fed.conventions.time_limit import now, until
 
-#: The checks of an answer may go on until so many times the seconds that its rounds were given.
+#: Rounds and checks together may take so many times the seconds of the rounds (`max_seconds`).
 CHECKED_BY = 2.0
-#: Seconds that rounds which are done at once may take where time is limited: it is looked at between them.
+#: Where time is limited, rounds that are done at once may take so many seconds: the clock is read after them.
 AT_ONCE = 1.0
 
 
@@ -20,14 +20,14 @@ class BudgetEnded(Exception):
 
 @dataclass
 class Budget:
-    """Limits, and which of them ended the run.
+    """Limits, and which of them ended the run. A limit of None is none.
 
     Attributes:
-        max_rounds: None is no limit.
-        max_bytes: what the clients receive and send; likewise.
-        max_seconds: on the clock, since the run began; likewise.
-        ended: the limit that a round would have exceeded, such as "max_rounds=50"; "" while there was none.
-        began: when the run did, by `now`.
+        max_rounds: number of rounds.
+        max_bytes: bytes that all clients receive and send.
+        max_seconds: seconds on the clock since the run began.
+        ended: the limit that has ended the run, such as "max_rounds=50"; "" where none has.
+        began: when the run began, by `now`.
     """
 
     max_rounds: int | None = None
@@ -39,18 +39,18 @@ class Budget:
     _counted: int = field(default=0, init=False)
 
     def check(self, record: Record, phase: str, announced: int) -> None:
-        """Whether another round may begin.
+        """Refuse another round that would exceed the limits of rounds or bytes.
 
-        A round is expected to cost what the one before it did, if that was of the same phase, and at least what is
-        announced: what a client will send in a phase's first round is not known.
+        A round is expected to take as many bytes as the last one of its phase, and at least those that are announced.
+        In the first round of a phase it is not known how much the clients will send.
 
         Args:
             record: the rounds so far.
-            phase: the algorithm's name.
+            phase: the name of the phase's algorithm.
             announced: bytes that the clients are about to receive.
 
         Raises:
-            BudgetEnded: it may not.
+            BudgetEnded: the round may not begin.
         """
         rounds = record.rounds
         if self.max_rounds is not None and len(rounds) >= self.max_rounds:
@@ -65,19 +65,19 @@ class Budget:
             raise BudgetEnded
 
     def of_rounds(self) -> AbstractContextManager[None]:
-        """Within it `tick` raises once the rounds have had their seconds."""
+        """A context in which `tick` raises once the seconds of the rounds are over."""
         return until(None if self.max_seconds is None else self.began + self.max_seconds)
 
     def of_checks(self) -> AbstractContextManager[None]:
-        """Within it `tick` raises once the rounds and the answer's checks have had theirs, see `CHECKED_BY`."""
+        """A context in which `tick` raises once the seconds of rounds and checks are over, see `CHECKED_BY`."""
         return until(None if self.max_seconds is None else self.began + CHECKED_BY * self.max_seconds)
 
     def seconds_left(self) -> float | None:
-        """Of the rounds' seconds; None where time is not limited."""
+        """Seconds that are left for rounds; None where time is not limited."""
         return None if self.max_seconds is None else max(0.0, self.began + self.max_seconds - now())
 
     def at_once(self, record: Record) -> float:
-        """Rounds like the last one that may be done without a look at the clock; infinity where it is not asked.
+        """How many rounds like the last one may be done before the clock is read; infinity without a limit of time.
 
         Args:
             record: the rounds so far.

@@ -1,4 +1,4 @@
-"""What a run carries: what stays the same over it, and the phase it is in."""
+"""What the functions of the round loop pass around: a run's fixed parts (`Context`), and its present `Phase`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,25 @@ from pyro_fed.runtime.network import Connect, connect
 
 @dataclass
 class Context:
-    """What stays the same over the phases of a run, but for the rounds ahead, which the problem's compiler knows."""
+    """What is the same in all phases of a run; only the problem's compiler is told anew how many rounds are ahead.
+
+    Attributes:
+        federation: the model and its clients.
+        problem: the model's densities, as this run compiles them.
+        graph: who talks to whom; None with a server.
+        executor: has the clients' work done.
+        seed: the run's seed.
+        progress: whether progress is shown.
+        record: what has happened so far.
+        min_clients: the quorum, see `run`.
+        combination: what the server does with messages; None adds them up as the algorithm says.
+        checkpoint: where states are saved; None: nowhere.
+        start: the states of an earlier run from which this one starts; None: none.
+        evaluation: the user's figures; None: none.
+        budget: the limits of rounds, bytes and time.
+        interruption: whether the user has asked the run to stop.
+        connect: makes the network of a phase.
+    """
 
     federation: Federation
     problem: Problem
@@ -48,20 +66,23 @@ class Context:
 
 @dataclass
 class Phase:
-    """An algorithm on its way through its rounds.
+    """One algorithm of a run, and how far its rounds have come.
 
     Attributes:
-        number: 0 for the first of the run.
-        rounds: how many it is to have.
-        given: the user's schedule, of the last phase.
-        local: the clients' states before its rounds; empty once the executor has them.
-        done: rounds it has had.
-        last: whether it is the run's own algorithm, and none that this starts from.
-        settled: whether it starts from one that had converged, so that its first state is a posterior already.
-        ledger: the clients' sites as the server can follow them; empty where it cannot.
-        name: as its progress is shown.
-        drawn: the schedule's period of which there are `slots`: what it answers each of an algorithm's, by round.
-        growth: how large its state has been, to tell when it grows without end.
+        algorithm: the phase's algorithm.
+        number: 0 for the first phase of the run.
+        rounds: how many the phase is to have.
+        given: the user's schedule, in the last phase; None takes the algorithm's own.
+        shared: the server's state.
+        local: the clients' states before the first round; empty once the executor has them.
+        done: how many rounds it has had.
+        last: whether this is the run's own algorithm, and not one from which that starts.
+        settled: whether it starts from a phase that had converged, so that its first state is a posterior already.
+        ledger: the server's account of the clients' sites; empty where it has none.
+        name: what the progress bar calls the phase.
+        drawn: the schedule's period for which `slots` were drawn; -1 before the first.
+        slots: the schedule's answers for an algorithm with slots (`Chains`), slot by slot, by round.
+        growth: how large the state has been, to notice when it grows without end.
     """
 
     algorithm: Algorithm

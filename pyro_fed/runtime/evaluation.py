@@ -1,4 +1,4 @@
-"""What a user measures of the posterior after every round, such as the accuracy on test rows."""
+"""Figures that a user computes of the posterior after every round, such as the accuracy on test rows."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from pyro_fed.federation import Federation
 from pyro_fed.ops.gaussian import ImproperGaussianError
 from pyro_fed.results.to_arviz import posterior_alone
 
-#: From the posterior so far, as InferenceData with the group `posterior` alone, to figures by name.
+#: A user's function: takes the posterior so far, as InferenceData with only the group `posterior`, and returns figures
+#: by name.
 Evaluate = Callable[[Any], Mapping[str, float]]
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """When and by what the state of a run is measured.
+    """A user's function, and how often it is called.
 
     Args:
         evaluate: the user's function.
-        every: rounds from one evaluation to the next, at least 1.
-        num_draws: draws of the posterior that it sees, as in the run's result.
+        every: number of rounds from one evaluation to the next, at least 1.
+        num_draws: number of draws of the posterior that it gets, as in the run's result.
 
     Raises:
         SettingError: `every` below 1.
@@ -54,13 +55,13 @@ class Evaluation:
         """Figures of the state after `done` rounds; none between evaluations, or while there is no distribution.
 
         Args:
-            algorithm: what is run.
-            federation: on what.
-            problem: its densities.
-            record: what happened so far.
+            algorithm: the algorithm that runs.
+            federation: the model and its clients.
+            problem: the model's densities.
+            record: the run's record.
             seed: the run's seed.
             shared: the server's state.
-            done: rounds of the algorithm that are done.
+            done: number of rounds that the algorithm has had.
 
         Raises:
             SettingError: the function returned something other than numbers by name.

@@ -1,4 +1,4 @@
-"""fit(): the posterior of a federation, by whatever it takes."""
+"""fit(): the posterior of a federation, by as many algorithms as it takes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pyro_fed.runtime.run_checks import OF_ONE_ALGORITHM
 
 
 class RunOptions(TypedDict, total=False):
-    """Arguments of `pyro_fed.run` that whatever `fit` tries takes, as they are there."""
+    """The arguments of `pyro_fed.run` that `fit` hands on to it."""
 
     graph: Graph | None
     executor: str | Executor
@@ -46,24 +46,25 @@ def fit(
     max_seconds: float | None = None,
     **options: Unpack[RunOptions],
 ) -> InferenceData:
-    """The posterior of a federation, and reasons to trust it or not: `run` with `Auto`.
+    """The posterior of a federation, with reasons to trust it or not: `run` with `Auto`.
 
-    It starts with `FedEP`; where the checks of its answer object, it weighs draws by `FedAIS`, and where that is not
-    enough, it samples, until an answer has no doubts and one that it should agree with does. A posterior that is
-    near a Gaussian is done after the first.
+    It starts with `FedEP`. If there are doubts about that answer, it weights draws by `FedAIS`, and if that is not
+    enough, it samples. It stops when an answer has no doubts and a second one agrees with it. If the first answer has
+    no doubts, as for a posterior that is nearly Gaussian, it stops there.
 
     Args:
         federation: the model and its clients.
-        max_rounds: rounds of communication, of all that is tried together; None: as many as it takes.
-        max_bytes: bytes that the clients receive and send, likewise.
-        max_seconds: on the clock, likewise: then the best answer so far is returned, with its doubts. An answer at a
-            limit of time is not reproducible; see `pyro_fed.run`.
+        max_rounds: limit of the rounds of communication of all algorithms together; None: no limit. When a limit is
+            reached, the best answer so far is returned, with its doubts.
+        max_bytes: limit of the bytes that all clients receive and send; None: no limit.
+        max_seconds: limit of the seconds on the clock; None: no limit. An answer at a limit of time is not
+            reproducible, see `pyro_fed.run`.
         **options: arguments of `pyro_fed.run`, such as `seed`, `graph` and `executor`; not `num_rounds`, `schedule`,
             `combination`, `start` and `checkpoint`, which belong to one algorithm.
 
     Returns:
         InferenceData as `run` returns it. `attrs["chosen"]` names the algorithm whose answer it is, `attrs["doubts"]`
-        says what is left to doubt, and `pyro_fed.steps` tells what was tried and what each step cost.
+        has the remaining doubts, and `pyro_fed.steps` tells what was tried and what each step cost.
 
     Raises:
         SettingError: an option out of its range, or one that belongs to a single algorithm.

@@ -1,10 +1,10 @@
 """Several rounds at once, where the server decides nothing between them.
 
-The numbers are those that the round loop would have found one by one: clients, noise and states are functions of the
-round. What the loop asks between two rounds, such as whether the algorithm has converged, is asked once, after all of
-them. If a reply is not as it should be, none of these rounds counts, and the loop does them one by one. It also does so
-where something has to happen between rounds: a checkpoint, an evaluation, a budget, a combination other than the
-algorithm's own, or a schedule of the user's.
+The numbers are the same as those of the round loop, since clients, noise and states are functions of the round. What
+the loop asks between two rounds, such as whether the algorithm has converged, is asked once, after all of them. If a
+reply is not finite or meets an objection, none of these rounds counts, and the loop does them one by one. It also does
+so where something has to happen between rounds: a checkpoint, an evaluation, a budget of rounds or bytes, a
+combination, or a schedule of the user's.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 from pyro_fed.algorithm.capabilities import Moving, Pooled, Sent, ServerWork, SiteKeeping, Uninterrupted
 from pyro_fed.algorithm.record import Round, figure_array
 from pyro_fed.algorithm.states import State
+from pyro_fed.conventions.kinds import narrowed
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.runtime.context import Context, Phase
 from pyro_fed.runtime.executors import Work
@@ -26,32 +27,32 @@ from pyro_fed.runtime.network import Network, Server
 from pyro_fed.runtime.one_round import moved_rounds
 from pyro_fed.runtime.replies import refuse_divergence
 
-#: Rounds that are done at once, at most: the user's Ctrl-C is heard between them.
+#: The most rounds that are done at once: Ctrl-C is heard between them.
 MOST_ROUNDS = 100
-#: Numbers that their messages may have, all together.
+#: The most numbers in the messages of these rounds.
 MOST_NUMBERS = 10_000_000
 
 
-#: What an algorithm does in a round, and what stands for it in several: a class that overrides the first without the
+#: A method for one round, and the method that does the same for several. A class that overrides the first without the
 #: second has its rounds done one at a time.
 SAME = {"combine": "combine_rounds", "download": "onward"}
 
 
 class Fused(NamedTuple):
-    """Rounds that have been had: what the record keeps of each, and the server's state after it."""
+    """Rounds that were done at once: the record of each, and the server's state after it."""
 
     rounds: list[Round]
     states: list[State]
 
 
 def rounds_at_once(phase: Phase, context: Context, network: Network, left: int) -> int:
-    """How many of the next rounds may be done at once; 1 where they may not.
+    """How many of the next rounds may be done at once; 1 where they have to be done one by one.
 
     Args:
-        phase: the run's.
-        context: of the run.
+        phase: the run's phase.
+        context: the run.
         network: how messages travel.
-        left: rounds that the phase has left.
+        left: number of rounds that the phase has left.
     """
     algorithm = phase.algorithm
     if not isinstance(algorithm, Uninterrupted) or type(context.executor) is not Vectorised:
@@ -70,18 +71,20 @@ def rounds_at_once(phase: Phase, context: Context, network: Network, left: int) 
 
 
 def fused(phase: Phase, context: Context, data: ClientData, clients: list[list[int]]) -> Fused | None:
-    """Several rounds; None where a reply is one that has to be looked at by itself.
+    """Do several rounds at once.
 
     Args:
-        phase: the run's.
-        context: of the run.
+        phase: the run's phase.
+        context: the run.
         data: the clients' rows.
-        clients: of each round.
+        clients: the numbers of each round's clients.
+
+    Returns:
+        None if a reply is not finite or meets an objection; then nothing has changed.
     """
-    algorithm, executor = phase.algorithm, context.executor
-    assert isinstance(algorithm, Uninterrupted) and isinstance(executor, Vectorised)
+    algorithm, executor = narrowed(phase.algorithm, Uninterrupted), narrowed(context.executor, Vectorised)
     began = time.perf_counter()
-    received = algorithm.download(phase.shared, torch.tensor(clients[0]))
+    received = phase.algorithm.download(phase.shared, torch.tensor(clients[0]))
     first = Work(len(context.record.rounds), context.seed, clients[0], received)
     replays = algorithm.replays if isinstance(algorithm, Moving) else frozenset[str]()
     try:
@@ -95,7 +98,7 @@ def fused(phase: Phase, context: Context, data: ClientData, clients: list[list[i
         executor.undo()
         return None
     states = algorithm.combine_rounds(phase.shared, messages)
-    refuse_divergence(algorithm, context, phase.shared, states[-1], first.round + len(clients) - 1)
+    refuse_divergence(phase.algorithm, context, phase.shared, states[-1], first.round + len(clients) - 1)
     info = {name: figure_array(value) for name, value in made.figures.items()}
     by_round = zip(*(value.unbind() for value in messages.values()), strict=True)
     each = [dict(zip(messages, values, strict=True)) for values in by_round]
@@ -116,7 +119,7 @@ def fused(phase: Phase, context: Context, data: ClientData, clients: list[list[i
 
 
 def _honest(phase: Phase, received: State, messages: State) -> bool:
-    """Whether all replies (R, C, ...) are finite, and none meets an objection."""
+    """Whether all replies (R, C, ...) are finite, and the algorithm has no objection to any of them."""
     if not all(bool(torch.isfinite(value).all()) for value in messages.values()):
         return False
     flat = [{name: value.flatten(0, 1) for name, value in state.items()} for state in (received, messages)]

@@ -1,11 +1,12 @@
-"""Whether a point, particles or chains grow without end. Such a run is ended before its numbers overflow.
+"""Divergence that is noticed before numbers overflow: a point, particles or chains that grow without end.
 
-Steps that are too long multiply a place by about the same factor in every round. If the factor is near one, the place
-stays finite for thousands of rounds: at 1.07 a round it is at 10^147 after 5,000. So a state counts as lost when it has
-grown by a constant factor over the whole of the last half of the rounds, and so far that double precision holds nothing
-of where it began. A place that jumps once, because the data have a large unit, stays there. One that is large because
-of heavy tails does not go on by the same factor. Precisions, dampings and step sizes are not looked at: they may grow
-and be right, as where an optimisation stands still. Nor is a state that another phase only starts from.
+Steps that are too long multiply a position by about the same factor in every round. If the factor is near one, the
+position stays finite for thousands of rounds: with 1.07 a round it is 10^147 after 5,000. So a run is ended if a
+position has grown by a constant factor over the whole last half of the rounds, and so far that nothing of its first
+value is left in double precision. A position that jumps once, because the data have a large unit, does not grow
+further. One that is large because of heavy tails does not grow by the same factor again and again. Precisions, dampings
+and step sizes are not looked at, since they may rightly grow. Nor are the states of phases from which another phase
+starts.
 """
 
 from __future__ import annotations
@@ -20,28 +21,28 @@ from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
 from pyro_fed.errors import DivergenceError
 
-#: Entries of a server's state that are places, in the model's coordinates.
+#: Entries of a server's state that are positions in the model's coordinates.
 PLACES = ("point", "particles", "position")
-#: The state is looked at this often while rounds double, from `FIRST` on; the last so many intervals are judged.
+#: From round `FIRST` on the state is looked at `LOOKS` times while the number of rounds doubles; the last `LOOKS`
+#: intervals are judged, which is the last half of the rounds.
 LOOKS = 4
 FIRST = 8
-#: A state that grows without end does so by at least this factor between any two of those looks: faster than the sixth
-#: power of the rounds.
+#: Smallest growth between two looks of a state that grows without end: faster than the sixth power of the rounds.
 FACTOR = 3.0
-#: And by this factor in all: of where it began, or of one, nothing is left in double precision.
+#: Smallest growth in all: nothing is left of the first value, or of one, in double precision.
 GROWN = 1 / torch.finfo(torch.float64).eps
-#: The same at the end of the rounds, where nothing is to come that could bring it back: half of the digits are left.
+#: Smallest growth in all at the end of the rounds, after which nothing can bring the state back: half of the digits.
 GROWN_AT_END = GROWN**0.5
 
 
 @dataclass
 class Growth:
-    """The largest magnitudes of a state, by its entries, at geometrically spaced rounds.
+    """The largest magnitude of each entry of a state, at geometrically spaced rounds.
 
     Attributes:
-        first: of the state that the phase began with, or was resumed at; at least one.
-        seen: of the last looks, the oldest first.
-        next: rounds at which the state is looked at again.
+        first: magnitudes when the phase began, or was resumed; at least one.
+        seen: magnitudes at the last looks, the oldest first.
+        next: number of rounds after which the state is looked at again.
     """
 
     first: dict[str, float] = field(default_factory=dict)
@@ -49,10 +50,17 @@ class Growth:
     next: int = FIRST
 
     def look(self, algorithm: Algorithm, shared: State, done: int, rounds: int, record: Record) -> None:
-        """Look at the state after `done` of a phase's `rounds`, where it is time to.
+        """Look at the state, if it is time to.
+
+        Args:
+            algorithm: the phase's algorithm.
+            shared: the server's state.
+            done: number of rounds that the phase has had.
+            rounds: number of rounds that the phase is to have.
+            record: the run's record.
 
         Raises:
-            DivergenceError: an entry has grown by a constant factor for half of the rounds; it keeps the state.
+            DivergenceError: an entry has grown by a constant factor for half of the rounds. The error keeps the state.
         """
         end = done >= rounds or bool(record.converged)
         if done < self.next and not end:
@@ -71,12 +79,12 @@ class Growth:
                 raise _grown(algorithm, shared, name, sizes, len(record.rounds) - 1, record)
 
     def begin(self, shared: State) -> None:
-        """Take the state that the rounds begin with."""
+        """Note the magnitudes of the state with which the rounds begin."""
         self.first = {name: max(1.0, size) for name, size in _sizes(shared).items()}
 
 
 def _sizes(shared: State) -> dict[str, float]:
-    """The largest magnitude of each entry that is a place."""
+    """The largest magnitude of each entry that is a position."""
     sizes = {name: float(shared[name].abs().max()) for name in PLACES if name in shared and shared[name].numel()}
     return {name: size for name, size in sizes.items() if size < torch.inf}
 

@@ -22,6 +22,7 @@ from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.schedule import All, Schedule
 from pyro_fed.algorithm.states import State, packed, unpacked
 from pyro_fed.conventions import seeding
+from pyro_fed.conventions.kinds import narrowed
 from pyro_fed.errors import SettingError
 from pyro_fed.graph import Consensus, Graph
 from pyro_fed.graph.base import require_agents
@@ -30,20 +31,20 @@ from pyro_fed.graph.varying import without_links
 from pyro_fed.runtime.messages import encoded_size, spec_of_one
 from pyro_fed.runtime.messages.told import Told
 
-#: A graph is said to have fallen apart when its links of that many rounds leave it in parts: as many as
-#: should have brought disagreement down to this fraction.
+#: A graph has fallen apart if its links leave it in parts for as many rounds as should have brought the agents'
+#: disagreement down to this fraction.
 APART_AFTER = 0.1
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes that each of a round's clients received and sent, each a number or (C,)."""
+    """Bytes that each of a round's clients received (`down`) and sent (`up`): one number for all, or (C,)."""
 
     down: int | np.ndarray
     up: int | np.ndarray
 
     def of(self, chosen: np.ndarray) -> Traffic:
-        """That of some of them, which a mask (C,) names."""
+        """The traffic of the clients in a mask (C,)."""
         down, up = (
             part[chosen] if isinstance(part, np.ndarray) and part.ndim else part for part in (self.down, self.up)
         )
@@ -51,10 +52,10 @@ class Traffic:
 
 
 class PhaseEnded(Exception):
-    """The others have ended a phase that this process is in, since all had converged.
+    """The other agents have ended the phase that this process is still in, since all of them had converged.
 
     Attributes:
-        round: the last round that it had.
+        round: the phase's last round.
     """
 
     def __init__(self, round: int) -> None:
@@ -63,27 +64,27 @@ class PhaseEnded(Exception):
 
 
 class Network(ABC):
-    """Who exchanges messages with whom."""
+    """Who exchanges messages with whom: a server with its clients, or the agents of a graph."""
 
     def begin(self, phase: int, round: int, algorithm: Algorithm, shared: State, local: State, kept: State) -> None:
-        """A phase begins, or is taken up again.
+        """A phase begins, or is resumed.
 
         Args:
-            phase: its number.
-            round: the next one, over all phases.
-            algorithm: what runs.
-            shared: the state it begins with.
+            phase: the phase's number.
+            round: the number of the next round, counted over all phases.
+            algorithm: the phase's algorithm.
+            shared: the state with which the phase begins.
             local: the clients' states.
-            kept: what `kept` said when the state was saved; empty where the phase begins.
+            kept: what `kept` returned when the state was saved; empty where the phase begins.
         """
         return
 
     def kept(self) -> State:
-        """What must be saved with the states."""
+        """The network's own state, which has to be saved with the algorithm's."""
         return {}
 
     def between(self, round: int, shared: State) -> State:
-        """The state before a round, with what has become of earlier exchanges since."""
+        """The state before a round, with corrections for earlier exchanges that were interrupted."""
         return shared
 
     def awake(self, round: int, clients: list[int]) -> list[int]:
@@ -104,10 +105,19 @@ class Network(ABC):
         shares: Tensor,
         round: int,
     ) -> tuple[State, Traffic]:
-        """The new state from the clients' messages, and what travelled."""
+        """The new state from the clients' messages, and the bytes that travelled.
+
+        Args:
+            algorithm: the phase's algorithm.
+            shared: the state before the round.
+            messages: the clients' messages (C, ...).
+            clients: their numbers (C,).
+            shares: their shares of the rows (C,).
+            round: the round's number.
+        """
 
     def announced(self, clients: int) -> int:
-        """Bytes that as many clients are about to receive, as far as they are known before the round."""
+        """Bytes that so many clients are about to receive; 0 where that is not known before the round."""
         return 0
 
     def monitor(self, algorithm: Algorithm, before: State, after: State) -> dict[str, float]:
@@ -115,15 +125,15 @@ class Network(ABC):
         return algorithm.monitor(before, after)
 
     def complete(self) -> bool:
-        """Whether these were of all clients, so that they may end the phase."""
+        """Whether the last figures are about all clients; only then may they end the phase."""
         return True
 
     def figures(self) -> dict[str, float]:
-        """More figures of the round."""
+        """The network's own figures of the round."""
         return {}
 
     def notes(self) -> list[str]:
-        """Sentences about the whole run."""
+        """Notes for the user, about the whole run."""
         return []
 
 
@@ -131,13 +141,13 @@ class Server(Network):
     """Every client talks to the server alone."""
 
     def download(self, algorithm: Algorithm, shared: State, clients: Tensor, round: int) -> State:
-        """What the algorithm says."""
+        """The algorithm's own download."""
         received = algorithm.download(shared, clients)
         self._bytes_down = encoded_size(spec_of_one(received))
         return received
 
     def announced(self, clients: int) -> int:
-        """What the last download has for each."""
+        """As many bytes for each client as in the last download."""
         return clients * self._bytes_down
 
     def combine(
@@ -149,14 +159,21 @@ class Server(Network):
         shares: Tensor,
         round: int,
     ) -> tuple[State, Traffic]:
-        """By the clients' shares of the rows."""
+        """One call of the algorithm's `combine`, with the clients' shares of the rows as weights."""
         return algorithm.combine(shared, messages, shares), Traffic(
             self._bytes_down, encoded_size(spec_of_one(messages))
         )
 
 
 class _Mixing(NamedTuple):
-    """A step's W, the links that each agent hears and sends by, (C,), and what the steps of a round mix by."""
+    """W, and what follows from it.
+
+    Args:
+        weights: W of C agents.
+        heard: number of links over which each agent receives (C,).
+        sent: number of links over which each agent sends (C,).
+        steps: matrices by which the consensus steps of a round mix, by step; filled as they are needed.
+    """
 
     weights: sparse.csr_array
     heard: np.ndarray
@@ -165,7 +182,7 @@ class _Mixing(NamedTuple):
 
     @classmethod
     def of(cls, weights: sparse.csr_array) -> _Mixing:
-        """Of a W whose steps are still to be made."""
+        """The entry of a W, with no steps yet."""
         off = weights - sparse.diags_array(weights.diagonal())
         off.eliminate_zeros()
         return cls(weights, np.diff(off.indptr), np.bincount(off.indices, minlength=weights.shape[0]), {})
@@ -177,8 +194,8 @@ class Peers(Network):
 
     Args:
         graph: who talks to whom.
-        seed: of the run.
-        consensus: the steps of a round; each takes the graph's next W.
+        seed: the run's seed.
+        consensus: the consensus steps of a round; each takes the graph's next W.
     """
 
     graph: Graph
@@ -191,7 +208,7 @@ class Peers(Network):
     _last: _Mixing | None = field(default=None, repr=False)
 
     def awake(self, round: int, clients: list[int]) -> list[int]:
-        """Those of the graph's active agents that the schedule wakes."""
+        """The agents that are active in the graph and that the schedule chooses."""
         active = self.graph.active(round)
         return clients if active is None else sorted(set(active) & set(clients))
 
@@ -209,12 +226,12 @@ class Peers(Network):
         shares: Tensor,
         round: int,
     ) -> tuple[State, Traffic]:
-        """Each agent's row of W, or of the step's polynomial; sleepers keep what they have."""
+        """Mix by W, or by a polynomial of W, in each consensus step; agents that are asleep keep their states."""
         missing = len(clients) < len(self.awake(round, list(range(self.graph.num_agents))))
-        assert isinstance(algorithm, OnGraph)
+        on_graph = narrowed(algorithm, OnGraph)
         if missing:
-            algorithm.consensus_steps(self.graph, sleepers=True)  # refuses a graph on which nobody may be missing
-        mine, told = packed(messages, algorithm.symmetric), Told(algorithm.coarse)
+            on_graph.consensus_steps(self.graph, sleepers=True)  # refuses a graph on which nobody may be missing
+        mine, told = packed(messages, on_graph.symmetric), Told(on_graph.coarse)
         heard, sent, sizes = np.zeros(len(clients)), np.zeros(len(clients)), []
         steps = self.consensus.steps
         for step in range(steps):
@@ -245,13 +262,13 @@ class Peers(Network):
         return weights[clients][:, clients] if len(clients) < self.graph.num_agents else weights
 
     def _mixing(self, weights: sparse.csr_array) -> _Mixing:
-        """What a W makes of a round; a fixed graph's is found once."""
+        """What follows from a W; computed once where the graph is fixed."""
         if self._last is None or self._last.weights is not weights:
             self._last = _Mixing.of(weights)
         return self._last
 
     def _watch(self, weights: sparse.csr_array) -> None:
-        """Gather links until they connect all agents, then start again."""
+        """Collect links over the rounds until they connect all agents; then start again."""
         if self._links is None and self._connected is weights:
             return
         links = weights if self._links is None else self._links + weights
@@ -268,7 +285,7 @@ class Peers(Network):
         return {"spectral_gap": self.graph.gap, "bytes_per_edge": float(self._bytes_per_edge)}
 
     def notes(self) -> list[str]:
-        """That the graph fell apart, and in which parts."""
+        """A note if the graph has fallen apart, with its parts."""
         patience = max(self.graph.window, self.graph.consensus_rounds(APART_AFTER))
         if self._links is None or self._rounds < patience:
             return []

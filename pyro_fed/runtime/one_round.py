@@ -1,4 +1,4 @@
-"""One round: the clients' work, what of it is used, and what everybody keeps."""
+"""One round: the clients' work, the messages that are used, the new state of the server, and what clients keep."""
 
 from __future__ import annotations
 
@@ -15,18 +15,26 @@ from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.ledger import entered
 from pyro_fed.algorithm.record import Round, as_figures
 from pyro_fed.algorithm.states import State, select
+from pyro_fed.conventions.kinds import narrowed
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.runtime.context import Context, Phase
 from pyro_fed.runtime.executors import Work
 from pyro_fed.runtime.network import Network, Traffic
 from pyro_fed.runtime.replies import gather, hidden, refuse_divergence
 
-#: Messages of fewer clients have no cohort that one of them could stand apart from.
+#: The fewest clients whose messages are compared, to find one that stands apart from the others.
 FEWEST_COMPARED = 5
 
 
 def one_round(phase: Phase, context: Context, network: Network, data: ClientData, clients: list[int]) -> State:
-    """The server's state after a round of some clients, and what is kept of the round.
+    """The server's state after a round of some clients; the record gets the round.
+
+    Args:
+        phase: the run's phase, whose ledger is updated.
+        context: the run.
+        network: how messages travel.
+        data: the clients' rows.
+        clients: the numbers of the round's clients.
 
     Raises:
         BudgetEnded: the round would cost more than is left.
@@ -54,7 +62,7 @@ def one_round(phase: Phase, context: Context, network: Network, data: ClientData
         messages = algorithm.stand_in(shared, messages, found.slots, asked)
     if _comparable(phase, context, len(at)):
         found.info["apart"] = apart(_numbers(messages))
-    whose = asked if isinstance(algorithm, Chains) else at  # chains that nobody moved are there too
+    whose = asked if isinstance(algorithm, Chains) else at  # chains whose clients failed have stood still
     sent = Sent(messages, whose, number, context.seed, data.num_rows, context.problem, context.graph)
     taken = _taken(algorithm, context.combination, shared, phase.ledger, sent)
     shared, messages, figures = taken.shared, taken.messages, taken.figures
@@ -71,7 +79,7 @@ def one_round(phase: Phase, context: Context, network: Network, data: ClientData
     told |= taken.corrections
     phase.ledger = entered(algorithm, phase.ledger, at, messages, told)
     known = found.info | figures
-    if len(found.stood_for):  # clients for whom the server has spoken did not work, and have nothing to settle
+    if len(found.stood_for):  # clients for which the server has made a message did not work: they settle nothing
         told, known = select(told, found.own), select(known, found.own)
         at, traffic = at[found.own], traffic.of(found.own.numpy())
     context.executor.settle(found.slots[found.own], told)
@@ -88,14 +96,14 @@ def one_round(phase: Phase, context: Context, network: Network, data: ClientData
 
 
 class _Taken(NamedTuple):
-    """What a round goes on with after the combination has had its say on the messages.
+    """A round's messages after the run's combination has been applied.
 
     Attributes:
-        shared: the server's state, which may hold how far messages have been cut.
-        messages: in the place of those that were sent.
+        shared: the server's state, which may record how far messages have been cut.
+        messages: the messages that are used in place of those that were sent.
         corrections: what the clients are told besides the algorithm's own feedback.
-        figures: by client, of those that have sent something.
-        reach: how long a middle of shortened messages is, as a part of the longest that it can be.
+        figures: by client, of those that have sent a message.
+        reach: length of the middle of shortened messages, divided by the largest possible length.
     """
 
     shared: State
@@ -106,10 +114,9 @@ class _Taken(NamedTuple):
 
 
 def _taken(algorithm: Algorithm, combination: Combination | None, shared: State, ledger: State, sent: Sent) -> _Taken:
-    """The messages as they are used: held to what the others' do, put together to a middle, or as they are."""
+    """The messages as they are used: bounded by the others' effects, replaced by a middle, or as they were sent."""
     if isinstance(combination, Bounded):
-        assert isinstance(algorithm, Bounding)  # `check_combination` has refused others
-        held = algorithm.hold(combination, shared, ledger, sent)
+        held = narrowed(algorithm, Bounding).hold(combination, shared, ledger, sent)  # see `check_combination`
         figures = {"beyond": held.cut} | ({} if held.widened is None else {"widened": held.widened})
         return _Taken(held.shared, held.messages, held.told, figures)
     messages, corrections, reach = sent.messages, State(), 0.0
@@ -123,20 +130,23 @@ def _taken(algorithm: Algorithm, combination: Combination | None, shared: State,
 
 
 def _shares(rows: Tensor, combination: Combination | None) -> Tensor:
-    """Each client's share of a round's rows, (A,)."""
-    if isinstance(combination, Bounded):  # what a client claims of its rows is worth no more than the cohort's
+    """Each client's share of a round's rows (A,)."""
+    if isinstance(combination, Bounded):  # a client cannot gain weight by claiming to have very many rows
         rows = rows.clamp_max(combination.precision * max(1.0, float(rows.median())))
     return rows / rows.sum().clamp_min(1)
 
 
 def moved(phase: Phase, context: Context, shared: State, sent: Sent) -> Tensor | None:
-    """How far each message moves the answer, (C,); None where it is not known, not the last phase, or nobody's to see.
+    """How far each client's message moves the answer (C,).
 
     Args:
-        phase: the run's.
-        context: of the run.
+        phase: the run's phase.
+        context: the run.
         shared: the server's state before the messages.
-        sent: the messages, as they are taken.
+        sent: the messages that are used.
+
+    Returns:
+        None in phases other than the last, where the algorithm does not know it, and where single messages are hidden.
     """
     algorithm = phase.algorithm
     if not (phase.last and isinstance(algorithm, Moving)) or hidden(context) or context.executor.sums_alone:
@@ -145,13 +155,13 @@ def moved(phase: Phase, context: Context, shared: State, sent: Sent) -> Tensor |
 
 
 def moved_rounds(phase: Phase, context: Context, before: list[State], sent: list[Sent]) -> Tensor | None:
-    """The same of rounds that have been had at once, (R, C).
+    """How far each client's message moves the answer, in rounds that were done at once (R, C); None as for `moved`.
 
     Args:
-        phase: the run's.
-        context: of the run.
+        phase: the run's phase.
+        context: the run.
         before: the server's state before each round.
-        sent: the messages of each.
+        sent: the messages of each round.
     """
     algorithm = phase.algorithm
     if not (phase.last and isinstance(algorithm, Moving)) or hidden(context):
@@ -160,7 +170,10 @@ def moved_rounds(phase: Phase, context: Context, before: list[State], sent: list
 
 
 def _comparable(phase: Phase, context: Context, clients: int) -> bool:
-    """Whether a round's messages are alike in kind, and those of sites of which nobody keeps account."""
+    """Whether the messages of a round's clients can be compared with each other to find one that stands apart.
+
+    They can if they are of one kind and enter as a sum, and the server keeps no account of sites, which says more.
+    """
     algorithm = phase.algorithm
     alike = isinstance(algorithm, Bounding) and algorithm.alike and algorithm.additive and not phase.ledger
     alike = alike and not context.executor.sums_alone
@@ -168,5 +181,5 @@ def _comparable(phase: Phase, context: Context, clients: int) -> bool:
 
 
 def _numbers(messages: State) -> torch.Tensor:
-    """All of the messages' numbers that are no flags, (C, P)."""
+    """All floating-point numbers of the messages (C, P)."""
     return torch.cat([value.reshape(len(value), -1) for value in messages.values() if value.is_floating_point()], 1)

@@ -1,7 +1,8 @@
-"""Which of a round's replies are used: none that failed, is not finite, or cannot be honest; and the quorum.
+"""Which of a round's replies are used, and whether they are enough (the quorum).
 
-A client that fails is left out of the round: its site, its chain or its particles stay as they were. Where the
-algorithm cannot do without it (`needs_all`), it is asked again, with the same randomness.
+A reply is not used if the client failed, if it is not finite, or if it cannot be honest. The client is then left out of
+the round: its site, chain or particles stay as they were. Where an algorithm needs all clients (`needs_all`), the
+client is asked again, with the same randomness.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ from pyro_fed.runtime.executors import Reply, Work
 if TYPE_CHECKING:
     from pyro_fed.runtime.context import Context
 
-#: Where the state before is; the first rounds of some algorithms leave none that could be drawn from.
+#: Where the last good state is; after the first rounds of some algorithms no draws can be taken from it.
 KEPT = "The last finite state is kept in this error's `state`, and its draws in `result` where it has any"
-#: The cure of a server's state that left the finite numbers, of an algorithm that knows no other.
+#: The cure for a server's state that is not finite, of an algorithm that has no `advice` of its own.
 OVERFLOW = (
     "the step was too long, or a density overflowed. Take a smaller step, give parameters of very different scales a "
     "common one, or use dtype=torch.float64"
 )
-#: Numbers of a round's messages that are looked at together.
+#: The most numbers of messages that are checked in one operation.
 FINITE_AT_ONCE = 5_000_000
-#: How often a client is asked in a round that cannot do without it.
+#: How often a client is asked in a round that needs all clients.
 ATTEMPTS = 10
-#: So many requests in a row without a usable reply end a run that asks for no quorum.
+#: A run without a quorum (`min_clients`) ends after so many requests in a row without a usable reply.
 PATIENCE = 20
 
 
@@ -44,13 +45,14 @@ class Gathered:
     """The usable part of a round.
 
     Attributes:
-        slots: places of the clients that replied, among those that were asked, (A,).
-        messages: theirs, (A, ...), likewise their figures.
-        failures: clients and reasons.
-        gone: how many of these had no reply; those of others could not be used.
-        unfit: places of the clients whose reply is not finite, (B,).
-        stood_for: places of the clients in whose place the server has put a message, (B,).
-        refused: whether all that were asked have replied, and no reply could be used.
+        slots: positions of the usable replies' clients among those that were asked (A,).
+        messages: their messages (A, ...).
+        info: their figures (A, ...).
+        failures: (client, reason) of each reply that could not be used, or did not come.
+        gone: how many of `failures` are clients that did not reply.
+        unfit: positions of the clients whose reply is not finite (B,).
+        stood_for: positions of the clients for which the server has made a message itself (B,).
+        refused: whether all clients replied, but no reply could be used.
     """
 
     slots: Tensor
@@ -64,22 +66,22 @@ class Gathered:
 
     @property
     def own(self) -> Tensor:
-        """Whether a message is the client's own, not one that stands for it, (A,)."""
+        """Whether each message is the client's own, and not one that the server has made for it (A,)."""
         return ~torch.isin(self.slots, self.stood_for)
 
 
 def gather(algorithm: Algorithm, context: Context, work: Work, before: State, kept: State) -> Gathered:
-    """Have a round's work done.
+    """Have a round's work done by the clients, and collect the usable replies.
 
     Args:
-        algorithm: what runs.
-        context: of the run.
-        work: the round's.
-        before: the server's state, to be kept should the run stop here.
-        kept: what the server knows of all clients' sites, (K, ...).
+        algorithm: the phase's algorithm.
+        context: the run.
+        work: the round's work.
+        before: the server's state before the round, which an error keeps.
+        kept: the server's account of all clients' sites (K, ...).
 
     Raises:
-        DivergenceError: no reply is finite, and the run has not been told to expect that (`min_clients=0`).
+        DivergenceError: no reply is finite, except with `min_clients=0`.
         QuorumError: too few usable replies.
     """
     parts: list[Gathered] = []
@@ -90,7 +92,7 @@ def gather(algorithm: Algorithm, context: Context, work: Work, before: State, ke
         parts.append(Gathered(asked[part.slots], part.messages, part.info, gone=part.gone, refused=part.refused))
         unfit = torch.cat([unfit, asked[part.unfit]])
         left = ~torch.isin(torch.arange(len(asked)), part.slots)
-        if isinstance(context.combination, Bounded):  # others' word stands there: the same randomness, the same numbers
+        if isinstance(context.combination, Bounded):  # asked again, they would send the same numbers: others stand in
             left[part.unfit] = False
         asked = asked[left]
         if not len(asked):
@@ -99,7 +101,7 @@ def gather(algorithm: Algorithm, context: Context, work: Work, before: State, ke
     whole.failures, whole.refused = failures, all(part.refused for part in parts)
     whole.gone = sum(part.gone for part in parts)
     need = _needed(algorithm, context, len(work.clients))
-    missing = unfit  # others are gone
+    missing = unfit
     if algorithm.needs_all:
         everybody = torch.arange(len(work.clients))
         missing = everybody[~torch.isin(everybody, whole.slots)]
@@ -112,23 +114,29 @@ def gather(algorithm: Algorithm, context: Context, work: Work, before: State, ke
 
 
 def _needed(algorithm: Algorithm, context: Context, asked: int) -> int:
-    """How many of so many clients have to reply."""
+    """How many usable replies a round needs of `asked` clients."""
     return asked if algorithm.needs_all else min(context.min_clients or 0, asked)
 
 
 def _excused(context: Context, asked: int) -> bool:
-    """Whether a bounded run goes on after a round without a finite reply: a liar may be asked alone, in its turn."""
+    """Whether a bounded run goes on after a round without a finite reply: the only client asked may be a liar."""
     bounded = isinstance(context.combination, Bounded)
     return bounded and _requests_in_vain(context) + asked < len(context.record.client_names)
 
 
 def _outvoted(context: Context, found: Gathered) -> bool:
-    """Whether a bounded round may go on without those that are missing."""
+    """Whether a bounded round has enough replies to go on without the missing ones."""
     return isinstance(context.combination, Bounded) and len(found.slots) >= max(FEWEST, context.min_clients or 0)
 
 
 def _with(found: Gathered, missing: Tensor, messages: State) -> Gathered:
-    """The same with messages for those that are missing, where there are any; their figures are not known."""
+    """The replies, with messages that the server has made for the missing clients, whose figures are NaN.
+
+    Args:
+        found: the usable replies.
+        missing: positions of the missing clients (B,).
+        messages: made for them (B, ...); empty: nothing is added.
+    """
     if not messages:
         return found
     slots = torch.cat([found.slots, missing])
@@ -141,7 +149,7 @@ def _with(found: Gathered, missing: Tensor, messages: State) -> Gathered:
 
 
 def _joined(parts: list[Gathered]) -> Gathered:
-    """All parts, in the order in which the clients were asked."""
+    """Several attempts' replies as one, in the order in which the clients were asked."""
     parts = [part for part in parts if len(part.slots)]
     if len(parts) <= 1:
         return parts[0] if parts else Gathered(torch.arange(0))
@@ -155,7 +163,18 @@ def _joined(parts: list[Gathered]) -> Gathered:
 
 
 def _usable(algorithm: Algorithm, context: Context, work: Work, before: State, again: bool) -> Gathered:
-    """The usable replies of one attempt; where it is not the first, only of those that had none."""
+    """The usable replies of one attempt.
+
+    Args:
+        algorithm: the phase's algorithm.
+        context: the run.
+        work: the work of the clients that are asked in this attempt.
+        before: the server's state before the round.
+        again: whether this is not the first attempt; a round in which some reply is finite is no divergence.
+
+    Raises:
+        DivergenceError: no reply is finite.
+    """
     reply = context.executor.execute(work)
     gone = reply.failures
     reasons = dict(gone)
@@ -182,7 +201,7 @@ def _usable(algorithm: Algorithm, context: Context, work: Work, before: State, a
 
 
 def hidden(context: Context) -> bool:
-    """Whether messages must not be looked at one by one, nor figures of the clients be recorded."""
+    """Whether the run is private: single messages must not be looked at, and clients' figures not be recorded."""
     return context.combination is not None and context.combination.private
 
 
@@ -193,7 +212,7 @@ def _rows(reply: Reply, keep: Tensor) -> Reply:
 
 
 def _finite(messages: State) -> tuple[Tensor, dict[int, str]]:
-    """Whether each client's message is finite, and the first tensor that is not."""
+    """Whether each client's message is finite (A,), and the name of the first tensor that is not, by position."""
     why: dict[int, str] = {}
     finite = torch.ones(len(next(iter(messages.values()))), dtype=torch.bool)
     for name, value in messages.items():
@@ -204,14 +223,14 @@ def _finite(messages: State) -> tuple[Tensor, dict[int, str]]:
 
 
 def all_finite(values: Tensor) -> Tensor:
-    """Whether each of some clients' numbers (C, ...) are finite, (C,); client by client where they are many."""
+    """Whether all numbers of each client (C, ...) are finite (C,); computed client by client where they are many."""
     if values.numel() <= FINITE_AT_ONCE:
         return torch.isfinite(values).reshape(len(values), -1).all(1)
     return torch.stack([torch.isfinite(own).all() for own in values])
 
 
 def _advice(algorithm: Algorithm, problem: Problem, before: State) -> str:
-    """The cure for an update that left the finite numbers."""
+    """The cure for an update that is not finite."""
     return algorithm.advice(problem, before) if isinstance(algorithm, Advice) else "reduce the step size"
 
 
@@ -233,7 +252,7 @@ def _diverged(
 
 
 def _refused(algorithm: Algorithm, context: Context, work: Work, found: Gathered, before: State) -> DivergenceError:
-    """The error of a round whose clients have all replied what no honest one can, as in a run that diverges."""
+    """The error for a round in which all clients replied, but no reply can be honest, as in a run that diverges."""
     client, reason = found.failures[-1]
     what = (
         f"{type(algorithm).__name__}, round {work.round}: no reply of {len(work.clients)} could be used, that of "
@@ -245,7 +264,7 @@ def _refused(algorithm: Algorithm, context: Context, work: Work, found: Gathered
 def _error(
     algorithm: Algorithm, context: Context, work: Work, client: int, what: str, before: State
 ) -> DivergenceError:
-    """The error of a run that diverges at a client, with the cure, and the state before."""
+    """The error for a run that diverges at a client, with the cure and the state before the round."""
     cure = context.record.moved_first() or _advice(algorithm, context.problem, before)
     said = f"{what}; {cure}. {_said(context.record.unlike())}{KEPT}"
     error = DivergenceError(said, client=client, round=work.round)
@@ -254,23 +273,23 @@ def _error(
 
 
 def refuse_divergence(algorithm: Algorithm, context: Context, before: State, after: State, round: int) -> None:
-    """Refuse a server's state with an entry that was finite and is so no more.
+    """Refuse a server's state with an entry that was finite before the round and is not any more.
 
-    Entries that begin as infinities, and those that the algorithm names as `may_be_infinite`, hold what is not known
-    yet.
+    Entries that were infinite before, and those in the algorithm's `may_be_infinite`, stand for what is not known yet,
+    and may stay infinite.
 
     Args:
-        algorithm: what runs.
-        context: of the run so far.
+        algorithm: the phase's algorithm.
+        context: the run.
         before: the server's state before the round, which the error keeps.
-        after: its state now.
+        after: its state after the round.
         round: the round's number.
 
     Raises:
         DivergenceError: names the entry.
     """
     for name, value in after.items():
-        if value is before.get(name):  # nothing new, or a buffer that has grown by messages, which have been looked at
+        if value is before.get(name):  # unchanged, or a buffer to which messages were added that are checked already
             continue
         if name in algorithm.may_be_infinite or not value.is_floating_point() or bool(torch.isfinite(value).all()):
             continue
@@ -295,7 +314,7 @@ def _check_quorum(
         need = max(need, 1)
     if replied >= need:
         return
-    if found.refused and context.min_clients != 0:  # 0 expects that, of clients that come and go
+    if found.refused and context.min_clients != 0:  # with 0 such rounds are expected, and skipped
         raise _refused(algorithm, context, work, found, before)
     where = "this error's `state`" if context.checkpoint is None else str(context.checkpoint.folder)
     kept = f"state of round {work.round - 1} is in {where}" if work.round else "no round was completed"
@@ -312,7 +331,7 @@ def _check_quorum(
 
 
 def _requests_in_vain(context: Context) -> int:
-    """Failures since the last round with a usable reply."""
+    """The number of failures since the last round with a usable reply."""
     count = 0
     for past in reversed(context.record.rounds):
         if past.clients or not past.failures:

@@ -19,6 +19,7 @@ from pyro_fed.algorithm.record import Asked, Round
 from pyro_fed.algorithm.schedule import Informed, Schedule
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions import memory, progress, seeding
+from pyro_fed.conventions.kinds import narrowed
 from pyro_fed.conventions.time_limit import tick
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.density.size import LARGE_DIM
@@ -36,7 +37,7 @@ from pyro_fed.runtime.network import Network, PhaseEnded
 from pyro_fed.runtime.one_round import one_round
 from pyro_fed.runtime.replies import hidden
 
-#: What clients keep and what the server was told differ by no more than this where nobody lies.
+#: Largest relative and absolute difference between the sites that honest clients keep and the server's account of them.
 ROUNDING = 1e-6
 #: Algorithms that have been run to their end, each with its final states.
 Finished = list[tuple[Algorithm, Start]]
@@ -45,21 +46,21 @@ Finished = list[tuple[Algorithm, Start]]
 def run_phases(
     algorithm: Algorithm, context: Context, rounds: int, given: Schedule | None, finished: Finished | None = None
 ) -> State:
-    """Run what the algorithm starts from, by its own schedule, then the algorithm itself, by the user's.
+    """Run the algorithms from which an algorithm starts, each as a phase with its own schedule, then the algorithm.
 
-    An algorithm that was handed an earlier run's states goes on from there.
-    A checkpoint that holds an unfinished run, or one of fewer rounds, is taken up where it was left.
+    An algorithm that was handed an earlier run's states goes on from these. A checkpoint of an unfinished run, or of
+    one with fewer rounds, is taken up where it was left.
 
     Args:
-        algorithm: what to run.
+        algorithm: the algorithm to run.
         context: the run.
-        rounds: of the algorithm itself.
-        given: its schedule; None is its own.
-        finished: what has been run on the same data; a phase among it is not run again, and those of this run that
-            the budget has let end are added to it.
+        rounds: number of rounds of the algorithm itself.
+        given: the user's schedule for the algorithm itself; None takes its own.
+        finished: phases that have been run on the same data before: they are not run again. Phases of this run that
+            end within the budget are added.
 
     Returns:
-        the server's last state.
+        The server's last state.
 
     Raises:
         CheckpointError: a checkpoint of another run, or of more rounds than this one is to have.
@@ -75,7 +76,7 @@ def run_phases(
     networks = _connected(chain, context, given)
     context.record.notes += _not_on_device(chain, context)
     first, start = _taken_over(chain, finished)
-    told: Start | None = None  # `start` as the server was told of it
+    told: Start | None = None  # `start` by the server's account of the clients' sites
     for number, part in enumerate(chain):
         if number < first or (saved is not None and number < saved.phase):
             continue
@@ -88,7 +89,7 @@ def run_phases(
             settled = number > first and context.record.converged is True
             phase = _begin(part, number, context, length, given if last else None, start, told)
             phase.settled = settled
-            start = told = None  # what is no longer needed is let go: of a large model it is much
+            start = told = None  # states that are not needed any more are freed: a large model's take much memory
             _let_go(context)
         phase.last = last
         phase.name = type(part).__name__ if last else f"{type(part).__name__}, for {type(algorithm).__name__}"
@@ -112,7 +113,7 @@ def run_phases(
 
 
 def _connected(chain: list[Algorithm], context: Context, given: Schedule | None) -> list[Network]:
-    """Each phase's network; what is wrong is said of the last first, which is the algorithm that the user named."""
+    """Each phase's network. The last phase is checked first: an error then names the algorithm that the user chose."""
     networks = [
         context.connect(
             part, context.graph, given if part is chain[-1] else None, _num_clients(part, context), context.seed
@@ -123,7 +124,7 @@ def _connected(chain: list[Algorithm], context: Context, given: Schedule | None)
 
 
 def _not_on_device(chain: list[Algorithm], context: Context) -> list[str]:
-    """A sentence for each algorithm that is computed elsewhere than the problem's data are."""
+    """A note for each algorithm of the chain that was computed on another device than the problem's."""
     device = context.problem.device
     return [
         f"{type(part).__name__} draws random numbers within its steps and was computed on the CPU, not on {device}"
@@ -133,13 +134,13 @@ def _not_on_device(chain: list[Algorithm], context: Context) -> list[str]:
 
 
 def _let_go(context: Context) -> None:
-    """What a large model's tensors have left free goes back: the next ones differ in size."""
+    """Give the memory that a large model's tensors have left free back to the system: later ones have other sizes."""
     if context.problem.dim > LARGE_DIM:
         memory.give_back()
 
 
 def _check_rounds(saved: Saved, chain: list[Algorithm], context: Context, rounds: int) -> None:
-    """Refuse a state of more rounds than the run is to have; fewer are gone on from.
+    """Refuse a saved state that has had more rounds than this run is to have.
 
     Raises:
         CheckpointError: says how many rounds have been done.
@@ -153,9 +154,9 @@ def _check_rounds(saved: Saved, chain: list[Algorithm], context: Context, rounds
 
 
 def _keep_sites(phase: Phase, context: Context) -> None:
-    """The record gets the clients' sites of the run's own algorithm, else those of the first phase that has some.
+    """Put the clients' sites into the record: the run's own algorithm's, or else those of the first phase with sites.
 
-    Pooled data have one site, which is no client's.
+    Pooled data have a single site, which belongs to no client.
     """
     record, algorithm = context.record, phase.algorithm
     if isinstance(algorithm, Pooled) or _of_pooled(phase, context):
@@ -175,7 +176,7 @@ def _of_pooled(phase: Phase, context: Context) -> bool:
 
 
 def _taken_over(chain: list[Algorithm], finished: Finished | None) -> tuple[int, Start | None]:
-    """The first phase of a chain that is to be run, and where it starts."""
+    """The number of the first phase of a chain that still has to be run, and the states that it starts from."""
     for number in reversed(range(len(chain) - 1)):
         for part, start in finished or ():
             if part == chain[number]:
@@ -192,6 +193,17 @@ def _begin(
     start: Start | None,
     told: Start | None,
 ) -> Phase:
+    """A phase before its first round.
+
+    Args:
+        algorithm: the phase's algorithm.
+        number: 0 for the first phase of the run.
+        context: the run.
+        rounds: how many the phase is to have.
+        given: the user's schedule; None takes the algorithm's own.
+        start: the last states of the phase before.
+        told: the same by the server's account of the clients' sites.
+    """
     record = context.record
     record.figures.clear()
     record.converged = None
@@ -208,17 +220,17 @@ def _begin(
 
 
 def _resumed(algorithm: Algorithm, context: Context, rounds: int, given: Schedule | None, saved: Saved) -> Phase:
-    """The phase that was saved, to be gone on with; the record is as it was."""
+    """The phase that was saved, to be continued; the record is restored."""
     phase = Phase(algorithm, saved.phase, rounds, given, saved.shared, saved.local, saved.done)
     phase.ledger = _ledger(algorithm, context, saved.shared, saved.local)
     context.record.restore(saved.record)
     if hidden(context) and phase.done < phase.rounds:
-        context.record.converged = None  # it had been asked after the last round of a shorter run
+        context.record.converged = None  # a private run looks at this after its last round only, which is now later
     return phase
 
 
 def _alike(kept: State, told: State) -> bool:
-    """Whether what clients keep is what the server was told, but for rounding."""
+    """Whether the clients' own sites agree with the server's account of them, up to rounding."""
     return all(
         value.shape == kept[name].shape and torch.allclose(value.double(), kept[name].double(), ROUNDING, ROUNDING)
         for name, value in told.items()
@@ -227,7 +239,7 @@ def _alike(kept: State, told: State) -> bool:
 
 
 def _ledger(algorithm: Algorithm, context: Context, shared: State, local: State) -> State:
-    """What the server keeps account of, of the clients' sites; nothing where it never sees one."""
+    """The server's account of the clients' sites; empty where it never sees a client's message."""
     if context.executor.sums_alone:
         return {}
     found = opened(algorithm, shared, local)
@@ -245,10 +257,10 @@ def _num_clients(algorithm: Algorithm, context: Context) -> int:
 
 
 def _loop(phase: Phase, context: Context, network: Network) -> None:
-    """Rounds until the algorithm has converged, has had them all or its time, or the user interrupts."""
+    """Run rounds until the algorithm converges, its rounds or its budget are over, or the user interrupts."""
     algorithm, record = phase.algorithm, context.record
     data = _data(algorithm, context)
-    # What is worth compiling depends on them.
+    # How many rounds are ahead decides what is worth compiling.
     ahead = replace(context.problem.compiler, rounds=phase.rounds, seconds=context.budget.seconds_left())
     context.problem = replace(context.problem, compiler=ahead)
     context.executor.start(algorithm, context.problem, data, phase.local)
@@ -256,19 +268,19 @@ def _loop(phase: Phase, context: Context, network: Network) -> None:
     if record.converged:
         return
     if not phase.done:
-        _save(phase, context, network)  # who is killed in the first round has something to resume from
+        _save(phase, context, network)  # so that a run that is killed in its first round can be resumed
     before = len(record.rounds) - phase.done
     phase.growth.begin(phase.shared)
     bar = progress.begin(phase.name, phase.rounds, "round", done=phase.done, shown=context.progress)
     try:
         with context.budget.of_rounds():
-            singly = 0  # rounds before this one are had one at a time
+            one_by_one = 0  # rounds before this one are done one at a time, since doing them together has failed
             while phase.done < phase.rounds and not record.converged:
                 tick()
                 index, before_these = phase.done, len(record.rounds)
-                ahead_of = rounds_at_once(phase, context, network, phase.rounds - index) if index >= singly else 1
-                if ahead_of == 1 or not _several(phase, context, network, data, ahead_of):
-                    singly = max(singly, index + ahead_of)
+                together = rounds_at_once(phase, context, network, phase.rounds - index) if index >= one_by_one else 1
+                if together == 1 or not _several(phase, context, network, data, together):
+                    one_by_one = max(one_by_one, index + together)
                     _round(phase, context, network, data, index)
                 if phase.last:
                     phase.growth.look(algorithm, phase.shared, phase.done, phase.rounds, record)
@@ -291,11 +303,11 @@ def _loop(phase: Phase, context: Context, network: Network) -> None:
         bar.close()
     record.notes += network.notes()
     if record.converged and record.latest.get("fraction", 1.0) <= 0:
-        record.converged = False  # a client stood still since none of its change could be made: an end, and no rest
+        record.converged = False  # it only stood still because none of a client's change could be applied
 
 
 def _round(phase: Phase, context: Context, network: Network, data: ClientData, index: int) -> None:
-    """A round of the phase: who works, the work, what the record keeps of it, and the state on disk."""
+    """One round of the phase: choose the clients, have them work, record the round, and save the state."""
     record = context.record
     phase.shared = network.between(len(record.rounds), phase.shared)
     clients, asked = _select(phase, context, index)
@@ -309,7 +321,7 @@ def _round(phase: Phase, context: Context, network: Network, data: ClientData, i
 
 
 def _several(phase: Phase, context: Context, network: Network, data: ClientData, number: int) -> bool:
-    """So many rounds at once, as `_round` has one; False where they cannot be had so."""
+    """Do `number` rounds at once, with the result of as many calls of `_round`; False where that is not possible."""
     record = context.record
     clients = [_select(phase, context, phase.done + i)[0] for i in range(number)]
     with memory.collected_later():
@@ -325,13 +337,13 @@ def _several(phase: Phase, context: Context, network: Network, data: ClientData,
 
 
 def _figures(phase: Phase, context: Context, network: Network, after: State) -> dict[str, float]:
-    """Figures of the round that was just recorded; none where nobody worked."""
+    """The figures of the round that was recorded last; empty where no client worked."""
     rounds = context.record.rounds
     if not rounds[-1].clients:
         return {}
     figures = network.monitor(phase.algorithm, phase.shared, after) | network.figures()
     taken = rounds[-1].info.get("fraction", ())
-    if len(taken):  # the smallest share of its change that a client has made
+    if len(taken):  # the smallest share of a client's change that was applied
         figures = {"fraction": float(min(taken)), **figures}
     if context.combination is not None:
         figures |= context.combination.figures(sum(bool(past.clients) for past in rounds))
@@ -357,9 +369,9 @@ def _evaluated(
 
 
 def _state_of(phase: Phase, context: Context, network: Network) -> bool | None:
-    """Whether the algorithm has converged; None while it may yet, or where it has no criterion.
+    """Whether the algorithm has converged; None while that is open, or where it has no criterion.
 
-    A private run has all its rounds: an end by what was seen would be one more thing that was told of the rows.
+    A private run has all its rounds: to stop by what was seen would reveal more about the rows.
     """
     record = context.record
     if hidden(context) and phase.done < phase.rounds:
@@ -372,15 +384,16 @@ def _state_of(phase: Phase, context: Context, network: Network) -> bool | None:
 
 
 def _save(phase: Phase, context: Context, network: Network) -> None:
+    """Write the state to the checkpoint folder, where there is one."""
     if context.checkpoint is not None:
         local, record = context.executor.collect(), context.record.to_plain()
         context.checkpoint.save(Saved(phase.number, phase.done, phase.shared, local, record, network.kept()))
 
 
 def _select(phase: Phase, context: Context, index: int) -> tuple[list[int], Asked | None]:
-    """The clients of a round, and the bytes that every client received and sent for the choice.
+    """The clients of a round; and the bytes that each client received and sent for the choice, where all were asked.
 
-    One answer of the schedule, or one for each of the algorithm's slots; it may ask all clients first.
+    An algorithm with slots (`Chains`) gets an answer of the schedule for each slot; others get one.
     """
     algorithm, num_clients = phase.algorithm, _num_clients(phase.algorithm, context)
     schedule = phase.schedule
@@ -397,7 +410,7 @@ def _select(phase: Phase, context: Context, index: int) -> tuple[list[int], Aske
 
 
 def _slots(phase: Phase, context: Context, drawn: int, slots: int) -> list[Callable[[int], list[int]]]:
-    """What the schedule answers each slot in the rounds of a period, made when it begins."""
+    """The schedule's answers, slot by slot, by round; drawn when a period of the schedule begins."""
     if phase.drawn != drawn:
         num_clients = _num_clients(phase.algorithm, context)
         generator = partial(seeding.numpy_generator, context.seed, seeding.SCHEDULE, drawn)
@@ -408,11 +421,10 @@ def _slots(phase: Phase, context: Context, drawn: int, slots: int) -> list[Calla
 def _ask(
     phase: Phase, context: Context, schedule: Informed, rng: np.random.Generator
 ) -> tuple[list[int], Asked | None]:
-    """All clients' reports of how important they are, and the choice by them."""
+    """Ask all clients how important they are, and let the schedule choose: the clients, and the bytes of the asking."""
     everyone = torch.arange(_num_clients(phase.algorithm, context))
-    algorithm = phase.algorithm
-    assert isinstance(algorithm, Indicators)  # `run` has refused the schedule otherwise
-    received = algorithm.download(phase.shared, everyone)
+    algorithm = narrowed(phase.algorithm, Indicators)  # `run` has refused the schedule otherwise
+    received = phase.algorithm.download(phase.shared, everyone)
     work = Work(len(context.record.rounds), context.seed, everyone.tolist(), received)
     reports = context.executor.ask(schedule.asks, work)
     importance = algorithm.importance(schedule.asks, phase.shared, reports).double().cpu().numpy()
@@ -421,6 +433,7 @@ def _ask(
 
 
 def _postfix(phase: Phase, context: Context) -> str:
+    """What the progress bar shows after a round: who worked, and two figures."""
     record = context.record
     clients, names = record.rounds[-1].clients, record.client_names
     who = f"client {names[clients[0]]}" if len(clients) == 1 else f"{len(clients)} clients"

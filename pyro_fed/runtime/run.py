@@ -85,64 +85,63 @@ def run(
     """Run an algorithm on a federation.
 
     Args:
-        algorithm: what to run, such as `pf.DSVGD(num_particles=100)`, or `pf.Auto()`, which tries several.
+        algorithm: the algorithm to run, such as `pf.DSVGD(num_particles=100)`, or `pf.Auto()`, which tries several.
         federation: the model and its clients.
-        num_rounds: rounds of communication; the algorithm's own number by default.
-        max_seconds: on the clock, after which the rounds end, at the next client or compiled step: the result is what
-            the rounds that were done have found, as `num_rounds` would give it with their number, and says that it is
-            incomplete. Its checks may take as long again; what is left then is left out, and said. How many rounds
-            there is time for differs from run to run, so that such an answer is not reproducible.
-        schedule: who works in a round; the algorithm's own by default. A phase that the algorithm starts from
-            keeps its own.
-        graph: who talks to whom, of an algorithm without a server, such as `pf.graph.ring(5)`; agents that the
-            schedule leaves out of a round are asleep in it.
+        num_rounds: number of rounds of communication; by default the algorithm's own.
+        max_seconds: limit of the seconds on the clock. When they are over, the rounds end at the next client or
+            compiled step, and the posterior of the finished rounds is returned, marked as incomplete. The checks of the
+            result may take as long again; checks that do not end in time are left out, which a doubt says. How many
+            rounds there is time for differs from run to run, so that such an answer is not reproducible.
+        schedule: which clients work in a round; by default the algorithm's own. Phases from which the algorithm starts
+            keep their own.
+        graph: which agents talk to each other, for an algorithm without a server, such as `pf.graph.ring(5)`. Agents
+            that the schedule leaves out of a round are asleep in it.
         executor: "vectorised" (all clients of a round in one call), "sequential", or an Executor.
-        num_draws: draws of the posterior, where the result is a density (particles are returned as they are); None
-            takes 1000, and of a model of more than 1000 parameters as many as 20 million numbers have room for.
-        seed: the only source of randomness; same seed, same answer, whatever the executor.
-        compile: "off", "trace" (steps become graphs of tensor operations, without Pyro), "inductor" (these are
-            compiled), or "auto": what the expected work repays, and `max_seconds` leave time for.
-        progress: whether to show how far the run is: a bar in a terminal or a notebook, a line now and then
-            elsewhere; or a function that is called with a `Progress` after every round, see `pyro_fed.set_progress`.
-        num_threads: torch threads during the run (restored afterwards); None leaves them. Small problems are
-            fastest with one. "auto": one, or where rows × parameters are a million or more, those that torch has; sums
-            of other orders may differ in the last bits.
+        num_draws: number of draws, where the result is a density (particles are returned as they are). None takes 1000,
+            or, with more than 1000 parameters, as many as 20 million numbers have room for.
+        seed: the only source of randomness: the same seed gives the same answer with every executor.
+        compile: "off", "trace" (steps become graphs of tensor operations, without Pyro), "inductor" (these graphs are
+            compiled), or "auto": the one that is fastest for the expected work, within `max_seconds`.
+        progress: whether to show the progress: a bar in a terminal or a notebook, a line now and then elsewhere. Or a
+            function that is called with a `Progress` after every round, see `pyro_fed.set_progress`.
+        num_threads: torch threads during the run (restored afterwards); None leaves them as they are. Small problems
+            are fastest with one. "auto" takes one, or torch's own number where rows × parameters are a million or more.
+            With another number of threads sums may differ in the last bits.
         log_likelihood: compute the pointwise log-likelihood of all rows. Without it the draws' log density, `lp` in
-            `sample_stats`, is left out too where draws × rows are more than 5e7.
-        collect_local: let the clients draw the latents inside the plate and collect them, as only a simulation can;
-            without, the log-likelihood of a row has them integrated out.
-        audit: judge the result at its draws, by the model's own densities (see `pyro_fed.audit`), and warn of what
-            speaks against it.
-        start: checkpoint folder of an earlier run of the same algorithm on the same model, whose clients' sites this
-            run begins with, by the clients' names: for clients that join or leave.
-        min_clients: usable replies that a round needs (of those asked, where these are fewer); with fewer the round
-            is not applied and the run stops. None: a run stops when nobody has replied for long. 0: likewise, and
-            a round in which no reply at all is finite is skipped, where it is a divergence otherwise.
-        combination: what the server puts in the place of the clients' messages, against clients that lie or for
-            privacy, see `pyro_fed.combination`; for algorithms that need sums alone, such as FedAvg and FedSEP.
-        evaluate: called after every round with the posterior so far (InferenceData with the group `posterior` alone;
-            latents inside the plate left out) for figures by name, such as
-            `lambda idata: pf.metrics.test_metrics(idata, fed, test)`; they stand in the group `federation` by round.
-        evaluate_every: rounds from one evaluation to the next; between them the figures are NaN.
-        checkpoint: folder that gets the state after every round (the latest two are kept).
-        resume: go on from the checkpoint; the answer is that of an uninterrupted run, bit by bit. The run may have
-            more rounds than the one that was saved, a finished one too: its answer is that of a run of so many from the
-            start, to the bit where `compile` is not "auto", which chooses by their number how steps are computed.
+            `sample_stats`, is left out too if draws × rows are more than 5e7.
+        collect_local: let the clients draw the latents inside the plate, and collect them, which only a simulation can.
+            Without it they are integrated out of the rows' log-likelihoods.
+        audit: judge the result at its draws, by the model's own densities (see `pyro_fed.audit`), and warn of doubts.
+        start: checkpoint folder of an earlier run of the same algorithm on the same model. This run begins with the
+            sites of that run's clients, matched by name: for clients that join or leave.
+        min_clients: number of usable replies that a round needs (or all that were asked, if they are fewer). With fewer
+            the round is not applied, and the run stops. None: a run stops when no client has replied for long. 0: the
+            same, but a round without any finite reply is skipped; otherwise it is a divergence.
+        combination: what the server does with the clients' messages, against clients that lie or for privacy, see
+            `pyro_fed.combination`. Most combinations are for algorithms that only need sums, such as FedAvg and FedSEP.
+        evaluate: a function that is called after every round with the posterior so far (InferenceData with only the
+            group `posterior`, without latents inside the plate), and returns figures by name, such as
+            `lambda idata: pf.metrics.test_metrics(idata, fed, test)`. The group `federation` has them by round.
+        evaluate_every: number of rounds from one evaluation to the next; in between the figures are NaN.
+        checkpoint: folder in which the state is saved after every round; the latest two are kept.
+        resume: continue from the checkpoint. The answer is that of an uninterrupted run, bit by bit. The run may have
+            more rounds than the saved one, even if that was finished. The answer is then that of a run of so many
+            rounds from the start; to the bit, unless `compile` is "auto", which chooses by the number of rounds.
 
     Returns:
-        arviz.InferenceData with groups posterior, sample_stats, log_likelihood, observed_data, constant_data and
-        federation (who took part, bytes and seconds over round and client), and audit, where there was one (how far
-        off each mean and SD is, as far as it could tell). Ctrl-C ends the run early: it returns what has been found
-        so far, with `attrs["interrupted"]`, where that is a posterior; a second one, or one at the end, its checks.
-        `attrs["stopped"]` says where a limit of time ended it.
+        arviz.InferenceData with the groups posterior, sample_stats, log_likelihood, observed_data, constant_data and
+        federation (who took part, bytes and seconds, by round and client); and audit, where there was one (the
+        estimated error of each mean and SD). Ctrl-C ends the rounds: if there is a posterior already, it is returned,
+        with `attrs["interrupted"]`. A second Ctrl-C, or one after the rounds, ends the checks. `attrs["stopped"]` says
+        that a limit of time has ended the rounds.
 
     Raises:
         SettingError: a setting out of its range; a graph that is missing, invalid, or for another number of agents.
         CheckpointError: a checkpoint of another run, or one that cannot be read.
-        DivergenceError: an update left the finite numbers; its `result` holds the last finite state.
-        QuorumError: too few clients replied; its `result` holds the state before that round.
-        InterruptedRun: Ctrl-C before there was a posterior; its `state`, or the checkpoint, holds what there was.
-        TimeLimitError: `max_seconds` were over before; likewise.
+        DivergenceError: an update is not finite; the error's `result` has the last finite state.
+        QuorumError: too few clients replied; the error's `result` has the state before that round.
+        InterruptedRun: Ctrl-C before there was a posterior; the error's `state`, or the checkpoint, has the last state.
+        TimeLimitError: `max_seconds` were over before there was a posterior; its `state` has the last state.
 
     Example:
         >>> fed = pf.Federation(model, (x, y), plate="data", num_clients=10)
@@ -225,11 +224,7 @@ def run(
                 shared = run_phases(first, context, rounds, schedule)
         except (StoppedError, ImproperGaussianError) as error:
             _say_cause(error, context)
-            if isinstance(error, StoppedError) and error.state is not None and error.result is None:
-                with suppress(DivergenceError):  # a state that was never a distribution has no draws
-                    # its error speaks against it: it is not audited, which could take long
-                    error.result = replace(finish, algorithm=error.algorithm, audit=False)(error.state)
-                    error.result.attrs["stopped"] = str(error)
+            _keep_result(error, finish)
             raise
         finally:
             context.executor.close()
@@ -239,7 +234,7 @@ def run(
 
 
 def _budget(plan: Plan | None, max_seconds: float | None) -> Budget:
-    """What the run may cost: its own limit of time or its plan's, whichever is shorter, and the plan's others."""
+    """The run's limits: of time, its own or its plan's, whichever is shorter; of rounds and bytes, its plan's."""
     if plan is None:
         return Budget(max_seconds=max_seconds)
     seconds = min(filter(None, (max_seconds, plan.max_seconds)), default=None)
@@ -247,7 +242,7 @@ def _budget(plan: Plan | None, max_seconds: float | None) -> Budget:
 
 
 def _suited(algorithm: Algorithm, combination: Combination | None) -> Algorithm:
-    """The algorithm in the form that what is done with its messages asks for."""
+    """The algorithm in the form that the combination of its messages asks for."""
     private = combination if isinstance(combination, Private) else None
     if private is not None and isinstance(algorithm, NoiseTracking):
         algorithm = algorithm.evenly()
@@ -259,24 +254,33 @@ def _suited(algorithm: Algorithm, combination: Combination | None) -> Algorithm:
 
 
 def _as_one(federation: Federation) -> Federation:
-    """The federation with the latents inside its plate among the model's parameters, where there are such latents."""
+    """The federation with latents inside its plate among the model's parameters; itself where there are none."""
     if not federation.problem.local_dim:
         return federation
     return federation.joint.noncentred if isinstance(federation.problem, NonCentred) else federation.joint
 
 
 def _chains(algorithm: Algorithm, federation: Federation) -> int:
-    """How many chains a result has: one an agent of a graph."""
+    """How many chains a result has: one, or one for each agent of a graph."""
     return federation.num_clients if isinstance(algorithm, OnGraph) else 1
 
 
 def _for_draws(algorithm: Algorithm, num_draws: int) -> Algorithm:
-    """The algorithm, told how many draws the result is to have where it makes them in its rounds."""
+    """The algorithm, told how many draws the result is to have if it makes them during its rounds."""
     return algorithm.for_draws(num_draws) if isinstance(algorithm, DrawsAhead) else algorithm
 
 
+def _keep_result(error: StoppedError | ImproperGaussianError, finish: Finish) -> None:
+    """Give an error the result of the last good state, if there is one, without audit: the error says enough."""
+    if not isinstance(error, StoppedError) or error.state is None or error.result is not None:
+        return
+    with suppress(DivergenceError):  # a state that was never a distribution has no draws
+        error.result = replace(finish, algorithm=error.algorithm, audit=False)(error.state)
+        error.result.attrs["stopped"] = str(error)
+
+
 def _say_cause(error: StoppedError | ImproperGaussianError, context: Context) -> None:
-    """The error names the site whose density is no number too, where there is one and its rows are here."""
+    """Add to an error's text the sites whose density is not finite, if there are any and the rows are here."""
     diverged = isinstance(error, DivergenceError)
     if isinstance(error, StoppedError) and not diverged:
         return

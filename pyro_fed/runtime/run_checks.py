@@ -1,4 +1,4 @@
-"""Checks of what `run` is given, before anything is computed."""
+"""Checks of the arguments of `run`, before anything is computed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pyro_fed.errors import SettingError
 MAX_THREADS = 4096
 #: Draws of one parameter that fill a gigabyte.
 MOST_DRAWS = 134_217_728
-#: Arguments that belong to one algorithm, and what there is instead where several are tried.
+#: Arguments that belong to one algorithm, with the cure where several are tried.
 OF_ONE_ALGORITHM = {
     "num_rounds": "its stages have rounds of their own; limit them by {name}(max_rounds=...)",
     "schedule": "each of its stages has its own",
@@ -27,14 +27,14 @@ OF_ONE_ALGORITHM = {
 
 
 def check_of_plan(plan: Plan, **given: Any) -> None:
-    """Refuse what belongs to one algorithm where several are tried.
+    """Refuse arguments that belong to one algorithm, where a plan tries several.
 
     Args:
-        plan: the algorithms that are tried.
-        given: the arguments in question; None is not given.
+        plan: the plan.
+        given: the arguments, see `OF_ONE_ALGORITHM`; None means that the user has not given it.
 
     Raises:
-        SettingError: names the argument, and what there is instead.
+        SettingError: names the argument and the cure.
     """
     for name, value in given.items():
         if value is not None:
@@ -46,10 +46,10 @@ def check_of_plan(plan: Plan, **given: Any) -> None:
 
 
 def check_folders(**folders: str | Path | None) -> None:
-    """Refuse texts that name no folder: an empty one would be the folder that the program runs in.
+    """Refuse texts that name no folder. An empty text would mean the current folder.
 
     Args:
-        folders: by the name of the argument.
+        folders: paths by the name of the argument; None means that the user has not given it.
 
     Raises:
         SettingError: names the argument.
@@ -65,12 +65,12 @@ def check_numbers(
     """Refuse numbers out of their ranges.
 
     Args:
-        rounds: of the algorithm.
-        num_draws: of a density.
-        seed: of the run.
+        rounds: number of rounds.
+        num_draws: number of draws.
+        seed: the run's seed.
         min_clients: the quorum.
-        num_clients: how many there are.
-        num_threads: of torch.
+        num_clients: number of clients.
+        num_threads: torch's threads; "auto" and None pass.
 
     Raises:
         SettingError: names the argument.
@@ -90,10 +90,10 @@ def check_numbers(
 
 
 def check_seconds(max_seconds: float | None) -> None:
-    """Refuse a limit of time that is none.
+    """Refuse a limit of time that is not a positive number.
 
     Args:
-        max_seconds: None is no limit.
+        max_seconds: seconds; None is no limit.
 
     Raises:
         SettingError: it is not a positive number.
@@ -103,14 +103,14 @@ def check_seconds(max_seconds: float | None) -> None:
 
 
 def check_indicator(algorithm: Algorithm, schedule: Schedule | None) -> None:
-    """Refuse a schedule that asks the clients for what the algorithm cannot tell.
+    """Refuse a schedule that asks the clients for an indicator which the algorithm does not have.
 
     Args:
-        algorithm: what is run.
+        algorithm: the algorithm to run.
         schedule: the user's; None is the algorithm's own.
 
     Raises:
-        SettingError: names the indicator, and those that there are.
+        SettingError: names the indicator, and those that the algorithm has.
     """
     if isinstance(schedule, Informed) and not schedule.asks:
         raise SettingError(

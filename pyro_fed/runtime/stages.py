@@ -27,25 +27,27 @@ from pyro_fed.runtime.rounds import Finished, run_phases
 
 logger = logging.getLogger(__name__)
 
-#: Numbers that went wrong: another stage may do better. What else the first stage raises is about the input.
+#: Errors of the numbers: another stage may do better. Any other error of the first stage is about the input, and ends
+#: the plan.
 NUMERICAL = (DivergenceError, ImproperGaussianError, LinAlgError)
 
-#: Stages one after the other whose doubts are of the density, after which others are not tried: at one answer's draws
-#: an integral or a rounding may be worse than at another's.
+#: No further stage is tried after so many in a row whose doubts are about the densities themselves, which all stages
+#: share. It is more than one, since an integral or a rounding error may be worse at one answer's draws than at
+#: another's.
 MOST_OF_DENSITY = 2
 
 
 @dataclass
 class Step:
-    """What a stage did, as the result tells it.
+    """What a stage did and cost, as `attrs["steps"]` of the result has it.
 
     Attributes:
-        algorithm: its name.
-        rounds: of its own and of what it started from, unless an earlier stage had those.
-        bytes: that the clients received and sent in them.
-        seconds: on the clock, its judgement included.
-        doubts: what speaks against its answer.
-        end: why it has none: an error, or the budget; "" where it has one.
+        algorithm: the name of the stage's algorithm.
+        rounds: its rounds, with those of the phases from which it started, unless an earlier stage had run these.
+        bytes: what the clients received and sent in these rounds.
+        seconds: on the clock, with the judgement of the answer.
+        doubts: the doubts about its answer; None where it has no answer.
+        end: why it has no answer: an error, or the budget; "" where it has one.
         chosen: whether its answer is the result.
     """
 
@@ -62,16 +64,16 @@ def run_stages(plan: Plan, stages: list[Stage], finish: Finish) -> InferenceData
     """Try the stages of a plan in turn.
 
     Args:
-        plan: whose they are.
-        stages: its stages, as they are run on this problem.
-        finish: the end of a run of the first of them.
+        plan: the plan.
+        stages: its stages for this problem.
+        finish: makes results, as set up for the first stage.
 
     Returns:
         The chosen answer, with the record of all stages, and what each did and cost in `attrs["steps"]`.
 
     Raises:
-        PyroFedError: the first stage refused its input, or too few clients replied to it; or no stage has an answer:
-            the first one's error. SettingError where the budget is too small for one round.
+        PyroFedError: the first stage refused its input, or too few clients replied to it. If no stage has an answer,
+            the first stage's error; a SettingError if the budget is too small for a single round.
     """
     record, budget, problem = finish.context.record, finish.context.budget, finish.context.problem
     forms = {NONCENTRED} if any(stage.noncentred for stage in stages) else set()
@@ -101,17 +103,21 @@ def run_stages(plan: Plan, stages: list[Stage], finish: Finish) -> InferenceData
 
 
 def _weighed_by(coming: list[Stage], answer: Answer, problem: Problem) -> bool:
-    """Whether the next stage begins with the particles of this one, whose spacing costs them spread."""
+    """Whether the next stage starts from this answer's particles, and weights them, which mends their spread."""
     first = coming[0].algorithm.warm_start(problem) if coming else None
     own = answer.stage.algorithm
     return own.draws_are == "particles" and first is not None and resolved(first) == own
 
 
 class _Trial:
-    """The stages so far: what each did, and their answers.
+    """The stages that were tried so far.
 
     Attributes:
-        deserted: whether too few clients replied to a stage, and so would to the next.
+        finish: makes results.
+        steps: what each stage did and cost.
+        answers: the answers of those that have one.
+        errors: the errors of those that failed.
+        deserted: whether too few clients replied to a stage, so that another would fail as well.
     """
 
     def __init__(self, finish: Finish) -> None:
@@ -125,12 +131,21 @@ class _Trial:
 
     @property
     def hopeless(self) -> bool:
-        """Whether the last stages' doubts are of the densities as they are computed, which the next would share."""
+        """Whether the last stages' doubts are about the densities themselves, which the next stage would share."""
         last = self.answers[-MOST_OF_DENSITY:]
         return len(last) == MOST_OF_DENSITY and all(answer.of_density for answer in last)
 
     def run(self, number: int, stage: Stage) -> None:
-        """One stage, or why it gives no answer."""
+        """Run one stage, and add its step, and its answer or error.
+
+        Args:
+            number: its place among the stages.
+            stage: what is run.
+
+        Raises:
+            InterruptedRun: Ctrl-C before there was any answer.
+            Exception: the first stage failed, and not by its numbers (`NUMERICAL`).
+        """
         record = self.finish.context.record
         began, before, step = time.perf_counter(), len(record.rounds), Step(named(stage))
         self.steps.append(step)
@@ -147,13 +162,13 @@ class _Trial:
             if not self.answers:
                 raise
             step.end = self._cut()
-        except Exception as error:  # told in `step.end`: what fails here must not take an earlier answer away
+        except Exception as error:  # kept in `step.end`: an error here must not take an earlier answer away
             if not self.steps[:-1] and not isinstance(error, NUMERICAL):
                 raise
             step.end = " ".join(str(error).split())
             if not isinstance(error, PyroFedError):
                 step.end = f"{type(error).__name__}: {step.end}"
-            if not isinstance(error, (PyroFedError, *NUMERICAL)):  # no answer to numbers, but a mistake in the code
+            if not isinstance(error, (PyroFedError, *NUMERICAL)):  # a mistake in the code, not an error of numbers
                 logger.exception("stage %s of a plan has failed", step.algorithm)
                 step.end += " (the log has the traceback)"
             self.errors.append(error)
@@ -168,7 +183,7 @@ class _Trial:
         step.seconds = time.perf_counter() - began
 
     def _answer(self, number: int, stage: Stage) -> Answer | None:
-        """What the stage found; None where it was cut short and an earlier answer stands."""
+        """The stage's answer; None where it was cut short and there is an earlier answer."""
         record, algorithm = self.finish.context.record, stage.algorithm
         record.doubts, record.measured, record.by_sums, record.audited = [], {}, BySums(), False
         record.of_density, record.lost = False, 0.0
@@ -184,29 +199,29 @@ class _Trial:
         finish.judged(shared, draws)
         if isinstance(context.problem, NonCentred):
             draws = context.problem.centred(draws.flatten(0, 1)).unflatten(0, draws.shape[:2])
-        said = cut and not record.stopped  # which is among the doubts
+        said = cut and not record.stopped  # a stop by the limit of time is among the doubts already
         doubts = [*record.doubts, *([f"the run of {named(stage)} was {cut}"] if said else [])]
         return Answer(
-            stage,
-            number,
-            shared,
-            draws,
-            doubts,
-            list(record.figures),
-            len(record.rounds),
-            record.converged,
-            record.measured,
-            {} if stage.noncentred else record.sites,  # those of effects in units of their scale are other ones
-            record.sites_of,
-            record.stands_apart,
-            record.by_sums,
-            record.audited,
-            record.of_density,
-            record.lost,
+            stage=stage,
+            number=number,
+            shared=shared,
+            draws=draws,
+            doubts=doubts,
+            figures=list(record.figures),
+            until=len(record.rounds),
+            converged=record.converged,
+            measured=record.measured,
+            sites={} if stage.noncentred else record.sites,  # sites in non-centred coordinates are other ones
+            sites_of=record.sites_of,
+            stands_apart=record.stands_apart,
+            by_sums=record.by_sums,
+            audited=record.audited,
+            of_density=record.of_density,
+            lost=record.lost,
         )
 
     def _on_form(self, stage: Stage) -> Context:
-        """The run, on the form of the model that the stage takes."""
+        """The context with the form of the model that the stage takes: the user's, or the non-centred one."""
         context = self.finish.context
         if not stage.noncentred:
             return context
@@ -222,7 +237,7 @@ class _Trial:
         return replace(context, federation=federation, problem=problem)
 
     def _cut(self) -> str:
-        """What ended the stage before its time."""
+        """What has cut the stage short, as a clause; "" where nothing has."""
         context = self.finish.context
         if context.record.interrupted:
             return "interrupted"

@@ -28,7 +28,7 @@ def folder(tmp_path_factory):
     [
         ({"--name": "east"}, "the peers file has no agent 'east'; it has north, south"),
         ({"--peers": "none.toml"}, "there is no such file"),
-        ({"--rows": "other.npz"}, "has arrays ['x', 'z'], the model takes ['x', 'y']"),
+        ({"--rows": "other.npz"}, "has arrays ['x', 'z'], and the model's arguments are ['x', 'y']"),
         ({"--certificates": "nowhere"}, "expected north.key, north.crt and ca.crt"),
         ({"--patience": "0"}, "LinkSettings: patience must be positive"),
         ({"--seed": "-1"}, "-1 is not in the range"),
@@ -59,7 +59,7 @@ def test_an_authority_that_cannot_be_read_is_said(folder):
     (folder / "ca.key").write_bytes(b"no key")
     result = call("certificates", folder, "west")
     assert result.exit_code == 2
-    assert "are no authority's" in result.output
+    assert "cannot be read as an authority's" in result.output
 
 
 def test_certificates_are_not_written_twice(folder):

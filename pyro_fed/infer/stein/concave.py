@@ -24,6 +24,7 @@ from torch.func import grad
 
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start, started
 from pyro_fed.algorithm.states import State
+from pyro_fed.conventions.kinds import narrowed
 from pyro_fed.density.compiling.batched import vmap
 from pyro_fed.density.compiling.predictors import CHECK_ROWS, Predictors, predictors
 from pyro_fed.density.problem import Problem
@@ -70,8 +71,7 @@ class OneMode(Algorithm):
     ) -> tuple[State, State]:
         """Where tangents are compared."""
         start = started(start, self)
-        mode, spread = start.shared["point"], spread_points(problem)
-        assert spread is not None
+        mode, spread = start.shared["point"], narrowed(spread_points(problem), Tensor)
         return start.shared | {
             "pairs": torch.cat([spread.to(mode), mode[None]]),
             "bent": mode.new_zeros(()),

@@ -45,6 +45,7 @@ from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start, started
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
+from pyro_fed.conventions.kinds import narrowed
 from pyro_fed.conventions.limits import MATTERS
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
@@ -202,12 +203,12 @@ class FedAIS(Algorithm, Bounding, Moving, Advice, FitsSize, OwnErrors, Tempered)
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start
     ) -> tuple[State, State]:
         """Proposals around the points that particles, chains or weighted draws left."""
-        assert isinstance(self.surrogates, Algorithm)
-        if isinstance(self.surrogates, FedAIS):
-            weights = flattened(start.shared["log_weights"], min(FEWEST_EFFECTIVE, self.surrogates.num_proposals / 2))
+        surrogates = narrowed(self.surrogates, Algorithm)
+        if isinstance(surrogates, FedAIS):
+            weights = flattened(start.shared["log_weights"], min(FEWEST_EFFECTIVE, surrogates.num_proposals / 2))
             points = start.shared["draws"][systematic(weights, MOST_POINTS, generator).unique()]
         else:
-            points = self.surrogates.sample(start.shared, MOST_POINTS, generator).flatten(0, 1)
+            points = surrogates.sample(start.shared, MOST_POINTS, generator).flatten(0, 1)
             points = points[evenly(len(points), MOST_POINTS)]
         q = around(points)
         draws = q.sample(self.num_proposals, FREEDOM, generator).to(problem.dtype)

@@ -1,4 +1,4 @@
-"""One agent's run: from its own rows to its own InferenceData."""
+"""The run of one agent of a graph: from its own rows to its own InferenceData."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.plan import Plan, stages_of
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
+from pyro_fed.conventions.kinds import narrowed
 from pyro_fed.conventions.settings_repr import described
 from pyro_fed.conventions.version import VERSION
 from pyro_fed.density.compiling.compiler import threads
@@ -49,6 +50,7 @@ from pyro_fed.runtime.executors.local import Sequential
 from pyro_fed.runtime.network import Network, connect
 from pyro_fed.runtime.rounds import run_phases
 from pyro_fed.runtime.run import NUM_DRAWS
+from pyro_fed.runtime.run_checks import check_folders, check_numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,21 +59,21 @@ class Agent:
 
     Args:
         model: the Pyro model, the same at every agent.
-        plate: its plate over rows.
-        rows: its positional arguments with this agent's rows.
-        nested: where the plate is one of groups, the plates whose rows go with them, as `Federation` takes `rows`.
+        plate: name of the model's plate over rows.
+        rows: the model's positional arguments, with this agent's rows.
+        nested: where the plate is over groups, the plates whose rows belong to them, like `rows` of `Federation`.
         identity: the agent's name, key and certificate.
         peers: all agents and their graph.
         algorithm: one without a server, such as `pf.P2PVI()`; the same at every agent.
-        num_rounds: rounds; the algorithm's own number by default.
-        seed: the same at every agent.
-        num_draws: draws of the agent's belief.
-        compile: as `pyro_fed.run` takes it.
-        settings: waits and sizes.
-        listen: where to listen; the address in the peers file by default.
-        checkpoint: folder that gets the state after every round.
-        resume: go on from there.
-        progress: whether to show how far it is.
+        num_rounds: number of rounds; by default the algorithm's own.
+        seed: the run's seed, the same at every agent.
+        num_draws: number of draws of the agent's belief.
+        compile: how steps are compiled, see `pyro_fed.run`.
+        settings: waiting times and sizes.
+        listen: address at which to listen; by default the one in the peers file.
+        checkpoint: folder in which the state is saved after every round.
+        resume: go on from the checkpoint.
+        progress: whether to show the progress.
 
     Example:
         >>> peers = load_peers(Path("peers.toml"))
@@ -99,23 +101,23 @@ class Agent:
 
 
 def run_agent(agent: Agent) -> InferenceData:
-    """Work with the neighbours until all have converged, or for so many rounds.
+    """Run an agent with its neighbours, until all agents have converged or the rounds are over.
 
     The draws are the agent's chain of `pyro_fed.run(..., graph=peers.graph, executor="sequential")` on all agents' rows
-    with the same seed: the same noise, the same sums in the same order.
+    with the same seed: the noise is the same, and so are the sums, in the same order.
 
     Args:
-        agent: who it is, what it has, and what is run.
+        agent: the agent, its rows, and what it runs.
 
     Returns:
-        The groups `posterior`, of this agent's draws, and `federation`, of what it saw: its own rounds and figures, the
-        largest move and the disagreement over all agents, the agents heard in each round.
+        InferenceData with the groups `posterior` (this agent's draws) and `federation` (its own rounds and figures, the
+        largest move and the disagreement of all agents, and how many agents were heard in each round).
 
     Raises:
-        SettingError: an algorithm that needs a server, or settings out of their ranges.
-        ProtocolError: a neighbour that runs something else, or sends what is not a message.
-        Unwelcome: a neighbour that is not who its certificate should say.
-        QuorumError: nobody answers; its `result` holds the belief so far, where there is one.
+        SettingError: an algorithm that needs a server, or a setting out of its range.
+        ProtocolError: a neighbour runs something else, or sends something that is not a message of this run.
+        Unwelcome: a neighbour does not have the certificate that it should have.
+        QuorumError: no neighbour answers; the error's `result` has the belief so far, if there is one.
         CheckpointError: a checkpoint of another run.
 
     Example:
@@ -130,8 +132,10 @@ def run_agent(agent: Agent) -> InferenceData:
         own = _own(agent)
         algorithm = _algorithm(agent, own)
         rounds = algorithm.default_rounds(len(agent.peers.names)) if agent.num_rounds is None else agent.num_rounds
-        if rounds < 1:
-            raise SettingError(f"num_rounds must be at least 1, received {rounds}")
+        check_numbers(rounds, agent.num_draws, agent.seed, None, len(agent.peers.names), None)
+        check_folders(checkpoint=agent.checkpoint)
+        if agent.resume and agent.checkpoint is None:
+            raise SettingError("resume=True needs checkpoint=, the folder that holds the state")
         links = Links(me, agent.peers, agent.settings, _agreement(agent, algorithm, own, rounds))
         links.wire = Wire(me, agent.peers, agent.identity, agent.settings, links, agent.listen)
         try:
@@ -140,7 +144,7 @@ def run_agent(agent: Agent) -> InferenceData:
             found = _worked(agent, algorithm, federation, links, rounds)
             links.wire.leave(Farewell(links.wire.run, "its rounds are over", done=True), links.wire.neighbours)
             return found
-        except Exception as error:  # one that is interrupted may be started again: its neighbours wait
+        except Exception as error:  # not KeyboardInterrupt: neighbours wait for an agent that is interrupted
             links.wire.leave(_farewell(links, error), links.wire.neighbours)
             raise
         finally:
@@ -149,7 +153,7 @@ def run_agent(agent: Agent) -> InferenceData:
 
 
 def _farewell(links: Links, error: Exception) -> Farewell:
-    """What the neighbours are told of an error: only words that have no rows in them."""
+    """The message to the neighbours about an error, without words that may have rows in them."""
     wire = links.wire
     why, differs = f"it has stopped ({type(error).__name__}); its own log says why", isinstance(error, DifferError)
     if isinstance(error, DifferError):
@@ -160,7 +164,7 @@ def _farewell(links: Links, error: Exception) -> Farewell:
 
 
 def _own(agent: Agent) -> Federation:
-    """The agent's rows as a federation of one, in a dtype that does not depend on their values."""
+    """The agent's rows as a federation with one client, in a dtype that does not depend on the rows' values."""
     dtype = flatten(agent.model, agent.rows, None).floating_dtype()
     own = Federation.from_clients(
         agent.model, {agent.identity.name: agent.rows}, plate=agent.plate, rows=agent.nested, dtype=dtype
@@ -170,10 +174,10 @@ def _own(agent: Agent) -> Federation:
 
 
 def _algorithm(agent: Agent, own: Federation) -> Algorithm:
-    """The algorithm with what the graph asks for.
+    """The algorithm that is run on the agents' graph.
 
     Raises:
-        SettingError: it is none for agents.
+        SettingError: the algorithm is not for agents.
     """
     if isinstance(agent.algorithm, Plan):
         raise SettingError(
@@ -186,7 +190,7 @@ def _algorithm(agent: Agent, own: Federation) -> Algorithm:
 
 
 def _agreement(agent: Agent, algorithm: Algorithm, own: Federation, rounds: int) -> dict[str, str]:
-    """What all agents must have in common."""
+    """What all agents must have in common, name → text."""
     problem = own.problem
     arguments = problem.arguments
     rows = [[label, part, list(leaf.shape[1:]), str(leaf.dtype)] for label, part, leaf in arguments.columns]
@@ -208,14 +212,14 @@ def _agreement(agent: Agent, algorithm: Algorithm, own: Federation, rounds: int)
 
 
 def _traced(problem: Problem) -> str:
-    """The operations on one row; of groups on one with a row, by a rule of quadrature that no data have a say in."""
+    """The operations of the density of one row (or of one group with one row), with a fixed quadrature rule."""
     if problem.local_dim:
         problem = replace(problem, quadrature=Quadrature(order=1, mode_steps=1))
     return traced(problem, rows=1, nested=1)
 
 
 def _shared(problem: Problem) -> dict[str, str]:
-    """The arguments that all agents share; the number of groups, which is an agent's own, as that of one alone."""
+    """The arguments that all agents share, as text. The number of groups, which is each agent's own, is set to one."""
     shared, arguments = shared_arguments(problem), problem.arguments
     if not arguments.nested_plates:
         return shared
@@ -225,7 +229,7 @@ def _shared(problem: Problem) -> dict[str, str]:
 
 
 def _agree(links: Links) -> None:
-    """See that all neighbours, and so all agents, run the same.
+    """Require that all neighbours, and so all agents, run the same.
 
     Raises:
         DifferError: names what differs.
@@ -243,7 +247,7 @@ def _agree(links: Links) -> None:
             said = links.wire.said.get(j, "no answer")
             raise QuorumError(
                 f"agent {name} at {links.peers.addresses[j]} has not answered within {links.settings.patience_all} s "
-                f"({said})"
+                f"({said}). Start it, see that its address can be reached, or raise patience_all"
             ) from error
         for key in {**mine, **theirs}:
             if mine.get(key) != theirs.get(key):
@@ -253,11 +257,11 @@ def _agree(links: Links) -> None:
 
 
 def _together(own: Federation, links: Links) -> Together:
-    """The federation of all, once every agent has said how many rows it has, and which quadrature they need.
+    """The federation of all agents, after each has told its number of rows and the quadrature that its rows need.
 
-    A rule is fitted to the rows where they are. All take as many nodes and steps as the one that needs most, placed by
-    tails where one needs that, which is what a simulation, that has all rows, finds as well, and look for modes from
-    all places that one of them needs.
+    Each agent fits a quadrature rule to its own rows. All then use the largest number of nodes and of steps; nodes are
+    placed by tails if one agent needs that, and modes are looked for from every place that some agent needs. A
+    simulation, which has all rows, finds the same rule.
     """
     rule, places = own.problem.quadrature, torch.zeros(MOST_STARTS, max(1, own.problem.local_dim), dtype=torch.float64)
     for i, place in enumerate(rule.starts or ()):
@@ -286,24 +290,21 @@ def _together(own: Federation, links: Links) -> Together:
 
 
 def _worked(agent: Agent, algorithm: Algorithm, federation: Together, links: Links, rounds: int) -> InferenceData:
-    """The agent's rounds, and its result."""
+    """Run the agent's rounds, and make its result."""
     record = Record(federation.client_names)
     problem = compiled(federation.problem, agent.compile, rounds, agent.progress)
 
     def network(part: Algorithm, graph: Any, schedule: Any, num_clients: int, seed: int) -> Network:
-        connect(part, graph, schedule, num_clients, seed)  # its checks
-        assert isinstance(part, OnGraph)
-        return neighbours_of(links, part)
+        connect(part, graph, schedule, num_clients, seed)  # for its checks
+        return neighbours_of(links, narrowed(part, OnGraph))
 
     context = Context(
         federation, problem, agent.peers.graph, Sequential(), agent.seed, agent.progress, record, connect=network
     )
     if agent.checkpoint is not None:
         marks = fingerprint(algorithm, federation, rounds, None, agent.peers.graph, agent.seed, None, None)
-        # An agent that has ended has told its neighbours so, who go on without it.
+        # A finished run cannot be given more rounds: the neighbours have been told that this agent has ended.
         context.checkpoint = Checkpoint(agent.checkpoint, marks, agent.resume, any_rounds=False)
-    elif agent.resume:
-        raise SettingError("resume needs a checkpoint, the folder that holds the state")
     finish = Finish(algorithm, context, agent.num_draws, False, False, audit=False)
     try:
         with context.interruption:
@@ -334,7 +335,7 @@ def _result(finish: Finish, shared: State, me: int) -> InferenceData:
 
 
 def _leave(links: Links, rounds: int) -> None:
-    """Stay until the neighbours have what they need of this agent, and know that it has ended."""
+    """Stay until the neighbours have fetched this agent's last messages, and know that it has ended."""
     last = max(links.at.phase, 0)
     if links.outbox.ended(last) is None:
         links.outbox.end(last, rounds - 1)

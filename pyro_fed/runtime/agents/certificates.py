@@ -1,8 +1,8 @@
-"""An authority and the agents' certificates: for a rehearsal, or where no other authority is at hand.
+"""A certificate authority and the agents' certificates, for a rehearsal, or where there is no other authority.
 
-Every agent has a key of its own and a certificate for its name, signed by one authority. A deployment has these made by
-whoever runs the institutions' certificates; what an agent asks of them is the name of the peers file as a DNS name
-among the subject's alternative names, and both uses, of a server and of a client.
+Every agent has its own key and a certificate for its name, signed by one authority. In a deployment these come from
+those who run the institutions' certificates. A certificate must have the agent's name in the peers file as a DNS name
+among the subject's alternative names, and allow both uses, as a server and as a client.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from pyro_fed.errors import SettingError
 from pyro_fed.runtime.agents.names import AUTHORITY, check_names
 
-#: Days that agents' certificates are good for, and at least those of an authority, which outlives what it signs.
+#: Days for which agents' certificates are valid; and the least days for an authority, which has to outlive them.
 DAYS, AUTHORITY_DAYS = 30, 3650
-#: Clocks of two machines may differ by so many minutes.
+#: Minutes by which the clocks of two machines may differ.
 CLOCKS = 10
 
 
 @dataclass(frozen=True)
 class Identity:
-    """What an agent shows, and whom it believes.
+    """The key and certificates with which an agent identifies itself and its neighbours.
 
     Args:
-        name: the agent's.
-        key: its private key, PEM.
-        certificate: for its name, PEM.
-        authority: the certificate of the authority that has signed all agents', PEM.
+        name: the agent's name.
+        key: the agent's private key, PEM.
+        certificate: the agent's certificate, PEM.
+        authority: the certificate of the authority that has signed all agents' certificates, PEM.
 
     Example:
         >>> me = Identity.load(Path("certificates"), "north")
@@ -48,11 +48,15 @@ class Identity:
 
     @classmethod
     def load(cls, folder: Path, name: str) -> Identity:
-        """From NAME.key, NAME.crt and ca.crt in a folder.
+        """Read NAME.key, NAME.crt and ca.crt from a folder.
+
+        Args:
+            folder: the folder.
+            name: the agent's name.
 
         Raises:
-            SettingError: a file is missing, the certificate is not for that name, or it or the authority's is not good
-                now.
+            SettingError: a file is missing, the certificate is for another name, or one of the two certificates is not
+                valid now.
         """
         try:
             parts = [(folder / file).read_bytes() for file in (f"{name}.key", f"{name}.crt", f"{AUTHORITY}.crt")]
@@ -66,7 +70,7 @@ class Identity:
 
 
 def _check(pem: bytes, name: str, folder: Path) -> None:
-    """Refuse an agent's certificate that its neighbours would not believe."""
+    """Refuse an agent's certificate that its neighbours would not accept."""
     where = f"--certificates {folder}: {name}.crt"
     try:
         found = x509.load_pem_x509_certificate(pem)
@@ -79,7 +83,7 @@ def _check(pem: bytes, name: str, folder: Path) -> None:
 
 
 def _check_authority(pem: bytes, folder: Path) -> None:
-    """Refuse an authority's file in which no certificate is good now: nobody that it has signed would be believed."""
+    """Refuse an authority's file without a certificate that is valid now: no agent's certificate would be accepted."""
     where = f"--certificates {folder}: {AUTHORITY}.crt"
     try:
         found = x509.load_pem_x509_certificates(pem)
@@ -97,28 +101,30 @@ def _good(certificate: x509.Certificate) -> bool:
 def _check_dates(certificate: x509.Certificate, where: str) -> None:
     if not _good(certificate):
         raise SettingError(
-            f"{where} is good from {certificate.not_valid_before_utc} until {certificate.not_valid_after_utc}, not at "
-            f"{datetime.datetime.now(datetime.UTC)}: ask its issuer for new ones, of all agents where it is the "
-            "authority's"
+            f"{where} is valid from {certificate.not_valid_before_utc} until {certificate.not_valid_after_utc}, and "
+            f"now it is {datetime.datetime.now(datetime.UTC)}: ask its issuer for a new one. A new authority has to "
+            "sign new certificates for all agents"
         )
 
 
 def write_certificates(folder: Path, names: Sequence[str], days: int = DAYS) -> list[Path]:
-    """Make an authority and a certificate for each agent.
+    """Make an authority, and a certificate for each agent.
 
-    The authority's key is written too, so that agents can be added; keep it away from the agents' machines.
+    The authority's key is written too, so that agents can be added. Keep it away from the agents' machines.
 
     Args:
-        folder: gets ca.key, ca.crt, and NAME.key, NAME.crt of each; an authority that is there signs again.
-        names: the agents'.
-        days: that the agents' certificates are good for; the authority's is for ten years at least.
+        folder: gets ca.key and ca.crt, and NAME.key and NAME.crt for each agent. If it has an authority already, that
+            one signs.
+        names: the agents' names.
+        days: number of days for which the agents' certificates are valid; the authority's is valid for at least ten
+            years.
 
     Returns:
-        The files, keys readable by their owner alone.
+        The new files. Only their owner can read the keys.
 
     Raises:
-        SettingError: a name that cannot be used, a file of an agent is there already, the folder cannot be written, or
-            the authority that is there is not good for so many days.
+        SettingError: a name cannot be used, an agent's file exists already, the folder cannot be written, or the
+            authority in the folder is not valid for so many days.
 
     Example:
         >>> write_certificates(Path("certificates"), ["north", "south"])[0].name
@@ -134,7 +140,7 @@ def write_certificates(folder: Path, names: Sequence[str], days: int = DAYS) -> 
         key, authority, written = _authority(folder, days)
         if authority.not_valid_after_utc < end.replace(microsecond=0):
             raise SettingError(
-                f"{folder / AUTHORITY}.crt is good until {authority.not_valid_after_utc}, and certificates of {days} "
+                f"{folder / AUTHORITY}.crt is valid until {authority.not_valid_after_utc}, and certificates of {days} "
                 "days would outlive it: ask for fewer days, or take another folder and give all agents new ones"
             )
         for name in names:
@@ -146,15 +152,21 @@ def write_certificates(folder: Path, names: Sequence[str], days: int = DAYS) -> 
 
 
 def _authority(folder: Path, days: int) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate, list[Path]]:
-    """The authority's key and certificate, and the files if they were made just now."""
+    """The authority's key and certificate; and their files, if they did not exist before."""
     if (folder / f"{AUTHORITY}.key").exists():
         try:
             key = serialization.load_pem_private_key((folder / f"{AUTHORITY}.key").read_bytes(), password=None)
             own = x509.load_pem_x509_certificate((folder / f"{AUTHORITY}.crt").read_bytes())
         except (ValueError, TypeError) as error:
-            raise SettingError(f"{folder / AUTHORITY}.key and .crt are no authority's: {error}") from error
+            raise SettingError(
+                f"{folder / AUTHORITY}.key and .crt cannot be read as an authority's key and certificate: {error}. "
+                "Take another folder"
+            ) from error
         if not isinstance(key, ec.EllipticCurvePrivateKey):
-            raise SettingError(f"{folder / AUTHORITY}.key is not a key that was written here")
+            raise SettingError(
+                f"{folder / AUTHORITY}.key must be a key on an elliptic curve, as pyro_fed writes it, received "
+                f"{type(key).__name__}: take another folder"
+            )
         _check_dates(own, f"{folder / AUTHORITY}.crt")
         return key, own, []
     key = ec.generate_private_key(ec.SECP256R1())

@@ -1,7 +1,7 @@
-"""What an agent says to its neighbours as it leaves, so that none waits for one that will not answer.
+"""The message by which an agent tells its neighbours that it leaves, so that they do not wait for it.
 
-Only words of the protocol's own are sent: an error of the model's code may have rows in its text. A neighbour believes
-it of whoever the certificate names, and shows no more of it than a line of plain text.
+It has only words of this protocol, since an error of the model's code may have rows in its text. A neighbour accepts it
+from the agent that the certificate names, and shows at most one line of plain text of it.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from dataclasses import asdict, dataclass
 
 from pyro_fed.errors import ProtocolError
 
-#: Characters of a reason, so that it fits into a request however it is encoded.
+#: The most characters of a reason, so that it fits into a request however it is encoded.
 MAX_WHY = 500
 
 
 @dataclass(frozen=True)
 class Farewell:
-    """That an agent has left, and why.
+    """An agent's message that it leaves.
 
     Attributes:
-        run: the leaver's run, a digest of what its neighbours have to have in common with it.
-        why: in words.
-        done: whether its rounds are over; else it has stopped before their end.
-        differs: whether it left since agents do not run the same.
+        run: the id of its run, a digest of all that agents must have in common.
+        why: the reason in words.
+        done: whether its rounds are over; otherwise it has stopped before their end.
+        differs: whether it leaves because agents do not run the same.
     """
 
     run: str
@@ -32,33 +32,36 @@ class Farewell:
     differs: bool = False
 
     def encode(self) -> bytes:
-        """As it travels."""
+        """The message as JSON bytes."""
         return json.dumps({**asdict(self), "why": self.why[:MAX_WHY]}).encode()
 
     @classmethod
     def decode(cls, data: bytes) -> Farewell:
-        """What `encode` wrote.
+        """Read what `encode` has written.
+
+        Args:
+            data: the bytes.
 
         Raises:
-            ProtocolError: anything else.
+            ProtocolError: bytes that `encode` would not write.
         """
         try:
             self = cls(**json.loads(data))
         except (TypeError, ValueError, RecursionError) as error:
-            raise ProtocolError(f"no farewell: {error!s:.200}") from error
-        if not isinstance(self.run, str) or not isinstance(self.why, str):
-            raise ProtocolError("a farewell is words")
-        if type(self.done) is not bool or type(self.differs) is not bool:
-            raise ProtocolError("a farewell says yes or no to whether its agent is done, and whether agents differ")
+            raise ProtocolError(f"farewell: expected JSON with run, why, done and differs: {error!s:.200}") from error
+        for name, kind in {"run": str, "why": str, "done": bool, "differs": bool}.items():
+            value = getattr(self, name)
+            if type(value) is not kind:
+                raise ProtocolError(f"farewell: {name} must be a {kind.__name__}, received {value!r:.80}")
         why = "".join(letter if letter.isprintable() else " " for letter in self.why[:MAX_WHY])
         return cls(self.run, why, self.done, self.differs)
 
 
 class DifferError(ProtocolError):
-    """Agents that do not run the same.
+    """Agents do not run the same.
 
     Attributes:
-        told: what other agents may read of it: what differs, without values.
+        told: the text that other agents get: it says what differs, without values.
     """
 
     def __init__(self, text: str, told: str) -> None:

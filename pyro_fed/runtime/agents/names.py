@@ -1,4 +1,4 @@
-"""What agents may be called: a name stands in a certificate, in a file's name and in the peers file."""
+"""The names that agents may have: a name appears in a certificate, in file names and in the peers file."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ AUTHORITY = "ca"
 
 
 def check_names(names: Iterable[str], where: str) -> None:
-    """Refuse agents' names that cannot be used, or not together.
+    """Refuse agents' names that cannot be used, or cannot be told apart.
 
     Args:
-        names: the agents'.
-        where: they were given.
+        names: the agents' names.
+        where: where they were given, for the error's text.
 
     Raises:
-        SettingError: a name is no DNS name, is the authority's, or differs from another by case at most.
+        SettingError: a name is not a DNS name, is the authority's, or equals another one except for case.
     """
     names = list(names)
     for name in names:

@@ -1,21 +1,21 @@
-"""The round loop's network at one agent: consensus with those neighbours that answer.
+"""The round loop's network at one agent: consensus with the neighbours that answer.
 
-In a step an agent puts its message into its outbox, fetches those of its neighbours, and takes its row of W,
+In a step an agent puts its message into its outbox, fetches its neighbours' messages, and mixes them by its row of W,
 
-    q_i ← Σ_j W_ij b_j          (or the row of a polynomial's step, see `graph.consensus`),
+    q_i ← Σ_j W_ij b_j          (or by the row of a polynomial's step, see `graph.consensus`).
 
-with the weight of a neighbour that cannot be had put on its own belief: `graph.LinkFailures`' rule. What a simulation
-takes from all agents is had as follows.
+The weight of a neighbour whose message is missing goes to the agent's own belief, as `graph.LinkFailures` has it. What
+a simulation knows of all agents comes from these sources:
 
-    W, consensus steps, centralities    from the graph of the peers file
-    where beliefs begin                 every agent draws it from the seed; a digest is compared before the first round
-    rows of all agents                  spread over the graph before the first round
-    figures, and whether to stop        every agent's `witness`, spread over the graph after each round in as many steps
-                                        as its diameter has: all judge the same numbers. An agent that misses one does
-                                        not stop by itself; one that finds that the others have stops with them
+    W, consensus steps, centralities    the graph of the peers file first beliefs                       every agent
+    draws them from the seed; digests are compared before the first round number of rows of all agents        spread
+    over the graph before the first round figures, and whether to stop        every agent's `witness`, spread over the
+    graph after each round, in as many steps
+                                        as its diameter, so that all judge the same numbers. An agent that misses one of
+                                        them does not stop by itself, but with the others, once it finds that they have
 
-A link fails where a neighbour's message has not come within `patience`, or where it says that it leaves, and stays down
-until both ends have agreed on a round and have made up for what one of them missed (see `flows`). An agent that nobody
+A link fails if a neighbour's message does not come within `patience`, or if the neighbour says that it leaves. It stays
+down until both ends have agreed on a round, and on what has passed over it (see `flows`). An agent that no neighbour
 answers does not go on alone.
 """
 
@@ -32,6 +32,7 @@ from torch import Tensor
 from pyro_fed.algorithm.capabilities import OnGraph
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.states import State, concatenate, packed, prefixed, select, unpacked, within
+from pyro_fed.conventions.kinds import narrowed
 from pyro_fed.density.fingerprint import hashed
 from pyro_fed.errors import ProtocolError, PyroFedError, QuorumError, listed
 from pyro_fed.graph import Consensus
@@ -46,23 +47,30 @@ from pyro_fed.runtime.messages.header import Entry
 from pyro_fed.runtime.messages.told import Told
 from pyro_fed.runtime.network import Network, PhaseEnded, Traffic
 
-#: Steps that spread figures come after those of consensus, whose number is far below.
+#: Number of the first step that spreads figures; consensus steps have far smaller numbers.
 SPREAD = 10**6
-#: The phase after the last.
+#: Number of the phase after the last.
 END = 10**6
-#: Where an agent is before the first phase.
+#: The step of an agent before the first phase.
 BEFORE = At(-1, -1, 0)
 
 
 @dataclass
 class Links(Answers):
-    """An agent's side of its links: what it shares with the server's threads.
+    """An agent's side of its links, shared by its own thread and the gRPC server's threads.
 
     Args:
         me: the agent's number.
         peers: all agents.
-        settings: waits and sizes.
-        said: what all agents must have in common.
+        settings: waiting times and sizes.
+        said: what all agents must have in common, name → text.
+
+    Attributes:
+        wire: the gRPC server and channels; set after construction.
+        outbox: the agent's messages, and which links are down.
+        flows: the sums of what has passed over the links.
+        at: the step in which the agent is.
+        joining: neighbours that have asked to use a link again, with the last step in their sums.
     """
 
     me: int
@@ -77,16 +85,16 @@ class Links(Answers):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The agents'."""
+        """The agents' names."""
         return self.peers.names
 
     # -- in the server's threads -----------------------------------------------------------------------------
     def agreement(self) -> dict[str, str]:
-        """What all agents must have in common."""
+        """What all agents must have in common, name → text."""
         return self.said
 
     def answer(self, method: str, neighbour: int, request: State, seconds: float) -> State:
-        """A message, or what has passed over a link that is down."""
+        """The answer to a neighbour's request: a message, or the sum of a link that is down; see `Answers`."""
         at = at_of(request)
         if method == "Take":
             return self.outbox.get(at, neighbour, seconds)
@@ -112,10 +120,17 @@ class Links(Answers):
     def fetch(
         self, at: At, neighbours: list[int], expected: Spec, seconds: float, whole: bool = False
     ) -> dict[int, State | Refused]:
-        """The messages of neighbours in a step, or why one is not to be had; as `Wire.ask` takes `whole`.
+        """The messages of neighbours in a step, or the reason why there is none.
+
+        Args:
+            at: the step.
+            neighbours: their numbers.
+            expected: shapes and dtypes of the messages.
+            seconds: how long to wait.
+            whole: whether the messages are useless if one is missing, see `Wire.ask`.
 
         Raises:
-            PhaseEnded: they have all converged, and gone on.
+            PhaseEnded: the other agents have converged, and ended the phase.
         """
         found = self.wire.ask({j: with_step("Take", at, expected) for j in neighbours}, seconds, whole=whole)
         for answer in found.values():
@@ -124,7 +139,7 @@ class Links(Answers):
         return found
 
     def over(self, phase: int, round: int) -> PhaseEnded:
-        """The others have ended a phase; this agent says so too from now on."""
+        """Note that the others have ended a phase, and make the exception that says so."""
         self.outbox.end(phase, round)
         return PhaseEnded(round)
 
@@ -133,19 +148,19 @@ class Links(Answers):
         return [j for j in self.wire.neighbours if not self.outbox.is_down(j, at)]
 
     def spread(self, at: At, own: State, seconds: float, whole: bool = False) -> tuple[State, Tensor]:
-        """What every agent says, (A, ...), after as many steps as the graph's diameter has.
+        """Spread every agent's entry over the graph, in as many steps as the graph's diameter.
 
         Args:
             at: the first of these steps.
-            own: what this one says, (1, ...).
-            seconds: to wait in each.
-            whole: whether it means nothing without one of them.
+            own: this agent's entry (1, ...).
+            seconds: how long to wait in each step.
+            whole: whether every agent's entry is needed.
 
         Returns:
-            The table, and whose entries are known, (A,).
+            The entries of all agents (A, ...), and a mask of those that are known (A,).
 
         Raises:
-            QuorumError: one is missing, and none may.
+            QuorumError: an entry is missing, and every one is needed.
         """
         agents = len(self.names)
         known = torch.zeros(agents, dtype=torch.bool)
@@ -168,11 +183,14 @@ class Links(Answers):
                 known |= new
         if whole and not bool(known.all()):
             missing = listed(self.names[i] for i in (~known).nonzero().flatten().tolist())
-            raise QuorumError(f"nothing was heard of agents {missing}")
+            raise QuorumError(
+                f"nothing was heard of agents {missing}, and every agent is needed here. Start them, then this one "
+                "again with resume, or raise patience_all"
+            )
         return table, known
 
     def without(self, neighbour: int, round: int = 0) -> PyroFedError | None:
-        """The error of an agent that cannot go on without a neighbour that has left; None where it has not."""
+        """The error for a neighbour that has left and is needed; None if it has not left."""
         farewell = self.wire.left.get(neighbour)
         if farewell is None:
             return None
@@ -182,11 +200,17 @@ class Links(Answers):
         return QuorumError(f"{text}. Start it again, then this one with resume", round=round)
 
     def failed(self, neighbour: int, at: At, refused: Refused, needed: bool) -> None:
-        """A neighbour's message cannot be had: its link is down from here on.
+        """Take down the link to a neighbour whose message is missing.
+
+        Args:
+            neighbour: its number.
+            at: the step.
+            refused: why there is no message.
+            needed: whether the round is useless without it.
 
         Raises:
-            QuorumError: the round means nothing without it.
-            DifferError: nor does it, and it has left since agents do not run the same.
+            QuorumError: the message is needed.
+            DifferError: the message is needed, and the neighbour has left because agents do not run the same.
         """
         if needed:
             left = self.without(neighbour, max(at.round, 0))
@@ -194,21 +218,21 @@ class Links(Answers):
                 raise left
             said = self.wire.said.get(neighbour, refused.why.value)
             raise QuorumError(
-                f"agent {self.names[neighbour]} has not answered, and round {at.round} means nothing without it "
-                f"({said}). Start it again, then this one with resume, or raise patience_all",
+                f"agent {self.names[neighbour]} has not answered, and round {at.round} needs every agent ({said}). "
+                "Start it again, then this one with resume, or raise patience_all",
                 round=max(at.round, 0),
             )
         self.outbox.take_down(neighbour, at)
 
 
 class Neighbours(Network):
-    """What one agent does of a run's exchanges.
+    """The round loop's network at one agent.
 
     Args:
-        links: to its neighbours.
-        consensus: the steps of a round.
-        symmetric: entries of messages that are symmetric matrices.
-        coarse: entries whose changes are told in single precision.
+        links: the links to its neighbours.
+        consensus: the consensus steps of a round.
+        symmetric: names of message entries that are symmetric matrices, of which a triangle is sent.
+        coarse: names of message entries whose changes are sent in single precision.
     """
 
     def __init__(
@@ -230,7 +254,7 @@ class Neighbours(Network):
 
     # -- the phase -------------------------------------------------------------------------------------------
     def begin(self, phase: int, round: int, algorithm: Algorithm, shared: State, local: State, kept: State) -> None:
-        """See that all begin alike; take up what has passed over the links."""
+        """Begin a phase: compare the agents' first states, or, on resuming, restore what has passed over the links."""
         links, self.phase, self.algorithm, self.needs_all = self.links, phase, algorithm, algorithm.needs_all
         if phase > 0 and not kept and links.outbox.ended(phase - 1) is None:
             links.outbox.end(phase - 1, round - 1)
@@ -246,10 +270,10 @@ class Neighbours(Network):
             self._compare(phase, {**shared, **(local if phase == 0 else {})})
 
     def _compare(self, phase: int, state: State) -> None:
-        """Require that all agents' first states are the same, which are drawn from the seed alone.
+        """Require that all agents' first states, which are drawn from the seed, are the same.
 
         Raises:
-            ProtocolError: names who differs.
+            ProtocolError: names the agents whose states differ.
         """
         digest = int(hashed([state[name] for name in sorted(state)])[:15], 16)
         wait = self.settings.patience_all if phase == 0 else self.settings.patience
@@ -263,13 +287,17 @@ class Neighbours(Network):
             )
 
     def kept(self) -> State:
-        """What has passed over the links, what is still to be made up for, and the message that was sent last."""
+        """The sums of the links, corrections that are still to be added to the belief, and the last message."""
         last = prefixed("last", self.links.outbox.last())
         return {**self.links.flows.kept(), **prefixed("owed", self._owed), **last}
 
     # -- the round -------------------------------------------------------------------------------------------
     def between(self, round: int, shared: State) -> State:
-        """Links that are up again, and what had been missed over them; waits while nobody answers."""
+        """Bring links up again, and add to the belief what was missed over them; waits while no neighbour answers.
+
+        Raises:
+            QuorumError: no neighbour has answered within `patience_all`, or all have left.
+        """
         self._round = round
         with self.links.outbox.lock:
             self.links.at = At(self.phase, round, 0)
@@ -286,7 +314,7 @@ class Neighbours(Network):
                 raise self._alone(round, shared)
             time.sleep(self.settings.retry_every)
         here = At(self.phase, round, 0)
-        if not self.links.up(here):  # all that answer are further on: those rounds are slept through
+        if not self.links.up(here):  # all neighbours that answer are further on: this agent skips those rounds
             until = [self.links.outbox.up_from(j) for j in self.links.wire.neighbours if j not in lost]
             self._wake = min(at.round for at in until)
         for j in self.links.wire.neighbours:
@@ -299,7 +327,7 @@ class Neighbours(Network):
         return after
 
     def _alone(self, round: int, shared: State) -> QuorumError:
-        """The error of an agent that nobody answers."""
+        """The error of an agent that no neighbour answers."""
         left = dict(self.links.wire.left)
         if len(left) < len(self.links.wire.neighbours):
             what = f"no neighbour of {self.peers.names[self.me]} has answered for {self.settings.patience_all} s"
@@ -315,7 +343,7 @@ class Neighbours(Network):
         return error
 
     def _make_up(self) -> None:
-        """Take over the sums of neighbours that have asked to be heard again, where theirs are newer."""
+        """Take over the sums of neighbours that have asked to use a link again, where theirs are newer."""
         with self.links.outbox.lock:
             asked = {j: last for j, last in self.links.joining.items() if last is not None}
             self.links.joining.clear()
@@ -325,12 +353,12 @@ class Neighbours(Network):
         found = self.links.wire.once({j: self._about(j, "Flow") for j in newer})
         for j, answer in found.items():
             if isinstance(answer, Refused):
-                self.links.outbox.bring_up(j, NEVER)  # it is asked anew
+                self.links.outbox.bring_up(j, NEVER)  # the link stays down, and both ends agree on a round again
             else:
                 self._adopt(j, answer)
 
     def _knock(self, round: int) -> None:
-        """Ask neighbours behind links that are down from which round they are up; the lower number asks."""
+        """Agree with neighbours on the round from which links that are down are used again; the lower number asks."""
         lost = [j for j in self.links.wire.neighbours if j > self.me and self.links.outbox.is_lost(j)]
         if not lost:
             return
@@ -348,7 +376,7 @@ class Neighbours(Network):
             self.links.outbox.bring_up(j, up)
 
     def _about(self, neighbour: int, method: str, at: At | None = None) -> Ask:
-        """A question about what has passed over a link."""
+        """A request for a neighbour's sum of a link; with a step also for the round from which the link is up."""
         sums = prefixed("sum", self.links.flows.sums[neighbour])
         step = Entry((3,), torch.int64)
         spec: Spec = {**spec_of(sums), "last": step}
@@ -357,28 +385,31 @@ class Neighbours(Network):
         return with_step(method, self.links.at, spec)
 
     def _adopt(self, neighbour: int, answer: State) -> None:
-        """Take the other end's sum; the difference goes into the belief before the next round."""
+        """Take over the other end's sum; the difference is added to the belief before the next round."""
         theirs = within(answer, "sum")
         if not all(bool(value.isfinite().all()) for value in theirs.values()):
-            raise ProtocolError(f"agent {self.peers.names[neighbour]} sent what is not finite")
+            raise ProtocolError(
+                f"agent {self.peers.names[neighbour]}, round {self._round}: its sum of the link is not finite. Look at "
+                "its log, and start it again with resume"
+            )
         ratio = float(self.centrality[neighbour] / self.centrality[self.me])
         with self.links.outbox.lock:
             more = self.links.flows.adopt(neighbour, at_of(answer, "last"), theirs, ratio)
         self._owed = {name: value + self._owed.get(name, 0.0) for name, value in more.items()}
 
     def awake(self, round: int, clients: list[int]) -> list[int]:
-        """This agent, unless it has just come back and waits for the round from which it is heard again."""
+        """This agent, unless it has come back and still waits for the round from which its links are up."""
         return [self.me] if self.me in clients and round >= self._wake else []
 
     def download(self, algorithm: Algorithm, shared: State, clients: Tensor, round: int) -> State:
-        """Its own state, and its centrality."""
+        """This agent's own state, and its centrality."""
         v = torch.from_numpy(self.centrality)[clients]
         return {**{name: value[clients] for name, value in shared.items()}, "centrality": v}
 
     def combine(
         self, algorithm: Algorithm, shared: State, messages: State, clients: Tensor, shares: Tensor, round: int
     ) -> tuple[State, Traffic]:
-        """Its row of W, or of the step's polynomial, over the links that are up."""
+        """Mix with the neighbours whose links are up, by this agent's row of W or of the step's polynomial."""
         mine, told = packed(messages, self.symmetric), Told(self.coarse)
         theirs: dict[int, State] = {}
         if self.needs_all:
@@ -406,7 +437,7 @@ class Neighbours(Network):
         return after, Traffic(traffic, traffic)
 
     def _exchange(self, at: At, expected: Spec) -> dict[int, State]:
-        """The messages of the neighbours that can be had; the links to the others are down from here on."""
+        """The neighbours' messages in a step; links to those whose messages are missing are taken down."""
         wait = self.settings.patience_all if self.needs_all else self.settings.patience
         found = self.links.fetch(at, self.links.up(at), expected, wait, self.needs_all)
         usable = {}
@@ -414,13 +445,16 @@ class Neighbours(Network):
             if isinstance(answer, Refused):
                 self.links.failed(j, at, answer, self.needs_all)
             elif not all(bool(value.isfinite().all()) for value in answer.values() if value.is_floating_point()):
-                raise ProtocolError(f"agent {self.peers.names[j]}, round {at.round}: its message is not finite")
+                raise ProtocolError(
+                    f"agent {self.peers.names[j]}, round {at.round}: its message is not finite. Look at its log: its "
+                    "updates may diverge"
+                )
             else:
                 usable[j] = answer
         return usable
 
     def _mixed(self, algorithm: Algorithm, mine: State, told: Told, theirs: dict[int, State], shift: float) -> State:
-        """The agent's row of the step, in W's own order, with the weight of links that are down on its own message."""
+        """Mix by the agent's row of the step, in W's order; weights of links that are down go to its own message."""
         row = self.peers.graph.matrix[[self.me], :]
         order = [int(j) for j in row.indices]
         weights = dict(zip(order, row.data.tolist(), strict=True))
@@ -437,32 +471,31 @@ class Neighbours(Network):
 
     # -- figures ---------------------------------------------------------------------------------------------
     def monitor(self, algorithm: Algorithm, before: State, after: State) -> dict[str, float]:
-        """The figures of all agents that have been heard of."""
-        assert isinstance(algorithm, OnGraph)
-        here = slice(self.me, self.me + 1)
-        own = algorithm.witness(select(before, here), select(after, here))
+        """The figures of all agents whose entries have arrived."""
+        on_graph, here = narrowed(algorithm, OnGraph), slice(self.me, self.me + 1)
+        own = on_graph.witness(select(before, here), select(after, here))
         wait = self.settings.patience_all if self.needs_all else self.settings.patience
         told, known = self.links.spread(At(self.phase, self._round, SPREAD), own, wait, whole=self.needs_all)
         self._complete = bool(known.all())
         self._unheard = [name for name, heard in zip(self.peers.names, known.tolist(), strict=True) if not heard]
-        return {**algorithm.judged(select(told, known)), "agents_heard": float(known.sum())}
+        return {**on_graph.judged(select(told, known)), "agents_heard": float(known.sum())}
 
     def complete(self) -> bool:
-        """Whether every agent was heard of."""
+        """Whether the last figures are about all agents."""
         return self._complete
 
     def figures(self) -> dict[str, float]:
-        """As in a simulation."""
+        """Spectral gap, and bytes that a link carries in a consensus step, as in a simulation."""
         return {"spectral_gap": self.peers.graph.gap, "bytes_per_edge": self._bytes}
 
     def notes(self) -> list[str]:
-        """Agents that were not there at the end, and links that were down."""
+        """Notes on agents that were missing at the end, and on links that were down."""
         notes = []
         if self._unheard:
             notes.append(
                 f"{self.peers.names[self.me]} has heard nothing of agents {listed(self._unheard)} in its last round: "
-                "what their rows have said since they were last heard is not in its belief, and the disagreement is "
-                "that of the others"
+                "its belief lacks their changes since they were last heard, and the disagreement is that of the other "
+                "agents"
             )
         parts = [
             f"{self.peers.names[j]} in {len(rounds)} rounds, the last one {rounds[-1]}"
@@ -472,16 +505,20 @@ class Neighbours(Network):
             return notes
         return [
             *notes,
-            f"links of {self.peers.names[self.me]} were down: to {'; '.join(parts)}. Their weight was the agent's own "
-            "meanwhile, and what one end had missed was made up for before a link was used again",
+            f"links of {self.peers.names[self.me]} were down: to {'; '.join(parts)}. Meanwhile their weight went to "
+            "the agent's own belief; what one end had missed was added before a link was used again",
         ]
 
 
 def neighbours_of(links: Links, algorithm: OnGraph) -> Neighbours:
     """The network of one phase.
 
+    Args:
+        links: the agent's links.
+        algorithm: the phase's algorithm.
+
     Raises:
-        GraphError: the algorithm is not exact where an agent of this graph is missing.
+        GraphError: on this graph the algorithm is not exact if an agent is missing.
     """
     consensus = algorithm.consensus(links.peers.graph, sleepers=True)
     return Neighbours(links, consensus, algorithm.symmetric, algorithm.coarse)

@@ -1,12 +1,12 @@
-"""The messages that neighbours may still ask for, and which links are down.
+"""The messages that neighbours may still ask for, and the state of the links.
 
-An agent puts its message of a step here, and neighbours fetch it when they get there. Those of the last two rounds are
-kept: a neighbour that died is at most a round behind while the others wait for it, and goes through its round again,
-with the same messages and to the same bits. The last message is a part of an agent's checkpoint: who has ended a round
-has the last messages of its neighbours, but they need not have taken its own.
+An agent puts its message of a step here, and neighbours fetch it when they get to that step. The messages of the last
+two rounds are kept. A neighbour that died is at most one round behind while the others wait for it; it repeats its
+round with the same messages, to the same bits. The last message is part of an agent's checkpoint: an agent that has
+ended a round has its neighbours' last messages, but they may not have fetched its own yet.
 
-A link is down from a step on until a round that both ends agree on. Within that time a neighbour is refused, so that
-what it cannot have is the same at both ends but for the one step in which the link failed (see `flows`).
+A link is down from the step in which it failed until a round on which both ends agree. Meanwhile a neighbour's requests
+are refused. So both ends skip the same steps, except for the one in which the link failed, which `flows` corrects.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from torch import Tensor
 from pyro_fed.algorithm.states import State, prefixed, within
 from pyro_fed.errors import ProtocolError
 
-#: Rounds whose messages are kept.
+#: The number of rounds whose messages are kept.
 KEPT = 2
 
 
 class At(NamedTuple):
-    """A step of a run: all agents go through these in the same order.
+    """A step of a run. All agents go through the steps in the same order.
 
     Attributes:
-        phase: of the run; -1 before the first.
-        round: over all phases; -1 before the phase's first.
-        step: consensus steps first, then those that spread figures.
+        phase: the phase's number; -1 before the first.
+        round: the round's number, counted over all phases; -1 before the phase's first round.
+        step: the step's number in the round: consensus steps first, then steps that spread figures.
     """
 
     phase: int
@@ -40,12 +40,12 @@ class At(NamedTuple):
     step: int
 
     def tensor(self) -> Tensor:
-        """As it travels."""
+        """The three numbers as a tensor, int64."""
         return torch.tensor(self, dtype=torch.int64)
 
     @classmethod
     def of(cls, numbers: Tensor) -> At:
-        """What `tensor` wrote."""
+        """The step from a tensor that `tensor` has made."""
         return cls(*(int(number) for number in numbers))
 
 
@@ -77,7 +77,7 @@ class Refused(Exception):
 
 
 class Outbox:
-    """One agent's messages, and its links' state; used by its own thread and by those of the server."""
+    """One agent's messages and the state of its links; used by its own thread and by the gRPC server's threads."""
 
     def __init__(self) -> None:
         self.lock = threading.Condition()
@@ -89,7 +89,7 @@ class Outbox:
         self._closed = False
 
     def put(self, at: At, message: State) -> None:
-        """The message of a step, which is now ready; those of older rounds are let go of."""
+        """Offer the message of a step; messages of older rounds are deleted."""
         with self.lock:
             self._messages[at] = message
             self._now = max(self._now, at)
@@ -101,21 +101,26 @@ class Outbox:
             self.lock.notify_all()
 
     def last(self) -> State:
-        """The message of the last step, with its step, for a checkpoint; nothing before the first."""
+        """The message of the last step, with that step, for a checkpoint; empty before the first step."""
         with self.lock:
             message = self._messages.get(self._now)
             return {} if message is None else {"at": self._now.tensor(), **prefixed("message", message)}
 
     def restore(self, kept: State) -> None:
-        """Put what `last` wrote, if it is there."""
+        """Offer the message of a state that `last` has made, unless it is empty."""
         if kept:
             self.put(At.of(kept["at"]), within(kept, "message"))
 
     def get(self, at: At, neighbour: int, seconds: float) -> State:
-        """The message of a step, as soon as it is there.
+        """The message of a step, as soon as there is one.
+
+        Args:
+            at: the step.
+            neighbour: the neighbour that asks.
+            seconds: how long to wait.
 
         Raises:
-            Refused: it is not to be had.
+            Refused: the neighbour cannot have it.
         """
         end = time.monotonic() + seconds
         with self.lock:
@@ -136,14 +141,14 @@ class Outbox:
                     raise Refused(Why.LATE)
 
     def take_down(self, neighbour: int, at: At) -> None:
-        """The link to a neighbour has failed in a step."""
+        """Note that the link to a neighbour has failed in a step."""
         with self.lock:
             if not self.is_down(neighbour, at):
                 self._down[neighbour] = at, NEVER
             self.lock.notify_all()
 
     def bring_up(self, neighbour: int, at: At) -> None:
-        """The link that is down is up again from a step on."""
+        """Note the step from which a link that is down is up again."""
         with self.lock:
             self._down[neighbour] = self._down[neighbour][0], at
 
@@ -154,45 +159,57 @@ class Outbox:
             return since <= at < until
 
     def is_lost(self, neighbour: int) -> bool:
-        """Whether a link is down and no round is agreed on from which it is up."""
+        """Whether a link is down, and no round has been agreed on from which it is up again."""
         with self.lock:
             return self._down.get(neighbour, (NEVER, At(-2, 0, 0)))[1] == NEVER
 
     def up_from(self, neighbour: int) -> At:
-        """The step from which a link that was down is up."""
+        """The step from which a link that was down is up again."""
         with self.lock:
             return self._down[neighbour][1]
 
     def end(self, phase: int, round: int) -> None:
-        """A phase has ended with a round."""
+        """Note that a phase has ended, and its last round."""
         with self.lock:
             self._ended[phase] = round
             self.lock.notify_all()
 
     def ended(self, phase: int) -> int | None:
-        """The last round of a phase that has ended."""
+        """The last round of a phase; None if it has not ended."""
         with self.lock:
             return self._ended.get(phase)
 
     def close(self) -> None:
-        """Let go of those who wait for what will not come."""
+        """Refuse all requests that still wait for a message."""
         with self.lock:
             self._closed = True
             self.lock.notify_all()
 
     def wait_until_taken(self, at: At, neighbours: set[int], seconds: float) -> None:
-        """Wait until neighbours have fetched a message, or so long."""
+        """Wait until some neighbours have fetched a message.
+
+        Args:
+            at: the message's step.
+            neighbours: their numbers.
+            seconds: how long to wait at most.
+        """
         with self.lock:
             self.lock.wait_for(lambda: neighbours <= self._taken.get(at, set()), seconds)
 
 
 def at_of(tensors: State, name: str = "at") -> At:
-    """A step that a neighbour names.
+    """The step in a neighbour's message.
+
+    Args:
+        tensors: the message.
+        name: of the tensor.
 
     Raises:
-        ProtocolError: numbers that no run has.
+        ProtocolError: numbers that are not a step of any run.
     """
     at = At.of(tensors[name])
     if not (-2 <= at.phase <= NEVER.phase and -1 <= at.round < 10**10 and 0 <= at.step < 10**10):
-        raise ProtocolError(f"no run has a step {tuple(at)}")
+        raise ProtocolError(
+            f"'{name}' must be the phase, round and step of a run, from -2, -1 and 0 on, received {tuple(at)}"
+        )
     return at

@@ -1,4 +1,4 @@
-"""The file that all agents share: who they are, where they listen, and who talks to whom.
+"""The peers file, which all agents share: their names, their addresses, and the graph.
 
     graph = "ring"                       # a builder of pyro_fed.graph over the agents in this order; or
     links = [["north", "south"], ...]    # the links themselves, with Metropolis weights
@@ -6,8 +6,8 @@
     [agents.north]
     address = "north.example.org:7443"
 
-The graph is common knowledge: from it every agent has W, its spectral gap, hence the consensus steps of a round, and
-the centralities, without asking anybody.
+From the graph every agent computes W, the spectral gap (and with it the consensus steps of a round) and the
+centralities, without asking the others.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class Peers:
     """The agents of a run.
 
     Args:
-        names: theirs, in the order of the graph.
-        addresses: where each listens, "host:port".
-        graph: who talks to whom; every agent's W.
+        names: the agents' names, in the order of the graph.
+        addresses: the address at which each agent listens, "host:port".
+        graph: which agents talk to each other, with W.
 
     Example:
         >>> Peers(("north", "south"), ("10.0.0.1:9000", "10.0.0.2:9000"), pf.graph.complete(2)).number("south")
@@ -61,17 +61,17 @@ class Peers:
         return self.names.index(name)
 
     def links(self, agent: int) -> dict[int, float]:
-        """The agents that one hears, and the weight that it gives to each; without itself."""
+        """An agent's neighbours, by number, and the weights W that it gives to them; without itself."""
         row = self.graph.matrix[[agent], :]
         return {int(j): float(w) for j, w in zip(row.indices, row.data, strict=True) if int(j) != agent}
 
     @property
     def diameter(self) -> int:
-        """Steps in which what one agent knows reaches every other."""
+        """The number of steps in which a message from any agent reaches every other."""
         return int(np.max(csgraph.shortest_path(self.graph.matrix, unweighted=True)))
 
     def described(self) -> str:
-        """What two agents must have in common, as text: names, and W to the last bit."""
+        """The part of the file that two agents must have in common, as text: names, and W to the last bit."""
         matrix = self.graph.matrix.tocoo()
         entries = zip(matrix.row.tolist(), matrix.col.tolist(), (w.hex() for w in matrix.data.tolist()), strict=True)
         return json.dumps([list(self.names), sorted(entries)])
@@ -87,15 +87,15 @@ def load_peers(path: Path) -> Peers:
         The agents and their graph.
 
     Raises:
-        SettingError: no such file, unknown keys, names or addresses that are none, a graph that is not connected, or
-            one whose links cannot fail without changing what each datum counts.
+        SettingError: no such file, unknown keys, invalid names or addresses, a graph that is not connected, or one in
+            which a failed link would change the weight of data.
 
     Example:
         >>> load_peers(Path("peers.toml")).names
         ('north', 'east', 'south')
     """
     if not path.is_file():
-        raise SettingError(f"--peers {path}: there is no such file")
+        raise SettingError(f"--peers {path}: there is no such file; expected a TOML file of the agents")
     content = read_toml(path)
     odd = sorted(set(content) - {"graph", "links", "agents"})
     if odd:
@@ -112,10 +112,15 @@ def _agents(table: Any, path: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
         if not isinstance(entry, dict) or set(entry) != {"address"} or not isinstance(entry["address"], str):
             raise SettingError(f'{path}: [agents.{name}] has one key, address = "host:port"; received {entry!r:.200}')
         if not _ADDRESS.fullmatch(entry["address"]):
-            raise SettingError(f"{path}: [agents.{name}]: address {entry['address']!r:.200} is not host:port")
+            raise SettingError(
+                f'{path}: [agents.{name}]: address must be "host:port", such as "10.0.0.1:7443", received '
+                f"{entry['address']!r:.200}"
+            )
     addresses = tuple(entry["address"] for entry in table.values())
     if len(set(addresses)) < len(addresses):
-        raise SettingError(f"{path}: two agents have one address, {listed(addresses)}")
+        raise SettingError(
+            f"{path}: two agents have the same address; each needs its own, received {listed(addresses)}"
+        )
     return tuple(table), addresses
 
 
@@ -130,7 +135,7 @@ def _graph(content: dict[str, Any], names: tuple[str, ...], path: Path) -> Fixed
         raise SettingError(f'{path}: agents talk over a fixed graph, such as "ring" or links; received {graph!r:.200}')
     if not graph.keeps_centrality:
         raise SettingError(
-            f"{path}: the graph's W is not reversible: where an agent fails, data would no longer count once. Take an "
+            f"{path}: the graph's W is not reversible: if an agent failed, data would not count once any more. Take an "
             "undirected graph with Metropolis weights, which links = [...] has"
         )
     graph.check()
@@ -142,6 +147,9 @@ def _from_links(links: Any, names: tuple[str, ...], path: Path) -> FixedGraph:
     found.add_nodes_from(range(len(names)))
     for pair in links if isinstance(links, list) else [links]:
         if not isinstance(pair, list) or len(pair) != 2 or not set(pair) <= set(names) or pair[0] == pair[1]:
-            raise SettingError(f"{path}: a link is a pair of agents' names, received {pair!r:.200}; {listed(names)}")
+            raise SettingError(
+                f"{path}: a link is a pair of different agents' names, received {pair!r:.200}; the agents are "
+                f"{listed(names)}"
+            )
         found.add_edge(names.index(pair[0]), names.index(pair[1]))
     return from_networkx(found)

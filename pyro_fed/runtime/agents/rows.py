@@ -1,4 +1,4 @@
-"""An agent's rows, from a file: arrays by the names of the model's arguments, or a Python file that reads them."""
+"""An agent's rows from a file: arrays named like the model's arguments, or a Python file that loads them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def load_rows(path: Path, model: Callable[..., Any]) -> tuple[Any, ...]:
         >>> x, y = load_rows(Path("north.npz"), model)
     """
     if not path.is_file():
-        raise DataError(f"--rows {path}: there is no such file")
+        raise DataError(f"--rows {path}: there is no such file; expected a .npz or .py file")
     if path.suffix == ".py":
         return _from_python(path)
     if path.suffix != ".npz":
@@ -43,7 +43,10 @@ def load_rows(path: Path, model: Callable[..., Any]) -> tuple[Any, ...]:
     names, needed = [one.name for one in parameters], sum(one.default is one.empty for one in parameters)
     given = names[: len(arrays)]  # they are positional: none in between can be left out
     if set(arrays) != set(given) or len(given) < needed:
-        raise DataError(f"--rows {path} has arrays {sorted(arrays)}, the model takes {names}")
+        raise DataError(
+            f"--rows {path} has arrays {sorted(arrays)}, and the model's arguments are {names}, of which the first "
+            f"{needed} are needed: name the arrays like the arguments"
+        )
     return tuple(_number(arrays[name]) for name in given)
 
 
@@ -63,5 +66,7 @@ def _from_python(path: Path) -> tuple[Any, ...]:
     except Exception as error:  # the file is the user's code, which may raise anything
         raise DataError(f"--rows {path}: load_rows() failed: {type(error).__name__}: {error}") from error
     if not isinstance(found, tuple | list):
-        raise DataError(f"--rows {path}: load_rows() must return a tuple of the model's arguments")
+        raise DataError(
+            f"--rows {path}: load_rows() must return a tuple of the model's arguments, received {type(found).__name__}"
+        )
     return tuple(found)

@@ -1,4 +1,4 @@
-"""How long an agent waits, and how large a message may be."""
+"""An agent's waiting times, and the largest message that it accepts."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from pyro_fed.conventions.settings_repr import SettingsRepr
 
 @dataclass(frozen=True, kw_only=True)
 class LinkSettings(SettingsRepr):
-    """Waits of an agent, in seconds, and the largest message that it takes.
+    """An agent's waiting times, in seconds, and the largest message that it accepts.
 
     Args:
-        patience: for a neighbour's message before the link to it counts as failed: more than the slowest agent's local
-            update takes, compilation included, and than a restart should.
-        patience_all: at the start, in rounds that mean nothing without one of the agents (Newton's method over the
-            graph), and for any neighbour at all where none answers: then the run stops.
-        retry_every: between two attempts to reach a neighbour that is not there.
-        knock: for an answer of a neighbour whose link is down, once a round, and to reach one at the end.
-        max_bytes: the largest message that is taken; a message of another size than this run's is refused anyway.
+        patience: how long it waits for a neighbour's message before the link counts as failed. It should be longer than
+            the slowest agent's local update, with compilation, and than a restart.
+        patience_all: how long it waits at the start, in rounds that need every agent (Newton's method over the graph),
+            and when no neighbour answers at all. Then the run stops.
+        retry_every: time between two attempts to reach a neighbour.
+        knock: how long it waits, once a round, for an answer of a neighbour whose link is down; and at the end, to say
+            that it leaves.
+        max_bytes: the largest message that is accepted. Messages of another size than this run's are refused anyway.
 
     Raises:
         SettingError: a wait that is not positive, or no whole number of bytes.

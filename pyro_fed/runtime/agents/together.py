@@ -1,7 +1,7 @@
-"""The federation as one agent knows it: its own rows, and how many the others say they have.
+"""The federation as one agent knows it: its own rows, and how many rows the others say they have.
 
-States have one entry an agent, as in a simulation, so that the algorithm's functions, the noise and the schedule are
-those of a simulation; an agent reads and writes its own entry, and what stands in the others is as the phase began.
+States have one entry for each agent, as in a simulation, so that the algorithm's functions, the noise and the schedule
+are the same. An agent reads and writes its own entry; the other entries keep their values from the phase's beginning.
 """
 
 from __future__ import annotations
@@ -17,27 +17,30 @@ from pyro_fed.errors import ProtocolError
 from pyro_fed.federation.claimed import Claimed, padded
 from pyro_fed.federation.federation import Federation
 
-#: Most rows that an agent may say it has.
+#: The most rows that an agent may claim to have.
 MAX_ROWS = 10**12
 
 
 class Together(Claimed):
-    """All agents, with the rows of one.
+    """The federation of all agents, with the rows of one.
 
     Args:
-        own: a federation of this agent alone.
-        names: all agents'.
-        me: this one's number.
-        counts: rows that each says it has, (A,).
+        own: a federation that consists of this agent.
+        names: all agents' names.
+        me: this agent's number.
+        counts: the number of rows that each agent claims to have (A,).
 
     Raises:
-        ProtocolError: a number of rows that nobody has.
+        ProtocolError: a number of rows below 1 or above `MAX_ROWS`.
     """
 
     def __init__(self, own: Federation, names: Sequence[str], me: int, counts: Tensor) -> None:
         if bool((counts < 1).any()) or bool((counts > MAX_ROWS).any()):
             worst = int(((counts < 1) | (counts > MAX_ROWS)).nonzero()[0])
-            raise ProtocolError(f"agent {names[worst]} says it has {int(counts[worst])} rows")
+            raise ProtocolError(
+                f"agent {names[worst]} says it has {int(counts[worst])} rows, expected 1 to {MAX_ROWS}: look at the "
+                "rows that it was given"
+            )
         vars(self).update(vars(own.with_problem(own.problem)))
         self.me, self.claimed = me, counts
         self.client_names = list(names)
@@ -46,10 +49,10 @@ class Together(Claimed):
         self.problem = replace(own.problem, num_rows=int(counts.sum()), num_clients=len(names))
 
     def client_data(self, clients: Sequence[int] | None = None) -> ClientData:
-        """The agent's rows in its own place, its first one in those of the others: index (C, n), num_rows (C,).
+        """Rows of some agents: index (C, n), num_rows (C,). Other agents' rows are replaced by this agent's first row.
 
         Args:
-            clients: their numbers; all by default.
+            clients: the agents' numbers; by default all.
         """
         chosen = torch.arange(self.num_clients) if clients is None else torch.as_tensor(clients, dtype=torch.int64)
         own = padded(self.client_rows[self.me], int(self.claimed.max()))
@@ -58,5 +61,12 @@ class Together(Claimed):
         return ClientData(self.problem.rows, index[chosen], self.claimed[chosen])
 
     def pooled_data(self) -> ClientData:
-        """Nobody has all rows."""
-        raise ProtocolError("an agent has its own rows alone")
+        """An agent cannot pool rows.
+
+        Raises:
+            ProtocolError: always.
+        """
+        raise ProtocolError(
+            "an agent has only its own rows, and cannot run an algorithm on pooled data: take one for agents, P2PVI, "
+            "P2PEP or P2PFedAvg"
+        )

@@ -1,15 +1,14 @@
-"""gRPC with mutual TLS: what an agent serves to its neighbours, and how it asks them.
+"""gRPC with mutual TLS between an agent and its neighbours: its server, and its requests.
 
-Both ends show a certificate of the run's authority. A caller is who its certificate says, and must be a neighbour in
-the peers file; a server must have the certificate of the agent that is called, wherever it answers. Requests are small,
-a few numbers, and answers have the shapes of this agent's own message; they are the encoded messages of
-`runtime.messages` and nothing is unpickled. There are generic handlers in the place of generated code.
+Both ends show a certificate of the run's authority. A caller is identified by its certificate, and must be a neighbour
+in the peers file. A server must have the certificate of the agent that is called, whatever its address. Requests are a
+few numbers. Answers have the shapes of this agent's own message; they are the encoded messages of `runtime.messages`,
+and nothing is unpickled. Generic handlers are used, and no generated code.
 
-    Hello    what the agent is to agree on with the others, as JSON
-    Take     its message of a step, as soon as it has one
-    Rejoin   for a link that was down: from which round it is up, and what has passed over it
-    Flow     what has passed over the link
-    Leave    that the caller leaves, and why
+    Hello    returns what all agents must have in common, as JSON Take     returns the agent's message of a step, as
+    soon as there is one Rejoin   for a link that is down: returns the round from which it is up again, and the sum of
+    what has passed over it Flow     returns the sum of what has passed over a link Leave    tells that the caller
+    leaves, and why
 """
 
 from __future__ import annotations
@@ -37,17 +36,17 @@ from pyro_fed.runtime.agents.settings import LinkSettings
 from pyro_fed.runtime.messages import Header, Message, Spec, answer, decode, encode, spec_of, token
 from pyro_fed.runtime.messages.header import Entry
 
-#: The service.
+#: Name of the gRPC service.
 SERVICE = "pyro_fed.Agent"
-#: Longest request: a header and a few numbers; and longest agreement.
+#: Longest request (a header and a few numbers), and longest answer to Hello, in bytes.
 MAX_REQUEST, MAX_AGREEMENT = 4096, 1_000_000
-#: Requests of one neighbour that may wait at a time: of its own thread, and last ones that have not been given up yet.
+#: How many requests of one neighbour may wait at a time: its present one, and earlier ones that it has given up.
 WAITING = 3
-#: Threads beside those that may wait: so many more requests are answered at a time by that they are too many.
+#: Threads beyond those of waiting requests, which tell further callers that too many are waiting.
 REFUSING = 1
-#: A request of the longest wait, in seconds, so that one whose caller is gone ends.
+#: Longest time that a request waits, in seconds, so that one whose caller is gone ends.
 LONGEST_WAIT = 30.0
-#: How gRPC says why a message is not to be had.
+#: The gRPC status for each reason why there is no message.
 CODES = {
     Why.DOWN: grpc.StatusCode.ABORTED,
     Why.ENDED: grpc.StatusCode.OUT_OF_RANGE,
@@ -62,7 +61,7 @@ REQUESTS: dict[str, Spec] = {"Take": {"at": _AT}, "Rejoin": {"at": _AT, "last": 
 
 
 class Unwelcome(PyroFedError):
-    """A neighbour that does not take this agent for who it is, or is not who it should be.
+    """A neighbour does not accept this agent's certificate, or does not have the certificate that it should have.
 
     Example:
         >>> try:
@@ -73,7 +72,7 @@ class Unwelcome(PyroFedError):
 
 
 class Answers(ABC):
-    """What an agent says to its neighbours; called in the server's threads."""
+    """An agent's answers to its neighbours; called in the gRPC server's threads."""
 
     @abstractmethod
     def agreement(self) -> dict[str, str]:
@@ -85,18 +84,18 @@ class Answers(ABC):
 
         Args:
             method: "Take", "Rejoin" or "Flow".
-            neighbour: who asks.
-            request: its tensors, see `REQUESTS`.
-            seconds: that it will wait.
+            neighbour: the number of the neighbour that asks.
+            request: the request's tensors, see `REQUESTS`.
+            seconds: how long the neighbour waits.
 
         Raises:
-            Refused: it is not to be had.
+            Refused: there is no answer, for the reason that it has.
         """
 
 
 @dataclass(frozen=True)
 class Ask:
-    """One question to a neighbour: the method, the request's tensors, and the shapes of its answer."""
+    """One request to a neighbour: the method, the request's tensors, and the shapes and dtypes of the answer."""
 
     method: str
     request: State
@@ -104,24 +103,24 @@ class Ask:
 
 
 class Wire:
-    """An agent's server, and its channels to its neighbours.
+    """An agent's gRPC server, and its channels to its neighbours.
 
     Attributes:
-        run: the run's id, a digest of what all agents have in common: messages of another run are refused.
-        said: by neighbour, the last reason why there was no answer.
-        left: neighbours that have said that they leave, until they are heard again.
+        run: the run's id, a digest of all that agents must have in common; messages of another run are refused.
+        said: the last reason why there was no answer, by neighbour.
+        left: the farewells of neighbours that have left and have not come back.
         agreed: neighbours that are known to run the same.
 
     Args:
         me: the agent's number.
         peers: all agents.
         identity: the agent's key and certificate.
-        settings: waits and sizes.
-        answers: what it says.
-        listen: where it listens; the address in the peers file by default.
+        settings: waiting times and sizes.
+        answers: the agent's answers to requests.
+        listen: address at which to listen; by default the one in the peers file.
 
     Raises:
-        SettingError: nothing can be bound there.
+        SettingError: the address cannot be used.
     """
 
     def __init__(
@@ -166,7 +165,10 @@ class Wire:
         except RuntimeError:
             bound = 0
         if not bound:
-            raise SettingError(f"agent {identity.name} cannot listen at {address}: is another one running there?")
+            raise SettingError(
+                f"agent {identity.name} cannot listen at {address}: the port may be in use, or the address not this "
+                "machine's. End the other process, or give another address by listen"
+            )
         server.start()
         return server
 
@@ -203,14 +205,14 @@ class Wire:
         except ProtocolError as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             raise AssertionError from error  # abort raises
-        if caller not in self.agreed or farewell.run == self.run:  # else it is a process beside the one that takes part
+        if caller not in self.agreed or farewell.run == self.run:  # not from another process with that certificate
             self.left[caller] = farewell
         return b""
 
     def _handler(self, method: str) -> Callable[[bytes, Any], bytes]:
         def handle(data: bytes, context: Any) -> bytes:
             caller = self._caller(context)
-            if not self._places[caller].acquire(blocking=False):  # the others' threads are not one neighbour's to take
+            if not self._places[caller].acquire(blocking=False):  # one neighbour must not take all threads
                 context.abort(
                     grpc.StatusCode.RESOURCE_EXHAUSTED, f"{WAITING} requests of {self.peers.names[caller]} wait already"
                 )
@@ -240,39 +242,50 @@ class Wire:
                 return self._numbers[name]
         context.abort(
             grpc.StatusCode.PERMISSION_DENIED,
-            f"the certificate is for {listed(shown)}, who is no neighbour of {self.peers.names[self.me]}",
+            f"the certificate is for {listed(shown)}, which is no neighbour of {self.peers.names[self.me]}",
         )
         raise AssertionError  # abort raises
 
     def _check(self, header: Header, caller: str) -> None:
         if header.kind != "ask" or header.client != caller:
-            raise ProtocolError(f"the request is that of {header.client!r}, its certificate that of {caller!r}")
+            raise ProtocolError(
+                f"expected a request (ask) of {caller!r}, the certificate's name, received {header.kind} of "
+                f"{header.client!r}"
+            )
         if header.run != self.run:
-            raise ProtocolError(f"it is of run {header.run}, this is run {self.run}")
+            raise ProtocolError(
+                f"the request is of run {header.run}, this is run {self.run}: agents do not run the same"
+            )
 
     # -- the channels ----------------------------------------------------------------------------------------
     def hello(self, neighbour: int, seconds: float) -> dict[str, str]:
-        """What a neighbour is to agree on, as soon as it is there.
+        """What a neighbour says that all agents must have in common, name → text.
+
+        Args:
+            neighbour: its number.
+            seconds: how long to try to reach it.
 
         Raises:
-            Unwelcome: one of both is not who it should be.
-            Refused: it does not answer in time, or one of the neighbours has left.
-            ProtocolError: it answers something else.
+            Unwelcome: one of the two agents does not have the certificate that it should have.
+            Refused: the neighbour does not answer in time, or one of the neighbours has left.
+            ProtocolError: its answer is not a table of texts.
         """
         call = self._channels[neighbour].unary_unary(f"/{SERVICE}/Hello")
         data = self._until(lambda left: call(b"", timeout=left), neighbour, seconds)
         try:
             if len(data) > MAX_AGREEMENT:
-                raise ValueError(f"{len(data)} bytes")
+                raise ValueError(f"{len(data)} bytes, at most {MAX_AGREEMENT} are accepted")
             found = json.loads(data)
             if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
-                raise ValueError("no table of texts")
+                raise ValueError(f"expected a JSON object of texts, received {type(found).__name__}")
         except (ValueError, RecursionError) as error:
-            raise ProtocolError(f"agent {self.peers.names[neighbour]} sent no agreement: {error!s:.200}") from error
+            raise ProtocolError(
+                f"agent {self.peers.names[neighbour]}: its answer to Hello cannot be read: {error!s:.200}"
+            ) from error
         return found
 
     def _until(self, call: Callable[[float], bytes], neighbour: int, seconds: float) -> bytes:
-        """A call, again and again until it is answered."""
+        """Repeat a call until it is answered, a neighbour has left, or the time is over."""
         end = time.monotonic() + seconds
         while True:
             try:
@@ -286,29 +299,29 @@ class Wire:
             time.sleep(self.settings.retry_every)
 
     def once(self, asks: Mapping[int, Ask]) -> dict[int, State | Refused]:
-        """Questions to neighbours that may not be there, each asked once, for as long as a knock takes.
+        """Ask neighbours that may not be there, each once, and wait for `knock` seconds.
 
         Args:
-            asks: by neighbour.
+            asks: the requests, by neighbour.
         """
         return self.ask(asks, self.settings.knock, again=False)
 
     def ask(
         self, asks: Mapping[int, Ask], seconds: float, again: bool = True, whole: bool = False
     ) -> dict[int, State | Refused]:
-        """Questions to neighbours, all at once, each asked again until it is answered or the time is over.
+        """Ask neighbours, all at once, and each again until it answers or the time is over.
 
         Args:
-            asks: by neighbour.
-            seconds: to wait.
+            asks: the requests, by neighbour.
+            seconds: how long to wait.
             again: whether to ask again.
-            whole: whether the answers mean nothing without one of them: nobody is waited for once one has left.
+            whole: whether the answers are useless if one is missing; then none is waited for once a neighbour has left.
 
         Returns:
-            The answers, or why there is none.
+            Each neighbour's answer, or the reason why there is none.
 
         Raises:
-            Unwelcome: a neighbour is not who it should be, or does not know this agent.
+            Unwelcome: a neighbour does not have the certificate that it should have, or does not accept this agent's.
         """
         end = time.monotonic() + seconds
         found: dict[int, State | Refused] = {}
@@ -341,9 +354,9 @@ class Wire:
         return True
 
     def leave(self, farewell: Farewell, neighbours: Iterable[int]) -> None:
-        """Say to neighbours that this agent leaves; those that are not reached within a knock are not told."""
+        """Tell neighbours that this agent leaves; those that are not reached within `knock` seconds are not told."""
         data, wait = farewell.encode(), self.settings.knock
-        calls = [  # ready: a channel that failed a moment ago tries again, for its neighbour may have come since
+        calls = [  # wait_for_ready: a channel that has just failed tries again, since its neighbour may be back
             self._channels[j].unary_unary(f"/{SERVICE}/Leave").future(data, timeout=wait, wait_for_ready=True)
             for j in neighbours
         ]
@@ -356,7 +369,7 @@ class Wire:
         return header, stub.future(encode(Message(header, one.request)), timeout=min(LONGEST_WAIT, max(0.01, seconds)))
 
     def _answered(self, neighbour: int, one: Ask, header: Header, call: Any, over: bool) -> State | Refused | None:
-        """An answer, a refusal, or None where it is to be asked again."""
+        """A neighbour's answer, or the reason why there is none; None if it has to be asked again."""
         try:
             data = call.result()
         except grpc.FutureCancelledError:
@@ -375,10 +388,10 @@ class Wire:
         return message.tensors
 
     def _judge(self, error: Any, neighbour: int) -> Why | None:
-        """Why there is no answer; None where the neighbour cannot be reached.
+        """The reason why there is no answer; None if the neighbour cannot be reached.
 
         Raises:
-            Unwelcome: asking again will not help.
+            Unwelcome: asking again would not help.
         """
         code, name = error.code(), self.peers.names[neighbour]
         self.said[neighbour] = f"{code.name.lower()}: {error.details()!s:.300}"
@@ -389,16 +402,27 @@ class Wire:
             grpc.StatusCode.UNIMPLEMENTED,
         )
         if code in hopeless:
-            raise Unwelcome(f"agent {name} refuses this one: {error.details()!s:.300}") from error
+            raise Unwelcome(
+                f"agent {name} refuses this one: {error.details()!s:.300}. Compare both agents' certificates, peers "
+                "files and versions"
+            ) from error
         if code == grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in (error.details() or ""):
             raise Unwelcome(
-                f"agent {name} sent a message above max_bytes={self.settings.max_bytes}: {error.details()!s:.200}"
+                f"agent {name} sent a message above max_bytes={self.settings.max_bytes}: {error.details()!s:.200}. "
+                "Raise max_bytes of LinkSettings"
             ) from error
         return _WHYS.get(code)
 
 
 def with_step(method: str, at: At, expected: State | Spec, **more: At) -> Ask:
-    """A question about a step, whose answer has the shapes of a state, or those that a spec says."""
+    """A request about a step.
+
+    Args:
+        method: "Take", "Rejoin" or "Flow".
+        at: the step.
+        expected: the answer's shapes and dtypes, or tensors that have these.
+        more: further steps that the request names.
+    """
     spec = {
         name: value if isinstance(value, Entry) else spec_of({name: value})[name] for name, value in expected.items()
     }

@@ -1,7 +1,7 @@
-"""Whose state it is: what a run's answer depends on, as text that is kept beside its state and compared.
+"""The fingerprint of a run: all that its answer depends on, as text, saved with its state and compared on resuming.
 
-The model is known by its densities (`density.fingerprint`), not by its name: what it has from closures, constants,
-shared arguments and its source would otherwise be missed, and the old answer returned as that of another model.
+A model is identified by its densities (`density.fingerprint`), not by its name. A name would miss changes in closures,
+constants, shared arguments and source code, and the old answer would be returned for another model.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from pyro_fed.graph import Graph
 if TYPE_CHECKING:
     from pyro_fed.federation.federation import Federation
 
-#: Marks that are JSON of `density_values`, and JSON of a dictionary; all others are text.
+#: Marks that are JSON: of `density_values`, and of a dictionary. All others are plain text.
 DENSITY, SHARED = "density", "shared arguments"
 #: The mark of the traced operations.
 PROGRAM = "traced density"
-#: A state after some rounds is that of a longer run as well, so that their number may be another.
+#: The mark that may differ: a state after some rounds is also the state of a longer run.
 ROUNDS = "number of rounds"
 
 
@@ -43,7 +43,7 @@ def fingerprint(
     combination: Any,
     start: Any,
 ) -> dict[str, str]:
-    """What a run's answer depends on, name → text."""
+    """The marks of a run: all that its answer depends on, name → text."""
     problem = federation.problem
     return {
         "versions": f"pyro_fed {VERSION}, torch {torch.__version__}, pyro {pyro.__version__}",
@@ -61,7 +61,7 @@ def fingerprint(
 
 
 def model_marks(federation: Federation) -> dict[str, str]:
-    """What the model is known by, name → text."""
+    """The marks of a federation's model, name → text."""
     problem = federation.problem
     return {
         "model": describe_model(federation),
@@ -80,24 +80,24 @@ def describe_model(federation: Federation) -> str:
 
 
 def require_run(folder: Path, found: dict[str, str], mine: dict[str, str], any_rounds: bool = True) -> None:
-    """Require the state of the same run.
+    """Require that a saved state is of the same run.
 
     Args:
         folder: where the state is.
-        found: its marks.
-        mine: those of this run.
-        any_rounds: whether their numbers of rounds may differ.
+        found: the state's marks.
+        mine: the marks of this run.
+        any_rounds: whether the numbers of rounds may differ.
 
     Raises:
-        CheckpointError: names all that differs, the model first, and both values.
+        CheckpointError: names all that differs, the model first, with both values.
     """
     other_rows = any(found.get(name) != mine[name] for name in ("data", "clients"))
     model = ["model", DENSITY] if other_rows else ["model", "quadrature", SHARED, DENSITY, PROGRAM]
-    # What follows from another model, such as a log-likelihood of other sites, says no more of it.
+    # Only the first difference of the models is named: the others, such as other log-likelihoods, follow from it.
     clauses = [next(filter(None, (_unlike(name, found.get(name), mine[name], not other_rows) for name in model)), "")]
     told = {"model", "quadrature", SHARED, DENSITY, PROGRAM} | ({ROUNDS} if any_rounds else set())
     rest = [name for name in mine if name not in told]
-    rest.sort(key=lambda name: name == "versions")  # what differs between them is most often no fault
+    rest.sort(key=lambda name: name == "versions")  # last, since another version is seldom the reason
     clauses += [_unlike(name, found.get(name), mine[name]) for name in rest]
     if said := "; ".join(filter(None, clauses)):
         raise CheckpointError(
@@ -107,21 +107,21 @@ def require_run(folder: Path, found: dict[str, str], mine: dict[str, str], any_r
 
 
 def require_model(folder: Path, found: dict[str, str], algorithm: Algorithm, federation: Federation) -> None:
-    """Require the state of the same algorithm and model, whose clients may be others.
+    """Require that a saved state is of the same algorithm and model; its clients may be others.
 
     Args:
         folder: where the state is.
-        found: its marks.
-        algorithm: what is to start from it.
-        federation: on what.
+        found: the state's marks.
+        algorithm: the algorithm that is to start from it.
+        federation: the federation on which it is to run.
 
     Raises:
-        CheckpointError: names what differs, and both values.
+        CheckpointError: names what differs, with both values.
     """
     mine = {"algorithm": described(algorithm), **model_marks(federation)}
     names = ["algorithm", "model", "quadrature"]
     if not compared(found.get(DENSITY, '{"clients": {}}'), mine[DENSITY]):
-        names.append(PROGRAM)  # no client is the same, so that no likelihood can be compared
+        names.append(PROGRAM)  # no client has the same rows, so that no likelihoods can be compared
     clauses = [_unlike(name, found.get(name), mine[name]) for name in names]
     clauses.append(_unlike(DENSITY, found.get(DENSITY), mine[DENSITY], same_rows=False))
     for clause in filter(None, clauses):
@@ -129,7 +129,7 @@ def require_model(folder: Path, found: dict[str, str], algorithm: Algorithm, fed
 
 
 def _unlike(name: str, found: str | None, mine: str, same_rows: bool = True) -> str:
-    """How a mark differs, as a clause; "" where it does not."""
+    """A clause that says how a mark differs; "" where it does not."""
     if found == mine:
         return ""
     if found is None:
@@ -147,12 +147,12 @@ def _unlike(name: str, found: str | None, mine: str, same_rows: bool = True) -> 
 
 
 def _text(value: Any) -> str:
-    """A `repr` on which two processes agree: without addresses."""
+    """A value's `repr` without addresses in memory, so that two processes agree on it."""
     return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
 
 
 def _weights(graph: Any) -> str:
-    """A hash of W in all rounds of a graph's window, which its `repr` does not tell."""
+    """A hash of W in all rounds of a graph's window, which the graph's `repr` does not show."""
     if not isinstance(graph, Graph):
         return ""
     matrices = [graph.expected(round).tocoo() for round in range(graph.window)]

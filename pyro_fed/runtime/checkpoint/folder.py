@@ -1,8 +1,8 @@
 """The state of a run on disk, after every round: one safetensors file, written whole or not at all.
 
-A file holds tensors and text, never code: nothing in it is executed when it is read. Its header is checked as that
-of a message is (`messages.header`), and a hash tells whether the rest is what was written. Its text carries a
-fingerprint of the run (model, data, settings, seed, versions); a checkpoint of another run is refused.
+A file holds tensors and text, and no code: reading it executes nothing. Its header is checked like a message's
+(`messages.header`), and a hash shows whether the rest is what was written. Its text has the run's fingerprint (model,
+data, settings, seed, versions); a checkpoint of another run is refused.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from pyro_fed.runtime.messages.header import PREFIX, header_length, read_header
 
 logger = logging.getLogger(__name__)
 
-#: Rounds whose states are kept: the latest, and the one before in case the latest cannot be read.
+#: Number of states that are kept: the latest, and the one before in case the latest cannot be read.
 KEPT = 2
-#: Longest header of a state: the record grows with the rounds. The safetensors library reads no more.
+#: Longest header of a state, in bytes; it has the record, which grows with the rounds. It is safetensors' own limit.
 MAX_HEADER = 100_000_000
 
 
@@ -37,12 +37,12 @@ class Saved:
     """A run's state after a round.
 
     Attributes:
-        phase: number of the phase, from 0.
-        done: rounds that the phase has had.
+        phase: the phase's number, from 0.
+        done: number of rounds that the phase has had.
         shared: the server's state.
         local: the clients' states.
-        record: what happened so far, as plain text can hold it.
-        network: what the network keeps.
+        record: the run's record, as JSON can hold it.
+        network: the network's own state, see `Network.kept`.
     """
 
     phase: int
@@ -57,10 +57,10 @@ class Checkpoint:
     """A folder of states, which no other run may use until `close`.
 
     Args:
-        folder: where; made if it is not there.
-        marks: the run's fingerprint, name → value.
-        resume: whether a state that is there is to be taken up.
-        any_rounds: whether it may be that of a run of another number of rounds.
+        folder: the folder; made if it does not exist.
+        marks: the run's fingerprint, name → text.
+        resume: whether to go on from the state in the folder.
+        any_rounds: whether that state may be of a run with another number of rounds.
 
     Raises:
         SettingError: the folder holds a state already and `resume` is false; or it is a file.
@@ -89,7 +89,7 @@ class Checkpoint:
         self._lock.release()
 
     def save(self, saved: Saved) -> None:
-        """Write a state beside the others, and let go of all but the latest two.
+        """Write a state beside the others, and delete all but the latest two.
 
         Raises:
             CheckpointError: the state could not be written; the previous one is untouched.
@@ -123,11 +123,11 @@ class Checkpoint:
         for old in self._files()[:-KEPT]:
             try:
                 old.unlink(missing_ok=True)
-            except OSError as error:  # the state is written: what is left over costs its place on the disk, not the run
+            except OSError as error:  # the new state is written: an old file only takes space
                 logger.warning("an earlier state could not be deleted: %s", error)
 
     def load(self) -> Saved | None:
-        """The latest state that can be read, or None where a run begins.
+        """The latest readable state; None without `resume`.
 
         Raises:
             CheckpointError: no file can be read, or the state is that of another run.
@@ -143,7 +143,7 @@ class Checkpoint:
 
 
 def _written_down(folder: Path) -> None:
-    """Have the disk write down which files the folder has, which a file that is renamed there needs to outlast it."""
+    """Have the folder's list of files written to disk: without it a renamed file may not survive a crash."""
     try:
         place = os.open(folder, os.O_RDONLY)
     except OSError:  # a system on which folders cannot be opened
@@ -155,7 +155,7 @@ def _written_down(folder: Path) -> None:
 
 
 def latest(folder: Path) -> tuple[dict[str, str], Saved]:
-    """The marks of the run in a folder, and its latest state that can be read.
+    """The latest readable state in a folder, and the marks of its run.
 
     Raises:
         CheckpointError: there is no file, or none can be read.
@@ -181,10 +181,10 @@ def _files_in(folder: Path) -> list[Path]:
 
 
 def _read(path: Path) -> tuple[dict[str, str], Saved]:
-    """Marks and state in a file.
+    """The marks and the state in a file.
 
     Raises:
-        ProtocolError: the file is not what `save` wrote.
+        ProtocolError: the file was not written by `save`, or is damaged.
     """
     text, tensors = _read_file(path)
     try:
@@ -199,7 +199,11 @@ def _read(path: Path) -> tuple[dict[str, str], Saved]:
 
 
 def _read_file(path: Path) -> tuple[dict[str, str], State]:
-    """Text and tensors of a file that is what was written."""
+    """The text and the tensors of a file.
+
+    Raises:
+        ProtocolError: the file was not written by `save`, or is damaged.
+    """
     size = path.stat().st_size
     with path.open("rb") as file:
         start = file.read(PREFIX)

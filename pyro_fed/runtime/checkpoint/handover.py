@@ -1,13 +1,13 @@
-"""Clients that join and leave for good: their sites are put in or taken out of an earlier run's answer.
+"""Clients that join or leave for good: their sites are added to or removed from an earlier run's answer.
 
-Where every client keeps a site, the answer is q ∝ t_0 Π_k t_k, so that a client is unlearned by leaving out its site
-and letting the others settle:
+Where every client keeps a site, the answer is q ∝ t_0 Π_k t_k. So a client is removed by leaving out its site, and
+running until the others' sites have settled again:
 
     pf.run(pf.FedEP(), fed, checkpoint="before")
     pf.run(pf.FedEP(), fed.without("3"), start="before")
 
-The second run ends where a run on the remaining clients ends; it only gets there in fewer rounds. What has left the
-server already, messages and draws of the first run, is not taken back.
+The second run converges to the same answer as a run on the remaining clients from the start, in fewer rounds. Messages
+and draws of the first run that others have received cannot be taken back.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ def hand_over(algorithm: Algorithm, federation: Federation, folder: Path) -> Sta
     """The final states of an earlier run, with the sites of this federation's clients.
 
     Args:
-        algorithm: the earlier run's, with the same settings.
-        federation: its clients are matched to the earlier ones by name; new ones begin with a flat site.
-        folder: the earlier run's checkpoint.
+        algorithm: the earlier run's algorithm, with the same settings.
+        federation: the new federation; its clients are matched to the earlier ones by name, and new ones begin with a
+            flat site.
+        folder: the earlier run's checkpoint folder.
 
     Raises:
         CheckpointError: the folder holds no state, or that of another algorithm or model.

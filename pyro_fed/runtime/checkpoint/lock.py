@@ -1,4 +1,4 @@
-"""One run a folder: a lock that the operating system lets go of when its holder ends, however that ends."""
+"""A lock on a checkpoint folder, so that only one run writes there; the system releases it when the process ends."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ try:
 except ImportError:  # not a POSIX system
     fcntl = None  # type: ignore[assignment]  # a module, elsewhere
 
-#: The file in the folder; it says who holds it.
+#: Name of the locked file; its text says who holds the lock.
 NAME = "lock"
-#: Longest text that is read from it.
+#: Longest text that is read from the file, in bytes.
 MAX_TEXT = 300
 
 
 class Lock:
-    """A folder that is this run's alone.
+    """A folder's lock, held from construction until `release`.
 
     Args:
-        folder: it must exist.
+        folder: an existing folder.
 
     Raises:
         CheckpointError: another run holds it, or nothing can be written there, or the system has no such locks.
@@ -42,7 +42,7 @@ class Lock:
             self._file = self._taken()
 
     def _taken(self) -> int | None:
-        """The locked file; None where its holder took it away in the meantime."""
+        """The locked file; None if its former holder has deleted it in the meantime."""
         try:
             file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
@@ -66,14 +66,14 @@ class Lock:
         return file
 
     def _is_there(self, file: int) -> bool:
-        """Whether the path still leads to the file."""
+        """Whether the path still leads to this open file."""
         try:
             return os.path.samestat(os.fstat(file), os.stat(self.path))
         except FileNotFoundError:
             return False
 
     def release(self) -> None:
-        """Let others in; twice does nothing."""
+        """Release the lock; does nothing if that was done before."""
         if self._file is not None:
             self.path.unlink(missing_ok=True)
             os.close(self._file)

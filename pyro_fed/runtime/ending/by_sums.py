@@ -1,8 +1,9 @@
-"""The audit of a result whose rows are elsewhere: the server sends draws, each client answers with one number a draw.
+"""The audit of a result whose rows are elsewhere: the server sends draws, each client answers with a number for each.
 
-One more exchange, of S × D numbers down and S up: log p_k(z_s), summed over the client's rows. The log density of the
-draws follows, and where that of the approximation is known, importance weights (`audit.weights`). Nothing else of the
-audit is made: it follows gradients of all rows at points that depend on the last, hundreds of exchanges.
+This takes one more exchange, of S × D numbers down and S up: log p_k(z_s), summed over the client's rows. The log
+density of the draws follows from it; and where the density of the approximation is known, so do importance weights
+(`audit.weights`). The rest of the audit is not made: its chains would need the gradients of all rows at hundreds of
+points, each of which depends on the one before.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from pyro_fed.runtime.executors.base import LOG_LIK, MOST_DRAWS
 
 
 def judge_by_sums(evidence: Evidence, executor: Executor) -> list[str]:
-    """Judge a result by the clients' log-likelihoods at its draws; the record gets what is found.
+    """Judge a result by the clients' log-likelihoods at its draws; figures and doubts are added to its record.
 
     Args:
         evidence: the result.
-        executor: of the run; its clients are asked.
+        executor: the run's executor, whose clients are asked.
 
     Returns:
-        Why the result was not judged, in a sentence; nothing where it was.
+        A sentence that says why the result was not judged; none where it was.
     """
     record, problem, flat = evidence.record, evidence.problem, evidence.draws.flatten(0, 1)
     if problem.dim > LARGE_DIM:

@@ -24,25 +24,26 @@ from pyro_fed.ops.entries import evenly
 if TYPE_CHECKING:
     from pyro_fed.federation.federation import Federation
 
-#: Draws × numbers of the rows' latents above which they are not collected, which a note says.
+#: The rows' latents are not collected, and a note says so, if draws × latents are more numbers than this.
 MAX_COLLECTED = 100_000_000
-#: Draws of θ at which the integrals are checked, and the SD over these of their error from which on a run warns: an
-#: error of the log-likelihood that is the same everywhere changes nothing.
+#: Draws of θ at which the integrals are checked; and the largest SD over these draws of the log-likelihood's error, in
+#: nats, that is accepted. An error that is the same everywhere changes nothing.
 CHECK_DRAWS, LARGEST_ERROR = 32, 0.1
-#: The finer rule of that check: more nodes a dimension, and how many times as many in all.
+#: The finer rule of that check: so many more nodes for each dimension, and so many times as many in all.
 MORE_NODES, MORE_TIMES = 20, 4
-#: What is said where they are not accurate, of checks that would take them for the posterior's.
+#: The note where integrals are not accurate, in place of the audit, which would take them for exact.
 INACCURATE = (
     "not audited: the checks of means, SDs and modes take the model's densities, which are off where integrals are"
 )
-#: And their cure where no rule is one.
+#: The cure where no quadrature rule is accurate.
 BY_HAND = (
     "Integrate these latents out by hand, as BetaBinomial does for a Beta and Binomial counts, and GammaPoisson or "
     "NegativeBinomial for a Gamma and Poisson counts"
 )
-#: Draws of θ and rows at which further modes are looked for, and the share of a row's mass from which on one is missed.
+#: Draws of θ, and rows, at which further modes are looked for; a mode counts if it has more than this share of its
+#: row's mass.
 MODES_DRAWS, MODES_ROWS, MISSED_SHARE = 4, 128, 0.05
-#: Finer rules that are tried before one is advised.
+#: How many finer rules are tried to find one that can be recommended.
 TRIED = 2
 
 
@@ -52,11 +53,11 @@ def collected(
     """A result with the rows' latents: the federation and the problem in joint form, and joint draws.
 
     Args:
-        federation: what was run on.
-        problem: its problem, as it was compiled.
-        draws: (chain, draw, D).
+        federation: the federation of the run.
+        problem: the model's densities, as the run compiled them.
+        draws: draws of θ (chain, draw, D).
         seed: the run's seed.
-        notes: gets a sentence where they are too many to be collected.
+        notes: gets a sentence if there are too many latents to be collected; then everything is returned as it is.
     """
     theta = draws.flatten(0, 1)
     if len(theta) * problem.num_rows * problem.local_dim > MAX_COLLECTED:
@@ -71,15 +72,15 @@ def collected(
 
 
 def integration_error(problem: Problem, theta: Tensor) -> float:
-    """SD over draws (S, D) of the error in the pooled log-likelihood, by a finer rule."""
+    """SD over draws θ (S, D) of the error in the pooled log-likelihood, in nats, estimated by a finer rule."""
     rule = problem.quadrature
     return _apart(problem, theta, rule, replace(_finer(problem, rule), mode_steps=rule.max_mode_steps))
 
 
 def integration_notes(problem: Problem, theta: Tensor) -> list[str]:
-    """What to say of the integrals over the rows' latents, from draws of θ (S, D).
+    """Doubts about the integrals over the rows' latents, at draws of θ (S, D).
 
-    A finer rule is advised where a still finer one says the same.
+    A finer rule is recommended if a still finer one agrees with it.
     """
     if missed := _missed_modes(problem, theta):
         return [missed]
@@ -104,9 +105,9 @@ def integration_notes(problem: Problem, theta: Tensor) -> list[str]:
 
 
 def _missed_modes(problem: Problem, theta: Tensor) -> str:
-    """What to say of rows whose latents have modes, at draws of θ (S, D), that the rule does not find; "" of none."""
+    """A sentence on rows whose latents have modes that the rule does not find, at draws of θ (S, D); "" for none."""
     rule, draws = problem.quadrature, theta[evenly(len(theta), MODES_DRAWS)]
-    at = evenly(len(problem.all_rows[0]), MODES_ROWS).unique()  # an agent has rows of its own alone
+    at = evenly(len(problem.all_rows[0]), MODES_ROWS).unique()  # not `num_rows`: an agent has only its own rows
     rows = tuple(leaf[at] for leaf in problem.all_rows)
 
     def lacking(rule: Quadrature) -> Tensor:
@@ -130,7 +131,7 @@ def _missed_modes(problem: Problem, theta: Tensor) -> str:
 
 
 def _apart(problem: Problem, theta: Tensor, rule: Quadrature, exact: Quadrature) -> float:
-    """SD over draws (S, D) of how far two rules' pooled log-likelihoods are apart; infinite where one has none."""
+    """SD over draws (S, D) of the difference between two rules' pooled log-likelihoods; infinite where one is NaN."""
 
     def error(one: Tensor) -> Tensor:
         precise, found = (r.log_parts(problem, one, problem.all_rows)[1] for r in (exact, rule))
@@ -143,13 +144,13 @@ def _apart(problem: Problem, theta: Tensor, rule: Quadrature, exact: Quadrature)
 
 
 def _finer(problem: Problem, rule: Quadrature) -> Quadrature:
-    """More nodes; of one latent placed by its tails, as those that the curvature places may all miss the same."""
+    """A rule with more nodes; of a single latent, placed by its tails, not by the curvature, which may miss them."""
     order, most = (rule.order or rule.max_order) + MORE_NODES, MORE_TIMES * rule.max_nodes
     return replace(rule, order=order, max_nodes=most, tails=True if problem.local_dim == 1 else rule.tails)
 
 
 def _settings(problem: Problem, rule: Quadrature) -> str:
-    """How a rule of `_finer` is written."""
+    """The arguments of `pf.Quadrature` for a rule of `_finer`, as text."""
     tails = ", tails=True" if problem.local_dim == 1 else ""
     tails += f", starts={rule.starts}" if rule.starts else ""
     most = f", max_nodes={rule.max_nodes}" if problem.local_dim > 1 or (rule.order or 0) > Quadrature.max_nodes else ""

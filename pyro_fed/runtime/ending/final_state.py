@@ -1,4 +1,4 @@
-"""A run without an answer: the server's last state, for what is computed from it and never drawn."""
+"""A run that returns the server's last state, without draws: for what is computed from the state itself."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pyro_fed.runtime.rounds import run_phases
 
 
 class Final(NamedTuple):
-    """Where a run ended.
+    """The end of a run.
 
     Args:
         shared: the server's last state.
@@ -32,16 +32,20 @@ def final_state(algorithm: Algorithm, federation: Federation, *, seed: int = 0) 
     """Run an algorithm to its end, without progress bar, warnings, compilation or draws.
 
     Args:
-        algorithm: what to run; one without a server needs `pyro_fed.run`, which takes a graph.
+        algorithm: the algorithm to run; one without a server needs `pyro_fed.run`, which takes a graph.
         federation: the model and its clients.
         seed: the only source of randomness.
 
     Returns:
-        The last state and whether it is that of convergence.
+        The last state, and whether the algorithm has converged.
 
     Raises:
         SettingError: an algorithm without a server.
-        DivergenceError: an update left the finite numbers.
+        DivergenceError: an update is not finite.
+
+    Example:
+        >>> final_state(pf.FedLaplace(), fed).converged
+        True
     """
     record = Record(federation.client_names)
     context = Context(federation, federation.problem, None, resolve("vectorised"), seed, progress=False, record=record)

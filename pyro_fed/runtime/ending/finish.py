@@ -1,4 +1,4 @@
-"""The end of a run: draws of the result, what speaks against it, and the result itself."""
+"""The end of a run: draws of the result, their judgement, and the result as InferenceData."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ from pyro_fed.audit.clients.say import answer_and_sites, log_likelihoods_of
 from pyro_fed.audit.inputs.range import out_of_range
 from pyro_fed.audit.inputs.use import of_no_use
 from pyro_fed.conventions import seeding
+from pyro_fed.conventions.kinds import narrowed
 from pyro_fed.conventions.limits import Limits
 from pyro_fed.conventions.time_limit import is_time
 from pyro_fed.density.checks.funnels import with_hint
@@ -54,11 +55,11 @@ from pyro_fed.runtime.replies import hidden
 
 logger = logging.getLogger(__name__)
 
-#: Standard error of the evidence's logarithm, in nats, from which on it says nothing: a factor of e.
+#: The evidence is not known if the standard error of its logarithm is larger, in nats: a factor of e.
 UNTOLD = 1.0
-#: What else may help a state without draws, of an algorithm without a cure of its own.
+#: The cure for a state without draws, of an algorithm that has no `advice` of its own.
 OTHERWISE = "Smaller steps (step size) may help, or a common scale of parameters whose scales are very different. "
-#: What may be behind a client that moves the answer more than others do, honest as it may be.
+#: Why even an honest client may move the answer more than others do.
 WHY_APART = (
     "Its rows may be of another kind than the others' (the one event, the largest value, a split by the outcome), or "
     "of another population; or units, labels or counts may be wrong"
@@ -67,19 +68,19 @@ WHY_APART = (
 
 @dataclass
 class Finish:
-    """What is done with a run's last state.
+    """Turns a run's last state into its result.
 
     Args:
-        algorithm: what was run.
+        algorithm: the algorithm that was run.
         context: the run.
-        num_draws: draws of a density.
+        num_draws: number of draws, where the result is a density.
         log_likelihood: whether to compute the pointwise log-likelihood.
         collect_local: whether to collect the rows' latents.
         audit: whether to judge the result by the model's densities.
-        aim: finer limits than those of a wrong answer, which the audit should tell too; None: none.
+        aim: limits finer than `WRONG`, up to which the audit should measure errors; None: none.
 
     Attributes:
-        evidence: what the audit has looked at; None before it has.
+        evidence: what the audit worked on; None where there was no audit yet.
     """
 
     algorithm: Algorithm
@@ -92,7 +93,7 @@ class Finish:
     evidence: Evidence | None = field(default=None, init=False)
 
     def __call__(self, shared: State) -> InferenceData:
-        """The judged result; what speaks against it is said."""
+        """The judged result; doubts and notes are given as warnings."""
         draws = self.drawn(shared)
         if hidden(self.context):
             draws = self.noisy(shared, draws)
@@ -107,8 +108,8 @@ class Finish:
 
         Raises:
             InterruptedRun: the run was interrupted before there was a posterior.
-            TimeLimitError: its time was up before.
-            DivergenceError: there is no distribution, or its draws are not finite. It keeps the state.
+            TimeLimitError: its time was over before there was a posterior.
+            DivergenceError: the state is no distribution, or its draws are not finite. The error keeps the state.
         """
         generator = seeding.torch_generator(self.context.seed, seeding.DRAWS)
         try:
@@ -125,7 +126,7 @@ class Finish:
 
     @property
     def _cut(self) -> bool:
-        """Whether the rounds ended before their time."""
+        """Whether the rounds were ended by Ctrl-C or by the limit of time."""
         return self.context.record.interrupted or bool(self.context.record.stopped)
 
     def _without(self, shared: State) -> InterruptedRun | TimeLimitError:
@@ -133,7 +134,7 @@ class Finish:
         return no_posterior(done, self.context, self.algorithm, shared)
 
     def _undrawn(self, shared: State, why: str) -> DivergenceError | InterruptedRun | TimeLimitError:
-        """The error for a last state that cannot be drawn from, which it keeps; or that of what cut the run short."""
+        """The error for a last state without draws, or, where the run was cut short, the error that says so."""
         if self._cut:
             return self._without(shared)
         rounds, unlike = len(self.context.record.rounds), self.context.record.unlike()
@@ -151,21 +152,21 @@ class Finish:
         return error
 
     def noisy(self, shared: State, draws: Tensor) -> Tensor:
-        """Draws with the noise of a private run in their spread; all else that could be said of them looks at rows."""
+        """The draws of a private run, whose spread includes the noise. Other judgements would look at rows."""
         context, record = self.context, self.context.record
         if isinstance(self.algorithm, NoiseWithin):
             found = Noisy(draws, self.algorithm.warnings(record, context.problem), 0.0)
         else:
             found = with_noise(self.algorithm, context, shared, draws, self.num_draws)
         record.doubts += found.doubts + still_shortened(context) + self.unsettled()
-        assert isinstance(context.combination, Private)
+        private = narrowed(context.combination, Private)
         releases = sum(bool(one.clients) for one in record.rounds)
-        epsilon = context.combination.epsilon(releases) if releases else 0.0
-        record.private = Released(found.noise, epsilon, context.combination.delta)
+        epsilon = private.epsilon(releases) if releases else 0.0
+        record.private = Released(found.noise, epsilon, private.delta)
         return found.draws
 
     def unsettled(self) -> list[str]:
-        """That the last round's change was too large, where the algorithm says so; or that there was no more time."""
+        """A doubt if the algorithm has not converged, or if its time was over; else none."""
         record = self.context.record
         if record.stopped:
             return [f"not converged: {record.stopped}"]
@@ -175,9 +176,9 @@ class Finish:
         return [f"not converged after {len(record.figures)} rounds: {last}; run more rounds"]
 
     def judged(self, shared: State, draws: Tensor) -> None:
-        """`judge`, as far as time and the user let it go; an answer is not lost for want of its checks.
+        """Judge the result, within the time that is left, and unless the user interrupts.
 
-        Where a check itself fails the rounds' work is kept, and the result doubted.
+        If the checks are cut short, or one of them fails, the result of the rounds is kept, and a doubt says so.
         """
         record, budget = self.context.record, self.context.budget
         try:
@@ -203,15 +204,17 @@ class Finish:
         record.doubts.append(f"not all checks were made: {why}. The result is {left}")
 
     def judge(self, shared: State, draws: Tensor) -> None:
-        """Add to the record what speaks against the result."""
+        """Add doubts and notes about the result to the record.
+
+        They come from the algorithm, from the integrals over rows' latents, from the messages, and, with `audit`, from
+        the clients' sites, the network's inputs and the model's densities at the draws.
+        """
         context, record = self.context, self.context.record
         own = self.algorithm.warnings(record, context.problem)
-        record.doubts += own
         said = any(sentence.startswith("not converged") for sentence in own)  # by the algorithm, with its reason
         unsettled = self.unsettled() if not said or record.stopped else []
-        record.doubts += unsettled
         inaccurate = integration_notes(context.problem, draws.flatten(0, 1)) if context.problem.local_dim else []
-        record.doubts += inaccurate
+        record.doubts += [*own, *unsettled, *inaccurate]
         record.of_density = bool(inaccurate)
         record.notes += record.bounded()
         if isinstance(context.combination, Bounded):
@@ -219,36 +222,50 @@ class Finish:
             record.notes += [few] if few else []
         if unlike := record.unlike():
             record.doubts.append(f"{unlike}. This is not the posterior of all rows")
-        if self.audit:
-            self._say_who_stands_apart(draws)
-            if context.federation.holds_data:
-                far = out_of_range(context.problem, context.seed)
-                record.notes += far or of_no_use(context.problem, draws.flatten(0, 1))
-        whole = context.federation.holds_data and context.combination is None
-        unaudited = (INACCURATE if inaccurate else not_audited(context.problem)) if self.audit and whole else ""
-        if unaudited:
+        if not self.audit:
+            return
+        self._say_who_stands_apart(draws)
+        if context.federation.holds_data:
+            far = out_of_range(context.problem, context.seed)
+            record.notes += far or of_no_use(context.problem, draws.flatten(0, 1))
+        if context.combination is not None:
+            return  # the result of a combination is not meant to be the posterior of all rows
+        if not context.federation.holds_data:
+            evidence = Evidence(
+                self.algorithm, context.federation, context.problem, shared, draws, record, context.seed
+            )
+            record.notes += judge_by_sums(evidence, context.executor)
+        elif unaudited := INACCURATE if inaccurate else not_audited(context.problem):
             record.notes.append(unaudited)
-        elif self.audit and whole:  # a combination's result is not meant to be the posterior of all rows
-            record.audited = True
-            self.evidence = evidence = Evidence(
-                self.algorithm, context.federation, context.problem, shared, draws, record, context.seed, self.aim
-            )
-            computed = of_density(evidence)
-            record.doubts += computed or of_draws(evidence)
-            record.of_density = record.of_density or bool(computed)
-            if isinstance(self.algorithm, Provisional):
-                against = {self.algorithm.provisional(record), *([] if record.stopped else unsettled)} - {""}
-                if against and record.doubts == [*own, *unsettled] and found_right(evidence):
-                    record.doubts = [other for other in record.doubts if other not in against]
-            record.measured = evidence.measured
-        elif self.audit and not context.federation.holds_data and context.combination is None:
-            record.notes += judge_by_sums(
-                Evidence(self.algorithm, context.federation, context.problem, shared, draws, record, context.seed),
-                context.executor,
-            )
+        else:
+            self._judge_by_densities(shared, draws, own, unsettled)
+
+    def _judge_by_densities(self, shared: State, draws: Tensor, own: list[str], unsettled: list[str]) -> None:
+        """The audit: add the doubts that the model's densities at the draws raise.
+
+        Args:
+            shared: the server's last state.
+            draws: (chain, draw, D).
+            own: the algorithm's own doubts, which the record has already.
+            unsettled: doubts about convergence, which the record has already. Those of a `Provisional` algorithm are
+                taken back if the audit finds the result right.
+        """
+        context, record = self.context, self.context.record
+        record.audited = True
+        self.evidence = evidence = Evidence(
+            self.algorithm, context.federation, context.problem, shared, draws, record, context.seed, self.aim
+        )
+        computed = of_density(evidence)
+        record.doubts += computed or of_draws(evidence)
+        record.of_density = record.of_density or bool(computed)
+        if isinstance(self.algorithm, Provisional):
+            against = {self.algorithm.provisional(record), *([] if record.stopped else unsettled)} - {""}
+            if against and record.doubts == [*own, *unsettled] and found_right(evidence):
+                record.doubts = [other for other in record.doubts if other not in against]
+        record.measured = evidence.measured
 
     def weigh(self, draws: Tensor) -> None:
-        """Add to the record of a judged result what it is not as it was asked for, and errors near their limits."""
+        """Add what follows from how a judged result was asked for, and notes on errors that are near their limits."""
         record = self.context.record
         record.notes += [] if record.doubts else _untold_evidence(record)
         if not self.audit:
@@ -262,14 +279,14 @@ class Finish:
             record.notes += close_call(record.measured) or (missed_aim(record.measured, self.aim) if self.aim else [])
 
     def _evidence_of(self, draws: Tensor) -> Evidence:
-        """What the audit has looked at, or of a plan's answer can."""
+        """The evidence of the audit; of an answer of a plan, which was audited elsewhere, evidence made anew."""
         context, record = self.context, self.context.record
         return self.evidence or Evidence(
             self.algorithm, context.federation, context.problem, {}, draws, record, context.seed
         )
 
     def _say_who_stands_apart(self, draws: Tensor) -> None:
-        """A note on clients that move the answer more than others do; what it means is for the user to say."""
+        """Add a note on clients that move the answer more than others do; the user decides what it means."""
         record, problem = self.context.record, self.context.problem
         record.notes += record.apart_from_cohort()
         labels = [problem.name_of(number) for number in range(problem.dim)]
@@ -288,9 +305,9 @@ class Finish:
             record.notes.append(note)
 
     def _say_the_opposite(self, sites: State) -> dict[str, str]:
-        """Clients whose rows say the opposite of the others', by name, and what is to be said of each."""
+        """Clients whose rows say the opposite of the others', by name, with a clause on each."""
         context, problem = self.context, self.context.problem
-        tempered = getattr(self.algorithm, "temperature", 1.0) != 1  # what the others say is then another posterior
+        tempered = getattr(self.algorithm, "temperature", 1.0) != 1  # sites are then not those of the likelihoods
         whole = sites and context.federation.holds_data and context.combination is None and not tempered
         if not whole or is_large(problem) or not_audited(problem):
             return {}
@@ -308,12 +325,12 @@ class Finish:
         }
 
     def _asked_of_clients(self, draws: Tensor) -> State:
-        """Sites at the draws, where the algorithm keeps none and the clients can be asked; empty where not."""
+        """The clients' sites at the draws, for algorithms that keep none; empty where they cannot be computed."""
         federation, problem = self.context.federation, self.context.problem
         several = not isinstance(self.algorithm, Pooled) and federation.num_clients >= FEWEST
         if not several or not federation.holds_data or self.context.combination is not None or not_audited(problem):
             return {}
-        if is_large(problem):  # sites would take each row's curvature, which no algorithm takes of it
+        if is_large(problem):  # sites would take each row's curvature, which is too expensive
             return {}
         return answer_and_sites(federation, draws.flatten(0, 1))
 
@@ -341,14 +358,14 @@ class Finish:
 
 
 def _untold(evidence: Evidence) -> list[str]:
-    """A note on SDs that so many draws do not tell."""
+    """A note on numbers with tails so long that the draws do not determine their SDs."""
     if evidence.near is None:
         return []
     return few_draws_tell(evidence.near, evidence.quantities, evidence.draws.flatten(0, 1), lambda: evidence.census)
 
 
 def _untold_evidence(record: Record) -> list[str]:
-    """A note on an evidence that is not known, right as the draws may be."""
+    """A note if the evidence is not known, even though the draws may be right."""
     error = record.latest.get("log_evidence_se", 0.0)
     if error <= UNTOLD:
         return []
@@ -360,15 +377,19 @@ def _untold_evidence(record: Record) -> list[str]:
 
 
 def _with_client(text: str, name: str, said: str) -> str:
-    """What is said of clients, and of one more unless that is among them."""
+    """Clauses on clients, with one more on a client unless there is one on it already."""
     return text if f"client {name} " in text else "; ".join(filter(None, [text, said]))
 
 
 def said_of(result: InferenceData, record: Record) -> InferenceData:
-    """The result, once what is to be said of it has been said, in warnings where the user calls `run`.
+    """The result, after its doubts and notes were given as warnings that point at the user's call of `run`.
+
+    Args:
+        result: what the run returns.
+        record: its record.
 
     Raises:
-        UserWarning: the caller has made errors of warnings; its `result` is the result, which the run has cost.
+        UserWarning: where the caller has turned warnings into errors. Its attribute `result` keeps the result.
     """
     try:
         for sentence in record.said():

@@ -1,13 +1,13 @@
-"""What the noise of differential privacy does to an answer: how large it is, and draws that have it in their spread.
+"""The noise of differential privacy in an answer: how large it is, and draws whose spread includes it.
 
-The server has mixed noise of a known distribution into its last state, and draws of that state know nothing of it. So
-noise is drawn anew, many times, and put in by the algorithm itself, as a further round in which no client has anything
-new to say: the states that come out lie about the last one as that lies about the state without noise, and draws from
-all of them have both spreads. It looks at nothing but the released state, and so costs no privacy.
+The server has added noise of a known distribution to its last state, and draws of that state do not show it. So noise
+is drawn anew, many times, and added by the algorithm itself, as in one more round in which no client sends anything
+new. The resulting states scatter around the last state as this one scatters around the state without noise. Draws from
+all of them have both spreads. Only the released state is used, so that this costs no privacy.
 
-What is left of T rounds' noise is the algorithm's to say (`NoiseTracking`), from the part of each round's messages that
-it took; where it does not, the variances of all rounds are added up: where clients start from what they received, as
-those of FedAvg do, their messages undo some of it, so that this is a bound.
+An algorithm may know how much of T rounds' noise is left in its state (`NoiseTracking`), from the share of each round's
+messages that it applied. If it does not, the variances of all rounds are added up. That is an upper bound: where
+clients start from what they received, as in FedAvg, their messages undo a part of the noise.
 """
 
 from __future__ import annotations
@@ -24,28 +24,29 @@ from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.privacy import Private
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions import seeding
+from pyro_fed.conventions.kinds import narrowed
 from pyro_fed.ops.gaussian import ImproperGaussianError
 from pyro_fed.runtime.context import Context
 from pyro_fed.runtime.executors import Work
 from pyro_fed.runtime.messages.expected import expected_reply
 
-#: States that noise is put into.
+#: Number of states to which noise is added.
 REPLAYS = 100
-#: Noise of the means, in SDs, from which on an answer is doubted; as `compare` doubts an error of a mean.
+#: An answer is doubted if the noise of a mean is larger, in posterior SDs; `compare` has the same limit for a mean.
 LARGEST_NOISE = 0.25
-#: Part of the norm from which on a release says that messages were shortened: at rest honest messages are none. Of
-#: `FedEP`, `FedSEP` and `FedPA` from the prior, 60 clients of 20 rows, norms of 0.1 to 2, SDs are 1.8 to 4.3 times too
-#: wide where it is 0.7 or more, and 1.3 times at most where it is 0.4 or less.
+#: If the last release is longer than this part of the norm, messages were still shortened: at convergence honest
+#: messages are near zero. With `FedEP`, `FedSEP` and `FedPA` from the prior, 60 clients of 20 rows and norms of 0.1 to
+#: 2, SDs are 1.8 to 4.3 times too wide where it is 0.7 or more, and at most 1.3 times where it is 0.4 or less.
 BINDING = 0.5
 
 
 class Noisy(NamedTuple):
-    """Draws with the noise in them.
+    """Draws whose spread includes the noise.
 
     Args:
-        draws: (chain, draw, D), of a point the point itself.
-        doubts: what the noise speaks against, one sentence each.
-        noise: the largest SD of the noise: of a mean in SDs without it, of a point in its own units.
+        draws: (chain, draw, D); where the answer is a point, the point itself.
+        doubts: one sentence each.
+        noise: the largest SD of the noise: of a mean, in posterior SDs without noise; of a point, in its own units.
     """
 
     draws: Tensor
@@ -57,11 +58,11 @@ def with_noise(algorithm: Algorithm, context: Context, shared: State, draws: Ten
     """Draws that have the noise of a private run in their spread.
 
     Args:
-        algorithm: what was run.
+        algorithm: the algorithm that was run.
         context: the run, whose combination is private.
         shared: the server's last state.
-        draws: of that state, (chain, draw, D).
-        num_draws: of a density.
+        draws: draws of that state (chain, draw, D).
+        num_draws: number of draws, where the answer is a density.
     """
     states = _replayed(algorithm, context, shared)
     samples = []
@@ -101,9 +102,8 @@ def with_noise(algorithm: Algorithm, context: Context, shared: State, draws: Ten
 
 
 def still_shortened(context: Context) -> list[str]:
-    """That the last release is about as long as `norm` lets it be, which says that messages were shortened."""
-    private, worked = context.combination, [one for one in context.record.rounds if one.clients]
-    assert isinstance(private, Private)
+    """A doubt if the last release is nearly as long as `norm` allows: messages were still shortened."""
+    private, worked = narrowed(context.combination, Private), [one for one in context.record.rounds if one.clients]
     if not worked or worked[-1].reach < BINDING:
         return []
     return [
@@ -123,9 +123,8 @@ def _advice() -> str:
 
 def _replayed(algorithm: Algorithm, context: Context, shared: State) -> list[State]:
     """States after a further round of noise alone, `REPLAYS` of them."""
-    private, problem = context.combination, context.problem
-    assert isinstance(private, Private)
-    name = type(algorithm).__name__  # a phase before was for where this one starts
+    private, problem = narrowed(context.combination, Private), context.problem
+    name = type(algorithm).__name__  # not the phases before, which only gave the start
     worked = [one for one in context.record.rounds if one.phase == name and one.clients]
     if not worked:
         return [shared]

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from pyro_fed.density.problem import Problem
 
 F = TypeVar("F", bound=Callable[..., Any])
-#: What every client can be asked for whatever it runs: the log-likelihood of its rows at `draws`, one number each.
+#: The question that every client answers whatever it runs: the log-likelihood of its rows at each of some draws.
 LOG_LIK = "log_lik"
-#: Draws that a client is asked about in one message, and that it answers for, at most: each says more of its rows.
+#: The most draws that a client is asked about in one message, and answers for: each answer reveals more of its rows.
 MOST_DRAWS = 4000
 
 
@@ -38,11 +38,11 @@ class Work:
     """One round's work.
 
     Attributes:
-        round: the round, from 0, over all phases of the run.
+        round: the round's number, from 0, counted over all phases of the run.
         seed: the run's seed.
-        clients: the scheduled clients, (C,); one may stand twice (two chains at one client).
-        shared: what they receive, (C, ...).
-        slots: their places in the round, ascending, where this is a part of its work.
+        clients: numbers of the clients that work (C,); a client may appear twice (two chains at one client).
+        shared: what they receive (C, ...).
+        slots: their positions among all clients of the round, ascending; by default these are all of them.
     """
 
     round: int
@@ -56,9 +56,12 @@ class Work:
             object.__setattr__(self, "slots", tuple(range(len(self.clients))))
 
     def part(self, at: Tensor) -> Work:
-        """The work of the clients at these positions; itself where these are all.
+        """The part of the work for the clients at some positions; the work itself where these are all.
 
-        What all receive alike is not copied for each.
+        Tensors that are the same for all clients are expanded, not copied.
+
+        Args:
+            at: positions in `clients` (A,).
         """
         places = at.tolist()
         if places == list(range(len(self.clients))):
@@ -73,13 +76,13 @@ class Work:
 
 @dataclass(frozen=True)
 class Reply:
-    """What came back.
+    """The clients' replies to a round's work.
 
     Attributes:
-        messages: of the clients that replied, in the order of the work, (A, ...).
-        info: their figures, likewise.
-        failures: why the others did not, by their position in `Work.clients`. Where all failed, A is zero and the
-            dictionaries may be empty.
+        messages: messages of the clients that replied, in the order of the work (A, ...).
+        info: their figures, in the same order (A, ...).
+        failures: why the others did not reply, by position in `Work.clients`. If all failed, the dictionaries may be
+            empty.
     """
 
     messages: State
@@ -88,13 +91,13 @@ class Reply:
 
 
 def in_full_precision(method: F) -> F:
-    """Decorator of what an executor computes on its device.
+    """Decorator for methods of an executor that compute on its device.
 
-    On CUDA, torch's convolutions of float32 numbers keep ten bits of each, and add in an order that changes from call
-    to call, unless they are told otherwise. What is a user's setting otherwise is put back.
+    On CUDA, torch's convolutions of float32 numbers by default keep ten bits of each, and add in an order that changes
+    from call to call. Within the method they are exact and deterministic; afterwards the user's settings hold again.
 
     Args:
-        method: of an executor.
+        method: a method of an executor.
     """
 
     @functools.wraps(method)
@@ -111,8 +114,8 @@ def in_full_precision(method: F) -> F:
 class Executor(ABC, metaclass=Checked):
     """Does the local steps of a round, and holds the clients' states between rounds.
 
-    The states that a round makes wait until `settle` says what the server made of the messages: until then, and for
-    a client that it leaves out, those before the round count.
+    New states of a round only count once `settle` names the clients whose messages the server has used. Until then, and
+    for all other clients, the states before the round count.
     """
 
     def start(
@@ -129,64 +132,76 @@ class Executor(ABC, metaclass=Checked):
             algorithm: what the clients run.
             problem: the model's densities.
             data: the clients' rows, index (K, n) and num_rows (K,).
-            local: their states, (K, ...).
-            clients: their numbers in the run, (K,), where these are some of its clients only.
+            local: the clients' states (K, ...).
+            clients: the clients' numbers in the run (K,); by default they are all clients of the run.
         """
         self.algorithm, self.problem, self.data = algorithm, problem, data
         self.device = device_of(algorithm, problem)
         self.working = problem if self.device == CPU else problem.placed()
         self.working_data = data.on(self.device)
-        self.local: State = {}  # those of a phase before this one are let go first
-        self.local = {name: owned(value) for name, value in local.items()}  # they are written to in place
+        self.local: State = {}  # the states of the phase before are freed first
+        self.local = {name: owned(value) for name, value in local.items()}  # copies, since they are changed in place
         self.row_counts = data.num_rows.tolist()
         self.place = {client: i for i, client in enumerate(range(len(self.row_counts)) if clients is None else clients)}
         self.prepare()
 
     def prepare(self) -> None:
-        """What else a phase needs, once its algorithm, problem, rows and states are known; nothing by default."""
+        """Further preparation for a phase, once its algorithm, problem, rows and states are set; by default nothing."""
         return
 
     @abstractmethod
     def execute(self, work: Work) -> Reply:
-        """Do one round's work; results do not depend on the executor."""
+        """Do one round's work. The results do not depend on the executor.
+
+        Args:
+            work: the round's work.
+        """
 
     @abstractmethod
     def settle(self, taken: Tensor, told: State) -> None:
         """Keep the states that clients made in the last round.
 
         Args:
-            taken: slots of those whose messages the server has combined, (A,), ascending.
-            told: what it tells them, (A, ...), see `Algorithm.feedback`.
+            taken: slots of the clients whose messages the server has used (A,), ascending.
+            told: what the server tells these clients (A, ...), see `SiteKeeping.feedback`.
         """
 
     @property
     def sums_alone(self) -> bool:
-        """Whether no client's own message is known: what comes in its place has the sums of all."""
+        """Whether only sums of the clients' messages are known; replies are then stand-ins with the same sum."""
         return False
 
     @property
     def states_are_here(self) -> bool:
-        """Whether `collect` has the states in this process; where not, it asks those that have them."""
+        """Whether the clients' states are in this process; if not, `collect` asks the processes that have them."""
         return True
 
     def collect(self) -> State:
-        """All clients' states, (K, ...): for the next phase, or a checkpoint."""
+        """All clients' states (K, ...), for the next phase or a checkpoint."""
         return self.local
 
     def travelled(self, clients: list[int]) -> tuple[np.ndarray, np.ndarray] | None:
-        """Bytes that clients received and sent in the last round, where these are not those of plain messages.
+        """Bytes that clients received and sent in the last round, where they differ from those of plain messages.
 
         Args:
-            clients: (C,), by number.
+            clients: the clients' numbers (C,).
 
         Returns:
-            both, (C,); None where they are.
+            Bytes received (C,) and sent (C,); None where they are those of plain messages.
         """
         return None
 
     @in_full_precision
     def ask(self, kind: str, work: Work) -> State:
-        """The indicator that a schedule asks for, of all clients in `work`, in one call; or `LOG_LIK`."""
+        """The answers of all clients in `work` to a question: an indicator that a schedule needs, or `LOG_LIK`.
+
+        Args:
+            kind: the indicator's name, or `LOG_LIK`.
+            work: whom to ask, and what they receive.
+
+        Raises:
+            SettingError: the algorithm has no such indicator.
+        """
         at = self.at(work.clients)
         shared, local = (self.there(state) for state in (contiguous(work.shared), select(self.local, at)))
         if kind == LOG_LIK:
@@ -196,15 +211,15 @@ class Executor(ABC, metaclass=Checked):
         return self.here(self.algorithm.indicate(kind, self.working, shared, local, self.rows_of(at)))
 
     def close(self) -> None:
-        """Release what the run took."""
+        """Release what the run has taken, such as worker processes."""
         return
 
     def at(self, clients: Sequence[int]) -> Tensor:
-        """Where these clients stand in `data` and `local`, (C,)."""
+        """The clients' positions in `data` and `local` (C,)."""
         return torch.tensor([self.place[client] for client in clients])
 
     def rows_of(self, at: Tensor) -> ClientData:
-        """The rows of the clients at these places, tempered as the algorithm asks for."""
+        """The rows of the clients at some positions, weighted by one over the algorithm's temperature."""
         device = self.working_data.row_index.device
         data = self.working_data.of(at.to(device))
         if isinstance(self.algorithm, Tempered) and self.algorithm.temperature != 1:
@@ -212,13 +227,13 @@ class Executor(ABC, metaclass=Checked):
         return data
 
     def there(self, tree: Any) -> Any:
-        """Tensors of a tree on the device that clients' steps are computed on."""
+        """A tree with its tensors moved to the device on which clients' steps are computed."""
         if self.device == CPU:
             return tree
         return pytree.tree_map_only(Tensor, lambda part: part.to(self.device), tree)
 
     def here(self, state: State) -> State:
-        """What clients have made there, on the CPU, where the server and what travels are."""
+        """A state that clients have computed on their device, moved to the CPU, where the server works."""
         if self.device == CPU:
             return state
         return {name: value.cpu() for name, value in state.items()}
@@ -230,10 +245,10 @@ class Executor(ABC, metaclass=Checked):
         Noise is drawn on the CPU and moved, so that a run draws the same numbers whatever the device.
 
         Args:
-            shared: what they receive.
-            local: their states.
-            data: their rows, of `rows_of`.
-            noise: of `noise`.
+            shared: what the clients receive (C, ...).
+            local: the clients' states (C, ...).
+            data: the clients' rows, from `rows_of`.
+            noise: the clients' randomness, from `noise`.
         """
         shared, local, noise = (self.there(tree) for tree in (shared, local, noise))
         out = self.algorithm.local_step(self.working, shared, local, data, noise)
@@ -241,27 +256,27 @@ class Executor(ABC, metaclass=Checked):
         return messages, new, info
 
     def noise(self, work: Work) -> Any:
-        """The clients' randomness stacked on axis 1, (steps, C, ...): who has fewer steps is padded with zeros.
+        """The clients' randomness, stacked on axis 1 (steps, C, ...). Clients with fewer steps are padded with zeros.
 
         Args:
-            work: of a round.
+            work: the round's work.
         """
         return self.drawn(
             work.clients, seeding.torch_generators(work.seed, seeding.client_keys(work.round, work.clients))
         )
 
     def drawn(self, clients: Sequence[int], generators: Iterator[torch.Generator]) -> Any:
-        """The same, of clients that draw by these generators.
+        """The randomness of clients, each drawn by its own generator, stacked as by `noise`.
 
         Args:
-            clients: by number; of several rounds where these have been made for them.
-            generators: one each.
+            clients: the clients' numbers, of one round or of several.
+            generators: one for each client.
         """
         found = []
         for client, generator in zip(clients, generators, strict=True):
             found.append(self.algorithm.draw_noise(self.problem, self.row_counts[self.place[client]], generator))
             if len(found) == 1 and not pytree.tree_leaves(found[0]):
-                return found[0]  # the work has no randomness, at no client
+                return found[0]  # this algorithm's steps have no randomness
         return _stacked_trees(found)
 
 
@@ -271,17 +286,17 @@ def owned(value: Tensor) -> Tensor:
 
 
 def device_of(algorithm: Algorithm, problem: Problem) -> torch.device:
-    """Where an algorithm's local steps are computed.
+    """The device on which an algorithm's local steps are computed.
 
     Args:
-        algorithm: what the clients run.
+        algorithm: the algorithm that the clients run.
         problem: the model's densities.
     """
     return CPU if isinstance(algorithm, OnCPU) else problem.device
 
 
 def _stacked_trees(trees: Sequence[Any]) -> Any:
-    """Trees of the same form as one of `_stacked` tensors; dictionaries of tensors are the usual ones."""
+    """Trees of one structure as a tree of `_stacked` tensors; most trees are dictionaries of tensors."""
     first = trees[0]
     if isinstance(first, Tensor):
         return _stacked(trees)
@@ -293,7 +308,7 @@ def _stacked_trees(trees: Sequence[Any]) -> Any:
 def _stacked(parts: Sequence[Tensor]) -> Tensor:
     """Tensors (s_k, ...) as one, (max s_k, C, ...)."""
     first = parts[0]
-    if not len(first) and all(part is first for part in parts):  # nobody has drawn any, as of minibatches
+    if not len(first) and all(part is first for part in parts):  # no client draws any, as with full batches
         return first.new_empty(0, len(parts), *first.shape[1:])
     lengths = [part.shape[0] for part in parts]
     longest = max(lengths)

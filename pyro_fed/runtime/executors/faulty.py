@@ -1,4 +1,4 @@
-"""Faults on purpose: an executor whose clients fail, to see what a run makes of it."""
+"""Deliberate faults: an executor whose clients fail, to test how a run copes with it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from pyro_fed.errors import SettingError
 from pyro_fed.runtime.executors.base import Executor, Reply, Work
 from pyro_fed.runtime.executors.named import resolve
 
-#: Faults that give no reply, and what the record says of them.
+#: Faults without a reply, with the reason that the record gives.
 SILENT = {"raises": "raised an exception", "hangs": "did not reply in time", "dies": "is gone"}
-#: Faults of a reply: what becomes of its numbers.
+#: Faults of a reply, with the value or factor that its numbers get.
 WRONG = {
     "nan": torch.nan,
     "huge": 1e30,
@@ -38,18 +38,18 @@ WRONG = {
 class Faulty(Executor):
     """Another executor whose clients fail at random, or always.
 
-    The faults follow from `seed`, the round, the client and how often it was asked, so that they are the same
-    whatever executor is inside.
+    The faults follow from `seed`, the round, the client and how often it was asked, so that they are the same with
+    every inner executor.
 
     Args:
         inner: the executor that does the work, or its name.
-        probability: of a fault, each time a client is asked.
-        kinds: what happens, drawn from these: "raises", "hangs" and "dies" give no reply; "nan" sends NaN, "huge" a
-            message of 1e30, "flipped" the message times -1e6, "opposite" times -3, "negated" times -1, "tenfold" and
-            "hundredfold" so many times, "noise" normal numbers ten times as large as the message's, "stale" the first
-            message of its algorithm again.
-        clients: those that may fail; None for all.
-        seed: of the faults.
+        probability: probability of a fault, each time that a client is asked.
+        kinds: the kinds of faults, one of which is drawn each time. "raises", "hangs" and "dies" give no reply. "nan"
+            sends NaN, and "huge" 1e30. "flipped" multiplies the message by -1e6, "opposite" by -3, "negated" by -1,
+            "tenfold" by 10, "hundredfold" by 100. "noise" sends normal numbers ten times as large as the message's, and
+            "stale" repeats the client's first message of the phase.
+        clients: the numbers of the clients that may fail; None: all.
+        seed: seed of the faults.
 
     Attributes:
         injected: (round, client, kind) of all faults so far.
@@ -85,12 +85,12 @@ class Faulty(Executor):
         local: State,
         clients: Sequence[int] | None = None,
     ) -> None:
-        """The inner executor holds the states."""
+        """Start the inner executor, which holds the states."""
         self.algorithm, self._first = algorithm, {}
         self.inner.start(algorithm, problem, data, local, clients)
 
     def settle(self, taken: Tensor, told: State) -> None:
-        """Those of the inner executor's clients."""
+        """The inner executor keeps its clients' states."""
         self.inner.settle(taken, told)
 
     @property
@@ -104,7 +104,7 @@ class Faulty(Executor):
         return self.inner.states_are_here
 
     def travelled(self, clients: list[int]) -> tuple[np.ndarray, np.ndarray] | None:
-        """What the inner executor says."""
+        """The inner executor's traffic."""
         return self.inner.travelled(clients)
 
     def collect(self) -> State:
@@ -116,7 +116,7 @@ class Faulty(Executor):
         self.inner.close()
 
     def ask(self, kind: str, work: Work) -> State:
-        """Questions of a schedule are answered."""
+        """The inner executor's answer: questions of a schedule never fail."""
         return self.inner.ask(kind, work)
 
     def execute(self, work: Work) -> Reply:

@@ -1,7 +1,7 @@
-"""Clients that live in one process away from the server: their rows, their states, and how they answer.
+"""The clients of one worker process: their rows, their states, and how they answer the server.
 
-A request may be lost, and so may its answer. A worker therefore gets what it must know, the beginning of a phase and
-the server's verdict on its last messages, with every request until one has been answered, and takes each once.
+A request may be lost, and so may its answer. So the server adds what the worker must know, the beginning of a phase and
+the verdict on its last messages, to every request until one has been answered. The worker applies each of them once.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from pyro_fed.runtime.executors.local import Local
 
 @dataclass(frozen=True)
 class WorkerPhase:
-    """What begins at a worker.
+    """A phase that begins at a worker.
 
     Attributes:
-        number: how many phases began before it.
-        algorithm: what the clients run.
-        local: the states of the worker's clients, (k, ...).
+        number: the phase's number.
+        algorithm: the algorithm that the clients run.
+        local: the states of the worker's clients (k, ...).
     """
 
     number: int
@@ -45,7 +45,7 @@ class WorkerPhase:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of the messages of a worker's clients in a round, see `Executor.settle`."""
+    """Which messages of a worker's clients in a round the server has used, see `Executor.settle`."""
 
     round: int
     taken: Tensor
@@ -54,13 +54,13 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Request:
-    """One question to a worker.
+    """One request to a worker.
 
     Attributes:
-        phase: the present phase, until the worker has answered in it.
-        verdict: the last one, until the worker has answered since.
+        phase: the present phase, until the worker has answered a request in it; then None.
+        verdict: the last verdict, until the worker has answered a request after it; then None.
         work: a round's work; None asks for the states of all clients.
-        indicator: what a schedule asks for in place of work.
+        indicator: the question to be answered in place of doing work, see `Executor.ask`; None: do the work.
     """
 
     phase: WorkerPhase | None
@@ -74,9 +74,9 @@ class Host:
 
     Args:
         problem: the model with these clients' rows.
-        data: their rows, (k, n).
-        clients: their numbers in the run, (k,).
-        executor: does their work.
+        data: the clients' rows (k, n).
+        clients: the clients' numbers in the run (k,).
+        executor: does the clients' work.
     """
 
     def __init__(self, problem: Problem, data: ClientData, clients: Sequence[int], executor: Local) -> None:
@@ -103,22 +103,23 @@ class Host:
 
 @dataclass(frozen=True)
 class Share:
-    """A worker's part of a federation: the model and its own clients' rows, nobody else's.
+    """What a worker needs of a federation: the model's arguments with its own clients' rows, and no other rows.
 
     Attributes:
-        arguments: the model's arguments with these rows alone.
+        arguments: the model's arguments with these rows only.
         plate: name of the partitioned plate.
-        whole: sizes of the plates that are split, with all clients' rows.
-        num_rows: rows over all clients of the run.
-        dtype: of the computation.
-        quadrature: the run's, with its number of steps.
-        form: the problem's: as the model has it, with the rows' own latents in the flat vector, or non-centred.
+        whole: sizes of the split plates with all clients' rows.
+        num_rows: number of rows of all clients of the run.
+        dtype: dtype of the computation.
+        quadrature: the run's quadrature rule, with its number of steps.
+        form: class of the problem: the model as it is, with the rows' own latents in the flat vector, or non-centred.
         constants: values of `pyro.param` statements.
-        data: the clients' rows, (k, n); of a model that indexes its own data their numbers, else those of `arguments`.
-        clients: their numbers in the run.
-        numbers: (m,) of the rows among those of the run; None where `data` has them.
+        data: the clients' rows (k, n). It holds the rows' tensors only for a model that indexes its own data, by row
+            numbers; else they are in `arguments`.
+        clients: the clients' numbers in the run.
+        numbers: the rows' numbers among those of the run (m,); None where `data` holds the rows' tensors.
         compiler: level, auto, rounds and seconds of the run's compiler.
-        device: where the clients' steps are computed.
+        device: device of the clients' steps.
     """
 
     arguments: Arguments
@@ -139,7 +140,7 @@ class Share:
         """The problem at the worker, checked as at the server, and the clients' rows."""
         size = self.arguments.num_rows or self.num_rows
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # the server has given them
+            warnings.simplefilter("ignore", UserWarning)  # the server has given the same warnings
             problem = build(
                 *(model, self.arguments, self.plate, size, self.dtype),
                 quadrature=self.quadrature,
@@ -154,11 +155,18 @@ class Share:
 
 
 def share_of(problem: Problem, data: ClientData, clients: list[int], places: Tensor) -> Share:
-    """The part of a worker with the clients at these places of `data`."""
+    """A worker's share.
+
+    Args:
+        problem: the model's densities.
+        data: all clients' rows.
+        clients: the numbers of the worker's clients in the run.
+        places: their positions in `data` (k,).
+    """
     index, num_rows = data.row_index[places], data.num_rows[places]
     valid = torch.arange(index.shape[1]) < num_rows.unsqueeze(-1)
     used = index[valid].unique()
-    # Padding stands at the worker's first row; it has weight zero.
+    # Padding points to the worker's first row; it has the weight zero.
     moved = torch.where(valid, torch.searchsorted(used, index), 0)
     arguments, rows, numbers = problem.arguments, tuple[Tensor, ...](), None
     if arguments.num_rows is None:

@@ -14,13 +14,14 @@ from pyro_fed.algorithm.capabilities import LocalRounds, SiteKeeping, Uninterrup
 from pyro_fed.algorithm.contract import Algorithm, Noise
 from pyro_fed.algorithm.states import State, contiguous, select, write
 from pyro_fed.conventions import seeding
+from pyro_fed.conventions.kinds import narrowed
 from pyro_fed.conventions.time_limit import tick
 from pyro_fed.density.size import clients_at_once
 from pyro_fed.runtime.executors.base import Executor, Reply, Work, in_full_precision
 
 
 class Made(NamedTuple):
-    """States that clients have made in a round: (C,) their slots, where they stand, and (C, ...) the states."""
+    """New states of C clients after a round, their slots in the round (C,), and their positions in `local` (C,)."""
 
     slots: Tensor
     at: Tensor
@@ -28,29 +29,30 @@ class Made(NamedTuple):
 
 
 class Had(NamedTuple):
-    """Rounds that have been had, and of each the entries of its noise that were asked for, (steps, C, ...)."""
+    """Rounds that were done at once; and for each round the requested entries of its noise (steps, C, ...)."""
 
     made: LocalRounds
     drawn: list[State]
 
 
-#: Numbers of clients' states and rows above which rounds are not had in one call.
+#: Rounds are not done in one call if the clients' states and rows are more numbers than this.
 MOST_TOGETHER = 10_000_000
-#: What clients receive, from what those of the round before received and sent, and their numbers.
+#: Gives what a round's clients receive: from what the clients of the round before received and sent, and the round's
+#: clients' numbers.
 Onward = Callable[[State, State, Tensor], State]
 #: Messages, new states and figures of C clients, as `Algorithm.local_step` returns them.
 Step = tuple[State, State, State]
 
 
 def keep(algorithm: Algorithm, local: State, new: Sequence[Made], taken: Tensor, told: State) -> None:
-    """Write the states of a round that count into those of all clients, in place.
+    """Write the new states of clients whose messages were used into the states of all clients, in place.
 
     Args:
-        algorithm: what runs.
-        local: the clients' states, (K, ...).
-        new: what they have made in the round.
-        taken: slots of those whose messages the server has combined, (A,), ascending.
-        told: what it tells them, (A, ...).
+        algorithm: the algorithm that runs.
+        local: all clients' states (K, ...).
+        new: the new states of the round.
+        taken: slots of the clients whose messages the server has used (A,), ascending.
+        told: what the server tells these clients (A, ...).
     """
     for made in new:
         kept = torch.isin(made.slots, taken)
@@ -69,11 +71,11 @@ class Local(Executor):
     """
 
     def prepare(self) -> None:
-        """Forget what a phase before this one left unsettled."""
+        """Forget new states that a phase before has left unsettled."""
         self.waiting, self.new = -1, list[Made]()
 
     def execute(self, work: Work) -> Reply:
-        """Do one round's work, or the part of it that is asked again."""
+        """Do one round's work, or the part of it that is asked for again."""
         at = self.at(work.clients)
         messages, new, info = self.steps(work, at, self.noise(work))
         if work.round != self.waiting:
@@ -83,10 +85,16 @@ class Local(Executor):
 
     @abstractmethod
     def steps(self, work: Work, at: Tensor, noise: Noise) -> Step:
-        """The local steps of the clients at these places."""
+        """The local steps of the clients at some positions.
+
+        Args:
+            work: the round's work.
+            at: the clients' positions (C,).
+            noise: their randomness.
+        """
 
     def settle(self, taken: Tensor, told: State) -> None:
-        """As the algorithm says."""
+        """Keep the new states, with what the algorithm makes of the server's answer; see `keep`."""
         keep(self.algorithm, self.local, self.new, taken, told)
         self.waiting, self.new = -1, []
 
@@ -94,32 +102,30 @@ class Local(Executor):
 class Vectorised(Local):
     """All clients of a round in one call.
 
-    Of a large model as many clients in one call as their numbers have room for (`density.size.clients_at_once`), one
-    call after the other.
-
-    Calls with fewer clients than the largest so far are filled up with copies, which are dropped again,
-    so that compiled steps keep their shapes.
+    With a large model there are several calls, each with as many clients as fit into memory
+    (`density.size.clients_at_once`). Calls with fewer clients than the largest so far are filled up with copies, which
+    are dropped again, so that compiled steps keep their shapes.
 
     Example:
         >>> pf.run(pf.FedEP(), fed, executor=pf.executors.Vectorised())  # the default, "vectorised")
     """
 
     def prepare(self) -> None:
-        """No round so far."""
+        """Forget the widths of calls so far."""
         super().prepare()
         self.width = 0
         self.room = clients_at_once(self.problem, self.data.row_index.shape[1])
 
     def rounds(self, first: Work, clients: list[list[int]], onward: Onward, replays: Set[str]) -> Had:
-        """Several rounds, one after the other, whose replies are looked at after the last.
+        """Do several rounds, one after the other; the server looks at the replies after the last.
 
-        What clients keep of a round counts at once: `undo` takes it back.
+        The clients' new states count at once; `undo` takes them back.
 
         Args:
             first: the first round's work.
-            clients: of each round.
-            onward: what a round's clients receive, from what those before them received and sent.
-            replays: entries of their noise that are asked for.
+            clients: the numbers of each round's clients.
+            onward: gives what a round's clients receive, see `Onward`.
+            replays: names of entries of the noise that are returned too.
         """
         self.before: State = {}
         keys = [key for i, chosen in enumerate(clients) for key in seeding.client_keys(first.round + i, chosen)]
@@ -147,9 +153,11 @@ class Vectorised(Local):
 
     @in_full_precision
     def _together(self, first: Work, clients: list[list[int]], noise: Noise) -> LocalRounds | None:
-        """The same in one call, by an algorithm that can; clients that are asked several times are there once."""
-        algorithm = self.algorithm
-        assert isinstance(algorithm, Uninterrupted)
+        """The rounds in one call of the algorithm's `local_rounds`; None where that is not possible.
+
+        A client that works in several rounds has its rows and its state in the call once.
+        """
+        algorithm = narrowed(self.algorithm, Uninterrupted)
         if not issubclass(owner(algorithm, "local_rounds"), owner(algorithm, "local_step")):
             return None
         count = len(clients[0])
@@ -168,11 +176,11 @@ class Vectorised(Local):
         return found and LocalRounds(*(self.here(part) for part in found))
 
     def undo(self) -> None:
-        """Clients keep what they had before the last `rounds`."""
+        """Give the clients back the states that they had before the last `rounds`."""
         self.local |= self.before
 
     def steps(self, work: Work, at: Tensor, noise: Noise) -> Step:
-        """All in one call, or as many in each as have room."""
+        """The local steps of all clients in one call, or in several where memory does not suffice."""
         size = min(len(at), self.room)
         self.width = max(self.width, size)
         if size == len(at):
@@ -185,7 +193,7 @@ class Vectorised(Local):
         return self._filled(select(work.shared, which), at[which], pytree.tree_map(lambda x: x[:, which], noise))
 
     def _filled(self, shared: State, at: Tensor, noise: Noise) -> Step:
-        """One call for some clients, with copies of them up to the width of all calls so far."""
+        """One call for some clients, filled up with copies to the width of the widest call so far."""
         count = len(at)
         if count == self.width:
             return self.step(contiguous(shared), select(self.local, at), self.rows_of(at), noise)
@@ -215,12 +223,12 @@ class Sequential(Local):
         return self.step(contiguous(select(work.shared, which)), local, rows, of_one)
 
 
-def owner(algorithm: Algorithm, method: str) -> type:
-    """The class whose method an algorithm has.
+def owner(algorithm: object, method: str) -> type:
+    """The class that defines a method of an algorithm.
 
     Args:
-        algorithm: an instance.
-        method: by name.
+        algorithm: the algorithm.
+        method: the method's name.
     """
     return next(cls for cls in type(algorithm).__mro__ if method in vars(cls))
 
@@ -230,22 +238,22 @@ def _stacked(states: list[State]) -> State:
 
 
 def _apart(noise: Noise, clients: list[list[int]]) -> list[Noise]:
-    """The randomness of several rounds' clients, stacked on axis 1, round by round."""
+    """The randomness of several rounds' clients, which is stacked on axis 1, split round by round."""
     leaves, spec = pytree.tree_flatten(noise)
     parts = [leaf.split([len(chosen) for chosen in clients], 1) for leaf in leaves]
     return [pytree.tree_unflatten([part[i] for part in parts], spec) for i in range(len(clients))]
 
 
 def joined(steps: Iterator[Step], kept: State, at: Tensor) -> Step:
-    """Those of some clients after those of others, as one.
+    """The steps of several groups of clients as one step.
 
-    Each is written to its place as it comes, and let go: so nothing is there twice. A state that not all clients have
-    renewed is for the others what it was.
+    Each group's tensors are written to their place as they come, and freed, so that nothing is in memory twice. A
+    client without a new state keeps the old one.
 
     Args:
-        steps: of the clients, in order.
-        kept: what all clients have kept so far, (K, ...).
-        at: the clients' places there, (C,).
+        steps: the groups' steps, in the order of the clients.
+        kept: all clients' states so far (K, ...).
+        at: the positions of the clients in these states (C,).
     """
     whole: Step = {}, {}, {}
     done = 0
@@ -260,7 +268,7 @@ def joined(steps: Iterator[Step], kept: State, at: Tensor) -> Step:
 
 
 def _room(value: Tensor, before: Tensor | None, at: Tensor) -> Tensor:
-    """For what all clients have, like what some have, with what they had before where that is known."""
+    """A tensor for all C clients like the one of a group, filled with their states before where these are known."""
     if before is None or before.shape[1:] != value.shape[1:]:
         return value.new_empty(len(at), *value.shape[1:])
     return before[at].to(value)

@@ -1,8 +1,8 @@
-"""Clients as Ray actors: several clients an actor, one process and one thread each, on one machine or on many.
+"""Clients in Ray actors, on one machine or many; an actor has several clients, one process and one thread.
 
 Pyro is not thread-safe, so that parallel work needs processes. An actor gets the model and the rows of its own clients
 once, builds its `Problem`, and keeps its clients' states. The model travels by cloudpickle, and Ray pickles what it
-sends: this is for one's own machine or a cluster that one trusts, not for clients that belong to others.
+sends: this is for one's own machine or a trusted cluster, not for clients that belong to others.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from pyro_fed.runtime.executors.host import Host, Request, Share, share_of
 from pyro_fed.runtime.executors.local import Sequential, Vectorised
 from pyro_fed.runtime.executors.remote import Remote
 
-#: How often a phase starts dead workers again: one that dies of its work would die for ever.
+#: How often a phase restarts dead workers at most: a worker that its work kills would die again and again.
 MAX_RESTARTS = 3
-#: Seconds from one look at the run's own limit of time to the next, while its workers are waited for.
+#: While workers are waited for, the run's limit of time is checked every so many seconds.
 LOOK = 0.5
 #: How an actor works through the clients of a round.
 WITHIN = {"sequential": Sequential, "vectorised": Vectorised}
@@ -39,21 +39,21 @@ WITHIN = {"sequential": Sequential, "vectorised": Vectorised}
 class Ray(Remote):
     """Clients spread over worker processes.
 
-    The answer is that of the sequential executor, bit by bit, at any number of workers. Starting a worker takes
+    The answer is bit by bit that of the sequential executor, with any number of workers. Starting a worker takes
     seconds: `with pf.executors.Ray(4) as executor:` keeps the workers for several runs.
 
-    A worker that dies is started again: for the next run at the latest, and within a run where its clients' states are
-    known here, since they keep none or a checkpoint has just collected them. Else its clients are left out of the rest
-    of the run.
+    A worker that dies is restarted, at the latest for the next run. Within a run it is restarted if its clients' states
+    are known here, because they keep none or a checkpoint has just collected them. Otherwise its clients are left out
+    of the rest of the run.
 
     Args:
-        num_workers: how many actors, each with one CPU.
-        address: of a running cluster, as for `ray.init`; by default the one that this process is connected to, or
-            else one on this machine, which is shut down at the end.
-        timeout: seconds that a round may take; None waits for ever.
+        num_workers: number of actors, each with one CPU.
+        address: address of a running cluster, as for `ray.init`. By default it is the one to which this process is
+            connected, or else one on this machine, which is shut down at the end.
+        timeout: seconds that a round may take; None: no limit.
         startup: seconds that the workers may take to start.
-        within: how an actor works through its clients: "sequential", or "vectorised", which is faster where there
-            are many small clients and agrees up to rounding.
+        within: how an actor works through its clients: "sequential", or "vectorised", which is faster with many small
+            clients and agrees up to rounding.
 
     Raises:
         SettingError: a setting out of its range, or Ray is not installed.
@@ -105,11 +105,11 @@ class Ray(Remote):
             self._load(problem, data)
 
     def worker_of(self, client: int) -> int:
-        """One after the other."""
+        """The clients are dealt to the workers in turn."""
         return client % self.num_workers
 
     def exchange(self, requests: Mapping[int, Request]) -> dict[int, Any]:
-        """All workers at once; a worker that died, raised or is late gets the reason in place of an answer."""
+        """Ask all workers at once. If a worker died, failed or is late, its answer is a sentence that says so."""
         calls = {worker: self._actors[worker].answer.remote(request) for worker, request in requests.items()}
         done = _answered(list(calls.values()), self.timeout)
         return {
@@ -128,7 +128,7 @@ class Ray(Remote):
             return "its worker died"
 
     def revived(self, workers: list[int]) -> list[int]:
-        """Dead workers whose clients' states are here, started again, a few times a phase."""
+        """Restart dead workers whose clients' states are here, at most `MAX_RESTARTS` times a phase."""
         again = [worker for worker in workers if worker in self._dead and self.restorable(worker)]
         if not again or self._restarts == MAX_RESTARTS:
             return []
@@ -137,7 +137,7 @@ class Ray(Remote):
         return again
 
     def _restart(self, workers: list[int]) -> None:
-        """New actors in the place of dead ones, with the rows of their clients."""
+        """Replace dead actors by new ones, and give these the rows of their clients."""
         kind = _ray().remote(num_cpus=1)(_Actor)
         for worker in workers:
             self._actors[worker] = kind.remote(self.within, sys.path)
@@ -192,10 +192,14 @@ class Ray(Remote):
 
 
 def _answered(calls: list[Any], timeout: float | None) -> list[Any]:
-    """Those that have ended, once all have or their seconds are over; the run's own time is asked for meanwhile.
+    """Wait for calls, and return those that have ended when all have, or when the time is over.
+
+    Args:
+        calls: Ray's references.
+        timeout: seconds to wait; None: no limit.
 
     Raises:
-        TimeIsUp: it is over.
+        TimeIsUp: the run's own limit of time is over.
     """
     end = math.inf if timeout is None else now() + timeout
     while True:
@@ -206,7 +210,7 @@ def _answered(calls: list[Any], timeout: float | None) -> list[Any]:
 
 
 def _alike(loaded: Problem, wanted: Problem) -> bool:
-    """Whether a problem is that of the actors but for what is ahead, which differs from phase to phase of a run."""
+    """Whether the actors have this problem, except for the rounds ahead, which differ from phase to phase."""
     before, now = loaded.compiler, wanted.compiler
     rest = (field.name for field in fields(loaded) if field.name != "compiler")
     same = all(getattr(loaded, name) is getattr(wanted, name) for name in rest)
@@ -232,7 +236,7 @@ class _Actor:
 
 
 def pickled(model: Callable[..., Any]) -> bytes:
-    """A model as bytes: by reference where it is installed, else its module's code, which a worker may not have."""
+    """A model as bytes: by reference if it is installed, else with its module's code, which a worker may not have."""
     pickler = _ray().cloudpickle
     module = sys.modules[(type(model) if isinstance(model, nn.Module) else model).__module__]
     installed = Path(getattr(module, "__file__", None) or "").is_relative_to(sysconfig.get_path("purelib"))
@@ -246,7 +250,7 @@ def pickled(model: Callable[..., Any]) -> bytes:
 
 
 def _ray() -> Any:
-    """The library, which reports nothing of its use, and leaves a worker's view of the accelerators as it is."""
+    """Ray, set up to report no usage statistics, and to leave the accelerators that a worker sees as they are."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:

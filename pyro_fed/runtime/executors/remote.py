@@ -1,7 +1,7 @@
-"""Executors whose clients live elsewhere, several at a worker, and keep their states there.
+"""Executors whose clients are at workers in other processes, several at each, and keep their states there.
 
-The server has the states at the beginning of a phase, since the algorithm makes them, and again where it asks: at the
-end of a phase that another starts from, and at checkpoints. In between it sees messages alone.
+The server knows the states at the beginning of a phase, since the algorithm makes them. It asks for them at the end of
+a phase from which another one starts, and at checkpoints. In between it only sees messages.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from pyro_fed.runtime.executors.host import Request, Verdict, WorkerPhase
 
 
 class Remote(Executor):
-    """Clients at workers; how a request gets there is the subclass's `exchange`."""
+    """Clients at workers. A subclass says how requests get there (`exchange`), and which worker has a client."""
 
     _phase = 0
 
     def prepare(self) -> None:
-        """Workers hear of the phase with their first request."""
+        """Begin a phase; the workers hear of it with their first request."""
         self._phase += 1
         self._begun: set[int] = set()
         self._verdicts: dict[int, Verdict] = {}
@@ -34,27 +34,31 @@ class Remote(Executor):
 
     @property
     def states_are_here(self) -> bool:
-        """They are at the workers."""
+        """False: the clients' states are at the workers."""
         return False
 
     @abstractmethod
     def worker_of(self, client: int) -> int:
-        """The worker that a client lives at."""
+        """The number of the worker that has a client."""
 
     def revived(self, workers: list[int]) -> list[int]:
-        """Those of some workers without an answer that were dead and have been started again; none by default."""
+        """Restart dead workers among some that have not answered, and return those that were; by default none."""
         return []
 
     def restorable(self, worker: int) -> bool:
-        """Whether the states of a worker's clients are here as they are there: they keep none, or none has changed."""
+        """Whether the states of a worker's clients are known here: they keep none, or none has changed."""
         return not self.local or worker not in self._changed
 
     @abstractmethod
     def exchange(self, requests: Mapping[int, Request]) -> dict[int, Any]:
-        """The workers' answers to their requests, or in a sentence why there is none."""
+        """The workers' answers to their requests; in place of a missing answer, a sentence that says why.
+
+        Args:
+            requests: by worker.
+        """
 
     def execute(self, work: Work) -> Reply:
-        """Each worker does the part of its clients; their new states stay there."""
+        """Each worker does its clients' part of the work; the new states stay there."""
         if work.round != self._round:
             self._round, self._asked = work.round, {}
         homes = self._homes(work.clients)
@@ -63,7 +67,7 @@ class Remote(Executor):
         return merged(homes, self._send({worker: work.part(at) for worker, at in homes.items()}))
 
     def settle(self, taken: Tensor, told: State) -> None:
-        """The verdict goes to a worker with its next request."""
+        """Note the verdict, which goes to each worker with its next request."""
         for worker, slots in self._asked.items():
             here = torch.isin(taken, torch.tensor(slots))
             if bool(here.any()):
@@ -71,7 +75,11 @@ class Remote(Executor):
                 self._changed.add(worker)
 
     def ask(self, kind: str, work: Work) -> State:
-        """The clients' reports, worker by worker."""
+        """The clients' answers to a question, in the order of `work`.
+
+        Raises:
+            StoppedError: a worker has not answered.
+        """
         homes = self._homes(work.clients)
         answers = self._send({worker: work.part(at) for worker, at in homes.items()}, kind)
         self._require(answers, f"the schedule needs every client's {kind}")
@@ -79,7 +87,11 @@ class Remote(Executor):
         return select(reports, torch.cat(list(homes.values())).argsort())
 
     def collect(self) -> State:
-        """The states of all clients, asked of the workers that have changed theirs."""
+        """The states of all clients; workers whose clients' states have changed are asked for them.
+
+        Raises:
+            StoppedError: a worker has not answered.
+        """
         homes = self._homes(list(self.place))
         answers = self._send({worker: None for worker in homes if self.local and worker in self._changed})
         self._require(answers, "their states are needed, by the next phase or a checkpoint")
@@ -89,7 +101,7 @@ class Remote(Executor):
         return self.local
 
     def _send(self, parts: Mapping[int, Work | None], indicator: str | None = None) -> dict[int, Any]:
-        """The workers' answers; one that was dead and is started again, with its clients' states, is asked again."""
+        """The workers' answers. A dead worker that could be restarted, with its clients' states, is asked again."""
         answers = self._asked_once(parts, indicator)
         again = self.revived([worker for worker, answer in answers.items() if isinstance(answer, str)])
         self._begun -= set(again)
@@ -120,7 +132,7 @@ class Remote(Executor):
         return WorkerPhase(self._phase, self.algorithm, select(self.local, at))
 
     def _homes(self, clients: list[int]) -> dict[int, Tensor]:
-        """Positions in `clients` of each worker's, in order."""
+        """The positions in `clients` of each worker's clients, by worker."""
         homes: dict[int, list[int]] = {}
         for position, client in enumerate(clients):
             homes.setdefault(self.worker_of(client), []).append(position)
@@ -128,11 +140,11 @@ class Remote(Executor):
 
 
 def merged(parts: Mapping[int, Tensor], answers: Mapping[int, Reply | str]) -> Reply:
-    """One reply, in the order of the work.
+    """The workers' replies as one, in the order of the work.
 
     Args:
-        parts: positions in the work, ascending, of each worker's clients.
-        answers: of each worker, or why there is none.
+        parts: positions in the work of each worker's clients, ascending, by worker.
+        answers: each worker's reply, or the reason why there is none, by worker.
     """
     replies: list[Reply] = []
     positions: list[int] = []

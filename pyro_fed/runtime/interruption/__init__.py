@@ -1,1 +1,1 @@
-"""Ctrl-C in a run: how it is noticed, and what such a run returns."""
+"""Runs that are cut short: how Ctrl-C is noticed, and what is returned."""

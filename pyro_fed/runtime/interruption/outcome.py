@@ -1,6 +1,6 @@
-"""What a run returns that was cut short, by Ctrl-C or by its limit of time: a posterior that is marked as incomplete.
+"""The result of a run that was cut short by Ctrl-C or by its limit of time: a posterior that is marked as incomplete.
 
-Where there is none yet it ends in an error that keeps the state.
+If there is no posterior yet, the run ends with an error that keeps the state.
 """
 
 from __future__ import annotations
@@ -14,22 +14,24 @@ from pyro_fed.conventions.time_limit import is_time
 from pyro_fed.errors import InterruptedRun, PartialWork, TimeLimitError
 from pyro_fed.runtime.context import Context, Phase
 
-#: Draws a chain that are the least to be called one: a single one is where it started.
+#: The fewest draws of a chain: a single one is its start.
 FEWEST_DRAWS = 2
 
 
 def cut_short(phase: Phase, context: Context, stop: KeyboardInterrupt) -> None:
-    """Take note of what has ended a phase before its time; what its last state says may be a posterior or not.
+    """Record that a phase was cut short, and refuse to go on if its state is no posterior.
+
+    The state is a posterior in the last phase, if that has had a round, or starts from a phase that had converged, or
+    if the exception brings a part of a round's draws.
 
     Args:
-        phase: it, after its last whole round.
+        phase: the phase, after its last whole round.
         context: the run.
-        stop: the exception, which may have brought a part of the round's work.
+        stop: the exception that has ended the phase; it may hold a part of the round's work (`PartialWork`).
 
     Raises:
-        InterruptedRun: Ctrl-C, and the state is no posterior: that of an algorithm that the user's own starts from, or
-            of one that has had no round and does not start from one that had converged.
-        TimeLimitError: likewise, at the limit of time.
+        InterruptedRun: Ctrl-C, and the state is no posterior.
+        TimeLimitError: the limit of time, and the state is no posterior.
     """
     algorithm, record = phase.algorithm, context.record
     name, when = type(algorithm).__name__, f"after {phase.done} of {phase.rounds} rounds"
@@ -56,13 +58,13 @@ def cut_short(phase: Phase, context: Context, stop: KeyboardInterrupt) -> None:
 
 
 def no_posterior(when: str, context: Context, algorithm: Algorithm, state: State) -> InterruptedRun | TimeLimitError:
-    """The error that such a run ends with where there is nothing to return.
+    """The error for a run that was cut short before there was a posterior.
 
     Args:
-        when: it was cut short.
+        when: a clause that says which algorithm was cut short, and after how many rounds.
         context: the run.
-        algorithm: what ran.
-        state: its last one.
+        algorithm: the algorithm that ran.
+        state: the server's last state, which the error keeps.
     """
     folder = None if context.checkpoint is None else context.checkpoint.folder
     kept = "in this error's `state`" if folder is None else f"in {folder}: go on from there with resume=True"

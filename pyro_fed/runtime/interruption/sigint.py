@@ -1,7 +1,7 @@
-"""Ctrl-C, noticed also where the exception that it raises is lost.
+"""Ctrl-C that is not lost.
 
-Python raises `KeyboardInterrupt` wherever it happens to be: in a destructor, say, or in a callback of a library, where
-exceptions are printed and forgotten. A run therefore remembers the signal, and asks between rounds.
+Python raises `KeyboardInterrupt` in whatever code is running, which may be a destructor or a library's callback, where
+exceptions are printed and ignored. So a run remembers the signal, and checks for it between rounds.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 class Interruption:
     """Whether the user has asked the run to stop.
 
-    In a main thread whose handler of SIGINT is Python's own, `with` puts one in its place that remembers the signal;
-    any other handler is left alone.
+    In the main thread, `with` replaces Python's own handler of SIGINT by one that remembers the signal. A handler of
+    the user's is left as it is.
     """
 
     def __init__(self) -> None:
@@ -39,10 +39,10 @@ class Interruption:
         raise KeyboardInterrupt
 
     def check(self) -> None:
-        """Raise the exception that was lost.
+        """Raise the exception again if it was lost.
 
         Raises:
-            KeyboardInterrupt: the user has asked the run to stop, and it has not.
+            KeyboardInterrupt: the user has asked the run to stop.
         """
         if self.asked:
             raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""What the server expects of a client: shapes and dtypes, never taken from what came over the wire."""
+"""The shapes and dtypes that the server expects of a client's reply, from its own model, not from the message."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def expected_reply(
     The shapes of a message follow from the model and the settings, not from the client's rows.
 
     Args:
-        algorithm: what runs.
-        problem: the model.
-        data: rows, (K, n); the first row of the first client is used.
-        local: clients' states, (K, ...), of which the first is taken.
-        work: a round's work, of which the first client's is taken.
+        algorithm: the algorithm that runs.
+        problem: the model's densities.
+        data: rows (K, n); the first row of the first client is used.
+        local: clients' states (K, ...); the first client's is used.
+        work: a round's work; the first client's part is used.
     """
     row = ClientData(data.rows, data.row_index[:1, :1], torch.ones_like(data.num_rows[:1]))
     eager = replace(problem, compiler=Compiler("loop" if problem.looped else "off"))

@@ -4,8 +4,8 @@
 
     {"__metadata__": {name: text}, tensor: {"dtype": "F64", "shape": [3], "data_offsets": [0, 24]}}
 
-The safetensors library decodes the tensors; what is checked here is what it leaves open, and the cost of a lie:
-nothing is allocated that the bytes at hand do not hold.
+The safetensors library decodes the tensors. The checks here are those that it does not make, and they keep a false
+header cheap: nothing is allocated beyond the bytes that are there.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from pyro_fed.errors import ProtocolError
 
 #: Bytes of the number N.
 PREFIX = 8
-#: Longest JSON header that is parsed, unless the caller says otherwise.
+#: Longest JSON header that is parsed, in bytes, unless the caller says otherwise.
 MAX_HEADER = 100_000
-#: Most dimensions of a tensor.
+#: The most dimensions of a tensor.
 MAX_DIMS = 16
 
 #: The dtypes that may travel, in the order in which safetensors lays tensors out, largest alignment first.
@@ -53,18 +53,18 @@ class Entry(NamedTuple):
 
 
 class FileHeader(NamedTuple):
-    """What a file says of itself: text, and its tensors by name."""
+    """The content of a header: text by name, and the shapes and dtypes of tensors by name."""
 
     text: dict[str, str]
     tensors: dict[str, Entry]
 
 
 def read_header(data: bytes, total: int, max_header: int = MAX_HEADER) -> FileHeader:
-    """The header, after every check that needs no tensor.
+    """The header, after all checks that do not need the tensors' values.
 
     Args:
-        data: the bytes, or as many of the first ones as hold the header.
-        total: how many bytes there are in all.
+        data: the bytes, or at least the first ones, with the header.
+        total: number of bytes in all.
         max_header: longest JSON header that is parsed.
 
     Raises:
@@ -82,7 +82,16 @@ def read_header(data: bytes, total: int, max_header: int = MAX_HEADER) -> FileHe
 
 
 def header_length(data: bytes, total: int, max_header: int = MAX_HEADER) -> int:
-    """N, where it is no more than there are bytes."""
+    """N, the length of the JSON header in bytes.
+
+    Args:
+        data: the bytes, or at least the first eight.
+        total: number of bytes in all.
+        max_header: longest header that is accepted.
+
+    Raises:
+        ProtocolError: truncated, or too long a header.
+    """
     if total < PREFIX:
         raise ProtocolError(f"truncated: {total} bytes cannot hold a header")
     length = int.from_bytes(data[:PREFIX], "little")
@@ -143,7 +152,7 @@ def _sizes(value: Any) -> bool:
 
 
 def _check_layout(spans: dict[str, tuple[Entry, tuple[int, int]]], size: int) -> None:
-    """That the tensors fill the buffer without gap or overlap."""
+    """Require that the tensors fill the `size` bytes after the header without gap or overlap."""
     end = 0
     for name, (_, (first, last)) in sorted(spans.items(), key=lambda item: item[1][1]):
         if first != end:
@@ -154,6 +163,6 @@ def _check_layout(spans: dict[str, tuple[Entry, tuple[int, int]]], size: int) ->
 
 
 def _shown(value: Any) -> str:
-    """A foreign value in a message, cut short."""
+    """A received value for an error's text, cut to 80 characters."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:80]}..."

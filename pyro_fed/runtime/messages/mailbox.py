@@ -1,4 +1,4 @@
-"""Which replies are taken: each request has a nonce, and is answered once, in its round, by its client."""
+"""Which replies are accepted: a request has a nonce, and is answered once, in its round, by its client."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from pyro_fed.runtime.messages.codec import Header
 
-#: What the answer to a request is called.
+#: The kind of the answer to each kind of request.
 ANSWER = {"work": "reply", "ask": "report"}
 
 
@@ -27,8 +27,8 @@ class Mailbox:
 
     Attributes:
         run: the run's id.
-        dropped: why replies were dropped, oldest first, the last `keep` of them.
-        keep: see there.
+        dropped: the headers of replies that were dropped, with the reason, the oldest first.
+        keep: how many of these are kept, the latest ones.
 
     Example:
         >>> mailbox = Mailbox()
@@ -44,13 +44,19 @@ class Mailbox:
     _taken: set[str] = field(default_factory=set)
 
     def request(self, kind: str, round: int, client: str) -> Header:
-        """The header of a new request, "work" or "ask"."""
+        """The header of a new request.
+
+        Args:
+            kind: "work" or "ask".
+            round: the round's number.
+            client: the client's id.
+        """
         header = Header(kind, self.run, round, client, token())
         self._open[header.nonce] = header
         return header
 
     def take(self, header: Header) -> bool:
-        """Whether a reply with this header answers an open request; it is open no longer then."""
+        """Whether a reply with this header answers an open request, which is then closed."""
         reason = self._objection(header)
         if reason:
             self.dropped = [*self.dropped, (header, reason)][-self.keep :]
@@ -60,7 +66,7 @@ class Mailbox:
         return True
 
     def close(self) -> None:
-        """The end of a round: what was not answered is late from now on."""
+        """End a round: requests that were not answered are closed, and later replies to them are dropped."""
         self._open.clear()
         self._taken.clear()
 

@@ -1,17 +1,18 @@
-"""What agents tell their neighbours in the consensus steps of a round, and what they make of it.
+"""The messages of agents to their neighbours in the consensus steps of a round, and how they are mixed.
 
-The first message of a round is an agent's public belief b_i, whole, and so are those after it but for entries of which
-single precision is enough (`OnGraph.coarse`). Of these they are what has changed: with x_i what the agent has and x̂_i
-what it has told,
+The first message of a round is an agent's whole public belief b_i in double precision. Later messages have in single
+precision those entries for which it suffices (`OnGraph.coarse`), as differences. With the agent's value x_i and the
+value x̂_i that its neighbours know,
 
     m_i = float32(x_i - x̂_i),    x̂_i ← x̂_i + m_i,    x_i ← x_i + Σ_j W_ij (x̂_j - x̂_i)
 
-Agents mix what was told, not what they have: whatever rounding did to a message, i gets what j loses (v_i W_ij =
-v_j W_ji), Σ_i v_i x_i is kept to the last bits of double precision, and what rounding left out is in the next message.
+Agents mix the values x̂ that were sent, not x. So whatever rounding did to a message, i receives what j gives away (v_i
+W_ij = v_j W_ji), and Σ_i v_i x_i is preserved to the last bits of double precision. What rounding left out is part of
+the next message.
 
-Why not all entries: the precision of a belief that is narrow in one direction and wide in another loses the wide one
-to single precision, and the rounds after it have to find it again. On the model of README's table, with condition
-numbers of 1e5, P2PVI's beliefs told in this way took twice as many rounds.
+Not all entries are sent so. If a belief is narrow in one direction and wide in another, its precision matrix loses the
+wide one in single precision, and later rounds have to find it again. With the model of README's table, which has
+condition numbers of 1e5, P2PVI then took twice as many rounds.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ import torch
 
 from pyro_fed.algorithm.states import State
 
-#: The largest number in single precision: what is larger is told in parts.
+#: The largest number in single precision; a larger difference is sent in several messages.
 LARGEST = torch.finfo(torch.float32).max
 
 
 class Told:
-    """What some agents have told in a round.
+    """The values x̂ of some agents, as their neighbours know them in a round.
 
     Args:
-        coarse: entries whose changes are told in single precision.
+        coarse: names of the entries whose changes are sent in single precision.
     """
 
     def __init__(self, coarse: frozenset[str]) -> None:
@@ -38,7 +39,12 @@ class Told:
         self.known: State = {}
 
     def message(self, step: int, mine: State) -> State:
-        """What travels in a step, (C, ...), after which it is known."""
+        """The agents' messages of a step (C, ...), after which their values x̂ are updated.
+
+        Args:
+            step: the consensus step's number in the round.
+            mine: the agents' values x (C, ...).
+        """
         if step == 0:
             self.known = mine
             return mine
@@ -50,17 +56,22 @@ class Told:
         return sent
 
     def after(self, known: State, message: State) -> State:
-        """What is known of agents once a message that is not the first of the round has come."""
+        """The values x̂ of agents after a message that is not the round's first.
+
+        Args:
+            known: the values before (C, ...).
+            message: the messages (C, ...).
+        """
         return {name: known[name] + value if name in self.coarse else value for name, value in message.items()}
 
     def mixed(self, algorithm: Any, mine: State, weights: Any, told: State | None = None) -> State:
-        """What the agents have after a step.
+        """The agents' values x after a step.
 
         Args:
-            algorithm: mixes what was told.
-            mine: what they have, (R, ...).
-            weights: of the step, (R, C).
-            told: what is known of those that are mixed, (C, ...); of these agents themselves where left out.
+            algorithm: its `combine` mixes.
+            mine: the agents' values x before the step (R, ...).
+            weights: of the step (R, C).
+            told: the values x̂ that are mixed (C, ...); by default these agents' own.
         """
         mixed: State = algorithm.combine(mine, self.known if told is None else told, weights)
         return {

@@ -8,12 +8,13 @@ import grpc
 import numpy as np
 import pytest
 import torch
-from agents_case import NAMES, free_ports, peers_file
+from agents_case import NAMES, free_ports, model, peers_file, rows_of
 
 import pyro_fed as pf
 from pyro_fed.algorithm.capabilities import OnGraph
 from pyro_fed.errors import DataError, ProtocolError, QuorumError, SettingError
 from pyro_fed.ops.mixing import mix
+from pyro_fed.runtime.agents.agent import Agent, run_agent
 from pyro_fed.runtime.agents.certificates import Identity, write_certificates
 from pyro_fed.runtime.agents.farewell import Farewell
 from pyro_fed.runtime.agents.flows import Flows
@@ -61,7 +62,7 @@ def test_strangers_are_refused_and_impostors_are_not_believed(ring, tmp_path):
         known.wire.close()
         for name, where in (("mallory", folder), ("south", folder)):  # of the same authority, but no neighbours
             stranger = caller(Identity.load(where, name))
-            with pytest.raises(Unwelcome, match=f"certificate is for {name}, who is no neighbour of north"):
+            with pytest.raises(Unwelcome, match=f"certificate is for {name}, which is no neighbour of north"):
                 stranger.wire.hello(1, 10.0)
             stranger.wire.close()
         foreign = caller(Identity.load(other, "east"))  # its certificate is signed by somebody else
@@ -94,7 +95,7 @@ def test_what_is_no_request_is_refused(ring):
                 take(data, timeout=10.0)
             assert error.value.code().name == code
         north.wire.run = "f" * 16
-        with pytest.raises(Unwelcome, match="it is of run"):
+        with pytest.raises(Unwelcome, match="the request is of run"):
             east.fetch(At(0, 0, 0), [0], {}, 5.0)
     finally:
         north.wire.close()
@@ -398,6 +399,35 @@ def test_the_outbox_does_not_grow_with_the_run():
     box.wait_until_taken(At(0, 49, 2), {1}, 0.0)
 
 
+# -- settings -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("odd", "said"),
+    [
+        ({"num_rounds": 0}, "num_rounds must be at least 1"),
+        ({"num_draws": 0}, "num_draws must be at least 1"),
+        ({"seed": -1}, "seed must not be negative"),
+        ({"resume": True}, "resume=True needs checkpoint="),
+        ({"checkpoint": " "}, "checkpoint must be a folder's path"),
+    ],
+)
+def test_an_agent_s_settings_are_refused_before_it_waits_for_its_neighbours(ring, odd, said):
+    peers, folder = ring
+    agent = Agent(
+        model=model,
+        plate="data",
+        rows=rows_of(0),
+        identity=Identity.load(folder, "north"),
+        peers=peers,
+        algorithm=pf.P2PVI(),
+        settings=LinkSettings(patience_all=0.2),
+        **odd,
+    )
+    with pytest.raises(SettingError, match=said):
+        run_agent(agent)
+
+
 # -- files ----------------------------------------------------------------------------------------------------
 
 
@@ -408,12 +438,15 @@ def test_the_outbox_does_not_grow_with_the_run():
         ('graph = "ring"\n[agents.a]\naddress = "h:1"', "at least two tables"),
         ('[agents.a]\naddress = "h:1"\n[agents.b]\naddress = "h:2"', "either graph"),
         ('graph = "ring"\nseed = 1\n[agents.a]\naddress = "h:1"\n[agents.b]\naddress = "h:2"', "unknown keys"),
-        ('graph = "complete"\n[agents.a]\naddress = "h:1"\n[agents.b]\naddress = "h:1"', "one address"),
-        ('graph = "complete"\n[agents.a]\naddress = "h"\n[agents.b]\naddress = "h:1"', "is not host:port"),
+        ('graph = "complete"\n[agents.a]\naddress = "h:1"\n[agents.b]\naddress = "h:1"', "the same address"),
+        ('graph = "complete"\n[agents.a]\naddress = "h"\n[agents.b]\naddress = "h:1"', 'must be "host:port"'),
         ('graph = "complete"\n[agents."a/b"]\naddress = "h:3"\n[agents.b]\naddress = "h:1"', "letters, digits"),
         ('graph = "complete"\n[agents.A]\naddress = "h:3"\n[agents.a]\naddress = "h:1"', "more than case"),
         ('graph = "moon"\n[agents.a]\naddress = "h:3"\n[agents.b]\naddress = "h:1"', "moon"),
-        ('links = [["a", "c"]]\n[agents.a]\naddress = "h:3"\n[agents.b]\naddress = "h:1"', "pair of agents' names"),
+        (
+            'links = [["a", "c"]]\n[agents.a]\naddress = "h:3"\n[agents.b]\naddress = "h:1"',
+            "pair of different agents' names",
+        ),
         ('links = []\n[agents.a]\naddress = "h:3"\n[agents.b]\naddress = "h:1"', "not strongly connected"),
     ],
 )
@@ -470,11 +503,11 @@ def test_certificates_do_not_outlive_their_authority(tmp_path, monkeypatch):
     monkeypatch.setattr(certificates, "CLOCKS", 10 * 24 * 60)
     write_certificates(tmp_path / "old", ["a"], days=-1)  # of an authority whose time is over
     for make in (lambda: Identity.load(tmp_path / "old", "a"), lambda: write_certificates(tmp_path / "old", ["b"])):
-        with pytest.raises(SettingError, match=r"\.crt is good from .* until .*, not at"):
+        with pytest.raises(SettingError, match=r"\.crt is valid from .* until .*, and now it is"):
             make()
     good = write_certificates(tmp_path / "new", ["a"], days=30)
     (tmp_path / "new" / "ca.crt").write_bytes((tmp_path / "old" / "ca.crt").read_bytes())
-    with pytest.raises(SettingError, match=r"ca\.crt is good from"):
+    with pytest.raises(SettingError, match=r"ca\.crt is valid from"):
         Identity.load(tmp_path / "new", "a")
     assert good[0].name == "ca.key"
 
@@ -490,6 +523,10 @@ def test_rows_from_files(tmp_path):
     (tmp_path / "rows.py").write_text("def load_rows():\n    return [1], [2]\n")
     assert load_rows(tmp_path / "rows.py", model) == ([1], [2])
     np.savez(tmp_path / "other.npz", x=np.ones(1), z=np.ones(1))
-    for name, message in (("objects.npz", "cannot be read"), ("other.npz", "the model takes"), ("none.npz", "no such")):
+    for name, message in (
+        ("objects.npz", "cannot be read"),
+        ("other.npz", "arguments are"),
+        ("none.npz", "no such"),
+    ):
         with pytest.raises(DataError, match=message):
             load_rows(tmp_path / name, model)
