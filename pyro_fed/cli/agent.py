@@ -1,4 +1,4 @@
-"""``pyro-fed agent``: one of several peers without a server; ``pyro-fed certificates``: theirs, for a rehearsal."""
+"""``pyro-fed agent``: one of several agents without a server; ``pyro-fed certificates``: for a rehearsal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyro_fed.cli import options
 from pyro_fed.conventions.output import kept_elsewhere
 from pyro_fed.errors import SettingError
 
-#: What is missing where gRPC or cryptography are.
+#: The error's text if gRPC or cryptography are not installed.
 EXTRA = "this needs the extra: pip install 'pyro_fed[agents]'"
 
 
@@ -41,10 +41,10 @@ def agent(
 ) -> None:  # fmt: skip
     """Run one agent of a RECIPE without a server on a MODEL, with rows of its own.
 
-    It talks to its neighbours alone, over TLS with certificates on both sides. MODEL, RECIPE, --seed, --rounds and the
-    peers file are the same at every agent; where they differ, the agents say in what.
+    It talks only to its neighbours, over TLS with certificates on both sides. MODEL, RECIPE, --seed, --rounds and the
+    peers file must be the same at every agent; if they are not, the agents say what differs.
     """
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else connections that end are told on the screen
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # otherwise gRPC prints a line for every connection that ends
     try:
         from pyro_fed.runtime.agents.agent import Agent, run_agent
         from pyro_fed.runtime.agents.certificates import Identity

@@ -1,4 +1,4 @@
-"""A run of `pyro-fed run` in a process of its own, beside what this process does: Pyro has no threads."""
+"""A run of `pyro-fed run` in a second process, while this process goes on: Pyro is not thread-safe."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ import click
 if TYPE_CHECKING:
     from pyro_fed.results.inference_data import InferenceData
 
-#: What the process executes.
+#: The program of the second process.
 PROGRAM = "from pyro_fed.cli.main import main; main()"
-#: Seconds that it has to end in when it is told to.
+#: Seconds that the process has to end after SIGTERM.
 GRACE = 10
 
 
 class Result(Protocol):
-    """Waits for the run's result."""
+    """A function that waits for the run's result."""
 
     def __call__(self) -> InferenceData:
-        """The InferenceData, in memory.
+        """The run's InferenceData, loaded into memory.
 
         Raises:
-            click.ClickException: the run has failed; what it said stands on the standard error.
+            click.ClickException: the run has failed; its messages are on the standard error.
         """
 
 
 @contextmanager
 def run_apart(arguments: Sequence[str]) -> Iterator[Result]:
-    """Begin a run; it ends with the block, whatever it has done.
+    """Start a run in a second process, which is ended at the end of the block at the latest.
 
     Args:
-        arguments: of `pyro-fed run`, but `--out`.
+        arguments: the arguments of `pyro-fed run`, without `--out`.
 
     Yields:
-        what waits for the result.
+        A function that waits for the result.
     """
     import arviz as az
 
@@ -53,7 +53,7 @@ def run_apart(arguments: Sequence[str]) -> Iterator[Result]:
             status = process.wait()
             if status:
                 raise click.ClickException(
-                    f"the reference's process ended with status {status}; what it said stands above"
+                    f"the reference's process ended with status {status}; its messages are above"
                 )
             loaded: InferenceData = az.from_netcdf(str(out)).load()
             return loaded

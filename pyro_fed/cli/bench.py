@@ -96,7 +96,7 @@ def bench(
 
 
 def _block(heads: list[str], rows: list[list[str]]) -> str:
-    """The summary as aligned text, a line a figure and a column an algorithm."""
+    """The summary as aligned text, with a line for each figure and a column for each algorithm."""
     turned = [[head, *(row[number] for row in rows)] for number, head in enumerate(heads)]
     widths = [max(map(len, column)) for column in zip(*turned, strict=True)]
     return "\n".join(

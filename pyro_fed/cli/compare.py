@@ -46,9 +46,9 @@ def compare(
 ) -> None:  # fmt: skip
     """Compare several RECIPEs on a MODEL.
 
-    All run on the same clients; the reference works on their pooled data. Printed is a table of how close
-    they come to the reference, how well they predict and what they cost, and every reason to doubt a result.
-    A run that ends in an error does not end the others: it is told at the end, with exit code 1.
+    All run on the same clients; the reference works on their pooled data. The command prints how close
+    they come to the reference, how well they predict, what they cost, and every reason to doubt a result.
+    A run that ends in an error does not end the others: the error is printed at the end, and the exit code is 1.
     """
     import pyro_fed as pf
     from pyro_fed.analysis.report import page, plain
@@ -113,10 +113,10 @@ def compare(
 
 
 def _chosen(recipe_names: tuple[str, ...], reference: str | None) -> dict[str, Recipe]:
-    """The recipes and the reference's, by what they are called in the table.
+    """The recipes, with the reference's, by their names in the table.
 
     Raises:
-        SettingError: two files that would have one name.
+        SettingError: two files would have the same name.
     """
     from pyro_fed.recipes import recipe
 
@@ -128,13 +128,13 @@ def _chosen(recipe_names: tuple[str, ...], reference: str | None) -> dict[str, R
 
 
 def _given(split: dict[str, Any], executor_text: str, max_seconds: float | None) -> list[str]:
-    """What another process is given so that it runs on the same clients, as words of a command."""
+    """Words of a command, by which another process runs on the same clients."""
     given = [part for key, value in split.items() for part in (f"--{key}", str(value))] + ["--executor", executor_text]
     return given if max_seconds is None else [*given, "--max-seconds", str(max_seconds)]
 
 
 def _settings_of(stem: str, assignments: tuple[str, ...]) -> list[str]:
-    """One recipe's settings among those of all, as words of the command that runs it alone."""
+    """The `--set` options of one recipe, as words of the command that runs this recipe."""
     own = (text.removeprefix(f"{stem}.") for text in assignments if text.startswith(f"{stem}."))
     return [part for text in own for part in ("--set", text)]
 
@@ -142,7 +142,7 @@ def _settings_of(stem: str, assignments: tuple[str, ...]) -> list[str]:
 def _results(
     names: Iterable[str], result_of: Callable[[str], InferenceData]
 ) -> tuple[dict[str, InferenceData], dict[str, Exception]]:
-    """What has a result, if only that of the rounds before an error, and what has ended in an error."""
+    """The results by name, with those of runs that were stopped by an error; and the errors by name."""
     results: dict[str, InferenceData] = {}
     errors: dict[str, Exception] = {}
     for name in names:
@@ -156,7 +156,7 @@ def _results(
 
 
 def _write_results(folder: Path, results: dict[str, InferenceData], comparison: str) -> None:
-    """Each result in a file of its own, and the comparison's values beside them."""
+    """Write each result into a file of its own, and the comparison's values into comparison.json."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, idata in results.items():
         with kept_elsewhere(folder / f"{name}.nc") as place:
@@ -165,10 +165,10 @@ def _write_results(folder: Path, results: dict[str, InferenceData], comparison: 
 
 
 def _algorithms(chosen: dict[str, Recipe], assignments: tuple[str, ...]) -> dict[str, Algorithm]:
-    """The algorithms with their settings replaced.
+    """The algorithms, with the settings of `--set`.
 
     Raises:
-        SettingError: a setting of a recipe that is not compared.
+        SettingError: a setting of a recipe that is not among those compared.
     """
     from pyro_fed.recipes.values import parse_assignment
 
@@ -186,10 +186,10 @@ def _algorithms(chosen: dict[str, Recipe], assignments: tuple[str, ...]) -> dict
 
 
 def comparison_block(table: pd.DataFrame) -> str:
-    """The comparison as text: a block of columns a subject, then what speaks against the results.
+    """The comparison as text: a block of columns for each subject, then what speaks against the results.
 
     Args:
-        table: of `pyro_fed.compare`.
+        table: the table that `pyro_fed.compare` returns.
     """
     import pandas as pd
 

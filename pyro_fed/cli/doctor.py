@@ -1,4 +1,4 @@
-"""The command ``pyro-fed doctor``: what is installed, and what this machine lends to a run."""
+"""The command ``pyro-fed doctor``: what is installed, and the machine's threads, compiler and GPU."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import click
 from pyro_fed.cli import options
 from pyro_fed.conventions.version import VERSION
 
-#: What a run cannot do without, and what it is for where that is not plain.
+#: The packages that every run needs.
 NEEDED = ("torch", "pyro-ppl", "arviz", "xarray", "numpy", "scipy", "pandas", "matplotlib", "h5netcdf")
-#: Extras: what is imported, and what is missed without it.
+#: The extras: the modules that they install, and what these are for.
 EXTRAS = {
     "compare": (("jinja2",), "the page of pyro-fed compare and of pf.write_report"),
     "agents": (("grpc", "cryptography"), "peers without a server, pyro-fed agent"),
@@ -34,7 +34,7 @@ def doctor(as_json: bool) -> None:
 
     Exit code 1 where something that every run needs is missing.
     """
-    machine = _machine()  # before what imports torch too
+    machine = _machine()  # first, since it measures how long the import of torch takes
     from pyro_fed.analysis.report import plain, terminal
 
     found = {"versions": _versions(), "machine": machine, "extras": _extras()}

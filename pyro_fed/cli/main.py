@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pyro_fed.federation.federation import Federation
     from pyro_fed.recipes.recipe import Recipe
 
-#: Rows of the posterior's table that are shown unless more are asked for.
+#: Default number of rows of the posterior's table.
 SUMMARY_ROWS = 20
 
 
@@ -49,7 +49,7 @@ class _Interrupted(click.ClickException):
 
 
 class _Commands(click.Group):
-    """Commands in the order in which they are written, their errors and warnings in one line each."""
+    """Commands in the order in which they were added; errors and warnings are printed in one line each."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
@@ -63,7 +63,7 @@ class _Commands(click.Group):
                 raise _Interrupted(_one_line(error)) from error
             except (DivergenceError, TimeLimitError) as error:
                 raise click.ClickException(_one_line(error)) from error
-            except BrokenPipeError:  # the reader has seen enough, as `head` does: click ends without a word
+            except BrokenPipeError:  # the reader has closed the pipe, as `head` does: click ends silently
                 raise
             except (PyroFedError, OSError) as error:
                 raise _InputError(_one_line(error) or type(error).__name__) from error
@@ -128,8 +128,8 @@ def run(
 ) -> None:  # fmt: skip
     """Run a RECIPE on a MODEL over clients; without one the recipe auto.
 
-    auto starts with FedEP. If the checks of its answer object, it goes on with FedAIS and with samplers, until two
-    answers agree. Any other recipe is one algorithm.
+    auto starts with FedEP. If the checks of its answer raise doubts, it goes on with FedAIS and with samplers, until
+    two answers agree. Any other recipe is one algorithm.
 
     The model's training data are split over the clients; its test data measure the predictions. The command prints
     what was done, the posterior, the remaining doubts, the predictions and the cost.

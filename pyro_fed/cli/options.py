@@ -1,7 +1,8 @@
 """The arguments and options of the commands, each declared once.
 
-A flag of several commands is one edit here. `--help` lists a command's options in the order of its decorators;
-`federation` stands for those that make the clients. What is imported takes no time: `pyro-fed --help` is to be quick.
+So an option of several commands is changed in one place. `--help` lists a command's options in the order of its
+decorators; `federation` is the group of options that make the clients. Nothing slow is imported here, so that
+`pyro-fed --help` is quick.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from pyro_fed.conventions.client_names import DEFAULT_CLIENTS
 from pyro_fed.conventions.output import check_writable
 from pyro_fed.errors import SettingError
 
-#: What a decorator of click takes and gives back.
+#: A command, which a decorator of click takes and returns.
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class Written(click.Path):
-    """A file of one format that can be written, which is tried before any work.
+    """A file of one format, of which is checked before any work that it can be written.
 
     Args:
-        content: the format, for messages.
-        endings: of names that say so; a name without an ending says nothing.
+        content: the format, for error messages.
+        endings: endings of names that are allowed, besides no ending at all.
     """
 
     def __init__(self, content: str, endings: tuple[str, ...]) -> None:
@@ -35,7 +36,7 @@ class Written(click.Path):
         self.content, self.endings = content, endings
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """The path."""
+        """The path, after the checks."""
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
         if path.suffix and path.suffix.lower() not in self.endings:
             better = path.with_suffix(self.endings[0]).name
@@ -52,7 +53,7 @@ PAGE = Written("an HTML page, whatever its name", (".html", ".htm"))
 
 
 def _elsewhere(path: Path) -> str:
-    """How the format that a name promises is made of a result."""
+    """A sentence on how a result is written in the format that a path's ending promises."""
     if path.suffix.lower() == ".zarr":
         return "ArviZ writes a store of it: arviz.from_netcdf(...).to_zarr(...)"
     return "Tables are made of a result by arviz.from_netcdf(...).to_dataframe(), or by arviz.summary"
@@ -75,7 +76,7 @@ def complete_recipe(_: click.Context, __: click.Parameter, begun: str) -> list[C
 
 
 def _named(described: dict[str, str], begun: str) -> list[CompletionItem]:
-    """Names with what they are, which some shells show; where none begins so, files."""
+    """The names that begin so, with descriptions, which some shells show; or files, if there are none."""
     found = [CompletionItem(name, help=text) for name, text in described.items() if name.startswith(begun)]
     return found or [CompletionItem(begun, type="file")]
 
@@ -92,7 +93,7 @@ recipe_or_auto = click.argument("recipe_name", metavar="[RECIPE]", default="auto
 #: Several of them.
 recipes = click.argument("recipe_names", metavar="RECIPE...", nargs=-1, required=True, shell_complete=complete_recipe)
 
-#: That by which the others are measured.
+#: The recipe whose result is the reference.
 reference = click.option(
     "--reference",
     metavar="RECIPE",
@@ -100,7 +101,7 @@ reference = click.option(
     help="The recipe by whose result the others are measured, e.g. nuts.",
 )
 
-#: Whether that is run beside them.
+#: Whether the reference runs in a second process.
 apart = click.option(
     "--apart", is_flag=True, help="Run the reference in a second process beside the others: faster on two cores."
 )
@@ -130,7 +131,7 @@ seed = click.option(
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the partition and of the runs."
 )
 
-#: A folder for what is compared.
+#: A folder for the results that are compared.
 results = click.option(
     "--results",
     "results_folder",
@@ -145,13 +146,13 @@ report = click.option("--report", type=PAGE, help="Write a report on the result 
 #: Without progress bars.
 quiet = click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
 
-#: More about warnings.
+#: Where warnings come from.
 verbose = click.option("-v", "--verbose", is_flag=True, help="Show where each warning comes from.")
 
 #: For programs that read the output.
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object in place of the text.")
 
-#: What it is computed on.
+#: The device of the clients' steps.
 device = click.option(
     "--device", metavar="NAME", help="Where the clients' steps are computed, such as cuda.  [default: cpu]"
 )
@@ -174,7 +175,7 @@ graph = click.option(
     help="Run without a server over this graph: ring, star, erdos_renyi:0.5, or another builder of pyro_fed.graph.",
 )
 
-#: A folder for the state.
+#: A folder in which the state is saved.
 checkpoint = click.option(
     "--checkpoint",
     metavar="DIR",
@@ -212,39 +213,44 @@ certificates = click.option(
     help="Folder with NAME.key, NAME.crt and the authority's ca.crt.",
 )
 
-#: Going on from there.
+#: Whether to go on from the checkpoint.
 resume = click.option("--resume", is_flag=True, help="Go on from the state in the folder of --checkpoint.")
 
 
 def clients(default: int | None, text: str = "Number of clients.") -> Callable[[Command], Command]:
-    """How many clients there are.
+    """The option `--clients`.
 
     Args:
-        default: where the user says nothing.
-        text: of `--help`.
+        default: the default value.
+        text: the text of `--help`.
     """
     shown = default is not None
     return click.option("--clients", type=click.IntRange(min=1), default=default, show_default=shown, help=text)
 
 
 def assignments(metavar: str, example: str) -> Callable[[Command], Command]:
-    """Settings in place of the recipe's.
+    """The option `--set`, which replaces a recipe's settings.
 
     Args:
-        metavar: how one is written, such as KEY=VALUE.
-        example: for `--help`.
+        metavar: how a setting is written, such as KEY=VALUE.
+        example: an example for `--help`.
     """
     text = f"Replace one setting of a recipe, e.g. --set {example}. May be repeated."
     return click.option("--set", "assignments", metavar=metavar, multiple=True, help=text)
 
 
 def out(text: str, written: Written = RESULT) -> Callable[[Command], Command]:
-    """Where the result is written, which `text` says in `--help`."""
+    """The option `--out`, a file for the result.
+
+    Args:
+        text: the text of `--help`.
+        written: the file's format.
+    """
     return click.option("--out", type=written, help=text)
 
 
 def federation(command: Command) -> Command:
-    """What makes the federation: `--clients`, `--partition` and `--seed`."""
+    """The options that make the federation: `--clients`, `--partition` and `--seed`."""
     text = f"Number of clients.  [default: {DEFAULT_CLIENTS}, or one for each group of --partition group]"
     for option in (seed, partition, clients(None, text)):
         command = option(command)

@@ -1,4 +1,4 @@
-"""Options of the shell that stand for objects: an executor, a graph."""
+"""Options of the command line that are made into objects: an executor, a graph."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ if TYPE_CHECKING:
     from pyro_fed.graph import Graph
     from pyro_fed.runtime.executors import Executor
 
-#: Executors that are words.
+#: Executors without arguments.
 WORDS = ("vectorised", "sequential")
 
 
 def parse_executor(text: str) -> str | Executor:
-    """Where the work is done.
+    """The executor of `--executor`.
 
     Args:
         text: "vectorised", "sequential", or "ray:2" for two processes.
 
     Raises:
-        SettingError: another word, or a number of processes that is none.
+        SettingError: another word, or not a number of processes.
     """
     name, _, count = text.partition(":")
-    if name == "ray" and count.isdigit() and int(count):
+    if name == "ray" and count.isdecimal() and int(count):
         from pyro_fed.runtime.executors import Ray
 
         return Ray(num_workers=int(count))
@@ -35,11 +35,11 @@ def parse_executor(text: str) -> str | Executor:
 
 
 def parse_graph(text: str, num_clients: int) -> Graph:
-    """Who talks to whom.
+    """The graph of `--graph`.
 
     Args:
         text: a builder of `pyro_fed.graph` and its arguments: "ring", "erdos_renyi:0.5", "small_world:4,0.1".
-        num_clients: how many agents there are.
+        num_clients: number of agents.
 
     Raises:
         SettingError: an unknown builder, or arguments that it does not take.
@@ -48,8 +48,10 @@ def parse_graph(text: str, num_clients: int) -> Graph:
 
     name, _, rest = text.partition(":")
     try:
-        values = [int(one) if one.strip().isdigit() else float(one) for one in rest.split(",") if one.strip()]
+        values = [int(one) if one.strip().isdecimal() else float(one) for one in rest.split(",") if one.strip()]
     except ValueError:
-        raise SettingError(f"--graph {text!r}: behind the colon stand numbers, such as erdos_renyi:0.5") from None
+        raise SettingError(
+            f"--graph {text!r}: behind the colon stand numbers, such as erdos_renyi:0.5, received {rest!r}"
+        ) from None
     graph: Graph = resolve_component("pyro_fed.graph", name, Path("--graph"), num_clients, *values)
     return graph

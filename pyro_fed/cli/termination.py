@@ -1,4 +1,4 @@
-"""SIGTERM, by which batch systems announce that they will kill: a run ends as by Ctrl-C, with what it has found."""
+"""SIGTERM, which batch systems send before they kill a process: the run ends as by Ctrl-C, with what it has found."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from types import FrameType
 
 @contextmanager
 def terminated_as_interrupted() -> Iterator[None]:
-    """Take the first SIGTERM for Ctrl-C; the next one ends the process, as it would without this.
+    """Treat the first SIGTERM like Ctrl-C; the next one ends the process, as usual.
 
-    A handler of somebody else's is left alone, and threads but the main one cannot have any.
+    A handler that is set already is left as it is. In threads other than the main one this does nothing.
     """
     main = threading.current_thread() is threading.main_thread()
     if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:

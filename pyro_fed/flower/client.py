@@ -1,4 +1,4 @@
-"""Flower's ClientApp. What it does is `site`, which is loaded with the first message: torch and Pyro take seconds."""
+"""Flower's ClientApp. Its work is done by `site`, which is imported with the first message: torch takes seconds."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def client_app(
     secure: bool = False,
     questions: bool = True,
 ) -> ClientApp:
-    """A ClientApp that works for an algorithm.
+    """Flower's ClientApp for a model and a recipe.
 
     Args:
         model: the model's file, or its name in the library.
-        recipe: the recipe's, likewise; or several, of which the server chooses.
-        load_rows: the model's positional arguments with this client's rows, from the model's module and Flower's
-            `node_config`.
-        secure: answer in secure aggregation alone, and never where the server would see this client's own message.
-        questions: answer what a server may ask besides the recipe: for the audit and `influence` its rows' summed
-            log-likelihood, at 4000 draws a message at most, for `loo` sums of leave-one-out.
+        recipe: the recipe's file, or its name in the library; or several, among which the server chooses.
+        load_rows: a function of the model's module and Flower's `node_config` that returns the model's positional
+            arguments, with this client's rows.
+        secure: only answer in secure aggregation, so that the server never sees this client's own message.
+        questions: also answer questions besides the recipe: for the audit and `influence` the summed log-likelihood of
+            its rows, at no more than 4000 draws a message; for `loo` sums of leave-one-out.
 
     Example:
         >>> app = client_app("model.py", "recipe.toml", lambda model, node_config: read_rows(node_config["name"]))

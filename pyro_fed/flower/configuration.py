@@ -1,9 +1,9 @@
-"""A run's configuration in Flower: what `pyro_fed.run` takes, as `[tool.flwr.app.config]` and `--run-config` say it.
+"""A run's configuration in Flower: the arguments of `pyro_fed.run`, from `[tool.flwr.app.config]` and `--run-config`.
 
-The keys are the arguments of `run` with "-" for "_", and those of waiting for clients. Flower takes texts, numbers and
-flags alone, and lets `--run-config` replace only what the app's file has: so "none" stands for what is not set, and a
-schedule, graph or combination with arguments is a table as text, as in `graph = '{name = "star", confidence = 0.5}'`.
-What the file does not say the app's `server_app` says, and what neither says the recipe.
+The keys are the arguments of `run` with "-" for "_", and those of waiting for clients. Flower only takes texts, numbers
+and flags, and lets `--run-config` replace only keys that the app's file has. So "none" stands for a key that is not
+set, and a schedule, graph or combination with arguments is a table as text, as in `graph = '{name = "star", confidence
+= 0.5}'`. Keys that the file does not set come from the app's `server_app`, and then from the recipe:
 
     run configuration  >  arguments of server_app  >  the recipe's [run]  >  the defaults of `run`
 """
@@ -27,9 +27,9 @@ from pyro_fed.recipes.recipe import Recipe
 from pyro_fed.recipes.values import NONE_WORD, Mismatch, convert, describe
 from pyro_fed.runtime.run import run
 
-#: What stands for "not set", beside None: Flower has no null, and 0 rounds or an empty folder's name are no choice.
+#: Texts that mean "not set", like None: Flower has no null, and an empty text is no value of any key.
 UNSET = (NONE_WORD, "")
-#: Where a configuration stands, for messages.
+#: What error messages call the configuration.
 WHERE = "the run's configuration"
 #: Keys for texts, numbers and flags, with their types.
 PLAIN: Mapping[str, Any] = {
@@ -48,7 +48,7 @@ PLAIN: Mapping[str, Any] = {
     "influence": bool,
     "out": str,
 }
-#: Keys for objects by name, and the modules that have them; a name in none is answered by those of the first.
+#: Keys for objects by name, and the modules that have these; the first module's error is given for an unknown name.
 OBJECTS: Mapping[str, tuple[str, ...]] = {
     "schedule": ("pyro_fed.algorithm.schedule",),
     "graph": ("pyro_fed.graph",),
@@ -56,9 +56,10 @@ OBJECTS: Mapping[str, tuple[str, ...]] = {
 }
 #: The key of secure aggregation, which is no argument of `run`: true, or a table of `SecAgg`'s settings.
 SECURE = "secure-aggregation"
-#: The key of leave-one-out after the run, likewise: true, or the observed site where there are several.
+#: The key of leave-one-out after the run, which is no argument of `run`: true, or the observed site if there are
+#: several.
 LOO = "loo"
-#: Arguments of `run` that a deployment has from elsewhere, or that need rows at the server.
+#: Arguments of `run` that a deployment sets itself, or that need rows at the server; with the reason.
 NOT_TAKEN: Mapping[str, str] = {
     "algorithm": "the recipe says it",
     "federation": "the clients that have joined make it",
@@ -66,7 +67,7 @@ NOT_TAKEN: Mapping[str, str] = {
     "log_likelihood": "it needs the rows, which stay at the clients",
     "collect_local": "it needs the rows, which stay at the clients",
 }
-#: Seconds that a round and a description may take, and the wait for clients.
+#: Default of the seconds for a round, for a description, and for the wait for clients.
 TIMEOUT = 600.0
 
 
@@ -75,15 +76,15 @@ class Configuration:
     """A deployment's settings.
 
     Attributes:
-        num_clients: how many to wait for.
+        num_clients: number of clients to wait for.
         timeout: seconds that a client has for a round, and to describe itself.
         wait: seconds that the server waits for clients.
         out: the file for the result.
-        options: arguments of `run`, but for those that depend on the clients.
-        specs: schedule, graph and combination by name, which `run_options` makes.
-        secure: sums in place of messages; None: each client's message is seen.
-        loo: leave-one-out after the run, of this observed site, "" for the only one; None: not asked for.
-        influence: each client's, asked for after the run.
+        options: arguments of `run`, without those that depend on the clients.
+        specs: schedule, graph and combination by name, from which `run_options` makes the objects.
+        secure: settings of secure aggregation; None: without it.
+        loo: the observed site of leave-one-out after the run, "" for the only one; None: no leave-one-out.
+        influence: whether each client's influence is computed after the run.
     """
 
     num_clients: int
@@ -101,10 +102,10 @@ class Configuration:
 
         Args:
             chosen: the recipe.
-            num_clients: how many there are; a graph is built over as many.
+            num_clients: number of clients, over which a graph is built.
 
         Raises:
-            SettingError: an unknown name, or arguments that it does not take.
+            SettingError: an unknown name of an object, or arguments that it does not take.
         """
         options = chosen.run_options(num_clients) | self.options
         for key, spec in self.specs.items():
@@ -117,10 +118,13 @@ class Configuration:
 
 
 def check_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments for `run`, as `server_app` takes them.
+    """Check the arguments of `run` that `server_app` is given.
+
+    Args:
+        options: by name.
 
     Raises:
-        SettingError: `run` has no such argument, or a deployment has it from elsewhere.
+        SettingError: `run` has no such argument, or a deployment sets it itself.
     """
     known = [name for name in inspect.signature(run).parameters if name not in NOT_TAKEN]
     for name in options:
@@ -137,9 +141,9 @@ def read(
     """Check a run's configuration.
 
     Args:
-        config: Flower's `run_config`: keys of nested tables are joined by ".".
-        options: what the app itself gives to `run`; the configuration's own values replace them.
-        secure: what the app itself says of secure aggregation, likewise.
+        config: Flower's `run_config`; keys of nested tables are joined by ".".
+        options: arguments of `run` that the app sets; values of the configuration replace them.
+        secure: secure aggregation as the app sets it; a value of the configuration replaces it.
 
     Returns:
         The settings.
@@ -149,7 +153,7 @@ def read(
     """
     given = {key: _plain(key, value) for key, value in _nested(config).items() if not _unset(value)}
     if "num-clients" not in given:
-        raise SettingError(f"{WHERE} lacks num-clients, how many clients to wait for")
+        raise SettingError(f"{WHERE} lacks num-clients, the number of clients to wait for, such as num-clients = 3")
     if given.get("rounds") == 0:
         del given["rounds"]
     timeout = given.pop("timeout", TIMEOUT)
@@ -171,7 +175,7 @@ def read(
 
 
 def _module_of(key: str, spec: str | dict[str, Any]) -> str:
-    """The module that has an object's name, else the first of those that could."""
+    """The module that has an object of this name, or else the key's first module."""
     name = spec if isinstance(spec, str) else spec.get("name")
     modules = OBJECTS[key]
     holding = [module for module in modules if name in public_callables(import_or_explain(module, WHERE))]
@@ -179,7 +183,7 @@ def _module_of(key: str, spec: str | dict[str, Any]) -> str:
 
 
 def _nested(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys such as `schedule.name` put together again."""
+    """The configuration with keys such as `schedule.name` put into tables again."""
     found: dict[str, Any] = {key: value for key, value in config.items() if "." not in key}
     for key, value in config.items():
         outer, dot, inner = key.partition(".")
@@ -196,7 +200,7 @@ def _unset(value: Any) -> bool:
 
 
 def _plain(key: str, value: Any) -> Any:
-    """A value in its key's type."""
+    """A value, converted to its key's type."""
     if key in OBJECTS:
         return _spec(key, value)
     if key == SECURE:

@@ -1,7 +1,7 @@
-"""Criticism of a deployment's result: one more round, in which every client is asked about the draws.
+"""Criticism of a deployment's result, by one more round in which every client gets the draws.
 
-Leave-one-out and WAIC take sums over a client's rows; influence takes each client's log-likelihood at every draw, which
-is what the audit takes too.
+For leave-one-out and WAIC a client sends sums over its rows. For influence it sends its log-likelihood at every draw,
+as for the audit.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from pyro_fed.ops.entries import evenly
 from pyro_fed.runtime.executors import Work
 from pyro_fed.runtime.executors.base import LOG_LIK, MOST_DRAWS
 
-#: What an operator reads, as in `server`.
+#: The log that the operator reads, as in `server`.
 LOG = logging.getLogger("flwr")
-#: Names of the result's groups.
+#: Names of the groups in the result.
 GROUP, INFLUENCE = "loo", "influence"
-#: What it says of all rows, by its attributes.
+#: The figures about all rows, which are attributes of the group `loo`.
 OF_ALL = ("elpd_loo", "se", "p_loo", "n_samples", "n_data_points", "good_k", "warning")
 
 
 def check_leaving_out(
     federation: Elsewhere, site: str | None, secure: SecAgg | None, combination: Any, what: str = GROUP
 ) -> None:
-    """Refuse, before the run, what could not be asked after it.
+    """Refuse before the run a criticism that would not be possible after it.
 
     Args:
         federation: the clients.
-        site: the observed site; "" for the only one, None where none is meant.
-        secure: of the run.
-        combination: of the run.
-        what: is to be asked.
+        site: the observed site; "" for the only one, None if the criticism needs none.
+        secure: the run's secure aggregation, or None.
+        combination: the run's combination, or None.
+        what: name of the criticism, "loo" or "influence".
 
     Raises:
-        SettingError: secure aggregation or differential privacy, which clients' own sums would break.
+        SettingError: the run has secure aggregation or differential privacy, which single clients' sums would break.
         DataError: there is no such observed site, or there are several.
     """
     if secure is not None or isinstance(combination, Private):
@@ -61,19 +61,19 @@ def check_leaving_out(
 
 
 def with_loo(result: Any, federation: Elsewhere, executor: Flower, site: str) -> Any:
-    """The result with the group `loo`: `elpd`, `p`, `rows`, Pareto k and WAIC by client, of all as attributes.
+    """The result with the group `loo`: `elpd`, `p`, `rows`, Pareto k and WAIC by client, and of all rows as attributes.
 
-    Where it cannot be had, the result is as it was, with the reason in the attribute `no_loo` and the log.
+    If that is not possible, the result is returned as it is, with the reason in its attribute `no_loo` and in the log.
 
     Args:
-        result: of `run`.
-        federation: its clients.
-        executor: over which they are asked.
+        result: result of `run`.
+        federation: the clients.
+        executor: asks the clients.
         site: the observed site; "" for the only one.
     """
     try:
         found, wide = loo_and_waic(result, federation, var_name=site or None, executor=executor)
-    except PyroFedError as error:  # the run is not lost for it
+    except PyroFedError as error:  # the run's result is kept
         result.attrs["no_loo"] = str(error)
         LOG.error("No leave-one-out: %s", error)
         return result
@@ -85,12 +85,15 @@ def with_loo(result: Any, federation: Elsewhere, executor: Flower, site: str) ->
 
 
 def with_influence(result: Any, federation: Elsewhere, executor: Flower) -> Any:
-    """The result with the group `influence`, as of `pf.influence`: by its sites, or by what clients say of its draws.
+    """The result with the group `influence`, as `pf.influence` has it: by sites, or by log-likelihoods at the draws.
+
+    If that is not possible, the result is returned as it is, with the reason in its attribute `no_influence` and in the
+    log.
 
     Args:
-        result: of `run`.
-        federation: its clients.
-        executor: over which they are asked.
+        result: result of `run`.
+        federation: the clients.
+        executor: asks the clients.
     """
     run_by = result.attrs.get("chosen", result.attrs.get("algorithm"))
     try:
@@ -98,7 +101,7 @@ def with_influence(result: Any, federation: Elsewhere, executor: Flower) -> Any:
             found = influence(result)
         else:
             found = _asked(result, federation, executor)
-    except PyroFedError as error:  # the run is not lost for it
+    except PyroFedError as error:  # the run's result is kept
         result.attrs["no_influence"] = str(error)
         LOG.error("No influence: %s", error)
         return result
@@ -106,7 +109,7 @@ def with_influence(result: Any, federation: Elsewhere, executor: Flower) -> Any:
 
 
 def _asked(result: Any, federation: Elsewhere, executor: Flower) -> xr.Dataset:
-    """By the clients' log-likelihoods at the draws."""
+    """The clients' influence by their log-likelihoods at the draws."""
     problem, clients = federation.problem, list(range(federation.num_clients))
     draws = checked_draws(result, federation)
     draws = draws[evenly(len(draws), MOST_DRAWS)]

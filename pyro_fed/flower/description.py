@@ -1,4 +1,4 @@
-"""What the server learns of a client's data: how many rows, of which shapes and dtypes; never a value."""
+"""What a client tells the server about its data: the number of rows, their shapes and dtypes, and no values."""
 
 from __future__ import annotations
 
@@ -18,26 +18,27 @@ from pyro_fed.errors import ProtocolError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.federation.groups.naming import groups_alone
 
-#: Longest description that is read, in characters, and the most rows that a client may say it has.
+#: Longest description that is read, in characters; and the most rows that a client may claim to have.
 MAX_TEXT, MAX_ROWS = 100_000, 10**12
-#: Numbers that one row may have, over all arguments: the server makes one up.
+#: The most numbers in one row, over all arguments: the server makes up such a row.
 MAX_ROW_NUMBERS = 10**7
 
 
 @dataclass(frozen=True)
 class Description:
-    """A client, in its own words.
+    """A client's description of itself.
 
     Attributes:
-        name: the client's.
-        num_rows: its rows.
-        rows: the arguments split by rows: name → (shape of a row, dtype).
-        nested: of a plate of groups, whose `rows` are these: nested plate → the same of its arguments, the one that
-            says to which group a row belongs first.
-        order: all of the model's arguments, where those above and the number of groups are all; else empty.
-        sites: latent sites: name → shape.
-        labels: arguments of text or categories: name → hash of what its codes stand for.
-        version: of pyro_fed.
+        name: the client's name.
+        num_rows: its number of rows; for a plate over groups, of groups.
+        rows: the arguments that are split by rows: name → (shape of a row, dtype).
+        nested: for a plate over groups, the arguments of each nested plate: plate → name → (shape of a row, dtype). The
+            first one says to which group a row belongs.
+        order: names of all of the model's arguments, if they are those in `rows` and `nested` and the number of groups;
+            else empty.
+        sites: the model's latent sites: name → shape.
+        labels: arguments of text or categories: name → hash of the labels for which their codes stand.
+        version: version of pyro_fed.
     """
 
     name: str
@@ -51,7 +52,12 @@ class Description:
 
     @classmethod
     def of(cls, name: str, federation: Federation) -> Description:
-        """That of a federation's only client."""
+        """The description of a federation's only client.
+
+        Args:
+            name: the client's name.
+            federation: the client's model and rows.
+        """
         problem = federation.problem
         arguments = problem.arguments
         shapes = {
@@ -69,19 +75,23 @@ class Description:
         return cls(name, federation.num_rows, rows, nested, order, sites, label_digests(problem), VERSION)
 
     def to_record(self) -> ConfigRecord:
-        """As Flower sends it."""
+        """The description as a record of Flower."""
         return ConfigRecord({"description": json.dumps(asdict(self))})
 
     @classmethod
     def from_record(cls, record: Any) -> Description:
-        """What `to_record` wrote.
+        """The description in a record that `to_record` has made.
+
+        Args:
+            record: Flower's.
 
         Raises:
-            ProtocolError: anything else.
+            ProtocolError: a record that `to_record` would not make.
         """
         text = record.get("description")
         if not isinstance(text, str) or len(text) > MAX_TEXT:
-            raise ProtocolError(f"a description is text of at most {MAX_TEXT} characters")
+            found = f"{len(text):,} characters" if isinstance(text, str) else type(text).__name__
+            raise ProtocolError(f"a description is text of at most {MAX_TEXT:,} characters, received {found}")
         try:
             self = cls(**json.loads(text))
             self._check()
@@ -92,26 +102,34 @@ class Description:
     def _check(self) -> None:
         check_client_id(self.name)
         if type(self.num_rows) is not int or not 0 < self.num_rows <= MAX_ROWS:
-            raise ProtocolError(f"client {self.name}: num_rows must be a whole number, received {self.num_rows!r:.80}")
+            raise ProtocolError(
+                f"client {self.name}: num_rows must be a whole number from 1 to {MAX_ROWS}, received "
+                f"{self.num_rows!r:.80}"
+            )
         numbers = 0
         for shape, dtype in [each for part in (self.rows, *self.nested.values()) for each in part.values()]:
             if not all(type(size) is int and 0 <= size < MAX_TEXT for size in shape) or len(shape) > 8:
-                raise ProtocolError(f"client {self.name}: not the shape of a row: {shape!r:.80}")
+                raise ProtocolError(
+                    f"client {self.name}: the shape of a row must be at most 8 whole numbers below {MAX_TEXT}, "
+                    f"received {shape!r:.80}"
+                )
             if not isinstance(getattr(torch, dtype, None), torch.dtype):
-                raise ProtocolError(f"client {self.name}: unknown dtype {dtype!r:.80}")
+                raise ProtocolError(
+                    f"client {self.name}: a dtype must be one of torch's, such as 'float64', received {dtype!r:.80}"
+                )
             numbers += math.prod(shape)
         if not all(isinstance(label, str) for label in self.order):
-            raise ProtocolError(f"client {self.name}: not the names of arguments: {self.order!r:.80}")
+            raise ProtocolError(f"client {self.name}: order must be names of arguments, received {self.order!r:.80}")
         if not all(isinstance(part, str) for each in self.labels.items() for part in each):
-            raise ProtocolError(f"client {self.name}: not hashes of labels: {self.labels!r:.80}")
+            raise ProtocolError(f"client {self.name}: labels must be hashes by name, received {self.labels!r:.80}")
         if numbers > MAX_ROW_NUMBERS:
             raise ProtocolError(
-                f"client {self.name}: a row of {numbers:.3g} numbers, expected at most {MAX_ROW_NUMBERS:.0e}"
+                f"client {self.name}: a row has {numbers:.3g} numbers, expected at most {MAX_ROW_NUMBERS:.0e}"
             )
 
 
 def _numbers(federation: Federation) -> list[str]:
-    """Whole numbers among the arguments of a model of groups that are the number of groups, so that one alone has 1."""
+    """Names of the arguments that are the number of groups: they are 1 for one group alone."""
     problem = federation.problem
     arguments = problem.arguments
     if not arguments.nested_plates or not federation.num_rows:

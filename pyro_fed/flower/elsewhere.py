@@ -1,4 +1,4 @@
-"""The server's side of clients that keep their rows: their descriptions, and one made-up row to run the prior with."""
+"""The server's federation in a deployment: the clients' descriptions, and one made-up row to run the model with."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from pyro_fed.flower.description import Description
 
 
 class Elsewhere(Claimed):
-    """A federation whose rows are at the clients: the server has one made-up row, to run the model's prior.
+    """A federation whose rows are at the clients. The server has one made-up row, with which it runs the model's prior.
 
     Args:
         model: the Pyro model.
-        plate: its partitioned plate.
-        clients: descriptions, which must agree.
-        template: the model's positional arguments with one made-up row; by default that row is all ones, which is in
-            the support of nearly every likelihood, and a number of a category where there are two or more. Of groups
-            with rows of their own: one group with one such row in each nested plate.
+        plate: name of the partitioned plate.
+        clients: the clients' descriptions, which must agree.
+        template: the model's positional arguments with one made-up row; for groups with rows of their own, one group
+            with one row in each nested plate. By default the row consists of ones, which are in the support of nearly
+            every likelihood.
 
     Raises:
         DataError: descriptions that differ, or the same name twice.
@@ -43,7 +43,10 @@ class Elsewhere(Claimed):
             _check_like(first, other)
         names = [client.name for client in clients]
         if len(set(names)) < len(names):
-            raise DataError(f"client names must differ, received {sorted(names)}: two nodes have one partition-id")
+            raise DataError(
+                f"client names must differ, received {sorted(names)}: two nodes have the same name or partition-id. "
+                "Give each node its own by --node-config"
+            )
         arguments = flatten(model, self._template(first, template), None)
         if first.nested:
             rows_of = {part: tuple(columns) for part, columns in first.nested.items()}
@@ -58,13 +61,16 @@ class Elsewhere(Claimed):
         self.problem = replace(self.problem, num_rows=sum(client.num_rows for client in clients))
         sites = {name: list(site.shape) for name, site in self.problem.sites.items()}
         if sites != first.sites:
-            raise ModelError(f"client {first.name} has a model with sites {first.sites}, the server's has {sites}")
+            raise ModelError(
+                f"client {first.name} has a model with sites {first.sites}, the server's has {sites}: give both the "
+                "same model file"
+            )
 
     def client_data(self, clients: Sequence[int] | None = None) -> ClientData:
-        """The made-up row in the place of each client's rows: index (C, 1), with the numbers that they say, (C,).
+        """The made-up row in place of each client's rows: index (C, 1), num_rows (C,) as the clients claim.
 
         Args:
-            clients: their numbers; all by default.
+            clients: the clients' numbers; by default all.
         """
         chosen = torch.arange(self.num_clients) if clients is None else torch.as_tensor(clients, dtype=torch.int64)
         device = self.problem.rows[0].device
@@ -72,7 +78,7 @@ class Elsewhere(Claimed):
         return ClientData(self.problem.rows, index, self.claimed[chosen].to(device))
 
     def pooled_data(self) -> ClientData:
-        """The made-up row in the place of all; the executor refuses algorithms that ask for it."""
+        """The made-up row in place of all rows; the executor refuses algorithms that use pooled data."""
         index = torch.zeros(1, 1, dtype=torch.int64, device=self.problem.rows[0].device)
         return ClientData(self.problem.rows, index, self.claimed.sum()[None].to(index.device))
 
@@ -80,7 +86,10 @@ class Elsewhere(Claimed):
         if template is not None:
             return template
         if not first.order:
-            raise ModelError("the model has arguments that are not split by rows: pass template= to server_app")
+            raise ModelError(
+                "the model has arguments that are not split by rows, which the server cannot make up: pass template= "
+                "to server_app, the model's arguments with one made-up row"
+            )
         owners = {next(iter(columns)) for columns in first.nested.values()}
         shapes = {name: each for part in (first.rows, *first.nested.values()) for name, each in part.items()}
         made = {
@@ -94,7 +103,10 @@ def _check_like(first: Description, other: Description) -> None:
     for what in ("version", "rows", "nested", "sites"):
         mine, theirs = getattr(first, what), getattr(other, what)
         if mine != theirs:
-            raise DataError(f"clients {first.name} and {other.name} differ in {what}: {mine} and {theirs}")
+            raise DataError(
+                f"clients {first.name} and {other.name} differ in {what}: {mine} and {theirs}. All clients need the "
+                "same version, model, and columns of the same dtypes"
+            )
     if first.labels != other.labels:
         odd = [name for name in {**first.labels, **other.labels} if first.labels.get(name) != other.labels.get(name)]
         raise DataError(f"clients {first.name} and {other.name} have other labels of {listed(odd)}: {LABELS_CURE}")

@@ -30,9 +30,9 @@ from pyro_fed.runtime.messages import Header, Mailbox, Spec, decode, spec_of
 from pyro_fed.runtime.messages.expected import expected_reply
 from pyro_fed.runtime.messages.header import Entry
 
-#: Longest part of a client's error that the record keeps.
+#: The most characters of a client's error that the record keeps.
 MAX_REASON = 300
-#: Why a client takes no part whose state is nowhere.
+#: Why a client whose state is lost takes no part.
 NOWHERE = (
     "has lost its state, since its node was started anew, and the server has no copy: it takes part again in the next "
     "phase, if there is one. A run with checkpoint= keeps copies"
@@ -42,17 +42,17 @@ NOWHERE = (
 class Flower(Remote):
     """Clients behind Flower's Grid.
 
-    A client whose node is gone is out of the round. Back again, under the same number or another, it takes part by its
-    name. The state that its node has lost comes from the server's copy, which follows every reply where `copies` are
-    kept, and otherwise is that of the phase's beginning; a client that has changed it since stays away until the next
-    phase, since another state would put its rows into the answer twice.
+    A client whose node is gone is left out of the round. When it comes back, under the same node number or another, it
+    is recognised by its name. Its node has lost the client's state, which then comes from the server's copy. With
+    `copies` that is the state after the last reply. Otherwise it is the state at the phase's beginning; a client that
+    has changed its state since stays away until the next phase, since its rows would be counted twice with the old one.
 
     Args:
-        grid: Flower's.
+        grid: Flower's Grid.
         roll: the clients, and the node of each.
-        timeout: seconds that a client has for a round, compilation included.
-        copies: whether clients send their new states along with their replies.
-        secure: sums in place of messages, for algorithms that ask for no more.
+        timeout: seconds that a client has for a round, with compilation.
+        copies: whether clients send their new states with their replies.
+        secure: settings of secure aggregation; None: without it.
 
     Raises:
         SettingError: a `timeout` that is not positive.
@@ -70,14 +70,17 @@ class Flower(Remote):
         self.mailbox, self.secure = Mailbox(), secure
 
     def prepare(self) -> None:
-        """No reply has been seen.
+        """Begin a phase.
 
         Raises:
-            SettingError: the algorithm needs the pooled data, or more than sums where these are all there is.
+            SettingError: the algorithm needs pooled data, or more than sums although there is secure aggregation.
         """
         if isinstance(self.algorithm, Pooled):
             name = type(self.algorithm).__name__
-            raise SettingError(f"{name} needs all rows in one place, which Flower does not bring")
+            raise SettingError(
+                f"{name} needs all rows in one place, and over Flower they stay at the clients: take FedEP, or run "
+                f"{name} on pooled data by pf.run"
+            )
         if self.secure is not None:
             check_secure([self.algorithm])
         super().prepare()
@@ -89,21 +92,21 @@ class Flower(Remote):
 
     @property
     def sums_alone(self) -> bool:
-        """With secure aggregation."""
+        """Whether there is secure aggregation."""
         return self.secure is not None
 
     def worker_of(self, client: int) -> int:
-        """Each client is its own."""
+        """Each client is a worker of its own."""
         return client
 
     def execute(self, work: Work) -> Reply:
-        """A round's work; states that clients have made wait here too, where copies are kept."""
+        """Do a round's work; copies of the clients' new states are kept until `settle`."""
         if work.round != self._round:
             self._made = {}
         return super().execute(work)
 
     def settle(self, taken: Tensor, told: State) -> None:
-        """The verdict is sent with the next request, and followed at once where copies are kept."""
+        """Note the verdict for the clients' next requests, and apply it to the copies of their states."""
         super().settle(taken, told)
         made = [one for several in self._made.values() for one in several]
         keep(self.algorithm, self.local, made, taken, told)
@@ -113,7 +116,7 @@ class Flower(Remote):
             self._keep_said(taken)
 
     def _keep_said(self, taken: Tensor) -> None:
-        """What clients keep of what they have sent, as far as sums tell: nobody asks them for more."""
+        """Write stand-ins for what clients keep of their messages into the states: clients are never asked for them."""
         whose = {slot: client for client, slots in self._asked.items() for slot in slots}
         for slot in taken.tolist():
             client = whose[slot]
@@ -122,7 +125,7 @@ class Flower(Remote):
             self._changed.discard(client)
 
     def travelled(self, clients: list[int]) -> tuple[np.ndarray, np.ndarray] | None:
-        """What the exchanges of secure aggregation took, where there were any."""
+        """The bytes of secure aggregation's exchanges; None without it."""
         if self._carried is None:
             return None
         down, up = (
@@ -131,15 +134,15 @@ class Flower(Remote):
         return down, up
 
     def revived(self, workers: list[int]) -> list[int]:
-        """Clients that have lost their states, which are here."""
+        """The clients among some that have lost their states, which are known here."""
         again = [client for client in workers if client in self._lost]
         self._lost -= set(again)
         return again
 
     def exchange(self, requests: Mapping[int, Request]) -> dict[int, Any]:
-        """All clients at once; replies are matched by message id, and what is late is dropped.
+        """Ask all clients at once. Replies are matched by Flower's message id; late ones are dropped.
 
-        Nodes that nobody knows are asked who they are by the way, and take part from the next exchange on.
+        Before that, unknown nodes are asked for their descriptions, if a client is away.
         """
         nodes = self._nodes(requests)
         if self.secure is not None:
@@ -161,19 +164,19 @@ class Flower(Remote):
         return answers
 
     def _beginning(self, client: int) -> WorkerPhase | None:
-        """The phase; with every request where clients keep nothing, so that one that was started anew knows it."""
+        """The phase, until the client has answered in it; with secure aggregation, which keeps no states, always."""
         if self.secure is not None:
             self._begun.discard(client)
         return super()._beginning(client)
 
     def _nodes(self, requests: Mapping[int, Request]) -> dict[int, int]:
-        """The nodes of those clients that are there."""
+        """The nodes of the clients that are connected, by client."""
         online = self._present(requests)
         nodes = {client: self.roll.nodes[client] for client in requests}
         return {client: node for client, node in nodes.items() if node is not None and node in online}
 
     def _summed(self, requests: Mapping[int, Request], nodes: Mapping[int, int], secure: SecAgg) -> dict[int, Any]:
-        """Answers that have the sums of the clients' own, which nobody but they has seen."""
+        """Stand-ins for the clients' answers, whose sum was found by secure aggregation."""
         answers: dict[int, Any] = dict.fromkeys(requests, GONE)
         if len(nodes) < FEWEST:
             return answers | dict.fromkeys(nodes, f"is one of {len(nodes)}: a sum of fewer than {FEWEST} hides nobody")
@@ -200,7 +203,7 @@ class Flower(Remote):
         return answers | found.failures | self._stand_ins(first, found)
 
     def _stand_ins(self, request: Request, found: Summed) -> dict[int, Any]:
-        """A reply for each client in a sum, so that the replies have the sum."""
+        """A stand-in for the reply of each client in a sum; together they have that sum."""
         if not found.clients:
             return {}
         if request.indicator is not None:
@@ -216,9 +219,9 @@ class Flower(Remote):
         return {client: Reply(one, {}) for client, one in zip(found.clients, messages, strict=True)}
 
     def _present(self, requests: Mapping[int, Request]) -> dict[int, str]:
-        """The nodes that are connected, those that have come back in their clients' places.
+        """The connected nodes, after nodes that have come back were given their clients' places.
 
-        An algorithm that cannot do without a client waits for it here.
+        If the algorithm needs all clients, this waits for those that are away, for up to `timeout` seconds.
         """
         end = time.monotonic() + self.timeout
         while True:
@@ -230,7 +233,7 @@ class Flower(Remote):
             time.sleep(LOOK_EVERY)
 
     def _take_in(self, online: Mapping[int, str]) -> None:
-        """Ask nodes that nobody knows who they are, if a client is away."""
+        """If a client is away, ask unknown nodes for their descriptions, and give them their clients' places."""
         if all(node in online for node in self.roll.nodes):
             return
         new = self.roll.unknown(online)
@@ -279,7 +282,7 @@ class Flower(Remote):
         return self.copies and bool(self.local) and request.work is not None and request.indicator is None
 
     def _answer(self, client: int, request: Request, reply: Message | str) -> Any:
-        """What a client answered, or in a sentence why it did not."""
+        """A client's answer, or a clause that says why there is none."""
         if reply == ANEW:
             return self._without_state(client, ANEW)
         if isinstance(reply, str):
@@ -291,14 +294,14 @@ class Flower(Remote):
                 return self._without_state(client, "has lost its state")
             return self._decoded(client, request, bytes_of(reply.content))
         except ProtocolError as error:
-            return f"sent what is no reply: {error!s:.{MAX_REASON}}"
+            return f"sent something that is not a reply: {error!s:.{MAX_REASON}}"
 
     def _failed(self, reply: Message) -> str:
-        """Why a reply is none."""
+        """A clause on a reply that is an error of Flower or of the client."""
         return f"failed: {reply.error.reason!s:.{MAX_REASON}} (Flower's code {reply.error.code})"
 
     def _without_state(self, client: int, reason: str) -> str:
-        """Have a client asked again, with the server's copy of its state, if there is one."""
+        """A clause on a client without its state, which is asked again if the server has a copy of that."""
         if not self.restorable(client):
             return NOWHERE
         self._lost.add(client)
@@ -320,11 +323,11 @@ class Flower(Remote):
         return Reply(within(message.tensors, "messages"), within(message.tensors, "info"))
 
     def _spec(self, client: int, request: Request) -> Spec:
-        """What this reply must look like."""
+        """The shapes and dtypes that this client's reply must have."""
         at = self.at([client])
         if request.work is None:
             known = spec_of(prefixed("local", select(self.local, at)))
-            grown = {} if self._expected is None else self._expected[2]  # what clients keep of a round may be more
+            grown = {} if self._expected is None else self._expected[2]  # states may have grown in a round
             new = {f"local.{name}": Entry((1, *entry.shape), entry.dtype) for name, entry in grown.items()}
             return known | {name: entry for name, entry in new.items() if name in known}
         if request.indicator is not None:
@@ -340,7 +343,7 @@ class Flower(Remote):
         }
 
     def _report(self, request: Request) -> State:
-        """A report on the server's made-up row, for its shapes."""
+        """An answer to the request's question on the server's made-up row, for its shapes and dtypes."""
         shared, indicator = narrowed(request.work, Work).shared, narrowed(request.indicator, str)
         if indicator == LOG_LIK:
             return {LOG_LIK: torch.zeros(shared["draws"].shape[:2], dtype=torch.float64)}

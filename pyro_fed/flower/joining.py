@@ -1,9 +1,9 @@
-"""Who takes part: the clients of a run by their names, the node that each is at, and nodes that come back.
+"""The clients of a run, the Flower node of each, and nodes that come back.
 
-A client is its name. The node that it is at may change: Flower numbers nodes without a registered key anew whenever
-they start. So a node that the run does not know is asked to describe itself, and takes the place of the client of that
-name, if that one's own node is gone and the two descriptions agree. Who was there when a run began is kept beside its
-checkpoint, so that it can be resumed while some are away.
+A client is identified by its name. Its node may change: Flower gives nodes without a registered key a new number
+whenever they start. So a node that the run does not know is asked to describe itself. It takes the place of the client
+with that name if that client's own node is gone, and the two descriptions agree. The list of clients is saved with the
+checkpoint, so that a run can be resumed while some of them are away.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from pyro_fed.flower.post import Post
 from pyro_fed.flower.wire import SETTINGS, record_of
 
 LOG = logging.getLogger("flwr")
-#: The file beside the states of a checkpoint, and the most that is read of it.
+#: Name of the file with the clients in a checkpoint's folder, and its largest size in bytes.
 CLIENTS, MAX_BYTES = "clients.json", 10**8
-#: Seconds between two looks for clients.
+#: Seconds from one request for Flower's list of nodes to the next, while clients are waited for.
 LOOK_EVERY = 0.5
 
 
 @dataclass
 class Roll:
-    """The clients of a run, and where they are.
+    """The clients of a run, and their nodes.
 
     Args:
-        clients: what they say of themselves, in the order of their numbers.
-        nodes: the node of each; None while it has not joined.
-        strangers: nodes that have been asked, and belong to no client.
+        clients: their descriptions, in the order of their numbers.
+        nodes: the node of each client; None while it has not joined.
+        strangers: nodes that were asked for a description, and belong to no client.
     """
 
     clients: list[Description]
@@ -46,7 +46,7 @@ class Roll:
     strangers: set[int] = field(default_factory=set)
 
     def __str__(self) -> str:
-        """The names, and who is away."""
+        """The clients' names, and which of them are away."""
         away = [client.name for client, node in zip(self.clients, self.nodes, strict=True) if node is None]
         names = ", ".join(client.name for client in self.clients)
         return names + (f"; away: {', '.join(away)}" if away else "")
@@ -58,10 +58,10 @@ class Roll:
 
     @classmethod
     def kept(cls, folder: Path) -> Roll | None:
-        """The clients of the run whose checkpoint is in a folder; None where the folder does not say.
+        """The clients of the run whose checkpoint is in a folder; None if the folder has no list of them.
 
         Raises:
-            CheckpointError: the file is none that `keep` wrote.
+            CheckpointError: the list cannot be read.
         """
         path = folder / CLIENTS
         try:
@@ -72,11 +72,14 @@ class Roll:
                 Description.from_record({"description": json.dumps(one)}) for one in plain if isinstance(one, dict)
             ]
         except (ProtocolError, OSError, ValueError, TypeError, RecursionError) as error:
-            raise CheckpointError(f"{path} does not say who the clients are: {error}") from error
+            raise CheckpointError(
+                f"{path} cannot be read as the list of the run's clients: {error}. Run from the start, with another "
+                "folder"
+            ) from error
         return cls(clients, [None] * len(clients)) if clients else None
 
     def keep(self, folder: Path) -> None:
-        """Write the clients beside the states that are to come; those of a run that is there already stay.
+        """Write the list of clients into a checkpoint's folder, unless the folder has states already.
 
         Raises:
             CheckpointError: the file cannot be written.
@@ -92,19 +95,19 @@ class Roll:
             raise CheckpointError(f"nothing can be written to {folder}: {error}; choose another folder") from error
 
     def unknown(self, online: Collection[int]) -> list[int]:
-        """Connected nodes that nobody has asked who they are."""
+        """The connected nodes that belong to no client and were not asked for a description yet."""
         return [node for node in online if node not in self.nodes and node not in self.strangers]
 
     def place(self, node: int, found: Description | str, online: Collection[int]) -> int | None:
-        """Take a node in as the client whose name it has.
+        """Give a node the place of the client whose name it has.
 
         Args:
-            node: one that was unknown.
-            found: what it says of itself, or why it does not.
+            node: the node's number.
+            found: its description, or a sentence that says why there is none.
             online: the nodes that are connected.
 
         Returns:
-            The client's number; None where it is none of the run's, which the log tells.
+            The client's number; None if the node cannot be taken in, for a reason that is logged.
         """
         objection = found if isinstance(found, str) else self._objection(found, online)
         if isinstance(found, str) or objection:
@@ -136,17 +139,17 @@ def joined(
 
     Args:
         grid: Flower's.
-        num_clients: how many to wait for.
-        min_clients: a run that is resumed goes on without the others where so many are there when the wait ends.
+        num_clients: number of clients to wait for.
+        min_clients: a resumed run goes on without the others if at least so many are there when the wait ends.
         wait: seconds to wait at most.
         timeout: seconds that a client has to describe itself.
-        known: the clients of the run that is resumed.
+        known: the clients of the run that is resumed; None for a new run.
 
     Returns:
-        The clients in the order of their names; of a run that is resumed in the order that they had.
+        The clients, in the order of their names; for a resumed run in the order that they had.
 
     Raises:
-        QuorumError: too few clients have joined in time, or one does not say who it is.
+        QuorumError: too few clients have joined in time, or one has not described itself.
         SettingError: the run that is resumed has another number of clients.
     """
     post = Post(grid)
@@ -182,11 +185,11 @@ def joined(
 
 
 def described(post: Post, nodes: Collection[int], timeout: float) -> dict[int, Description | str]:
-    """What nodes say of themselves, or in a clause why one does not.
+    """The descriptions of nodes, by node; in place of a missing one, a clause that says why.
 
     Args:
-        post: the Grid.
-        nodes: their numbers.
+        post: Flower's Grid.
+        nodes: the nodes' numbers.
         timeout: seconds that they have.
     """
     found = post.exchange({node: question(node, timeout) for node in nodes}, timeout)
@@ -194,12 +197,12 @@ def described(post: Post, nodes: Collection[int], timeout: float) -> dict[int, D
 
 
 def question(node: int, timeout: float) -> Message:
-    """The message that asks a node who it is."""
+    """The message that asks a node for its description."""
     return Message(RecordDict({SETTINGS: ConfigRecord({})}), node, MessageType.QUERY, ttl=timeout)
 
 
 def description_in(answer: Message | str) -> Description | str:
-    """A node's description, or why there is none."""
+    """The description in a node's answer, or a clause that says why there is none."""
     if isinstance(answer, str):
         return f"did not describe itself: it {answer}"
     if answer.has_error():

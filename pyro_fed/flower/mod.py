@@ -1,4 +1,4 @@
-"""The part of secure aggregation that every message to a client passes: Flower's own mod for those of its protocol."""
+"""The mod of secure aggregation, through which every message to a client passes."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Callable
 
 from flwr.app import Context, Message
 
-#: Flower's record of the protocol in a message.
+#: Name of the record by which Flower marks messages of its secure aggregation.
 PROTOCOL = "secaggplus_configs"
 
 
 def handed_on(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
-    """Flower's mod for messages of its protocol; others pass.
+    """Handle messages of secure aggregation by Flower's own mod, and hand others on to the app.
 
     Args:
-        message: what came.
-        context: the client's.
+        message: the message.
+        context: the client's context.
         call_next: the app.
     """
     if not asks_for_a_sum(message):
@@ -26,5 +26,5 @@ def handed_on(message: Message, context: Context, call_next: Callable[[Message, 
 
 
 def asks_for_a_sum(message: Message) -> bool:
-    """Whether it belongs to the protocol."""
+    """Whether a message belongs to secure aggregation."""
     return message.has_content() and PROTOCOL in message.content

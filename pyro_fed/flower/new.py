@@ -1,4 +1,4 @@
-"""A directory that `flwr run` can run: a model's file, a recipe's, and two short apps of one's own."""
+"""Writes a folder that `flwr run` can run: a model's file, a recipe's file, and two short apps to be edited."""
 
 from __future__ import annotations
 
@@ -104,24 +104,26 @@ def write_app(folder: Path, model: str, chosen: str, clients: int) -> Path:
     """Write an app.
 
     Args:
-        folder: where; it must not exist, or be empty. Its name becomes the app's.
+        folder: the folder; it must not exist, or be empty. The app gets its name.
         model: the model's file, or its name in the library.
-        chosen: the recipe's, likewise.
-        clients: how many the server waits for, unless it is told otherwise.
+        chosen: the recipe's file, or its name in the library.
+        clients: number of clients that the server waits for by default.
 
     Returns:
-        the folder.
+        The folder.
 
     Raises:
-        SettingError: the folder holds something, its name is none for an app or a package's, or the recipe cannot be
-            read.
+        SettingError: the folder is not empty, its name cannot be an app's, or the recipe cannot be read.
         ModelError: there is no such model.
+
+    Example:
+        >>> write_app(Path("my-app"), "logistic_regression", "fedep", clients=2)
     """
     model_file, checked = library.find_model(model), recipe.load(chosen)
     library.load_model(model_file, with_data=False)
     package = _package(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise SettingError(f"{folder} is there already: choose another folder")
+        raise SettingError(f"{folder} exists already and is not an empty folder: choose another one")
     (folder / package).mkdir(parents=True)
     description = f"{checked.name} on {model_file.stem}, by pyro_fed"
     text = {
@@ -142,10 +144,10 @@ def write_app(folder: Path, model: str, chosen: str, clients: int) -> Path:
 
 
 def _package(folder: Path) -> str:
-    """The app's package, named like its folder.
+    """The name of the app's package, which is the folder's.
 
     Raises:
-        SettingError: the name is none, or that of something that the package would hide, or be hidden by.
+        SettingError: a package cannot have that name, or another package has it already.
     """
     package = folder.resolve().name.replace("-", "_")
     if not re.fullmatch(r"[a-z][a-z0-9_]*", package):
@@ -163,7 +165,7 @@ def _package(folder: Path) -> str:
 
 
 def _is_installed(package: str, folder: Path) -> bool:
-    """Whether Python finds a module of that name elsewhere than in the folder, which may be empty and found by it."""
+    """Whether Python finds a module of that name outside the folder; the folder itself may be found if it is empty."""
     spec = importlib.util.find_spec(package)
     if spec is None:
         return False

@@ -1,7 +1,8 @@
-"""Messages over Flower's Grid, and who is there to answer them.
+"""Messages over Flower's Grid, and the nodes that are connected.
 
-Flower's own `send_and_receive` looks for replies every three seconds and waits for all. Here they are looked for more
-often, and the wait ends early for a node that has gone, or that was started anew and so has lost what it was asked.
+Flower's own `send_and_receive` looks for replies every three seconds, and waits for all of them. Here replies are
+looked for more often. The wait for a node ends early if the node has gone, or was restarted and so has lost its
+message.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from collections.abc import Mapping
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-#: The most seconds from one look for replies to the next. To look is one small request.
+#: The longest time from one look for replies to the next, in seconds. A look is one small request.
 LOOK_EVERY = 0.2
-#: The least. Before the most is reached, the next look comes after a tenth of the time that has been waited: a quick
-#: round ends at most a tenth late, and a long one costs few looks.
+#: The next look comes after the share `LOOK_AFTER` of the time waited so far, at least `LOOK_SOONEST` and at most
+#: `LOOK_EVERY` seconds: a quick round ends at most a tenth late, and a long one takes few looks.
 LOOK_SOONEST, LOOK_AFTER = 0.01, 0.1
-#: Seconds from one look at the nodes to the next.
+#: Seconds from one request for the list of nodes to the next.
 WATCH_EVERY = 3.0
 
 
@@ -32,25 +33,25 @@ class Post:
         self.grid = grid
 
     def online(self) -> dict[int, str]:
-        """The nodes that are connected, and when each was started last, as far as Flower says it."""
+        """The connected nodes, with the time at which each was last started, if Flower tells it."""
         return {node.node_id: str(getattr(node, "last_activated_at", "")) for node in self.grid.get_nodes()}
 
     def exchange(self, messages: Mapping[int, Message], timeout: float) -> dict[int, Message | str]:
         """Send a message to each of some nodes, and wait for the replies.
 
         Args:
-            messages: by any key.
+            messages: the messages, by any key.
             timeout: seconds to wait at most.
 
         Returns:
-            The replies, or in a sentence why there is none, by the same keys.
+            The replies by the same keys; in place of a missing one, a clause that says why.
         """
         if not messages:
             return {}
         before = self.online()
         sent = list(messages)
         ids = list(self.grid.push_messages(list(messages.values())))
-        if len(ids) != len(sent):  # a grid that leaves out what it has not taken
+        if len(ids) != len(sent):  # some grids return no ids for messages that they have not accepted
             ids = [messages[key].metadata.message_id for key in sent]
         waiting = {identity: key for identity, key in zip(ids, sent, strict=True) if identity}
         found: dict[int, Message | str] = {
@@ -76,7 +77,7 @@ class Post:
         return {key: found.get(key, late) for key in messages}
 
     def _gone(self, messages: Mapping[int, Message], before: Mapping[int, str]) -> dict[int, str]:
-        """Which of the messages nobody will answer, and why."""
+        """The messages that will not be answered, with the reason."""
         now = self.online()
         reasons: dict[int, str] = {}
         for key, message in messages.items():

@@ -1,29 +1,30 @@
 """Secure aggregation over Flower: the server learns the sum of a round's messages, and none of them.
 
-Flower's own SecAgg+ (Bell et al. 2020): every client adds a mask of its own and one with each other client to its
-numbers, whole ones modulo 2³²; the masks between clients cancel in the sum, and the clients' own are put together from
-shares once it is known who has sent. Clients that go before they have sent are left out of the sum; their masks with
-the others are put together likewise.
+**The protocol** is Flower's own SecAgg+ (Bell et al. 2020). Every client adds masks to its numbers, which are whole
+ones modulo 2³²: one mask of its own, and one with each other client. The masks between clients cancel in the sum. The
+clients' own masks are reconstructed from shares, once it is known who has sent. Clients that leave before they have
+sent are left out of the sum; their masks with the others are reconstructed in the same way.
 
-A round's sum is C numbers short of what `combine` is given, so that each client's place is taken by
+**Stand-ins.** The round loop's `combine` takes C messages, and there is only their sum. So each client's message m_k is
+replaced by
 
     m'_k = a + b (w_k - w̄),    Σ_k m'_k = Σ_k m_k,    Σ_k w_k m'_k = Σ_k w_k m_k
 
-with w_k its share of the rows: both sums that an additive algorithm may ask for are those of the messages. Clients
-therefore send m_k and (n_k / n_max) m_k. A flag is set where all clients have set it.
+with w_k the client's share of the rows. Both sums that an additive algorithm may use are then right. For these, clients
+send m_k and (n_k / n_max) m_k. A flag is set if all clients have set it. What clients keep of their messages (sites of
+FedLaplace, whether a client of FedAIS has answered) is replaced by stand-ins too, for a later phase and for a
+checkpoint: the product of all sites is right, and no single one is. Nothing in a result about single clients is
+computed from them.
 
-What clients keep under the name of what they send (FedLaplace's sites, whether FedAIS's client has answered), a phase
-that follows, and a checkpoint, have as the stand-in's: sites whose product is that of the clients' own, and no single
-one. Nothing that a result says of single clients is computed from them.
+**Rounding.** Numbers are rounded to a grid of 2 `largest` / 2³⁰, or coarser with more clients. Both are powers of two,
+so that Flower's random rounding, which would not follow from the seed, changes nothing. A number beyond `largest` fails
+the client.
 
-Numbers are rounded to a grid, twice `largest` over 2³⁰ or less wide; both are powers of two, so that Flower's rounding
-at random, which would not follow from the seed, has nothing to round. A number beyond `largest` fails the client.
-
-What it does not do. The server forwards the clients' keys, and one that forges them reads everything: it is trusted to
-follow the protocol, and may be curious. Flower 1.41 draws masks from a generator with a seed of 32 bits: who has one
-client's masked message, and no limits of work, can search for it; with C clients there are C - 1 such seeds in it.
-Sums of the same clients in many rounds, or with and without one of them, tell of single clients what they tell;
-`Private` bounds that.
+**Limits.** The server forwards the clients' keys; a server that forges them can read everything. It is trusted to
+follow the protocol, but may be curious. Flower 1.41 draws masks from a generator with a seed of 32 bits: with a
+client's masked message and unlimited computation the seed can be searched for; with C clients there are C - 1 such
+seeds in a message. Sums of the same clients in many rounds, or with and without one of them, reveal something about
+single clients; `Private` bounds that.
 """
 
 from __future__ import annotations
@@ -49,25 +50,26 @@ from pyro_fed.flower.mod import PROTOCOL
 from pyro_fed.flower.post import Post
 from pyro_fed.runtime.messages import Spec
 
-#: Flower's record of the protocol in a client's context.
+#: Name of Flower's record of the protocol in a client's context.
 PROTOCOL_STATE = "secaggplus_state"
-#: Sums are modulo 2 to this, and a number has at most so many bits, which Flower holds in 32 with a sign.
+#: Sums are modulo 2 to the power of the first. A number has at most as many bits as the second, since Flower holds it
+#: in 32 bits with a sign.
 MODULUS_BITS, MOST_BITS = 32, 30
-#: Fewer clients than this make no sum that hides them.
+#: The fewest clients whose sum hides each of them.
 FEWEST = 3
-#: Shares of the rows that differ by less, times the clients, are the same.
+#: Shares of the rows count as equal if they differ by less than this, times the number of clients.
 SAME_SHARES = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
 class SecAgg(metaclass=Checked):
-    """Sums by Flower's SecAgg+ in place of messages, for algorithms that ask for no more.
+    """Secure aggregation: sums by Flower's SecAgg+ in place of messages, for algorithms that only need sums.
 
     Args:
-        largest: the largest number that a client may send; it is made a power of two, and numbers are rounded to
-            `largest` / 2²⁹ or coarser: `resolution` says to what.
-        threshold: the share of a round's clients that must stay to its end; so many together could also read another's
-            message with the server's help. More than half in any case.
+        largest: the largest number that a client may send; it is rounded up to a power of two. Numbers are rounded to
+            `largest` / 2²⁹ or coarser, see `resolution`.
+        threshold: the share of a round's clients that must stay to its end, and in any case more than half. So many
+            clients together, with the server's help, could read another client's message.
 
     Raises:
         SettingError: a setting out of its range.
@@ -89,24 +91,24 @@ class SecAgg(metaclass=Checked):
 
     @property
     def limit(self) -> float:
-        """The power of two that numbers are held to."""
+        """The power of two beyond which a number fails the client."""
         return float(2.0 ** math.ceil(math.log2(self.largest)))
 
     def levels(self, clients: int) -> int:
-        """Into how many steps the numbers' range is divided, so that as many clients' sum stays below 2³²."""
+        """The number of steps into which the numbers' range is divided, so that the clients' sum stays below 2³²."""
         return int(2 ** min(MOST_BITS, MODULUS_BITS - math.ceil(math.log2(clients + 1))))
 
     def stay(self, clients: int) -> int:
-        """How many of so many must stay to the round's end: more than half."""
+        """The number of clients that must stay to the round's end, more than half of `clients`."""
         return max(math.ceil(self.threshold * clients), clients // 2 + 1)
 
     def resolution(self, clients: int) -> float:
-        """The step to which a client's numbers are rounded, by half of it at most."""
+        """The step to which a client's numbers are rounded; the error is at most half of it."""
         return 2 * self.limit / self.levels(clients)
 
 
 class Summed(NamedTuple):
-    """A sum, whose it is, and in a clause why others are not in it."""
+    """The sum of some clients' numbers, these clients, and why each other client is not in it."""
 
     total: Tensor
     clients: list[int]
@@ -115,18 +117,18 @@ class Summed(NamedTuple):
 
 @dataclass
 class SecureRound:
-    """One sum, by Flower's workflow.
+    """One sum, by Flower's workflow of four exchanges.
 
     Args:
-        settings: of the protocol.
-        post: the Grid.
-        nodes: of the clients that are asked.
-        contents: what each is asked, which is sent along when the masked numbers are.
-        number: the round's.
-        timeout: seconds that a client has for each of the four exchanges.
-        failures: why clients have dropped out.
-        down: bytes that each client has been sent, in all four.
-        up: bytes that each has sent.
+        settings: settings of the protocol.
+        post: Flower's Grid.
+        nodes: the nodes of the clients that are asked.
+        contents: each client's order, which is sent with the request for masked numbers.
+        number: the round's number.
+        timeout: seconds that a client has for each of the exchanges.
+        failures: why clients have dropped out, by client.
+        down: bytes that each client has received in all exchanges.
+        up: bytes that each client has sent in all exchanges.
     """
 
     settings: SecAgg
@@ -140,10 +142,10 @@ class SecureRound:
     up: Counter[int] = field(default_factory=Counter)
 
     def __call__(self, say: Callable[[Message], str]) -> Summed:
-        """The sum of what the clients send.
+        """The sum of the clients' numbers.
 
         Args:
-            say: why a message with an error is none, in a clause.
+            say: gives a clause for a message that is an error.
         """
         from flwr.server.compat.legacy_context import LegacyContext
         from flwr.server.workflow import SecAggPlusWorkflow
@@ -164,7 +166,7 @@ class SecureRound:
         state = RecordDict({MAIN_CONFIGS_RECORD: ConfigRecord({WorkflowKey.CURRENT_ROUND: self.number})})
         state[MAIN_PARAMS_RECORD] = ArrayRecord()
         counted, letters = _Counted(clients), _Letters(self, say)
-        # What stands for Flower's strategy, clients and grid has those of their methods that the workflow calls.
+        # In place of Flower's strategy, clients and grid there are objects with the methods that the workflow calls.
         context = LegacyContext(Context(0, 0, {}, state, {}), strategy=taken, client_manager=counted)  # type: ignore[arg-type]
         workflow(letters, context)  # type: ignore[arg-type]
         if taken.total is None:
@@ -177,7 +179,7 @@ class SecureRound:
 
 @dataclass
 class _Letters:
-    """As much of a Grid as the workflow needs: it sends, and remembers who has not answered."""
+    """The part of a Grid that the workflow needs: it sends messages, and notes the clients that have not answered."""
 
     round: SecureRound
     say: Callable[[Message], str]
@@ -209,14 +211,14 @@ class _Letters:
 
 @dataclass
 class _Proxy:
-    """What the workflow asks of a client: its node."""
+    """The part of a client that the workflow needs: its node."""
 
     node_id: int
 
 
 @dataclass
 class _Counted:
-    """What the workflow asks of a client manager: how many there are."""
+    """The part of a client manager that the workflow needs: the number of clients."""
 
     clients: int
 
@@ -226,7 +228,7 @@ class _Counted:
 
 @dataclass
 class _Taken:
-    """The workflow's strategy: it chooses the round's clients, and keeps the mean."""
+    """The strategy of the workflow: it chooses the round's clients, and keeps their mean."""
 
     proxies: list[_Proxy]
     total: Tensor | None = None
@@ -247,7 +249,7 @@ class _Taken:
 
 
 def size_of(message: Message) -> int:
-    """Bytes of what a message holds, without Flower's own envelope."""
+    """The bytes of a message's content, without Flower's own envelope."""
     if not message.has_content():
         return 0
     return sum(
@@ -259,30 +261,30 @@ def size_of(message: Message) -> int:
 
 
 def _bytes(value: Any) -> int:
-    """Of a value of a ConfigRecord: texts and bytes by their length, lists by what is in them, numbers 8."""
+    """The bytes of a value in a ConfigRecord: the length of texts and bytes, the sum over lists, and 8 for a number."""
     if isinstance(value, str | bytes):
         return len(value)
     return sum(map(_bytes, value)) if isinstance(value, list) else 8
 
 
 def flat(messages: State, share: float | None = None) -> Tensor:
-    """A client's numbers, (P,) or with the share of them (2 P,), float64.
+    """A client's numbers (P,), or with a share also their multiples, (2 P,); float64.
 
     Args:
-        messages: of one visit, (1, ...).
-        share: by which the numbers are multiplied that come after them.
+        messages: of one visit (1, ...).
+        share: n_k / n_max; the numbers times this follow the numbers. None: nothing follows.
     """
     own = torch.cat([messages[name].double().reshape(-1) for name in sorted(messages)])
     return own if share is None else torch.cat([own, share * own])
 
 
 def stand_ins(total: Tensor, spec: Spec, rows: Tensor, widest: int) -> list[State]:
-    """Messages with the sums of those that were sent, one a client, (1, ...) each.
+    """A stand-in m'_k for each client's message (1, ...), see the module's header.
 
     Args:
-        total: the sum of what `flat` gave with n_k / `widest` as the share, (2 P,).
+        total: the sum over clients of `flat` with n_k / n_max as the share (2 P,).
         spec: shapes and dtypes of one message.
-        rows: n_k of the clients in the sum, (C,).
+        rows: n_k of the clients in the sum (C,).
         widest: n_max.
     """
     plain, weighted = total.chunk(2)
@@ -295,7 +297,7 @@ def stand_ins(total: Tensor, spec: Spec, rows: Tensor, widest: int) -> list[Stat
 
 
 def _unflat(numbers: Tensor, mean: Tensor, spec: Spec, clients: int) -> State:
-    """Tensors of the shapes and dtypes of a message; whole numbers are those of the mean, flags those of all."""
+    """Numbers as tensors with a message's shapes and dtypes; whole numbers are from the mean, flags set if all are."""
     found: State = {}
     at = 0
     for name in sorted(spec):
@@ -309,14 +311,14 @@ def _unflat(numbers: Tensor, mean: Tensor, spec: Spec, clients: int) -> State:
 
 
 def masked(numbers: Tensor, context: Context) -> RecordDict:
-    """A client's numbers for Flower's mod, which masks them.
+    """A client's numbers in the form in which Flower's mod masks them.
 
     Args:
         numbers: (P,), float64.
-        context: the client's, with the protocol's state.
+        context: the client's context, with the protocol's state.
 
     Raises:
-        ProtocolError: a number is too large, or the server's protocol hides too little.
+        ProtocolError: a number is too large, or the server's settings hide too little.
     """
     import flwr.compat.common.recorddict_compat as compat
     from flwr.common import Code, FitRes, Status, ndarrays_to_parameters
@@ -341,13 +343,13 @@ def masked(numbers: Tensor, context: Context) -> RecordDict:
 
 
 def check_secure(chain: Sequence[Algorithm]) -> None:
-    """Refuse what needs more than sums: of the clients' messages, or their states for the phase that follows.
+    """Refuse algorithms that need more than sums of the clients' messages, or the clients' states for a later phase.
 
     Args:
         chain: the phases of a run.
 
     Raises:
-        SettingError: names the algorithm, and those that can.
+        SettingError: names the algorithm, and algorithms that only need sums.
     """
     for part in chain:
         if not part.additive:

@@ -23,13 +23,13 @@ from pyro_fed.flower.secure import SecAgg, check_secure
 from pyro_fed.recipes import recipe as recipes
 from pyro_fed.recipes.library import load_model
 from pyro_fed.results.saving import check_savable
-from pyro_fed.runtime.checkpoint import Checkpoint
+from pyro_fed.runtime.checkpoint import Checkpoint, latest
 from pyro_fed.runtime.run import run
-from pyro_fed.runtime.run_checks import check_numbers
+from pyro_fed.runtime.run_checks import check_folders, check_numbers, check_seconds
 
-#: What an operator reads: Flower shows it, and streams it to who has started the run.
+#: The log that Flower shows the operator, and streams to the user who has started the run.
 LOG = logging.getLogger("flwr")
-#: What a result is named that a run has left which was stopped.
+#: Ending of the file for the result of a run that was stopped.
 STOPPED = ".stopped.nc"
 
 
@@ -40,23 +40,23 @@ def server_app(
     secure_aggregation: SecAgg | None = None,
     **options: Any,
 ) -> ServerApp:
-    """A ServerApp that runs a recipe and writes its result.
+    """Flower's ServerApp, which runs a recipe and writes its result.
 
-    The run's configuration (see `pyro_fed.flower.configuration`) has `num-clients` to wait for, and where they are to
-    be others than the app's or the recipe's `rounds`, `num-draws`, `seed`, `timeout` and `wait` in seconds, `compile`,
-    `min-clients`, `schedule`, `graph`, `combination`, `secure-aggregation`, `checkpoint`, `resume`, `start`, `audit`,
-    `loo`, `influence`, and `out`, the file for the result.
+    The run's configuration (see `pyro_fed.flower.configuration`) must have `num-clients`, the number of clients to wait
+    for. It may also have `rounds`, `num-draws`, `seed`, `timeout` and `wait` in seconds, `compile`, `min-clients`,
+    `schedule`, `graph`, `combination`, `secure-aggregation`, `checkpoint`, `resume`, `start`, `audit`, `loo`,
+    `influence`, and `out`, the file for the result. These replace the app's and the recipe's values.
 
     Args:
         model: the model's file, or its name in the library.
-        recipe: the recipe's, likewise.
-        template: the model's positional arguments with one made-up row, where a row of ones will not do.
+        recipe: the recipe's file, or its name in the library.
+        template: the model's positional arguments with one made-up row, if a row of ones does not suit the model.
         secure_aggregation: sums by Flower's SecAgg+ in place of the clients' messages; see `SecAgg`.
-        **options: arguments of `pyro_fed.run`, such as `min_clients=3` or `combination=pf.Private(...)`; the run's
-            configuration replaces them.
+        **options: arguments of `pyro_fed.run`, such as `min_clients=3` or `combination=pf.Private(...)`; values of the
+            run's configuration replace them.
 
     Raises:
-        SettingError: `run` has no such argument, or a deployment has it from elsewhere.
+        SettingError: `run` has no such argument, or a deployment sets it itself.
 
     Example:
         >>> app = server_app("model.py", "recipe.toml", min_clients=3, checkpoint="/var/lib/pyro_fed/trial")
@@ -88,22 +88,22 @@ def serve(grid: Grid, model: str | Path, recipe: str | Path, settings: Configura
     """Wait for clients, then run a recipe with them.
 
     Args:
-        grid: Flower's.
+        grid: Flower's Grid.
         model: the model's file, or its name in the library.
         recipe: the recipe's file, or its name in the library.
-        settings: the run's.
-        template: the model's positional arguments with one made-up row, where a row of ones will not do.
+        settings: the run's settings.
+        template: the model's positional arguments with one made-up row, if a row of ones does not suit the model.
 
     Returns:
-        InferenceData without what needs rows: pointwise log-likelihoods and the data; with the group `loo` where that
-        was asked for.
+        InferenceData, without the groups that need rows (pointwise log-likelihoods and data), and with the groups `loo`
+        and `influence` if these were asked for.
 
     Raises:
         QuorumError: too few clients have joined in time, or replied to a round.
         SettingError: a setting out of its range.
     """
     module, chosen = load_model(model, with_data=False), recipes.load(recipe)
-    settings.run_options(chosen, settings.num_clients)  # what is wrong there is said before the wait
+    settings.run_options(chosen, settings.num_clients)  # its errors are raised before the wait
     options, checkpoint = settings.options, settings.options.get("checkpoint")
     _check_before_the_wait(settings)
     known = Roll.kept(Path(checkpoint)) if checkpoint and options.get("resume") else None
@@ -126,7 +126,7 @@ def serve(grid: Grid, model: str | Path, recipe: str | Path, settings: Configura
     executor = Flower(grid, roll, settings.timeout, checkpoint is not None, settings.secure)
     LOG.info("%s with %d clients: %s", type(algorithm).__name__, len(roll.clients), roll)
     if settings.secure is not None:
-        LOG.info("Secure aggregation: sums alone, of numbers to %.2g", settings.secure.resolution(len(roll.clients)))
+        LOG.info("Secure aggregation: numbers are rounded to %.2g", settings.secure.resolution(len(roll.clients)))
     if checkpoint:
         roll.keep(Path(checkpoint))
         LOG.info("The state after every round is kept in %s", Path(checkpoint).absolute())
@@ -146,10 +146,11 @@ def serve(grid: Grid, model: str | Path, recipe: str | Path, settings: Configura
 
 
 def _check_before_the_wait(settings: Configuration) -> None:
-    """Refuse what `run` would refuse once all clients have joined.
+    """Refuse before the wait what `run` would refuse once all clients have joined.
 
     Raises:
         SettingError: a number out of its range; a checkpoint's folder that holds a state, or none to resume from.
+        CheckpointError: the folder of `start` holds no state that can be read.
     """
     options, checkpoint = settings.options, settings.options.get("checkpoint")
     rounds, draws = (options.get(name) for name in ("num_rounds", "num_draws"))
@@ -161,17 +162,21 @@ def _check_before_the_wait(settings: Configuration) -> None:
         settings.num_clients,
         options.get("num_threads", 1),
     )
+    check_seconds(options.get("max_seconds"))
+    check_folders(start=options.get("start"))
+    if options.get("start") is not None:
+        latest(Path(options["start"]))
     if checkpoint:
         Checkpoint(Path(checkpoint), {}, options.get("resume", False)).close()
     elif options.get("resume"):
-        raise SettingError("resume = true needs checkpoint, the folder that holds the state")
+        raise SettingError("resume = true needs checkpoint, the folder that holds the state of the run")
 
 
 def say(progress: Progress) -> None:
-    """A line of the log after every round.
+    """Log a line after every round.
 
     Args:
-        progress: how far the run is.
+        progress: the run's progress.
     """
     with suppress(ValueError):  # a stream that is closed while the run ends
         LOG.info("%s%s", progress, " (ended)" if progress.finished else "")

@@ -15,12 +15,12 @@ def simulated_rows(model: ModuleType, node_config: Mapping[str, Any], partition:
 
     Args:
         model: a model's module, with `load_data`.
-        node_config: Flower's, with `partition-id` and `num-partitions`.
-        partition: how the rows are dealt, such as "dirichlet:0.3".
-        seed: of the partition.
+        node_config: the node's configuration in Flower, with `partition-id` and `num-partitions`.
+        partition: how the rows are dealt to clients, such as "dirichlet:0.3".
+        seed: seed of the partition.
 
     Returns:
-        the model's positional arguments with these rows alone.
+        The model's positional arguments, with these rows only.
 
     Raises:
         SettingError: the node's configuration does not say which part is its own.

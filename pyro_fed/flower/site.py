@@ -1,7 +1,8 @@
-"""What a client does at its node: it describes its rows, and does the work that the server asks for.
+"""A client's side of a deployment: it describes its rows, and does the work that the server asks for.
 
-The problem is built once a process. The client's state lives in Flower's context, since each message may be handled by
-a new process. The context is in the SuperNode's memory and goes with it: a client that has none any more says so.
+The problem is built once in each process. The client's state is kept in Flower's context, since each message may be
+handled by a new process. The context is in the SuperNode's memory and is lost with it; a client then replies that its
+state is lost.
 """
 
 from __future__ import annotations
@@ -51,18 +52,29 @@ from pyro_fed.runtime.executors.host import Host, Request, Verdict, WorkerPhase
 from pyro_fed.runtime.executors.local import Made, Sequential
 from pyro_fed.runtime.messages import answer, decode
 
-#: Most bytes that a client takes from its server in one message.
+#: The most bytes of one message that a client accepts from its server.
 MAX_BYTES = 2**30
-#: Name of the record in Flower's context.
+#: Name of the record in Flower's context that has the client's state.
 KEPT = "pyro_fed"
 
-#: From the model's module and the node's configuration to the model's positional arguments.
+#: A user's function that loads rows: takes the model's module and the node's configuration, and returns the model's
+#: positional arguments.
 LoadRows = Callable[[ModuleType, Mapping[str, Any]], Any]
 
 
 @dataclass
 class Site:
-    """What a process knows of its clients."""
+    """The clients of a process.
+
+    Args:
+        model: the model's file, or its name in the library.
+        given: files or names of the recipes that the clients take part in.
+        load_rows: loads a client's rows.
+        secure: whether clients only answer in secure aggregation.
+        questions: whether clients answer questions besides the recipe: for the audit, leave-one-out and influence.
+        federations: each client's model and rows, by name, once they are loaded.
+        problems: each client's densities, by name, number of rows and of clients of the run, and compiler level.
+    """
 
     model: str | Path
     given: list[str | Path]
@@ -73,21 +85,21 @@ class Site:
     problems: dict[tuple[str, int, int, str], Problem] = field(default_factory=dict)
 
     def describe(self, context: Context) -> ConfigRecord:
-        """The client in its own words."""
+        """The client's description, for the server."""
         name = _name(context)
         return Description.of(name, self._federation(name, context)).to_record()
 
     def work(self, content: RecordDict, context: Context, summed: bool = False) -> RecordDict:
-        """The answer to an order.
+        """The answer to an order of the server.
 
         Args:
-            content: the order.
-            context: Flower's.
-            summed: whether the answer is to be masked, so that the server learns a sum alone.
+            content: the order's records.
+            context: Flower's context of the client.
+            summed: whether the answer is masked, so that the server only learns the sum over clients.
 
         Raises:
-            ProtocolError: the order is none; or the client answers in sums alone, and this would be none; or it is a
-                question that this client does not answer.
+            ProtocolError: the content is not an order; the client only answers in secure aggregation, and this is not;
+                or it is a question that the client does not answer.
         """
         if self.secure and not summed:
             raise ProtocolError(
@@ -118,17 +130,17 @@ class Site:
         return pack(ConfigRecord({}), answer(message.header), tensors)
 
     def _check_draws(self, received: State) -> None:
-        """Refuse log-likelihoods where the client says none, or at more draws than it says them at.
+        """Refuse to tell log-likelihoods if the client answers no questions, or at more than `MOST_DRAWS` draws.
 
         Raises:
-            ProtocolError: with the limit, and how many were asked for.
+            ProtocolError: says which of the two it is.
         """
         self._check_questions("its log-likelihood at draws")
         draws = received.get("draws")
         asked = 0 if draws is None else draws.shape[:-1].numel()
         if asked > MOST_DRAWS:
             raise ProtocolError(
-                f"a client says its log-likelihood at no more than {MOST_DRAWS} draws in a message, received {asked}"
+                f"a client tells its log-likelihood at no more than {MOST_DRAWS} draws in a message, received {asked}"
             )
 
     def _check_questions(self, what: str) -> None:
@@ -152,7 +164,7 @@ class Site:
         return self.federations[name]
 
     def _problem(self, order: Order, name: str, context: Context) -> Problem:
-        """The client's problem as the run has it: its number of rows, and its compiler, whose steps are kept."""
+        """The client's densities for a run, with the run's numbers of rows and clients; traced steps are kept."""
         key = name, order.num_rows, order.num_clients, order.level
         if key not in self.problems:
             problem = self._federation(name, context).problem
@@ -162,10 +174,10 @@ class Site:
         return self.problems[key]
 
     def _algorithm(self, order: Order, problem: Problem) -> Algorithm:
-        """The one that the server runs, from this client's own recipes, or a question of leave-one-out.
+        """The algorithm that the server names, made from this client's own recipes; or a question of leave-one-out.
 
         Raises:
-            ProtocolError: it is in none of them, or a question that this client does not answer.
+            ProtocolError: the algorithm is in none of the recipes, or is a question that this client does not answer.
         """
         asked = next((one for one in _questions(problem) if described(one) == order.algorithm), None)
         if asked is not None:
@@ -181,19 +193,22 @@ class Site:
                 known.append(described(part))
                 if known[-1] == order.algorithm:
                     return part
-        raise ProtocolError(f"the server runs {order.algorithm:.500}, this client's recipe says {known!r:.1000}")
+        raise ProtocolError(
+            f"the server runs {order.algorithm:.500}, this client's recipe says {known!r:.1000}: give both the same "
+            "recipe"
+        )
 
 
 def _questions(problem: Problem) -> Iterator[Algorithm]:
-    """What a server may ask besides its recipe: sums of leave-one-out, never a row's own number."""
+    """The questions that a server may ask besides its recipe: sums of leave-one-out, never a single row's number."""
     yield from (Pointwise(site=site) for site in ("", *observed_plates(problem)))
 
 
 def _forms(algorithm: Algorithm) -> Iterator[Algorithm]:
-    """An algorithm, and as a private run takes it."""
+    """An algorithm, and the form that it has in a private run, if there is one."""
     yield algorithm
     if isinstance(algorithm, NoiseTracking):
-        with suppress(SettingError):  # no private run takes it
+        with suppress(SettingError):  # it cannot be run privately
             yield algorithm.evenly()
 
 
@@ -204,7 +219,7 @@ def _name(context: Context) -> str:
 
 
 def _host(order: Order, problem: Problem, data: ClientData) -> Host:
-    """A host of this one client, with rows padded as long as the longest client's, as a simulation has them."""
+    """A host with this client, whose rows are padded to the number of the longest client, as in a simulation."""
     index = padded(data.row_index[0], order.width)
     return Host(problem, ClientData(data.rows, index, data.num_rows), [order.client], Sequential())
 
@@ -220,7 +235,7 @@ def _request(order: Order, algorithm: Algorithm, tensors: State) -> Request:
 
 
 def _restored(host: Host, order: Order, algorithm: Algorithm, context: Context, run: str) -> bool:
-    """Take up the state that the last message left; False where it is gone, and the order does not bring it."""
+    """Restore the state after the last message; False if it is lost, and the order does not bring one."""
     kept: Any = context.state.config_records.get(KEPT)
     if kept is None or (kept["run"], kept["phase"]) != (run, order.phase):
         return order.begins
@@ -232,7 +247,7 @@ def _restored(host: Host, order: Order, algorithm: Algorithm, context: Context, 
 
 
 def _keep(host: Host, context: Context, run: str) -> None:
-    """Leave the state to the next message."""
+    """Keep the state for the next message."""
     executor = host.executor
     tensors = prefixed("local", executor.local)
     for i, made in enumerate(executor.new):

@@ -21,31 +21,31 @@ from pyro_fed.runtime.messages import Header, Message, encode
 
 #: Names of the two records of a message.
 SETTINGS, MESSAGE = "settings", "message"
-#: The jobs that every algorithm knows; any other is an indicator that a schedule asks for.
+#: The jobs of every algorithm; any other job is an indicator that a schedule asks for, or `LOG_LIK`.
 WORK, STATES = "work", "states"
-#: In the settings of a reply: the client's state is gone, since its node was started anew.
+#: The entry in a reply's settings which says that the client's state is lost, since its node was restarted.
 LOST = "lost"
 
 
 @dataclass(frozen=True)
 class Order:
-    """What is asked of a client, beside tensors.
+    """An order of the server to a client, without its tensors.
 
     Attributes:
-        job: `WORK`, `STATES`, or an indicator.
-        algorithm: what runs, with all its settings; a client takes it from its own recipe.
-        num_clients: clients of the run.
-        num_rows: rows of all of them.
-        width: rows of the longest client.
-        client: this one's number.
-        slots: its places in the round, as text; it may stand twice.
+        job: `WORK`, `STATES`, or a question (an indicator, or `LOG_LIK`).
+        algorithm: the algorithm with all its settings, as text; the client makes it from its own recipe.
+        num_clients: number of clients of the run.
+        num_rows: number of rows of all clients.
+        width: number of rows of the client with the most.
+        client: this client's number.
+        slots: its positions in the round, as text; there may be several.
         phase: the phase's number.
-        begins: whether the message brings the states that the phase begins with.
-        verdict: the round that the message tells of, -1 for none.
-        round: the round.
-        seed: of the run.
-        level: of the compiler.
-        copies: whether the reply to work is to bring the client's new state.
+        begins: whether the message brings the states with which the phase begins.
+        verdict: the round of whose messages the order says which were used; -1 for none.
+        round: the round's number; -1 where no work is asked for.
+        seed: the run's seed.
+        level: level of the compiler.
+        copies: whether the reply has to bring the client's new state.
     """
 
     job: str
@@ -64,12 +64,15 @@ class Order:
     copies: bool
 
     def to_record(self) -> ConfigRecord:
-        """As Flower sends it."""
+        """The order as a record of Flower."""
         return ConfigRecord({field.name: getattr(self, field.name) for field in fields(self)})
 
     @classmethod
     def from_record(cls, record: Any) -> Order:
-        """What `to_record` wrote.
+        """The order in a record that `to_record` has made.
+
+        Args:
+            record: Flower's.
 
         Raises:
             ProtocolError: names or types that are not those of an order.
@@ -78,12 +81,16 @@ class Order:
         wanted = {field.name: kinds[str(field.type)] for field in fields(cls)}
         found = {name: type(value) for name, value in record.items()}
         if found != wanted:
-            raise ProtocolError(f"expected the settings {sorted(wanted)}, received {sorted(record)!r:.200}")
+            expected, received = (
+                ", ".join(f"{name} ({kind.__name__})" for name, kind in sorted(each.items()))
+                for each in (wanted, found)
+            )
+            raise ProtocolError(f"expected the settings {expected}; received {received:.600}")
         return cls(**record)
 
     @property
     def places(self) -> tuple[int, ...]:
-        """The places of the clients among those that were asked, read from the text `slots`."""
+        """The client's positions in the round, from the text `slots`."""
         return tuple(int(slot) for slot in self.slots.split())
 
 
@@ -116,5 +123,5 @@ def bytes_of(content: Any) -> bytes:
 
 
 def reply_tensors(reply: Reply, new: State) -> State:
-    """A reply to work, with the states that it has made where these were asked for."""
+    """The tensors of a reply to work, with the client's new state if that was asked for."""
     return prefixed("messages", reply.messages) | prefixed("info", reply.info) | prefixed("new", new)

@@ -1,7 +1,8 @@
-"""Values that add up: parts of a whole, and rows of a Cholesky factor of correlations, in double precision.
+"""Values that add up to one, in double precision: simplices, and rows of a Cholesky factor of correlations.
 
-Their last entry is one less the others. In float32 it is off by 6e-8, which is all there is of a part of 1e-9: who
-takes the values back to the unconstrained scale, by 1 - Σ of those before, finds numbers there that were never drawn.
+Their last entry is one minus the others. In float32 its error is 6e-8, which is more than an entry of 1e-9. If such
+values were mapped back to the unconstrained scale, which uses 1 - Σ of the entries before, the result would not be the
+draw.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pyro_fed.density.running.trace_sites import unconstraining
 
 
 def in_double(problem: Problem, draws: Tensor) -> dict[str, Tensor]:
-    """The values of such latent sites of a model in less than double precision, site name → (S, *site shape).
+    """The values of such latent sites, site name → (S, *site shape); empty if the model is in double precision anyway.
 
     Args:
         problem: the model's densities.

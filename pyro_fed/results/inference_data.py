@@ -1,10 +1,10 @@
-"""The type of a result: what `run` and `predict` return, and what everything in `analysis` takes.
+"""The type of a result, which `run` and `predict` return, and which functions of `analysis` take.
 
     ArviZ 0.23      arviz.InferenceData
     ArviZ 1.x       xarray.DataTree, which replaces it
 
-`pyro_fed.ops.arviz_versions` has what differs. Type checkers read ArviZ's own class, and where the installed ArviZ has
-none, take any.
+`pyro_fed.ops.arviz_versions` hides the differences. Type checkers see ArviZ's own class, or `Any` if the installed
+ArviZ has none.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
-        """ArviZ's class, loaded where it is asked for: ArviZ takes seconds to import."""
+        """ArviZ's class, imported when it is first used, since ArviZ takes seconds to import."""
         if name != "InferenceData":
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from pyro_fed.ops.arviz_versions import result_type
@@ -26,10 +26,10 @@ else:
 
 
 def flag(attrs: Mapping[Any, Any], name: str) -> bool:
-    """A flag among the attributes of a result; False where it is not there.
+    """A flag among the attributes of a result; False if it is missing.
 
     Args:
-        attrs: of a result, also of one whose file was written when flags were texts.
-        name: such as "centralized".
+        attrs: the result's attributes; in old files flags are texts.
+        name: the flag's name, such as "centralized".
     """
     return str(attrs.get(name)) in ("1", "True")

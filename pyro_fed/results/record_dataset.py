@@ -10,12 +10,19 @@ import xarray as xr
 from pyro_fed.algorithm.record import Record, Round
 from pyro_fed.density.problem import Problem
 
-#: Up to this many (round, client) cells the record is a full table; above, it lists (round, slot) with client numbers.
+#: The record is a full table over (round, client) with up to so many cells. With more it is over (round, slot), and has
+#: the clients' numbers as a variable.
 MAX_CELLS = 2_000_000
 
 
 class _Table(NamedTuple):
-    """Shape of the record's table: whether a column is a client or the place of one among those of its round."""
+    """The shape of the record's table.
+
+    Attributes:
+        full: whether a column is a client; otherwise it is the position of a client among those of its round.
+        rounds: number of rounds.
+        width: number of columns.
+    """
 
     full: bool
     rounds: int
@@ -26,7 +33,7 @@ class _Table(NamedTuple):
         return "round", "client" if self.full else "slot"
 
     def columns(self, one: Round) -> np.ndarray:
-        """Where the clients of a round stand."""
+        """The columns of the clients of a round."""
         return np.array(one.clients if self.full else range(len(one.clients)), dtype=np.int64)
 
     def empty(self, *shape: int) -> np.ndarray:
@@ -36,15 +43,14 @@ class _Table(NamedTuple):
 def federation_group(record: Record) -> xr.Dataset:
     """The record of a run as variables over (round, client), NaN where a client did not take part.
 
-    A client that several chains visit in one round shows the sum of their bytes and seconds, and the mean of
-    their figures. Where a schedule asked all clients, those that were not chosen show what that took.
+    If several chains visit a client in one round, bytes and seconds are sums over them, and figures are means. If a
+    schedule asked all clients, those that were not chosen have the bytes of the question and the answer.
 
     Args:
-        record: of the run.
+        record: the run's record.
 
     Returns:
-        The group `federation`; over (round, slot) with the clients' numbers where the table would have more than
-        `MAX_CELLS` cells.
+        The group `federation`; over (round, slot) if the table would have more than `MAX_CELLS` cells.
     """
     table = _shape(record)
     shapes = {name: value.shape[1:] for one in record.rounds for name, value in one.info.items()}
@@ -62,10 +68,10 @@ def federation_group(record: Record) -> xr.Dataset:
 
 
 def audit_group(record: Record) -> xr.Dataset:
-    """What the audit measured of every parameter; empty where there was none.
+    """What the audit measured of every parameter; empty without an audit.
 
     Args:
-        record: of the run.
+        record: the run's record.
 
     Returns:
         Over `parameter`: `mean_error` (the posterior's mean less the result's, in the posterior's SDs) and `sd_ratio`
@@ -76,15 +82,15 @@ def audit_group(record: Record) -> xr.Dataset:
 
 
 def sites_group(record: Record, problem: Problem) -> xr.Dataset:
-    """The clients' Gaussian sites on the unconstrained scale; empty where the record has none.
+    """The clients' Gaussian sites on the unconstrained scale; empty if the record has none.
 
     Args:
-        record: of the run.
+        record: the run's record.
         problem: the model's densities, which name the parameters.
 
     Returns:
-        `precision` (client, parameter, parameter_) or (client, parameter) and `eta` (client, parameter), and of their
-        product with the prior's `q_precision` and `q_eta`.
+        `precision` (client, parameter, parameter_) or (client, parameter), and `eta` (client, parameter); `q_precision`
+        and `q_eta` of the product of all sites with the prior's.
     """
     if not record.sites:
         return xr.Dataset()
@@ -114,7 +120,7 @@ def _participation(record: Record, table: _Table) -> dict[str, Any]:
 
 
 def _traffic(record: Record, table: _Table) -> dict[str, Any]:
-    """Bytes and seconds: sums over a client's visits."""
+    """Bytes and seconds, summed over a client's visits in a round."""
     values = {name: table.empty() for name in ("bytes_down", "bytes_up", "seconds")}
     for i, one in enumerate(record.rounds):
         if one.asked:
@@ -127,7 +133,7 @@ def _traffic(record: Record, table: _Table) -> dict[str, Any]:
         "seconds": [one.seconds for one in record.rounds],
     }
     counts = [len(one.clients) for one in record.rounds]
-    for name, value in each.items():  # of a round one number for all of its clients, or one each
+    for name, value in each.items():  # a round has one number for all of its clients, or one for each
         if any(isinstance(one, np.ndarray) for one in value):
             alike = [np.broadcast_to(np.asarray(one, dtype=float), n) for one, n in zip(value, counts, strict=True)]
             values[name].flat[at] = np.concatenate([np.zeros(0), *alike]) * visits
@@ -137,7 +143,7 @@ def _traffic(record: Record, table: _Table) -> dict[str, Any]:
 
 
 def _means(record: Record, table: _Table, name: str) -> Any:
-    """A figure of the clients: the mean over a client's visits."""
+    """A figure of the clients, as the mean over a client's visits in a round."""
     values = table.empty()
     known = [i for i, one in enumerate(record.rounds) if name in one.info]
     those = [record.rounds[i] for i in known]
@@ -149,14 +155,20 @@ def _means(record: Record, table: _Table, name: str) -> Any:
 
 
 def _cells(rounds: list[Round], numbers: np.ndarray, table: _Table) -> np.ndarray:
-    """Where the clients of some rounds, of these numbers, stand in a table that is laid out row by row."""
+    """The flat indices, row by row, of the cells of some rounds' clients.
+
+    Args:
+        rounds: the rounds.
+        numbers: their numbers, which are the table's rows.
+        table: the table's shape.
+    """
     columns = np.concatenate([table.columns(one) for one in rounds]) if rounds else np.zeros(0, dtype=np.int64)
     found: np.ndarray = np.repeat(numbers, [len(one.clients) for one in rounds]) * table.width + columns
     return found
 
 
 def _traces(record: Record, table: _Table, name: str, shape: tuple[int, ...]) -> Any:
-    """A figure of each client and parameter."""
+    """A figure with one number for each client and parameter."""
     values = table.empty(*shape)
     for i, one in enumerate(record.rounds):
         if name in one.info:
@@ -165,7 +177,7 @@ def _traces(record: Record, table: _Table, name: str, shape: tuple[int, ...]) ->
 
 
 def _series(record: Record) -> dict[str, Any]:
-    """Figures of the rounds of the last phase, or of the one that was chosen."""
+    """The figures by round, of the last phase or of the answer that was chosen."""
     until = len(record.rounds) if record.until is None else record.until
     offset, found = until - len(record.figures), {}
     for name in sorted({name for figures in record.figures for name in figures}):

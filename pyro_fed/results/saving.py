@@ -1,4 +1,4 @@
-"""Whether a result can be written to a file."""
+"""A check that a result can be written to a file, before the run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pyro_fed.errors import SettingError, listed
 
 
 def check_savable(problem: Problem, what: str = "out") -> None:
-    """Refuse a file for sites whose names no file of ArviZ takes, before the work: a slash there is that of folders.
+    """Refuse sites whose names cannot be in a NetCDF file, where a slash separates groups.
 
     Args:
         problem: the model's densities.
@@ -21,6 +21,6 @@ def check_savable(problem: Problem, what: str = "out") -> None:
     slashed = [site for site in sites if "/" in site]
     if slashed:
         raise SettingError(
-            f"{what}: no file of ArviZ holds names with a slash, as the site(s) {listed(slashed)} have: call them "
-            "otherwise in the model, or leave the file out"
+            f"{what}: no file of ArviZ holds names with a slash, and the model has site(s) {listed(slashed)}: give "
+            "them other names in the model, or leave the file out"
         )

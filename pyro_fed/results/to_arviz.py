@@ -1,4 +1,4 @@
-"""Draws to ArviZ: one xarray Dataset a group, so that ArviZ 0.2x and 1.x both take them."""
+"""Draws as InferenceData: one xarray Dataset for each group, which ArviZ 0.2x and 1.x both take."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from pyro_fed.results.adding_up import in_double
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.results.record_dataset import audit_group, federation_group, sites_group
 
-#: Draws × rows above which the pointwise log-likelihood is left out, with a warning.
+#: The pointwise log-likelihood is left out, with a warning, if draws × rows are more than this.
 MAX_POINTWISE = 400_000_000
-#: Draws × rows above which the log density of the draws is left out where no log-likelihood is asked for: it would cost
-#: more than many an algorithm.
+#: If no log-likelihood is asked for, the log density of the draws is left out if draws × rows are more than this: it
+#: would take longer than many algorithms.
 MAX_UNASKED = 50_000_000
 
 
@@ -51,18 +51,18 @@ def to_inference_data(
     log_likelihood: bool,
     collect_local: bool,
 ) -> InferenceData:
-    """A run's draws and record, with all groups that the data at hand allow.
+    """A run's draws and record, with all groups that can be made from the data that are here.
 
     Args:
-        algorithm: what was run.
-        federation: on what.
-        problem: its densities.
+        algorithm: the algorithm that was run.
+        federation: the model and its clients.
+        problem: the model's densities.
         draws: (chain, draw, D), unconstrained.
-        stats: more columns of `sample_stats`, (chain, draw).
-        record: what happened.
+        stats: more variables of `sample_stats` (chain, draw).
+        record: the run's record.
         seed: the run's seed.
         log_likelihood: whether to compute the pointwise log-likelihood.
-        collect_local: whether to have the rows' discrete latents drawn and collected.
+        collect_local: whether to draw and collect the rows' discrete latents.
 
     Returns:
         The groups `posterior` (constrained, under the model's own names) and `federation` (the record); where the
@@ -85,7 +85,7 @@ def to_inference_data(
     return make_inference_data({name: group for name, group in groups.items() if group.data_vars}, attrs)
 
 
-#: What the result of a private run says of itself.
+#: The attribute `released` of a private run's result: what it holds and what it does not.
 RELEASED = (
     "what the mechanism released and what follows from it alone: no observed_data, constant_data, log_likelihood or "
     "lp, no figures or failures' reasons of single clients, no seconds, and no deterministic site that depends on rows"
@@ -95,18 +95,18 @@ RELEASED = (
 def released_alone(
     algorithm: Algorithm, federation: Federation, problem: Problem, draws: Tensor, record: Record, seed: int
 ) -> InferenceData:
-    """The result of a private run: nothing that was not computed from what the mechanism released.
+    """The result of a private run, with nothing but what was computed from what the mechanism has released.
 
     Args:
-        algorithm: what was run.
-        federation: on what.
-        problem: its densities.
+        algorithm: the algorithm that was run.
+        federation: the model and its clients.
+        problem: the model's densities.
         draws: (chain, draw, D), unconstrained.
-        record: what happened.
+        record: the run's record.
         seed: the run's seed.
 
     Returns:
-        The groups `posterior`, without what depends on rows, and `federation`, without what clients say of themselves.
+        The groups `posterior`, without sites that depend on rows, and `federation`, without clients' own figures.
     """
     public = without_data(problem, draws.reshape(-1, draws.shape[-1]))
     posterior = posterior_group(federation, problem, draws, None, public.rows)[[*problem.sites, *public.reported]]
@@ -121,17 +121,17 @@ def released_alone(
 def posterior_alone(
     algorithm: Algorithm, federation: Federation, problem: Problem, draws: Tensor, record: Record
 ) -> InferenceData:
-    """The posterior so far of a run that goes on.
+    """The posterior of an unfinished run.
 
     Args:
-        algorithm: what is run.
-        federation: on what.
-        problem: its densities.
+        algorithm: the algorithm that runs.
+        federation: the model and its clients.
+        problem: the model's densities.
         draws: (chain, draw, D), unconstrained.
-        record: what has happened until now.
+        record: the run's record so far.
 
     Returns:
-        The group `posterior` alone.
+        InferenceData with only the group `posterior`.
     """
     return make_inference_data(
         {"posterior": posterior_group(federation, problem, draws, None)},
@@ -147,7 +147,7 @@ def _from_data(
     log_likelihood: bool,
     notes: list[str],
 ) -> dict[str, xr.Dataset]:
-    """The groups that need the rows; `notes` gets a sentence on what is left out of them."""
+    """The groups that need the rows; a sentence on what is left out is added to `notes`."""
     flat = draws.reshape(-1, draws.shape[-1])
     pointwise: dict[str, Tensor] = {}
     lp: dict[str, Tensor] = {}
@@ -175,13 +175,13 @@ def _from_data(
 
 
 def _of_observed_rows(terms: xr.Dataset) -> xr.Dataset:
-    """Without rows at which no site was observed: a mask makes their terms zero at every draw.
+    """Pointwise terms without the rows at which no site was observed, whose terms a mask makes zero at every draw.
 
-    Leaving one out says nothing, and counting it makes standard errors and Pareto's k those of other data. Their
-    labels are missing from the coordinate. Nothing is left out where nothing would be left.
+    In leave-one-out such rows would distort standard errors and the counts of Pareto's k. Their labels are missing from
+    the coordinate. If no row was observed, all are kept.
 
     Args:
-        terms: (chain, draw, row) each.
+        terms: variables (chain, draw, row).
     """
     for dim in set(terms.dims) - {"chain", "draw"}:
         sites = [value for value in terms.data_vars.values() if dim in value.dims]
@@ -192,12 +192,12 @@ def _of_observed_rows(terms: xr.Dataset) -> xr.Dataset:
 
 
 def observed(log_lik: np.ndarray) -> np.ndarray:
-    """Which rows (n,) of log densities (S, n) say anything: those that a mask leaves out are zero at every draw."""
+    """Which rows (n,) were observed, by log densities (S, n): those that a mask leaves out are zero at every draw."""
     return np.asarray((log_lik != 0).any(0))
 
 
 def _log_likelihoods(problem: Problem, flat: Tensor, wanted: bool) -> tuple[dict[str, Tensor], Tensor]:
-    """Log-likelihood (S, N) of each observed site, if wanted, and the total of all of the plate's terms, (S,)."""
+    """Log-likelihoods (S, N) by observed site, if wanted, and the sum of all terms in the plate (S,)."""
     at_once = densities_at_once(problem)
     if not wanted:
         return {}, torch.cat([problem.log_lik(part) for part in in_chunks(flat, at_once)])
@@ -218,7 +218,7 @@ def make_inference_data(groups: dict[str, xr.Dataset], attrs: dict[str, Any]) ->
 
     Args:
         groups: datasets by the group's name.
-        attrs: of the whole.
+        attrs: attributes of the result.
 
     Returns:
         An `arviz.InferenceData`, or on ArviZ 1.x the `xarray.DataTree` that replaces it.
@@ -230,11 +230,14 @@ def unconstrained_draws(idata: InferenceData | Mapping[str, xr.Dataset], problem
     """The posterior of a result as unconstrained vectors.
 
     Args:
-        idata: with a group `posterior` that has all the model's sites.
+        idata: a result whose group `posterior` has all the model's sites.
         problem: the model's densities.
 
     Returns:
-        (chain × draw, D), chain after chain.
+        (chain × draw, D), chain after chain, float64.
+
+    Example:
+        >>> unconstrained_draws(idata, fed.problem).shape
     """
     posterior = idata["posterior"]
     stacked = {
@@ -248,21 +251,30 @@ def unconstrained_draws(idata: InferenceData | Mapping[str, xr.Dataset], problem
 
 
 def observed_data(federation: Federation, values: Mapping[str, Tensor]) -> xr.Dataset:
-    """The observed sites' values in the original row order, as `observed_values` finds them."""
+    """The observed sites' values in the original order of the rows.
+
+    Args:
+        federation: the model and its rows.
+        values: of `observed_values`.
+    """
     problem = federation.problem
     data = {name: (list(problem.layout.observed[name].dims), value.cpu().numpy()) for name, value in values.items()}
     sizes = {dim: size for dims, array in data.values() for dim, size in zip(dims, array.shape, strict=True)}
     return xr.Dataset(data, coords={dim: federation.coords.get(dim, np.arange(n)) for dim, n in sizes.items()})
 
 
-#: The attribute of `constant_data` that says what codes stand for.
+#: The attribute of `constant_data` with the labels for which codes stand.
 LABELS = "labels"
 
 
 def constant_data(federation: Federation, values: Mapping[str, Tensor]) -> xr.Dataset:
-    """The arguments split by rows that are not observations, whose values are given.
+    """The arguments that are split by rows and are not observations.
 
-    What the codes of text and categories stand for is in the attribute `labels`, as JSON by the argument's name.
+    The labels of text and categories, for which codes stand, are in the attribute `labels`, as JSON by argument.
+
+    Args:
+        federation: the model and its rows.
+        values: the observed sites' values, of `observed_values`.
     """
     arguments = federation.problem.arguments
     data = {}
@@ -279,7 +291,7 @@ def constant_data(federation: Federation, values: Mapping[str, Tensor]) -> xr.Da
 
 
 def labels_in(idata: InferenceData) -> dict[str, tuple[Any, ...]] | None:
-    """What codes stand for, by the argument's name, as `constant_data` has it; None where it does not say so.
+    """The labels for which codes stand, by the argument's name, from `constant_data`; None if it has none.
 
     Args:
         idata: a result.
@@ -291,7 +303,7 @@ def labels_in(idata: InferenceData) -> dict[str, tuple[Any, ...]] | None:
 
 
 def _owners(federation: Federation) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Whose each nested row is: the argument that says it, and as coordinates the groups' labels, if they have any."""
+    """Which group each nested row belongs to: variables with group numbers, and coordinates with the groups' labels."""
     problem = federation.problem
     labels = federation.coords.get(problem.plate)
     numbers: dict[str, Any] = {}
@@ -317,15 +329,15 @@ def posterior_group(
 
     Args:
         federation: names of dimensions and their labels.
-        problem: its densities, or their joint form.
+        problem: the model's densities, or their joint form.
         draws: (chain, draw, D), unconstrained.
-        seed: of draws of the rows' discrete latents; None for none.
-        rows: that deterministic sites are computed on; all by default.
+        seed: seed of draws of the rows' discrete latents; None draws none.
+        rows: the rows on which deterministic sites are computed; by default all.
     """
     flat = draws.reshape(-1, draws.shape[-1])
     if rows is not None or problem.reported or problem.layout.local or problem.layout.discrete:
         pieces = [problem.constrain(part, rows) for part in in_chunks(flat, densities_at_once(problem))]
-    else:  # nothing depends on the rows
+    else:  # no site depends on the rows
         pieces = [problem.constrain(flat, problem.fewest_rows)]
     if problem.layout.discrete and seed is not None and not problem.local_dim:
         generator = seeding.torch_generator(seed, seeding.ASSIGNMENTS)
@@ -335,7 +347,7 @@ def posterior_group(
     values |= in_double(problem, flat)
     shaped = {name: value.reshape(*draws.shape[:2], *value.shape[1:]) for name, value in values.items()}
     sites = {**problem.sites, **problem.layout.discrete, **problem.layout.reported}
-    if not federation.holds_data or rows is not None:  # what a deterministic site says of rows, it says at the clients
+    if not federation.holds_data or rows is not None:  # deterministic sites in the plate need the clients' rows
         shaped = {name: value for name, value in shaped.items() if problem.plate not in sites[name].dims}
     dims = {name: name_dims(sites[name].dims, federation.dims.get(name, [])) for name in shaped}
     return _dataset(shaped, dims, federation.coords)
@@ -349,7 +361,7 @@ def _dataset(values: dict[str, Tensor], dims: dict[str, list[str]], coords: dict
 
 
 def _as_array(value: Tensor) -> np.ndarray:
-    """As NumPy: real numbers in double precision, counts and flags as they are."""
+    """A tensor as a NumPy array: real numbers in double precision, counts and flags as they are."""
     value = value.detach().cpu()
     return (value.double() if value.is_floating_point() else value).numpy()
 
@@ -358,12 +370,12 @@ def _stats(values: dict[str, Tensor]) -> xr.Dataset:
     return _dataset(values, {name: [] for name in values}, {})
 
 
-#: Figures of the answer's last round that are told beside it: rounds of other stages may come after.
+#: Figures of the answer's last round that are attributes of the result, since later rounds may be of other stages.
 EVIDENCE = ("log_evidence", "log_evidence_se")
 
 
 def _attributes(algorithm: Algorithm, federation: Federation, record: Record, seed: int) -> dict[str, Any]:
-    """Texts, numbers, and flags as 0 or 1, which is what NetCDF can hold; what is not known is left out."""
+    """The result's attributes: texts, numbers, and flags as 0 or 1, as NetCDF holds them; unknown ones are left out."""
     problem = federation.problem
     return {
         "created_at": datetime.datetime.now(datetime.UTC).isoformat(),
@@ -394,6 +406,6 @@ def _attributes(algorithm: Algorithm, federation: Federation, record: Record, se
 
 
 def _spent(record: Record) -> dict[str, float]:
-    """What a private run spent, and how large its noise is."""
+    """The ε and δ that a private run has spent, and the size of its noise; empty for other runs."""
     private = record.private
     return {} if private is None else {"epsilon": private.epsilon, "delta": private.delta, "noise": private.noise}

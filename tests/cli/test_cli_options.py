@@ -63,6 +63,7 @@ def test_a_run_goes_on_from_its_checkpoint(tmp_path):
         (("--device", "cuda:99"), "torch has no such device here"),
         (("--executor", "fast"), "expected vectorised, sequential or ray:N"),
         (("--executor", "ray:0"), "expected vectorised, sequential or ray:N"),
+        (("--executor", "ray:²"), "expected vectorised, sequential or ray:N"),
         (("--graph", "rnig"), "has no 'rnig'"),
         (("--graph", "erdos_renyi:often"), "behind the colon stand numbers"),
         (("--resume",), "--resume needs --checkpoint DIR"),

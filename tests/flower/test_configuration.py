@@ -108,6 +108,8 @@ def test_the_apps_own_arguments():
         ({"resume": True}, "resume = true needs checkpoint"),
         ({"resume": True, "checkpoint": "{folder}/none"}, "holds no state to resume from"),
         ({"checkpoint": "{folder}"}, "holds the state of a run: pass resume=True"),
+        ({"start": "{folder}/none"}, "no state in .*none can be read: there is none"),
+        ({"max_seconds": -1.0}, "max_seconds must be positive"),
     ],
 )
 def test_what_run_would_refuse_is_refused_before_anybody_is_waited_for(read, config, message, tmp_path):
@@ -115,8 +117,9 @@ def test_what_run_would_refuse_is_refused_before_anybody_is_waited_for(read, con
 
     (tmp_path / "round-00000001.safetensors").write_bytes(b"")
     given = {key: value.format(folder=tmp_path) if isinstance(value, str) else value for key, value in config.items()}
+    own = {"max_seconds": given.pop("max_seconds")} if "max_seconds" in given else {}  # an argument of server_app
     with pytest.raises(PyroFedError, match=message):
-        serve(None, "linear_regression", "fedep", read({"num-clients": 3, **given}))
+        serve(None, "linear_regression", "fedep", read({"num-clients": 3, **given}, own))
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ def test_a_list_of_clients_that_is_none(flower, tmp_path):
 
     assert Roll.kept(tmp_path) is None
     (tmp_path / "clients.json").write_text('[{"name": 3}]')
-    with pytest.raises(CheckpointError, match="does not say who the clients are"):
+    with pytest.raises(CheckpointError, match="cannot be read as the list of the run's clients"):
         Roll.kept(tmp_path)
 
 

@@ -90,7 +90,7 @@ def test_splits():
     case = cases["linear_regression"]
     args = case.data()
     assert [str(Split.parse(text)) for text in SPLITS] == list(SPLITS)
-    for text in ("iid", "sorted/0", "dirichlet/3", "dirichlet:x/3", "rows/4", "iid/two"):
+    for text in ("iid", "sorted/0", "dirichlet/3", "dirichlet:x/3", "rows/4", "iid/two", "iid/²"):
         with pytest.raises(SettingError, match="expected iid, sorted, group or dirichlet"):
             Split.parse(text)
     fed = Split.parse("sorted/10").federation(case, 0)

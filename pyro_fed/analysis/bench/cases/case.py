@@ -92,7 +92,7 @@ class Split:
         how, _, count = text.strip().lower().partition("/")
         kind, _, alpha = how.partition(":")
         known = how in ("iid", "sorted", "group") or (kind == "dirichlet" and _is_number(alpha))
-        if not known or not count.isdigit() or not int(count):
+        if not known or not count.isdecimal() or not int(count):
             raise SettingError(
                 f"partition {text!r}: expected iid, sorted, group or dirichlet:ALPHA, a slash and the number of "
                 "clients, such as sorted/10"
