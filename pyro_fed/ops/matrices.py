@@ -27,7 +27,8 @@ def times_transposed(matrix: Tensor, x: Tensor) -> Tensor:
 
 
 def positive_part(matrix: Tensor) -> Tensor:
-    """A symmetric (..., D, D) without its negative eigenvalues."""
-    values, vectors = torch.linalg.eigh((matrix + matrix.mT) / 2)
+    """A symmetric (..., D, D) without its negative eigenvalues; NaN where an entry is no finite number."""
+    finite = matrix.isfinite().all(-1).all(-1)[..., None, None]
+    values, vectors = torch.linalg.eigh(torch.where(finite, matrix + matrix.mT, 0.0) / 2)
     positive: Tensor = (vectors * values.clamp_min(0).unsqueeze(-2)) @ vectors.mT
-    return positive
+    return torch.where(finite, positive, torch.nan)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -181,7 +182,7 @@ class Choice:
     settled: bool
 
 
-def choose(plan: Plan, problem: Problem, answers: list[Answer], tried: int) -> Choice:
+def choose(plan: Plan, problem: Problem, answers: list[Answer], tried: Sequence[int]) -> Choice:
     """Choose the best of some answers, and say whether it is enough.
 
     **The best** is chosen by these criteria, each of which counts only where the ones before do not decide:
@@ -195,13 +196,14 @@ def choose(plan: Plan, problem: Problem, answers: list[Answer], tried: int) -> C
 
     **It is enough** if it has no doubts and keeps to the aim, no other answer without doubts contradicts it, and it is
     the first stage's or another answer agrees with it. Another answer also agrees if its means and SDs, as the audit
-    corrects them, do.
+    corrects them, do. An answer that is further off the aim than the best, by the audit's measure, contradicts it only
+    if none that agrees with the best is as near to the aim.
 
     Args:
         plan: the plan.
         problem: the model's densities.
         answers: at least one, in the order in which they were found.
-        tried: how many stages were tried, with those that have no answer.
+        tried: the numbers of the stages that were tried, with those that failed after a round.
     """
     apart = {
         (one.number, other.number): disagreement(plan, problem, one, other)
@@ -229,19 +231,26 @@ def choose(plan: Plan, problem: Problem, answers: list[Answer], tried: int) -> C
         corrected = one.corrected if off[one.number] else None
         return corrected is not None and not disagreement(plan, problem, best, one, corrected)
 
+    def outvoted(one: Answer) -> bool:
+        """Whether it is further off the aim than the best answer, and than or as another that agrees with that."""
+        near = [other for other in answers if not other.doubts and off[other.number] <= off[one.number]]
+        agree = any(not apart.get((best.number, other.number), "itself") for other in near)
+        return off[one.number] > off[best.number] and agree
+
     best = max(answers, key=rank)
     others = [one for one in answers if one is not best]
     against = [
         f"{best.name} and {one.name} disagree: {clause}"
         for one in others
-        if not one.doubts and not explained(one) and (clause := apart[best.number, one.number])
+        if not one.doubts and not explained(one) and not outvoted(one) and (clause := apart[best.number, one.number])
     ]
     undoubted = [one.number for one in answers if not one.doubts]
-    aimed = not off[best.number] or (bool(undoubted) and tried >= plan.refine + 1 + min(undoubted))
+    more = sum(number > min(undoubted) for number in tried) if undoubted else 0
+    aimed = not off[best.number] or (bool(undoubted) and more >= plan.refine)
     if best.doubts or against or best.number == 0 or not plan.confirm or confirmed(best):
         doubts = best.doubts + against
         return Choice(best, doubts, settled=not doubts and aimed)
     names = ", ".join(one.name for one in others)
     why = f"{names} differ from it, and were doubted themselves" if names else "no other was found"
-    enough = tried >= plan.confirm + 1 + min(undoubted)
-    return Choice(best, [f"no second answer confirms that of {best.name}: {why}"], settled=enough and aimed)
+    unconfirmed = f"no second answer confirms that of {best.name}: {why}"
+    return Choice(best, [unconfirmed], settled=more >= plan.confirm and aimed)

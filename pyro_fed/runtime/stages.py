@@ -82,7 +82,7 @@ def run_stages(plan: Plan, stages: list[Stage], finish: Finish) -> InferenceData
     choice: Choice | None = None
     for number, stage in enumerate(stages):
         trial.run(number, stage)
-        choice = choose(plan, problem, trial.answers, number + 1) if trial.answers else None
+        choice = choose(plan, problem, trial.answers, trial.tried) if trial.answers else None
         settled = (
             choice is not None and choice.settled and not _weighed_by(stages[number + 1 :], choice.answer, problem)
         )
@@ -117,6 +117,7 @@ class _Trial:
         steps: what each stage did and cost.
         answers: the answers of those that have one.
         errors: the errors of those that failed.
+        tried: the numbers of the stages that had a round or an answer.
         deserted: whether too few clients replied to a stage, so that another would fail as well.
     """
 
@@ -125,6 +126,7 @@ class _Trial:
         self.steps: list[Step] = []
         self.answers: list[Answer] = []
         self.errors: list[Exception] = []
+        self.tried: list[int] = []
         self.deserted = False
         self._finished: dict[bool, Finished] = {False: [], True: []}  # by whether the form is non-centred
         self._failed: dict[bool, list[Algorithm]] = {False: [], True: []}
@@ -179,6 +181,8 @@ class _Trial:
             step.end = "" if answer else self._cut()
             self.answers += [answer] if answer else []
         step.rounds = len(record.rounds) - before
+        if step.rounds or step.doubts is not None:
+            self.tried.append(number)
         step.bytes = sum(one.bytes for one in record.rounds[before:])
         step.seconds = time.perf_counter() - began
 

@@ -91,6 +91,11 @@ def test_a_rows_own_effect_counts_with_its_row():
         torch.testing.assert_close(alone[0], terms[i])
 
 
+def test_matrices_are_found_where_a_run_computes_without_derivatives():
+    with torch.no_grad():
+        assert noncentred(problem_of(slopes)).effects == ("b",)
+
+
 def test_effects_are_standard_in_the_prior():
     problem = problem_of(chain_of_scales)
     form = noncentred(problem)

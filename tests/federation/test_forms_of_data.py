@@ -127,7 +127,7 @@ def test_new_data_may_be_missing_where_the_first_were():
         federation(with_missing, (X, Y)).with_args((X, y))
 
 
-@pytest.mark.parametrize("groups", [GROUPS, pd.Series(GROUPS), GROUPS.tolist()])
+@pytest.mark.parametrize("groups", [GROUPS, pd.Series(GROUPS), GROUPS.tolist(), list(GROUPS)])
 def test_text_becomes_codes_with_labels_as_coordinates(groups):
     fed = federation(by_group, (groups, Y))
     assert fed.coords == {"trees": ["elm", "fir", "oak"]}

@@ -99,6 +99,14 @@ def test_so_many_stages_are_tried_for_a_second_answer():
     assert len(steps) == 4 and steps[1]["chosen"]
 
 
+def test_stages_that_could_not_be_tried_are_none_of_them():
+    """A model without a non-centred form leaves the search for a second answer as long as it was."""
+    wrong, apart = [Doubtful(wrong_by=by) for by in (9.0, 8.0)], [Stage(pf.FedEP(damping=d), True) for d in (0.5, 0.9)]
+    _, steps = tried(wrong[0], pf.FedLaplace(), *apart, wrong[1], pf.FedEP(), confirm=2)
+    assert [step["rounds"] > 0 for step in steps] == [True, True, False, False, True, True]
+    assert steps[2]["end"].startswith("the model has no non-centred form") and steps[5]["chosen"]
+
+
 def test_a_doubted_answer_that_agrees_confirms():
     idata, steps = tried(Doubtful(wrong_by=0.1), pf.FedLaplace(), pf.FedEP())
     assert [step["algorithm"] for step in steps] == ["Doubtful(wrong_by=0.1)", "FedLaplace"]
@@ -189,7 +197,7 @@ def test_a_doubted_answer_confirms_what_the_audits_chains_came_to(wrong_by):
             return []
 
     first, later = answer_of(Doubtful(wrong_by=2.0), 0), answer_of(Silent(wrong_by=wrong_by), 1)
-    found = choose(Listed(), unequal_lines().problem, [first, later], 2)
+    found = choose(Listed(), unequal_lines().problem, [first, later], (0, 1))
     assert found.answer.number == 1
     assert bool(found.doubts) == (wrong_by > 0)
 
@@ -201,7 +209,7 @@ def test_of_two_that_are_doubted_one_with_all_modes_goes_before_one_without_half
     problem = unequal_lines().problem
     for lost, number in ((0.5, 1), (0.05, 0)):
         answers = [replace(one, doubts=["a mode is missed"], lost=lost), replace(other, doubts=doubts)]
-        assert choose(Listed(), problem, answers, 2).answer.number == number
+        assert choose(Listed(), problem, answers, (0, 1)).answer.number == number
 
 
 def answer_of(algorithm, number):
@@ -221,6 +229,22 @@ def drawn(count, degrees, factor=1.0, seed=0):
     random, dim = np.random.default_rng(seed), unequal_lines().problem.dim
     draws = torch.from_numpy(factor * random.standard_t(degrees, size=(1, count, dim)))
     return Answer(Stage(Doubtful()), seed, {}, draws, [], [], 1, True, {})
+
+
+@pytest.mark.parametrize(("off", "others", "settled"), [(0.2, 2, True), (0.0, 2, False), (0.2, 1, False)])
+def test_one_that_is_off_by_its_own_measure_is_outvoted_by_two_that_agree(off, others, settled):
+    """By the audit's chains the SDs of a narrow answer are too small by a factor of exp(0.2); others say 1.7."""
+
+    def measured(log_ratio):
+        none = np.zeros(unequal_lines().problem.dim)
+        return dict.fromkeys(("mean_error", "mean_error_se", "sd_ratio_se"), none) | {
+            "sd_ratio": np.exp(none + log_ratio)
+        }
+
+    narrow = replace(drawn(8000, 50, 1 / 1.7), measured=measured(off))
+    wide = [replace(drawn(8000, 50, seed=seed), measured=measured(0.0)) for seed in range(1, others + 1)]
+    choice = choose(Listed(), unequal_lines().problem, [narrow, *wide], range(others + 1))
+    assert choice.settled == settled and bool(choice.doubts) != settled
 
 
 @pytest.mark.parametrize("seed", range(1, 6))

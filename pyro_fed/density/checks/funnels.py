@@ -25,7 +25,8 @@ def latent_scales(problem: Problem) -> Iterator[tuple[str, LocationScale, list[s
     """
     execution, places = run_at_zero(problem.bound)
     for name in problem.sites:
-        pair = LocationScale.of(execution.trace.nodes[name]["fn"])
+        with torch.enable_grad():  # a matrix's scale is expanded here, also where a run computes without derivatives
+            pair = LocationScale.of(execution.trace.nodes[name]["fn"])
         if pair is not None:
             # A scale to the power of zero depends on its base by name alone: its derivative is zero.
             on = [other for other, slope in derivatives(pair.scale, places).items() if bool(slope.any())]

@@ -157,13 +157,13 @@ def _text(leaf: np.ndarray, name: str, known: Labels) -> Leaf:
             f"argument '{name}' is text, or of dtype object, and has no rows, so that its labels are not known: leave "
             f"a client without rows out, or pass pandas.Categorical({name}, categories=[...])"
         )
-    kinds = {type(part).__name__ for part in flat.tolist()}
-    if kinds != {"str"}:
+    kinds = {type(part).__name__ for part in flat.tolist() if not isinstance(part, str)}  # NumPy's texts are text
+    if kinds:
         raise DataError(
             f"argument '{name}' is an array of dtype {leaf.dtype} that holds {listed(sorted(kinds))}; expected "
             "numbers, truth values or text. Encode it as numbers, such as by `pandas.factorize`"
         )
-    labels = known.get(name) or tuple(sorted(set(flat.tolist())))
+    labels = known.get(name) or tuple(sorted({str(part) for part in flat.tolist()}))
     if all(_reads_as_number(label) for label in labels):
         raise DataError(
             f"argument '{name}' is text that reads as numbers ({listed(labels[:3])}, ...): convert it, "

@@ -53,7 +53,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData, in_chunks
 from pyro_fed.density.scores import prior_scores_and_values
 from pyro_fed.density.size import LARGE_DIM
-from pyro_fed.errors import SettingError
+from pyro_fed.errors import DivergenceError, SettingError
 from pyro_fed.infer.sites.few_rows import log_likelihoods_at
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
 from pyro_fed.infer.sites.whitening import Coordinates, turned
@@ -77,8 +77,8 @@ MOST_POINTS = 400
 FEWEST_EFFECTIVE = 100
 #: Log-likelihood of a draw that is impossible: messages hold finite numbers.
 IMPOSSIBLE = -1e30
-#: Share of the draws at which a client's log-likelihood may be no number, beyond the range of its precision in the
-#: proposals' tails: these are impossible. With more the client has failed.
+#: Share of the draws at which the prior, or a client's log-likelihood, may be no number, beyond the range of its
+#: precision in the proposals' tails: these are impossible. With more the model or the client has failed.
 MOST_UNKNOWN = 0.1
 #: Under which names clients' states hold their sites.
 HELD = "held_"
@@ -213,13 +213,22 @@ class FedAIS(Algorithm, Bounding, Moving, Advice, FitsSize, OwnErrors, Tempered)
         q = around(points)
         draws = q.sample(self.num_proposals, FREEDOM, generator).to(problem.dtype)
         log_prior = torch.cat([problem.log_prior(piece).double() for piece in in_chunks(draws, problem.evaluations)])
-        log_weights = log_prior - q.log_density(draws.double(), FREEDOM)
+        log_weights = _possible(log_prior) - q.log_density(draws.double(), FREEDOM)
         return self._states(problem, num_clients, draws, log_weights, log_weights.new_ones(()))
 
     def _states(
         self, problem: Problem, num_clients: int, draws: Tensor, log_weights: Tensor, accepted: Tensor
     ) -> tuple[State, State]:
-        """The server's and the clients' states before the round."""
+        """The server's and the clients' states before the round.
+
+        Raises:
+            DivergenceError: the prior is no number at more than a few of the draws.
+        """
+        if unknown := int(log_weights.isnan().sum()):
+            raise DivergenceError(
+                f"FedAIS: the prior's density is no number at {unknown} of {len(draws)} draws around its surrogates. "
+                "Compute it in float64 (dtype=torch.float64 of the federation), or give other surrogates"
+            )
         shared = {
             "draws": draws,
             "log_weights": log_weights,
@@ -239,7 +248,7 @@ class FedAIS(Algorithm, Bounding, Moving, Advice, FitsSize, OwnErrors, Tempered)
         value = difference(white)[0]
         if float(value.std()) < self.flat:
             return Annealed(white, value, value.new_ones(()))
-        levels = min(self.levels, levels_for(value, self.spread))
+        levels = min(self.levels, levels_for(value[value > -torch.inf], self.spread))
         how: Any = {"levels": levels, "leapfrog_steps": self.leapfrog_steps, "step_size": self.step_size, "axes": turn}
         usual = float(value.logsumexp(0)) - math.log(len(value))
         if self.freedom is None or not math.isfinite(usual):
@@ -258,9 +267,7 @@ class FedAIS(Algorithm, Bounding, Moving, Advice, FitsSize, OwnErrors, Tempered)
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
         """log p_k(z_s), (C, S), float64, zero for who has answered before."""
-        values = _computed(problem, shared["draws"], data)
-        few = values.isnan().double().mean(1, keepdim=True) <= MOST_UNKNOWN
-        values = torch.where(values.isnan() & few, IMPOSSIBLE, values).clamp_min(IMPOSSIBLE)
+        values = _possible(_computed(problem, shared["draws"], data)).clamp_min(IMPOSSIBLE)
         new = 1 - local["answered"]
         message = {"log_lik": torch.where(new[:, None] > 0, values, 0.0), "answered": new}
         return message, {"answered": torch.ones_like(new)}, {}
@@ -398,6 +405,12 @@ def _computed(problem: Problem, draws: Tensor, data: ClientData) -> Tensor:
     return torch.where(rounding, torch.nan, values)
 
 
+def _possible(values: Tensor) -> Tensor:
+    """Log densities at draws (..., S), those that are no numbers impossible where these are few."""
+    few = values.isnan().double().mean(-1, keepdim=True) <= MOST_UNKNOWN
+    return torch.where(values.isnan() & few, -torch.inf, values)
+
+
 def _of_sites(shared: State, kept: State, clients: Tensor) -> Tensor:
     """The logarithms of some clients' sites at the draws, (C, S)."""
     sites = gaussian({name: value[clients] for name, value in kept.items()}, HELD)
@@ -425,6 +438,7 @@ def _difference(
     def difference(white: Tensor) -> tuple[Tensor, Tensor]:
         z = coordinates.model(white)
         score, value = (part[0].double() for part in prior(z.to(problem.dtype)[None]))
+        value, score = _possible(value), score.nan_to_num(nan=0.0)
         wider, outward = tails.log_ratio(white)
         bent = white * curvature
         form = ((site.eta - 0.5 * bent) * white).sum(-1)

@@ -239,14 +239,15 @@ def test_impossible_draws_have_no_weight():
     assert abs(last(idata, "log_evidence") - exact) < 5 * last(idata, "log_evidence_se")
 
 
-def unknown_above(limit):
-    """A density that is no number above a limit, as overflow has it far out."""
+def unknown_above(limit, whose="rows"):
+    """A density, of the rows or of the prior, that is no number above a limit, as overflow has it far out."""
 
     def model(y):
         mu = pyro.sample("mu", dist.Normal(torch.tensor(0.0, dtype=torch.float64), 1.0))
+        no_number = torch.where(mu > limit, torch.nan, torch.zeros_like(mu))
+        pyro.factor("more", no_number if whose == "prior" else torch.zeros_like(mu))
         with pyro.plate("data", len(y)):
-            value = dist.Normal(mu, 1.0).log_prob(y)
-            pyro.factor("y", torch.where(mu > limit, torch.nan, value))
+            pyro.factor("y", dist.Normal(mu, 1.0).log_prob(y) + (no_number if whose == "rows" else 0.0))
 
     prior = pf.Given(torch.zeros(3, 1, dtype=torch.float64), torch.zeros(3, 1, dtype=torch.float64))
     fed = pf.Federation(model, (torch.tensor([-0.5, 0.0, -1.0], dtype=torch.float64),), plate="data", num_clients=3)
@@ -254,18 +255,26 @@ def unknown_above(limit):
 
 
 @pytest.mark.filterwarnings("ignore:.*mode")  # flat sites say nothing of the curvature
-def test_draws_where_a_density_is_no_number_have_no_weight():
+@pytest.mark.parametrize("whose", ["rows", "prior"])
+def test_draws_where_a_density_is_no_number_have_no_weight(whose):
     """The posterior N(-1.5 / 4, 1 / 4) has 1e-9 of its mass above 2.6, where the proposals have a hundredth."""
-    algorithm, fed = unknown_above(2.6)
+    algorithm, fed = unknown_above(2.6, whose)
     mu = pf.run(algorithm, fed, num_draws=4000, audit=False, **QUIET)["posterior"]["mu"].values
     assert mu.max() <= 2.6
     assert abs(mu.mean() + 0.375) < 0.06 and abs(mu.std() - 0.5) < 0.05
 
 
 @pytest.mark.filterwarnings("ignore:0 % of the clients have answered")
-def test_a_client_whose_density_is_mostly_no_number_has_failed():
-    algorithm, fed = unknown_above(0.0)
-    with pytest.raises(pf.DivergenceError, match="a log-likelihood is not a number at draws"):
+@pytest.mark.parametrize(
+    ("whose", "said"),
+    [
+        ("rows", "a log-likelihood is not a number at draws"),
+        ("prior", r"the prior's density is no number at \d+ of 80"),
+    ],
+)
+def test_a_density_that_is_mostly_no_number_has_failed(whose, said):
+    algorithm, fed = unknown_above(0.0, whose)
+    with pytest.raises(pf.DivergenceError, match=said):
         pf.run(algorithm, fed, audit=False, **QUIET)
 
 
