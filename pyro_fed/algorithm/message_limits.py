@@ -28,11 +28,17 @@ Objections = dict[str, Tensor]
 def grown(received: dict[str, Tensor], messages: dict[str, Tensor]) -> Objections:
     """Clients whose message holds what they received, grown beyond `LARGEST_GROWTH`."""
     return {
-        f"its '{name}' is more than {LARGEST_GROWTH:g} times what it received": sizes(messages[name])
-        > LARGEST_GROWTH * (1 + sizes(received[name]))
+        f"its '{name}' is more than {LARGEST_GROWTH:g} times what it received": _grown(received[name], messages[name])
         for name in messages
         if name in received and received[name].is_floating_point()
     }
+
+
+def _grown(received: Tensor, message: Tensor) -> Tensor:
+    """The same of one entry, (C,): nobody's where no number is as large as what grew from one at most may be."""
+    if message.numel() and float(message.abs().max()) <= LARGEST_GROWTH:
+        return torch.zeros(len(message), dtype=torch.bool, device=message.device)
+    return sizes(message) > LARGEST_GROWTH * (1 + sizes(received))
 
 
 def outlying(size: Tensor, what: str) -> Objections:

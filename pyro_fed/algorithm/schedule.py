@@ -107,15 +107,16 @@ class Schedule(ABC, metaclass=Checked):
 
     def of_slots(
         self, num_clients: int, slots: int, generator: Callable[[int], np.random.Generator]
-    ) -> list[Callable[[int], list[int]]]:
-        """What `chosen` answers for several slots, one a chain: each asks for itself.
+    ) -> Callable[[int], list[int]]:
+        """What `chosen` answers for several slots, one a chain, slot after slot: each asks for itself.
 
         Args:
             num_clients: K.
             slots: how many there are.
             generator: randomness of the period, of each slot.
         """
-        return [self.of_period(num_clients, generator(slot)) for slot in range(slots)]
+        answers = [self.of_period(num_clients, generator(slot)) for slot in range(slots)]
+        return lambda round: [client for answer in answers for client in answer(round)]
 
     def _called(self, round: int, num_clients: int) -> str:
         return f"{type(self).__name__}.select(round={round}, num_clients={num_clients})"
@@ -282,22 +283,22 @@ class Shuffled(Schedule):
         """A sweep's clients, whose order is drawn once."""
         if type(self).select is not Shuffled.select:
             return super().of_period(num_clients, rng)
-        order = rng.permutation(num_clients).tolist()
-        return lambda round: [order[round % num_clients]]
+        return self.of_slots(num_clients, 1, lambda _: rng)
 
     def of_slots(
         self, num_clients: int, slots: int, generator: Callable[[int], np.random.Generator]
-    ) -> list[Callable[[int], list[int]]]:
+    ) -> Callable[[int], list[int]]:
         """One order for each K slots, which begin at one place of it after the other."""
         if type(self).select is not Shuffled.select:
             return super().of_slots(num_clients, slots, generator)
-        orders = [self.of_period(num_clients, generator(first)) for first in range(0, slots, num_clients)]
+        orders = [generator(first).permutation(num_clients).tolist() * 2 for first in range(0, slots, num_clients)]
+        counts = [min(num_clients, slots - first) for first in range(0, slots, num_clients)]
 
-        def of_slot(slot: int) -> Callable[[int], list[int]]:
-            order, ahead = orders[slot // num_clients], slot % num_clients
-            return lambda round: order(round + ahead)
+        def answer(round: int) -> list[int]:
+            at = round % num_clients
+            return [client for order, count in zip(orders, counts, strict=True) for client in order[at : at + count]]
 
-        return [of_slot(slot) for slot in range(slots)]
+        return answer
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ def torch_generator(seed: int, *key: int) -> torch.Generator:
     return torch.Generator().manual_seed(int(sequence(seed, *key).generate_state(1, np.uint64)[0]) >> 1)
 
 
-def torch_generators(seed: int, keys: Sequence[tuple[int, ...]]) -> Iterator[torch.Generator]:
+def torch_generators(seed: int, keys: Sequence[tuple[int, ...]] | NDArray[np.int64]) -> Iterator[torch.Generator]:
     """The torch generators of many streams: those that `torch_generator` makes, in a fraction of the time.
 
     Each is to be drawn from before the next one is asked for: they may be one, seeded anew.
@@ -42,7 +42,7 @@ def torch_generators(seed: int, keys: Sequence[tuple[int, ...]]) -> Iterator[tor
         keys: of the streams, each of equal length, its numbers below 2³².
     """
     if len(keys) < AT_ONCE:
-        return (torch_generator(seed, *key) for key in keys)
+        return (torch_generator(seed, *map(int, key)) for key in keys)
     generator = torch.Generator()
     return (generator.manual_seed(number) for number in _torch_seeds(seed, keys))
 
@@ -62,7 +62,25 @@ def client_keys(round: int, clients: Sequence[int]) -> list[tuple[int, int, int,
     return keys
 
 
-def _torch_seeds(seed: int, keys: Sequence[tuple[int, ...]]) -> list[int]:
+def keys_of_rounds(first: int, clients: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The `client_keys` of R rounds of C clients, one round after the other, (R C, 4).
+
+    Args:
+        first: number of the first round.
+        clients: their numbers, (R, C).
+    """
+    rounds, count = clients.shape
+    order = clients.argsort(1, kind="stable")
+    ascending = np.take_along_axis(clients, order, 1)
+    place = np.arange(count)
+    begins = np.where(np.diff(ascending, axis=1, prepend=-1) != 0, place, 0)  # where a client stands the first time
+    repeat = np.empty_like(clients)
+    np.put_along_axis(repeat, order, place - np.maximum.accumulate(begins, 1), 1)
+    columns = (np.full_like(clients, CLIENT), first + np.arange(rounds)[:, None] + 0 * clients, clients, repeat)
+    return np.stack(columns, -1).reshape(-1, len(columns))
+
+
+def _torch_seeds(seed: int, keys: Sequence[tuple[int, ...]] | NDArray[np.int64]) -> list[int]:
     """What `torch_generator` seeds its generator with, for many keys at once: `SeedSequence` on arrays."""
     own = np.array(keys, dtype=np.uint32).T  # numbers that do not fit are refused
     high = [seed >> 32 * i & WORD for i in range(1, -(-seed.bit_length() // 32))]

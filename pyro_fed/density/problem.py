@@ -349,7 +349,14 @@ class Problem:
         return self.compiler.scan(function, self, carry, const, xs, length, const_dims)
 
     def scans(
-        self, function: Callable[..., Any], carry: Any, const: Any, xs: Any, at: Tensor, const_dims: Any = 0
+        self,
+        function: Callable[..., Any],
+        carry: Any,
+        const: Any,
+        xs: Any,
+        at: Tensor,
+        const_dims: Any = 0,
+        every: Any = 1,
     ) -> tuple[Any, Any]:
         """One scan after the other, each of other clients' constants, see `Compiler.scans`.
 
@@ -360,8 +367,9 @@ class Problem:
             xs: pytree of inputs of each step, (B T, C, ...).
             at: whose constants the clients of each scan are, (B, C).
             const_dims: client axes of `const`.
+            every: one step in so many is kept, of each output.
         """
-        return self.compiler.scans(function, self, carry, const, xs, at, const_dims)
+        return self.compiler.scans(function, self, carry, const, xs, at, const_dims, every)
 
     # -- densities ----------------------------------------------------------------------------------------
     def log_terms(

@@ -40,34 +40,38 @@ def langevin_step(
     Returns:
         The next position, (..., D).
     """
-    half, root = 0.5 * step_size, _root(step_size)
+    return drifted(position, pulled(score, factor), step_size, injected(step_size, noise, factor), factor)
+
+
+def injected(step_size: float | Tensor, noise: Tensor, factor: Tensor | None = None) -> Tensor:
+    """A step's noise eta_t = sqrt(h_t) A xi_t, (..., D); arguments as for `langevin_step`."""
+    root = step_size.sqrt() if isinstance(step_size, Tensor) else math.sqrt(step_size)
+    return root * (noise if factor is None else _coloured(noise, factor))
+
+
+def pulled(score: Tensor, factor: Tensor | None = None) -> Tensor:
+    """A' v, the score in preconditioned coordinates, (..., D); arguments as for `langevin_step`."""
     if factor is None:
-        return position + half * score + root * noise
-    # Rows hold positions: A'v is v'A.
-    pulled = factor * score if factor.ndim == 1 else score @ factor
-    return position + _coloured(half * pulled + root * noise, factor)
+        return score
+    return factor * score if factor.ndim == 1 else score @ factor  # rows hold positions: A'v is v'A
 
 
-def midpoint(position: Tensor, step_size: float | Tensor, noise: Tensor, factor: Tensor | None = None) -> Tensor:
-    """Half of a step's noise further on, theta + eta_t / 2, where a midpoint's score is taken.
+def drifted(
+    position: Tensor, pulled: Tensor, step_size: float | Tensor, injected: Tensor, factor: Tensor | None = None
+) -> Tensor:
+    """The next position, (..., D), of a step whose noise and score are known already.
 
     Args:
         position: theta, (..., D).
-        step_size: h, of the whole step.
-        noise: standard normal xi of the whole step, (..., D).
+        pulled: A' v, of the function of that name.
+        step_size: h.
+        injected: eta_t, likewise.
         factor: as for `langevin_step`.
-
-    Returns:
-        Positions, (..., D).
     """
-    white = 0.5 * _root(step_size) * noise
-    return position + (white if factor is None else _coloured(white, factor))
+    along = pulled if factor is None else _coloured(pulled, factor)
+    return position + 0.5 * step_size * along + injected
 
 
 def _coloured(white: Tensor, factor: Tensor) -> Tensor:
     """A x, (..., D)."""
     return factor * white if factor.ndim == 1 else white @ factor.transpose(-1, -2)
-
-
-def _root(step_size: float | Tensor) -> float | Tensor:
-    return step_size.sqrt() if isinstance(step_size, Tensor) else math.sqrt(step_size)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import xarray as xr
 
-from pyro_fed.algorithm.record import Record, Round
+from pyro_fed.algorithm.record import Record
 from pyro_fed.density.problem import Problem
 
 #: The record is a full table over (round, client) with up to so many cells. With more it is over (round, slot), and has
@@ -16,25 +16,32 @@ MAX_CELLS = 2_000_000
 
 
 class _Table(NamedTuple):
-    """The shape of the record's table.
+    """The record's table, and where in it the clients of each round are.
 
     Attributes:
         full: whether a column is a client; otherwise it is the position of a client among those of its round.
         rounds: number of rounds.
         width: number of columns.
+        clients: the clients of all rounds, one round after the other.
+        cells: their flat indices, row by row.
+        counts: number of clients of each round, (rounds,).
     """
 
     full: bool
     rounds: int
     width: int
+    clients: np.ndarray
+    cells: np.ndarray
+    counts: np.ndarray
 
     @property
     def dims(self) -> tuple[str, str]:
         return "round", "client" if self.full else "slot"
 
-    def columns(self, one: Round) -> np.ndarray:
-        """The columns of the clients of a round."""
-        return np.array(one.clients if self.full else range(len(one.clients)), dtype=np.int64)
+    def of_rounds(self, which: np.ndarray) -> np.ndarray:
+        """The cells of some rounds, (rounds,) of flags."""
+        found: np.ndarray = self.cells[np.repeat(which, self.counts)]
+        return found
 
     def empty(self, *shape: int) -> np.ndarray:
         return np.full((self.rounds, self.width, *shape), np.nan)
@@ -104,17 +111,20 @@ def sites_group(record: Record, problem: Problem) -> xr.Dataset:
 
 
 def _shape(record: Record) -> _Table:
-    rounds, clients = len(record.rounds), len(record.client_names)
-    full = rounds * clients <= MAX_CELLS
-    return _Table(full, rounds, clients if full else max((len(one.clients) for one in record.rounds), default=0))
+    counts = np.array([len(one.clients) for one in record.rounds], dtype=np.int64)
+    clients = np.array([client for one in record.rounds for client in one.clients], dtype=np.int64)
+    full = len(counts) * len(record.client_names) <= MAX_CELLS
+    width = len(record.client_names) if full else int(counts.max(initial=0))
+    columns = clients if full else np.arange(len(clients)) - np.repeat(counts.cumsum() - counts, counts)
+    cells = np.repeat(np.arange(len(counts)), counts) * width + columns
+    return _Table(full, len(counts), width, clients, cells, counts)
 
 
 def _participation(record: Record, table: _Table) -> dict[str, Any]:
     took_part = np.zeros((table.rounds, table.width), dtype=bool)
     numbers = np.full((table.rounds, table.width), -1)
-    at = _cells(record.rounds, np.arange(table.rounds), table)
-    took_part.flat[at] = True
-    numbers.flat[at] = [client for one in record.rounds for client in one.clients]
+    took_part.flat[table.cells] = True
+    numbers.flat[table.cells] = table.clients
     found = {"participated": (table.dims, took_part)}
     return found if table.full else {**found, "client": (table.dims, numbers)}
 
@@ -125,14 +135,13 @@ def _traffic(record: Record, table: _Table) -> dict[str, Any]:
     for i, one in enumerate(record.rounds):
         if one.asked:
             values["bytes_down"][i], values["bytes_up"][i] = one.asked
-    at = _cells(record.rounds, np.arange(table.rounds), table)
+    at, counts = table.cells, table.counts
     visits = np.bincount(at, minlength=table.rounds * table.width)[at]
     each: dict[str, list[Any]] = {
         "bytes_down": [one.bytes_down for one in record.rounds],
         "bytes_up": [one.bytes_up + (one.asked or (0, 0))[1] for one in record.rounds],
         "seconds": [one.seconds for one in record.rounds],
     }
-    counts = [len(one.clients) for one in record.rounds]
     for name, value in each.items():  # a round has one number for all of its clients, or one for each
         if any(isinstance(one, np.ndarray) for one in value):
             alike = [np.broadcast_to(np.asarray(one, dtype=float), n) for one, n in zip(value, counts, strict=True)]
@@ -145,34 +154,21 @@ def _traffic(record: Record, table: _Table) -> dict[str, Any]:
 def _means(record: Record, table: _Table, name: str) -> Any:
     """A figure of the clients, as the mean over a client's visits in a round."""
     values = table.empty()
-    known = [i for i, one in enumerate(record.rounds) if name in one.info]
-    those = [record.rounds[i] for i in known]
-    at = _cells(those, np.array(known, dtype=np.int64), table)
-    each, size = np.concatenate([one.info[name] for one in those]), table.rounds * table.width
+    known = [name in one.info for one in record.rounds]
+    at = table.of_rounds(np.array(known))
+    each = np.concatenate([one.info[name] for one in record.rounds if name in one.info])
+    size = table.rounds * table.width
     visits = np.bincount(at, minlength=size)[at]
     values.flat[at] = np.bincount(at, weights=each, minlength=size)[at] / visits
     return table.dims, values
 
 
-def _cells(rounds: list[Round], numbers: np.ndarray, table: _Table) -> np.ndarray:
-    """The flat indices, row by row, of the cells of some rounds' clients.
-
-    Args:
-        rounds: the rounds.
-        numbers: their numbers, which are the table's rows.
-        table: the table's shape.
-    """
-    columns = np.concatenate([table.columns(one) for one in rounds]) if rounds else np.zeros(0, dtype=np.int64)
-    found: np.ndarray = np.repeat(numbers, [len(one.clients) for one in rounds]) * table.width + columns
-    return found
-
-
 def _traces(record: Record, table: _Table, name: str, shape: tuple[int, ...]) -> Any:
     """A figure with one number for each client and parameter."""
     values = table.empty(*shape)
-    for i, one in enumerate(record.rounds):
-        if name in one.info:
-            values[i, table.columns(one)] = one.info[name]
+    known = np.array([name in one.info for one in record.rounds])
+    each = [one.info[name] for one in record.rounds if name in one.info]
+    values.reshape(-1, *shape)[table.of_rounds(known)] = np.concatenate(each)
     return (*table.dims, "parameter"), values
 
 

@@ -80,8 +80,8 @@ class Phase:
         settled: whether it starts from a phase that had converged, so that its first state is a posterior already.
         ledger: the server's account of the clients' sites; empty where it has none.
         name: what the progress bar calls the phase.
-        drawn: the schedule's period for which `slots` were drawn; -1 before the first.
-        slots: the schedule's answers for an algorithm with slots (`Chains`), slot by slot, by round.
+        drawn: the schedule's period for which `slots` was drawn; -1 before the first.
+        slots: the schedule's answers for an algorithm with slots (`Chains`), slot after slot, by round.
         growth: how large the state has been, to notice when it grows without end.
     """
 
@@ -97,7 +97,7 @@ class Phase:
     ledger: State = field(default_factory=dict)
     name: str = ""
     drawn: int = -1
-    slots: list[Callable[[int], list[int]]] = field(default_factory=list)
+    slots: Callable[[int], list[int]] | None = None
     growth: Growth = field(default_factory=Growth)
 
     @cached_property

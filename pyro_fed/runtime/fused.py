@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from pyro_fed.algorithm.capabilities import Moving, Pooled, Sent, ServerWork, SiteKeeping, Uninterrupted
@@ -19,6 +20,7 @@ from pyro_fed.algorithm.record import Round, figure_array
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.kinds import narrowed
 from pyro_fed.density.rows.batches import ClientData
+from pyro_fed.ops.entries import all_finite
 from pyro_fed.runtime.context import Context, Phase
 from pyro_fed.runtime.executors import Work
 from pyro_fed.runtime.executors.local import Vectorised, owner
@@ -84,11 +86,12 @@ def fused(phase: Phase, context: Context, data: ClientData, clients: list[list[i
     """
     algorithm, executor = narrowed(phase.algorithm, Uninterrupted), narrowed(context.executor, Vectorised)
     began = time.perf_counter()
-    received = phase.algorithm.download(phase.shared, torch.tensor(clients[0]))
+    numbers = torch.from_numpy(np.array(clients))
+    received = phase.algorithm.download(phase.shared, numbers[0])
     first = Work(len(context.record.rounds), context.seed, clients[0], received)
     replays = algorithm.replays if isinstance(algorithm, Moving) else frozenset[str]()
     try:
-        made, noise = executor.rounds(first, clients, algorithm.onward, replays)
+        made, noise = executor.rounds(first, numbers, algorithm.onward, replays)
     except KeyboardInterrupt:
         executor.undo()
         raise
@@ -100,16 +103,12 @@ def fused(phase: Phase, context: Context, data: ClientData, clients: list[list[i
     states = algorithm.combine_rounds(phase.shared, messages)
     refuse_divergence(phase.algorithm, context, phase.shared, states[-1], first.round + len(clients) - 1)
     info = {name: figure_array(value) for name, value in made.figures.items()}
-    by_round = zip(*(value.unbind() for value in messages.values()), strict=True)
-    each = [dict(zip(messages, values, strict=True)) for values in by_round]
-    known = (context.seed, data.num_rows, context.problem, context.graph)
-    messages_of = [
-        Sent(sent, chosen, first.round + i, *known, drawn)
-        for i, (sent, chosen, drawn) in enumerate(zip(each, torch.tensor(clients).unbind(), noise, strict=True))
-    ]
-    if (how_far := moved_rounds(phase, context, [phase.shared, *states[:-1]], messages_of)) is not None:
+    known = (first.round, context.seed, data.num_rows, context.problem, context.graph)
+    sent = Sent(messages, numbers, *known, noise)
+    if (how_far := moved_rounds(phase, context, [phase.shared, *states[:-1]], sent)) is not None:
         info["moved"] = figure_array(how_far)
-    down, up = encoded_size(spec_of_one(received)), encoded_size(spec_of_one(each[0]))
+    one = {name: value[0] for name, value in messages.items()}
+    down, up = (encoded_size(spec_of_one(state)) for state in (received, one))
     name = type(algorithm).__name__
     rounds = [
         Round(name, chosen, down, up, seconds, {key: value[i] for key, value in info.items()})
@@ -120,7 +119,7 @@ def fused(phase: Phase, context: Context, data: ClientData, clients: list[list[i
 
 def _honest(phase: Phase, received: State, messages: State) -> bool:
     """Whether all replies (R, C, ...) are finite, and the algorithm has no objection to any of them."""
-    if not all(bool(torch.isfinite(value).all()) for value in messages.values()):
+    if not all(all_finite(value) for value in messages.values()):
         return False
     flat = [{name: value.flatten(0, 1) for name, value in state.items()} for state in (received, messages)]
     return not any(bool(holds.any()) for holds in phase.algorithm.objections(*flat).values())

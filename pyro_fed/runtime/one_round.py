@@ -154,14 +154,14 @@ def moved(phase: Phase, context: Context, shared: State, sent: Sent) -> Tensor |
     return algorithm.moved(shared, phase.ledger, sent)
 
 
-def moved_rounds(phase: Phase, context: Context, before: list[State], sent: list[Sent]) -> Tensor | None:
+def moved_rounds(phase: Phase, context: Context, before: list[State], sent: Sent) -> Tensor | None:
     """How far each client's message moves the answer, in rounds that were done at once (R, C); None as for `moved`.
 
     Args:
         phase: the run's phase.
         context: the run.
         before: the server's state before each round.
-        sent: the messages of each round.
+        sent: the messages of all rounds.
     """
     algorithm = phase.algorithm
     if not (phase.last and isinstance(algorithm, Moving)) or hidden(context):

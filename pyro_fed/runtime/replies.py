@@ -20,6 +20,7 @@ from pyro_fed.algorithm.record import Failure
 from pyro_fed.algorithm.states import State, select
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import DivergenceError, QuorumError
+from pyro_fed.ops.entries import all_finite
 from pyro_fed.runtime.executors import Reply, Work
 
 if TYPE_CHECKING:
@@ -216,14 +217,16 @@ def _finite(messages: State) -> tuple[Tensor, dict[int, str]]:
     why: dict[int, str] = {}
     finite = torch.ones(len(next(iter(messages.values()))), dtype=torch.bool)
     for name, value in messages.items():
-        good = all_finite(value).to(finite.device)
+        good = each_finite(value).to(finite.device)
         why = dict.fromkeys((~good).nonzero().flatten().tolist(), name) | why
         finite &= good
     return finite, why
 
 
-def all_finite(values: Tensor) -> Tensor:
+def each_finite(values: Tensor) -> Tensor:
     """Whether all numbers of each client (C, ...) are finite (C,); computed client by client where they are many."""
+    if all_finite(values):
+        return torch.ones(len(values), dtype=torch.bool)
     if values.numel() <= FINITE_AT_ONCE:
         return torch.isfinite(values).reshape(len(values), -1).all(1)
     return torch.stack([torch.isfinite(own).all() for own in values])
@@ -291,9 +294,9 @@ def refuse_divergence(algorithm: Algorithm, context: Context, before: State, aft
     for name, value in after.items():
         if value is before.get(name):  # unchanged, or a buffer to which messages were added that are checked already
             continue
-        if name in algorithm.may_be_infinite or not value.is_floating_point() or bool(torch.isfinite(value).all()):
+        if name in algorithm.may_be_infinite or not value.is_floating_point() or all_finite(value):
             continue
-        if name in before and not bool(torch.isfinite(before[name]).all()):
+        if name in before and not all_finite(before[name]):
             continue
         record, advised = context.record, isinstance(algorithm, Advice)
         cure = record.moved_first() or (_advice(algorithm, context.problem, before) if advised else OVERFLOW)

@@ -376,9 +376,10 @@ def _state_of(phase: Phase, context: Context, network: Network) -> bool | None:
     record = context.record
     if hidden(context) and phase.done < phase.rounds:
         return None
-    measured = [figures for figures in record.figures if figures]
+    figures = record.figures
+    measured = figures if all(figures) else [one for one in figures if one]
     verdict = phase.algorithm.converged(measured) if measured else None
-    if verdict and record.figures[-1] and network.complete():
+    if verdict and figures[-1] and network.complete():
         return True
     return None if verdict is None or phase.done < phase.rounds else False
 
@@ -403,15 +404,12 @@ def _select(phase: Phase, context: Context, index: int) -> tuple[list[int], Aske
         if isinstance(schedule, Informed):
             return _ask(phase, context, schedule, rng)
         return schedule.chosen(index, num_clients, rng), None
-    chosen = []
-    for answer in _slots(phase, context, drawn, algorithm.num_slots):
-        chosen += answer(index)
-    return chosen, None
+    return _slots(phase, context, drawn, algorithm.num_slots)(index), None
 
 
-def _slots(phase: Phase, context: Context, drawn: int, slots: int) -> list[Callable[[int], list[int]]]:
-    """The schedule's answers, slot by slot, by round; drawn when a period of the schedule begins."""
-    if phase.drawn != drawn:
+def _slots(phase: Phase, context: Context, drawn: int, slots: int) -> Callable[[int], list[int]]:
+    """The schedule's answers for all slots, by round; drawn when a period of the schedule begins."""
+    if phase.slots is None or phase.drawn != drawn:
         num_clients = _num_clients(phase.algorithm, context)
         generator = partial(seeding.numpy_generator, context.seed, seeding.SCHEDULE, drawn)
         phase.drawn, phase.slots = drawn, phase.schedule.of_slots(num_clients, slots, generator)

@@ -19,6 +19,12 @@ def test_a_client_that_stands_there_twice_has_two_streams():
     assert seeding.client_keys(3, [5, 1, 5]) == [(seeding.CLIENT, 3, *key) for key in [(5, 0), (1, 0), (5, 1)]]
 
 
+def test_keys_of_rounds_are_those_of_each_round():
+    rounds = np.random.default_rng(1).integers(0, 4, (6, 5))
+    singly = [key for number, clients in enumerate(rounds) for key in seeding.client_keys(3 + number, clients.tolist())]
+    assert list(map(tuple, seeding.keys_of_rounds(3, rounds).tolist())) == singly
+
+
 #: Every form of key in use, with the numbers that it has at the least; (SCHEDULE, draw) and (SCHEDULE, draw, slot) are
 #: the choice of clients of one phase, which has either.
 FORMS = {

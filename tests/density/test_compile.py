@@ -104,6 +104,23 @@ def test_a_step_in_double_stays_in_double_whatever_the_default():
         assert float(traced(z)[1]) == pytest.approx(float(exact), rel=1e-14)
 
 
+@pytest.mark.parametrize("clients", [[[0, 1, 2], [2, 0, 1]], [[0, 0, 2], [1, 2, 0]]])
+def test_scans_in_turn_are_scans_of_the_chosen_constants_and_keep_every_so_many_steps(clients):
+    """Whether each client has one in every scan, so that what is carried goes round, or some have several."""
+    problem = unequal_lines().problem
+
+    def step(_, carry, const, x):
+        return carry * const + x, (carry, carry - x)
+
+    at, start, const = torch.tensor(clients), torch.arange(3.0), torch.tensor([0.5, -1.0, 2.0])
+    xs = torch.arange(24.0).reshape(8, 3)
+    ends, (kept, every) = problem.scans(step, start, const, xs, at, 0, (2, 1))
+    for scan, chosen in enumerate(at):
+        start, (path, moved) = problem.scan(step, start, const[chosen], xs[4 * scan : 4 * scan + 4], 4)
+        assert torch.equal(ends[scan], start) and torch.equal(every[4 * scan : 4 * scan + 4], moved)
+        assert torch.equal(kept[2 * scan : 2 * scan + 2], path[1::2])
+
+
 @INDUCTOR
 def test_a_state_that_is_also_a_constant_is_not_taken_for_it():
     problem = unequal_lines().problem

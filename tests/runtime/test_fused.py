@@ -6,6 +6,7 @@ import torch
 from gaussian_case import federation, shards
 
 import pyro_fed as pf
+from pyro_fed.conventions import seeding
 from pyro_fed.density.compiling.compiler import Compiler
 from pyro_fed.runtime import fused as module
 
@@ -76,13 +77,28 @@ def test_visits_at_once_are_one_scan(blocks, monkeypatch, settings):
     scanned = []
     inner = Compiler.scans
 
-    def counting(self, function, problem, carry, const, xs, at, const_dims=0):
+    def counting(self, function, problem, carry, const, xs, at, *options):
         scanned.append(len(at))
-        return inner(self, function, problem, carry, const, xs, at, const_dims)
+        return inner(self, function, problem, carry, const, xs, at, *options)
 
     monkeypatch.setattr(Compiler, "scans", counting)
     run(short(**settings))
     assert sum(scanned) > 40 and max(scanned) > 10 and set(scanned) <= set(blocks)
+
+
+@pytest.mark.parametrize("batch_size", [None, 25, 10])
+def test_noise_of_many_visits_is_that_of_each(batch_size):
+    """To the bit, where clients take all of their rows; else each draws its own minibatches."""
+    algorithm, problem = short(batch_size=batch_size), federation(X).problem
+    rows, keys = torch.full((40,), 25), [(seeding.CLIENT, number, 0, 0) for number in range(40)]
+    found = algorithm.draw_noises(problem, rows, seeding.torch_generators(3, keys))
+    if batch_size == 10:
+        assert found is None
+        return
+    each = [algorithm.draw_noise(problem, 25, seeding.torch_generator(3, *key)) for key in keys]
+    assert found.keys() == each[0].keys()
+    for name, value in found.items():
+        assert torch.equal(value, torch.stack([one[name] for one in each], 1))
 
 
 @pytest.mark.filterwarnings("ignore:only", "ignore:the 3 chains disagree")

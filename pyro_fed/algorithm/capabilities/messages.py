@@ -35,18 +35,18 @@ class Held(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """What came in a round.
+    """What came in a round; or in R rounds of as many clients, one after the other: then C is (R, C).
 
     Args:
         messages: (C, ...).
         clients: (C,) whose messages these are.
-        round: its number.
+        round: its number, or that of the first round.
         seed: of the run, from which everybody's randomness follows.
         rows: of all clients as the server was told, (K,); None: as many each.
         problem: the model's densities, of which a server may take the prior.
         graph: over which agents talk.
-        noise: entries of the clients' randomness that `Moving.replays` names, (T, C, ...), where whoever drew it is in
-            this process; None: to be drawn again.
+        noise: entries of the clients' randomness that `Moving.replays` names, (T, C, ...), of several rounds
+            (T, R C, ...), where whoever drew it is in this process; None: to be drawn again.
     """
 
     messages: State
@@ -62,6 +62,16 @@ class Sent(NamedTuple):
     def own_rows(self) -> Tensor | None:
         """Of the clients whose messages these are, (C,)."""
         return None if self.rows is None else self.rows[self.clients]
+
+    def one_by_one(self) -> list[Sent]:
+        """What came in each of several rounds."""
+        each = []
+        for number, clients in enumerate(self.clients):
+            messages = {name: value[number] for name, value in self.messages.items()}
+            places = slice(number * len(clients), (number + 1) * len(clients))
+            noise = None if self.noise is None else {name: value[:, places] for name, value in self.noise.items()}
+            each.append(self._replace(messages=messages, clients=clients, round=self.round + number, noise=noise))
+        return each
 
 
 class Bounding(ABC):
@@ -141,14 +151,15 @@ class Moving(ABC):
             sent: the messages, as they are taken.
         """
 
-    def moved_rounds(self, before: Sequence[State], kept: State, sent: Sequence[Sent]) -> Tensor:
+    def moved_rounds(self, before: Sequence[State], kept: State, sent: Sent) -> Tensor:
         """`moved` for R rounds of as many clients, (R, C).
 
         Args:
             before: the server's state before each round.
             kept: as for `moved`, before and after all of them.
-            sent: the messages of each.
+            sent: the messages of all rounds.
         """
         import torch  # here, so that algorithms are listed without
 
-        return torch.stack([self.moved(shared, kept, one) for shared, one in zip(before, sent, strict=True)])
+        each = zip(before, sent.one_by_one(), strict=True)
+        return torch.stack([self.moved(shared, kept, one) for shared, one in each])

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from torch import Tensor
 
 if TYPE_CHECKING:
+    import torch
+
     from pyro_fed.algorithm.contract import Noise
     from pyro_fed.algorithm.states import State
     from pyro_fed.density.problem import Problem
@@ -102,6 +105,16 @@ class Uninterrupted(ABC):
     @abstractmethod
     def combine_rounds(self, shared: State, messages: State) -> list[State]:
         """The server's state after each of R rounds, whose messages are (R, C, ...)."""
+
+    def draw_noises(self, problem: Problem, num_rows: Tensor, generators: Iterator[torch.Generator]) -> Noise | None:
+        """What `draw_noise` draws for each of V clients, stacked, (steps, V, ...); None: it is to be drawn one by one.
+
+        Args:
+            problem: the model's densities.
+            num_rows: of each client, (V,).
+            generators: one each, see `seeding.torch_generators`.
+        """
+        return None
 
     def local_rounds(
         self,

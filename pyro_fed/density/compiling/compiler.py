@@ -253,6 +253,7 @@ class Compiler:
         xs: Any,
         at: Tensor,
         const_dims: Any = 0,
+        every: Any = 1,
     ) -> tuple[Any, Any]:
         """A `scan` after the other, each of other clients' constants: the same steps, with nothing else between them.
 
@@ -264,9 +265,10 @@ class Compiler:
             xs: pytree of per-step inputs, (B T, C, ...).
             at: whose constants the C clients of each scan are, (B, C).
             const_dims: client axes of `const`.
+            every: of each output one step in so many is kept, the last of them; as a pytree that is a prefix of theirs.
 
         Returns:
-            the carry after each scan, stacked, (B, C, ...), and the outputs of all steps, (B T, C, ...).
+            the carry after each scan, stacked, (B, C, ...), and the outputs of all steps that are kept, (B T, C, ...).
         """
         state, carried = _begun(carry)
         (fixed, held), (inputs, given) = pytree.tree_flatten(const), pytree.tree_flatten(xs)
@@ -290,7 +292,11 @@ class Compiler:
             state, made = _stepped(step, state, constants, per_step[block * length : (block + 1) * length])
             ends.append(state)
             outs += made
-        stacked = [torch.stack(parts) for made in (ends, outs) for parts in zip(*made, strict=True)]
+        found = pytree.tree_unflatten(range(len(state) + len(outs[0])), step.spec())
+        strides = leaf_dims(every, found[1])
+        stacked = [torch.stack(parts) for parts in zip(*ends, strict=True)]
+        for parts, stride in zip(zip(*outs, strict=True), strides, strict=True):
+            stacked.append(torch.stack(parts[(stride or 1) - 1 :: stride]))
         if turns is not None:
             stacked = [_in_order(value, at) for value in stacked]
         last, outputs = pytree.tree_unflatten(stacked, step.spec())
@@ -505,10 +511,10 @@ def _turns(leaves: list[Tensor], dims: list[int | None], at: Tensor) -> _Turns |
 
 def _in_order(value: Tensor, order: Tensor) -> Tensor:
     """What stands along the second axis of (B T, C, ...) in another order for each of the B, (B, C)."""
-    blocks = value.unflatten(0, (len(order), -1))
-    index = order[:, None].expand(blocks.shape[:3])
-    index = index.reshape(*index.shape, *[1] * (blocks.dim() - 3)).expand(blocks.shape)
-    found: Tensor = blocks.gather(2, index).flatten(0, 1)
+    steps, count = len(value) // len(order), order.shape[1]
+    first = count * torch.arange(len(value), device=value.device).unsqueeze(1)
+    rows = first + order.repeat_interleave(steps, 0)
+    found: Tensor = value.flatten(0, 1).index_select(0, rows.flatten()).unflatten(0, (len(value), count))
     return found
 
 

@@ -36,7 +36,7 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch
 from pyro_fed.ops.gaussian import Gaussian
-from pyro_fed.ops.matrices import times
+from pyro_fed.ops.matrices import times_transposed
 
 
 def linear_pull(sites: Gaussian, shares: Tensor, anchor: Tensor, weight: float) -> State:
@@ -102,7 +102,9 @@ def conducive(z: Tensor, local: State) -> Tensor:
     if "pull" not in local:
         return torch.zeros_like(z)
     offset = z - local["anchor"]
+    # Both matrices are symmetric: compiled, sums that run along columns are several times as fast.
+    slope = times_transposed(local["pull_slope"], offset)
     if "trust_radius" in local:
-        distance = (offset * times(local["metric"], offset)).sum().sqrt()
-        offset = offset * (local["trust_radius"] / distance).clamp_max(1.0)
-    return local["pull"] - times(local["pull_slope"], offset)
+        distance = (offset * times_transposed(local["metric"], offset)).sum().sqrt()
+        slope = (local["trust_radius"] / distance).clamp_max(1.0) * slope
+    return local["pull"] - slope

@@ -211,8 +211,9 @@ class FALD(ReplayedVisits):
 
     def visit_weights(self, shared: State, clients: Tensor) -> Tensor:
         """p_c of each visit, (C,): the client's share among those of its chain."""
-        f = shared["share"][clients].reshape(self.num_chains, -1)
-        return (f / f.sum(1, keepdim=True)).reshape(-1)
+        f = shared["share"][clients].unflatten(-1, (self.num_chains, -1))
+        part: Tensor = (f / f.sum(-1, keepdim=True)).flatten(-2)
+        return part
 
     def cannot_bound(self) -> str:
         """A visit is compared with one to the surrogates, which conducive gradients make alike."""

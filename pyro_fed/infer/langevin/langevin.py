@@ -33,6 +33,7 @@ Deviations, all settings, all off in the papers' recipes, and those of `langevin
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, Literal
@@ -75,8 +76,7 @@ from pyro_fed.infer.surrogates.local_sgld import tempered_clients
 from pyro_fed.infer.surrogates.phase import Surrogates, check_surrogates, surrogate_phase
 from pyro_fed.infer.surrogates.surrogates import fitted, one_each, shares
 from pyro_fed.ops.gaussian import Gaussian
-from pyro_fed.ops.langevin import langevin_step, midpoint
-from pyro_fed.ops.matrices import times_transposed
+from pyro_fed.ops.langevin import drifted, injected, pulled
 from pyro_fed.ops.step_sizes import polynomial_step
 
 #: Effective draws below which a run warns: so many a chain, as is usual, up to four chains.
@@ -318,13 +318,30 @@ class Langevin(Algorithm, Chains, Uninterrupted, DrawStats, Advice, Tempered):
         picks = drawn(num_rows, self.batch_size, self.local_steps, generator, problem.dtype)
         return {"normal": normal, "position": picks.position, "weight": picks.weight}
 
+    def draw_noises(self, problem: Problem, num_rows: Tensor, generators: Iterator[torch.Generator]) -> Noise | None:
+        """The same of many visits in one tensor, where clients take all of their rows."""
+        size = self.batch_size
+        if size is not None and int(num_rows.max()) > size:
+            return None
+        normal = torch.empty(len(num_rows), self.local_steps, problem.dim, dtype=problem.dtype)
+        for visit, generator in zip(normal, generators, strict=True):
+            visit.normal_(generator=generator)
+        none = {} if size is None else _no_picks(size, problem.dtype)
+        picks = {name: value.new_empty(0, len(num_rows), value.shape[-1]) for name, value in none.items()}
+        return {"normal": normal.transpose(0, 1), **picks}
+
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
         """T steps of each chain at its client (`Update` of Algorithm 1)."""
         news = self._first_visit(problem, shared, local, data)
-        xs: dict[str, Any] = {"normal": noise["normal"], "step_size": self._visit_steps(shared, local | news)}
+        xs: dict[str, Any] = {"normal": noise["normal"]}
         const, rows, dims = self._constants(local | {name: news[name] for name in news if name in local}, data)
+        steps = self._visit_steps(shared, local | news)
+        if self.decay:
+            xs["step_size"] = steps
+        else:
+            const["step_size"] = steps[0]
         if dims is not BATCHES:
             xs["picks"] = picked(noise["position"], noise["weight"], data.num_rows, self.local_steps)
         if "anchor_score" in const and self.control_variate == "visit":
@@ -335,7 +352,8 @@ class Langevin(Algorithm, Chains, Uninterrupted, DrawStats, Advice, Tempered):
         position, (path, norms) = problem.scan(
             self._step, shared["position"], (const, rows), xs, self.local_steps, axes
         )
-        return self._sent(shared, position, path, norms, xs["step_size"]), news, {"gradient_norm": norms.mean(0)}
+        sent = path[self.stride - 1 :: self.stride]
+        return self._sent(shared, position, sent, norms, steps), news, {"gradient_norm": norms.mean(0)}
 
     def local_rounds(
         self,
@@ -361,15 +379,21 @@ class Langevin(Algorithm, Chains, Uninterrupted, DrawStats, Advice, Tempered):
         steps = received["step_size"].expand(at.shape)
         told = {"client": clients, "steps": done, "step_size": steps}
         each_step = self._visit_steps(told, {name: local[name][at] for name in local if name == "longest_step"})
-        xs: dict[str, Any] = {"normal": in_turn(noise["normal"]), "step_size": in_turn(each_step.flatten(1))}
+        xs: dict[str, Any] = {"normal": in_turn(noise["normal"])}
         const, rows, dims = self._constants(local, data)
+        if self.decay:
+            xs["step_size"] = in_turn(each_step.flatten(1))
+        else:
+            const["step_size"] = _as_short(received["step_size"][0].expand(len(local["ready"])), local)
         if "position" in noise and dims is not BATCHES:
             picks = picked(noise["position"], noise["weight"], data.num_rows[at.flatten()], length)
             xs["picks"] = Minibatch(*(in_turn(part) for part in picks))
         axes = (dict.fromkeys(const, 0), dims)
-        ends, (path, norms) = problem.scans(self._step, received["position"], (const, rows), xs, at, axes)
+        ends, (path, norms) = problem.scans(
+            self._step, received["position"], (const, rows), xs, at, axes, (self.stride, 1)
+        )
         began = torch.cat([received["position"].unsqueeze(0), ends[:-1]])
-        path, norms = (value.unflatten(0, (rounds, length)).transpose(0, 1) for value in (path, norms))
+        path, norms = (value.unflatten(0, (rounds, -1)).transpose(0, 1) for value in (path, norms))
         messages = self._sent(told, ends, path, norms, each_step)
         return LocalRounds({"position": began, **told}, messages, {"gradient_norm": norms.mean(0)})
 
@@ -388,7 +412,7 @@ class Langevin(Algorithm, Chains, Uninterrupted, DrawStats, Advice, Tempered):
         Args:
             shared: the server's state.
             position: (C, D), or of several rounds (R, C, D), and so on.
-            path: (T, C, D).
+            path: of those steps alone, (T / stride, C, D).
             norms: of the preconditioned scores, (T, C).
             steps: h, (T, C).
         """
@@ -396,17 +420,14 @@ class Langevin(Algorithm, Chains, Uninterrupted, DrawStats, Advice, Tempered):
         return {
             "position": position,
             "client": shared["client"],
-            "draws": path[sent].movedim(0, -2),
+            "draws": path.movedim(0, -2),
             "gradient_norm": norms[sent].movedim(0, -1),
             "step_size": steps[sent].movedim(0, -1),
         }
 
     def _visit_steps(self, shared: State, local: State) -> Tensor:
         """h of each step of the visits, (T, C): a derived one is as short as the client needs it."""
-        step_size = shared["step_size"]
-        if "longest_step" in local:
-            step_size = torch.minimum(step_size, local["longest_step"])
-        return self._steps(shared["steps"], step_size)
+        return self._steps(shared["steps"], _as_short(shared["step_size"], local))
 
     def _steps(self, done: Tensor, step_size: Tensor) -> Tensor:
         """h of each step of a visit, (T, ...), of chains that have had so many."""
@@ -436,14 +457,13 @@ class Langevin(Algorithm, Chains, Uninterrupted, DrawStats, Advice, Tempered):
 
     def _step(self, problem: Problem, position: Tensor, const: Any, x: Any) -> tuple[Tensor, Any]:
         local, rows = const
-        h, normal, factor = x["step_size"], x["normal"], local["factor"]
+        h, normal, factor = (x if self.decay else local)["step_size"], x["normal"], local["factor"]
         batch = batch_of(rows, x.get("picks"))
-        where = position
-        if self.midpoint:
-            where = midpoint(position, h, normal, factor)
-        drift = score(problem, where, local, batch)
-        after = langevin_step(position, drift, h, normal, factor)
-        return after, (where if self.midpoint else after, times_transposed(factor, drift).norm())
+        kick = injected(h, normal, factor)
+        where = position + 0.5 * kick if self.midpoint else position
+        pull = pulled(score(problem, where, local, batch), factor)
+        after = drifted(position, pull, h, kick, factor)
+        return after, (where if self.midpoint else after, pull.norm())
 
     # -- the chains at the server ---------------------------------------------------------------------------
     @property
@@ -637,6 +657,11 @@ class VisitingLangevin(Langevin):
     def visit_length(self, num_clients: int, start: Start | None) -> float:
         """h T where no step size is given."""
         return self.visit_time
+
+
+def _as_short(step_size: Tensor, local: State) -> Tensor:
+    """h of visits, (C,): a derived one is as short as the client needs it."""
+    return torch.minimum(step_size, local["longest_step"]) if "longest_step" in local else step_size
 
 
 @lru_cache(maxsize=8)

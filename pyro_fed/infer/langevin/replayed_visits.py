@@ -31,9 +31,9 @@ class ReplayedVisits(VisitingLangevin, Bounding, Moving):
 
         Args:
             shared: the server's state.
-            clients: of the visits, (C,).
+            clients: of the visits, (C,), or of several rounds (R, C).
         """
-        return shared["position"].new_ones(len(clients))
+        return shared["position"].new_ones(clients.shape)
 
     def hold(self, limits: Bounded, shared: State, kept: State, sent: Sent) -> Held:
         """Visits that are within reach of the same visits to the surrogates."""
@@ -44,31 +44,25 @@ class ReplayedVisits(VisitingLangevin, Bounding, Moving):
 
     def moved(self, shared: State, kept: State, sent: Sent) -> Tensor:
         """By where visits end besides where the same visits to the surrogates do; zero without surrogates."""
-        return self.moved_rounds([shared], kept, [sent])[0]
+        if "held_mean" not in shared:
+            return torch.zeros(len(sent.clients), dtype=torch.float64)
+        steps, noise, weight = self._replay(shared, sent)
+        return self._moved([shared], sent.messages["position"][None], steps[None], noise[None], weight[None])[0]
 
-    def moved_rounds(self, before: Sequence[State], kept: State, sent: Sequence[Sent]) -> Tensor:
-        """`moved` of all visits of R rounds at once."""
-        shape = len(sent), len(sent[0].clients)
-        if "held_mean" not in before[0]:
-            return torch.zeros(shape, dtype=torch.float64)
-        steps, noise, weight = self._replays(before, sent)
-        chains = before[0]["position"].shape[0]
-        start = torch.stack([shared["position"] for shared in before]).repeat_interleave(shape[1] // chains, 1)
-        ends = torch.stack([one.messages["position"] for one in sent])
-        return departures(before[0], start, ends, steps, noise, self.midpoint) * weight
-
-    def _replays(self, before: Sequence[State], sent: Sequence[Sent]) -> tuple[Tensor, Tensor, Tensor]:
-        """What `_replay` has of each round, (R, ...): all at once where steps are alike and the noise is known."""
-        drawn = [one.noise["normal"] for one in sent if one.noise is not None]
-        if self.decay or len(drawn) < len(sent):
-            each = [self._replay(shared, one) for shared, one in zip(before, sent, strict=True)]
-            steps, noise, weight = (torch.stack(parts) for parts in zip(*each, strict=True))
-            return steps, noise, weight
-        weight = torch.stack(
-            [self.visit_weights(shared, one.clients) for shared, one in zip(before, sent, strict=True)]
-        )
+    def moved_rounds(self, before: Sequence[State], kept: State, sent: Sent) -> Tensor:
+        """`moved` of all visits of R rounds at once, where steps are alike and the noise is known."""
+        if self.decay or sent.noise is None or "held_mean" not in before[0]:
+            return super().moved_rounds(before, kept, sent)
+        weight = self.visit_weights(before[0], sent.clients)
+        noise = sent.noise["normal"].transpose(0, 1).unflatten(0, weight.shape) * weight.rsqrt()[..., None, None]
         steps = torch.stack([shared["step_size"] for shared in before]).unsqueeze(1).expand(-1, self.local_steps)
-        return steps, torch.stack(drawn).transpose(1, 2).contiguous() * weight.rsqrt()[..., None, None], weight
+        return self._moved(before, sent.messages["position"], steps, noise, weight)
+
+    def _moved(self, before: Sequence[State], ends: Tensor, steps: Tensor, noise: Tensor, weight: Tensor) -> Tensor:
+        """`departures` of R rounds, (R, C), each for its part of its chain."""
+        chains = before[0]["position"].shape[0]
+        start = torch.stack([shared["position"] for shared in before]).repeat_interleave(ends.shape[1] // chains, 1)
+        return departures(before[0], start, ends, steps, noise, self.midpoint) * weight
 
     def cannot_bound(self) -> str:
         """A visit is compared with one to the surrogates, in their units."""

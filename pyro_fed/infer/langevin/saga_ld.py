@@ -31,8 +31,7 @@ from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData, with_batch
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.langevin.langevin import picked
 from pyro_fed.infer.langevin.sgld import SGLD
-from pyro_fed.ops.langevin import langevin_step, midpoint
-from pyro_fed.ops.matrices import times_transposed
+from pyro_fed.ops.langevin import drifted, injected, pulled
 
 #: Numbers in the tables of all chains beyond which they are refused: 4 GB in double precision.
 LARGEST_TABLES = 500_000_000
@@ -134,24 +133,25 @@ class SAGALD(SGLD):
         (position, table, total), (path, norms) = problem.scan(
             self._saga_step, carry, (const, rows), xs, self.local_steps, (dict.fromkeys(const, 0), dims)
         )
-        message = self._sent(shared, position, path, norms, xs["step_size"]) | {"table": table, "table_sum": total}
+        sent = path[self.stride - 1 :: self.stride]
+        message = self._sent(shared, position, sent, norms, xs["step_size"]) | {"table": table, "table_sum": total}
         return message, news, {"gradient_norm": norms.mean(0)}
 
     def _saga_step(self, problem: Problem, carry: Any, const: Any, x: Any) -> tuple[Any, Any]:
         position, table, total = carry
         local, data = const
         h, normal, picks, factor = x["step_size"], x["normal"], x["picks"], local["factor"]
-        where = position
-        if self.midpoint:
-            where = midpoint(position, h, normal, factor)
+        kick = injected(h, normal, factor)
+        where = position + 0.5 * kick if self.midpoint else position
         batch = data.take(picks)
         # The table has each row once, at its power; the weight N/m that makes up for those not drawn comes after.
         once = Batch(batch.rows, batch.weight / picks.weight)
         change = _row_scores(problem, where, once) - table[picks.position]
         drift = grad(problem.log_prior)(where) + picks.weight @ change + total
-        after = langevin_step(position, drift, h, normal, factor)
+        pull = pulled(drift, factor)
+        after = drifted(position, pull, h, kick, factor)
         table = torch.index_put(table, (picks.position,), change, accumulate=True)
-        shown = (where if self.midpoint else after, times_transposed(factor, drift).norm())
+        shown = (where if self.midpoint else after, pull.norm())
         return (after, table, total + change.sum(0)), shown
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:

@@ -216,7 +216,7 @@ class Executor(ABC, metaclass=Checked):
 
     def at(self, clients: Sequence[int]) -> Tensor:
         """The clients' positions in `data` and `local` (C,)."""
-        return torch.tensor([self.place[client] for client in clients])
+        return torch.tensor(list(map(self.place.__getitem__, clients)))
 
     def rows_of(self, at: Tensor) -> ClientData:
         """The rows of the clients at some positions, weighted by one over the algorithm's temperature."""

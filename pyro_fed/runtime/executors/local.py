@@ -29,10 +29,10 @@ class Made(NamedTuple):
 
 
 class Had(NamedTuple):
-    """Rounds that were done at once; and for each round the requested entries of its noise (steps, C, ...)."""
+    """R rounds that were done at once, and the requested entries of their noise (steps, R C, ...)."""
 
     made: LocalRounds
-    drawn: list[State]
+    drawn: State
 
 
 #: Rounds are not done in one call if the clients' states and rows are more numbers than this.
@@ -116,28 +116,28 @@ class Vectorised(Local):
         self.width = 0
         self.room = clients_at_once(self.problem, self.data.row_index.shape[1])
 
-    def rounds(self, first: Work, clients: list[list[int]], onward: Onward, replays: Set[str]) -> Had:
+    def rounds(self, first: Work, clients: Tensor, onward: Onward, replays: Set[str]) -> Had:
         """Do several rounds, one after the other; the server looks at the replies after the last.
 
         The clients' new states count at once; `undo` takes them back.
 
         Args:
             first: the first round's work.
-            clients: the numbers of each round's clients.
+            clients: the numbers of each round's clients (R, C).
             onward: gives what a round's clients receive, see `Onward`.
             replays: names of entries of the noise that are returned too.
         """
         self.before: State = {}
-        keys = [key for i, chosen in enumerate(clients) for key in seeding.client_keys(first.round + i, chosen)]
-        noise = self.drawn(
-            [client for chosen in clients for client in chosen], seeding.torch_generators(first.seed, keys)
-        )
-        drawn: list[State] = _apart({name: noise[name] for name in replays}, clients)
-        if found := self._together(first, clients, noise):
+        keys = seeding.keys_of_rounds(first.round, clients.numpy())
+        listed = clients.tolist()
+        at = self.at([client for chosen in listed for client in chosen])
+        noise = self._drawn_ahead(clients, at, seeding.torch_generators(first.seed, keys))
+        drawn: State = {name: noise[name] for name in replays}
+        if found := self._together(first, clients, at, noise):
             return Had(found, drawn)
-        each = _apart(noise, clients)
+        each = _apart(noise, len(clients))
         steps, received, work = list[Step](), list[State](), first
-        for number, (chosen, own) in enumerate(zip(clients, each, strict=True)):
+        for number, (chosen, own) in enumerate(zip(listed, each, strict=True)):
             if number:
                 shared = onward(work.shared, steps[-1][0], torch.tensor(chosen))
                 work = Work(first.round + number, first.seed, chosen, shared)
@@ -151,8 +151,16 @@ class Vectorised(Local):
         messages, figures = ([step[i] for step in steps] for i in (0, 2))
         return Had(LocalRounds(*(_stacked(states) for states in (received, messages, figures))), drawn)
 
+    def _drawn_ahead(self, clients: Tensor, at: Tensor, generators: Iterator[torch.Generator]) -> Noise:
+        """The noise of several rounds, by the algorithm's own way to draw many at once where it has one."""
+        algorithm = narrowed(self.algorithm, Uninterrupted)
+        noise = None
+        if issubclass(owner(algorithm, "draw_noises"), owner(algorithm, "draw_noise")):
+            noise = algorithm.draw_noises(self.problem, self.data.num_rows[at], generators)
+        return self.drawn(clients.flatten().tolist(), generators) if noise is None else noise
+
     @in_full_precision
-    def _together(self, first: Work, clients: list[list[int]], noise: Noise) -> LocalRounds | None:
+    def _together(self, first: Work, clients: Tensor, at: Tensor, noise: Noise) -> LocalRounds | None:
         """The rounds in one call of the algorithm's `local_rounds`; None where that is not possible.
 
         A client that works in several rounds has its rows and its state in the call once.
@@ -160,8 +168,7 @@ class Vectorised(Local):
         algorithm = narrowed(self.algorithm, Uninterrupted)
         if not issubclass(owner(algorithm, "local_rounds"), owner(algorithm, "local_step")):
             return None
-        count = len(clients[0])
-        at = self.at([client for chosen in clients for client in chosen])
+        count = clients.shape[1]
         asked, place = at.unique(return_inverse=True)
         data = self.rows_of(asked)
         widths = [value[0].numel() for value in (*self.local.values(), *pytree.tree_leaves(data.rows)) if len(value)]
@@ -170,7 +177,7 @@ class Vectorised(Local):
         if self.width != count or self.room < count or numbers > MOST_TOGETHER:
             return None
         local = select(self.local, asked)
-        given = (contiguous(first.shared), local, noise, torch.tensor(clients), place.reshape(-1, count))
+        given = (contiguous(first.shared), local, noise, clients, place.reshape(-1, count))
         shared, local, noise, numbered, place = (self.there(tree) for tree in given)
         found = algorithm.local_rounds(self.working, shared, local, data, numbered, place, noise)
         return found and LocalRounds(*(self.here(part) for part in found))
@@ -237,11 +244,11 @@ def _stacked(states: list[State]) -> State:
     return {name: torch.stack([state[name] for state in states]) for name in states[0]}
 
 
-def _apart(noise: Noise, clients: list[list[int]]) -> list[Noise]:
-    """The randomness of several rounds' clients, which is stacked on axis 1, split round by round."""
+def _apart(noise: Noise, rounds: int) -> list[Noise]:
+    """The randomness of several rounds of as many clients, which is stacked on axis 1, split round by round."""
     leaves, spec = pytree.tree_flatten(noise)
-    parts = [leaf.split([len(chosen) for chosen in clients], 1) for leaf in leaves]
-    return [pytree.tree_unflatten([part[i] for part in parts], spec) for i in range(len(clients))]
+    parts = [leaf.contiguous().chunk(rounds, 1) for leaf in leaves]
+    return [pytree.tree_unflatten([part[i] for part in parts], spec) for i in range(rounds)]
 
 
 def joined(steps: Iterator[Step], kept: State, at: Tensor) -> Step:

@@ -80,6 +80,6 @@ def test_messages_are_finite_client_by_client(monkeypatch):
     values = torch.ones(3, 2, 4)
     values[1, 0, 2] = torch.inf
     expected = torch.tensor([True, False, True])
-    assert torch.equal(replies.all_finite(values), expected)
+    assert torch.equal(replies.each_finite(values), expected)
     monkeypatch.setattr(replies, "FINITE_AT_ONCE", 1)
-    assert torch.equal(replies.all_finite(values), expected)
+    assert torch.equal(replies.each_finite(values), expected)
