@@ -75,7 +75,7 @@ def test_the_figures_show_what_was_found():
     left, right = pf.plot_influence(pf.influence(idata))
     assert [label.get_text() for label in left.get_yticklabels()] == fed.client_names
     assert len(right.patches) == 2 * fed.num_clients
-    with pytest.raises(pf.SettingError, match=r"takes what pf\.influence returns"):
+    with pytest.raises(pf.SettingError, match=r"takes the dataset that pf\.influence returns"):
         pf.plot_influence(found)
     with pytest.raises(pf.SettingError, match=r"no statistic 'min'; there are \['max'\]"):
         pf.plot_checks(found, statistic="min")

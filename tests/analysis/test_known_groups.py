@@ -136,7 +136,7 @@ def test_groups_that_mean_nothing(groups, error, words):
 
 def test_groups_without_new_data_or_without_groups():
     fed, idata = fitted()
-    with pytest.raises(pf.SettingError, match="there are none"):
+    with pytest.raises(pf.SettingError, match="groups='known' without new data"):
         pf.predict(idata, fed, groups="known")
 
     def flat(x, y=None):

@@ -115,7 +115,7 @@ def test_a_nan_among_the_covariates_of_test_rows_is_refused():
 
 
 def test_rmse_does_not_broadcast():
-    with pytest.raises(DataError, match=r"\(3,\), observed value \(3, 1\)"):
+    with pytest.raises(DataError, match=r"means of shape \(3,\) and observations of shape \(3, 1\)"):
         metrics.rmse(torch.zeros(3), torch.zeros(3, 1))
 
 

@@ -31,5 +31,5 @@ def test_directed_links_get_arrows_and_names_are_shown() -> None:
 
 
 def test_too_many_agents_are_refused() -> None:
-    with pytest.raises(SettingError, match="1200 agents cannot be drawn"):
+    with pytest.raises(SettingError, match="received a graph of 1200"):
         pf.plot_graph(pf.graph.ring(1200))

@@ -65,7 +65,7 @@ def test_convergence_against_rounds_and_bytes():
     np.testing.assert_allclose(by_bytes.lines[1].get_xdata(), [4, 6, 8])  # 2 MB a round, both ways
     each = pf.plot_convergence(result(0.0), "alive")
     np.testing.assert_allclose(each[0].lines[0].get_ydata(), np.ones(4))
-    with pytest.raises(SettingError, match="no result has the metric 'loss'"):
+    with pytest.raises(SettingError, match=r"metric must be one of .*, received 'loss'"):
         pf.plot_convergence(result(0.0), "loss")
 
 
@@ -110,7 +110,7 @@ def test_partition_bars_by_label():
 
 def test_reliability_needs_classes():
     fed = pf.Federation(line, line_data(), plate="data", num_clients=2)
-    with pytest.raises(SettingError, match="needs observations that are classes"):
+    with pytest.raises(SettingError, match="takes test data whose observations are classes"):
         pf.plot_reliability(result(0.0, count=20), fed, line_data())
 
 
@@ -160,7 +160,7 @@ def test_ranks_of_chains_that_agree_are_flat():
     heights = [patch.get_data().values for patch in ranks.patches]
     np.testing.assert_allclose([values.mean() for values in heights], 1.0)  # 20 bins of a twentieth of the draws each
     np.testing.assert_allclose(heights[3], np.eye(20)[17] * 20)  # 400 equal draws: their mean rank, 1400.5 of 1600
-    with pytest.raises(SettingError, match="the draws of this result are particles"):
+    with pytest.raises(SettingError, match="one whose draws are particles"):
         pf.plot_chains(result(0.0))
 
 
@@ -173,7 +173,7 @@ def test_cost_is_error_over_all_bytes():
     ax = pf.plot_cost(table)
     np.testing.assert_allclose(ax.collections[0].get_offsets(), [[4e6, 0.1]])
     assert [text.get_text() for text in ax.texts] == ["b"]
-    with pytest.raises(SettingError, match=r"no \['ksd'\]"):
+    with pytest.raises(SettingError, match=r"one without \['ksd'\]"):
         pf.plot_cost(table, "ksd")
 
 

@@ -210,7 +210,7 @@ def test_every_model_predicts_its_training_rows(case):
 
 def test_what_cannot_be_predicted():
     w = posterior(w=np.zeros((2, 2)))
-    with pytest.raises(DataError, match="arguments for the new data"):
+    with pytest.raises(DataError, match="arguments for new data"):
         pf.predict(w, line)
     with pytest.raises(DataError, match=r"no values for the latent sites \['w'\]; it has \['v'\]"):
         pf.predict(posterior(v=np.zeros((2, 2))), line, (torch.zeros(3, 2), None))

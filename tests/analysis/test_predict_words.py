@@ -100,7 +100,7 @@ def test_what_is_predicted_may_be_a_column_of_none(fitted):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        ((["Bern"], [0.0], None, 1), r"labels Bern, .* pass numbers from 0 .* groups=\['Basel', None\]"),
+        ((["Bern"], [0.0], None, 1), r"labels Bern, .* number the groups .* from 0 .* groups=\['Basel', None\]"),
         ((["Jena"], [0.0], None, 1), r"index 2 is out of bounds .* 'hospital' by 0 to 2: give the model as many"),
     ],
 )

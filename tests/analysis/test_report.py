@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from late import late
 
-from pyro_fed.analysis.report import terminal
+from pyro_fed.analysis.report import posterior, terminal
 from pyro_fed.results.to_arviz import make_inference_data
 
-az, xr = late("arviz"), late("xarray")
+az, pd, xr = late("arviz"), late("pandas"), late("xarray")
+pictures = late("pyro_fed.analysis.report.pictures")
 
 
 def result(size=4, **attrs):
@@ -126,3 +127,15 @@ def test_listing_aligns_long_names():
     lines = text.splitlines()[2:]
     assert lines[0].index("first") == lines[1].index("second")
     assert "(none)" in terminal.listing("Models", {})
+
+
+@pytest.mark.parametrize("apart", [1.0, 0.1])
+def test_an_r_hat_beyond_bounds_is_not_written_out(apart):
+    draws = xr.Dataset({"w": (("chain", "draw"), apart * np.repeat(np.arange(4.0)[:, None], 50, 1))})
+    about = pictures.Compared(
+        pd.DataFrame(), {"still": make_inference_data({"posterior": draws}, {"draws_are": "chains"})}, None, None, None
+    )
+    with np.errstate(divide="ignore"):
+        _, mixing = posterior.tables(about)
+    assert mixing["columns"][2] == "largest R-hat" and mixing["rows"]["still"][2][0] == "above 100"
+    assert pictures.written_rhat(1.0021) == "1.002"

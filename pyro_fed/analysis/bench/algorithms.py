@@ -1,4 +1,4 @@
-"""What is compared: recipes of this package, and other people's methods by a file."""
+"""The algorithms of the benchmark: recipes of this package, and adapters, Python files that run other methods."""
 
 from __future__ import annotations
 
@@ -27,34 +27,34 @@ from pyro_fed.runtime.run import run
 if TYPE_CHECKING:
     from pyro_fed.results.inference_data import InferenceData
 
-#: The recipes that are compared where none is named.
+#: The recipes that are compared by default.
 RECIPES = ("fedep", "fedais", "p2p_vi", "dsvgd", "fsgld", "consensus_mc", "auto", "fedlaplace")
-#: The adapters that are.
+#: The adapters that are compared by default.
 ADAPTERS = ("pyro_nuts", "pyro_consensus_nuts", "pyro_svi_normal", "pyro_svi_full", "pyro_laplace")
-#: Those of a quick look: without two that cost a quarter of it, and whose like is there.
+#: The adapters of a quick benchmark: without two that take a quarter of its time and resemble others.
 QUICK_ADAPTERS = ("pyro_nuts", "pyro_svi_normal", "pyro_laplace")
-#: Where they are.
+#: The folder of the adapters that this package ships.
 FOLDER = Path(__file__).parent / "adapters"
-#: What an adapter builds on: where one of these changes, its cells are run anew.
+#: Libraries whose version is part of a cell's version, so that cells are run anew when one changes.
 FOUNDATIONS = ("torch", "pyro-ppl", "arviz")
-#: Draws where the answer is a density: an SD is known to 1.1 %.
+#: Number of draws from an answer that is a density: they give an SD to 1.1 %.
 NUM_DRAWS = 4000
-#: Characters of a digest: enough to tell versions apart.
+#: Characters of a version's digest: enough to tell versions apart.
 DIGEST = 12
 
 
 class AdapterError(PyroFedError):
-    """An adapter that cannot be loaded, or did not return draws."""
+    """An adapter cannot be loaded, or has not returned draws."""
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """One column of the table.
+    """A recipe or an adapter that the benchmark runs.
 
     Args:
-        name: unique: a recipe's or an adapter's file's stem.
+        name: the name of its file without the suffix; unique in a benchmark.
         path: the file.
-        adapter: whether it is one of other people's.
+        adapter: whether it is an adapter, not a recipe.
     """
 
     name: str
@@ -63,21 +63,21 @@ class Algorithm:
 
     @property
     def about(self) -> str:
-        """What it is, in a line."""
+        """A description in one line: the recipe's, or the first line of the adapter's docstring."""
         if self.adapter:
             return first_line(load_adapter(self.path).__doc__)
         return recipe.load(self.path).description
 
     @property
     def pooled(self) -> bool:
-        """Whether it has all rows and looks at no client: its answer is the same whatever the split."""
+        """Whether the algorithm works on the pooled rows, so that its answer does not depend on the split."""
         return self.adapter and bool(getattr(load_adapter(self.path), "POOLED", False))
 
     def version(self, code: str) -> str:
-        """Changes with all that its answers depend on.
+        """A digest of everything that the algorithm's answers depend on.
 
         Args:
-            code: digest of this package's own code.
+            code: digest of this package's own code. Adapters do not depend on it.
         """
         parts = [self.path.read_text(encoding="utf-8"), code, *map(version, FOUNDATIONS)]
         if self.adapter:
@@ -85,16 +85,20 @@ class Algorithm:
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:DIGEST]
 
     def run(self, case: Case, federation: Federation, seed: int) -> InferenceData:
-        """Its answer.
+        """Run the algorithm on a case.
 
         Args:
             case: the posterior.
-            federation: its rows over clients.
-            seed: of all randomness.
+            federation: the case's rows, split over clients.
+            seed: seed of all randomness.
+
+        Returns:
+            The algorithm's result.
 
         Raises:
-            AdapterError: an adapter that failed, or returned something else.
-            PyroFedError: of a run.
+            AdapterError: an adapter returned something else than a result or draws.
+            PyroFedError: the run was refused.
+            Exception: whatever an adapter raises.
         """
         return self._adapted(case, federation, seed) if self.adapter else self._own(federation, seed)
 
@@ -119,21 +123,21 @@ class Algorithm:
 
 
 def as_result(found: Any, clients: Clients, path: Path) -> InferenceData:
-    """What an adapter returned as a result.
+    """An adapter's return value as a result.
 
     Args:
-        found: a result, or draws by site.
-        clients: that it was given.
-        path: of the adapter, for messages.
+        found: the value that the adapter returned: a result, or draws by site.
+        clients: the clients that the adapter received.
+        path: the adapter's file, for error messages.
 
     Raises:
-        AdapterError: something else.
+        AdapterError: the value is neither a result nor draws by site.
     """
     try:
         if isinstance(found, Mapping) and "posterior" not in found:
             found = clients.result(found)
         found["posterior"].sizes["draw"]
-    except Exception as error:  # whatever an adapter may return
+    except Exception as error:  # an adapter may return anything
         raise AdapterError(
             f"{path}: run(model, clients) must return an InferenceData with the group posterior, or draws "
             f"(chain, draw, *shape) by site; received {type(found).__name__} ({error})"
@@ -143,43 +147,48 @@ def as_result(found: Any, clients: Clients, path: Path) -> InferenceData:
 
 
 def load_adapter(path: Path) -> ModuleType:
-    """Import an adapter's file. It is executed: it is code, load only what you trust.
+    """Import an adapter's file. This executes its code: load only files that you trust.
 
     Args:
-        path: of the file.
+        path: the file.
 
     Raises:
-        AdapterError: it cannot be imported, or has no function `run`.
+        AdapterError: the file cannot be imported, or has no function `run`.
     """
     name = f"pyro_fed_adapter_{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None or not path.is_file():
-        raise AdapterError(f"{path} is no Python file that can be imported")
+        raise AdapterError(f"adapter {path}: expected a Python file, but there is none that can be imported")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # the file is the user's code, which may raise anything
+    except Exception as error:  # the user's code may raise any kind of error
         del sys.modules[name]
         raise AdapterError(f"adapter {path} cannot be imported: {type(error).__name__}: {error}") from error
     if not callable(getattr(module, "run", None)):
         del sys.modules[name]
-        raise AdapterError(f"adapter {path} does not define run(model, clients) -> InferenceData")
+        raise AdapterError(
+            f"adapter {path} does not define run(model, clients) -> InferenceData: see "
+            "pyro_fed.analysis.bench.clients for an example"
+        )
     return module
 
 
 def find(names: list[str], adapters: list[Path]) -> list[Algorithm]:
-    """The algorithms that were asked for.
+    """The algorithms that a user asks for.
 
     Args:
-        names: of recipes and shipped adapters, or paths of `.toml` and `.py` files; empty for all by default.
-        adapters: more files of adapters.
+        names: names of recipes and shipped adapters, or paths of `.toml` and `.py` files; `RECIPES` and `ADAPTERS` if
+            it is empty.
+        adapters: files of further adapters.
 
     Raises:
-        SettingError: an unknown name.
-        AdapterError: an adapter that cannot be imported.
+        SettingError: a name is unknown.
+        DataError: two files have the same name.
+        AdapterError: an adapter cannot be imported.
     """
     found = [_named(name) for name in names or (*RECIPES, *ADAPTERS)]
     found += [Algorithm(path.stem, path, True) for path in adapters]
@@ -191,7 +200,7 @@ def find(names: list[str], adapters: list[Path]) -> list[Algorithm]:
         {name for name in names if names.count(name) > 1 and len({o.path for o in found if o.name == name}) > 1}
     )
     if twice:
-        raise DataError(f"algorithms must differ by name, two files are called {twice}: rename one")
+        raise DataError(f"algorithms must have different names, but several files are called {twice}: rename one")
     return list({one.name: one for one in found}.values())
 
 

@@ -1,4 +1,4 @@
-"""The benchmark: cases × splits × algorithms, and what is there is not run again."""
+"""The benchmark: runs all cells (case × split × algorithm) that have no result yet."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from pyro_fed.conventions.calls import checked
 from pyro_fed.conventions.spelling import closest
 from pyro_fed.errors import SettingError
 
-#: Seconds of CPU that a cell has.
+#: Seconds of CPU time that a cell may take.
 LIMIT = 300.0
-#: The same where a quick look was asked for, and seconds until it takes no more cells.
+#: For a quick benchmark: seconds of CPU time that a cell may take, and seconds after which no more cells are started.
 QUICK_LIMIT, QUICK_SECONDS = 30.0, 280.0
 
 
 @dataclass(frozen=True)
 class Results:
-    """What the benchmark found.
+    """The results of the benchmark.
 
     Attributes:
-        outcomes: of all cells that have been run, in the order of cases, splits and algorithms.
-        algorithms: what they are, by name.
-        adapters: which of them are other people's.
-        cases: what they are, by name.
-        left_out: splits that a case does not have, and cases whose data are not here, a sentence each.
-        waiting: cells that have not been run.
+        outcomes: outcomes of all cells that have been run, in the order of cases, splits and algorithms.
+        algorithms: descriptions of the algorithms, by name.
+        adapters: names of the algorithms that are adapters.
+        cases: descriptions of the cases, by name.
+        left_out: sentences on splits that a case does not have, and on cases whose data are missing.
+        waiting: number of cells that have not been run.
     """
 
     outcomes: list[Outcome]
@@ -64,35 +64,36 @@ def run_benchmark(
     any_version: bool = False,
     said: Callable[[Outcome], None] | None = None,
 ) -> Results:
-    """Run federated posteriors with known answers by any algorithm.
+    """Run algorithms on federated posteriors whose answer is known.
 
-    Each cell is a file in `folder`, named by case, split, algorithm, seed and the version of the code; one that is
-    there is read and not run, so that a run that was stopped goes on. A method that has all rows, an adapter with
-    `POOLED = True`, is run on one split of a case, and its answer is that of the others.
+    Each cell is a file in `folder`, named by case, split, algorithm, seed and version of the code. A cell whose file
+    exists is read and not run again, so that a benchmark that was stopped can go on. An adapter with `POOLED = True`
+    works on all rows: it is run on one split of a case, and its answer is used for the other splits too.
 
     Args:
-        folder: of the cells.
-        cases: patterns of their names, such as "linear*"; all by default.
-        partitions: such as "sorted/10"; `SPLITS` by default.
-        recipes: names of recipes and shipped adapters, or paths; `RECIPES` and `ADAPTERS` by default, three of these
-            where it is quick.
-        adapters: files with `run(model, clients)`, besides.
+        folder: folder of the cells' files.
+        cases: patterns of names of cases, such as "linear*"; all cases by default.
+        partitions: splits such as "sorted/10"; `SPLITS` by default.
+        recipes: names of recipes and shipped adapters, or paths of their files; by default `RECIPES` and `ADAPTERS`
+            (`QUICK_ADAPTERS` if `quick`).
+        adapters: files of further adapters, which define `run(model, clients)`.
         posteriordb: folder of posteriordb, a clone or extracts; `$PYRO_FED_DATA/posteriordb` by default.
-        quick: five small cases, one split each, with little time a cell, algorithm by algorithm; takes no more cells
-            after 280 s.
-        jobs: processes at a time, one thread each.
-        seed: of the splits and of the runs.
-        limit: seconds of CPU that a cell has; 300 by default, 30 where it is quick.
-        minutes: take no more cells after so many.
-        any_version: read cells of other versions of the code, too.
-        said: called with each cell that has been run.
+        quick: run five small cases with one split each, one algorithm after the other. Each cell may take 30 s, and no
+            cells are started after 280 s.
+        jobs: number of processes at a time, each with one thread.
+        seed: seed of the splits and of the runs.
+        limit: seconds of CPU time that a cell may take; by default 300, or 30 if `quick`.
+        minutes: start no more cells after this time.
+        any_version: also read cells of other versions of the code.
+        said: called with the outcome of each cell that has been run.
 
     Returns:
-        All cells that have been run, now or before.
+        The outcomes of all cells that have been run, now or before.
 
     Raises:
-        SettingError: an unknown case, partition or algorithm.
-        AdapterError: an adapter that cannot be imported.
+        SettingError: a case, partition or algorithm is unknown.
+        DataError: two algorithms have the same name.
+        AdapterError: an adapter cannot be imported.
 
     Example:
         >>> run_benchmark(Path("out/benchmark"), quick=True, jobs=2).outcomes[0].scores["mean_error"]
@@ -117,7 +118,7 @@ def run_benchmark(
             cells += [(Cell(name, str(split), one.name, seed, one.version(code)), one) for one in entries]
     _lend(cells, store, limit)
     new = _waiting(cells, store, limit)
-    if quick:  # one that is cut off has whole columns, and not one case by all
+    if quick:  # if the time runs out, some algorithms have all their cells, and others have none
         new.sort(key=lambda pair: entries.index(pair[1]))
     tasks = [Task(cell, one.path, one.adapter, posteriordb, folder, limit) for cell, one in new]
     seconds = 60 * minutes if minutes is not None else QUICK_SECONDS if quick else None
@@ -141,14 +142,14 @@ def run_benchmark(
 
 
 def _lend(cells: list[tuple[Cell, Algorithm]], store: Store, limit: float) -> None:
-    """A method that has all rows has one answer, whatever the split: its cell of one is written for the others."""
+    """Copy the outcome of an algorithm on pooled rows from one split of a case to the case's other splits."""
     for cell, one in cells:
         if one.pooled and store.read(cell, limit) is None and (found := store.of_any_split(cell, limit)) is not None:
             store.write(found)
 
 
 def _waiting(cells: list[tuple[Cell, Algorithm]], store: Store, limit: float) -> list[tuple[Cell, Algorithm]]:
-    """Cells that have to be run; of a method that has all rows one a case."""
+    """The cells that have to be run: for an algorithm on pooled rows one cell for each case."""
     new = [(cell, one) for cell, one in cells if store.read(cell, limit) is None]
     once = {(cell.case, one.name if one.pooled else cell): (cell, one) for cell, one in reversed(new)}
     return list(reversed(once.values()))
@@ -159,7 +160,7 @@ def _splits(name: str, quick: bool) -> Sequence[str]:
 
 
 def _matching(patterns: Sequence[str], known: list[str], missing: list[str]) -> list[str]:
-    """Cases that match a pattern."""
+    """Names of the cases that match a pattern; all if there are no patterns."""
     for pattern in patterns:
         if not fnmatch.filter(known, pattern):
             if fnmatch.filter(missing, pattern):

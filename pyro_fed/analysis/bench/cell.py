@@ -1,4 +1,4 @@
-"""One cell of the benchmark: a case, split, by an algorithm, with a seed; and what came of it."""
+"""A cell of the benchmark, which is a case, a split, an algorithm and a seed; and its outcome."""
 
 from __future__ import annotations
 
@@ -27,29 +27,30 @@ from pyro_fed.results.inference_data import flag
 if TYPE_CHECKING:
     from pyro_fed.results.inference_data import InferenceData
 
-#: What an answer is, by whether it is right and whether it says so. "refused" is an error of this package or an
-#: adapter in place of an answer, "failed" any other, "late" the time limit.
+#: Outcomes of a cell. An answer is right or wrong, and the run may itself doubt it ("doubted", "said") or not. Without
+#: an answer, "refused" is an error of this package or of loading an adapter, "failed" any other error, and "late" the
+#: time limit.
 OUTCOMES = ("right", "right, doubted", "wrong, said", "wrong, silent", "refused", "failed", "late")
-#: Folders on which no answer and no score depends.
+#: Folders of this package on which no answer and no score depends: they are not part of a cell's version.
 ASIDE = ("cli", "flower", "runtime/agents", "analysis")
-#: Parameters that a cell keeps: the worst ones.
+#: A cell keeps this many parameters, the worst ones.
 PARAMETERS_KEPT = 40
-#: Lines of a traceback that a cell keeps.
+#: A cell keeps this many lines of a traceback.
 LINES_KEPT = 12
-#: Characters of a text that a cell keeps.
+#: A cell keeps this many characters of a text.
 TEXT_KEPT = 1500
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What is run.
+    """The names of a cell.
 
     Args:
-        case: the posterior's name.
-        split: how its rows go to clients, such as "sorted/10".
-        algorithm: its name.
-        seed: of the split and of the run.
-        version: changes with the code and the algorithm's file.
+        case: name of the case, a posterior.
+        split: how its rows are split over clients, such as "sorted/10".
+        algorithm: name of the algorithm.
+        seed: seed of the split and of the run.
+        version: a digest of the code and the algorithm's file.
     """
 
     case: str
@@ -60,35 +61,35 @@ class Cell:
 
     @property
     def stem(self) -> str:
-        """Its file's name, without the version."""
+        """The beginning of the name of the cell's file, without the version."""
         split = self.split.replace("/", "-").replace(":", "")
         return f"{self.case}--{split}--{self.algorithm}--{self.seed}"
 
     @property
     def file(self) -> str:
-        """Its file's name."""
+        """The name of the cell's file."""
         return f"{self.stem}--{self.version}.json"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a cell.
+    """The outcome of a cell.
 
     Attributes:
-        case: the posterior's name.
-        split: how its rows went to clients.
-        algorithm: its name.
-        seed: of the split and the run.
-        version: of code and algorithm.
+        case: name of the case.
+        split: how its rows were split over clients.
+        algorithm: name of the algorithm.
+        seed: seed of the split and of the run.
+        version: a digest of the code and the algorithm's file.
         outcome: one of `OUTCOMES`.
-        doubts: what the answer says against itself.
-        warned: other warnings.
-        error: why there is no answer.
-        scores: figures by name, None where there is none.
-        where: the parameter that is worst.
-        parameters: the worst ones, as `scores.Parameter` has them.
-        settings: of the algorithm.
-        limit: seconds of CPU that it had.
+        doubts: sentences by which the run doubts its own answer.
+        warned: other warnings of the run.
+        error: the error, if there is no answer.
+        scores: figures by name; None for figures that the algorithm does not have.
+        where: name of the worst parameter.
+        parameters: the worst parameters, each with the attributes of `scores.Parameter`.
+        settings: settings of the algorithm.
+        limit: seconds of CPU time that the cell was allowed.
     """
 
     case: str
@@ -137,13 +138,13 @@ def run_cell(cell: Cell, case: Case, algorithm: Algorithm, limit: float | None =
     """Run a cell in this process.
 
     Args:
-        cell: its names.
-        case: the posterior.
-        algorithm: what is run.
-        limit: seconds of CPU that it has, to be noted.
+        cell: names of the cell.
+        case: its case.
+        algorithm: its algorithm.
+        limit: seconds of CPU time that the cell is allowed, for the record.
 
     Returns:
-        What came of it; an error is an outcome too.
+        The outcome; if the algorithm raises an error, that is the outcome.
     """
     torch.set_num_threads(1)
     noted: dict[str, Any] = {**asdict(cell), "limit": limit}
@@ -157,7 +158,7 @@ def run_cell(cell: Cell, case: Case, algorithm: Algorithm, limit: float | None =
             idata = algorithm.run(case, federation, cell.seed)
             cost = {"cpu_seconds": cpu_seconds() - spent, "seconds": time.perf_counter() - began}
             found = _answer(idata, reference, federation, cell.seed)
-        except Exception as error:  # whatever is raised: it is what the cell says
+        except Exception as error:  # an error of any kind is the cell's outcome
             kind = "refused" if isinstance(error, PyroFedError) else "failed"
             lines = _where(traceback.format_exception(error)[-LINES_KEPT:]) if kind == "failed" else ""
             said = f"{type(error).__name__}: {error}"[:TEXT_KEPT]
@@ -169,7 +170,7 @@ def run_cell(cell: Cell, case: Case, algorithm: Algorithm, limit: float | None =
 
 
 def _where(lines: list[str]) -> str:
-    """A traceback's lines; of each file's path the last two parts: tables are passed on, a machine's folders not."""
+    """A traceback with the last two parts of each path only: published tables do not show the folders of a machine."""
     return re.sub(r'File "[^"]*?([^"/\\]+[/\\][^"/\\]+)"', r'File "\1"', "".join(lines))
 
 
@@ -179,7 +180,7 @@ def _texts(caught: list[warnings.WarningMessage]) -> list[str]:
 
 
 def _answer(idata: InferenceData, reference: Reference, federation: Federation, seed: int) -> dict[str, Any]:
-    """An answer's scores, and what it says."""
+    """The entries of `Outcome` for an answer: scores, parameters, doubts and settings."""
     found: Scores = scores(idata, reference, federation.problem, seed)
     doubts = [line for line in str(idata.attrs.get("doubts", "")).split("\n") if line]
     kind = ("wrong, said" if doubts else "wrong, silent") if found.wrong else ("right, doubted" if doubts else "right")
@@ -204,10 +205,11 @@ def _settings(idata: InferenceData) -> str:
 
 
 def traffic(idata: InferenceData) -> dict[str, float | None]:
-    """Rounds and bytes of an answer, of both directions and all clients; None where the data were pooled.
+    """Rounds of communication, and bytes of all clients in both directions; None if the data were pooled.
 
     Args:
-        idata: of `run`, of `Auto` with all its stages, or of an adapter, which may say both in its attributes.
+        idata: a result of `run`, where `Auto` counts all its stages, or of an adapter, which may have `rounds` and
+            `bytes` among its attributes.
     """
     if "steps" in idata.attrs:
         steps = json.loads(idata.attrs["steps"])
@@ -220,6 +222,6 @@ def traffic(idata: InferenceData) -> dict[str, float | None]:
 
 
 def cpu_seconds() -> float:
-    """Seconds of CPU of this process, its threads and the processes that it has started."""
+    """Seconds of CPU time of this process, with its threads, and of the processes that it has started."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(one.ru_utime + one.ru_stime for one in used)

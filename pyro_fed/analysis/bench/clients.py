@@ -1,4 +1,4 @@
-"""What an adapter gets: an ordinary Pyro model, and the clients' data as its arguments.
+"""The arguments of an adapter: an ordinary Pyro model, and the clients' data as arguments of that model.
 
 An adapter is a Python file that exposes::
 
@@ -7,7 +7,8 @@ An adapter is a Python file that exposes::
             ...
         return clients.result({"w": draws}, draws_are="chains", rounds=1, bytes_sent=8 * draws.size)
 
-It knows nothing else of this package. `clients.pooled` are the arguments of all rows, for methods that have them.
+An adapter needs nothing else of this package. `clients.pooled` are the arguments for all rows together, for methods
+that work on pooled data.
 """
 
 from __future__ import annotations
@@ -30,24 +31,24 @@ from pyro_fed.ops.arviz_versions import make_result
 if TYPE_CHECKING:
     from pyro_fed.results.inference_data import InferenceData
 
-#: What draws may be, as in the attribute `draws_are` of a result.
+#: Kinds of draws, as in the attribute `draws_are` of a result.
 KINDS = ("independent", "particles", "chains", "agents", "point")
 
 
 class Clients(Sequence[tuple[Any, ...]]):
-    """The clients' data: a sequence of tuples of arguments, one a client.
+    """The clients' data: a sequence with a tuple of the model's arguments for each client.
 
     Args:
-        federation: whose they are.
-        pooled: the arguments of all rows.
-        seed: of all randomness.
-        num_draws: draws that are asked for.
+        federation: the federation of these clients.
+        pooled: the model's arguments for all rows.
+        seed: seed of all randomness.
+        num_draws: number of draws that the adapter should return.
 
     Attributes:
-        pooled: arguments of the model on all rows.
+        pooled: the model's arguments for all rows.
         plate: name of the plate over the rows.
-        seed: seed of the run; Pyro and torch are seeded by it already.
-        num_draws: draws that are asked for.
+        seed: seed of the run; Pyro and torch have been seeded with it.
+        num_draws: number of draws that the adapter should return.
     """
 
     def __init__(self, federation: Federation, pooled: tuple[Any, ...], seed: int, num_draws: int) -> None:
@@ -74,18 +75,18 @@ class Clients(Sequence[tuple[Any, ...]]):
         doubts: Sequence[str] = (),
         settings: str = "",
     ) -> InferenceData:
-        """Draws as a result.
+        """Make a result of draws.
 
         Args:
-            draws: `(chain, draw, *shape)` by site, arrays or tensors.
-            draws_are: "chains", "independent" draws of a density, "particles", a "point".
-            rounds: of communication; None where the data were pooled.
-            bytes_sent: in both directions, all clients together; None where the data were pooled.
-            doubts: what the method itself says against its answer, a sentence each.
-            settings: how it was set, in a line.
+            draws: by site, an array or tensor `(chain, draw, *shape)`.
+            draws_are: "chains", "independent" (draws of a density), "particles", "agents" or "point".
+            rounds: number of rounds of communication; None if the data were pooled.
+            bytes_sent: bytes of all clients in both directions; None if the data were pooled.
+            doubts: sentences by which the method doubts its own answer.
+            settings: the method's settings, in a line.
 
         Raises:
-            SettingError: another kind of draws.
+            SettingError: `draws_are` is something else.
 
         Example:
             >>> clients.result({"w": mcmc.get_samples(group_by_chain=True)["w"]}, rounds=None)
@@ -100,7 +101,11 @@ class Clients(Sequence[tuple[Any, ...]]):
 
 
 def dataset(draws: Mapping[str, Any]) -> xr.Dataset:
-    """Draws `(chain, draw, *shape)` by site as a dataset."""
+    """Draws by site as a dataset.
+
+    Args:
+        draws: by site, an array or tensor `(chain, draw, *shape)`.
+    """
     arrays = {name: np.asarray(value.detach() if isinstance(value, Tensor) else value) for name, value in draws.items()}
     dims = {
         name: ("chain", "draw", *(f"{name}_dim_{i}" for i in range(value.ndim - 2))) for name, value in arrays.items()
@@ -109,7 +114,7 @@ def dataset(draws: Mapping[str, Any]) -> xr.Dataset:
 
 
 class _Startable(ImproperUniform):
-    """An improper prior that has a value to start from: zero on the unconstrained scale."""
+    """An improper prior whose `sample` returns a fixed value, zero on the unconstrained scale."""
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
         made: Any = _Startable
@@ -123,7 +128,7 @@ class _Startable(ImproperUniform):
 
 
 class _StartsAnywhere(Messenger):
-    """Improper priors can be drawn from: Pyro's algorithms draw once, for shapes and a start."""
+    """Replaces improper priors by priors that can be drawn from: Pyro's algorithms draw once for shapes and a start."""
 
     def _pyro_sample(self, msg: Any) -> None:
         fn = msg["fn"]
@@ -133,9 +138,10 @@ class _StartsAnywhere(Messenger):
 
 
 def startable(model: Callable[..., Any]) -> Callable[..., Any]:
-    """The same model, whose improper priors have a value to start from.
+    """Make a model with improper priors usable for Pyro's algorithms.
 
-    Pyro's algorithms draw from the prior before they begin, which `ImproperUniform` refuses.
+    These draw from the prior once before they begin, which `ImproperUniform` refuses. In the returned model such a draw
+    gives a fixed value; the density is unchanged.
 
     Args:
         model: an ordinary Pyro model.

@@ -1,4 +1,4 @@
-"""What a process of the benchmark does: one cell, from its names to its file."""
+"""The function that each process of the benchmark runs: it computes one cell and writes its file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def entry(task: Task) -> None:
     """Run a task's cell and write it.
 
     Args:
-        task: which.
+        task: the cell and its paths.
     """
     if task.limit is not None:
         seconds = math.ceil(task.limit)

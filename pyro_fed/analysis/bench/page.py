@@ -1,4 +1,4 @@
-"""The benchmark as one page that needs no other file: heat maps, scatters, and a diagnosis behind every cell."""
+"""The benchmark as one HTML page that needs no other file: heat maps, scatters, and a diagnosis of every cell."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from pyro_fed.analysis.report import page
 from pyro_fed.conventions.version import VERSION
 
 TEMPLATES = Path(__file__).parent / "templates"
-#: How much of the warning colour each of the heat map's classes has, in per cent: the fourth begins at the limit.
+#: Percentage of the warning colour in each class of the heat map. The fourth class begins at the limit.
 SHARES = (0, 8, 16, 28, 40, 52, 64)
 #: Upper ends of the classes, in multiples of the limit.
 ENDS = (0.2, 0.5, 1.0, 2.0, 4.0, 10.0)
-#: Colours that the colour-blind tell apart (Okabe and Ito 2008).
+#: Colours that colour-blind readers can tell apart (Okabe and Ito 2008).
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8c8c00", "#7f7f7f")
-#: Parameters that a diagnosis shows.
+#: Number of parameters in a diagnosis.
 SHOWN = 12
-#: Size of a scatter and its margins: left, right, top, bottom.
+#: Width and height of a scatter, and its margins (left, right, top, bottom), in pixels.
 WIDTH, HEIGHT, MARGINS = 880, 420, (64, 44, 14, 52)
-#: What cannot be drawn on a logarithmic axis is drawn here.
+#: Smaller values are drawn here, since a logarithmic axis has no zero.
 SMALLEST = 1e-3
 
 HOW_TO_READ = """
@@ -61,14 +61,14 @@ Smallest and largest posterior SD over the reference's: 1 is right, below 0.8 an
 
 @dataclass(frozen=True)
 class Scatter:
-    """A scatter's axis across.
+    """A figure of the mean error against another score.
 
     Args:
-        title: of the figure.
-        key: of the score.
-        axis: what stands below it.
-        write: how a tick is written.
-        note: how to read it.
+        title: title of the figure.
+        key: name of the score on the horizontal axis.
+        axis: label of that axis.
+        write: turns a tick's number into text.
+        note: says how to read the figure.
     """
 
     title: str
@@ -102,10 +102,10 @@ def write_page(
     """Write the page.
 
     Args:
-        path: the HTML file.
-        results: of `run_benchmark`.
-        title: of the page.
-        command: that made the results.
+        path: the HTML file to write.
+        results: results of `run_benchmark`.
+        title: title of the page.
+        command: the shell command that made the results, shown at the end of the page.
 
     Raises:
         SettingError: jinja2 is not installed, or the file cannot be written.
@@ -273,13 +273,13 @@ def _scatter(
 
 
 def _decades(values: Sequence[float]) -> range:
-    """Powers of ten around values."""
+    """The exponents of the powers of ten from below the smallest value to above the largest."""
     low, high = (math.log10(end) for end in (min(values, default=1.0), max(values, default=1.0)))
     return range(math.floor(low), max(math.ceil(high), math.floor(low) + 1) + 1)
 
 
 def _place(value: float, decades: range) -> float:
-    """Where a value is between the first power of ten and the last, in [0, 1]."""
+    """The place of a value between the first and the last power of ten on a logarithmic axis, in [0, 1]."""
     return (math.log10(max(value, SMALLEST)) - decades[0]) / (decades[-1] - decades[0])
 
 
@@ -299,7 +299,7 @@ def _diagnosis(one: Outcome, number: str, adapted: bool) -> dict[str, Any]:
     titles = {"mean_error": "mean error", **{name: title for name, (title, _) in MEDIANS.items()}}
     shown = {titles[name]: written(one.scores.get(name), write) for name, (_, write) in MEDIANS.items()}
     command = ["pyro-fed", "bench", "--cases", one.case, "--partitions", one.split]
-    own = adapted and one.algorithm not in ADAPTERS  # where its file is, only its owner knows
+    own = adapted and one.algorithm not in ADAPTERS  # the file of a user's own adapter may be anywhere
     command += ["--algorithms", f"{one.algorithm}.py" if own else one.algorithm, "--seed", str(one.seed)]
     return {
         "id": number,

@@ -1,15 +1,15 @@
-"""How good an answer is, beside what is known of the posterior.
+"""Scores of an answer: its draws are compared with a reference for the posterior.
 
-With draws x of the answer and r of the reference, m_i and σ_i the reference's means and SDs, over all entries i of all
-sites outside the plate, on the model's own scale and on the unconstrained one::
+Let x be draws of the answer and r draws of the reference, with means m_i and SDs σ_i. The index i runs over all entries
+of all sites outside the plate, on the model's own scale and on the unconstrained scale::
 
     mean error            max_i |mean(x)_i - m_i| / σ_i
     SD ratios             min_i and max_i of SD(x)_i / σ_i
-    coverage              share of r within the central 90 % of x, entry by entry: the average and the least over i
-    sliced Wasserstein    `judging.distances`, of unconstrained draws standardised by the reference
+    coverage              share of r_i within the central 90 % of x_i: the average and the smallest over i
+    sliced Wasserstein    see `judging.distances`; of unconstrained draws, standardised by the reference
 
-An answer is wrong where the mean error is above 0.25 or an SD ratio outside 0.8 to 1.25. On the model's own scale only
-entries count whose reference is not heavy-tailed (kurtosis up to 15): of others 1,000 draws do not tell an SD.
+An answer is wrong if the mean error is above 0.25 or an SD ratio is outside 0.8 to 1.25. Entries whose reference is
+heavy-tailed (kurtosis above 15) are not judged, since 1,000 draws do not determine their SD.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ from pyro_fed.ops.arviz_versions import make_result
 if TYPE_CHECKING:
     from pyro_fed.results.inference_data import InferenceData
 
-#: Heavier tails than this are judged on the unconstrained scale alone.
+#: Entries whose reference has a larger kurtosis are not judged.
 LARGEST_KURTOSIS = 15.0
-#: The intervals whose coverage is measured.
+#: Probability of the central intervals whose coverage is measured.
 INTERVAL = 0.9
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """One entry of a site.
+    """The figures of one entry of a site.
 
     Attributes:
-        label: such as `w[0]`, "(unconstrained)" behind it on that scale.
-        reference_mean: m.
-        reference_sd: σ.
-        mean: of the answer.
-        sd: of the answer.
-        coverage: share of the reference in the answer's central 90 %.
-        judged: whether it counts; heavy tails do not.
+        label: the entry's name, such as `w[0]`; on the unconstrained scale it ends in "(unconstrained)".
+        reference_mean: mean of the reference.
+        reference_sd: SD of the reference.
+        mean: mean of the answer.
+        sd: SD of the answer.
+        coverage: share of the reference's draws in the answer's central 90 % interval.
+        judged: whether the entry counts; entries with heavy tails do not.
     """
 
     label: str
@@ -62,17 +62,17 @@ class Parameter:
 
     @property
     def mean_error(self) -> float:
-        """In SDs of the reference."""
+        """Distance of the means, in SDs of the reference."""
         return abs(self.mean - self.reference_mean) / self.reference_sd
 
     @property
     def sd_ratio(self) -> float:
-        """Over the reference's."""
+        """The answer's SD over the reference's."""
         return self.sd / self.reference_sd
 
     @property
     def badness(self) -> float:
-        """How many times over the limits it is; 1 at a limit."""
+        """The larger error of mean and SD, as a multiple of its limit: 1 at the limit."""
         low, high = np.log(SD_RANGE)
         spread = np.log(max(self.sd_ratio, 1e-12))
         return float(max(self.mean_error / LARGEST_MEAN_ERROR, spread / (low if spread < 0 else high)))
@@ -80,17 +80,17 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Scores:
-    """Of one answer.
+    """The scores of an answer.
 
     Attributes:
-        mean_error: largest, in SDs of the reference.
-        sd_low: least SD over the reference's.
-        sd_high: largest.
-        coverage: of 90 % intervals, averaged over the parameters.
-        coverage_low: the least.
-        sliced_wasserstein: distance, in SDs of the reference.
-        where: the parameter that is worst.
-        parameters: each, the worst first.
+        mean_error: largest error of a mean, in SDs of the reference.
+        sd_low: smallest ratio of an SD to the reference's.
+        sd_high: largest ratio of an SD to the reference's.
+        coverage: coverage of 90 % intervals, averaged over the parameters.
+        coverage_low: smallest coverage of a parameter.
+        sliced_wasserstein: sliced Wasserstein distance, in SDs of the reference.
+        where: name of the worst parameter.
+        parameters: figures of each parameter, the worst first.
     """
 
     mean_error: float
@@ -104,22 +104,22 @@ class Scores:
 
     @property
     def wrong(self) -> bool:
-        """Whether a mean or an SD is further off than is said to matter."""
+        """Whether the largest error of a mean or an SD ratio is beyond its limit."""
         low, high = SD_RANGE
         return not (self.mean_error <= LARGEST_MEAN_ERROR and low <= self.sd_low and self.sd_high <= high)
 
 
 def scores(idata: InferenceData, reference: Reference, problem: Problem, seed: int = 0) -> Scores:
-    """Scores of an answer.
+    """Compute the scores of an answer.
 
     Args:
         idata: the answer.
-        reference: what is known.
-        problem: the posterior.
-        seed: of the random directions.
+        reference: draws of the posterior.
+        problem: the model's densities.
+        seed: seed of the random directions of the sliced Wasserstein distance.
 
     Raises:
-        DataError: a site is missing or has another shape; draws that are not finite.
+        DataError: a site is missing or has another shape, or the draws are not finite.
 
     Example:
         >>> scores(pf.run(pf.FedEP(), fed), reference, fed.problem).mean_error
@@ -146,14 +146,14 @@ def scores(idata: InferenceData, reference: Reference, problem: Problem, seed: i
 
 
 def scored(rows: list[Parameter], distance: float) -> Scores:
-    """The scores of parameters.
+    """Summarise the figures of all parameters.
 
     Args:
-        rows: of `parameters`.
-        distance: sliced Wasserstein.
+        rows: figures from `parameters`.
+        distance: the sliced Wasserstein distance.
 
     Raises:
-        DataError: none of them can be judged.
+        DataError: no parameter can be judged.
     """
     judged = [row for row in rows if row.judged]
     if not judged:
@@ -172,12 +172,12 @@ def scored(rows: list[Parameter], distance: float) -> Scores:
 
 
 def parameters(mine: Draws, truth: Draws, behind: str = "") -> list[Parameter]:
-    """Each column beside the reference's, those aside that the reference does not vary.
+    """The figures of each parameter that varies in the reference.
 
     Args:
-        mine: finite draws.
-        truth: of the same columns.
-        behind: put behind their labels.
+        mine: finite draws of the answer.
+        truth: finite draws of the reference, with the same columns.
+        behind: text to put behind the labels.
     """
     flat, known = mine.flat, truth.flat
     ends = np.quantile(flat, [(1 - INTERVAL) / 2, (1 + INTERVAL) / 2], axis=0)
@@ -202,11 +202,11 @@ def parameters(mine: Draws, truth: Draws, behind: str = "") -> list[Parameter]:
 
 
 def check_sites(idata: Any, reference: Reference) -> None:
-    """Require the reference's sites with their shapes.
+    """Check that an answer has the reference's sites, with the same shapes.
 
     Args:
         idata: the answer.
-        reference: what is known.
+        reference: draws of the posterior.
 
     Raises:
         DataError: a site is missing or has another shape.
@@ -217,4 +217,4 @@ def check_sites(idata: Any, reference: Reference) -> None:
             raise DataError(f"the answer has no site '{name}': it has {sorted(map(str, posterior.data_vars))}")
         shape = posterior[name].transpose("chain", "draw", ...).shape[2:]
         if shape != values.shape[2:]:
-            raise DataError(f"site '{name}': expected the shape {values.shape[2:]} a draw, received {shape}")
+            raise DataError(f"site '{name}': expected the shape {values.shape[2:]} of a draw, received {shape}")

@@ -1,4 +1,4 @@
-"""Cells on disk: a small file each, named by what was run and the version of the code, written whole or not at all."""
+"""The cells' files: a JSON file for each outcome, named by cell and version, and written completely or not at all."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Store:
     """A folder of cells.
 
     Args:
-        folder: made where it is not there.
-        any_version: take cells of other versions of the code too, where there is none of this one.
+        folder: the folder; it is made if it does not exist.
+        any_version: if there is no cell of this version of the code, read the newest cell of another version.
     """
 
     def __init__(self, folder: Path, any_version: bool = False) -> None:
@@ -26,14 +26,14 @@ class Store:
         self.folder, self.any_version = folder, any_version
 
     def read(self, cell: Cell, limit: float | None) -> Outcome | None:
-        """What came of a cell; None where it has not been run, or was cut off by a lower limit than this.
+        """The outcome of a cell; None if it has not been run, or was stopped by a lower limit than the present one.
 
         Args:
-            cell: which.
-            limit: seconds of CPU that it would have now; None for no limit.
+            cell: names of the cell.
+            limit: the present limit in seconds of CPU time; None for no limit.
 
         Raises:
-            DataError: the file is no cell.
+            DataError: the cell's file is damaged.
         """
         path = self.folder / cell.file
         if not path.is_file() and self.any_version:
@@ -45,14 +45,17 @@ class Store:
         return None if _cut(found, limit) else found
 
     def of_any_split(self, cell: Cell, limit: float | None) -> Outcome | None:
-        """What came of a cell with its rows split in any way, as that cell's own.
+        """The outcome of a cell of an algorithm on pooled rows; if it was run on another split only, that outcome.
 
         Args:
-            cell: of a method that has all rows, whatever the split.
+            cell: names of the cell.
             limit: as in `read`.
 
+        Returns:
+            The outcome under the names of this cell; None if the algorithm was not run on any split of this case.
+
         Raises:
-            DataError: a file is no cell.
+            DataError: a cell's file is damaged.
         """
         version = "*" if self.any_version else cell.version
         files = self.folder.glob(f"{cell.case}--*--{cell.algorithm}--{cell.seed}--{version}.json")
@@ -61,13 +64,13 @@ class Store:
         return self.read(cell, limit) or (usable[-1] if usable else None)
 
     def take(self, table: Path) -> None:
-        """Take the cells of a table that was written before, those aside that are here.
+        """Add the cells of a table that was written before. Cells that have a file here are left as they are.
 
         Args:
-            table: JSON with a list of `cells`; nothing is taken where it is not there.
+            table: a JSON file with a list of `cells`; if it does not exist, nothing is added.
 
         Raises:
-            DataError: the file is no such table.
+            DataError: the file is not such a table.
         """
         if not table.is_file():
             return
@@ -82,10 +85,10 @@ class Store:
                 self.write(one)
 
     def write(self, outcome: Outcome) -> None:
-        """Keep a cell; a reader sees the old file or the new one.
+        """Write the file of a cell. At any time a reader sees the old file or the new one, and no part of it.
 
         Args:
-            outcome: what came of it.
+            outcome: the cell's outcome.
         """
         handle, name = tempfile.mkstemp(dir=self.folder, suffix=".part")
         with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -94,22 +97,24 @@ class Store:
 
 
 def _cut(found: Outcome, limit: float | None) -> bool:
-    """Whether it was cut off by a lower limit than this."""
+    """Whether the cell was stopped by a lower limit than the present one."""
     return found.outcome == "late" and found.limit is not None and (limit is None or limit > found.limit)
 
 
 def cell_of(one: Outcome) -> Cell:
-    """The cell that an outcome is of."""
+    """The names of the cell of an outcome."""
     return Cell(one.case, one.split, one.algorithm, one.seed, one.version)
 
 
 def read_outcome(path: Path) -> Outcome:
-    """A cell's file.
+    """Read a cell's file.
 
     Raises:
-        DataError: it is no cell.
+        DataError: the file is damaged.
     """
     try:
         return Outcome(**json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
-        raise DataError(f"{path} is no cell of the benchmark: {error}; delete it, and it is run again") from error
+        raise DataError(
+            f"{path} is no file of a cell of the benchmark: {error}; delete it, and the cell is run again"
+        ) from error

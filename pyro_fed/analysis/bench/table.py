@@ -1,4 +1,4 @@
-"""The benchmark as tables: how often each algorithm is right, and what it says of itself."""
+"""The benchmark as tables: how often each algorithm is right or wrong, and whether it doubts its answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyro_fed.analysis.bench.bench import Results
 from pyro_fed.analysis.bench.cell import OUTCOMES, Outcome
 from pyro_fed.analysis.numbers import digits, readable_bytes, readable_seconds
 
-#: Figures of an algorithm that are medians over its cells, how they are headed and written.
+#: Scores whose median over an algorithm's cells is shown: the heading of each, and how it is written.
 MEDIANS = {
     "mean_error": ("mean error", digits(2)),
     "sd_low": ("SD ratio, least", digits(2)),
@@ -26,7 +26,7 @@ MEDIANS = {
 
 
 def confusion(outcomes: Iterable[Outcome]) -> dict[str, int]:
-    """How many cells of each outcome.
+    """The number of cells of each outcome.
 
     Args:
         outcomes: cells.
@@ -36,7 +36,7 @@ def confusion(outcomes: Iterable[Outcome]) -> dict[str, int]:
 
 
 def medians(outcomes: Sequence[Outcome]) -> dict[str, float | None]:
-    """Medians of the figures over the cells that have them.
+    """Medians of the scores, each over the cells with an answer that have this score.
 
     Args:
         outcomes: cells of one algorithm.
@@ -49,24 +49,24 @@ def medians(outcomes: Sequence[Outcome]) -> dict[str, float | None]:
 
 
 def by_algorithm(results: Results) -> dict[str, list[Outcome]]:
-    """Cells by algorithm, in their order.
+    """The cells of each algorithm, in their order.
 
     Args:
-        results: of `run_benchmark`.
+        results: results of `run_benchmark`.
     """
     return {name: [one for one in results.outcomes if one.algorithm == name] for name in results.algorithms}
 
 
 def heading() -> list[str]:
-    """Of the summary's columns."""
+    """The headings of the summary's columns."""
     return ["algorithm", "cells", *OUTCOMES, *(title for title, _ in MEDIANS.values())]
 
 
 def summary(results: Results) -> list[list[str]]:
-    """A row an algorithm, as texts: outcomes, then medians.
+    """A row of texts for each algorithm: its name, number of cells, numbers of outcomes, and medians.
 
     Args:
-        results: of `run_benchmark`.
+        results: results of `run_benchmark`.
     """
     rows = []
     for name, part in by_algorithm(results).items():
@@ -78,12 +78,12 @@ def summary(results: Results) -> list[list[str]]:
 
 
 def written(value: float | None, write: Any) -> str:
-    """A number as it is shown; a dash where there is none."""
+    """A number as text; a dash for None."""
     return "–" if value is None else str(write(value))
 
 
 def in_short(outcome: Outcome) -> str:
-    """A cell in one line."""
+    """A line of text on a cell."""
     values = outcome.scores
     where = f"{outcome.case} {outcome.split} {outcome.algorithm}"
     spent = written(values.get("cpu_seconds"), readable_seconds)
@@ -96,10 +96,10 @@ def in_short(outcome: Outcome) -> str:
 
 
 def as_values(results: Results) -> dict[str, Any]:
-    """All of it as plain values, for JSON: what `from_values` takes.
+    """The results as plain values for JSON, which `from_values` reads.
 
     Args:
-        results: of `run_benchmark`.
+        results: results of `run_benchmark`.
     """
     return {
         "algorithms": results.algorithms,
@@ -112,10 +112,10 @@ def as_values(results: Results) -> dict[str, Any]:
 
 
 def from_values(values: dict[str, Any]) -> Results:
-    """The results that `as_values` made plain.
+    """The results, read from the plain values of `as_values`.
 
     Args:
-        values: of `as_values`.
+        values: plain values from `as_values`.
     """
     cells = [Outcome(**one) for one in values["cells"]]
     return Results(**{**{name: value for name, value in values.items() if name != "cells"}, "outcomes": cells})

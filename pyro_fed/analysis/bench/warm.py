@@ -1,4 +1,4 @@
-"""What cells load as they need it, loaded once by the server that they are forked from: seconds that are no cell's."""
+"""Loads libraries once, in the server from which cells are forked, so that no cell is charged the time for it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import warnings
 
 from pyro_fed import infer
 
-#: Libraries that are imported within functions, here or in what is used here.
+#: Libraries that this package, or a library that it uses, imports within functions.
 LIBRARIES = (
     *("arviz", "pandas", "scipy.stats", "sklearn.datasets", "pyro.infer.autoguide", "torch.func"),
     *("torch._dynamo", "torch.fx.experimental.proxy_tensor", "torch.fx.experimental.symbolic_shapes"),

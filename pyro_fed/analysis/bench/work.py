@@ -1,8 +1,8 @@
-"""Cells side by side: a process each, one thread, with a limit on its CPU time.
+"""Run cells in parallel: each in its own process, with one thread and a limit on its CPU time.
 
-Processes are forked from a server that has imported everything (`forkserver`), so that a cell begins at once, and its
-answer depends on no other cell. A process writes its own cell: what is done stays done, whoever is killed. One that
-dies without (the limit, a crash, no memory) is a cell that says so.
+Processes are forked from a server that has imported everything (`forkserver`), so that a cell starts at once, and no
+answer depends on other cells. Each process writes its own cell, so that finished cells are kept whatever happens to
+other processes. If a process dies before (by its limit, a crash or lack of memory), the cell's outcome says so.
 """
 
 from __future__ import annotations
@@ -20,30 +20,31 @@ from typing import Any
 
 from pyro_fed.analysis.bench.cell import Cell, Outcome
 
-#: A process that hardly uses CPU, waiting for what never comes, is ended after so many times its limit. Hardly: less
-#: than this share of the time, which what is only held up by others, niced on a busy machine, has more of.
+#: A process that waits forever uses no CPU time, and would never reach its limit. It is killed if it is older than
+#: `WALL_FACTOR` times its limit, by the clock, and has used less than `IDLE_SHARE` of that time. A process that a busy
+#: machine slows down has used more.
 WALL_FACTOR, IDLE_SHARE = 5.0, 0.02
-#: Seconds until a process that is overdue is looked at again.
+#: Seconds until a process older than that is looked at again.
 LOOK = 1.0
-#: Seconds from the end of its CPU time to its end by force.
+#: Seconds of CPU time between the signal at the limit and the kill.
 GRACE = 2
-#: What the server imports besides.
+#: The module that the server imports to load libraries.
 WARM = "pyro_fed.analysis.bench.warm"
-#: How many threads a library starts.
+#: The environment variable for the number of threads of a library.
 THREADS = "OMP_NUM_THREADS"
 
 
 @dataclass(frozen=True)
 class Task:
-    """A cell, and where its parts are found by another process.
+    """A cell to run, with the paths that another process needs for it.
 
     Args:
-        cell: its names.
-        path: of the algorithm's file.
-        adapter: whether that is an adapter.
+        cell: names of the cell.
+        path: the algorithm's file.
+        adapter: whether the algorithm is an adapter.
         posteriordb: folder of posteriordb.
-        folder: of the cells.
-        limit: seconds of CPU; None for none.
+        folder: folder of the cells' files.
+        limit: seconds of CPU time that the cell may take; None for no limit.
     """
 
     cell: Cell
@@ -57,16 +58,17 @@ class Task:
 def work(
     tasks: Iterable[Task], entry: Callable[[Task], None], jobs: int, deadline: float | None
 ) -> Iterator[tuple[Task, Outcome | None]]:
-    """Run tasks, as many at a time as there are jobs.
+    """Run tasks, several at a time.
 
     Args:
-        tasks: in the order in which they are begun.
-        entry: what a process runs, a function of a module, which the server imports; it writes the cell.
-        jobs: processes at a time.
-        deadline: by `time.monotonic`; then none is begun any more, and those that run are ended and not kept.
+        tasks: the tasks, in the order in which they are started.
+        entry: the function that a process runs on a task; it writes the cell. The server imports its module.
+        jobs: number of processes at a time.
+        deadline: a time by `time.monotonic`, at which running tasks are killed, and no more are started.
 
     Yields:
-        Each task at its end, with a cell where its process died without having written one.
+        Each finished task, with None if its process has written the cell, or else with an outcome that says how the
+        process died.
     """
     context = _server(entry.__module__)
     waiting = iter(tasks)
@@ -97,7 +99,7 @@ def work(
 
 
 def _server(module: str) -> Any:
-    """The context of a server whose processes have one thread each; libraries read the variable as they are loaded."""
+    """A context whose server forks processes of one thread: libraries read the variable when the server loads them."""
     context: Any = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([module, WARM])
     before = os.environ.get(THREADS)
@@ -111,7 +113,7 @@ def _server(module: str) -> Any:
 
 
 def _patience(running: Iterable[tuple[Any, Task, float]], deadline: float | None) -> float | None:
-    """Seconds until something has to be looked at."""
+    """Seconds until a process may be idle for too long, or until the deadline; None if there are no limits."""
     now = time.monotonic()
     ends = [max(began + WALL_FACTOR * task.limit - now, LOOK) for _, task, began in running if task.limit is not None]
     ends += [max(deadline - now, 0.0)] if deadline is not None else []
@@ -119,7 +121,7 @@ def _patience(running: Iterable[tuple[Any, Task, float]], deadline: float | None
 
 
 def _hung(pid: int, limit: float | None, seconds: float) -> bool:
-    """Whether a process of that age waits for what never comes."""
+    """Whether a process, `seconds` old, has been idle for too long."""
     if limit is None or seconds <= WALL_FACTOR * limit:
         return False
     used = _cpu_seconds(pid)
@@ -127,7 +129,7 @@ def _hung(pid: int, limit: float | None, seconds: float) -> bool:
 
 
 def _cpu_seconds(pid: int) -> float | None:
-    """Seconds of CPU that a process has used; None where the system does not tell."""
+    """Seconds of CPU time that a process has used; None if the system does not tell."""
     try:
         figures = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:
@@ -137,7 +139,7 @@ def _cpu_seconds(pid: int) -> float | None:
 
 
 def _dead(task: Task, code: int, hung: bool) -> Outcome:
-    """The cell of a process that died without a word."""
+    """The outcome for a process that died before it wrote its cell."""
     late = hung or (code in (-signal.SIGXCPU, -signal.SIGKILL) and task.limit is not None)
     if late:
         said = f"no answer within {task.limit:g} s of CPU time" + (", nor of waiting" if hung else "")

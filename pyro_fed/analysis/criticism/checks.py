@@ -1,9 +1,15 @@
-"""Posterior predictive checks at the clients: a statistic of replicated rows against that of the observed ones.
+"""Posterior predictive checks at the clients: a statistic of the observed rows is compared with replicated rows.
 
-    T_obs = T(y_k),    T_s = T(y_s),  y_s ~ p(y | x_k, z_s)    for each client k, with its own effects if it has some
+    T_obs = T(y_k),    T_s = T(y_s),  y_s ~ p(y | x_k, z_s)
 
-The client draws the replications and sends the statistics alone, with p = P(T_s > T_obs) + P(T_s = T_obs) / 2, which is
-near 1/2 on average where the model fits, and near 0 or 1 where it cannot make such data (Gelman, Meng & Stern 1996).
+y_k are the observed rows of client k, x_k its covariates and z_s a draw of the posterior, with the client's own effects
+if the model has some. The client draws the replications y_s itself, and sends only the statistics and
+
+    p = P(T_s > T_obs) + P(T_s = T_obs) / 2
+
+p is 1/2 on average if the model fits, and near 0 or 1 if the model does not produce such data.
+
+Source: Gelman, Meng & Stern (1996), Posterior predictive assessment of model fitness.
 """
 
 from __future__ import annotations
@@ -17,6 +23,7 @@ import xarray as xr
 from torch import Tensor
 
 from pyro_fed.analysis.criticism.influence import require_result
+from pyro_fed.analysis.criticism.pointwise import chosen_site
 from pyro_fed.analysis.predicting.own_rows import own_rows
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.calls import checked
@@ -45,19 +52,20 @@ def check_clients(
     Args:
         idata: result of `pyro_fed.run` on the federation.
         federation: the model and its clients.
-        statistics: a function of the client's rows of the observed site, an array (n, ...), to a number, or several by
-            name.
-        var_name: the observed site, where there are several.
-        seed: of the replications.
+        statistics: a function that takes a client's rows of the observed site, an array (n, ...), and returns a
+            number; or several such functions by name.
+        var_name: the observed site; needed only if the model has several.
+        seed: seed of the replications.
 
     Returns:
-        Over (client, statistic): `p_value`, `observed`, and of the replications `mean` and `sd`; over (client,
-        statistic, sample) `replicated`, one a draw of the posterior. NaN of a client without rows.
-        `pf.plot_checks(found)` is the figure.
+        A dataset. Over (client, statistic): `p_value`; `observed`, the statistic of the observed rows; `mean` and `sd`
+        of the statistic over the replications. Over (client, statistic, sample): `replicated`, one value for each draw
+        of the posterior. A client without rows has NaN. `pf.plot_checks(found)` is the figure.
 
     Raises:
-        SettingError: no statistics, or a federation that does not hold its rows.
-        DataError: the result lacks a site, the observed site is not clear, or a statistic is no number.
+        SettingError: there are no statistics, or the federation does not hold its rows.
+        DataError: the result lacks a site, the model has several observed sites and `var_name` names none of them, or
+            a statistic raises an error or is no finite number.
 
     Example:
         >>> pf.check_clients(idata, fed, {"mean": np.mean, "largest": np.max})["p_value"].to_pandas()
@@ -70,7 +78,10 @@ def check_clients(
             f"{statistics!r}"
         )
     if not federation.holds_data:
-        raise SettingError("check_clients draws replications of the rows at the clients: it needs the rows here")
+        raise SettingError(
+            "check_clients draws replications of the rows at the clients, but this federation's rows are elsewhere: "
+            "call it with a federation that was made with data"
+        )
     count = idata["posterior"].sizes["chain"] * idata["posterior"].sizes["draw"]
     shape = (federation.num_clients, len(named))
     observed, replicated = np.full(shape, np.nan), np.full((*shape, count), np.nan)
@@ -79,7 +90,7 @@ def check_clients(
             if own is None:
                 continue
             drawn, given = own(seeding.torch_generator(seed, seeding.DRAWS, k + 1))
-            site = _site(given, var_name)
+            site = chosen_site(given, var_name or "")
             for i, (name, function) in enumerate(named.items()):
                 observed[k, i] = _number(function, given[site], name, federation.client_names[k])
                 replicated[k, i] = [
@@ -104,20 +115,15 @@ def _name(function: Any) -> str:
     return "statistic" if name == "<lambda>" else str(name)
 
 
-def _site(given: Mapping[str, Any], var_name: str | None) -> str:
-    if var_name is not None and var_name not in given:
-        raise DataError(f"there is no observed site {var_name!r}; the model has {list(given)}")
-    if var_name is None and len(given) != 1:
-        raise DataError(f"the model has several observed sites, {list(given)}: say which by var_name")
-    return var_name or next(iter(given))
-
-
 def _number(function: Statistic, rows: Tensor, name: str, client: str) -> float:
     try:
         value = np.asarray(function(rows.detach().cpu().numpy()))
-    except Exception as error:  # of any kind, as it is the user's code that raised it
+    except Exception as error:  # the user's function may raise any kind of error
         said = f"{type(error).__name__}: {error!s:.200}"
-        raise DataError(f"statistic '{name}' at client {client} raised {said}") from error
+        raise DataError(
+            f"statistic '{name}' at client {client} raised {said}; it must take an array (n, ...) of rows, here of "
+            f"shape {tuple(rows.shape)}, and return a number"
+        ) from error
     if value.size != 1 or value.dtype.kind not in "biuf" or not np.isfinite(value).all():
         raise DataError(
             f"statistic '{name}' at client {client}: expected a finite number, received {value!r:.200} from rows of "

@@ -1,14 +1,17 @@
-"""What each client brings to an answer: its share of the information, and what it would say alone.
+"""What each client brings to an answer: its share of the information, and the posterior of its data alone.
 
-With Λ_k the precision of client k's Gaussian site, Λ = Λ_0 + Σ_k Λ_k the posterior's, and Σ = Λ⁻¹
+Let Λ_k be the precision matrix of client k's Gaussian site t_k and Λ_0 that of the prior t_0. The posterior
+q ∝ t_0 Π_k t_k has the precision Λ = Λ_0 + Σ_k Λ_k and the covariance C = Λ⁻¹. Then
 
-    share_kj = (Σ Λ_k)_jj,       Σ_k share_kj + share_0j = 1     for every parameter j
-    alone_k  = t_0 t_k = q / Π_{i≠k} t_i                         the prior counted once, the data of one client
+    share_kj = (C Λ_k)_jj          client k's share of the information on parameter j
+    alone_k  ∝ t_0 t_k             the posterior of client k's data alone, with the whole prior
 
-The share of a parameter's information that is a client's: for independent parameters the ratio of precisions, of which
-a client with the same covariates as the others has the share of its rows. The sites are those that the algorithm left,
-or those of one expected Newton step at the draws, for the prior as for the clients, whose product then is q. All on the
-unconstrained scale.
+The shares of all clients and of the prior sum to one for each parameter, since C Λ is the identity. For independent
+parameters a share is a ratio of precisions: if all rows are equally informative, it is the client's share of the rows,
+up to the prior.
+
+The sites are those that the algorithm left. If it left none, the sites of the prior and of all clients are computed by
+one expected Newton step at the draws, and q is their product. All figures are on the unconstrained scale.
 """
 
 from __future__ import annotations
@@ -19,13 +22,18 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from pyro_fed.analysis.criticism.influence import NOT_NEEDED, checked_draws, kept_sites, require_result
+from pyro_fed.analysis.criticism.influence import (
+    NOT_NEEDED,
+    checked_draws,
+    federation_to_ask,
+    kept_sites,
+    require_result,
+    sites_group,
+)
 from pyro_fed.audit.clients.say import around, with_product
 from pyro_fed.conventions.calls import checked
 from pyro_fed.density.compiling.compiler import threads
-from pyro_fed.errors import SettingError
 from pyro_fed.infer.sites.gaussian_sites import moments_of
-from pyro_fed.ops.arviz_versions import group_of
 from pyro_fed.ops.gaussian import Gaussian
 
 if TYPE_CHECKING:
@@ -34,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class _Sites(NamedTuple):
-    """The posterior and the clients' sites (K,), with the names of clients and parameters."""
+    """The posterior q and the K clients' sites, with the names of the clients and of the parameters."""
 
     q: Gaussian
     sites: Gaussian
@@ -44,23 +52,27 @@ class _Sites(NamedTuple):
 
 @checked
 def contributions(idata: InferenceData, federation: Federation | None = None) -> xr.Dataset:
-    """How much of what is known of each parameter a client has brought, and what it would say alone.
+    """Each client's share of the information on each parameter, and the posterior of its data alone.
 
     Args:
         idata: result of `pyro_fed.run`.
-        federation: what it was run on; may be left out where the result has the clients' sites.
+        federation: the federation of the run. It may be left out if the result has the clients' sites.
 
     Returns:
-        Over (client, parameter): `share` of the information, `mean` and `sd` of the client alone, its data and the
-        prior (NaN where these leave it improper); over (parameter): `prior_share`, `all_mean` and `all_sd` of all
-        together, all on the unconstrained scale, on which a positive parameter is its logarithm; over (client):
-        `contribution`, the mean share; `prior_contribution`; and with a federation `rows`.
-        Shares sum to one with the prior's. `pf.plot_contributions(found)` and `pf.plot_client_forest(found)` are the
-        figures.
+        A dataset on the unconstrained scale, on which a positive parameter is its logarithm.
+
+        - Over (client, parameter): `share` of the information; `mean` and `sd` of the posterior of this client's data
+          and the prior, NaN if that posterior is improper.
+        - Over (parameter,): `prior_share`; `all_mean` and `all_sd` of the posterior of all clients.
+        - Over (client,): `contribution`, the mean share over parameters; with a federation also `rows`.
+        - `prior_contribution`, the mean share of the prior.
+
+        For each parameter the shares of the clients and of the prior sum to one. `pf.plot_contributions(found)` and
+        `pf.plot_client_forest(found)` are the figures.
 
     Raises:
-        SettingError: the result has no sites, and there is no federation whose rows are here to ask.
-        DataError: it lacks a site of the model.
+        SettingError: the result has no sites, and no federation that holds its rows was passed.
+        DataError: `idata` is no result of a run, or lacks a site of the model.
 
     Example:
         >>> found = pf.contributions(pf.run(pf.FedEP(), fed), fed)
@@ -89,24 +101,19 @@ def contributions(idata: InferenceData, federation: Federation | None = None) ->
 
 
 def _sites(idata: InferenceData, federation: Federation | None) -> _Sites:
-    """The sites that the run left, or such as the draws suggest."""
-    kept = group_of(idata, "sites") if "sites" in idata else None
-    own = kept is not None and kept.attrs.get("algorithm") == idata.attrs.get("chosen", idata.attrs.get("algorithm"))
-    if kept is not None and (own or federation is None):
+    """The sites that the run left, or sites computed at the draws."""
+    kept = sites_group(idata, federation)
+    if kept is not None:
         return _Sites(*kept_sites(kept), kept["client"].values.tolist(), kept["parameter"].values.tolist())
-    if federation is None or not federation.holds_data:
-        raise SettingError(
-            f"contributions: this result, of {idata.attrs.get('algorithm', 'something else')}, has no Gaussian sites "
-            "of its clients; pass the federation, contributions(idata, fed), whose clients are then asked"
-        )
-    problem = federation.problem
+    asked = federation_to_ask("contributions", idata, federation)
+    problem = asked.problem
     with threads(1), torch.no_grad():
-        q, found = with_product(federation, around(problem, checked_draws(idata, federation)))
-    return _Sites(q, found, federation.client_names, [problem.name_of(number) for number in range(problem.dim)])
+        q, found = with_product(asked, around(problem, checked_draws(idata, asked)))
+    return _Sites(q, found, asked.client_names, [problem.name_of(number) for number in range(problem.dim)])
 
 
 def _shares(q: Gaussian, sites: Gaussian) -> Tensor:
-    """(K, D): the diagonals of Σ Λ_k."""
+    """The diagonals of C Λ_k for all clients k, (K, D)."""
     _, spread = q.to(torch.float64).moments()
     precision = sites.precision.to(torch.float64)
     return torch.einsum("ij,kji->ki", spread, precision) if q.dense else spread * precision

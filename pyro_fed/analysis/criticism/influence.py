@@ -1,10 +1,15 @@
-"""How much of an answer is one client's doing, from its Gaussian site or from draws.
+"""How much one client changes an answer: the posterior with the client is compared with the posterior without it.
 
-Where an algorithm leaves Gaussian sites (FedEP and its kin, FedLaplace) `audit.clients.influence` divides them out of
-the posterior, at no cost. Other algorithms (DSVGD, FSGLD, FedAIS, those without a server) have draws z_s alone. Those
-of the others' posterior are the same with weights w_s ∝ 1 / p(y_k | z_s), smoothed (PSIS). Where Pareto's k says that
-these are not reliable, mostly since the client has much influence, its site is found by one expected Newton step at the
-draws instead, and `by` says so. All on the unconstrained scale.
+The posterior without client k is found in one of three ways, which `by` names. All are on the unconstrained scale.
+
+- By sites. Some algorithms leave a Gaussian site for each client (FedEP and its kin, FedLaplace). The site is divided
+  out of the posterior, see `audit.clients.influence`. This costs nothing.
+- By draws. Other algorithms (DSVGD, FSGLD, FedAIS, algorithms without a server) leave draws z_s only. With weights
+  w_s ∝ 1 / p(y_k | z_s) the draws represent the posterior without client k. The weights are Pareto smoothed.
+- By sites at the draws. If Pareto's k says that the weights are not reliable, mostly because the client has much
+  influence, its site is computed by one expected Newton step at the draws, and is divided out.
+
+Source of the weights: Vehtari et al. (2024), Pareto smoothed importance sampling.
 """
 
 from __future__ import annotations
@@ -31,30 +36,31 @@ if TYPE_CHECKING:
     from pyro_fed.federation.federation import Federation
     from pyro_fed.results.inference_data import InferenceData
 
-#: In the place of a federation that is not needed.
+#: Passed to `require_result` by a function that takes no federation.
 NOT_NEEDED: Any = object()
-#: Draws that weights need: fewer have no tail to be judged by.
+#: With fewer draws than this the weights are not used: Pareto's k is estimated from their largest few.
 FEWEST_DRAWS = 100
 
 
 @checked_but("idata", "federation")
 def influence(idata: InferenceData, federation: Federation | None = None) -> xr.Dataset:
-    """How many SDs each client moves each parameter, and whether one of them stands apart.
+    """How many SDs each client moves each parameter, and whether one client stands apart.
 
     Args:
         idata: result of `pyro_fed.run`.
-        federation: what it was run on; may be left out where the result has the clients' sites, which are taken first
-            where they are those of the answer itself.
+        federation: the federation of the run. It may be left out if the result has the clients' sites. Sites of the
+            algorithm that gave the answer are used even if a federation is passed.
 
     Returns:
-        `shift` and `sd_ratio` (client, parameter), `influence`, `disagreement`, `opposed`, `pareto_k`, `by` (client),
-        on the unconstrained scale, see `pyro_fed.audit.clients.influence`; in `attrs["stands_apart"]` a sentence on
-        clients that do, or "". NaN and an infinite influence where the others' posterior is improper.
-        `found["shift"].to_pandas()` is the table, `pf.plot_influence(found)` the figure.
+        A dataset on the unconstrained scale, see `pyro_fed.audit.clients.influence` for the formulas. Over (client,
+        parameter): `shift` and `sd_ratio`. Over (client,): `influence`, `disagreement`, `opposed`, `pareto_k` and `by`.
+        `attrs["stands_apart"]` is a sentence on the clients that stand apart, or "". Where the posterior without a
+        client is improper, its influence is infinite and its other figures are NaN. `found["shift"].to_pandas()` is
+        a table, `pf.plot_influence(found)` a figure.
 
     Raises:
-        SettingError: the result has no sites, and there is no federation to ask.
-        DataError: it lacks a site of the model.
+        SettingError: the result has no sites, and no federation that holds its rows was passed.
+        DataError: `idata` is no result of a run, or lacks a site of the model.
 
     Example:
         >>> found = pf.influence(pf.run(pf.FedEP(), fed))
@@ -62,37 +68,66 @@ def influence(idata: InferenceData, federation: Federation | None = None) -> xr.
         >>> found["influence"].to_series().sort_values()
     """
     require_result("influence", idata)
-    kept = group_of(idata, "sites") if "sites" in idata else None
-    run_by = idata.attrs.get("chosen", idata.attrs.get("algorithm"))  # of a plan, the stage whose answer it is
-    own = kept is not None and kept.attrs.get("algorithm") == run_by
-    if kept is not None and (own or federation is None):
+    kept = sites_group(idata, federation)
+    if kept is not None:
         q, sites = kept_sites(kept)
         names, labels = kept["client"].values.tolist(), kept["parameter"].values.tolist()
         found, said = by_sites(q, sites), apart_by_sites(q, sites, names, labels)
-    elif federation is not None and federation.holds_data:
-        problem = federation.problem
-        names, labels = federation.client_names, [problem.name_of(number) for number in range(problem.dim)]
-        with threads(1), torch.no_grad():
-            found = _by_draws(federation, checked_draws(idata, federation))
-        said = apart(found, names, labels)
     else:
-        raise SettingError(
-            f"influence: this result, of {idata.attrs.get('algorithm', 'something else')}, has no Gaussian sites of "
-            "its clients; pass the federation, influence(idata, fed), whose clients are then asked"
-        )
+        asked = federation_to_ask("influence", idata, federation)
+        names, labels = asked.client_names, [asked.problem.name_of(number) for number in range(asked.problem.dim)]
+        with threads(1), torch.no_grad():
+            found = _by_draws(asked, checked_draws(idata, asked))
+        said = apart(found, names, labels)
     return _dataset(found, names, labels, {"stands_apart": said})
 
 
-def require_result(what: str, idata: Any, federation: Any = NOT_NEEDED) -> None:
-    """Refuse what is no result of a run, and no federation where one is needed.
+def sites_group(idata: InferenceData, federation: Federation | None) -> xr.Dataset | None:
+    """A result's group `sites`, if it is to be used; None if the clients are to be asked instead.
+
+    It is used if the algorithm that left the sites gave the answer too, or if there is no federation to ask.
+
+    Args:
+        idata: result of `pyro_fed.run`.
+        federation: the federation of the run, if the user passed it.
+    """
+    kept = group_of(idata, "sites") if "sites" in idata else None
+    run_by = idata.attrs.get("chosen", idata.attrs.get("algorithm"))  # `chosen`: the stage of a plan that was kept
+    own = kept is not None and kept.attrs.get("algorithm") == run_by
+    return kept if own or federation is None else None
+
+
+def federation_to_ask(what: str, idata: InferenceData, federation: Federation | None) -> Federation:
+    """The federation whose clients can be asked about a result that has no sites.
 
     Args:
         what: the function that was called.
-        idata: its result.
-        federation: its federation, where one is needed.
+        idata: the result.
+        federation: the federation of the run, if the user passed it.
 
     Raises:
-        DataError: names what was received.
+        SettingError: there is no federation, or its rows are elsewhere.
+    """
+    if federation is not None and federation.holds_data:
+        return federation
+    received = "no federation" if federation is None else "a federation whose rows are elsewhere"
+    raise SettingError(
+        f"{what}: this result, of {idata.attrs.get('algorithm', 'something else')}, has no Gaussian sites of its "
+        f"clients, so that the clients must be asked, but {what} received {received}; pass the federation that holds "
+        f"the rows, {what}(idata, fed)"
+    )
+
+
+def require_result(what: str, idata: Any, federation: Any = NOT_NEEDED) -> None:
+    """Check the first two arguments of a function that takes a result and perhaps its federation.
+
+    Args:
+        what: the function that was called.
+        idata: its first argument, a result of `pyro_fed.run`.
+        federation: its second argument; `NOT_NEEDED` if it takes none.
+
+    Raises:
+        DataError: an argument is of another kind; the error names what was received.
     """
     if not hasattr(idata, "attrs") or "posterior" not in idata:
         raise DataError(f"{what} takes a result of pf.run as its first argument, received {shown(idata)}")
@@ -101,36 +136,39 @@ def require_result(what: str, idata: Any, federation: Any = NOT_NEEDED) -> None:
 
 
 def checked_draws(idata: InferenceData, federation: Federation) -> Tensor:
-    """The draws (S, D) of a result that has all the model's sites.
+    """A result's draws on the unconstrained scale, (S, D).
 
     Raises:
-        DataError: it lacks one.
+        DataError: the result lacks a site of the federation's model.
     """
     missing = [name for name in federation.problem.sites if name not in idata["posterior"]]
     if missing:
-        raise DataError(f"the result has no sites {missing}; the model has {list(federation.problem.sites)}")
+        raise DataError(
+            f"the result has no sites {missing}; the model has {list(federation.problem.sites)}: pass the result of a "
+            "run on this federation, with all its sites"
+        )
     return unconstrained_draws(idata, federation.problem)
 
 
 def kept_sites(group: xr.Dataset) -> tuple[Gaussian, Gaussian]:
-    """q and the clients' sites (K,) of a result's group `sites`."""
+    """The Gaussian posterior q and the K clients' sites, read from a result's group `sites`."""
     state = {str(name): torch.from_numpy(np.array(value.values)) for name, value in group.data_vars.items()}
     return gaussian(state, "q_"), gaussian(state)
 
 
 def influence_by_weights(draws: Tensor, log_lik: Tensor, names: list[str], labels: list[str]) -> xr.Dataset:
-    """The same as `influence` from draws and what clients said of them, where no site can be asked for.
+    """Influence from draws and the clients' log-likelihoods at them, for a server that can ask for nothing more.
 
     Args:
         draws: (S, D), unconstrained.
-        log_lik: each client's log-likelihood at each, (S, K).
-        names: the clients', (K,).
-        labels: the parameters', (D,).
+        log_lik: (S, K), the log-likelihood of each client's rows at each draw.
+        names: names of the K clients.
+        labels: names of the D parameters.
 
     Returns:
-        as of `influence`; NaN, with `by` "none", of clients whose weights are not reliable, mostly since they have much
-        influence: `attrs["unreliable"]` names them. `disagreement` and `opposed` take sites and are
-        NaN.
+        The dataset of `influence`. The figures of a client whose weights are not reliable, mostly because it has much
+        influence, are NaN with `by` "none"; `attrs["unreliable"]` names these clients. `disagreement` and `opposed`
+        need sites, and are NaN.
     """
     shape = (len(names), len(labels))
     shift, sd_ratio = np.full(shape, np.nan), np.full(shape, np.nan)
@@ -154,7 +192,7 @@ def _dataset(found: Without, names: list[str], labels: list[str], attrs: dict[st
 
 
 def _by_draws(federation: Federation, draws: Tensor) -> Without:
-    """Of draws and the clients' log-likelihoods there, with their sites at the draws where weights are no good."""
+    """Figures by weights of the draws; by sites at the draws for clients whose weights are not reliable."""
     log_lik = client_log_likelihoods(federation, draws)
     at = around(federation.problem, draws)
     product, sites = with_product(federation, at)
@@ -164,7 +202,7 @@ def _by_draws(federation: Federation, draws: Tensor) -> Without:
 
 
 def _weigh(found: Without, draws: Tensor, log_lik: Tensor) -> None:
-    """Put in the place of clients' figures those by weights, where these are reliable."""
+    """Replace the figures of each client whose weights are reliable by figures from the weights."""
     z = draws.double()
     mean, sd = z.mean(0), z.std(0)
     for k in range(log_lik.shape[1]):
@@ -176,7 +214,8 @@ def _weigh(found: Without, draws: Tensor, log_lik: Tensor) -> None:
         other_sd = (weights.weights @ (z - other_mean).square()).sqrt()
         found.shift[k] = ((mean - other_mean) / other_sd).numpy()
         found.sd_ratio[k] = (sd / other_sd).numpy()
-        # log q / q_-k is the logarithm of a draw's share under all over that under the others
+        # The KL divergence is the mean of log q / q_-k over draws of q. A draw has the weight 1/S under q and w_s
+        # under q_-k, so that log q / q_-k = -log(S w_s).
         divergence = -(weights.weights * len(z)).clamp_min(torch.finfo(z.dtype).tiny).log().mean()
         found.influence[k] = float((2 * divergence.clamp_min(0)).sqrt())
         found.by[k] = "draws"

@@ -1,22 +1,24 @@
-"""How well the others predict a client: its log density under the posterior without it, by one round of messages.
+"""How well the other clients predict a client's rows: log predictive densities, by one round of messages.
 
-    elpd_k = log p(y_k | y_-k) = log Z - log Z_-k,     Z = ∫ p_0 Π_j L_j,    Z_-k = ∫ p_0 Π_{j≠k} L_j
+Let p_0 be the prior, L_j the likelihood of client j's rows y_j, and y_-k the rows of all clients but k. Computed are
 
-One set of draws z_s serves all K + 1 integrals: of the mixture, in equal parts, of Student's t around the posterior q
-and around each q_-k = q / t_k, where t_k is the client's Gaussian site. Every client is asked for log L_j(z_s), S
-numbers;
+    elpd_k      = log p(y_k | y_-k) = log Z - log Z_-k          all rows of client k together
+    elpd_rows_k = Σ_i log ∫ p(y_i | θ) p(θ | y_-k) dθ           its rows i one by one, as in K-fold cross-validation
 
-    Z_-k = 1/S Σ_s w_s,    w_s = p_0(z_s) Π_{j≠k} L_j(z_s) / mixture(z_s)
+    with Z = ∫ p_0 Π_j L_j and Z_-k = ∫ p_0 Π_{j≠k} L_j
 
-The weights are nearly flat, since each integrand has a part of the mixture that is near it, also that of a client with
-much influence, where the usual 1 / L_k has no variance. Pareto's k of w says whether the estimate is reliable; where it
-is not, the others' posterior is run afresh (FedAIS, whose annealing gives Z_-k with its error). Beside it stands
+One set of draws z_1 … z_S serves all K + 1 integrals. It comes from an equal mixture of K + 1 Student t distributions:
+one around the Gaussian posterior q, and one around each q_-k = q / t_k, where t_k is client k's Gaussian site. Every
+client is asked for log L_j(z_s), S numbers. Then
 
-    elpd_rows_k = Σ_{i in k} log ∫ p(y_i | θ) p(θ | y_-k) dθ
+    Z_-k ≈ 1/S Σ_s w_s,    w_s = p_0(z_s) Π_{j≠k} L_j(z_s) / mixture(z_s)
 
-what the others say of the client's rows one by one, as K-fold cross-validation has it, by the same smoothed weights.
+Each integrand is near one part of the mixture, so that the weights vary little, even for a client with much influence;
+the usual weights 1 / L_k have no finite variance there. Pareto's k of w says whether the estimate is reliable. If it is
+not, the posterior of the other clients is computed afresh by FedAIS, whose annealing gives Z_-k with its error.
 
-Sources: Vehtari et al. (2024), Pareto smoothed importance sampling; Veach & Guibas (1995) for the mixture.
+Sources: Vehtari et al. (2024), Pareto smoothed importance sampling; Veach & Guibas (1995), Optimally combining sampling
+techniques for Monte Carlo rendering (mixture).
 """
 
 from __future__ import annotations
@@ -49,18 +51,20 @@ if TYPE_CHECKING:
     from pyro_fed.federation.federation import Federation
     from pyro_fed.results.inference_data import InferenceData
 
-#: Degrees of freedom of the proposals: tails that fall more slowly than those of a likelihood of many rows.
+#: Degrees of freedom of the proposals: few, so that their tails fall more slowly than the likelihood of many rows.
 FREEDOM = 5.0
+#: Draws that `leave_one_client_out` needs: Pareto's k is estimated from the largest few weights.
+FEWEST_DRAWS = 100
 
 
 class Evidence(NamedTuple):
-    """log Z of some clients.
+    """The estimate of log Z for some clients.
 
     Args:
-        value: its estimate.
-        error: standard error.
-        pareto_k: of the weights.
-        weights: (S,) smoothed, of the draws as a sample of that posterior.
+        value: the estimate of log Z.
+        error: its standard error.
+        pareto_k: Pareto's k of the weights.
+        weights: (S,), smoothed and normalised: with them the proposals represent the posterior of these clients.
     """
 
     value: float
@@ -74,7 +78,7 @@ class Proposals(NamedTuple):
 
     Args:
         points: (S, D), unconstrained.
-        log_density: (S,), of the mixture there.
+        log_density: (S,), the mixture's log density at the points.
     """
 
     points: Tensor
@@ -90,18 +94,19 @@ def leave_one_client_out(
     Args:
         idata: result of `pyro_fed.run` on the federation.
         federation: the model and its clients.
-        num_draws: S, at which every client computes its log-likelihood.
-        refit: run the others afresh where the weights are not reliable.
-        seed: of the draws.
+        num_draws: S, the number of points at which every client computes its log-likelihood.
+        refit: if a client's weights are not reliable, compute the posterior of the others afresh.
+        seed: seed of the draws and of the refits.
 
     Returns:
-        One row a client: `rows`; `elpd`, of all its rows together; `se`, its Monte Carlo standard error; `elpd_rows`,
-        the sum over its rows one by one; `pareto_k`, reliable up to 0.7; and `by`: "weights", "refit", or "unreliable"
-        where there was none.
+        A table with a row for each client. `rows`: number of its rows. `elpd`: log density of all its rows together.
+        `se`: Monte Carlo standard error of `elpd`. `elpd_rows`: sum of the log densities of its rows one by one.
+        `pareto_k`: the weights are reliable up to 0.7. `by`: "weights" or "refit", the way in which the figures were
+        found; "unreliable" if the weights are not reliable and no refit was made or finished.
 
     Raises:
         SettingError: fewer than 100 draws, or a federation that does not hold its rows.
-        DataError: the result lacks a site of the model.
+        DataError: `idata` is no result of a run, lacks a site of the model, or there is one client only.
 
     Example:
         >>> pf.leave_one_client_out(pf.run(pf.FedEP(), fed), fed).sort_values("elpd_rows")
@@ -110,11 +115,16 @@ def leave_one_client_out(
 
     require_result("leave_one_client_out", idata, federation)
     if not federation.holds_data:
-        raise SettingError("leave_one_client_out asks the clients for their log-likelihoods: it needs their rows here")
-    if num_draws < 100:
-        raise SettingError(f"leave_one_client_out: num_draws must be at least 100, received {num_draws}")
+        raise SettingError(
+            "leave_one_client_out asks the clients for their log-likelihoods, but this federation's rows are "
+            "elsewhere: call it with a federation that was made with data"
+        )
+    if num_draws < FEWEST_DRAWS:
+        raise SettingError(f"leave_one_client_out: num_draws must be at least {FEWEST_DRAWS}, received {num_draws}")
     if federation.num_clients < 2:
-        raise DataError("leave_one_client_out needs at least two clients: without the only one there is no posterior")
+        raise DataError(
+            "leave_one_client_out needs at least two clients, received 1: without it nobody is left to predict its rows"
+        )
     with threads(1), torch.no_grad():
         study = _Study.of(idata, federation, num_draws, seed)
         rows = [study.left_out(k, refit) for k in range(federation.num_clients)]
@@ -124,15 +134,15 @@ def leave_one_client_out(
 
 @dataclass(frozen=True)
 class _Study:
-    """What is asked once for all clients.
+    """The proposals and what was computed at them once, for all clients' rows of the table.
 
     Args:
         federation: the clients.
-        proposals: the draws.
-        log_prior: (S,).
-        log_lik: (S, K).
-        rows: of each client, (K,).
-        seed: of refits.
+        proposals: the S draws of the mixture.
+        log_prior: (S,), at the draws.
+        log_lik: (S, K), of each client's rows at the draws.
+        rows: number of rows of each client, (K,).
+        seed: seed of the refits.
     """
 
     federation: Federation
@@ -154,12 +164,12 @@ class _Study:
 
     @cached_property
     def whole(self) -> Evidence:
-        """That of all clients."""
+        """The estimate of log Z for all clients, by weights."""
         return self.evidence(None)
 
     @cached_property
     def whole_refitted(self) -> tuple[float, float]:
-        """log Z of all clients with its error, where the weights are reliable, else by a run."""
+        """log Z of all clients and its standard error: by weights if these are reliable, else by a refit."""
         return (
             (self.whole.value, self.whole.error)
             if self.whole.pareto_k <= LARGEST_PARETO_K
@@ -167,7 +177,7 @@ class _Study:
         )
 
     def evidence(self, without: int | None) -> Evidence:
-        """log Z of all clients, or of those but one."""
+        """The estimate of log Z for all clients, or for all but the client with number `without`."""
         total = self.log_prior + self.log_lik.sum(1)
         if without is not None:
             total = total - self.log_lik[:, without]
@@ -191,7 +201,7 @@ class _Study:
         return found
 
     def _difference_error(self, k: int, whole: Evidence, others: Evidence) -> float:
-        """Standard error of log Z - log Z_-k: the weights of both are of the same draws, so that much of it cancels."""
+        """Standard error of log Z - log Z_-k; the same draws give both, so that errors partly cancel."""
         both = self.log_prior + self.log_lik.sum(1) - self.proposals.log_density
         first, second = (both - whole.value).exp(), (both - self.log_lik[:, k] - others.value).exp()
         return float((first - second).std() / len(first) ** 0.5)
@@ -207,7 +217,7 @@ class _Study:
         return float(torch.logsumexp(pointwise + weights.log().unsqueeze(1), 0).sum())
 
     def _refitted(self, k: int) -> dict[str, float | int | str]:
-        """The same by runs on the others, and where need be on all, whose annealing has the evidence."""
+        """A client's figures by a refit without it; log Z of all clients is by a refit too if its weights need it."""
         total, (value, error, points) = self.whole_refitted, self._annealed(k)
         if not math.isfinite(value + total[0] + math.hypot(total[1], error)):
             return {"by": "unreliable"}
@@ -216,9 +226,9 @@ class _Study:
         return {"elpd": total[0] - value, "se": math.hypot(total[1], error), "elpd_rows": by_rows, "by": "refit"}
 
     def _annealed(self, without: int | None) -> tuple[float, float, Tensor]:
-        """log Z with its error, and draws (S, D), of all clients or of those but one.
+        """FedAIS's log Z, its standard error and draws (S, D), for all clients or for all but number `without`.
 
-        NaN under an improper prior, and where the run stopped, which a warning says.
+        log Z and its error are NaN under an improper prior, and if the run stopped, which gives a warning.
         """
         fed = self.federation if without is None else others_of(self.federation, without)
         options: dict[str, Any] = dict.fromkeys(("progress", "audit", "log_likelihood", "collect_local"), False)
@@ -233,11 +243,11 @@ class _Study:
 
 
 def others_of(federation: Federation, client: int) -> Federation:
-    """The same without one client, on the pooled data as they are: nothing is checked or compiled anew.
+    """The federation without one client. It shares the pooled data and the compiled model: nothing is checked anew.
 
     Args:
-        federation: all of them.
-        client: its number.
+        federation: all clients.
+        client: number of the client that is left out.
     """
     rest = federation.with_problem(federation.problem)
     keep = [k for k in range(federation.num_clients) if k != client]
@@ -247,7 +257,7 @@ def others_of(federation: Federation, client: int) -> Federation:
 
 
 def _gaussians(idata: InferenceData, federation: Federation) -> tuple[Gaussian, Gaussian]:
-    """q and the clients' sites: those that the run left, or such as the draws suggest."""
+    """The Gaussian posterior and the K clients' sites: left by the run, or computed at its draws."""
     group = group_of(idata, "sites") if "sites" in idata else None
     if group is not None and group["client"].values.tolist() == federation.client_names:
         q, sites = kept_sites(group)
@@ -258,7 +268,7 @@ def _gaussians(idata: InferenceData, federation: Federation) -> tuple[Gaussian, 
 
 
 def _mixture(q: Gaussian, sites: Gaussian, num_draws: int, generator: torch.Generator) -> Proposals:
-    """Draws of the mixture in equal parts around q and each proper q / t_k, and its log density there."""
+    """Draws of the equal mixture of Student's t around q and around each proper q / t_k, with its log density."""
     others = type(sites)(q.precision - sites.precision, q.eta - sites.eta)
     proper = others.is_proper()
     parts = joined(q, type(sites)(others.precision[proper], others.eta[proper]))
@@ -276,7 +286,7 @@ def _at(parts: Gaussian, i: int) -> dict[str, Tensor]:
 
 
 def _student(part: Gaussian, points: Tensor) -> Tensor:
-    """Log density of Student's t of the Gaussian's mean and scale at points (S, D)."""
+    """Log density at points (S, D) of Student's t with the Gaussian's mean, and its covariance as the scale matrix."""
     dim = part.dim
     away = -2 * (part.log_prob(points) - part.log_prob(part.mean()))
     constant = math.lgamma((FREEDOM + dim) / 2) - math.lgamma(FREEDOM / 2) - dim / 2 * math.log(FREEDOM * math.pi)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyro_fed.results.inference_data import InferenceData
     from pyro_fed.runtime.executors import Executor
 
-#: PSIS needs a tail to fit.
+#: With fewer draws PSIS has no tail of large weights to fit: it takes the largest fifth, and at least five of them.
 FEWEST_DRAWS = 25
 
 
@@ -41,33 +41,37 @@ def loo(
     pointwise: bool = False,
     executor: str | Executor = "vectorised",
 ) -> Any:
-    """Leave-one-out cross-validation by Pareto smoothed importance sampling, each row at its client.
+    """Leave-one-out cross-validation by Pareto smoothed importance sampling, computed by the clients.
 
-    The clients receive the draws and answer with sums and counts; the answer is that of `arviz.loo` on all rows.
+    The clients receive the draws and answer with sums and counts. The answer equals `arviz.loo` on all rows.
 
     Args:
-        idata: result of `pyro_fed.run` on the federation. Where it has the latents inside the plate, rows are left out
-            given these, as `arviz.loo` does; else these are integrated out.
+        idata: result of `pyro_fed.run` on the federation. If it has draws of the latents inside the plate, a row is
+            left out given these latents, as `arviz.loo` does; otherwise they are integrated out.
         federation: the model and its clients.
-        var_name: the observed site, where there are several.
-        pointwise: have the clients send each row's own numbers too, as `arviz.compare` needs them.
+        var_name: the observed site; needed only if the model has several.
+        pointwise: let the clients send each row's own numbers too, which `arviz.compare` needs.
         executor: where the clients' work is done, as for `pyro_fed.run`.
 
     Returns:
-        arviz.ELPDData, with `elpd_loo`, `se`, `p_loo`, `warning`, `good_k`; further `k_counts`, the rows whose Pareto k
-        is good, bad (above `good_k`) and very bad (above 1), and `by_client`, a table of a client's rows, `elpd`, `p`
-        and counts; with `pointwise` also `loo_i` and `pareto_k`, in the original row order. Rows that a mask leaves out
-        are none of them.
+        arviz.ELPDData, with `elpd_loo`, `se`, `p_loo`, `warning` and `good_k`. `k_counts` are the numbers of rows whose
+        Pareto k is good, bad (above `good_k`) and very bad (above 1). `by_client` is a table of each client's `rows`,
+        `elpd`, `p` and counts. With `pointwise` there are also `loo_i` and `pareto_k`, in the original row order. Rows
+        that a mask leaves out are not counted.
 
     Raises:
-        SettingError: fewer than 25 draws, or pointwise numbers of rows that are elsewhere.
-        DataError: the result lacks a site, the observed site is not clear, or a log-likelihood is not finite.
+        SettingError: fewer than 25 draws, or `pointwise` for rows that are elsewhere.
+        DataError: the result lacks a site, the model has several observed sites and `var_name` names none of them, or
+            a log-likelihood is not finite.
         QuorumError: a client did not answer.
+
+    Source: Vehtari, Gelman & Gabry (2017).
 
     Example:
         >>> pf.loo(idata, fed)
         >>> az.compare({name: pf.loo(each, fed, pointwise=True) for name, each in results.items()})
     """
+    require_result("loo", idata, federation)
     return _Answers.of(idata, federation, var_name, pointwise, executor).elpd("loo")
 
 
@@ -80,18 +84,18 @@ def waic(
     pointwise: bool = False,
     executor: str | Executor = "vectorised",
 ) -> Any:
-    """The widely applicable information criterion, each row at its client.
+    """The widely applicable information criterion, computed by the clients.
 
     Args:
         idata: as for `loo`.
         federation: the model and its clients.
-        var_name: the observed site, where there are several.
-        pointwise: have the clients send each row's own numbers too.
+        var_name: the observed site; needed only if the model has several.
+        pointwise: let the clients send each row's own numbers too.
         executor: where the clients' work is done.
 
     Returns:
-        arviz.ELPDData, as of `loo`, with `elpd_waic`, `p_waic` and, with `pointwise`, `waic_i`; `warning` where the log
-        density of a row varies by more than 0.4 over the draws.
+        arviz.ELPDData, as from `loo`, with `elpd_waic`, `p_waic` and, with `pointwise`, `waic_i`. `warning` is True if
+        the variance over the draws of some row's log density exceeds 0.4.
 
     Raises:
         SettingError: as for `loo`.
@@ -101,6 +105,7 @@ def waic(
     Example:
         >>> pf.waic(idata, fed).elpd_waic
     """
+    require_result("waic", idata, federation)
     return _Answers.of(idata, federation, var_name, pointwise, executor).elpd("waic")
 
 
@@ -111,16 +116,16 @@ def loo_and_waic(
     var_name: str | None = None,
     executor: str | Executor = "vectorised",
 ) -> tuple[Any, Any]:
-    """Both, of the same answers.
+    """PSIS-LOO and WAIC by one round of messages.
 
     Args:
         idata: as for `loo`.
         federation: the model and its clients.
-        var_name: the observed site, where there are several.
+        var_name: the observed site; needed only if the model has several.
         executor: where the clients' work is done.
 
     Returns:
-        arviz.ELPDData, as of `loo` and of `waic`.
+        The results of `loo` and of `waic`, each arviz.ELPDData.
 
     Raises:
         SettingError: as for `loo`.
@@ -132,7 +137,7 @@ def loo_and_waic(
 
 
 class _Answers:
-    """What the clients sent."""
+    """The sums over their rows that the clients sent."""
 
     def __init__(self, federation: Federation, plate: str, shared: dict[str, Tensor]) -> None:
         self.federation, self.plate = federation, plate
@@ -149,22 +154,27 @@ class _Answers:
         pointwise: bool,
         executor: str | Executor,
     ) -> _Answers:
-        """One round.
+        """Ask the clients, by one round of messages.
 
         Raises:
             SettingError: see `loo`.
             DataError: see `loo`.
             QuorumError: a client did not answer.
         """
-        require_result("loo", idata, federation)
         if pointwise and not federation.holds_data:
-            raise SettingError("the rows are at the clients, and so are numbers of single rows: leave pointwise out")
+            raise SettingError(
+                "pointwise=True puts the rows' numbers into the original row order, which only a federation that "
+                "holds the rows knows, and this one does not: leave pointwise out"
+            )
         local = set(federation.problem.layout.local)
         if local and local <= set(idata["posterior"].data_vars):
             federation = federation.joint
         draws = checked_draws(idata, federation)
         if len(draws) < FEWEST_DRAWS:
-            raise SettingError(f"leaving out a row takes at least {FEWEST_DRAWS} draws, received {len(draws)}")
+            raise SettingError(
+                f"leaving out a row takes at least {FEWEST_DRAWS} draws, received {len(draws)}: run with a larger "
+                "num_draws"
+            )
         algorithm = Pointwise(site=var_name or "", pointwise=pointwise)
         shared = {
             "draws": draws,
@@ -180,12 +190,15 @@ class _Answers:
             finally:
                 context.executor.close()
         if len(found.get("rows", ())) < federation.num_clients:
-            raise QuorumError("not every client has answered, so that sums over all rows cannot be had; ask again")
+            raise QuorumError(
+                f"{len(found.get('rows', ()))} of {federation.num_clients} clients answered, but sums over all rows "
+                "need every client: call it again when all can be reached"
+            )
         plates = observed_plates(federation.problem)
         return cls(federation, plates.get(var_name or "", next(iter(plates.values()))), found)
 
     def elpd(self, kind: str) -> Any:
-        """The criterion as ArviZ has it."""
+        """The criterion `kind`, "loo" or "waic", as an `arviz.ELPDData`."""
         total = {name: float(value.sum()) for name, value in self.numbers.items() if value.ndim == 1}
         rows, value = int(total["rows"]), total[kind]
         variance = max(total[f"{kind}_squares"] / rows - (value / rows) ** 2, 0.0)
@@ -235,12 +248,12 @@ class _Answers:
 
 
 def _grouped(arguments: Any, plate: str, groups: Tensor) -> Tensor:
-    """A client's rows of a nested plate in the order in which it has them: group after group."""
+    """Numbers of a client's rows of a nested plate, in the client's own order: group after group."""
     return torch.cat([arguments.rows_of(plate, groups[i : i + 1]) for i in range(len(groups))])
 
 
 def _efficiency(idata: InferenceData) -> float:
-    """Draws that independent ones would be worth, over their number, as `arviz.loo` takes it: one of a single chain."""
+    """Relative efficiency as in `arviz.loo`: mean effective sample size over the number of draws; 1 for one chain."""
     posterior = group_of(idata, "posterior")
     chains, each = posterior.sizes["chain"], posterior.sizes["draw"]
     if chains == 1:

@@ -1,14 +1,19 @@
-"""Pointwise criticism as a round of messages: each client gets the draws, and answers with sums over its rows.
+"""PSIS-LOO and WAIC by one round of messages: each client gets the draws, and answers with sums over its rows.
+
+For row i and draws z_1 … z_S of the posterior
 
     loo_i  = log Σ_s w_is p(y_i | z_s) / Σ_s w_is,   w_is ∝ 1 / p(y_i | z_s), Pareto smoothed      (PSIS-LOO)
-    waic_i = log 1/S Σ_s p(y_i | z_s) - Var_s log p(y_i | z_s)
+    lppd_i = log 1/S Σ_s p(y_i | z_s)
+    waic_i = lppd_i - Var_s log p(y_i | z_s)
 
-A client sends, over its rows i, Σ loo_i, Σ loo_i², Σ waic_i, Σ waic_i², Σ of the log densities and of the variances,
-how many rows it has, and how many have which Pareto k. A row whose log density is zero at every draw is none: a mask
-says that nothing was observed there. No row's own number leaves it, unless `pointwise` is asked for.
-It is an algorithm of the ordinary contract, of one round, so that it runs wherever a run does.
+A client sends Σ loo_i, Σ loo_i², Σ waic_i, Σ waic_i², Σ lppd_i, Σ of the variances, the number of its rows, and how
+many rows have a good, bad or very bad Pareto k. With `pointwise` it sends each row's numbers too, otherwise none. A row
+whose log density is zero at every draw is not counted: a mask says that nothing was observed there.
 
-Sources: Vehtari, Gelman & Gabry (2017); Vehtari et al. (2024), Pareto smoothed importance sampling.
+`Pointwise` is an `Algorithm` of one round, so that it runs on every executor.
+
+Sources: Vehtari, Gelman & Gabry (2017), Practical Bayesian model evaluation using leave-one-out cross-validation and
+WAIC; Vehtari et al. (2024), Pareto smoothed importance sampling.
 """
 
 from __future__ import annotations
@@ -30,23 +35,23 @@ from pyro_fed.errors import DataError
 from pyro_fed.ops.arviz_versions import psis
 from pyro_fed.results.to_arviz import observed
 
-#: From this Pareto k on an estimate is very bad: the weights have no mean.
+#: A Pareto k above this is very bad: the weights have no mean.
 VERY_BAD = 1.0
 #: A row whose log density varies more than this over the draws makes WAIC unreliable (Vehtari et al. 2017).
 LARGEST_VARIANCE = 0.4
-#: What a client sends, each a number.
+#: The numbers that a client sends. `varied` counts the rows whose variance is above `LARGEST_VARIANCE`.
 SUMS = ("loo", "loo_squares", "waic", "waic_squares", "lppd", "variance", "varied", "rows", "good", "bad", "very_bad")
-#: What is downloaded; the rest of the server's state are the clients' answers.
+#: The entries of the server's state that clients download; the other entries are the clients' answers.
 SENT = ("draws", "efficiency", "good_k")
 
 
 class Terms(NamedTuple):
-    """A client's rows.
+    """Log-likelihoods of rows.
 
     Args:
-        log_lik: (S, n).
-        names: the observed sites whose terms they are.
-        plate: of the rows.
+        log_lik: (S, n), of each row at each draw.
+        names: the observed sites that the log-likelihoods are of.
+        plate: the plate of the rows.
     """
 
     log_lik: Tensor
@@ -76,11 +81,11 @@ class Pointwise(Algorithm):
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """The draws (S, D), the share of them that independent ones would be worth, and the limit of Pareto's k."""
+        """The draws (S, D), their relative efficiency (effective draws over S), and the limit of a good Pareto k."""
         return started(start, self)
 
     def download(self, shared: State, clients: Tensor) -> State:
-        """What the clients' computation needs."""
+        """The draws, their efficiency and the limit of Pareto's k."""
         return super().download({name: shared[name] for name in SENT}, clients)
 
     def local_step(
@@ -91,11 +96,11 @@ class Pointwise(Algorithm):
         return {name: torch.stack([one[name] for one in found]) for name in found[0]}, local, {}
 
     def objections(self, received: State, messages: State) -> message_limits.Objections:
-        """None: sums have no size that would be dishonest."""
+        """None: no size of a sum is impossible for an honest client."""
         return {}
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """The answers, a row a client."""
+        """The state with the clients' answers, each (K, ...)."""
         return {**shared, **messages}
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
@@ -114,7 +119,8 @@ class Pointwise(Algorithm):
         if not np.isfinite(log_lik).all():
             raise DataError(
                 f"the log-likelihood is not finite for {int((~np.isfinite(log_lik)).any(0).sum())} of "
-                f"{log_lik.shape[1]} rows of a client, at some of the draws: nothing can be left out"
+                f"{log_lik.shape[1]} rows of a client, at some of the draws; the weights of a left-out row need finite "
+                "values: check the rows against the model, and that the result is of a run on this model"
             )
         smoothed, k = leave_out_weights(log_lik, float(shared["efficiency"][client]))
         loo = _log_sum(smoothed + log_lik)
@@ -153,19 +159,19 @@ class Pointwise(Algorithm):
 
 
 def row_terms(problem: Problem, draws: Tensor, rows: tuple[Any, ...], site: str = "") -> Terms:
-    """Log-likelihood of each of some rows, of one observed site.
+    """Log-likelihood of each row at each draw, for one observed site.
 
     Args:
         problem: the model's densities.
         draws: (S, D), unconstrained.
-        rows: row tensors, each (m, ...), m >= 1.
-        site: which one; "" for the only one.
+        rows: row tensors of the partitioned plate, each (m, ...), m >= 1.
+        site: name of the observed site; "" if the model has only one.
 
     Returns:
-        (S, n): of rows of the partitioned plate, or of the one nested in it that the site is in.
+        Log-likelihoods (S, n) of the rows of the site's plate: the partitioned plate, or a plate nested in it.
 
     Raises:
-        DataError: there is no such site, or there are several.
+        DataError: the model has no such site, or has several and `site` is "".
     """
     count = len(rows[0])
     if problem.local_dim:
@@ -183,30 +189,34 @@ def row_terms(problem: Problem, draws: Tensor, rows: tuple[Any, ...], site: str 
 
 
 def observed_plates(problem: Problem) -> dict[str, str]:
-    """The plate of rows of each observed site's terms, or of several sites' together."""
+    """The plate of each observed site. Sites that share latents of the plate have one entry, under their joined names.
+
+    Args:
+        problem: the model's densities.
+    """
     hidden = {"", *problem.layout.local}
     return {name: plate for name, plate in problem.term_plates().items() if name not in hidden}
 
 
-def chosen_site(plates: Mapping[str, str], site: str) -> str:
-    """The observed site that is meant.
+def chosen_site(sites: Mapping[str, Any], site: str) -> str:
+    """The name of the observed site that a user means.
 
     Args:
-        plates: of `observed_plates`.
-        site: its name; "" for the only one.
+        sites: anything by the names of the observed sites.
+        site: the name that the user passed; "" for the only site.
 
     Raises:
-        DataError: there is no such site, or there are several.
+        DataError: there is no such site, or there are several and `site` is "".
     """
-    if site and site not in plates:
-        raise DataError(f"there is no observed site {site!r}; the model has {list(plates)}")
-    if not site and len(plates) > 1:
-        raise DataError(f"the model has several observed sites, {list(plates)}: say which by var_name")
-    return site or next(iter(plates))
+    if site and site not in sites:
+        raise DataError(f"there is no observed site {site!r}; the model has {list(sites)}: pass one of them")
+    if not site and len(sites) != 1:
+        raise DataError(f"the model has {len(sites)} observed sites, {list(sites)}: name one by var_name")
+    return site or next(iter(sites))
 
 
 def widest(problem: Problem, data: ClientData, site: str) -> int:
-    """Rows that the terms of any client have at most."""
+    """The largest number of rows that any client has in the plate of the observed site."""
     nested = dict(zip(problem.arguments.nested_plates, getattr(problem.arguments, "capacities", ()), strict=True))
     if problem.local_dim or not nested:
         return int(data.row_index.shape[1])
@@ -215,11 +225,14 @@ def widest(problem: Problem, data: ClientData, site: str) -> int:
 
 
 def leave_out_weights(log_lik: np.ndarray, efficiency: float) -> tuple[np.ndarray, np.ndarray]:
-    """Smoothed log weights (S, n) of the draws for each row left out, normalised, and the Pareto k (n,) of each.
+    """Pareto smoothed log weights of the draws for the posterior without each row.
 
     Args:
-        log_lik: (S, n).
-        efficiency: draws that independent ones would be worth, over S.
+        log_lik: (S, n), of each row at each draw.
+        efficiency: relative efficiency of the draws, the effective number of draws over S.
+
+    Returns:
+        Normalised log weights (S, n), and Pareto's k of each row (n,).
     """
     smoothed = [psis(-row, efficiency) for row in log_lik.T]
     return np.stack([weights for weights, _ in smoothed], 1), np.array([k for _, k in smoothed], dtype=float)

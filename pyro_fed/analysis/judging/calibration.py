@@ -1,4 +1,4 @@
-"""Whether probabilities mean what they say.
+"""Calibration of class probabilities: whether predictions of confidence p are right in a share p of the rows.
 
 Test rows are put into B bins by confidence, the probability of the predicted class. In bin j, acc_j is the
 share of correct predictions and conf_j the mean confidence (Kassab and Simeone, Appendix A.3, Eq. 21)::
@@ -18,20 +18,20 @@ from torch import Tensor
 
 from pyro_fed.errors import DataError, SettingError
 
-#: B where none is given.
+#: Number of bins B by default.
 BINS = 10
-#: Bins that there may be: more than any plot shows, few enough to be held.
+#: Largest number of bins: more than any plot shows, few enough for the memory.
 MOST_BINS = 10_000
 
 
 class Reliability(NamedTuple):
-    """The b bins that hold rows.
+    """The b bins that hold at least one row.
 
     Args:
-        left: (b,), their left edges.
-        rows: (b,), how many rows they hold.
-        confidence: (b,), mean confidence of these.
-        accuracy: (b,), share of these that was right.
+        left: (b,), left edges of the bins.
+        rows: (b,), number of rows in each bin.
+        confidence: (b,), mean confidence of these rows.
+        accuracy: (b,), share of these rows whose predicted class is right.
 
     Example:
         >>> found = reliability(torch.tensor([[0.25, 0.75], [0.25, 0.75]]), torch.tensor([1, 0]))

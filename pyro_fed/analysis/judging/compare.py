@@ -1,4 +1,4 @@
-"""One table of several results: how close to a reference, how good at predicting, how dear, how doubtful."""
+"""One table of several results: their distance from a reference, predictions, costs, and doubts about them."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from pyro_fed.ops.importance import LARGEST_PARETO_K
 from pyro_fed.results.inference_data import InferenceData, flag
 from pyro_fed.results.to_arviz import unconstrained_draws
 
-#: Above, the Hessian costs more than the check is worth.
+#: The spread is not compared with the Laplace approximation in more dimensions: the Hessian would cost too much.
 LARGEST_DIM_FOR_LAPLACE = 300
 
-#: What a group of columns says of a result: figures by column, and sentences that speak against it.
+#: What is found on a result for a group of columns: figures by column name, and sentences that speak against it.
 Found = tuple[dict[str, Any], list[str]]
 
-#: How to read the tables.
+#: Notes above the tables, which say how to read them.
 CLOSENESS = """
 Mean error: the largest error of a posterior mean, in SDs of the reference; a good result is below 0.25.
 SD ratio: the smallest and largest posterior SD over the reference's; 1 is right, below 0.8 the result is too sure of
@@ -56,8 +56,8 @@ Bytes of all clients together. The reference works on the pooled data and sends 
 of the simulation in one process.
 """
 
-#: All columns but the warnings, in the order in which they are shown. A new one is added here, to what `compare` says
-#: it returns, and by a function of this file that measures it.
+#: All columns but the warnings, in the order in which they are shown. To add a column, add it here, measure it in a
+#: function of this file, and describe it in the docstring of `compare`.
 TABLES = (
     Table(
         "How close to the reference",
@@ -124,39 +124,41 @@ def compare(
 ) -> pd.DataFrame:
     """Compare results of the same model and data.
 
-    A result that cannot be measured, because its run has diverged for instance, has a row that says so.
+    A result that cannot be measured, for instance because its run has diverged, has a row whose warning says so.
 
     Args:
-        results: InferenceData by name; of `pyro_fed.run`, read back from a file, the `.result` of an error that stopped
-            a run, or of other libraries with the same variables.
-        reference: the name of the one that the others are measured by, such as a long run of NUTS.
-        federation: on which they were run; adds KSD, the prior's count and the check of spreads, and of results that
-            their own run has not audited (`pf.run(..., audit=True)`), the audit of their draws.
-        test: arguments of the model for test data, observations included; adds the predictive columns. Needs
+        results: InferenceData by name: results of `pyro_fed.run`, results read back from a file, the `.result` of an
+            error that stopped a run, or results of other libraries with the same variables.
+        reference: the name of the result that the others are compared with, such as a long run of NUTS.
+        federation: the federation of the runs. It adds KSD, the prior's count and the check of spreads. For results
+            that their own run has not audited (`pf.run(..., audit=True)`) it also adds the audit of their draws.
+        test: arguments of the model for test data, observations included. They add the predictive columns, and need
             the federation.
 
     Returns:
-        A row a result and the columns
+        A table with a row for each result and the columns
 
-        - `mean_error`: largest error of a posterior mean, in reference SDs; `sd_ratio_min`, `sd_ratio_max`:
-          smallest and largest SD, over the reference's; `sliced_wasserstein`, `mmd2`: distances to the
+        - `mean_error`: largest error of a posterior mean, in SDs of the reference; `sd_ratio_min`, `sd_ratio_max`:
+          smallest and largest ratio of an SD to the reference's; `sliced_wasserstein`, `mmd2`: distances to the
           reference, see `pyro_fed.analysis.judging.distances`;
-        - `ksd`: distance to the density itself, `ksd_limit`: above it that speaks against the result, see
-          `pyro_fed.analysis.judging.ksd`; `prior_count`, `prior_count_se`: how often the prior counts, see
-          `pyro_fed.analysis.judging.doubts`;
-        - `elpd_loo`, `elpd_loo_se`, `bad_pareto_k`: PSIS-LOO on the training rows, and the rows that make it
+        - `ksd`: distance to the model's density, which speaks against the result if it is above `ksd_limit`, see
+          `pyro_fed.analysis.judging.ksd`; `prior_count`, `prior_count_se`: how often the prior was counted, with its
+          standard error, see `pyro_fed.analysis.judging.doubts`;
+        - `elpd_loo`, `elpd_loo_se`: PSIS-LOO on the training rows; `bad_pareto_k`: the number of rows that make it
           unreliable;
-        - `test_log_density` (a row), `accuracy`, `ece` and `mce`, or `rmse`; of rows with several labels `precision`,
-          `recall`, `micro_f1` and `macro_f1`;
-        - `rounds`, `bytes_up`, `bytes_down`, `seconds`; bytes are NaN where the data themselves were pooled;
-        - `warnings`: what speaks against the result, one sentence each, separated by "; "; `sentences` has them apart.
+        - `test_log_density`, a mean over test rows; `accuracy`, `ece` and `mce` for classes, otherwise `rmse`; for
+          rows with several labels `precision`, `recall`, `micro_f1` and `macro_f1`;
+        - `rounds`, `bytes_up`, `bytes_down`, `seconds`; bytes are NaN if the run worked on pooled data;
+        - `warnings`: sentences that speak against the result, separated by "; ". `sentences` gives them as a list.
 
-        What cannot be measured is NaN. Against the reference a mean that is 0.25 SDs off and an SD outside 0.8 to 1.25
-        are warned of, where the Monte Carlo errors of both do not explain them (`pyro_fed.analysis.judging.moments`).
+        Figures that cannot be measured are NaN. A mean that is 0.25 reference SDs off, or an SD ratio outside 0.8 to
+        1.25, gives a warning if the Monte Carlo errors of result and reference do not explain it, see
+        `pyro_fed.analysis.judging.moments`.
 
     Raises:
-        SettingError: not results by name, an unknown reference, test data without a federation, nothing to compare.
-        DataError: the results have different parameters, or others than the federation's model; test data that
+        SettingError: `results` is no mapping of results by name, or is empty; the reference is unknown; there are test
+            data but no federation.
+        DataError: the results have different parameters, or lack a site of the federation's model; the test data
             cannot be used.
 
     Example:
@@ -187,13 +189,13 @@ def compare(
 
 
 def sentences(table: pd.DataFrame) -> dict[str, list[str]]:
-    """What speaks against each result, sentence by sentence.
+    """The sentences that speak against each result, as a list for each result's name.
 
     Args:
-        table: of `compare`.
+        table: returned by `compare`, or some of its rows.
 
     Raises:
-        SettingError: a table that is not of `compare`, or was put together from others.
+        SettingError: the table is not one of `compare`, or was joined from several tables.
 
     Example:
         >>> sentences(pf.compare({"FedEP": idata}))["FedEP"]
@@ -201,16 +203,20 @@ def sentences(table: pd.DataFrame) -> dict[str, list[str]]:
     try:
         return {str(name): table.attrs["sentences"][name] for name in table.index}
     except KeyError:
-        raise SettingError("expected the table that pf.compare returns, received another one") from None
+        raise SettingError(
+            "sentences takes the table that pf.compare returns, or rows of it, received a table with rows "
+            f"{[str(name) for name in table.index]} without their sentences: pass the table as pf.compare returned it"
+        ) from None
 
 
 @dataclass(frozen=True)
 class _Read:
-    """A result as it is measured.
+    """A result's draws on the model's scale and on the unconstrained scale.
 
     Args:
-        draws: all its variables.
-        inside: sites with a bounded support, on the unconstrained scale; None without any, or a federation.
+        draws: all variables on the model's scale.
+        inside: the sites with a bounded support, on the unconstrained scale. None if there are none, if there is no
+            federation, or if they are not finite.
     """
 
     draws: Draws
@@ -233,7 +239,7 @@ def _measured(
     test: Any,
     sds: Tensor | None,
 ) -> list[Found]:
-    """Each group of columns, as far as the draws allow it."""
+    """What is found for each group of columns that can be measured on these draws."""
     if read.draws.fault:
         return []
     found = [loo(idata)]
@@ -247,7 +253,7 @@ def _measured(
 
 
 def _recorded(idata: InferenceData) -> list[str]:
-    """Warnings of the run itself, and none that the run's end has overtaken."""
+    """Warnings that the run has kept in its result, and the reason if it stopped before its end."""
     stopped = [f"the run stopped before its end: {idata.attrs['stopped']}"] if "stopped" in idata.attrs else []
     return stopped + [line for line in str(idata.attrs.get("warnings", "")).split("\n") if line]
 
@@ -263,7 +269,10 @@ def _cost(idata: InferenceData) -> dict[str, Any]:
 
 
 def _closeness(mine: _Read, truth: _Read) -> Found:
-    """Distances, and moments on the scale of the model; on the unconstrained one where they say nothing there."""
+    """Distances from the reference, and warnings on moments.
+
+    Moments are compared on the model's scale. If that gives no warning, they are compared on the unconstrained scale.
+    """
     values = distances.against_reference(mine.draws.flat, truth.draws.flat)
     spread = not mine.draws.spreadless
     said = moments.gap_warnings(moments.gaps(mine.draws, truth.draws), spread=spread)

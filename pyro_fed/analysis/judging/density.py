@@ -1,4 +1,4 @@
-"""What the model's own density says of a result's draws, on the unconstrained scale."""
+"""A result's draws judged by the model's own density, on the unconstrained scale."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from pyro_fed.ops.arviz_versions import group_of
 from pyro_fed.results.inference_data import InferenceData, flag
 from pyro_fed.results.to_arviz import unconstrained_draws
 
-#: Draws at which scores are taken, evenly spaced.
+#: Scores are computed at this many draws, evenly spaced.
 DRAWS_FOR_SCORES = 1000
 
 
 def against_density(
     idata: InferenceData, federation: Federation, sds: Tensor | None
 ) -> tuple[dict[str, Any], list[str]]:
-    """The discrepancy, the prior's count, the spread beside that of the Laplace approximation, the audit of the draws.
+    """Judge draws by the Stein discrepancy, the prior's count, the Laplace approximation's spread, and the audit.
 
     Args:
         idata: a result whose draws are finite and differ.
-        federation: the posterior.
-        sds: (D,), of `laplace_sds`, or None.
+        federation: the model and its clients.
+        sds: (D,), from `laplace_sds`; None to leave the spread out.
 
     Returns:
-        Figures by column, and what speaks against the result. Without figures where the draws, or the scores there, are
-        no numbers, which a sentence says.
+        The figures by column name, and sentences that speak against the result. If the draws or the scores at them are
+        not finite, or a parameter does not vary, there are no figures, and a sentence says why.
     """
     problem = federation.problem
     draws = unconstrained(thinned(idata, DRAWS_FOR_SCORES), problem, str(idata.attrs.get("draws_are", "")))
@@ -69,7 +69,7 @@ def against_density(
         said += doubts.spread_warnings(z, sds)
     if not flag(idata.attrs, "audited"):
         whole = unconstrained(idata, problem, draws.kind)
-        # What is mapped row by row is so for a reason that its own run has told.
+        # A problem that no run has compiled is compiled here. Others keep the level that their run has found to work.
         traced = compiled(problem, "auto", 1, progress=False) if problem.compiler.level == "off" else problem
         moved = torch.from_numpy(whole.values).to(problem.dtype)
         said += audit_draws(federation, moved, draws.kind or "chains", traced)
@@ -77,11 +77,11 @@ def against_density(
 
 
 def unconstrained(idata: InferenceData | dict[str, xr.Dataset], problem: Problem, kind: str) -> Draws:
-    """The values of the model's sites on the unconstrained scale.
+    """A result's draws on the unconstrained scale.
 
     Args:
-        idata: a result that has them.
-        problem: the posterior.
+        idata: a result that has all the model's sites.
+        problem: the model's densities.
         kind: as in `Draws`.
     """
     with torch.no_grad():
@@ -92,7 +92,12 @@ def unconstrained(idata: InferenceData | dict[str, xr.Dataset], problem: Problem
 
 
 def transformed(draws: Draws, constrained: Draws) -> Draws | None:
-    """Those columns of unconstrained draws that are no columns of the constrained ones too; None where all are."""
+    """The columns of unconstrained draws that differ from the constrained draws; None if no column differs.
+
+    Args:
+        draws: on the unconstrained scale.
+        constrained: the same draws on the model's scale.
+    """
     same = {label: constrained.values[..., i] for i, label in enumerate(constrained.labels)}
     kept = [
         i
@@ -103,6 +108,7 @@ def transformed(draws: Draws, constrained: Draws) -> Draws | None:
 
 
 def _outside(draws: Draws, dtype: torch.dtype) -> str:
+    """A sentence on draws outside the support of a site, whose unconstrained values are not finite; "" without any."""
     lost = ~np.isfinite(draws.flat)
     if not lost.any():
         return ""
@@ -114,6 +120,7 @@ def _outside(draws: Draws, dtype: torch.dtype) -> str:
 
 
 def _still(draws: Draws) -> str:
+    """A sentence on a parameter that is the same in all draws; "" without any."""
     still = np.ptp(draws.flat, axis=0) == 0
     if not still.any():
         return ""
@@ -125,10 +132,10 @@ def thinned(idata: InferenceData, count: int) -> dict[str, xr.Dataset]:
 
     Args:
         idata: a result.
-        count: draws to keep of all chains together, about; at least two of each chain.
+        count: about how many draws to keep of all chains together; at least two of each chain are kept.
 
     Returns:
-        The group `posterior` alone.
+        The group `posterior` alone, with these draws.
     """
     posterior = group_of(idata, "posterior")
     each = max(2, count // posterior.sizes["chain"])

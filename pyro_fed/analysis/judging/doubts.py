@@ -1,28 +1,32 @@
-"""Reasons not to trust a result that need no reference.
+"""Reasons to doubt a result that need no reference: the number of times the prior was counted, and the spread.
 
-**How often the prior counts.** If draws z_s come from the posterior p_0(z) Π p_k(z), integration by parts gives for
-every vector field f (Stein's identity)
+**How often the prior counts.** Let z be draws of the posterior p_0(z) Π_k p_k(z), s⁰ the gradient of the log prior and
+s¹ the gradient of the log-likelihood. For every vector field f, integration by parts gives (Stein's identity)
 
     E[(a s⁰ + b s¹)·f + div f] = 0,       a = b = 1
 
-with s⁰ the gradient of the log prior and s¹ that of the log-likelihood. If instead the result has counted the prior a
-times and the likelihood b times, it holds with those a, b: two fields make two linear equations. The fields are linear,
-in coordinates u that whiten the draws: f = u, and f = g - ½ A u with g = E s⁰ and A = -E s⁰u', under which, where the
-posterior is Gaussian, the equations are those of maximum likelihood, so that no other has smaller errors. They use the
-whole matrix E s⁰u'. A block of draws is asked with the coordinates, g and A of the others, which leaves the
-equations without bias; the blocks' sums say how uncertain a and b are, and how far the first equation is from what it
-would be with a = b. The *prior count* is a/b, which an overall error
-of the spread leaves alone: 1 is right, K is a prior counted at each of K clients, 0 is one that was lost. Where the
-prior says little, its count cannot be told, and the standard error says so.
+If the result has counted the prior a times and the likelihood b times, the identity holds with those a and b. Two
+fields give two linear equations for a and b. The *prior count* is a/b: 1 is right, K is a prior that each of K clients
+has counted, 0 is a prior that was lost. If all SDs are wrong by the same factor, a and b are wrong by the same factor
+too, and the ratio is still 1. If the prior says little, its count cannot be told, and the standard error is large.
 
-A count that is off is the cause only if it explains what is wrong: with a and b the identities
+The two fields are linear in coordinates u that whiten the draws:
 
-    E s = 0,   E s u' = -1,   E s_i (u_i² - 1) = 0,      s = a s⁰ + b s¹
+    f_1 = g - ½ A u,    f_2 = -½ u,       g = E s⁰,    A = -E s⁰ u'
 
-are no longer violated, or less than they were with a = b = 1 by more than what is left.
+If the posterior is Gaussian, their equations are those of maximum likelihood, so that no others have smaller errors.
+The draws are split into blocks. Each block's equations use the whitening, g and A of all other blocks, so that they are
+unbiased. The spread of the equations over blocks gives the standard error of the count, and Student's t of a = b.
 
-**Spread.** SDs far below those of the Laplace approximation (`laplace_sds`) mean a collapsed variance. The reverse
-means nothing: at the mode of a hierarchical model the Laplace approximation is itself too narrow.
+A count that is wrong need not be the cause. For draws of the posterior, s = a s⁰ + b s¹ with a = b = 1 satisfies
+
+    E s = 0,   E s u' = -1,   E s_i (u_i² - 1) = 0
+
+The count *explains* the draws if, with the estimated a and b, the squared violation of these identities that is left
+beyond chance is no larger than the squared violation that a and b have removed.
+
+**Spread.** SDs far below those of the Laplace approximation (`laplace_sds`) mean a collapsed variance. SDs far above
+mean nothing: at the mode of a hierarchical model the Laplace approximation is itself too narrow.
 """
 
 from __future__ import annotations
@@ -39,22 +43,22 @@ from pyro_fed.analysis.judging.ksd import Discrepancy, whitened
 
 #: Blocks of draws whose equations give standard errors.
 BLOCKS = 20
-#: A prior counted more than this too often or too seldom is flagged...
+#: A prior count is flagged if it differs from one by more than this: half a prior too much or too little.
 WRONG_BY = 0.5
-#: ...unless chance does it more often than this.
+#: A prior count is flagged only if chance gives such a Student's t less often than this, where the count is right.
 FALSE_ALARMS = 0.005
-#: SDs below this share of the Laplace approximation's are flagged.
+#: SDs are flagged whose median ratio to the Laplace approximation's is below this.
 LEAST_SPREAD = 0.5
 
 
 class PriorCount(NamedTuple):
-    """How often the prior counts.
+    """How often the draws have counted the prior, see the module's header.
 
     Args:
-        value: a/b; 1 is right.
+        value: the count a/b; 1 is right.
         error: its standard error.
-        away: Student's t of the hypothesis that it is one, which holds also where the count can hardly be told.
-        explains: whether the likelihood and a prior that counts so often explain the draws better than the posterior.
+        away: Student's t of the hypothesis a = b. It is valid even if the count itself has a large error.
+        explains: whether the estimated a and b explain the draws better than a = b = 1.
     """
 
     value: float
@@ -64,13 +68,13 @@ class PriorCount(NamedTuple):
 
     @property
     def wrong(self) -> bool:
-        """Whether it is away from one by more than chance, and explains what is wrong."""
+        """Whether the count differs from one by more than chance and by enough to matter, and explains the draws."""
         chance = -float(special.stdtrit(BLOCKS - 2, FALSE_ALARMS / 2))
         return self.explains and abs(self.value - 1) > WRONG_BY and self.away > chance
 
 
 def prior_count(draws: Tensor, prior_score: Tensor, likelihood_score: Tensor) -> PriorCount:
-    """How often the draws count the prior, see the module's header.
+    """Estimate how often the draws have counted the prior, see the module's header.
 
     Args:
         draws: (S, D), unconstrained, in the order in which they were drawn; they vary in every coordinate.
@@ -78,7 +82,7 @@ def prior_count(draws: Tensor, prior_score: Tensor, likelihood_score: Tensor) ->
         likelihood_score: (S, D), gradients of the log-likelihood.
 
     Returns:
-        The count and its standard error, NaN where the draws are too few for them.
+        The count and its standard error; NaN if there are fewer than `2 * BLOCKS` draws.
 
     Example:
         >>> draws = unconstrained_draws(idata, fed.problem)
@@ -94,7 +98,7 @@ def prior_count(draws: Tensor, prior_score: Tensor, likelihood_score: Tensor) ->
     total = left.sum(0)
     a, b = np.linalg.lstsq(total, right.sum(0), rcond=None)[0]
     residual = left @ np.array([a, b]) - right
-    away = np.linalg.pinv(total) @ residual.T * math.sqrt(BLOCKS / (BLOCKS - 2))  # of a and b, block by block
+    away = np.linalg.pinv(total) @ residual.T * math.sqrt(BLOCKS / (BLOCKS - 2))  # each block's share of the errors
     ratio = float(a / b) if b != 0 else math.inf
     error = float(np.sqrt(np.square(away[0] - ratio * away[1]).sum())) / abs(b) if b != 0 else math.inf
     before, noise = _violation(z, scores, 1.0, 1.0)
@@ -103,7 +107,7 @@ def prior_count(draws: Tensor, prior_score: Tensor, likelihood_score: Tensor) ->
 
 
 def _away(left: np.ndarray, right: np.ndarray) -> float:
-    """Student's t of the equation of the prior where a = b, and that is what the other equation says it is."""
+    """Student's t of the hypothesis a = b: the first equation's residual, with b found from the second equation."""
     both = left.sum(2)
     b = right[:, 1].sum() / both[:, 1].sum()
     prior, total = (b * both - right).T
@@ -112,7 +116,11 @@ def _away(left: np.ndarray, right: np.ndarray) -> float:
 
 
 def _equations(z: Tensor, scores: Tensor, block: Tensor) -> Tensor:
-    """Two equations (left of a, left of b, right) that a block of draws gives, fields from all the others: (2, 3)."""
+    """The two equations of a block of draws, with fields from all other draws.
+
+    Returns:
+        (2, 3): for each field the coefficient of a, the coefficient of b, and the right-hand side.
+    """
     others = torch.ones(len(z), dtype=torch.bool)
     others[block] = False
     mean = z[others].mean(0)
@@ -132,7 +140,10 @@ def _equations(z: Tensor, scores: Tensor, block: Tensor) -> Tensor:
 
 
 def _violation(z: Tensor, scores: Tensor, a: float, b: float) -> tuple[float, float]:
-    """Squares of what violates the identities, in the units of their noise for a Gaussian, and how much is chance."""
+    """The squared violation of the header's three identities for given a and b, and the part expected by chance.
+
+    Each violation is divided by the SD that one draw's term has for a Gaussian posterior.
+    """
     u, prior, likelihood = whitened(z, *scores)
     s = a * prior + b * likelihood
     identity = torch.eye(u.shape[1], dtype=u.dtype)
@@ -148,14 +159,14 @@ def _violation(z: Tensor, scores: Tensor, a: float, b: float) -> tuple[float, fl
 
 
 def spread_warnings(draws: Tensor, sds: Tensor) -> list[str]:
-    """Variances that have collapsed against those of the Laplace approximation.
+    """Say whether the SDs are far below those of the Laplace approximation.
 
     Args:
         draws: (S, D), unconstrained and finite.
-        sds: (D,), of `laplace_sds`.
+        sds: (D,), from `laplace_sds`.
 
     Returns:
-        One sentence, or none.
+        A list of one sentence, or an empty list.
     """
     typical = float((draws.double().std(0, correction=0) / sds).median())
     if typical >= LEAST_SPREAD:
@@ -164,15 +175,15 @@ def spread_warnings(draws: Tensor, sds: Tensor) -> list[str]:
 
 
 def density_warnings(count: PriorCount, distance: Discrepancy, site: str) -> list[str]:
-    """What the density says without a reference.
+    """Say whether the prior's count and the kernelised Stein discrepancy speak against the result.
 
     Args:
-        count: of `prior_count`.
-        distance: of `discrepancy`.
-        site: where the mean score is farthest from zero.
+        count: from `prior_count`.
+        distance: from `discrepancy`.
+        site: name of the coordinate whose mean score is farthest from zero.
 
     Returns:
-        A sentence each, where they speak against the result.
+        Up to two sentences.
     """
     found = []
     if count.wrong:

@@ -1,4 +1,4 @@
-"""A result's draws as numbers: whether they can be measured, and how many independent ones they are worth."""
+"""A result's draws as an array: whether figures can be computed from them, and their effective number."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ import xarray as xr
 from pyro_fed.ops.arviz_versions import ess
 from pyro_fed.results.inference_data import InferenceData
 
-#: Larger draws have squares, or squares over the reference's variance, that are no numbers in double precision.
+#: Draws beyond this are not measured: their squares, over a small variance of the reference, exceed double precision.
 LARGEST_DRAW = 1e100
-#: Draws a chain that an autocorrelation needs.
+#: An autocorrelation needs at least this many draws in each chain.
 FEWEST_OF_A_CHAIN = 4
-#: Autocorrelation times that a block of draws has, so that blocks are nearly independent of each other.
+#: Length of a block of draws, in autocorrelation times: so long that blocks are nearly independent of each other.
 TIMES_A_BLOCK = 5
-#: Draws worth more than this share of their number have no autocorrelation to speak of.
+#: Draws count as independent if their effective number is more than this share of their number.
 INDEPENDENT_SHARE = 0.9
-#: What draws are that are independent of each other, and what they are where nothing is random.
+#: Kinds of draws that are independent of each other.
 INDEPENDENT = ("independent", "agents")
+#: Kinds of draws that are not random, and have no Monte Carlo error.
 FIXED = ("particles", "point")
 
 
@@ -33,8 +34,8 @@ class Draws:
     Args:
         values: (chain, draw, D).
         labels: a name of each of the D columns, such as `w[0]`.
-        kind: "particles", "independent" draws of a density, Markov "chains", "agents", a "point"; "" where nobody
-            says it, which counts as chains.
+        kind: "particles", "independent" (draws of a density), "chains" (Markov chains), "agents" or "point"; "" if the
+            result does not say it, which is treated like "chains".
     """
 
     values: np.ndarray
@@ -43,11 +44,11 @@ class Draws:
 
     @classmethod
     def of(cls, idata: InferenceData, names: list[str]) -> Draws:
-        """The draws of a result.
+        """Read the draws of a result.
 
         Args:
             idata: the result.
-            names: variables of its group `posterior`.
+            names: the variables of its group `posterior` to read.
         """
         posterior = idata["posterior"]
         blocks, labels = [], []
@@ -59,13 +60,13 @@ class Draws:
 
     @property
     def flat(self) -> np.ndarray:
-        """(S, D), chain after chain."""
+        """The draws as one matrix (S, D), chain after chain."""
         chains, each, dim = self.values.shape
         return self.values.reshape(chains * each, dim)
 
     @cached_property
     def fault(self) -> str:
-        """Why nothing can be measured on them; empty where it can."""
+        """A sentence on why no figures can be computed from the draws; "" if they can."""
         flat = self.flat
         if not flat.size:
             return "there are no draws"
@@ -87,7 +88,7 @@ class Draws:
 
     @property
     def spreadless(self) -> str:
-        """What is to be said of draws that are no distribution; empty where they are one, or there are none."""
+        """A sentence on draws that are a single point; "" if they vary, or if there are none."""
         if not self.flat.size:
             return ""
         if self.kind == "point":
@@ -98,15 +99,20 @@ class Draws:
 
 
 def labels_of(name: str, shape: tuple[int, ...]) -> list[str]:
-    """Names of the entries of a variable: `w[0]`, `w[1]`, or `w` alone of a scalar."""
+    """Names of the entries of a variable: `w[0]`, `w[1]` for a vector, `w` for a scalar.
+
+    Args:
+        name: name of the variable.
+        shape: its shape.
+    """
     return [name] if not shape else [f"{name}[{', '.join(map(str, i))}]" for i in np.ndindex(shape)]
 
 
 def entries_of(name: str, values: xr.DataArray) -> list[str]:
-    """Names of the entries of a variable: `w[0]`, `w[1]`, by their labels where these are text, `w` alone of a scalar.
+    """Names of the entries of a variable with coordinates: `w[0]`, or `w[Basel]` if the coordinate is text.
 
     Args:
-        name: of the variable.
+        name: name of the variable; a scalar has this name alone.
         values: (chain, draw, ...), in any order of dimensions.
     """
     dims = [dim for dim in values.dims if dim not in ("chain", "draw")]
@@ -118,16 +124,16 @@ def entries_of(name: str, values: xr.DataArray) -> list[str]:
 
 
 def worth(values: np.ndarray, kind: str) -> np.ndarray:
-    """How many independent draws the mean of each column is worth.
+    """The effective number of draws for the mean of each column.
 
     Args:
         values: (chain, draw, D), finite.
         kind: as in `Draws`.
 
     Returns:
-        (D,): infinity for particles and points, whose mean has no Monte Carlo error; of independent draws their number,
-        where those that repeat (draws chosen by their weights) count less, S² / Σ repeats²; else the effective sample
-        size (Vehtari et al. 2021), which sees chains that disagree.
+        (D,). For particles and points infinity, since their mean has no Monte Carlo error. For independent draws
+        S² / Σ r², with r the number of times that each distinct draw occurs (draws chosen by weights repeat): S if none
+        repeats. For chains the effective sample size of Vehtari et al. (2021), which is small if chains disagree.
     """
     chains, each, dim = values.shape
     if kind in FIXED:
@@ -143,20 +149,21 @@ def worth(values: np.ndarray, kind: str) -> np.ndarray:
 
 
 def repeated(flat: np.ndarray) -> np.ndarray:
-    """A number (S,) of each draw (S, D), the same for draws that are the same."""
+    """A number for each draw, (S, D) → (S,). Equal draws have the same number."""
     return np.unique(flat, axis=0, return_inverse=True)[1].reshape(-1)
 
 
 def blocks(values: np.ndarray, kind: str) -> np.ndarray | None:
-    """Which draws hang together.
+    """Group the draws into blocks that are nearly independent of each other.
 
     Args:
-        values: (chain, draw, D), the draws beside all that is computed from them, on whose autocorrelation it depends.
+        values: (chain, draw, D), the draws and all quantities computed from them whose autocorrelation counts.
         kind: as in `Draws`.
 
     Returns:
-        A number (S,) of each draw, chain after chain, the same for draws that repeat and for those of a stretch of a
-        chain that is `TIMES_A_BLOCK` autocorrelation times long; None for particles, which are no random draws.
+        The block's number of each draw (S,), chain after chain. Of independent draws, equal draws form a block; of a
+        chain, each stretch of `TIMES_A_BLOCK` autocorrelation times does. None for particles and points, which are not
+        random.
     """
     chains, each, dim = values.shape
     if kind in FIXED:

@@ -1,4 +1,4 @@
-"""What can be compared: results of one model, under names, and a federation of that model."""
+"""Checks of the arguments of `compare`: results of one model by name, and a federation of that model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pyro_fed.results.inference_data import InferenceData
 def check_inputs(
     results: Mapping[str, InferenceData], reference: str | None, federation: Federation | None, test: Any
 ) -> list[str]:
-    """The variables that are compared.
+    """Check the arguments of `compare`, and find the variables that the results have in common.
 
     Args:
         results: InferenceData by name.
@@ -44,11 +44,14 @@ def check_inputs(
     if odd:
         raise SettingError(f"compare takes results under names that are strings, received {odd[0]!r} ({_kind(odd[0])})")
     if reference is not None and reference not in results:
-        raise SettingError(f"reference {reference!r} is not among the results {list(results)}")
+        raise SettingError(f"reference {reference!r} is not among the results {list(results)}: name one of them")
     if federation is not None and not isinstance(federation, Federation):
         raise SettingError(f"compare: expected federation to be a pf.Federation, received {_kind(federation)}")
     if federation is not None and not federation.holds_data:
-        raise SettingError("compare needs a federation that holds its rows; here they are at the clients alone")
+        raise SettingError(
+            "compare computes densities on all rows, but this federation's rows are elsewhere, at the clients: leave "
+            "federation out, or pass one that was made with data"
+        )
     if test is not None and federation is None:
         raise SettingError("test data need the federation, which holds the model: compare(..., federation=fed)")
     shapes = {name: _shapes(name, idata) for name, idata in results.items()}
@@ -61,17 +64,22 @@ def check_inputs(
 def _shapes(name: str, idata: Any) -> dict[str, tuple[int, ...]]:
     """Shapes of a result's variables, without chains and draws."""
     if isinstance(idata, StoppedError):
+        none = "" if idata.result is not None else ". Here it is None, as the run had no state yet: leave it out"
         raise SettingError(
-            f"result {name!r} is a {_kind(idata)}: pass its `.result`, which holds the last good state"
-            + (", and is None here: the run stopped before there was one" if idata.result is None else "")
+            f"result {name!r} is a {_kind(idata)}: pass its `.result`, which holds the last good state{none}"
         )
     if not isinstance(idata, InferenceData):
         raise SettingError(f"result {name!r} is no InferenceData, as pf.run returns it, but {_kind(idata)}")
     if "posterior" not in idata:
-        raise DataError(f"result {name!r} has no group 'posterior', so that there is nothing to compare")
+        raise DataError(
+            f"result {name!r} has no group 'posterior', so that there is nothing to compare: pass a result of pf.run, "
+            "or of another library with its draws"
+        )
     posterior = idata["posterior"]
     if not len(posterior.data_vars):
-        raise DataError(f"the posterior of result {name!r} has no variables")
+        raise DataError(
+            f"the posterior of result {name!r} has no variables, so that there is nothing to compare: leave it out"
+        )
     shapes = {}
     for variable, values in posterior.data_vars.items():
         if not {"chain", "draw"} <= set(values.dims):
@@ -102,7 +110,7 @@ def _common(shapes: Mapping[str, Mapping[str, tuple[int, ...]]]) -> list[str]:
 
 
 def _check_model(shapes: Mapping[str, Mapping[str, tuple[int, ...]]], federation: Federation) -> None:
-    """Every result has the sites of the federation's model; the results have the same variables."""
+    """Check the first result against the federation's model; all results have the same variables."""
     name, each = next(iter(shapes.items()))
     sites = federation.problem.sites
     missing = [site for site in sites if site not in each]

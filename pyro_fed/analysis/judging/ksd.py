@@ -1,24 +1,27 @@
-"""The kernelised Stein discrepancy of a result, computed over the federation: clients send scores, not data.
+"""The kernelised Stein discrepancy between draws and the posterior. Clients send scores, not data.
 
-    S = 1/M² Σ_ij u(θ_i, θ_j),   u of the posterior's score ∇ log p_0 + Σ_k ∇ log p_k        (Liu, Lee &
-    Jordan, 2016)
+    S = 1/M² Σ_ij u(θ_i, θ_j)                                                 (V-statistic)
+    S = 1/(M (M-1)) Σ_{i≠j} u(θ_i, θ_j)                                       (U-statistic)
 
-on the unconstrained scale, in coordinates that whiten the draws, so that parameters of any unit count alike.
-With the inverse multiquadric kernel a small S means that draws and posterior are close (Gorham & Mackey,
-2017).
+Here θ_1 … θ_M are the draws on the unconstrained scale, in coordinates that whiten them, so that the parameters' units
+do not matter. u is the Stein kernel of the posterior's score ∇ log p_0 + Σ_k ∇ log p_k. With the inverse multiquadric
+kernel a small S means that draws and posterior are close.
 
-**When it objects** (`discrepancy`). Independent draws of the posterior have a U-statistic about zero, whose
-distribution is that of Σ_{i≠j} w_i w_j u_ij / (M (M-1)) with random signs w (Chwialkowski, Strathmann & Gretton
-2016); the draws of a chain have signs in common where they depend on each other, so that few independent draws
-object to nothing. Particles are no random draws and have no such distribution:
-as a quadrature they should be better than M independent draws of a Gaussian, whose V-statistic is E u(θ, θ) / M =
-(k(θ, θ) D + tr ∇∇'k(θ, θ)) / M on average. None of this is enough for an objection, as any approximation differs
-from its posterior, and many draws show it. By Stein's identity
+**When a discrepancy speaks against the draws** (`discrepancy`). It must exceed both of two limits: chance, and what a
+usable approximation may have.
 
-    S = E (∇ log p - ∇ log q)(θ)' k(θ, θ') (∇ log p - ∇ log q)(θ'),
+- Chance, for random draws. For independent draws of the posterior, the U-statistic is distributed around zero like
+  Σ_{i≠j} w_i w_j u_ij / (M (M-1)) with random signs w. Draws of a chain that depend on each other share a sign.
+- Chance, for particles. They are not random. As quadrature points they should do at least as well as M independent
+  draws of a Gaussian, whose V-statistic has the mean E u(θ, θ) / M = (k(θ, θ) D + tr ∇∇'k(θ, θ)) / M. This is added to
+  the second limit.
+- A usable approximation. Every approximation q differs from the posterior p, and many draws show it. By Stein's
+  identity S = E (∇ log p - ∇ log q)(θ)' k(θ, θ') (∇ log p - ∇ log q)(θ'). For a whitened Gaussian whose mean is off
+  by δ this is |δ|² E k(θ, θ'). The limit is its value for a δ of `WRONG` SDs in one coordinate and `RIGHT` SDs in all
+  others.
 
-of a Gaussian q whose mean is δ away |δ|² E k(θ, θ'): S has to be larger than that, for a δ of `WRONG` SDs in one
-coordinate and `RIGHT` SDs in the others.
+Sources: Liu, Lee & Jordan (2016), A kernelized Stein discrepancy for goodness-of-fit tests; Gorham & Mackey (2017),
+Measuring sample quality with kernels; Chwialkowski, Strathmann & Gretton (2016), A kernel test of goodness of fit.
 """
 
 from __future__ import annotations
@@ -43,20 +46,21 @@ from pyro_fed.ops.kernels import IMQ
 from pyro_fed.ops.stein import ksd as stein_discrepancy
 from pyro_fed.results.to_arviz import unconstrained_draws
 
-#: SDs that the mean of a wrong answer is off, in one coordinate, and that those of a right one may be.
+#: SDs by which a mean is off in an answer that is just tolerated: in the worst coordinate, and in all others.
 WRONG, RIGHT = LARGEST_MEAN_ERROR, 0.1
-#: Random signs for the distribution of the discrepancy of draws of the posterior, and how often it may be exceeded.
+#: Sets of random signs that give the distribution of the discrepancy by chance.
 RANDOM_SIGNS = 399
+#: Share of results with draws of the posterior itself for which the discrepancy exceeds chance.
 FALSE_ALARMS = 0.005
 
 
 class Discrepancy(NamedTuple):
-    """How far draws are from the density.
+    """The discrepancy between draws and the posterior, with its limit.
 
     Args:
-        value: S, the U-statistic of draws, the V-statistic of particles.
-        limit: the largest value that does not speak against them.
-        farthest: the coordinate of the flat vector whose mean score, in SDs, is largest.
+        value: S, the U-statistic for random draws, the V-statistic for particles.
+        limit: the largest value that does not speak against the draws.
+        farthest: number of the coordinate of the flat vector whose mean score, times its SD, is largest.
     """
 
     value: float
@@ -65,17 +69,18 @@ class Discrepancy(NamedTuple):
 
     @property
     def wrong(self) -> bool:
-        """Whether it speaks against the draws."""
+        """Whether the discrepancy speaks against the draws."""
         return self.value > self.limit
 
 
 def discrepancy(points: Tensor, scores: Tensor, blocks: np.ndarray | None) -> Discrepancy:
-    """Squared discrepancy of draws and posterior, and what it may be, see the module's header.
+    """The squared discrepancy between draws and posterior, and its limit, see the module's header.
 
     Args:
-        points: (M, D), unconstrained, which vary in every coordinate.
-        scores: (M, D), of the posterior there.
-        blocks: of `pyro_fed.analysis.judging.draws.blocks`, which draws hang together; None for particles.
+        points: (M, D), the draws on the unconstrained scale; they vary in every coordinate.
+        scores: (M, D), the posterior's score at each draw.
+        blocks: (M,), the block's number of each draw, from `pyro_fed.analysis.judging.draws.blocks`; None for
+            particles.
 
     Example:
         >>> discrepancy(points, scores, np.arange(len(points))).wrong
@@ -116,13 +121,13 @@ def ksd(
     Args:
         idata: a result of `pyro_fed.run` on the same model, or any InferenceData with its sites.
         federation: the model and its clients.
-        kernel: in the coordinates that whiten the draws; the inverse multiquadric by default.
-        num_draws: as many draws at most, chosen at random.
+        kernel: kernel in the coordinates that whiten the draws; the inverse multiquadric by default.
+        num_draws: largest number of draws to use; if the result has more, they are chosen at random.
         statistic: "V" (never negative) or "U" (unbiased).
-        seed: of that choice.
+        seed: seed of the choice of draws.
 
     Returns:
-        S, zero where the draws are those of the posterior.
+        S; near zero if the draws are draws of the posterior.
 
     Raises:
         DataError: the result lacks a site of the model, or has fewer than 2 draws.

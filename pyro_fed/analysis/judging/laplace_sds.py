@@ -1,4 +1,4 @@
-"""SDs of the Laplace approximation of the pooled posterior: what the spread of a result is held against."""
+"""SDs of the Laplace approximation of the pooled posterior, with which a result's SDs are compared."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def laplace_sds(federation: Federation) -> Tensor | None:
         federation: the model and all rows.
 
     Returns:
-        (D,), on the unconstrained scale; None where no mode was found.
+        (D,), on the unconstrained scale; None if Newton's method found no mode or the Hessian is not invertible there.
 
     Example:
         >>> sds = laplace_sds(fed)

@@ -8,24 +8,25 @@ from pyro_fed.ops.arviz_versions import psis
 from pyro_fed.ops.importance import LARGEST_PARETO_K
 from pyro_fed.results.inference_data import InferenceData
 
-#: How a sentence begins that speaks of this estimate alone, not of the posterior.
+#: Beginning of the sentences that doubt this estimate only, and not the posterior.
 ABOUT_LOO = "its ELPD by leave-one-out (LOO)"
-#: PSIS needs a tail to fit.
+#: With fewer draws PSIS has no tail of large weights to fit: it takes the largest fifth, and at least five of them.
 FEWEST_DRAWS_FOR_LOO = 25
-#: Rows that cannot be left out matter where what leaving them out costs, by the weights that they have, is more than
-#: this share of the standard error of the sum. A fourth, since such weights see only a part of it.
+#: Rows with a large Pareto k give a warning if leaving them out lowers the sum of log densities, by their unreliable
+#: weights, by more than this share of its standard error. It is a quarter, since such weights show too small a loss.
 SHARE_THAT_MATTERS = 0.25
 
 
 def loo(idata: InferenceData) -> tuple[dict[str, float], list[str]]:
-    """ELPD by PSIS-LOO.
+    """The expected log predictive density by PSIS-LOO.
 
     Args:
-        idata: a result; one without the group `log_likelihood`, with few draws or with a single point has no LOO.
+        idata: a result.
 
     Returns:
-        `elpd_loo`, `elpd_loo_se` and `bad_pareto_k`, the rows that make it unreliable, and a sentence where there are
-        so many of them that it is.
+        `elpd_loo`, `elpd_loo_se` and `bad_pareto_k`, the number of rows with a large Pareto k; and a list of one
+        sentence if these rows make the estimate unreliable, else of none. There are no figures if the result has no
+        group `log_likelihood`, has too few draws, or is a single point.
     """
     if "log_likelihood" not in idata:
         return {}, []

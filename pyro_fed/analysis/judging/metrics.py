@@ -1,4 +1,4 @@
-"""How well a posterior predicts rows that it has not seen.
+"""Measures of how well a posterior predicts test rows.
 
 With S posterior draws z_s and test rows y_i:
 
@@ -31,20 +31,20 @@ from pyro_fed.results.to_arviz import unconstrained_draws
 __all__ = ["accuracy", "log_predictive_density", "multilabel", "rmse", "test_metrics"]
 __dir__ = listing(__all__)
 
-#: How many draws are evaluated in one batch: it bounds the memory, and changes no result.
+#: Number of draws evaluated at once. It bounds the memory, and changes no result.
 DRAWS_AT_ONCE = 64
 
 
 class Predictions(NamedTuple):
-    """What S draws say about n rows.
+    """Predictions of n rows by S draws.
 
     Args:
-        log_prob: (S, n), log-density of each observed row.
-        value: (n, ...), what was observed.
-        mean: (n, ...), mean of the observation, averaged over the draws; None where it is a class, or has no mean that
-            torch knows.
-        probs: (n, C), class probabilities, averaged over the draws; None where it is no class.
-        labels: (n, L), the probability of each of a row's labels, averaged over the draws; None where it has no such.
+        log_prob: (S, n), log density of each observed row under each draw.
+        value: (n, ...), the observations.
+        mean: (n, ...), predictive means, averaged over the draws; None if the observation is a class, or if torch has
+            no mean for its distribution.
+        probs: (n, C), class probabilities, averaged over the draws; None if the observation is no class.
+        labels: (n, L), probability of each label, averaged over the draws; None if rows do not have several labels.
     """
 
     log_prob: Tensor
@@ -55,7 +55,7 @@ class Predictions(NamedTuple):
 
     @property
     def lost(self) -> str:
-        """At how many draws the density of a row is no number, as a sentence; "" where at none."""
+        """A sentence on the number of draws at which the log density of some row is NaN; "" if there are none."""
         lost = int(self.log_prob.isnan().any(1).sum())
         return f"the density of the test data is no number at {lost} of {len(self.log_prob)} draws" if lost else ""
 
@@ -67,23 +67,25 @@ def test_metrics(idata: InferenceData, federation: Federation, test: tuple[Any, 
 
     Args:
         idata: result of `pyro_fed.run`.
-        federation: that it was run on.
+        federation: the federation of the run.
         test: arguments of the model for the test data, in the order of the training arguments.
 
     Returns:
-        ``num_rows``; ``log_predictive_density``, a mean per row; ``accuracy`` in [0, 1] for classes, else
-        ``rmse`` in the units of the observation, where torch knows its mean; for rows with several labels of 0 or 1
-        those of `multilabel` too.
+        ``num_rows``; ``log_predictive_density``, a mean over rows; ``accuracy`` in [0, 1] if the observation is a
+        class, otherwise ``rmse`` in the units of the observation, if torch has the mean of its distribution; for rows
+        with several labels of 0 or 1 also the measures of `multilabel`.
 
     Raises:
-        DataError: the test data have no rows, or hold a NaN; or their log density is no number at some of the draws.
+        DataError: the test data have no rows, or hold a NaN, or their log density is NaN at some of the draws.
 
     Example:
         >>> pf.metrics.test_metrics(pf.run(pf.FedEP(), fed), fed, (x_test, y_test))["log_predictive_density"]
     """
     predictions = predict_rows(federation.problem, unconstrained_draws(idata, federation.problem), test)
     if lost := predictions.lost:
-        raise DataError(lost)
+        raise DataError(
+            f"test_metrics: {lost}; look for draws far from all others in the result, or run the model in float64"
+        )
     metrics = {
         "num_rows": float(predictions.log_prob.shape[1]),
         "log_predictive_density": log_predictive_density(predictions.log_prob),
@@ -111,11 +113,10 @@ def predict_rows(problem: Problem, draws: Tensor, args: tuple[Any, ...]) -> Pred
         args: arguments of the model, with n rows.
 
     Returns:
-        What the draws say of each row.
+        The predictions of the n rows. `log_prob` has NaN where a log density is NaN at some of the draws only.
 
     Raises:
-        DataError: there are no rows, or a value is NaN, or a row's log density at every draw; where it is no number at
-            some of them, `log_prob` says so.
+        DataError: there are no rows, an observed value is NaN, or a row's log density is NaN at every draw.
 
     Example:
         >>> predict_rows(fed.problem, unconstrained_draws(idata, fed.problem), (x_test, y_test)).probs
@@ -156,7 +157,7 @@ def _mean_over_draws(chunks: list[dict[str, Tensor]], key: str) -> Tensor | None
 
 @checked
 def log_predictive_density(log_prob: Tensor) -> float:
-    """The mean over rows of the log of the density averaged over draws.
+    """The mean over rows of the logarithm of the density averaged over draws.
 
     Args:
         log_prob: (S, n), log-density of row i under draw s.
@@ -165,14 +166,17 @@ def log_predictive_density(log_prob: Tensor) -> float:
         The log predictive density of a row.
 
     Raises:
-        DataError: no matrix, or an empty one.
+        DataError: `log_prob` is no matrix, or is empty.
 
     Example:
         >>> pf.metrics.log_predictive_density(torch.zeros(100, 5))
         0.0
     """
     if log_prob.dim() != 2 or not log_prob.numel():
-        raise DataError(f"log_predictive_density takes (draws, rows), of one or more, received {tuple(log_prob.shape)}")
+        raise DataError(
+            "log_predictive_density takes log densities of shape (draws, rows), with at least one of each, received "
+            f"shape {tuple(log_prob.shape)}"
+        )
     return (torch.logsumexp(log_prob, 0) - math.log(log_prob.shape[0])).mean().item()
 
 
@@ -181,14 +185,14 @@ def accuracy(probs: Tensor, value: Tensor) -> float:
     """The share of rows whose most probable class is the observed one.
 
     Args:
-        probs: (n, C), averaged over the draws.
+        probs: (n, C), class probabilities averaged over the draws.
         value: (n,), observed classes 0..C-1.
 
     Returns:
         The share, in [0, 1].
 
     Raises:
-        DataError: the shapes do not fit.
+        DataError: `value` has another shape than the rows of `probs`, or there are no rows.
 
     Example:
         >>> pf.metrics.accuracy(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1]))
@@ -204,15 +208,16 @@ def accuracy(probs: Tensor, value: Tensor) -> float:
 
 @checked
 def multilabel(probs: Tensor, value: Tensor, threshold: float = 0.5) -> dict[str, float]:
-    """Precision, recall and F1 where a row has several labels, each there or not.
+    """Precision, recall and F1 for rows with several labels, each of which is present or absent.
 
-    With TP_l, FP_l, FN_l of label l: micro figures are of their sums over the labels, the macro F1 is the mean over the
-    labels of 2 TP_l / (2 TP_l + FP_l + FN_l). What has no denominator is zero.
+    Let TP_l, FP_l and FN_l be the true positives, false positives and false negatives of label l. Precision, recall and
+    micro F1 use their sums over the labels. The macro F1 is the mean over labels of 2 TP_l / (2 TP_l + FP_l + FN_l). A
+    ratio whose denominator is zero counts as zero.
 
     Args:
-        probs: (n, L), averaged over the draws.
-        value: (n, L), 0 or 1.
-        threshold: a label is predicted where its probability is above.
+        probs: (n, L), probability of each label, averaged over the draws.
+        value: (n, L), 1 if the label is present, else 0.
+        threshold: a label is predicted if its probability is above this.
 
     Returns:
         ``precision``, ``recall`` and ``micro_f1`` over all labels, and ``macro_f1``.
@@ -228,7 +233,10 @@ def multilabel(probs: Tensor, value: Tensor, threshold: float = 0.5) -> dict[str
         0.6666666666666666
     """
     if probs.shape != value.shape or probs.dim() != 2:
-        raise DataError(f"probabilities of labels have shape {tuple(probs.shape)}, labels {tuple(value.shape)}.")
+        raise DataError(
+            "multilabel takes probabilities and labels of the same shape (n, L), received probabilities of shape "
+            f"{tuple(probs.shape)} and labels of shape {tuple(value.shape)}"
+        )
     said, true = probs > threshold, value > 0
     hit, wrong, missed = ((a & b).sum(0).double() for a, b in ((said, true), (said, ~true), (~said, true)))
 
@@ -248,19 +256,22 @@ def rmse(mean: Tensor, value: Tensor) -> float:
     """The root mean squared error of the posterior predictive mean.
 
     Args:
-        mean: (n, ...), averaged over the draws.
-        value: (n, ...), observed.
+        mean: (n, ...), predictive means averaged over the draws.
+        value: (n, ...), observations.
 
     Returns:
         The error, in the units of the observation.
 
     Raises:
-        DataError: the shapes differ, where broadcasting would give a number that means nothing.
+        DataError: the shapes differ. Broadcasting them would give a meaningless number.
 
     Example:
         >>> pf.metrics.rmse(torch.tensor([1.0, 2.0]), torch.tensor([4.0, -1.0]))
         3.0
     """
     if mean.shape != value.shape:
-        raise DataError(f"predicted mean has shape {tuple(mean.shape)}, observed value {tuple(value.shape)}.")
+        raise DataError(
+            "rmse takes predicted means and observations of the same shape, received means of shape "
+            f"{tuple(mean.shape)} and observations of shape {tuple(value.shape)}"
+        )
     return (mean.double() - value.double()).square().mean().sqrt().item()

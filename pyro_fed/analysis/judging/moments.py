@@ -1,14 +1,18 @@
-"""Means and SDs of a result against those of a reference, and whether they are further apart than chance allows.
+"""Whether a result's means and SDs differ from a reference's by more than matters and by more than chance.
 
-With ESS the number of independent draws that a result is worth, m its means, σ its SDs and κ its kurtoses::
+Let m be a parameter's posterior mean, σ its SD, κ its kurtosis, ESS the effective number of draws for the mean and
+ESS₂ that for the squared distances from the mean. The Monte Carlo errors are
 
     SE of m = σ / ESS^½,      SE of log σ = ((κ - 1) / (4 ESS₂))^½
 
-ESS₂ that of the squared distances from m, and κ the larger one of result and reference, as few draws show a small one.
-Particles have no such errors, a reference has its own. A result is wrong
-where a mean is more than `LARGEST_MEAN_ERROR` reference SDs off or an SD is outside `SD_RANGE` times the reference's.
-It is doubted where the draws put it there *and* the distance from the reference is more than chance, at the level
-`FALSE_ALARMS` over all parameters together (Bonferroni; Student's t with the degrees of freedom of the fewer draws).
+κ is the larger of the result's and the reference's kurtoses, since few draws show too small a kurtosis. Particles have
+no Monte Carlo error. The reference has Monte Carlo errors of its own.
+
+A warning is given if both hold:
+
+1. A mean is more than `LARGEST_MEAN_ERROR` reference SDs off, or an SD is outside `SD_RANGE` times the reference's SD.
+2. The distance is more than chance allows, at the level `FALSE_ALARMS` for all parameters together (Bonferroni). The
+   test is Student's, with the degrees of freedom of the result or reference with the smaller ESS.
 """
 
 from __future__ import annotations
@@ -21,16 +25,24 @@ from scipy import special
 from pyro_fed.analysis.judging.draws import Draws, worth
 from pyro_fed.conventions.limits import MATTERS, SD_MATTERS
 
-#: A mean further away than this, in reference SDs, is wrong...
+#: A mean is wrong if it is further away than this, in reference SDs.
 LARGEST_MEAN_ERROR = MATTERS
-#: ...and so is an SD outside this multiple of the reference's.
+#: An SD is wrong if its ratio to the reference's is outside this range.
 SD_RANGE = (1 / SD_MATTERS, SD_MATTERS)
-#: How often a result that is the reference's own distribution is doubted.
+#: Share of results with the reference's own distribution for which a warning is given.
 FALSE_ALARMS = 0.01
 
 
 class Moments(NamedTuple):
-    """Means, SDs and kurtoses, and how many independent draws the first two are worth, each (D,)."""
+    """Moments of D parameters, each (D,), and the effective numbers of draws of their means and of their SDs.
+
+    Args:
+        mean: means.
+        sd: SDs.
+        kurtosis: fourth central moments over squared variances; 3 for a Gaussian.
+        worth: effective number of draws for the means.
+        worth_of_sd: effective number of draws for the squared distances from the means.
+    """
 
     mean: np.ndarray
     sd: np.ndarray
@@ -52,15 +64,15 @@ class Moments(NamedTuple):
 
 
 class Gaps(NamedTuple):
-    """How far a result's moments are from the reference's, (D,) each.
+    """Distances of a result's moments from the reference's, for the parameters that the reference varies, (D,) each.
 
     Args:
-        labels: of the parameters.
-        mean: distance of the means in reference SDs.
-        mean_error: its standard error.
-        ratio: SDs over the reference's.
-        log_ratio_error: standard error of its logarithm.
-        freedom: degrees of freedom of both errors.
+        labels: names of the parameters.
+        mean: distance of the means, in SDs of the reference.
+        mean_error: standard error of that distance.
+        ratio: SD over the reference's SD.
+        log_ratio_error: standard error of the logarithm of the ratio.
+        freedom: degrees of freedom of both standard errors.
     """
 
     labels: list[str]
@@ -72,10 +84,10 @@ class Gaps(NamedTuple):
 
 
 def moments(draws: Draws) -> Moments:
-    """Means and SDs with their Monte Carlo errors.
+    """Means and SDs with the effective numbers of draws that give their Monte Carlo errors.
 
     Args:
-        draws: finite ones.
+        draws: finite draws.
 
     Example:
         >>> moments(Draws.of(idata, ["w"])).mean_error
@@ -92,11 +104,11 @@ def moments(draws: Draws) -> Moments:
 
 
 def gaps(draws: Draws, reference: Draws) -> Gaps:
-    """How far a result is from a reference, parameters aside that the reference does not vary.
+    """Distances of means and SDs from a reference's. Parameters that are constant in the reference are left out.
 
     Args:
-        draws: of the result, finite.
-        reference: of the same parameters, finite.
+        draws: finite draws of the result.
+        reference: finite draws of the reference, of the same parameters.
 
     Example:
         >>> gaps(Draws.of(idata, ["w"]), Draws.of(reference, ["w"])).ratio
@@ -116,16 +128,15 @@ def gaps(draws: Draws, reference: Draws) -> Gaps:
 
 
 def gap_warnings(found: Gaps, *, spread: bool = True, where: str = "") -> list[str]:
-    """What speaks against the result.
+    """Sentences on means and SDs that are wrong by more than chance.
 
     Args:
-        found: of `gaps`.
-        spread: whether there is a spread that could be right.
-        where: on which scale, to be said at the end.
+        found: from `gaps`.
+        spread: False for a result without uncertainty, whose SDs are not judged.
+        where: words on the scale, put at the end of each sentence.
 
     Returns:
-        A sentence on the mean that is farthest off, one on the smallest SD and one on the largest, of those that are
-        too far off by more than chance.
+        Up to three sentences: on the mean that is farthest off, on the smallest SD ratio, and on the largest.
     """
     chance = -special.stdtrit(found.freedom, FALSE_ALARMS / (4 * len(found.labels)))  # two sides, and means and SDs
     with np.errstate(divide="ignore"):

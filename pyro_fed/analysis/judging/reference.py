@@ -1,4 +1,4 @@
-"""Whether a reference is one: what its draws say against it, since all others are measured by it."""
+"""Whether a result is good enough to be the reference that all other results are compared with."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from pyro_fed.analysis.judging.moments import FALSE_ALARMS, LARGEST_MEAN_ERROR
 from pyro_fed.ops.arviz_versions import rhat
 from pyro_fed.results.inference_data import InferenceData
 
-#: Chains whose means differ by as many of their SDs as make a mean wrong have this R-hat, (1 + 0.25²)^½.
+#: R-hat of chains whose means scatter with an SD of `LARGEST_MEAN_ERROR` times the SD within chains.
 LARGEST_RHAT = (1 + LARGEST_MEAN_ERROR**2) ** 0.5
 
 
 def reference_doubts(idata: InferenceData, draws: Draws) -> list[str]:
-    """What speaks against measuring others by a result.
+    """Say what speaks against a result as the reference.
 
     Args:
-        idata: the reference.
+        idata: the result.
         draws: its draws.
 
     Returns:
-        A sentence, where it has no spread, its chains disagree, its own means are not known well enough to tell a wrong
-        one from a right one, or trajectories diverged.
+        A list of one sentence if the draws cannot be used, the chains disagree, the Monte Carlo errors of the means are
+        too large to tell a wrong mean from a right one, or trajectories diverged; otherwise an empty list.
     """
     if draws.fault or draws.spreadless:
         return ["as it has no usable draws, it is no reference: the others are not measured by it"]
@@ -32,7 +32,7 @@ def reference_doubts(idata: InferenceData, draws: Draws) -> list[str]:
     markov = draws.kind in ("chains", "")
     if markov and chains > 1 and each >= FEWEST_OF_A_CHAIN:
         varies = np.ptp(draws.flat, axis=0) > 0
-        worst = np.nan_to_num(rhat(draws.values[:, :, varies]), nan=np.inf)  # chains that stand still, apart
+        worst = np.nan_to_num(rhat(draws.values[:, :, varies]), nan=np.inf)  # NaN: constant chains at different points
         if worst.max() > LARGEST_RHAT:
             where = np.array(draws.labels)[varies][int(worst.argmax())]
             found.append(f"its {chains} chains disagree: R-hat is {worst.max():.3g} in '{where}'")

@@ -1,4 +1,4 @@
-"""What `Auto` did: one row a stage, with its cost and what spoke against its answer."""
+"""The stages of a run of `Auto`: a table with each stage's cost and the doubts about its answer."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ if TYPE_CHECKING:
 
 @checked
 def steps(idata: InferenceData) -> pd.DataFrame:
-    """The stages of a run of `Auto`: what each was, what it cost, and why the next one was tried.
+    """The stages of a run of `Auto`: the algorithm of each, its cost, and why the next stage was tried.
 
     Args:
         idata: result of `pyro_fed.fit`, or of `pyro_fed.run` with `Auto`.
 
     Returns:
-        One row a stage: `algorithm`, `rounds` (of its own and of what it started from, unless an earlier stage had
-        those), `bytes` (received and sent by the clients in them), `seconds` on the clock, `chosen`, and what speaks
-        against its answer, `doubts`, or why it has none.
+        A table with a row for each stage. `algorithm`: its name. `rounds`: its rounds, with those of the algorithms
+        that it started from, unless an earlier stage counts them. `bytes`: received and sent by the clients in these
+        rounds. `seconds`: wall-clock time. `chosen`: whether its answer is the result. `doubts`: sentences that speak
+        against its answer, or why it has no answer.
 
     Raises:
-        SettingError: the result of a single algorithm.
+        SettingError: the result is one of a single algorithm.
 
     Example:
         >>> idata = pf.fit(fed)
@@ -36,8 +37,8 @@ def steps(idata: InferenceData) -> pd.DataFrame:
 
     if "steps" not in idata.attrs:
         raise SettingError(
-            f"this result has no steps: it is that of {idata.attrs.get('algorithm', 'something else')} alone, "
-            "expected one of pyro_fed.fit"
+            f"steps takes a result of pf.fit, or of pf.run with pf.Auto(), received a result of "
+            f"{idata.attrs.get('algorithm', 'something else')} alone, which has no stages"
         )
     rows = json.loads(idata.attrs["steps"])
     columns = ["algorithm", "rounds", "bytes", "seconds", "chosen", "doubts"]

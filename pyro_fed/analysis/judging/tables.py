@@ -1,4 +1,4 @@
-"""What a column of the comparison is, and a part of the comparison that is shown as one table."""
+"""How the comparison is shown: its parts, each a table, and their columns."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pandas as pd
 
 
 class Column(NamedTuple):
-    """A column as readers see it.
+    """A column of a table that is shown to readers.
 
     Args:
-        heading: its name.
-        write: how one of its numbers is written.
+        heading: the words above the column.
+        write: turns a number of the column into text.
     """
 
     heading: str
@@ -22,12 +22,12 @@ class Column(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A part of the comparison.
+    """A part of the comparison that is shown as one table.
 
     Args:
-        title: of the part.
-        note: how to read it.
-        columns: by their names in what `pyro_fed.compare` returns, in the order in which they are shown.
+        title: the words above the table.
+        note: says how to read the table.
+        columns: the columns in the order in which they are shown, by their names in the table of `pyro_fed.compare`.
     """
 
     title: str
@@ -35,18 +35,23 @@ class Table(NamedTuple):
     columns: Mapping[str, Column]
 
     def written(self, found: pd.DataFrame) -> dict[str, list[str]]:
-        """The cells of this part's columns, as far as the comparison has them.
+        """The cells of this part as text.
 
         Args:
-            found: of `pyro_fed.compare`, a row a result.
+            found: the table of `pyro_fed.compare`, with a row for each result.
 
         Returns:
-            A column of written cells by heading, each in the order of the results.
+            By heading, the cells of each column that `found` has, in the order of the results.
         """
         shown = {name: column for name, column in self.columns.items() if name in found}
         return {column.heading: [cell(value, column.write) for value in found[name]] for name, column in shown.items()}
 
 
 def cell(value: float, write: Callable[[float], str]) -> str:
-    """A number as it is shown; a dash where there is none."""
+    """A number as text; a dash for NaN.
+
+    Args:
+        value: the number.
+        write: turns a number into text.
+    """
     return "–" if value is None or math.isnan(value) else write(value)

@@ -1,4 +1,4 @@
-"""Markov chains: their paths, and whether each visits all parts of the posterior as often as the others."""
+"""Markov chains: their paths, and the ranks of their draws, which show chains that disagree."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from matplotlib.axes import Axes
 from scipy.stats import rankdata
 
 from pyro_fed.analysis.judging.draws import Draws
-from pyro_fed.analysis.plots.style import COLORS, REFERENCE_LINE, GivenAxes, panels, tidy
+from pyro_fed.analysis.plots.style import COLORS, REFERENCE_LINE, GivenAxes, check_labels, panels, tidy
 from pyro_fed.conventions.calls import checked
 from pyro_fed.errors import SettingError
 from pyro_fed.ops.arviz_versions import rhat
 from pyro_fed.results.inference_data import InferenceData
 
-#: Bins of the ranks.
+#: Bins of the histograms of ranks.
 BINS = 20
-#: Draws of a chain that are drawn, evenly spaced.
+#: Number of draws of a chain in its path, evenly spaced.
 SHOWN = 400
 
 
@@ -30,14 +30,14 @@ def plot_chains(
     ax: GivenAxes = None,
     figsize: tuple[float, float] | None = None,
 ) -> np.ndarray:
-    """A row a parameter: the chains' paths, and how often each chain has draws of each rank among all of them.
+    """A row of two panels for each parameter: the chains' paths, and histograms of each chain's ranks in all draws.
 
     Args:
         idata: a result whose draws are Markov chains.
         labels: parameters, such as `["w[0]"]`; by default those whose chains differ most (R-hat).
-        most: parameters at most.
-        ax: matplotlib axes, two a parameter; those of a new figure by default.
-        figsize: of a new figure, in inches.
+        most: largest number of parameters shown.
+        ax: matplotlib axes, two for each parameter; by default a new figure is made.
+        figsize: width and height of a new figure, in inches.
 
     Returns:
         The axes (parameter, 2). Ranks of chains that agree are flat, at the grey line.
@@ -50,10 +50,11 @@ def plot_chains(
     """
     draws = Draws.of(idata, sorted(map(str, idata["posterior"].data_vars)))
     if draws.kind not in ("chains", ""):
-        raise SettingError(f"plot_chains shows Markov chains; the draws of this result are {draws.kind}, without order")
-    unknown = [label for label in (() if labels is None else labels) if label not in draws.labels]
-    if unknown:
-        raise SettingError(f"no parameters {unknown}; the result has {draws.labels[:20]}")
+        raise SettingError(
+            f"plot_chains takes a result whose draws are Markov chains, received one whose draws are {draws.kind}, "
+            "which have no order: see pf.plot_comparison or pf.plot_forest"
+        )
+    check_labels(() if labels is None else labels, draws.labels)
     if labels is None:
         worst = np.argsort(-np.nan_to_num(rhat(draws.values), nan=0.0), kind="stable")[:most]
         labels = [draws.labels[i] for i in worst]

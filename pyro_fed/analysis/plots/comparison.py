@@ -1,4 +1,4 @@
-"""Marginal posteriors of several results, over those of a reference."""
+"""Marginal posterior densities of several results, drawn over a reference's."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from pyro_fed.analysis.judging.distances import stacked
-from pyro_fed.analysis.plots.style import REFERENCE_LINE, GivenAxes, by_name, colors, legend, panels, tidy
+from pyro_fed.analysis.plots.style import REFERENCE_LINE, GivenAxes, by_name, check_labels, colors, legend, panels, tidy
 from pyro_fed.conventions.calls import checked
 from pyro_fed.errors import SettingError
 from pyro_fed.ops.arviz_versions import kde
 from pyro_fed.results.inference_data import InferenceData
 
-#: Half-width of a panel, in SDs of the reference: a result outside it is named at the edge.
+#: Half-width of a panel, in SDs of the reference. A result whose mean lies outside is named at the edge.
 PANEL_SDS = 5.0
-#: A density that is higher than this many times the reference's is cut, so that the others stay visible.
+#: Densities are cut at this many times the reference's height, so that lower ones stay visible.
 TALLEST = 4.0
 
 
@@ -30,19 +30,18 @@ def plot_comparison(
     ax: GivenAxes = None,
     figsize: tuple[float, float] | None = None,
 ) -> np.ndarray:
-    """A panel a parameter: the reference's density filled in grey, the other results as lines.
+    """A panel for each parameter: the reference's density filled in grey, the densities of other results as lines.
 
     Args:
-        results: InferenceData by name, or one of them.
-        reference: the name that the panels are centred on; the first by default.
-        labels: parameters to show, such as `["w[0]", "xi"]`; by default those on which the results differ
-            most.
-        most: panels at most.
-        ax: matplotlib axes, one a panel; those of a new figure by default.
-        figsize: of a new figure, in inches.
+        results: InferenceData by name, or a single one.
+        reference: name of the result on which the panels are centred; by default the first result.
+        labels: parameters to show, such as `["w[0]", "xi"]`; by default those on which the results differ most.
+        most: largest number of panels.
+        ax: matplotlib axes, one for each panel; by default a new figure is made.
+        figsize: width and height of a new figure, in inches.
 
     Returns:
-        The axes, one a parameter.
+        The axes, one for each parameter.
 
     Raises:
         SettingError: no results, an unknown reference or parameter, or fewer axes than parameters.
@@ -70,35 +69,36 @@ def plot_comparison(
 
 
 def checked_reference(results: Mapping[str, InferenceData], reference: str | None) -> str:
-    """The name of the reference, by default of the first result.
+    """The name of the reference, by default that of the first result.
 
     Raises:
-        SettingError: it is none of them, or there are none.
+        SettingError: there is no result of this name.
     """
-    reference = next(iter(results), "") if reference is None else reference
+    if not results:
+        raise SettingError("expected at least one result to draw, received none")
+    reference = next(iter(results)) if reference is None else reference
     if reference not in results:
-        raise SettingError(f"reference {reference!r} is not among the results {list(results)}")
+        raise SettingError(f"reference {reference!r} is not among the results {list(results)}: name one of them")
     return reference
 
 
 def most_different(
     draws: dict[str, np.ndarray], reference: str, known: list[str], labels: Sequence[str] | None, most: int
 ) -> list[str]:
-    """The parameters that are asked for, or those on which results differ most, in the order of the model.
+    """The parameters to show: the user's, or those on which results differ most, in the order of the model.
 
     Args:
-        draws: (S, D) by name.
-        reference: whose SDs measure the distances.
-        known: the D parameters.
-        labels: those that are asked for.
-        most: at most.
+        draws: draws (S, D) of each result, by name.
+        reference: name of the result whose SDs measure the distances of the means.
+        known: names of the D parameters.
+        labels: parameters that the user asks for; None for those on which results differ most.
+        most: largest number of parameters.
 
     Raises:
-        SettingError: an unknown one is asked for.
+        SettingError: the user asks for an unknown parameter.
     """
-    unknown = [label for label in (() if labels is None else labels) if label not in known]
-    if unknown:
-        raise SettingError(f"no parameters {unknown}; the results have {known[:20]}")
+    if labels is not None:
+        check_labels(labels, known)
     if labels is not None:
         return list(labels)[:most]
     mean, sd = draws[reference].mean(0), draws[reference].std(0)
@@ -111,7 +111,7 @@ def most_different(
 def _panel(ax: Axes, draws: dict[str, np.ndarray], reference: str, palette: dict[str, str]) -> None:
     truth = draws[reference]
     low, high = truth.mean() - PANEL_SDS * truth.std(), truth.mean() + PANEL_SDS * truth.std()
-    if min(values.min() for values in draws.values()) > 0:  # where no draw of any result is, no density is drawn
+    if min(values.min() for values in draws.values()) > 0:  # all draws are positive: no density is drawn below zero
         low = max(low, 0.0)
     grid, density = _density(truth)
     ax.fill_between(grid, density, color=palette[reference], label=f"{reference} (reference)".lstrip(), linewidth=0)
@@ -135,13 +135,13 @@ def _panel(ax: Axes, draws: dict[str, np.ndarray], reference: str, palette: dict
 
 
 def _density(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A kernel density estimate that falls to zero outside the draws; of positive ones none below zero."""
+    """A kernel density estimate, one SD beyond the draws on either side; for positive draws it begins at zero."""
     room, low = values.std(), values.min()
     return kde(values, max(low - room, 0.0) if low > 0 else low - room, values.max() + room)
 
 
 def _outside(ax: Axes, name: str, right: bool, color: str) -> None:
-    """Name a result whose mass lies outside the panel, at the edge behind which it is."""
+    """Name a result whose mean lies outside the panel, with an arrow at that edge."""
     place = sum(text.get_gid() == "outside" for text in ax.texts)
     text = f"{name} →" if right else f"← {name}"
     ax.text(

@@ -10,7 +10,7 @@ from pyro_fed.conventions.calls import checked
 from pyro_fed.errors import SettingError
 from pyro_fed.results.inference_data import InferenceData
 
-#: Agents up to which each is named and drawn with a band.
+#: Each agent is named and drawn with a band if there are at most this many agents.
 MAX_NAMED = 10
 
 
@@ -26,11 +26,11 @@ def plot_consensus(
     """Agents' beliefs about one parameter, mean ± SD, and their disagreement, round by round.
 
     Args:
-        idata: of a peer-to-peer run with `trace=True`.
-        parameter: its place in the flat unconstrained vector.
+        idata: result of a peer-to-peer run with `trace=True`.
+        parameter: the parameter's place in the flat unconstrained vector, from 0.
         reference: mean and SD to compare with, such as those of a centralised run.
-        ax: two matplotlib axes; those of a new figure by default.
-        figsize: of a new figure, in inches.
+        ax: two matplotlib axes; by default a new figure is made.
+        figsize: width and height of a new figure, in inches.
 
     Returns:
         The two axes, an array (2,): beliefs above, disagreement below.
@@ -44,7 +44,10 @@ def plot_consensus(
     """
     group = idata["federation"]
     if "belief_mean" not in group:
-        raise SettingError("this run kept no beliefs: run the algorithm with trace=True, as in pf.P2PVI(trace=True)")
+        raise SettingError(
+            "plot_consensus needs each agent's beliefs after each round, which this run has not kept: run a "
+            "peer-to-peer algorithm with trace=True, as in pf.P2PVI(trace=True)"
+        )
     if not 0 <= parameter < group.sizes["parameter"]:
         raise SettingError(f"parameter must be in 0..{group.sizes['parameter'] - 1}, received {parameter}")
     kept = np.isfinite(group["belief_mean"].values[..., parameter]).any(1)

@@ -1,4 +1,4 @@
-"""How much of what is known each client has brought."""
+"""Each client's share of the information in the posterior."""
 
 from __future__ import annotations
 
@@ -8,31 +8,33 @@ from matplotlib.axes import Axes
 
 from pyro_fed.analysis.plots.style import COLORS, REFERENCE_LINE, new_axes, tidy
 from pyro_fed.conventions.calls import checked
-from pyro_fed.errors import SettingError
+from pyro_fed.errors import SettingError, shown
 
 
 @checked
 def plot_contributions(
     found: xr.Dataset, *, ax: Axes | None = None, figsize: tuple[float, float] | None = None
 ) -> Axes:
-    """A bar a client: its share of the information, averaged over the parameters, beside its share of the rows.
+    """Two bars for each client: its share of the information, averaged over parameters, and its share of the rows.
 
     Args:
-        found: of `pyro_fed.contributions`.
-        ax: matplotlib axes; a new figure by default.
-        figsize: of a new figure, in inches.
+        found: the dataset returned by `pyro_fed.contributions`.
+        ax: matplotlib axes to draw on; by default a new figure is made.
+        figsize: width and height of a new figure, in inches.
 
     Returns:
         The axes; the last bar is the prior's.
 
     Raises:
-        SettingError: it is something else.
+        SettingError: `found` is something else.
 
     Example:
         >>> pf.plot_contributions(pf.contributions(idata, fed))
     """
     if not {"contribution", "prior_contribution"} <= set(getattr(found, "data_vars", ())):
-        raise SettingError("plot_contributions takes what pf.contributions returns")
+        raise SettingError(
+            f"plot_contributions takes the dataset that pf.contributions returns, received {shown(found)}"
+        )
     names = [*(str(name) for name in found["client"].values), "the prior"]
     values = np.append(found["contribution"].values, float(found["prior_contribution"]))
     place = np.arange(len(names))

@@ -1,4 +1,4 @@
-"""A figure of each round, against rounds and against what was sent."""
+"""A figure of a round, such as its change, against the number of rounds and against the bytes sent."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pyro_fed.conventions.calls import checked
 from pyro_fed.errors import SettingError
 from pyro_fed.results.inference_data import InferenceData, flag
 
-#: Traffic, and numbers of rounds, that vary by more than this factor are shown on a logarithmic axis.
+#: Bytes and numbers of rounds that vary by more than this factor are shown on a logarithmic axis.
 DECADES = 100.0
-#: Rounds up to which each has a dot.
+#: Each round has a dot if there are at most this many rounds.
 MARKED = 60
 
 
@@ -27,15 +27,15 @@ def plot_convergence(
     ax: GivenAxes = None,
     figsize: tuple[float, float] | None = None,
 ) -> np.ndarray:
-    """`metric` after each round, on the left against rounds, on the right against the bytes sent until then.
+    """A metric after each round: on the left against the round, on the right against the bytes sent until then.
 
     Args:
-        results: InferenceData by name, or one of them.
+        results: InferenceData by name, or a single one.
         metric: a variable of the group `federation`, such as "change", the update of a round (zero:
             converged); where it is given for each client, their mean is shown.
         log: logarithmic vertical axis.
-        ax: two matplotlib axes; those of a new figure by default.
-        figsize: of a new figure, in inches.
+        ax: two matplotlib axes; by default a new figure is made.
+        figsize: width and height of a new figure, in inches.
 
     Returns:
         The two axes, an array (2,): against rounds and against bytes.
@@ -50,14 +50,14 @@ def plot_convergence(
     with_metric = {name: idata for name, idata in results.items() if metric in idata["federation"]}
     if not with_metric:
         known = sorted({str(name) for idata in results.values() for name in idata["federation"].data_vars})
-        raise SettingError(f"no result has the metric {metric!r}; there are {known}")
+        raise SettingError(f"plot_convergence: metric must be one of {known}, received {metric!r}")
     axes = panels(ax, 2, 2, figsize or (8.4, 3.2), sharey=True)
     palette = colors(results)
     for name, idata in with_metric.items():
         values, megabytes = _series(idata["federation"], metric)
         style = {"color": palette[name], "label": name, "linewidth": 1.6}
         style |= {"marker": "o", "markersize": 3} if len(values) <= MARKED else {}
-        known = np.isfinite(values)  # a phase that it started from has its own measure
+        known = np.isfinite(values)  # rounds of an algorithm that the run started from lack this metric
         axes[0].plot(np.arange(1, len(values) + 1)[known], values[known], **style)
         if not flag(idata.attrs, "centralized"):
             axes[1].plot(megabytes[known], values[known], **style)

@@ -1,4 +1,4 @@
-"""What an answer costs, and how good it is."""
+"""The error of each result against the bytes that it cost."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ def plot_cost(
     Args:
         table: of `pyro_fed.compare`, with a reference.
         error: a column of it, such as "mean_error" or "ksd".
-        ax: matplotlib axes; a new figure by default.
-        figsize: of a new figure, in inches.
+        ax: matplotlib axes to draw on; by default a new figure is made.
+        figsize: width and height of a new figure, in inches.
 
     Returns:
-        The axes, both logarithmic, a named dot a result; below the dashed line the mean error is small enough.
+        The axes, both logarithmic, with a named dot for each result. Below the dashed line the mean error is small
+        enough.
 
     Raises:
         SettingError: the table lacks the column, or no result has both.
@@ -41,12 +42,18 @@ def plot_cost(
     """
     needed = {error, "bytes_up", "bytes_down"}
     if not needed <= set(table.columns):
-        raise SettingError(f"plot_cost: the table has no {sorted(needed - set(table.columns))}")
+        raise SettingError(
+            f"plot_cost takes a table of pf.compare with the columns {sorted(needed)}, received one without "
+            f"{sorted(needed - set(table.columns))}: compare the results with a reference"
+        )
     sent = (table["bytes_up"] + table["bytes_down"]).to_numpy(dtype=float)
     wrong = table[error].to_numpy(dtype=float)
     known = np.isfinite(sent) & np.isfinite(wrong) & (sent > 0) & (wrong > 0)
     if not known.any():
-        raise SettingError(f"plot_cost: no result has sent bytes and a positive {error}")
+        raise SettingError(
+            f"plot_cost needs at least one result of a federated run with a positive {error}, received none: a "
+            "reference sends no bytes"
+        )
     panel = new_axes(ax, figsize)
     palette = line_colors([str(name) for name in table.index])
     panel.set(xscale="log", yscale="log")

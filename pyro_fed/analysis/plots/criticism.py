@@ -1,4 +1,4 @@
-"""Figures of model criticism: what each client moves, and what a model cannot make of its rows."""
+"""Figures of model criticism: the influence of each client, and posterior predictive checks of its rows."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from matplotlib.axes import Axes
 
 from pyro_fed.analysis.plots.style import COLORS, REFERENCE, GivenAxes, new_axes, panels, tidy
 from pyro_fed.conventions.calls import checked
-from pyro_fed.errors import SettingError
+from pyro_fed.errors import SettingError, shown
 
-#: Parameters that the figure of influence shows, those that are moved most.
+#: The figure of influence shows this many parameters: those that a client moves most.
 MOST_PARAMETERS = 20
-#: SDs at which the colours of that figure end.
+#: Shifts of the mean, in SDs, at which the colours of that figure end.
 STRONGEST = 3.0
-#: The quantiles between which most replications of a statistic lie.
+#: The interval of replications that is drawn goes from the first to the second of these quantiles.
 REPLICATED = (0.05, 0.95)
 
 
@@ -22,24 +22,24 @@ REPLICATED = (0.05, 0.95)
 def plot_influence(
     found: xr.Dataset, *, ax: GivenAxes = None, figsize: tuple[float, float] | None = None
 ) -> np.ndarray:
-    """By how many SDs each client moves each parameter, and all of it together.
+    """By how many SDs each client moves each parameter, with its influence and its disagreement with the others.
 
     Args:
-        found: of `pyro_fed.influence`.
-        ax: two matplotlib axes; those of a new figure by default.
-        figsize: of a new figure, in inches.
+        found: the dataset returned by `pyro_fed.influence`.
+        ax: two matplotlib axes; by default a new figure is made.
+        figsize: width and height of a new figure, in inches.
 
     Returns:
-        The two axes, an array (2,): the table of shifts in colours, and a bar a client.
+        The two axes, an array (2,): the table of shifts in colours, and a pair of bars for each client.
 
     Raises:
-        SettingError: it is something else.
+        SettingError: `found` is something else.
 
     Example:
         >>> pf.plot_influence(pf.influence(idata))
     """
     if not {"shift", "influence", "disagreement"} <= set(getattr(found, "data_vars", ())):
-        raise SettingError("plot_influence takes what pf.influence returns")
+        raise SettingError(f"plot_influence takes the dataset that pf.influence returns, received {shown(found)}")
     most = np.nan_to_num(np.abs(found["shift"].values)).max(0)
     chosen = np.sort(np.argsort(-most)[:MOST_PARAMETERS])
     names = found["client"].values
@@ -51,7 +51,13 @@ def plot_influence(
 
 
 def draw_shifts(ax: Axes, found: xr.Dataset, chosen: np.ndarray) -> None:
-    """The table of shifts in colours, clients down, the parameters of these numbers across."""
+    """Draw the table of shifts in colours, with a row for each client and a column for each chosen parameter.
+
+    Args:
+        ax: axes to draw on.
+        found: from `pyro_fed.influence`.
+        chosen: numbers of the parameters to show.
+    """
     shifts, labels = found["shift"].values[:, chosen], found["parameter"].values[chosen]
     image = ax.pcolormesh(shifts, cmap="RdBu_r", vmin=-STRONGEST, vmax=STRONGEST)
     ax.set(xticks=np.arange(len(chosen)) + 0.5, yticks=np.arange(len(shifts)) + 0.5, title="shift of the mean (SDs)")
@@ -62,7 +68,13 @@ def draw_shifts(ax: Axes, found: xr.Dataset, chosen: np.ndarray) -> None:
 
 
 def draw_influence(ax: Axes, found: xr.Dataset, named: bool = False) -> None:
-    """A bar a client and measure, from the top down, with the clients' names or beside a table that has them."""
+    """Draw bars of each client's influence and disagreement, the first client on top.
+
+    Args:
+        ax: axes to draw on.
+        found: from `pyro_fed.influence`.
+        named: write the clients' names beside the bars.
+    """
     size, far = (np.nan_to_num(found[name].values, posinf=np.nan) for name in ("influence", "disagreement"))
     place = np.arange(len(size))
     ax.barh(place - 0.2, size, 0.4, color=COLORS[0], label="influence")
@@ -83,19 +95,19 @@ def plot_checks(
     ax: GivenAxes = None,
     figsize: tuple[float, float] | None = None,
 ) -> np.ndarray:
-    """Replications of a statistic at each client, and what it is of the observed rows.
+    """A histogram of the replications of a statistic for each client, with a line at the observed statistic.
 
     Args:
-        found: of `pyro_fed.check_clients`.
+        found: the dataset returned by `pyro_fed.check_clients`.
         statistic: which one; the first by default.
-        ax: matplotlib axes, one a client; those of a new figure by default.
-        figsize: of a new figure, in inches.
+        ax: matplotlib axes, one for each client; by default a new figure is made.
+        figsize: width and height of a new figure, in inches.
 
     Returns:
-        The axes, one a client.
+        The axes, one for each client.
 
     Raises:
-        SettingError: it is something else, has no such statistic, or more clients than there are axes.
+        SettingError: `found` is something else, has no such statistic, or has more clients than there are axes.
 
     Example:
         >>> pf.plot_checks(pf.check_clients(idata, fed, np.mean))
@@ -117,19 +129,19 @@ def plot_check_intervals(
     ax: Axes | None = None,
     figsize: tuple[float, float] | None = None,
 ) -> Axes:
-    """The same in one panel, a line a client: nine tenths of the replications, and what was observed.
+    """Checks of all clients in one panel: for each the 90 % interval of the replications and the observed statistic.
 
     Args:
-        found: of `pyro_fed.check_clients`.
+        found: the dataset returned by `pyro_fed.check_clients`.
         statistic: which one; the first by default.
-        ax: matplotlib axes; a new figure by default.
-        figsize: of a new figure, in inches.
+        ax: matplotlib axes to draw on; by default a new figure is made.
+        figsize: width and height of a new figure, in inches.
 
     Returns:
         The axes. Dots in orange lie outside their intervals.
 
     Raises:
-        SettingError: it is something else, or has no such statistic.
+        SettingError: `found` is something else, or there is has no such statistic.
 
     Example:
         >>> pf.plot_check_intervals(pf.check_clients(idata, fed, np.mean))
@@ -154,10 +166,10 @@ def plot_check_intervals(
 
 def _statistic(found: xr.Dataset, statistic: str | None) -> xr.Dataset:
     if not {"p_value", "replicated"} <= set(getattr(found, "data_vars", ())):
-        raise SettingError("expected what pf.check_clients returns")
+        raise SettingError(f"expected the dataset that pf.check_clients returns, received {shown(found)}")
     known = [str(name) for name in found["statistic"].values]
     if statistic is not None and statistic not in known:
-        raise SettingError(f"there is no statistic {statistic!r}; there are {known}")
+        raise SettingError(f"there is no statistic {statistic!r}; there are {known}: name one of them")
     return found.sel(statistic=statistic or known[0])
 
 

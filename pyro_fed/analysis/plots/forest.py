@@ -1,4 +1,4 @@
-"""Intervals of parameters, a line each: of several results over a reference, and of each client over all of them."""
+"""Forest plots: intervals of parameters of several results beside a reference's, or of each client beside all."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from pyro_fed.analysis.plots.style import (
     REFERENCE_LINE,
     GivenAxes,
     by_name,
+    check_labels,
     line_colors,
     new_axes,
     panels,
     tidy,
 )
 from pyro_fed.conventions.calls import checked
-from pyro_fed.errors import SettingError
+from pyro_fed.errors import SettingError, shown
 from pyro_fed.results.inference_data import InferenceData
 
-#: The share of the draws that an interval holds, 94 % as in tables, and its middle half.
+#: Quantiles of the draws at the ends of the thin line (94 %, as in tables) and of the thick line (the middle half).
 OUTER, INNER = (0.03, 0.97), (0.25, 0.75)
-#: Half-width of a forest in SDs of the reference: what lies outside is an arrow at the edge.
+#: Half-width of a forest in SDs of the reference. A mean that lies outside is shown by an arrow at the edge.
 WIDEST = 6.0
-#: SDs on either side of a client's mean: nine tenths of a Gaussian.
+#: SDs on either side of a client's mean that hold 90 % of a Gaussian.
 CLIENT_SDS = 1.645
 
 
@@ -44,17 +45,18 @@ def plot_forest(
     ax: Axes | None = None,
     figsize: tuple[float, float] | None = None,
 ) -> Axes:
-    """The 94 % interval of every parameter, a line a result, beside the reference's.
+    """The 94 % interval of every parameter, with a line for each result, beside the reference's.
 
     Args:
-        results: InferenceData by name, or one of them.
-        reference: drawn as a grey band; the first by default.
+        results: InferenceData by name, or a single one.
+        reference: name of the result drawn as a grey band; by default the first result.
         labels: parameters to show, such as `["w[0]", "xi"]`; by default all, or those on which results differ most.
-        most: parameters at most.
-        standardise: in SDs of the reference from its mean, so that parameters of any size stand in one figure, or in
-            their own units; by default the former where there are several results.
-        ax: matplotlib axes; a new figure by default.
-        figsize: of a new figure, in inches.
+        most: largest number of parameters shown.
+        standardise: show each parameter as its distance from the reference's mean, in the reference's SDs, so that
+            parameters of any size fit in one figure. If False, parameters have their own units. By default True if
+            there are several results.
+        ax: matplotlib axes to draw on; by default a new figure is made.
+        figsize: width and height of a new figure, in inches.
 
     Returns:
         The axes. A dot is a mean, a thick line the middle half of the draws, a thin one 94 %; an arrow at the edge a
@@ -127,31 +129,31 @@ def plot_client_forest(
     ax: GivenAxes = None,
     figsize: tuple[float, float] | None = None,
 ) -> np.ndarray:
-    """What each client alone would say of a parameter, over what all of them say, as in a meta-analysis.
+    """For each parameter, the posterior of each client alone over the posterior of all, as in a meta-analysis.
 
     Args:
-        found: of `pyro_fed.contributions`.
+        found: the dataset returned by `pyro_fed.contributions`.
         labels: parameters, a panel each; by default those on which clients differ most.
-        most: panels at most.
-        ax: matplotlib axes, one a panel; those of a new figure by default.
-        figsize: of a new figure, in inches.
+        most: largest number of panels.
+        ax: matplotlib axes, one for each panel; by default a new figure is made.
+        figsize: width and height of a new figure, in inches.
 
     Returns:
         The axes, one a parameter, on the unconstrained scale: the mean with 90 % of each client alone, dots by the
         size of its contribution, and the grey band of all.
 
     Raises:
-        SettingError: it is something else, or an unknown parameter.
+        SettingError: `found` is something else, or there is an unknown parameter.
 
     Example:
         >>> pf.plot_client_forest(pf.contributions(idata), labels=["w[0]"])
     """
     if not {"share", "mean", "sd", "all_mean", "all_sd"} <= set(getattr(found, "data_vars", ())):
-        raise SettingError("plot_client_forest takes what pf.contributions returns")
+        raise SettingError(
+            f"plot_client_forest takes the dataset that pf.contributions returns, received {shown(found)}"
+        )
     known = [str(name) for name in found["parameter"].values]
-    unknown = [label for label in (() if labels is None else labels) if label not in known]
-    if unknown:
-        raise SettingError(f"no parameters {unknown}; the result has {known[:20]}")
+    check_labels(() if labels is None else labels, known)
     if labels is None:
         far = np.abs(found["mean"].values - found["all_mean"].values) / found["sd"].values
         apart = np.nanmax(np.where(np.isfinite(far), far, 0.0), axis=0)

@@ -1,4 +1,4 @@
-"""Pictures of graphs: who hears whom, and how much each agent counts."""
+"""Pictures of graphs of agents: the links, their mixing weights, and each agent's centrality."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from pyro_fed.conventions.calls import checked
 from pyro_fed.errors import SettingError
 from pyro_fed.graph import Graph
 
-#: Area of a node of mean centrality, in points², and the largest number of agents drawn.
+#: Area of a node of mean centrality, in points².
 NODE_AREA = 350.0
+#: Largest number of agents that can be told apart in a figure.
 MAX_AGENTS = 1000
-#: Agents up to which nodes carry their numbers.
+#: Nodes carry their numbers if there are at most this many agents.
 MAX_NUMBERED = 60
-#: Agents up to which their places are solved for; more are placed step by step.
+#: The layout of at most this many agents minimises an energy; larger graphs use a faster spring simulation.
 MAX_SOLVED = 200
 
 
@@ -29,15 +30,15 @@ def plot_graph(
 ) -> Axes:  # fmt: skip
     """The links of a graph: node area by eigenvector centrality, link width by mixing weight.
 
-    Links of a time-varying graph are those of one window. Arrows show who hears whom where only one of two
-    agents hears the other.
+    The links of a time-varying graph are the links of one window. If only one of two agents hears the other, an arrow
+    shows which.
 
     Args:
-        graph: what `run(..., graph=)` takes.
+        graph: a graph, as `run(..., graph=)` takes it.
         round: the round whose centrality is shown.
         names: labels of agents; their numbers by default, up to 60 agents.
-        ax: matplotlib axes; a new figure by default.
-        figsize: of a new figure, in inches.
+        ax: matplotlib axes to draw on; by default a new figure is made.
+        figsize: width and height of a new figure, in inches.
         seed: of the layout.
 
     Returns:
@@ -50,7 +51,10 @@ def plot_graph(
         >>> pf.plot_graph(pf.graph.ring(5), names={0: "Basel"}).figure.savefig("ring.png")
     """
     if graph.num_agents > MAX_AGENTS:
-        raise SettingError(f"a graph of {graph.num_agents} agents cannot be drawn; the limit is {MAX_AGENTS}")
+        raise SettingError(
+            f"plot_graph draws at most {MAX_AGENTS} agents, which can still be told apart, received a graph of "
+            f"{graph.num_agents}"
+        )
     ax = new_axes(ax, figsize)
     links = graph.to_networkx()
     links.remove_edges_from(list(nx.selfloop_edges(links)))
@@ -79,7 +83,7 @@ def plot_graph(
 
 
 def _layout(links: nx.DiGraph, seed: int) -> dict[int, np.ndarray]:
-    """Rings round, the rest by springs."""
+    """Places of the agents: rings and complete graphs on a circle, other graphs by springs."""
     undirected = links.to_undirected()
     degrees = {degree for _, degree in undirected.degree()}
     place: dict[int, np.ndarray]

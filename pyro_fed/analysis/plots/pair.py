@@ -1,4 +1,4 @@
-"""Two parameters against each other: each result over the reference."""
+"""Draws of two parameters against each other, each result over the reference."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pyro_fed.analysis.judging.distances import stacked, thin
 from pyro_fed.analysis.plots.comparison import PANEL_SDS, checked_reference, most_different
 from pyro_fed.analysis.plots.style import REFERENCE_LINE, GivenAxes, by_name, colors, panels, tidy
 from pyro_fed.conventions.calls import checked
-from pyro_fed.errors import SettingError
+from pyro_fed.errors import SettingError, listed
 from pyro_fed.results.inference_data import InferenceData
 
-#: Draws that are shown, evenly spaced: more are a blot, and a large file.
+#: Number of draws shown, evenly spaced: more would hide each other, and make a large file.
 SHOWN = 300
-#: Below this share of the draws within a panel it says where they are.
+#: If less than this share of a result's draws is within its panel, the panel says where they are.
 LEAST_INSIDE = 0.1
 
 
@@ -29,14 +29,14 @@ def plot_pair(
     ax: GivenAxes = None,
     figsize: tuple[float, float] | None = None,
 ) -> np.ndarray:
-    """Draws of two parameters, a panel a result, over those of the reference.
+    """Draws of two parameters, with a panel for each result, over the draws of the reference.
 
     Args:
-        results: InferenceData by name, or one of them.
-        reference: drawn in grey; the first by default.
+        results: InferenceData by name, or a single one.
+        reference: name of the result drawn in grey; by default the first result.
         labels: two parameters; by default those on which results differ most.
-        ax: matplotlib axes, one a result that is not the reference; those of a new figure by default.
-        figsize: of a new figure, in inches.
+        ax: matplotlib axes, one for each result but the reference; by default a new figure is made.
+        figsize: width and height of a new figure, in inches.
 
     Returns:
         The axes, one a result; of a reference alone, one.
@@ -53,7 +53,7 @@ def plot_pair(
     chosen = most_different(draws, reference, known, labels, 2)
     asked = chosen if labels is None else list(labels)
     if len(chosen) != 2 or len(asked) != 2:
-        raise SettingError(f"expected two parameters of {known[:20]}, received {asked}")
+        raise SettingError(f"plot_pair: expected two parameters of {listed(known)}, received {asked}")
     columns = [known.index(label) for label in chosen]
     others = [name for name in results if name != reference] or [reference]
     wide = min(3, len(others))
@@ -73,7 +73,7 @@ def _scatter(ax: Axes, truth: np.ndarray, values: np.ndarray | None, color: str)
         ax.scatter(values[:, 0], values[:, 1], s=9, color=color, alpha=0.8, linewidth=0)
     low, high = truth.mean(0) - PANEL_SDS * truth.std(0), truth.mean(0) + PANEL_SDS * truth.std(0)
     every = truth if values is None else np.concatenate([truth, values])
-    low = np.where(every.min(0) > 0, np.maximum(low, 0.0), low)  # no room below zero where no draw is there
+    low = np.where(every.min(0) > 0, np.maximum(low, 0.0), low)  # all draws are positive: the axis begins at zero
     ax.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]))
     if values is not None and np.mean(((values > low) & (values < high)).all(1)) < LEAST_INSIDE:
         where = "its draws lie outside: means " + ", ".join(f"{one:.3g}" for one in values.mean(0))

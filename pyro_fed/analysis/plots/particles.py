@@ -1,4 +1,4 @@
-"""Two parameters: particles or draws over the contours of the exact density (Kassab and Simeone, Fig. 10)."""
+"""Particles or draws of two parameters over contours of the exact density (as in Kassab and Simeone, Fig. 10)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from matplotlib.axes import Axes
 from pyro_fed.analysis.judging.distances import stacked
 from pyro_fed.analysis.plots.style import COLORS, REFERENCE_LINE, new_axes, tidy
 from pyro_fed.conventions.calls import checked
-from pyro_fed.errors import SettingError
+from pyro_fed.errors import SettingError, listed, shown
 from pyro_fed.results.inference_data import InferenceData
 
-#: Grid points a side, and the shares of the probability that the contours enclose.
+#: The density is evaluated on a grid of this many points on each axis.
 GRID = 120
+#: The contours enclose these shares of the probability.
 SHARES = (0.9, 0.5, 0.1)
-#: Room around the particles, as a share of their range.
+#: Margin around the particles, as a share of their range.
 MARGIN = 0.35
 
 
@@ -27,17 +28,17 @@ def plot_particles(
     labels: Sequence[str] | None = None, limits: tuple[float, float, float, float] | None = None,
     ax: Axes | None = None, figsize: tuple[float, float] = (4.6, 4.4),
 ) -> Axes:  # fmt: skip
-    """Scatter of two parameters, over contours of the exact posterior where it is given.
+    """Scatter of two parameters, over contours of the exact posterior if its density is passed.
 
-    The contours enclose 10, 50 and 90 % of it.
+    The contours enclose 10, 50 and 90 % of the exact posterior.
 
     Args:
         idata: a result.
         log_density: unnormalised log posterior of points (n, 2) → (n,).
         labels: two parameters, such as `["w[0]", "w[1]"]`; by default the first two.
         limits: (left, right, bottom, top); by default around the particles.
-        ax: matplotlib axes; a new figure by default.
-        figsize: of a new figure, in inches.
+        ax: matplotlib axes to draw on; by default a new figure is made.
+        figsize: width and height of a new figure, in inches.
 
     Returns:
         The axes.
@@ -51,7 +52,7 @@ def plot_particles(
     draws, known = stacked(idata)
     chosen = known[:2] if labels is None else list(labels)
     if len(chosen) != 2 or not set(chosen) <= set(known):
-        raise SettingError(f"expected two parameters of {known[:20]}, received {chosen}")
+        raise SettingError(f"plot_particles: expected two parameters of {listed(known)}, received {chosen}")
     xy = draws[:, [known.index(label) for label in chosen]]
     left, right, bottom, top = limits or _limits(xy)
     ax = new_axes(ax, figsize)
@@ -76,7 +77,10 @@ def _contours(ax: Axes, log_density: Callable[[torch.Tensor], torch.Tensor], x: 
     with torch.no_grad():
         found = log_density(grid)
     if not isinstance(found, torch.Tensor) or found.numel() != len(grid):
-        raise SettingError(f"log_density must return a tensor of {len(grid)} numbers, received {found!r:.80}")
+        raise SettingError(
+            f"log_density must return a tensor of {len(grid)} numbers, one for each of the points ({len(grid)}, 2), "
+            f"received {shown(found)}"
+        )
     log_p = found.double().numpy().reshape(len(y), len(x))
     p = np.exp(log_p - log_p.max())
     falling = np.sort(p.ravel())[::-1]

@@ -1,4 +1,4 @@
-"""Who holds what: the rows of each client, by label where there are labels."""
+"""The number of rows of each client, split by label if the observations are classes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pyro_fed.analysis.plots.style import COLORS, new_axes, tidy
 from pyro_fed.conventions.calls import checked
 from pyro_fed.federation.federation import Federation
 
-#: Clients up to which each has its name below its bar.
+#: Each client's name is written at its bar if there are at most this many clients.
 MAX_NAMED = 30
-#: Letters of a name up to which it fits below a bar.
+#: A name of at most this many letters fits below a bar.
 LONGEST_BESIDE = 4
 
 
@@ -21,14 +21,14 @@ LONGEST_BESIDE = 4
 def plot_partition(
     federation: Federation, *, ax: Axes | None = None, figsize: tuple[float, float] | None = None
 ) -> Axes:
-    """A bar a client, as long as it has rows, split by label where the observations are a few classes.
+    """A bar of each client's number of rows, split by label if the observations are a few classes.
 
-    Bars lie where clients have names that would not fit beside each other.
+    The bars are horizontal if the clients' names would not fit below vertical bars.
 
     Args:
         federation: the clients.
-        ax: matplotlib axes; a new figure by default.
-        figsize: of a new figure, in inches.
+        ax: matplotlib axes to draw on; by default a new figure is made.
+        figsize: width and height of a new figure, in inches.
 
     Returns:
         The axes.
@@ -40,7 +40,7 @@ def plot_partition(
     ax = new_axes(ax, figsize or (width, 3.0))
     table = federation.summary()
     labels = [name for name in table.columns if str(name).startswith("label ")]
-    labels = labels if len(labels) <= len(COLORS) else []  # of counts, say: colours would repeat
+    labels = labels if len(labels) <= len(COLORS) else []  # too many values, as of counts: colours would repeat
     names = [str(name) for name in table.index]
     named = len(names) <= MAX_NAMED
     lying = named and max(map(len, names)) > LONGEST_BESIDE

@@ -1,4 +1,4 @@
-"""Reliability plots: do probabilities mean what they say (Kassab and Simeone, Appendix A.3)."""
+"""Reliability plots: accuracy against confidence (Kassab and Simeone, Appendix A.3)."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ def plot_reliability(
     ax: GivenAxes = None,
     figsize: tuple[float, float] | None = None,
 ) -> np.ndarray:
-    """Accuracy against confidence on test data, a panel a result; dots have the area of their rows.
+    """Accuracy against confidence on test data, with a panel for each result. A dot's area is its number of rows.
 
-    On the diagonal a prediction made with confidence 0.8 is right four times in five. Below it the result is
-    too sure of itself, above it too cautious.
+    On the diagonal a prediction of confidence 0.8 is right four times in five. A result below the diagonal is too sure
+    of itself, a result above it too cautious.
 
     Args:
-        results: InferenceData by name, or one of them.
-        federation: on which they were run.
+        results: InferenceData by name, or a single one.
+        federation: the federation of the runs.
         test: the model's arguments for the test data, observations included.
         bins: of confidence.
-        ax: matplotlib axes, one a result; those of a new figure by default.
-        figsize: of a new figure, in inches.
+        ax: matplotlib axes, one for each result; by default a new figure is made.
+        figsize: width and height of a new figure, in inches.
 
     Returns:
-        The axes, one a result.
+        The axes, one for each result.
 
     Raises:
         SettingError: the observations are no classes, or there are fewer axes than results.
@@ -62,7 +62,10 @@ def plot_reliability(
         draws = unconstrained_draws(thinned(idata, DRAWS_COMPARED), federation.problem)
         found = metrics.predict_rows(federation.problem, draws, test)
         if found.probs is None:
-            raise SettingError("a reliability plot needs observations that are classes; here they are numbers")
+            raise SettingError(
+                "plot_reliability takes test data whose observations are classes, received observations that are "
+                "numbers: pf.compare has their RMSE and log density"
+            )
         _panel(one, found.probs, found.value, bins, palette[name])
         errors = calibration_errors(found.probs, found.value, bins)
         one.set_title(f"{name}\nECE {errors['ece']:.3f}, MCE {errors['mce']:.2f}".strip(), fontsize=10)

@@ -1,12 +1,12 @@
-"""What the figures share: colours that colour-blind readers can tell apart, axes, light grids, no clutter.
+"""Colours, axes and legends that all figures share. Colour-blind readers can tell the colours apart.
 
-A figure is drawn once, in the colours for light paper. `DARK` has what each of them is on a dark page: 3:1 of contrast
-or more for every line on either, also over the area of the reference, which a test measures.
+A figure is drawn once, in the colours for light paper. `DARK` maps each colour to the one on a dark page. On either
+page every line has a contrast of at least 3:1, also over the reference's grey area.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import matplotlib.pyplot as plt
@@ -15,17 +15,17 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.ticker import FuncFormatter, LogFormatterSciNotation
 
-from pyro_fed.errors import SettingError
+from pyro_fed.errors import SettingError, listed
 from pyro_fed.results.inference_data import InferenceData
 
-#: Okabe and Ito's palette, darker where a line had less than 3:1 of contrast on white; grey is kept for the reference.
+#: Okabe and Ito's palette, darkened where a line had a contrast below 3:1 on white. Grey is kept for the reference.
 COLORS = ("#0072B2", "#D55E00", "#008A64", "#B8568B", "#A66F00", "#3B3B3B", "#8C6D31", "#5E4FA2")
-#: The reference: areas, and lines.
+#: Colours of the reference, for areas and for lines.
 REFERENCE, REFERENCE_LINE = "#e3e6ea", "#6f7680"
-#: Text and axes; what is less important; the lines behind the data.
+#: Colours of text and axes, of less important text, and of the grid behind the data.
 INK, SOFT, GRID = "#1d2430", "#5c6675", "#ebebeb"
 
-#: Pages, light and dark, and each colour on the dark one.
+#: Background colours of a light and of a dark page, and the colour on a dark page of each colour for a light page.
 PAPER, DARK_PAPER = "#ffffff", "#16191e"
 DARK = {
     **dict(zip(COLORS, ("#4DA9E0", "#FF8C42", "#2CC39A", "#E28FBC", "#E0A43A", "#D0D0D0", "#C9A766", "#A79AE8"),
@@ -33,36 +33,70 @@ DARK = {
     REFERENCE: "#343b46", REFERENCE_LINE: "#9aa4b2", INK: "#e6e9ee", SOFT: "#a5aebb", GRID: "#2b3038",
 }  # fmt: skip
 
-#: Widest number that a logarithmic axis writes out, and the narrowest, its inverse: 10,000 and 0.0001.
+#: A logarithmic axis writes numbers up to this, and down to its inverse, with all digits; others as powers of ten.
 WRITTEN_OUT = 1e6
 
-#: A logarithmic axis of less than this factor may have no power of ten on it: then 2, 3 and 5 are written too.
+#: A logarithmic axis over less than this factor shows few powers of ten: 2, 3 and 5 times a power are written too.
 NARROW = 30.0
-#: Inches of a figure's side at most.
+#: Largest side of a figure, in inches.
 LARGEST = 200.0
 
-#: Axes that a function is given: one, or several.
+#: Axes that a user may pass: one, several, or None for a new figure.
 GivenAxes = Axes | np.ndarray | Iterable[Axes] | None
 
 
 def colors(names: Iterable[str], reference: str | None = None) -> dict[str, str]:
-    """A colour by name, the same with and without a reference; the reference is grey."""
+    """A colour for each name. The reference is grey; the other colours do not depend on which name it is.
+
+    Args:
+        names: names of the results.
+        reference: name of the reference, or None.
+    """
     chosen = {name: COLORS[i % len(COLORS)] for i, name in enumerate(names)}
     return chosen | ({reference: REFERENCE} if reference is not None else {})
 
 
 def line_colors(names: Iterable[str], reference: str | None = None) -> dict[str, str]:
-    """The same for lines and dots, which need a darker grey than areas."""
+    """A colour for each name, for lines and dots: the reference has a darker grey than in `colors`.
+
+    Args:
+        names: names of the results.
+        reference: name of the reference, or None.
+    """
     return colors(names) | ({reference: REFERENCE_LINE} if reference is not None else {})
 
 
 def by_name(results: Mapping[str, InferenceData] | InferenceData) -> dict[str, InferenceData]:
-    """Results by name, of those or of a single one (an InferenceData is itself a mapping, of groups)."""
+    """The results by name; a single result gets the name "".
+
+    Args:
+        results: InferenceData by name, or a single one (which is itself a mapping, of groups).
+    """
     return {"": results} if isinstance(results, InferenceData) else dict(results)
 
 
+def check_labels(labels: Sequence[str], known: Sequence[str]) -> None:
+    """Check that the parameters that a user asks for exist.
+
+    Args:
+        labels: the names that the user passed.
+        known: names of all parameters.
+
+    Raises:
+        SettingError: a parameter does not exist.
+    """
+    unknown = [label for label in labels if label not in known]
+    if unknown:
+        raise SettingError(f"labels: there are no parameters {unknown}; take some of {listed(known)}")
+
+
 def tidy(ax: Axes, *, grid: Literal["x", "y", "both"] | None = "y") -> None:
-    """No frame on the right and above, a light grid behind the data."""
+    """Remove the frame on the right and above, and draw a light grid behind the data.
+
+    Args:
+        ax: axes to change.
+        grid: the axis whose ticks have grid lines; None for no grid.
+    """
     ax.spines[["right", "top"]].set_visible(False)
     ax.set_axisbelow(True)
     if grid is not None:
@@ -70,15 +104,23 @@ def tidy(ax: Axes, *, grid: Literal["x", "y", "both"] | None = "y") -> None:
 
 
 def new_axes(ax: Axes | None, size: tuple[float, float]) -> Axes:
-    """The axes given, or those of a new figure."""
+    """The user's axes, or the axes of a new figure.
+
+    Args:
+        ax: the user's axes, or None.
+        size: width and height of a new figure, in inches.
+    """
     return plt.subplots(figsize=inches(size), layout="constrained")[1] if ax is None else ax
 
 
 def inches(size: tuple[float, float]) -> tuple[float, float]:
-    """The size of a figure that can be made.
+    """Check the size of a figure, and return it.
+
+    Args:
+        size: width and height, in inches.
 
     Raises:
-        SettingError: a side that is not positive, or of no end.
+        SettingError: a side is not positive, or above `LARGEST`.
     """
     if not all(0 < side <= LARGEST for side in size):
         raise SettingError(f"figsize must be two numbers of inches above 0 and at most {LARGEST:g}, received {size}")
@@ -86,20 +128,23 @@ def inches(size: tuple[float, float]) -> tuple[float, float]:
 
 
 def panels(ax: GivenAxes, count: int, columns: int, size: tuple[float, float], **options: Any) -> np.ndarray:
-    """So many axes: the first of those given, or those of a new figure, which has no others that are seen.
+    """Axes for a number of panels: the first of the user's axes, or the axes of a new figure.
 
     Args:
-        ax: one, or several in any shape; None for a new figure.
-        count: how many are drawn on.
-        columns: of a new figure.
-        size: of a new figure, in inches.
-        **options: of `matplotlib.pyplot.subplots`.
+        ax: the user's axes, one or several in any shape; None for a new figure.
+        count: number of panels.
+        columns: columns of a new figure.
+        size: width and height of a new figure, in inches.
+        **options: options of `matplotlib.pyplot.subplots` for a new figure.
+
+    Returns:
+        An array (count,) of axes.
 
     Raises:
-        SettingError: fewer are given, or something else; or nothing is to be drawn.
+        SettingError: `count` is zero, or the user passed fewer axes, or something else than axes.
     """
     if count < 1:
-        raise SettingError("there is nothing to draw: name parameters, or take most of at least 1")
+        raise SettingError("expected at least one panel to draw, received none: name parameters, or raise most")
     if ax is not None:
         given = np.array([ax] if isinstance(ax, Axes) else list(np.asarray(ax, dtype=object).flat), dtype=object)
         if not all(isinstance(one, Axes) for one in given):
@@ -116,12 +161,12 @@ def panels(ax: GivenAxes, count: int, columns: int, size: tuple[float, float], *
 
 
 def legend(axes: np.ndarray, own: bool, most: int = 5) -> None:
-    """One legend for all panels: above them on a figure that was made for them, else within the first.
+    """Draw one legend for all panels: above them in a new figure, else within the first panel.
 
     Args:
         axes: the panels.
-        own: whether the figure was made for them.
-        most: entries in a line.
+        own: whether the figure was made for these panels, and not by the user.
+        most: largest number of entries in a line.
     """
     handles, names = axes[0].get_legend_handles_labels()
     if own:
@@ -133,7 +178,11 @@ def legend(axes: np.ndarray, own: bool, most: int = 5) -> None:
 
 
 def plain_ticks(axis: Axis) -> None:
-    """Numbers of a logarithmic axis as people write them: 0.01, 10,000."""
+    """Write the numbers of a logarithmic axis with all digits, such as 0.01 and 10,000.
+
+    Args:
+        axis: the axis to change.
+    """
     powers = LogFormatterSciNotation()
     powers.set_axis(axis)
 

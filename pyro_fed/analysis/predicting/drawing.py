@@ -1,9 +1,9 @@
-"""The model run at posterior draws: its latents at their values, everything else that is random drawn anew.
+"""Run the model at posterior draws: latents take their posterior values, and all other random sites are drawn anew.
 
-Draws are made together by `vmap`, one by one where the model or a sampler does not allow it.
+All draws are made together by `vmap`, or one by one if the model or a sampler does not allow `vmap`.
 
-What is observed outside the plates whose rows are split is no row, and stays as it was observed: a latent that
-`pyro.condition` has put at a value, an earlier study's estimate.
+A site that is observed outside the plates whose rows lie at clients keeps its observed value. Examples are a latent
+that `pyro.condition` has fixed, and an earlier study's estimate: they belong to the model, and are no client's rows.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from pyro_fed.density.running.trace_sites import is_deterministic, row_axis
 from pyro_fed.errors import DataError
 from pyro_fed.federation.pooling import parts_of
 
-#: Draws that are mapped in one call: it bounds the memory, and changes no distribution.
+#: Number of draws mapped in one call. It bounds the memory, and changes no distribution.
 DRAWS_AT_ONCE = 256
 
 
 def split_plates(problem: Problem) -> frozenset[str]:
-    """Plates whose rows lie at clients.
+    """Names of the plates whose rows lie at clients: the partitioned plate and the plates nested in it.
 
     Args:
         problem: the model's densities.
@@ -43,23 +43,23 @@ def split_plates(problem: Problem) -> frozenset[str]:
 
 
 def flat(value: np.ndarray, dtype: torch.dtype) -> Tensor:
-    """Draws (chain, draw, ...) in one row; whole numbers, values of discrete latents, stay what they are.
+    """Draws (chain, draw, ...) as a tensor (chain * draw, ...). Whole numbers, of discrete latents, keep their type.
 
     Args:
         value: draws of a site.
-        dtype: of the model's floating-point numbers.
+        dtype: type of the model's floating-point numbers.
     """
     tensor = torch.as_tensor(value.reshape(-1, *value.shape[2:]))
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
 class Here(NamedTuple):
-    """The rows at hand, where the model may say how many they are by a number of all rows.
+    """A client's rows, for a model whose plates have the sizes of all clients' rows together.
 
     Args:
-        plate: the partitioned one.
-        indices: what it yields, (m,).
-        members: the rows of nested plates, by plate.
+        plate: name of the partitioned plate.
+        indices: (m,), the indices that the plate yields.
+        members: the rows of each nested plate.
     """
 
     plate: str
@@ -68,17 +68,21 @@ class Here(NamedTuple):
 
 
 class ModelRun:
-    """The model on fixed arguments, as a function of its latent values.
+    """The model on fixed arguments, as a function from latent values to predictions.
 
     Args:
         model: the Pyro model.
         args: its positional arguments.
         kwargs: its keyword arguments.
-        dtype: of constants that it makes.
-        hidden: latents inside the partitioned plate: drawn where they have no value, and no prediction.
-        constants: what the model has kept by `pyro_fed.shared`.
-        split: plates whose rows lie at clients; None: not known, any plate may be one.
-        here: the rows at hand; None: all that the arguments have.
+        dtype: default type of floating-point numbers while the model runs.
+        hidden: names of the latents inside the partitioned plate. They are drawn if they have no value, and are not
+            part of the predictions.
+        constants: values that the model has kept by `pyro_fed.shared`.
+        split: names of the plates whose rows lie at clients; None if they are not known, so that any plate may be one.
+        here: the rows of one client; None for all rows of the arguments.
+
+    Attributes:
+        partly: for latents of which only some groups' values are known, the mask of these groups.
     """
 
     def __init__(
@@ -97,11 +101,16 @@ class ModelRun:
         self.partly: dict[str, Tensor] = {}
 
     def on(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModelRun:
-        """The same on other arguments."""
+        """This model on other arguments, with all other settings alike.
+
+        Args:
+            args: positional arguments.
+            kwargs: keyword arguments.
+        """
         return ModelRun(self.model, args, kwargs, self.dtype, self.hidden, self.constants, self.split, self.here)
 
     def trace(self, values: dict[str, Tensor]) -> tuple[Any, _Redraw]:
-        """One run with the latents at `values`."""
+        """Run the model once with the latents at `values`; returns the trace and the handler that drew the sites."""
         handler = _Redraw(values, self.hidden, self.constants, self.split, self.partly)
         options: dict[str, Any] = {"indices": None}
         if self.here is not None:
@@ -111,10 +120,17 @@ class ModelRun:
         return execution.trace, handler
 
     def first(self, values: dict[str, Tensor]) -> dict[str, Any]:
-        """The random sites' messages, checked; `redrawn` says which of them are predicted.
+        """Pyro's messages of the random sites in a first run, checked.
+
+        Args:
+            values: values of the latents, one draw.
+
+        Returns:
+            By site name, the message with two more entries: `redrawn`, whether the site is predicted, and `given`, its
+            observed value or None.
 
         Raises:
-            DataError: the posterior lacks a latent site, or there is nothing to predict.
+            DataError: the posterior lacks a latent site, or the model has no observed site.
         """
         with torch.random.fork_rng(devices=[]):
             trace, handler = self.trace(values)
@@ -140,15 +156,15 @@ class ModelRun:
         }
 
     def keep(self, first: dict[str, Any], groups: Groups, posterior: xr.Dataset) -> dict[str, Tensor]:
-        """The known groups' values (S, ...) of the latents inside the plate, which later runs take from now on.
+        """The fitted groups' values (S, ...) of the latents inside the plate. Sets `partly` if some groups are new.
 
         Args:
             first: the sites of a run on the new data.
-            groups: which of the plate's elements are known.
-            posterior: with these latents.
+            groups: which elements of the plate were fitted.
+            posterior: a posterior that has these latents.
 
         Raises:
-            DataError: a latent has another shape in the posterior.
+            DataError: a latent has another shape in the posterior than in the run.
         """
         found = {}
         for name in sorted(self.hidden & first.keys()):
@@ -173,11 +189,11 @@ class ModelRun:
 
 
 class _Redraw(Messenger):
-    """Put the latents at given values, and draw everything else that is random, observed or not.
+    """Put the latents at given values, and draw all other random sites, observed or not.
 
-    Latents in `hidden` that have no value are drawn, and are no prediction; those in `partly` have values where its
-    mask says so, and are drawn elsewhere. What is observed in none of the plates `split`, or, where these are not
-    known, in none at all, stays as it is.
+    Latents in `hidden` that have no value are drawn too, but are not listed in `drawn`. Latents in `partly` take their
+    values where the mask is true, and are drawn elsewhere. An observed site that is in none of the plates `split` (in
+    no plate at all, if `split` is None) keeps its observed value.
     """
 
     plate: str | None = None
@@ -209,18 +225,21 @@ class _Redraw(Messenger):
                 self.drawn.append(name)
 
     def _stays(self, msg: dict[str, Any]) -> bool:
-        """Whether it is observed, and no row's."""
+        """Whether the site is observed outside the plates whose rows lie at clients."""
         plates = {frame.name for frame in msg["cond_indep_stack"]}
         return msg["is_observed"] and not (plates if self.split is None else plates & self.split)
 
 
 def draw(run: ModelRun, values: dict[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
-    """What the model predicts at each posterior draw, (S, ...) by site; torch's own generator is left as it was.
+    """Predictions of the model at each posterior draw. Torch's global generator is left unchanged.
 
     Args:
-        run: the model on the arguments.
-        values: posterior draws of its latents, (S, ...).
-        generator: randomness.
+        run: the model on its arguments.
+        values: posterior draws (S, ...) of its latents.
+        generator: source of randomness.
+
+    Returns:
+        By name of the predicted site, draws (S, ...).
     """
     batched: Callable[..., Any] = vmap(run, randomness="different")
     seed = int(torch.randint(2**62, (), generator=generator))
@@ -237,10 +256,10 @@ def draw(run: ModelRun, values: dict[str, Tensor], generator: torch.Generator) -
 
 
 def _maps(batched: Callable[..., Any], values: dict[str, Tensor]) -> bool:
-    """Whether `vmap` can draw from the model: some samplers (Student's t) are not made for it."""
+    """Whether `vmap` can draw from the model. Some samplers, such as Student's t, do not support it."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # torch only warns where `vmap` makes a sampler write out of its bounds
+            warnings.simplefilter("error")  # torch only warns if a sampler under `vmap` writes outside its memory
             batched(values)
     except (RuntimeError, ValueError, TypeError, UserWarning):
         return False

@@ -1,4 +1,4 @@
-"""New rows that are not finite, of which a model can predict nothing: which argument, and which row."""
+"""Which argument, in which row, has a NaN or an infinity from which the model cannot predict."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from pyro_fed.errors import DataError
 
 
 def predicted(first: dict[str, Any]) -> bool:
-    """Whether what a run draws is finite, where it is not masked.
+    """Whether the predictions of a run are finite, apart from masked entries.
 
     Args:
-        first: the sites of the run, with `redrawn`.
+        first: the sites of the run, from `ModelRun.first`.
     """
     for site in first.values():
         value = site["value"]
@@ -32,13 +32,14 @@ def predicted(first: dict[str, Any]) -> bool:
 
 
 def not_finite(arguments: Arguments, works: Callable[[tuple[Any, ...], dict[str, Any]], bool]) -> DataError | None:
-    """What to say of the first argument whose NaN or infinity the model cannot do with; None where there is none.
+    """The error for the first argument whose NaN or infinity the model does not handle; None if there is none.
 
-    Values that stand for the observations are ignored, and a model may handle others, so that it is asked.
+    Not every NaN is an error: the argument for the observations is ignored, and the model may handle NaN in others. So
+    the model is run with each argument as it is and zeros for the NaN and infinities of all other arguments.
 
     Args:
-        arguments: of the new rows.
-        works: whether the model predicts with such arguments.
+        arguments: arguments for the new rows.
+        works: whether the model runs with such positional and keyword arguments, and predicts finite values.
     """
     found = [i for i, leaf in enumerate(arguments.leaves) if not _finite(leaf)]
     for i in found:
@@ -55,7 +56,7 @@ def _finite(leaf: Any) -> bool:
 
 
 def _filled(leaf: Any) -> Any:
-    """With zeros for what is not finite."""
+    """The argument with zeros for NaN and infinities."""
     return leaf.nan_to_num(0.0, 0.0, 0.0) if isinstance(leaf, Tensor) else 0.0
 
 

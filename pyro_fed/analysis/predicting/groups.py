@@ -1,14 +1,14 @@
-"""Which of the groups that a model was fitted on are those of new data.
+"""Which of the fitted groups the new data belong to.
 
-Latents inside the partitioned plate belong to its elements, the groups: a hospital's own level. New patients of a
-hospital that was fitted have its level; those of another hospital have one that the population says, p(a | θ). Labels
-tell which is which. What counts as a label where none is given:
+Latents inside the partitioned plate belong to its elements, the groups. An example is a hospital's own level a. New
+patients of a fitted hospital have its level. Patients of a new hospital have a level drawn from the population
+p(a | θ). The user says by labels which is which. Without labels:
 
-- rows in a plate of their own, which look their group up by its number (`a[hospital_idx]`): the number, if there are as
-  many groups as were fitted;
-- groups that have names (`Federation(..., coords={"hospital": names})`), if there are as many: taken for these, with a
-  warning, since it is a guess;
-- anything else has none: the groups are new, with a warning where they could be known ones.
+- If the rows are in a plate of their own and look up their group by its number (`a[hospital_idx]`), and if there are
+  as many groups as were fitted, they are the fitted groups in their order.
+- If the groups have names (`Federation(..., coords={"hospital": names})`), and if there are as many as were fitted,
+  they are taken for the fitted groups. This is a guess, and gives a warning.
+- Otherwise all groups are new. This gives a warning if the rows look up their group by its number.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from torch import Tensor
 from pyro_fed.conventions.spelling import closest
 from pyro_fed.errors import DataError, SettingError, listed, warn_user
 
-#: What may be said of the groups of new data, besides their labels.
+#: Words that the user may pass as `groups`, in place of labels.
 KNOWN, NEW = "known", "new"
 
 
 @dataclass(frozen=True)
 class Plate:
-    """The partitioned plate as new data show it.
+    """The partitioned plate in the new data.
 
     Attributes:
-        name: of the plate.
-        size: elements that the new data have.
-        looked_up: whether observations are in another plate and look their group up by its number.
+        name: name of the plate.
+        size: number of its elements in the new data.
+        looked_up: whether the observations are in another plate, and look up their group by its number.
     """
 
     name: str
@@ -49,9 +49,9 @@ class Groups:
     """Which fitted group each element of the plate is.
 
     Attributes:
-        plate: of the new data.
-        place: (size,) numbers of the fitted groups, -1 for a new one.
-        labels: what the elements are called, (size,); None where they are merely numbered.
+        plate: the plate in the new data.
+        place: (size,), for each element the number of the fitted group, -1 for a new group.
+        labels: (size,), labels of the elements; None if they are numbered only.
     """
 
     plate: Plate
@@ -60,18 +60,19 @@ class Groups:
 
     @property
     def known(self) -> np.ndarray:
-        """Which of them were fitted, (size,)."""
+        """Whether each element is a fitted group, (size,)."""
         return np.asarray(self.place >= 0)
 
     def of(self, values: xr.DataArray, axis: int) -> tuple[Tensor, Tensor]:
-        """The known groups' values of a latent, and where they stand.
+        """A latent's values for the elements of the plate.
 
         Args:
-            values: of the posterior, with the plate among its dimensions.
-            axis: of one draw's value that runs over the plate, counted from the end.
+            values: draws of the latent from the posterior, with the plate among its dimensions.
+            axis: the axis of the plate in one draw's value, counted from the end, negative.
 
         Returns:
-            (chain, draw, ...) with anything in the places of new groups; and a mask (size, 1, ...) that broadcasts.
+            Values (chain, draw, ...), arbitrary for new groups; and a mask (size, 1, ...) of the fitted groups, which
+            broadcasts against one draw's value.
         """
         rest = [dim for dim in values.dims if dim not in ("chain", "draw")]
         ordered = values.transpose("chain", "draw", *rest).isel({self.plate.name: np.maximum(self.place, 0)})
@@ -80,16 +81,18 @@ class Groups:
 
 
 def match(given: str | Sequence[Any] | None, plate: Plate, fitted: xr.Dataset) -> Groups:
-    """The groups of new data among the fitted ones.
+    """Match the groups of new data with the fitted ones.
 
     Args:
-        given: "known", "new", a label for each element (None for a new group), or None: what the module's header says.
-        plate: of the new data.
-        fitted: the posterior, in which the groups' latents have the plate as a dimension.
+        given: "known", "new", or a label for each element with None for a new group; None for the rules of the
+            module's header.
+        plate: the plate in the new data.
+        fitted: the posterior, in which the latents of the groups have the plate as a dimension.
 
     Raises:
-        DataError: another number of groups than labels, or than fitted ones; a label that was not fitted.
-        SettingError: neither of the two words nor labels.
+        DataError: the number of elements differs from the number of labels, or with "known" from the number of fitted
+            groups; or a label was not fitted.
+        SettingError: `given` is another word.
     """
     labels = fitted.coords[plate.name].values.tolist()
     if given is None:
@@ -104,9 +107,9 @@ def match(given: str | Sequence[Any] | None, plate: Plate, fitted: xr.Dataset) -
             return _new(plate)
         if plate.size != len(labels):
             raise DataError(
-                f"groups={KNOWN!r} takes the elements of plate '{plate.name}' for the fitted ones, in their order: "
-                f"expected {len(labels)}, received {plate.size}. Say which they are by their labels, such as "
-                f"groups=[{labels[0]!r}, ...]; the fitted ones are {listed(labels)}"
+                f"groups={KNOWN!r} takes the elements of plate '{plate.name}' for the fitted groups, in their order: "
+                f"expected {len(labels)}, received {plate.size}. Pass a label for each element instead, such as "
+                f"groups=[{labels[0]!r}, ...]; the fitted groups are {listed(labels)}"
             )
         return _all(plate, labels)
     return _named(list(given), plate, labels)
@@ -141,13 +144,13 @@ def _guessed(plate: Plate, labels: list[Any]) -> Groups:
         warn_user(
             f"the {plate.size} elements of plate '{plate.name}' in the new data are taken for the fitted ones, "
             f"{listed(labels)}, in this order, and predicted with their own effects: say groups={KNOWN!r} if that is "
-            f"right, groups={NEW!r} if they are others"
+            f"right, groups={NEW!r} if they are new groups"
         )
         return _all(plate, labels)
     warn_user(
         f"plate '{plate.name}' has {plate.size} elements in the new data and had {len(labels)} when the model was "
-        f"fitted: they are taken for new ones, whose effects are drawn from the population. Name those that were "
-        f"fitted, groups=[{labels[0]!r}, None, ...] (None: a new one), or say groups={NEW!r}"
+        f"fitted: they are taken for new ones, whose effects are drawn from the population. If some were fitted, pass "
+        f"a label for each, groups=[{labels[0]!r}, None, ...] (None: a new one); otherwise say groups={NEW!r}"
     )
     return _new(plate)
 

@@ -1,4 +1,4 @@
-"""The arguments that a prediction is made for: in the form that was fitted, and what is said where the model fails."""
+"""The arguments for new data: brought into the form that was fitted, and errors where the model fails on them."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from pyro_fed.analysis.predicting.finite import not_finite, predicted
 from pyro_fed.density.checks.blame import line_of
 from pyro_fed.density.rows.arguments import Arguments, flatten, parameter_names, with_held
 from pyro_fed.density.rows.leaves import UnknownLabelError
-from pyro_fed.errors import DataError, listed
+from pyro_fed.errors import DataError, listed, shown
 from pyro_fed.federation.federation import Federation
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.results.to_arviz import labels_in
 
 
 def given_arguments(model: Any, args: Any, kwargs: Mapping[str, Any] | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments, as they were given or as the federation has them.
+    """Positional and keyword arguments: the user's, or the federation's own if the user gave none.
 
     Args:
-        model: as given to `predict`, likewise the others.
-        args: None or empty where the federation's own data are meant.
-        kwargs: likewise.
+        model: the first argument of `predict` after the result: the Pyro model, or a federation.
+        args: positional arguments as given to `predict`, or None.
+        kwargs: keyword arguments as given to `predict`, or None.
 
     Raises:
         DataError: there are neither arguments nor a federation.
@@ -33,12 +33,15 @@ def given_arguments(model: Any, args: Any, kwargs: Mapping[str, Any] | None) -> 
     if args is not None or kwargs:
         args = () if args is None else args
         args = tuple(args) if isinstance(args, tuple | list) else (args,)
-        if isinstance(model, Federation):  # what `functools.partial` held is no part of its model
+        if isinstance(model, Federation):  # its model does not hold the arguments that `functools.partial` has bound
             kwargs = with_held(model.problem.arguments, model.problem.model, args, kwargs)
         return args, dict(kwargs or {})
     if isinstance(model, Federation):
         return model.problem.arguments.whole()
-    raise DataError("predict needs the model's arguments for the new data, or a Federation, whose own data are taken")
+    raise DataError(
+        "predict needs the model's arguments for new data, predict(idata, model, args), or a federation, whose own "
+        f"data are then predicted, predict(idata, fed); received {shown(model)} without arguments"
+    )
 
 
 def coded(
@@ -48,17 +51,17 @@ def coded(
     kwargs: Mapping[str, Any],
     idata: InferenceData,
 ) -> Arguments:
-    """The new arguments, text and categories coded as they were when the model was fitted.
+    """The new arguments, with text and categories coded as they were when the model was fitted.
 
     Args:
         model: as given to `predict`.
         function: the Pyro model itself.
         args: the new positional arguments.
         kwargs: the new keyword arguments.
-        idata: the result, which may say which codes there were.
+        idata: the result, which may hold the labels of the codes.
 
     Raises:
-        DataError: labels that were not fitted, or text where it is not known which codes it had.
+        DataError: a label was not fitted, or an argument is text whose codes are not known.
     """
     fitted = model.problem.arguments if isinstance(model, Federation) else None
     known = labels_in(idata) or {} if fitted is None else fitted.labels
@@ -67,7 +70,7 @@ def coded(
         owners = {owner for owner, *_ in fitted.nested_by_name.values()}
         split = owners | {name for name, _, _ in fitted.columns}
         named = zip(parameter_names(function, len(args)), args, strict=True)
-        # A list of one is a column too, where rows are known to be.
+        # A list, even of one element, is a column if the argument had rows when it was fitted.
         args = tuple(np.asarray(arg, object) if isinstance(arg, list) and name in split else arg for name, arg in named)
     try:
         arguments = flatten(function, args, kwargs, known)
@@ -75,9 +78,9 @@ def coded(
         if error.argument not in owners:
             raise
         raise DataError(
-            f"{error}. For groups that were not fitted pass numbers from 0 in place of the labels, as many groups as "
-            f"there are, and say which they are: groups='new', or a label for each, such as "
-            f"groups=[{listed(map(repr, known[error.argument][:1]))}, None], None for a new one"
+            f"{error}. If groups were not fitted, number the groups of the new data from 0 in place of their labels, "
+            f"and say by groups which they are: groups='new', or a label for each group and None for a new one, such "
+            f"as groups=[{listed(map(repr, known[error.argument][:1]))}, None]"
         ) from error
     if fitted is not None:
         _check_rows(arguments, fitted)
@@ -91,10 +94,10 @@ def coded(
 
 
 def _check_rows(arguments: Arguments, fitted: Arguments) -> None:
-    """Refuse rows of other dimensions than those that were fitted: one row that was taken out is a column of its own.
+    """Check that arguments with rows have as many dimensions as the fitted ones; `x[0]` for `x[:1]` has one less.
 
     Raises:
-        DataError: names the argument, and what was received.
+        DataError: an argument has fewer dimensions than the fitted one.
     """
     columns = {name: leaf for name, _, leaf in fitted.columns}
     for name, leaf in zip(arguments.names, arguments.leaves, strict=True):
@@ -102,17 +105,17 @@ def _check_rows(arguments: Arguments, fitted: Arguments) -> None:
         if isinstance(leaf, Tensor) and before is not None and leaf.dim() < before.dim():
             raise DataError(
                 f"predict: argument '{name}' has the shape {tuple(leaf.shape)}, expected rows of the shape "
-                f"{tuple(before.shape[1:])}, one after the other: a single row is {name}[:1], not {name}[0]"
+                f"{tuple(before.shape[1:])} along the first dimension: a single row is {name}[:1], not {name}[0]"
             )
 
 
 def first_run(run: ModelRun, values: dict[str, Tensor], arguments: Arguments) -> dict[str, Any]:
-    """The random sites of a first run, whose failures are said with what is likely to cause them.
+    """The random sites of a first run. Common errors that a model raises get a message with their likely cause.
 
     Args:
         run: the model on the new arguments.
         values: one draw of its latents.
-        arguments: the new ones.
+        arguments: the new arguments.
 
     Raises:
         DataError: the model cannot be run on these arguments.
@@ -133,7 +136,7 @@ def first_run(run: ModelRun, values: dict[str, Tensor], arguments: Arguments) ->
         raise DataError(
             f"predict: the model cannot do without {listed(nothing)}, which is None{line_of(error)}: {error}. A "
             f"plate's size may be taken from an argument that is given, such as len({rows}); or pass any values of the "
-            "right shape in place of None: what is observed is drawn anew"
+            "right shape in place of None: they are ignored, since observations are drawn anew"
         ) from error
     except IndexError as error:
         coded = {name: len(labels) for name, labels in arguments.labels.items()}
@@ -143,17 +146,17 @@ def first_run(run: ModelRun, values: dict[str, Tensor], arguments: Arguments) ->
         raise DataError(
             f"predict: a code is beyond the sizes of the new data{line_of(error)}: {error}. Text and categories are "
             f"coded as they were when the model was fitted, {sizes}: give the model as many elements as were fitted, "
-            "or pass numbers from 0 in place of the labels, and say by groups= whose they are"
+            "or number the groups of the new data from 0 in place of their labels, and name them by groups="
         ) from error
 
 
 def check_shapes(model: Any, arguments: Arguments, cause: Exception) -> None:
-    """Say which argument has another shape than at the fit, where the model cannot be run on the new rows.
+    """Find the argument whose rows have another shape than at the fit, after the model has failed on the new rows.
 
     Args:
         model: as given to `predict`.
-        arguments: the new ones.
-        cause: what the model raised on them.
+        arguments: the new arguments.
+        cause: the error that the model raised.
 
     Raises:
         DataError: names the argument and both shapes.
@@ -174,16 +177,16 @@ def check_shapes(model: Any, arguments: Arguments, cause: Exception) -> None:
 
 
 def check_finite(run: ModelRun, values: dict[str, Tensor], arguments: Arguments, cause: Exception | None) -> None:
-    """Refuse new rows that are not finite, where the model cannot be run on them or predicts what is not.
+    """Find the NaN or infinity that makes the model fail or its predictions not finite.
 
     Args:
         run: the model on the new arguments.
         values: one draw of its latents.
-        arguments: the new ones.
-        cause: what the model raised on them.
+        arguments: the new arguments.
+        cause: the error that the model raised; None if it ran, and predicted values that are not finite.
 
     Raises:
-        DataError: names the argument and the row.
+        DataError: an argument is not finite, and the model does not handle it; the error names argument and row.
     """
 
     def works(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""What each client's own rows take for a prediction: the latents inside the plate, drawn where the rows are."""
+"""Predictions of each client's own rows, which need the latents inside the plate: they are drawn from the rows."""
 
 from __future__ import annotations
 
@@ -20,26 +20,28 @@ from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.results.to_arviz import posterior_group, unconstrained_draws
 from pyro_fed.runtime.ending.collecting import collected
 
-#: Draws of a client's observations (S, ...) by site, from a generator, and what it has observed.
+#: A function from a random generator to two dictionaries by site: replications (S, ...) of a client's observations, and
+#: the observations themselves.
 OwnRows = Callable[[torch.Generator], tuple[dict[str, Tensor], dict[str, Tensor]]]
 
 
 def with_own_latents(posterior: xr.Dataset, federation: Federation, seed: int) -> xr.Dataset:
-    """A posterior with the latents inside the plate, drawn where the rows are.
+    """Add draws of the latents inside the plate to a posterior that lacks them.
 
     Args:
-        posterior: with all sites outside the plate.
-        federation: the model with the rows, of one client or of all.
-        seed: of the draws.
+        posterior: a posterior with all sites outside the plate.
+        federation: the model with the rows of one client or of all clients.
+        seed: seed of the draws.
 
     Raises:
-        DataError: a site that is missing.
+        DataError: the posterior lacks a site outside the plate.
     """
     problem = federation.problem
     missing = [name for name in problem.sites if name not in posterior]
     if missing:
         raise DataError(
-            f"the posterior has no values for the latent sites {missing}; it has {sorted(map(str, posterior))}"
+            f"the posterior has no values for the latent sites {missing}; it has {sorted(map(str, posterior))}: pass "
+            "the result of a run of this model"
         )
     with threads(1), torch.no_grad(), default_of(problem.dtype):
         draws = unconstrained_draws({"posterior": posterior}, problem)
@@ -53,14 +55,14 @@ def with_own_latents(posterior: xr.Dataset, federation: Federation, seed: int) -
 
 
 def own_rows(idata: InferenceData, federation: Federation) -> list[OwnRows | None]:
-    """For each client, what replicates its own rows with its own effects; None for one without rows.
+    """For each client, a function that replicates its own rows with its own effects; None for a client without rows.
 
     Args:
-        idata: a result on the federation.
-        federation: with the rows.
+        idata: a result of a run on the federation.
+        federation: the model with the rows.
 
     Raises:
-        DataError: a latent site that the posterior lacks.
+        DataError: the posterior lacks a latent site.
     """
     posterior, hidden = group_of(idata, "posterior"), frozenset(idata.attrs.get("local_sites", "").split())
     if hidden - set(posterior.data_vars):
@@ -71,7 +73,7 @@ def own_rows(idata: InferenceData, federation: Federation) -> list[OwnRows | Non
 
 
 def _own(posterior: xr.Dataset, hidden: frozenset[str], federation: Federation, client: int) -> OwnRows | None:
-    """The same of one client; None where its groups have no rows."""
+    """The function that replicates one client's rows; None if its groups have no rows in the nested plates."""
     problem, groups = federation.problem, federation.client_rows[client]
     arguments = problem.arguments.dealt([groups])
     places = {problem.plate: groups} | {part: arguments.rows_of(part, groups) for part in arguments.nested_plates}

@@ -1,15 +1,18 @@
 """Draws of new observations from a posterior.
 
-For each posterior draw z_s the model runs on the given arguments with its latent sites at z_s, and its
-observed sites are drawn anew:  y_s ~ p(y | x, z_s).  Over all draws this is the posterior predictive
-distribution p(y | x, data), without any approximation of the integral but its finite number of draws. Latents
-inside the partitioned plate belong to the groups that they were inferred for: new data of such a group take its draws
-x_s, so that y_s ~ p(y | x, x_s, θ_s); other groups draw theirs from the prior p(x_new | θ_s) (see `groups`).
+For each posterior draw z_s the model runs on the given arguments with its latent sites at z_s, and its observed sites
+are drawn anew, y_s ~ p(y | x, z_s). Over all draws this is the posterior predictive distribution p(y | x, data), up to
+the finite number of draws.
 
-    new_data    the arguments of the new data, and what is said where the model fails on them
+Latents a inside the partitioned plate belong to groups, such as a hospital's own level. New data of a fitted group use
+that group's draws: y_s ~ p(y | x, a_s, θ_s). A new group's latents are drawn from the population p(a | θ_s), see
+`groups`.
+
+    new_data    the arguments of the new data, and errors where the model fails on them
     groups      which groups of the new data were fitted
     own_rows    a client's own rows, with its own latents
     drawing     the model run at posterior draws
+    finite      new rows with NaN or infinities
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from pyro_fed.conventions import seeding
 from pyro_fed.conventions.calls import checked, explained
 from pyro_fed.density.checks.sites import site_dims
 from pyro_fed.density.layout import name_dims
+from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.density.running.trace_sites import frame_of
 from pyro_fed.errors import DataError, PyroFedError, SettingError
 from pyro_fed.federation.federation import Federation
@@ -54,27 +58,28 @@ def predict(
     Args:
         idata: result of `pyro_fed.run`, or any InferenceData with the model's latent sites in `posterior`.
         model: the Pyro model, or the federation that it was fitted on. Latents inside the plate that the result
-            lacks are drawn here, from the federation's rows: at a client, pass a federation of its own rows alone.
-        args: the model's arguments for the new data, as in `model(*args)`; what stands for the observations
-            (None where the model allows it, else any values of the right shape) is ignored. Left out, with a
-            federation: the training data with the latents inferred there, so that `arviz.plot_ppc` works on the
-            answer.
-        kwargs: the model's keyword arguments.
-        groups: whose the new data are, where latents belong to the elements of a plate (a hospital's own level):
-            "known", the fitted groups in their order; "new", others, whose effects the population says; or a label
-            for each element, such as `groups=["Dresden", None]`, None for a new one. By default "known" where
-            observations look their group up by its number and there are as many groups as were fitted; else see
-            `pyro_fed.analysis.predicting.groups`, which warns where that is a guess.
-        seed: of the draws.
+            lacks are drawn from the federation's rows: at a client, pass a federation of its own rows alone.
+        args: the model's arguments for the new data, as in `model(*args)`. The argument for the observations is
+            ignored: pass None if the model allows it, else any values of the right shape. Without `args` and `kwargs`
+            the training data of the federation are predicted, with the latents inferred for them, so that
+            `arviz.plot_ppc` works on the result.
+        kwargs: the model's keyword arguments for the new data.
+        groups: for a model with latents inside the plate (a hospital's own level), the groups that the new data
+            belong to. "known": the fitted groups, in their order. "new": new groups, whose latents are drawn from the
+            population. A list: a label for each element of the plate, None for a new group, such as
+            `groups=["Dresden", None]`. By default "known" if the observations are in a plate of their own and there
+            are as many groups as were fitted; for other cases see `pyro_fed.analysis.predicting.groups`, which warns
+            if it must guess.
+        seed: seed of the draws.
 
     Returns:
-        InferenceData with the group `posterior_predictive`, (chain, draw, ...) under the observed sites'
-        names, and `observed_data` where observations were given. `idata.extend(...)` adds them to a result.
+        InferenceData with the group `posterior_predictive`, of draws (chain, draw, ...) under the names of the observed
+        sites, and the group `observed_data` if observations were given. `idata.extend(...)` adds them to a result.
 
     Raises:
-        DataError: neither args nor a federation; a latent site that the posterior lacks; nothing to predict; groups
-            that were not fitted; new rows with NaN or infinities that the model does not handle.
-        SettingError: `groups` that mean nothing here.
+        DataError: there are neither arguments nor a federation; the posterior lacks a latent site; the model has no
+            observed site; a label was not fitted; new rows have NaN or infinities that the model does not handle.
+        SettingError: `groups` was passed without new data, or for a model without latents inside the plate.
 
     Example:
         >>> pf.predict(idata, fed)["posterior_predictive"]              # the training rows
@@ -83,14 +88,17 @@ def predict(
     """
     new_rows = args is not None or bool(kwargs)
     if groups is not None and not new_rows:
-        raise SettingError("predict: groups says whose new data are, and there are none: pass args, or leave it out")
+        raise SettingError(
+            f"predict: groups says which groups new data belong to, but received groups={groups!r} without new data: "
+            "pass args, or leave groups out"
+        )
     posterior, hidden = group_of(idata, "posterior"), frozenset(idata.attrs.get("local_sites", "").split())
     if hidden - set(posterior.data_vars) and isinstance(model, Federation) and _wanted(model, new_rows, groups):
         posterior = with_own_latents(posterior, model, seed)
     if not new_rows and (missing := sorted(hidden - set(posterior.data_vars))):
         raise DataError(
-            f"the latents inside the plate, sites {missing}, were not collected, so that the training rows cannot be "
-            "predicted where these are not: run with collect_local=True, or pass args for new rows"
+            f"the latents inside the plate, sites {missing}, were not collected, and the training rows, from which "
+            "they could be drawn, are not here: run with collect_local=True, or pass args for new rows"
         )
     args, kwargs = given_arguments(model, args, kwargs)
     function = model.problem.model if isinstance(model, Federation) else model
@@ -102,17 +110,7 @@ def predict(
     values = {name: flat(np.asarray(value.values), dtype) for name, value in latents.items()}
     split = split_plates(model.problem) if isinstance(model, Federation) else None
     run = ModelRun(function, args, kwargs, dtype, hidden, kept, split)
-    at_first = {name: value[0] for name, value in values.items()}
-    try:
-        first = first_run(run, at_first, arguments)
-        usable = predicted(first) if new_rows else True
-    except (RuntimeError, ValueError) as error:
-        if new_rows and not isinstance(error, PyroFedError):
-            check_shapes(model, arguments, error)
-            check_finite(run, at_first, arguments, error)
-        raise
-    if not usable:
-        check_finite(run, at_first, arguments, None)
+    first = _first(run, {name: value[0] for name, value in values.items()}, arguments, model if new_rows else None)
     found = None
     if new_rows:
         plate = model.problem.plate if isinstance(model, Federation) else str(idata.attrs.get("plate", ""))
@@ -127,8 +125,33 @@ def predict(
     return make_inference_data(_groups(model, first, shaped, rows, known), dict(idata.attrs))
 
 
+def _first(run: ModelRun, values: dict[str, Tensor], arguments: Arguments, model: Any) -> dict[str, Any]:
+    """The random sites of a run at one draw. If new rows make it fail, the error names the argument and the row.
+
+    Args:
+        run: the model on the arguments.
+        values: one draw of its latents.
+        arguments: the arguments.
+        model: as given to `predict`; None if the arguments are the training data, which were checked before.
+
+    Raises:
+        DataError: the model cannot be run on the new rows, or its predictions are not finite.
+    """
+    try:
+        first = first_run(run, values, arguments)
+        usable = model is None or predicted(first)
+    except (RuntimeError, ValueError) as error:
+        if model is not None and not isinstance(error, PyroFedError):
+            check_shapes(model, arguments, error)
+            check_finite(run, values, arguments, error)
+        raise
+    if not usable:
+        check_finite(run, values, arguments, None)
+    return first
+
+
 def _wanted(federation: Federation, new_rows: bool, groups: Any) -> bool:
-    """Whether the latents inside the plate are worth drawing, from rows that are here."""
+    """Whether the prediction can use latents inside the plate, and the rows to draw them from are here."""
     named = bool(federation.problem.arguments.nested_plates) or federation.problem.plate in federation.coords
     return federation.holds_data and (not new_rows or groups not in (None, NEW) or (groups is None and named))
 
@@ -140,18 +163,18 @@ def _matched(
     groups: str | Sequence[Any] | None,
     plate: str,
 ) -> Groups | None:
-    """Which fitted groups the new data have; None where no latent belongs to one.
+    """Which fitted groups the new data belong to; None if no latent is inside the plate.
 
     Args:
         first: the sites of a run on the new data.
-        posterior: with the latents inside the plate, if there are any to be had.
-        hidden: their names.
-        groups: the user's word.
-        plate: the partitioned plate's name.
+        posterior: the posterior, with or without the latents inside the plate.
+        hidden: names of the latents inside the plate.
+        groups: as given to `predict`.
+        plate: name of the partitioned plate.
 
     Raises:
-        DataError: the user names groups, but the posterior has no latents of theirs.
-        SettingError: the user names groups, but the model has none.
+        DataError: `groups` names fitted groups, but the posterior lacks the latents inside the plate.
+        SettingError: `groups` names fitted groups, but the model has no latents inside the plate.
     """
     inside = {name: frame_of(first[name], plate) for name in sorted(hidden & first.keys())}
     frames = {name: frame for name, frame in inside.items() if frame is not None}
@@ -159,8 +182,8 @@ def _matched(
     if not frames:
         if asked:
             raise SettingError(
-                "predict: groups says whose new data are, but no latent of this model is inside the partitioned plate: "
-                "every effect is in the posterior already. Leave it out"
+                f"predict: received groups={groups!r}, but no latent of this model is inside the partitioned plate, so "
+                "that there are no groups: leave groups out"
             )
         return None
     lacking = sorted(name for name in frames if name not in posterior or plate not in posterior[name].dims)
@@ -168,8 +191,8 @@ def _matched(
         if asked:
             raise DataError(
                 f"the posterior has no values of {lacking}, latents inside plate '{plate}', so that known groups "
-                "cannot be predicted: run with collect_local=True, or pass the federation in place of the model, at "
-                "a client that of its own rows"
+                "cannot be predicted: run with collect_local=True, or pass the federation in place of the model (at a "
+                "client, a federation of its own rows)"
             )
         return None
     looked_up = not any(site["redrawn"] and frame_of(site, plate) is not None for site in first.values())
@@ -178,21 +201,21 @@ def _matched(
 
 
 def _row_dims(first: dict[str, Any]) -> frozenset[str]:
-    """Plates of the predicted sites: the new data's rows are no training rows, whatever those were called."""
+    """Plates of the predicted sites. Labels of the training rows do not belong to the new rows in these plates."""
     return frozenset(frame.name for site in first.values() if site["redrawn"] for frame in site["cond_indep_stack"])
 
 
 def _groups(
     model: Any, sites: dict[str, Any], drawn: dict[str, Tensor], rows: Collection[str], known: Mapping[str, list[Any]]
 ) -> dict[str, xr.Dataset]:
-    """The groups of the answer.
+    """The groups of the result, `posterior_predictive` and `observed_data`.
 
     Args:
         model: as given to `predict`.
-        sites: of a run on the arguments.
-        drawn: the predictions, (chain, draw, ...).
-        rows: dimensions that the federation's labels do not belong to, since their rows are others.
-        known: labels of those that do after all.
+        sites: sites of a run on the arguments.
+        drawn: the predictions by site, (chain, draw, ...).
+        rows: dimensions whose labels in the federation do not apply, since the rows are new.
+        known: labels of such dimensions whose elements are known to be fitted groups.
     """
     named, coords = (model.dims, model.coords) if isinstance(model, Federation) else ({}, {})
     coords = {dim: values for dim, values in coords.items() if dim not in rows} | dict(known)

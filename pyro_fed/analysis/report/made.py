@@ -1,4 +1,4 @@
-"""How results were made: settings that are not the defaults, seeds, versions, the command."""
+"""How results were made: settings that differ from the defaults, seeds, versions, and the command."""
 
 from __future__ import annotations
 
@@ -14,7 +14,15 @@ from pyro_fed.results.inference_data import InferenceData
 
 
 class Setting(NamedTuple):
-    """A setting that is not its default, as text; of a result without any, why the table has none."""
+    """A row of the table of settings that differ from their defaults, as text.
+
+    Args:
+        result: name of the result.
+        algorithm: name of its algorithm.
+        name: name of the setting; for a result without such settings, words that say why.
+        value: the value.
+        default: the default.
+    """
 
     result: str
     algorithm: str
@@ -24,11 +32,11 @@ class Setting(NamedTuple):
 
 
 def settings(name: str, idata: InferenceData) -> list[Setting]:
-    """What differs from the defaults; one line that says so where nothing does, or nothing is known.
+    """The settings of a result that differ from their defaults; one row that says so if none does or none is known.
 
     Args:
-        name: of the result.
-        idata: the result, also of another library, which says as much as it does.
+        name: name of the result.
+        idata: the result, of this library or of another one.
     """
     if "algorithm" not in idata.attrs:
         maker = idata.attrs.get("inference_library", "another library")
@@ -39,14 +47,14 @@ def settings(name: str, idata: InferenceData) -> list[Setting]:
         algorithm = f"{algorithm}, which chose {idata.attrs['chosen']}"
     try:
         given, default = ast.literal_eval(text), whole(known())
-    except (ValueError, SyntaxError, TypeError):  # an algorithm of the user's own, or settings of another writer
+    except (ValueError, SyntaxError, TypeError):  # the user's own algorithm, or settings by another program
         return [Setting(name, algorithm, "as written", text, "")]
     rows = _differing(given, default)
     return [Setting(name, algorithm, *row) for row in rows or [("all at their defaults", "", "")]]
 
 
 def _differing(given: Mapping[str, Any], default: Mapping[str, Any], within: str = "") -> list[tuple[str, str, str]]:
-    """(setting, value, default) of what differs; a setting of a setting under both names, `client.steps`."""
+    """(name, value, default) of each setting that differs; settings within a setting are named like `client.steps`."""
     rows = []
     for name, value in given.items():
         usual = default.get(name, "")
@@ -66,11 +74,11 @@ def _written(value: Any) -> str:
 
 
 def colophon(results: Mapping[str, InferenceData], command: str) -> list[str]:
-    """When, by what and how the page was made.
+    """The lines at the end of the page: date, version, seeds, versions of libraries, command.
 
     Args:
-        results: by name.
-        command: that made them; "" where it was none of the shell.
+        results: the results by name.
+        command: the shell command that made the results; "" if there was none.
     """
     seeds = sorted({str(one.attrs["seed"]) for one in results.values() if "seed" in one.attrs})
     versions = dict.fromkeys(str(one.attrs["versions"]) for one in results.values() if "versions" in one.attrs)

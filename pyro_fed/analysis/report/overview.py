@@ -1,4 +1,4 @@
-"""A run at a glance: what speaks against it, what it found, and what it cost, as text and in a notebook."""
+"""An overview of a run, as text and in a notebook: its verdict, doubts, posterior and costs."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pyro_fed.conventions.calls import Checked
 from pyro_fed.ops.arviz_versions import summary
 from pyro_fed.results.inference_data import InferenceData, flag
 
-#: Scalars of the posterior that are shown as text.
+#: Number of scalars of the posterior in the text.
 ROWS = 10
 
 
 @dataclass(frozen=True)
 class Overview(metaclass=Checked):
-    """What a notebook or a terminal shows of a run: its verdict first, then the posterior and the cost.
+    """An overview of a run in a notebook or terminal: its verdict, its doubts, the posterior and the costs.
 
     Args:
         idata: result of `pyro_fed.run` or `pyro_fed.fit`.
@@ -38,7 +38,7 @@ class Overview(metaclass=Checked):
 
     @property
     def doubts(self) -> list[str]:
-        """What speaks against the result, a sentence each."""
+        """The sentences that speak against the result."""
         return [line for line in str(self.idata.attrs.get("doubts", "")).split("\n") if line]
 
     def _verdict(self) -> str:

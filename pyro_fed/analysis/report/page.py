@@ -25,7 +25,15 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 
 class Verdict(NamedTuple):
-    """What is said of a result: a sentence, why it should not be trusted, and what the figures do not tell."""
+    """The verdict on a result.
+
+    Args:
+        name: name of the result.
+        reference: whether it is the reference.
+        sentence: the verdict in a sentence.
+        doubts: sentences that speak against the result.
+        remarks: sentences that doubt one of its figures only.
+    """
 
     name: str
     reference: bool
@@ -35,7 +43,7 @@ class Verdict(NamedTuple):
 
 
 def check_report(path: str | Path) -> None:
-    """Whether a page can be made and written, to be asked before the runs that go into it.
+    """Check, before long runs, that a page can be made and written.
 
     Args:
         path: the HTML file.
@@ -61,22 +69,22 @@ def write_report(
     test: Any = None,
     command: str = "",
 ) -> None:
-    """Write what is known of results as one HTML page: what speaks against them, tables, figures, settings.
+    """Write an HTML page on several results: verdicts, tables, figures and settings.
 
     Args:
-        path: the HTML file.
-        table: of `pyro_fed.compare`.
+        path: the HTML file to write.
+        table: the table of `pyro_fed.compare` for the same results.
         results: InferenceData by name.
-        federation: on which they were run.
-        title: of the page.
-        lead: a line below the title; by default the clients and their rows.
-        reference: name of the reference.
+        federation: the federation of the runs.
+        title: title of the page.
+        lead: a line below the title; by default the numbers of clients and rows.
+        reference: name of the reference, as in `pyro_fed.compare`.
         test: the model's arguments for test data, for the reliability plot of a classifier.
-        command: that made the results; at the end of the page, with versions and date.
+        command: the shell command that made the results, shown at the end of the page.
 
     Raises:
-        SettingError: jinja2 is not installed, the file cannot be written, an unknown reference, or a table of other
-            results.
+        SettingError: jinja2 is not installed, the file cannot be written, the reference is unknown, or the table is of
+            other results.
 
     Example:
         >>> results = {"NUTS": reference, "FedEP": idata}
@@ -86,9 +94,14 @@ def write_report(
     check_report(path)
     said = sentences(table)
     if set(said) != set(results):
-        raise SettingError(f"write_report: the table is of {list(said)}, the results are {list(results)}")
+        raise SettingError(
+            f"write_report takes results and their table, received results {list(results)} and a table of "
+            f"{list(said)}: pass pf.compare(results, ...) as the table"
+        )
     if reference is not None and reference not in results:
-        raise SettingError(f"write_report: the reference {reference!r} is none of the results {list(results)}")
+        raise SettingError(
+            f"write_report: the reference {reference!r} is none of the results {list(results)}: name one of them"
+        )
     import jinja2
 
     loader = jinja2.FileSystemLoader(TEMPLATES)
@@ -113,15 +126,15 @@ def write_report(
 
 
 def clients_line(federation: Federation) -> str:
-    """Rows and clients in a few words: `455 rows over 10 clients, 7 to 190 each`."""
-    counts = federation.summary()["rows"]  # of groups, the rows in them
+    """The numbers of rows and clients in words: `455 rows over 10 clients, 7 to 190 each`."""
+    counts = federation.summary()["rows"]  # for groups of rows, the rows in them
     least, most = int(counts.min()), int(counts.max())
     each = f"{least:,} to {most:,} each" if least < most else f"{least:,} each"
     return f"{int(counts.sum()):,} rows over {federation.num_clients} clients, {each}"
 
 
 def _tables(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """The parts of the comparison that have a number."""
+    """The parts of the comparison that have at least one number, as the page's template takes them."""
     shown = []
     for part in TABLES:
         written = part.written(table)
@@ -147,7 +160,7 @@ def _verdict(name: str, said: list[str], table: pd.DataFrame, reference: str | N
 
 
 def _measured(row: pd.Series[Any]) -> str:
-    """How near to the reference a result is, as the end of a sentence."""
+    """A result's distance from the reference, as the end of a sentence; "" if it was not measured."""
     if "mean_error" not in row or pd.isna(row["mean_error"]):
         return ""
     return (
@@ -157,7 +170,7 @@ def _measured(row: pd.Series[Any]) -> str:
 
 
 def _in_one_sentence(verdicts: list[Verdict]) -> str:
-    """How many results are without doubts, and which."""
+    """A sentence on the results without doubts and the results with doubts."""
     good = [one.name for one in verdicts if not one.doubts]
     if len(verdicts) == 1:
         return "Nothing speaks against this result." if good else "There are reasons to doubt this result."

@@ -1,6 +1,6 @@
-"""The figures of the page: what each shows, how to read it, and what is seen, for who cannot.
+"""The figures of the page: for each its panels, a note on how to read it, and a text for readers who cannot see it.
 
-A picture has panels of the width of a phone, which the page puts side by side where there is room.
+Panels are as wide as a phone's screen. The page puts them side by side if there is room.
 """
 
 from __future__ import annotations
@@ -33,20 +33,23 @@ from pyro_fed.ops.arviz_versions import ess, rhat
 from pyro_fed.results.inference_data import InferenceData, flag
 from pyro_fed.results.to_arviz import make_inference_data
 
-#: A panel that a phone shows whole, and one that takes its full width on a desk, in inches.
+#: Width and height of panels in inches: of several side by side, and of a single one.
 NARROW, WIDE = (3.6, 2.6), (4.4, 2.8)
-#: Parameters of the forest, of the panels of densities, and of those by client.
+#: Largest number of parameters in the forest, in the panels of densities, and in the panels of each client alone.
 MOST_IN_FOREST, MOST_PANELS, MOST_BY_CLIENT = 60, 9, 6
-#: Clients of a figure that has a line each; of more, those that stand out.
+#: Largest number of clients in a figure with a line for each; of more clients, those with the largest figures are
+#: shown.
 MOST_CLIENTS = 40
-#: Draws of which each gives replicated rows at every client.
+#: Posterior draws for which rows are replicated at every client.
 REPLICATIONS = 200
+#: R-hat is written out below this; larger ones only say that the chains have nothing in common.
+LARGEST_RHAT_WRITTEN = 100
 
-#: How to read the figures.
+#: Notes on how to read the figures.
 FOREST = """
 Means and 94 % intervals of every parameter, in SDs of the reference from its mean; thick lines hold the middle half of
-the draws. Where a line does not cover the grey band, the result is elsewhere; where it is shorter, it is too sure of
-itself. An arrow at the edge is a mean that lies outside.
+the draws. A line beside the grey band means that the result is off; a line that is shorter than the band means that it
+is too sure of itself. An arrow at the edge is a mean that lies outside.
 """
 FOREST_OF_ONE = "Means and 94 % intervals; thick lines hold the middle half of the draws."
 POSTERIORS = """
@@ -55,17 +58,17 @@ that lies outside the panel.
 """
 POSTERIORS_OF_ONE = "Posterior densities."
 PAIRS = "Draws of the two parameters on which the results differ most, over those of {centre} in grey."
-PAIRS_OF_ONE = "Draws of two parameters. A heap that is bent, or several of them, are not a Gaussian's."
+PAIRS_OF_ONE = "Draws of two parameters. If the draws are bent or in several heaps, the posterior is not Gaussian."
 CHAINS = """
-The parameter whose chains differ most (R-hat). Above, their paths: they should look alike, without drifts. Below, how
-often each chain has draws of each rank: flat, near the dashed line, where all chains visit the same posterior.
+The parameter whose chains differ most (R-hat). Above are their paths, which should look alike, without drifts. Below
+are the ranks of each chain's draws in all draws: if the chains agree, all bars are near the dashed line.
 """
 CONVERGENCE = """
 Size of the update of each round, in the algorithm's own measure: compare the slopes, not the heights.
 """
 PREDICTIVE = """
-The mean of each client's observed rows (dots) against the means of rows that the model draws for that client (bars,
-90 % of them). Of ten clients one dot outside is what chance does; more say that the model cannot make such data.
+The mean of each client's observed rows (dots) against the means of rows that the model draws for that client (bars, 90
+% of them). By chance about one dot in ten lies outside its bar; if many more do, the model does not produce such data.
 """
 RELIABILITY = """
 Accuracy against confidence on the test data; numbers are rows in the bin. On the dashed line a confidence of 80 % is
@@ -73,23 +76,30 @@ right four times in five; below it the result is too sure of itself. Bins of a f
 """
 WHO = "Rows of each client. The more the clients' labels differ, the more they must learn from each other."
 INFLUENCE = """
-By how many SDs each client moves the posterior of all the others, and by how many SDs of chance it disagrees with them.
-Influence is what a large client has; disagreement above four asks for a look at that client's data.
+Influence: by how many SDs a client moves the posterior of all other clients. Disagreement: by how many SDs of chance it
+differs from them. A large client has much influence. A disagreement above four asks for a look at the client's data.
 """
 CONTRIBUTIONS = """
-What each client has brought to what is known of the parameters, averaged over them, and its share of the rows. A client
-that brings much less than its rows has rows that say little, of one label for instance.
+Each client's share of the information on the parameters, averaged over these, and its share of the rows. If a client
+brings much less information than rows, its rows say little, for instance because they all have the same label.
 """
 BY_CLIENT = """
-What each client alone would say, its data and the prior, with 90 %, over what all say together (grey), on the
-unconstrained scale; larger dots bring more. Dots far from the grey band disagree, short of those with long lines.
-Without a dot: by its own data and the prior alone the client has no Gaussian answer.
+The posterior of each client's data and the prior alone, with 90 % intervals, over the posterior of all clients (grey),
+on the unconstrained scale. Larger dots bring more information. A dot far from the grey band disagrees, unless its
+interval reaches it. A client without a dot has too little data for a Gaussian posterior of its own.
 """
 COST = "Mean error against all bytes sent and received: lower left is best. Below the dashed line it is small enough."
 
 
 class Panel(NamedTuple):
-    """A panel: how it is drawn on axes, its size in inches, what is seen, and how many axes, one below another."""
+    """A panel of a picture.
+
+    Args:
+        draw: draws it on matplotlib axes: on one, or on an array of `axes`.
+        size: width and height in inches.
+        alt: a text that says what is seen.
+        axes: number of axes, one below the other.
+    """
 
     draw: Callable[[Any], object]
     size: tuple[float, float]
@@ -98,7 +108,14 @@ class Panel(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """Panels with a title, how to read them, and colours by name that all of them share."""
+    """A figure of the page.
+
+    Args:
+        title: the words above it.
+        panels: its panels.
+        note: says how to read it.
+        legend: colour of each result's name, for all panels.
+    """
 
     title: str
     panels: list[Panel]
@@ -107,7 +124,7 @@ class Picture(NamedTuple):
 
 
 class Chains(NamedTuple):
-    """R-hat and effective numbers of draws of each parameter, (D,)."""
+    """R-hat and effective number of draws of each parameter, (D,) each."""
 
     rhat: np.ndarray
     ess: np.ndarray
@@ -115,14 +132,14 @@ class Chains(NamedTuple):
 
 @dataclass(frozen=True)
 class Compared:
-    """What the page is about.
+    """The results that the page shows, and figures that several pictures need.
 
     Args:
-        table: of `pyro_fed.compare`.
-        results: by name.
-        federation: on which they were run.
-        reference: name of the reference.
-        test: the model's arguments for test data.
+        table: the table of `pyro_fed.compare`.
+        results: the results by name.
+        federation: the federation of the runs.
+        reference: name of the reference, or None.
+        test: the model's arguments for test data, or None.
     """
 
     table: pd.DataFrame
@@ -133,7 +150,7 @@ class Compared:
 
     @cached_property
     def draws(self) -> dict[str, Draws]:
-        """Those that are numbers."""
+        """The draws of each result whose draws are all finite."""
         found = {
             name: Draws.of(one, sorted(map(str, one["posterior"].data_vars))) for name, one in self.results.items()
         }
@@ -141,35 +158,35 @@ class Compared:
 
     @cached_property
     def drawable(self) -> dict[str, InferenceData]:
-        """Results whose draws are numbers."""
+        """The results whose draws are all finite."""
         return {name: self.results[name] for name in self.draws}
 
     @cached_property
     def centre(self) -> str | None:
-        """The result that others are drawn over: the reference, else the first with a spread."""
+        """Name of the result over which others are drawn: the reference, or the first result that is not a point."""
         wanted = (self.reference, *self.draws)
         return next((name for name in wanted if name in self.draws and not self.draws[name].spreadless), None)
 
     @cached_property
     def of_clients(self) -> dict[str, InferenceData]:
-        """Drawable results of clients, not of pooled data."""
+        """Drawable results of federated runs, without runs on pooled data."""
         return {name: one for name, one in self.drawable.items() if not flag(one.attrs, "centralized")}
 
     @cached_property
     def left_out(self) -> str:
-        """Which results the figures of draws do not show."""
+        """A sentence on the results that the figures of draws do not show; "" if they show all."""
         missing = [name for name in self.results if name not in self.draws]
         return f" Left out, as their draws are no numbers: {', '.join(missing)}." if missing else ""
 
     @cached_property
     def legend(self) -> dict[str, str]:
-        """Colours by result; the grey of the reference's areas."""
+        """The colour of each result; the centre has the grey of its areas."""
         found = line_colors(self.drawable)
         return found if self.centre is None else {**found, self.centre: REFERENCE}
 
     @cached_property
     def gaps(self) -> dict[str, Gaps]:
-        """How far each result with a spread is from that over which it is drawn."""
+        """Distances of each result's moments from the centre's; results that are a single point are left out."""
         if self.centre is None:
             return {}
         truth = self.draws[self.centre]
@@ -178,7 +195,7 @@ class Compared:
 
     @cached_property
     def chains(self) -> dict[str, Chains]:
-        """R-hat and effective draws of results that are Markov chains."""
+        """R-hat and effective numbers of draws of each result that is Markov chains."""
         found = {name: one for name, one in self.draws.items() if one.kind == "chains" and not one.spreadless}
         return {
             name: Chains(np.nan_to_num(rhat(one.values), nan=1.0), ess(one.values))
@@ -187,17 +204,31 @@ class Compared:
         }
 
     def over_centre(self, note: str, of_one: str) -> str:
-        """How to read a figure over the centre, or of one result alone, and what it leaves out."""
+        """The note of a figure of draws.
+
+        Args:
+            note: the note if there are several results; `{centre}` in it becomes the centre's name.
+            of_one: the note if there is one result.
+        """
         centre = "the reference" if self.centre == self.reference else str(self.centre)
         return (note.format(centre=centre) if len(self.drawable) > 1 else of_one) + self.left_out
 
     def different(self, centre: str, most: int) -> list[str]:
-        """The parameters on which results differ most from the one in the centre."""
+        """The parameters on which results differ most from the centre.
+
+        Args:
+            centre: name of the centre.
+            most: largest number of parameters.
+        """
         flat = {name: draws.flat for name, draws in self.draws.items()}
         return most_different(flat, centre, self.draws[centre].labels, None, most)
 
     def moments(self, label: str) -> str:
-        """Mean and SD of a parameter by result, in words."""
+        """A text with the mean and SD of a parameter in each result.
+
+        Args:
+            label: the parameter's name.
+        """
         said = []
         for name, draws in self.draws.items():
             values = draws.flat[:, draws.labels.index(label)]
@@ -206,9 +237,9 @@ class Compared:
 
 
 def pictures(about: Compared) -> list[dict[str, Any]]:
-    """The figures as the page's template takes them: title, note, legend, and each panel as an element.
+    """The figures as the page's template takes them: title, note, legend, and each panel as an SVG element.
 
-    One that cannot be drawn for these results has a note that says why in place of panels.
+    A figure that cannot be drawn for these results has no panels, and a note that says why.
 
     Args:
         about: the results.
@@ -237,7 +268,7 @@ def _drawn(panel: Panel, number: int, place: int) -> str:
 
 
 def _without_legend(axes: Any) -> None:
-    """The page has one legend for all panels."""
+    """Remove a panel's legend, since the page has one legend for all panels."""
     for ax in np.atleast_1d(axes):
         if ax.get_legend() is not None:
             ax.get_legend().remove()
@@ -261,7 +292,11 @@ def _forest(about: Compared) -> Picture | None:
 
 
 def farthest(about: Compared) -> str:
-    """Which mean is farthest from the reference, and whose."""
+    """A text on the mean that is farthest from the reference: its result, its parameter, and the distance.
+
+    Args:
+        about: the results.
+    """
     far = about.gaps
     if not far:
         return "there is no reference to measure them by"
@@ -326,10 +361,16 @@ def _chains(about: Compared) -> Picture | None:
             axes[0].set_title(f"{name}: {worst}", fontsize=10)
             axes[1].set_title("")
 
-        alt = f"Paths and ranks of {len(draws.values)} chains of {name} in {worst}, R-hat {chains.rhat.max():.3f}"
+        largest = written_rhat(float(chains.rhat.max()))
+        alt = f"Paths and ranks of {len(draws.values)} chains of {name} in {worst}, R-hat {largest}"
         return Panel(draw, (3.6, 4.2), alt, axes=2)
 
     return Picture("", [panel(*one) for one in about.chains.items()], CHAINS, {}) if about.chains else None
+
+
+def written_rhat(value: float) -> str:
+    """An R-hat as text. R-hat of chains that stand still at different points is infinite or arbitrarily large."""
+    return f"{value:.3f}" if value <= LARGEST_RHAT_WRITTEN else f"above {LARGEST_RHAT_WRITTEN}"
 
 
 def _convergence(about: Compared) -> Picture | None:
@@ -381,7 +422,7 @@ def _predictive(about: Compared) -> Picture | None:
 
 
 def _strongest(order: np.ndarray) -> np.ndarray:
-    """Numbers of the clients that are shown, the first in this order where there are too many, in their own order."""
+    """Numbers of the clients to show, in their own order: if there are too many, those with the smallest `order`."""
     return np.sort(np.argsort(np.nan_to_num(order, nan=np.inf), kind="stable")[:MOST_CLIENTS])
 
 
@@ -487,7 +528,7 @@ def _by_client(about: Compared) -> Picture | None:
 
 
 def _best(about: Compared) -> str | None:
-    """The result of clients that is nearest to the reference, or has the smallest KSD, or is the first."""
+    """Name of the best result of a federated run: by mean error, else by KSD, else the first; None if there is none."""
     names = [name for name in about.of_clients if not about.draws[name].spreadless]
     if not names or not about.federation.holds_data or about.federation.num_clients < 2:
         return None

@@ -1,4 +1,4 @@
-"""What is measured of results as plain values: for `--json`, and for programs that go on from there."""
+"""Results' figures as plain dictionaries, which the command line writes as JSON (`--json`)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pyro_fed.results.inference_data import InferenceData
 
 
 def as_json(values: Mapping[str, Any]) -> str:
-    """Plain values as JSON; numbers that are not finite, which it has not, as null.
+    """Plain values as JSON. NaN and infinities, which JSON does not have, become null.
 
     Args:
         values: nested mappings and sequences of texts and numbers, NumPy's among them.
@@ -29,7 +29,7 @@ def comparison(table: pd.DataFrame) -> dict[str, dict[str, Any]]:
     """The columns of `pyro_fed.compare` by result, `warnings` as a list of sentences.
 
     Args:
-        table: of `pyro_fed.compare`.
+        table: the table of `pyro_fed.compare`.
     """
     said = sentences(table)
     return {
@@ -39,11 +39,11 @@ def comparison(table: pd.DataFrame) -> dict[str, dict[str, Any]]:
 
 
 def of_run(idata: InferenceData, measured: Mapping[str, float]) -> dict[str, Any]:
-    """A run: its attributes, the posterior's table, doubts, the test data's measures, and what it cost.
+    """A run's attributes, posterior table, doubts and warnings, measures on test data, and costs.
 
     Args:
         idata: result of `pyro_fed.run`.
-        measured: of `pyro_fed.metrics.test_metrics`.
+        measured: result of `pyro_fed.metrics.test_metrics`; empty without test data.
     """
     record = idata["federation"]
     texts = {name: value for name, value in idata.attrs.items() if name not in ("doubts", "warnings", "steps")}
@@ -55,7 +55,7 @@ def of_run(idata: InferenceData, measured: Mapping[str, float]) -> dict[str, Any
 
 
 def posterior(idata: InferenceData) -> dict[str, dict[str, float]]:
-    """Mean, SD and 94 % interval by scalar; of a point its value, of chains with R-hat and effective sample sizes.
+    """Mean, SD and 94 % interval of each scalar, for chains also R-hat and effective sample sizes; a point's values.
 
     Args:
         idata: result of `pyro_fed.run`.

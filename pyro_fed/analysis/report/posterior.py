@@ -1,4 +1,4 @@
-"""The posterior as tables of the page: every parameter, a row each."""
+"""The posterior as tables of the page, with a row for each parameter."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ import numpy as np
 
 from pyro_fed.analysis.judging.tables import cell
 from pyro_fed.analysis.numbers import digits
-from pyro_fed.analysis.report.pictures import Compared
+from pyro_fed.analysis.report.pictures import Compared, written_rhat
 
-#: Rows of the table; of more parameters, those on which the results differ most.
+#: Largest number of rows of the table; of more parameters, those on which the results differ most are shown.
 MOST_ROWS = 200
 #: The ends of the intervals, which hold 94 %.
 ENDS = (0.03, 0.97)
 SUMMARY = """
-Mean, SD and 94 % interval of every parameter. Beside the reference, how far the other results are: the distance of
-their mean in SDs of the reference, and their SD over the reference's. Sorted by such a column the parameters that are
-worst stand first.
+Mean, SD and 94 % interval of every parameter of the reference. For the other results, the distance of the mean in SDs
+of the reference, and the ratio of the SD to the reference's. Sort by such a column to see the worst parameters first.
 """
 OF_ONE = "Mean, SD and 94 % interval (equal tails) of every parameter."
 CHAINS = """
@@ -68,7 +67,7 @@ def _mixing(about: Compared) -> dict[str, Any]:
         draws = about.draws[name]
         count, each, _ = draws.values.shape
         values = (float(count), float(each), float(chains.rhat.max()), float(np.nanmin(chains.ess)))
-        written = (f"{count}", f"{each:,}", f"{values[2]:.3f}", f"{values[3]:,.0f}")
+        written = (f"{count}", f"{each:,}", written_rhat(values[2]), f"{values[3]:,.0f}")
         worst = draws.labels[int(chains.rhat.argmax())]
         rows[name] = [*zip(written, values, strict=True), (worst, worst)]
     columns = ["chains", "draws each", "largest R-hat", "smallest ESS", "parameter of that R-hat"]
@@ -76,7 +75,7 @@ def _mixing(about: Compared) -> dict[str, Any]:
 
 
 def significant(value: float) -> str:
-    """Three digits, and whole numbers with their thousands apart: 0.0123, 1.23, 12,300."""
+    """A number with three significant digits, and commas between thousands: 0.0123, 1.23, 12,346."""
     if value == 0 or not math.isfinite(value):
         return f"{value:.3g}"
     size = math.floor(math.log10(abs(value)))

@@ -1,6 +1,6 @@
-"""Figures as SVG within a page, drawn once: a style sheet has their colours on light and on dark paper.
+"""Figures as SVG elements of a page, whose style sheet has the figures' colours for light and for dark paper.
 
-Text is drawn as outlines, so that a figure looks the same everywhere; what it says stands in the alternative text.
+Text is drawn as outlines, so that a figure looks the same everywhere. Screen readers have the alternative text.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from pyro_fed.analysis.plots.style import DARK, INK, PAPER, SOFT
 
-#: How figures of a page are drawn: the colours that a style sheet knows, no paper of their own, sizes for panels.
+#: Matplotlib settings for figures of a page: only colours that the style sheet has, and no background.
 STYLE: Any = {
     "text.color": INK,
     "axes.labelcolor": INK,
@@ -30,19 +30,19 @@ STYLE: Any = {
     "svg.fonttype": "path",
     "svg.hashsalt": "pyro_fed",  # the same figure gives the same text
 }
-#: Pixels an inch of a figure has on a screen.
+#: Pixels per inch of a figure on a screen.
 DPI = 96
-#: Decimals of coordinates, in points; glyphs are scaled by numbers with more.
+#: Decimals of coordinates, in points. Scales of glyphs need more, and are left as they are.
 DECIMALS = 2
 
 
 def inline(figure: Figure, prefix: str, alt: str) -> str:
-    """A figure as an element of a page.
+    """A figure as an SVG element of a page.
 
     Args:
-        figure: drawn under `STYLE`.
-        prefix: of the names within it, different for every figure of a page.
-        alt: what is seen, for who cannot.
+        figure: a figure drawn under `STYLE`.
+        prefix: prefix of the ids within the element; every figure of a page needs another one.
+        alt: alternative text, which says what is seen.
     """
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
@@ -63,7 +63,7 @@ def inline(figure: Figure, prefix: str, alt: str) -> str:
 
 
 def _colour(found: re.Match[str]) -> str:
-    """A colour of the style sheet; of other greys a mixture of ink and what is below; others as they are."""
+    """The style sheet's variable of a known colour; other greys become transparent ink; other colours stay."""
     colour = found[0]
     if colour in _KNOWN or not colour[1:3] == colour[3:5] == colour[5:]:
         return _KNOWN.get(colour, colour)
@@ -76,7 +76,11 @@ def _short(found: re.Match[str]) -> str:
 
 
 def colours(dark: bool) -> str:
-    """Declarations of a style sheet: the colours of figures on light or dark paper."""
+    """Declarations of a style sheet with the colours of figures.
+
+    Args:
+        dark: for dark paper.
+    """
     return " ".join(f"{_variable(light)}: {DARK[light] if dark else light};" for light in DARK)
 
 
@@ -84,5 +88,5 @@ def _variable(light: str) -> str:
     return f"--figure-{light[1:].lower()}"
 
 
-#: Colours as Matplotlib writes them, and what stands for them in a page.
+#: The style sheet's variable of each colour as Matplotlib writes it; paper is left out.
 _KNOWN = {light.lower(): f"var({_variable(light)})" for light in DARK} | {PAPER: "none"}

@@ -1,4 +1,4 @@
-"""What the command line prints about a run: a few aligned blocks of plain text."""
+"""The blocks of aligned text that the command line prints about a run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 #: Column at which the values of a block begin.
 NAME_WIDTH = 24
 
-#: Longer values of a block go on in the next line.
+#: Lines of a block are wrapped at this width.
 LINE_WIDTH = 110
 
 
@@ -32,8 +32,8 @@ def field(name: str, value: str) -> str:
     """One entry of a block.
 
     Args:
-        name: in the left column.
-        value: in the right one; a long one goes on in the next lines.
+        name: the text in the left column.
+        value: the text in the right column, wrapped if it is long.
     """
     indent = " " * (NAME_WIDTH + 2)
     return textwrap.fill(
@@ -50,8 +50,8 @@ def listing(title: str, entries: Mapping[str, str]) -> str:
     """A block of names and descriptions.
 
     Args:
-        title: of the block.
-        entries: one line of description by name.
+        title: title of the block.
+        entries: for each name a description of one line.
     """
     width = max([NAME_WIDTH, *(len(name) + 2 for name in entries)])
     lines = [f"  {click.style(name.ljust(width), fg='cyan')}{text}" for name, text in entries.items()]
@@ -59,10 +59,10 @@ def listing(title: str, entries: Mapping[str, str]) -> str:
 
 
 def steps_block(steps: pd.DataFrame) -> str:
-    """What was tried one after the other, with its cost and what speaks against it, as a block.
+    """The stages of a run of `Auto`, with costs and doubts, as a block.
 
     Args:
-        steps: of `pyro_fed.steps`.
+        steps: the table of `pyro_fed.steps`.
     """
     lines = []
     for row in steps.to_dict("records"):
@@ -73,7 +73,7 @@ def steps_block(steps: pd.DataFrame) -> str:
 
 
 def doubts_block(idata: InferenceData) -> str:
-    """What is left to doubt, as a block.
+    """The doubts about a run, as a block.
 
     Args:
         idata: result of `pyro_fed.run`.
@@ -84,15 +84,14 @@ def doubts_block(idata: InferenceData) -> str:
 
 
 def posterior_table(idata: InferenceData, max_rows: int) -> str:
-    """Mean, SD and 94 % interval of the posterior, one row a scalar.
+    """Mean, SD and 94 % interval of the posterior, with a row for each scalar.
 
-    R-hat and ESS describe Markov chains and are shown for them alone: of particles or independent draws they
-    would say nothing. A point has neither SD nor interval: its table has the values alone (the agents' mean, where each
-    has a point).
+    R-hat and ESS are shown for Markov chains only, since for particles and independent draws they mean nothing. For a
+    point, which has neither SD nor interval, the table has its values (if each agent has a point, their mean).
 
     Args:
         idata: result of `pyro_fed.run`.
-        max_rows: rows to show; what is left out is counted in a last line.
+        max_rows: number of rows to show; a last line says how many are left out.
     """
     made = idata.attrs.get("draws_are")
     table = _values(idata) if made == "point" else summary(idata, chains=made == "chains")
@@ -105,7 +104,7 @@ def posterior_table(idata: InferenceData, max_rows: int) -> str:
 
 
 def _values(idata: InferenceData) -> pd.DataFrame:
-    """The values of a point, a row a scalar: of agents that have one each, their mean."""
+    """The values of a point, with a row for each scalar; if each agent has a point, their mean."""
     import pandas as pd
 
     draws = Draws.of(idata, list(map(str, idata["posterior"].data_vars)))
@@ -113,10 +112,10 @@ def _values(idata: InferenceData) -> pd.DataFrame:
 
 
 def prediction_block(metrics: Mapping[str, float]) -> str:
-    """How good the predictions are, as a block.
+    """The measures of predictions of test data, as a block.
 
     Args:
-        metrics: of `pyro_fed.metrics.test_metrics`; empty where the model has no test data, which the block then says.
+        metrics: result of `pyro_fed.metrics.test_metrics`; empty if the model has no test data, which the block says.
     """
     if not metrics:
         return "\n".join([heading("Test data"), "  none: this model has nothing to predict"])
@@ -133,7 +132,7 @@ def cost_block(idata: InferenceData) -> str:
     """Rounds, traffic and time of a run, as a block.
 
     Args:
-        idata: result of `pyro_fed.run`, whose group `federation` holds them.
+        idata: result of `pyro_fed.run`, with its group `federation`.
     """
     federation = idata["federation"]
     up, down = (int(federation[name].sum()) for name in ("bytes_up", "bytes_down"))
@@ -147,11 +146,11 @@ def cost_block(idata: InferenceData) -> str:
 
 
 def client_line(sizes: Sequence[int], unit: str = "") -> str:
-    """How many clients there are and how many rows they hold, in a few words.
+    """The number of clients and of their rows, in words.
 
     Args:
-        sizes: rows of each client.
-        unit: behind their number, such as "clients".
+        sizes: number of rows of each client.
+        unit: a word behind the number of clients, such as "clients".
     """
     count = f"{len(sizes)} {unit}".rstrip()
     if min(sizes) == max(sizes):

@@ -69,9 +69,9 @@ def test_references_that_are_kept_are_of_the_data_that_are_here():
         reference = case.reference(case.data())
         assert not reference.exact
         assert all(np.isfinite(value).all() and value.shape[:2] == (4, 500) for value in reference.values.values())
-    with pytest.raises(DataError, match="one of other data"):
+    with pytest.raises(DataError, match="was made for other data"):
         kept("logistic_regression", (torch.zeros(3),))
-    with pytest.raises(DataError, match="is not there"):
+    with pytest.raises(DataError, match="is missing, expected the file"):
         kept("none", ())
 
 

@@ -105,7 +105,7 @@ def test_adapters_that_cannot_be_loaded(tmp_path):
         path.write_text(text)
         with pytest.raises(AdapterError, match=said):
             find(["fedep"], [path])
-    with pytest.raises(AdapterError, match="no Python file"):
+    with pytest.raises(AdapterError, match="expected a Python file"):
         find([str(tmp_path / "missing.py")], [])
     with pytest.raises(SettingError, match="no recipe or adapter 'fedepp'"):
         find(["fedepp"], [])
@@ -113,7 +113,7 @@ def test_adapters_that_cannot_be_loaded(tmp_path):
     twin = tmp_path / "below" / "none.py"
     twin.parent.mkdir()
     twin.write_text("def run(model, clients): ...")
-    with pytest.raises(DataError, match="two files are called"):
+    with pytest.raises(DataError, match="several files are called"):
         find([], [path, twin])
 
 
@@ -167,7 +167,7 @@ def test_cells_on_disk(tmp_path):
     store.take(table)
     assert store.read(dataclasses.replace(cell, seed=5), 10).seed == 5
     (store.folder / cell.file).write_text("{")
-    with pytest.raises(DataError, match="is no cell of the benchmark"):
+    with pytest.raises(DataError, match="is no file of a cell of the benchmark"):
         store.read(cell, 10)
     table.write_text("[]")
     with pytest.raises(DataError, match="is no table"):

@@ -33,7 +33,7 @@ def uniforms(dim: int) -> np.ndarray:
 
 
 def gaussian(mean: np.ndarray, covariance: np.ndarray) -> np.ndarray:
-    """Points (n, D) whose mean and covariance are these."""
+    """Points (n, D) with exactly the given mean and covariance."""
     from scipy import stats
 
     z = stats.norm.ppf(uniforms(len(mean)))
@@ -44,7 +44,7 @@ def gaussian(mean: np.ndarray, covariance: np.ndarray) -> np.ndarray:
 
 
 def exact(**values: np.ndarray) -> Reference:
-    """A reference of points (n, *shape) by site."""
+    """An exact reference from points (n, *shape) by site."""
     return Reference({name: value[None] for name, value in values.items()}, True, "closed form")
 
 
@@ -216,7 +216,7 @@ def gaussian_mixture_1d() -> Case:
 
 
 def analytic_cases() -> list[Case]:
-    """All of them."""
+    """All cases in closed form."""
     return [
         gaussian_mean(),
         Case(

@@ -1,4 +1,4 @@
-"""A posterior with a known answer, and how its rows go to clients."""
+"""A case: a posterior with a known answer; and a split of its rows over clients."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pyro_fed.federation import partition as partitions
 from pyro_fed.federation.federation import Federation
 from pyro_fed.federation.partition.base import as_values
 
-#: Classes that a continuous target is cut into where rows are dealt out by labels: its quarters.
+#: For a split by labels, a continuous target is cut at its quartiles into this many classes.
 LABELS = 4
 
-#: What reads a column, one value a row, from the model's arguments.
+#: A function that reads a column, with one value for each row, from the model's arguments.
 Column = Callable[[tuple[Any, ...]], Any]
 
 
@@ -26,12 +26,12 @@ class NotApplicable(SettingError):
 
 @dataclass(frozen=True)
 class Reference:
-    """What is known of a posterior.
+    """Draws that represent a case's posterior.
 
     Args:
-        values: by site, `(chain, draw, *shape)`.
-        exact: whether its moments are those of the posterior, to many digits, and not those of a random sample.
-        source: where it comes from, in a few words.
+        values: draws `(chain, draw, *shape)` by site.
+        exact: True if the draws' moments equal the posterior's to many digits; False for a random sample.
+        source: where the draws come from, in a few words.
     """
 
     values: Mapping[str, np.ndarray]
@@ -44,17 +44,17 @@ class Case:
     """A posterior with a known answer.
 
     Args:
-        name: unique.
+        name: name of the case; unique.
         kind: "analytic", "gallery" or "posteriordb".
-        about: what is hard or easy about it, in a line.
+        about: a description in a line.
         model: an ordinary Pyro model.
-        data: makes its positional arguments, in double precision.
-        reference: from these arguments to what is known.
-        sort_by: the column that clients are sorted by.
-        labels: the column whose classes a Dirichlet split deals out; a continuous one is cut into quarters.
-        groups: the column of groups, where there are any.
+        data: returns the model's positional arguments, in double precision.
+        reference: takes these arguments, and returns draws of the posterior.
+        sort_by: the column by which the split "sorted" sorts the rows.
+        labels: the column whose classes a Dirichlet split deals out; a continuous column is cut at its quartiles.
+        groups: the column of groups for the split "group"; None if the case has no groups.
         plate: name of the plate that is split.
-        rows: where that is a plate of groups, as in `Federation`.
+        rows: as for `Federation`, if the plate is one of groups whose rows are in plates of their own.
     """
 
     name: str
@@ -72,11 +72,11 @@ class Case:
 
 @dataclass(frozen=True)
 class Split:
-    """How rows go to clients.
+    """A way to split rows over clients.
 
     Args:
         how: "iid", "sorted", "group" or "dirichlet:ALPHA".
-        clients: how many.
+        clients: number of clients.
     """
 
     how: str
@@ -84,10 +84,10 @@ class Split:
 
     @classmethod
     def parse(cls, text: str) -> Split:
-        """From a text such as "sorted/10" or "dirichlet:0.3/100".
+        """Read a split from a text such as "sorted/10" or "dirichlet:0.3/100".
 
         Raises:
-            SettingError: another text.
+            SettingError: the text is no split.
         """
         how, _, count = text.strip().lower().partition("/")
         kind, _, alpha = how.partition(":")
@@ -127,14 +127,14 @@ class Split:
         return partitions.ByGroup(by=groups)
 
     def federation(self, case: Case, seed: int) -> Federation:
-        """The case's rows over clients.
+        """A federation with the case's rows split over clients.
 
         Args:
-            case: the posterior.
-            seed: of the split.
+            case: the case.
+            seed: seed of the split.
 
         Raises:
-            NotApplicable: as `partition`.
+            NotApplicable: the case has too few rows, or no groups.
         """
         args = case.data()
         how = self.partition(case, args)
@@ -144,7 +144,7 @@ class Split:
 
 
 def classes(values: Any) -> np.ndarray:
-    """Labels as they are, and a continuous target's quarters."""
+    """Numbers of classes: of labels, from 0; of a continuous target, the quarter that each value is in."""
     column = as_values(values, "the labels")
     if len(np.unique(column)) <= LABELS:
         return np.unique(column, return_inverse=True)[1]

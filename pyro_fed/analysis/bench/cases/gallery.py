@@ -1,8 +1,8 @@
 """The gallery's models without a closed form, with long runs of NUTS as their references.
 
-A reference is kept in `references/NAME.npz` with a fingerprint of its data: four chains of 2,000 draws in double
-precision, of which every fourth is kept. One of other data is refused;
-`python -m benchmarks.accuracy.bench_references` makes them anew.
+A reference is stored in `references/NAME.npz` with a fingerprint of its data. It is every fourth draw of four chains of
+2,000 draws in double precision. A reference whose data have changed is refused;
+`python -m benchmarks.accuracy.bench_references` makes all references anew.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from pyro_fed.errors import DataError
 from pyro_fed.recipes.library import load_model
 
 REFERENCES = Path(__file__).parent / "references"
-#: Digits behind the point of the data that a fingerprint looks at: a library may draw the last ones otherwise.
+#: Decimals of the data in a fingerprint: another version of a library may change later ones.
 DIGITS = 4
 
 
 def fingerprint(args: tuple[Any, ...]) -> str:
-    """A text that changes with the data."""
+    """A digest of the data, rounded to `DIGITS` decimals."""
     digest = hashlib.sha256()
     for leaf in args:
         array = leaf.detach().numpy() if isinstance(leaf, Tensor) else np.asarray(leaf)
@@ -34,36 +34,39 @@ def fingerprint(args: tuple[Any, ...]) -> str:
 
 
 def kept(name: str, args: tuple[Any, ...]) -> Reference:
-    """The reference that is kept of a model.
+    """The stored reference of a model.
 
     Args:
-        name: of the model.
-        args: its data.
+        name: name of the model.
+        args: the model's arguments.
 
     Raises:
-        DataError: there is none, or it is one of other data.
+        DataError: there is no stored reference, or it was made for other data.
     """
     path = REFERENCES / f"{name}.npz"
     if not path.is_file():
-        raise DataError(f"{path} is not there: python -m benchmarks.accuracy.bench_references {name}")
+        raise DataError(
+            f"the reference of '{name}' is missing, expected the file {path}: make it by "
+            f"python -m benchmarks.accuracy.bench_references {name}"
+        )
     with np.load(path) as stored:
         values = {key: stored[key].astype(float) for key in stored.files if key != "data"}
         of = str(stored["data"])
     if of != fingerprint(args):
         raise DataError(
-            f"the reference of '{name}' is one of other data ({of}, here {fingerprint(args)}): "
-            f"python -m benchmarks.accuracy.bench_references {name}"
+            f"the reference of '{name}' was made for other data (fingerprint {of}, expected {fingerprint(args)}): make "
+            f"it anew by python -m benchmarks.accuracy.bench_references {name}"
         )
     return Reference(values, False, "NUTS, 4 chains of 2,000 on the pooled data")
 
 
 class Plain(NamedTuple):
-    """A model whose rows are those of all its arguments.
+    """A model in which all arguments have the same rows.
 
     Attributes:
-        about: in a few words.
-        sort_by: the argument by which its rows are sorted; of a matrix, the sums of its rows.
-        labels: the argument by whose values clients differ, likewise.
+        about: a description in a few words.
+        sort_by: number of the argument by which rows are sorted; for a matrix, by the sums of its rows.
+        labels: number of the argument whose values a split by labels uses; for a matrix, the sums of its rows.
     """
 
     about: str
@@ -88,7 +91,7 @@ PLAIN = {
 
 
 def gallery_cases() -> list[Case]:
-    """Those that have references."""
+    """The cases of the gallery: its models with stored references."""
     return [
         _case(
             "logistic_regression",
@@ -122,7 +125,7 @@ def gallery_cases() -> list[Case]:
 
 
 def _case(name: str, about: str, sort_by: Column, labels: Column, groups: Column | None = None) -> Case:
-    """A model of the gallery, split by its own plate."""
+    """A case from a model of the gallery, split by the model's own plate."""
     module: Any = load_model(name)
     return Case(
         name,
@@ -140,5 +143,5 @@ def _case(name: str, about: str, sort_by: Column, labels: Column, groups: Column
 
 
 def _argument(number: int) -> Column:
-    """One of the arguments as a column; of a matrix, the sums of its rows."""
+    """A function that reads an argument as a column; of a matrix, the sums of its rows."""
     return lambda args: args[number].double().reshape(len(args[number]), -1).sum(1)

@@ -1,4 +1,4 @@
-"""All cases, and those of a quick look."""
+"""The list of all cases, and of the cases of a quick benchmark."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pyro_fed.analysis.bench.cases.case import Case
 from pyro_fed.analysis.bench.cases.gallery import gallery_cases
 from pyro_fed.analysis.bench.cases.posteriordb import POSTERIORS, find, has
 
-#: Splits that every case is tried with, as far as it has the rows.
+#: The default splits; a case is left out of splits for which it has too few rows or groups.
 SPLITS = (
     *("iid/10", "sorted/10", "dirichlet:0.3/10", "group/10"),
     *("sorted/2", "sorted/100", "iid/2", "iid/100"),
 )
-#: What `--quick` runs: one split a case, none of which needs a file from elsewhere.
+#: The cases of a quick benchmark, with one split each. None needs data from elsewhere.
 QUICK: Mapping[str, str] = {
     "gaussian_covariance": "sorted/2",
     "linear_regression": "sorted/2",
@@ -26,7 +26,7 @@ QUICK: Mapping[str, str] = {
 
 
 def all_cases(posteriordb: Path | None = None) -> dict[str, Case]:
-    """Every case whose data are here, by name.
+    """All cases whose data are available, by name.
 
     Args:
         posteriordb: folder of posteriordb; `$PYRO_FED_DATA/posteriordb` by default.
@@ -39,7 +39,7 @@ def all_cases(posteriordb: Path | None = None) -> dict[str, Case]:
 
 
 def missing_cases(posteriordb: Path | None = None) -> list[str]:
-    """Cases whose data are not here.
+    """Names of the cases whose data are missing.
 
     Args:
         posteriordb: as in `all_cases`.

@@ -140,13 +140,13 @@ class Posterior:
     """One posterior of the database.
 
     Args:
-        full_name: in the database.
-        about: what it is, in a few words.
-        model: Stan's, as a Pyro model.
-        arguments: raw data → the model's arguments, all split by rows.
-        sort_by: arguments → the covariate that clients are sorted by.
-        groups: arguments → the groups, where there are any.
-        sites: the database's draws by name → those of the model's sites, where these are others.
+        full_name: name in the database.
+        about: a description in a few words.
+        model: Stan's model, written in Pyro.
+        arguments: takes the raw data, and returns the model's arguments, all split by rows.
+        sort_by: takes the arguments, and returns the covariate by which clients are sorted.
+        groups: takes the arguments, and returns the groups; None if there are none.
+        sites: takes the database's draws by name, and returns draws of the model's sites; None if they are the same.
     """
 
     full_name: str
@@ -194,7 +194,7 @@ class Posterior:
 
 
 def _age_group(args: tuple[Any, ...]) -> Any:
-    """Ages of the NES survey, 0 to 3, by sex: eight groups, and by education where that is not enough."""
+    """Numbers of the NES survey's groups by age (0 to 3), sex and education."""
     x = args[0]
     return (x[:, 3] + 2 * x[:, 4] + 3 * x[:, 5] + 4 * x[:, 7] + 8 * x[:, 6]).long()
 
@@ -339,7 +339,7 @@ def sites_of(draws: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     for key, value in draws.items():
         found = re.fullmatch(r"(\w+?)(?:\[(\d+)\])?", key)
         if found is None:
-            raise DataError(f"reference draws: expected names such as 'beta[1]', received '{key}'")
+            raise DataError(f"reference draws: expected Stan's names, such as 'sigma' or 'beta[1]', received '{key}'")
         elements.setdefault(found[1], {})[int(found[2] or 0)] = value
     return {
         name: parts[0] if 0 in parts else np.stack([parts[i] for i in sorted(parts)], -1)
