@@ -82,15 +82,15 @@ ALGORITHMS: dict[str, tuple[Callable[[], Algorithm], dict[str, Any]]] = {
 }
 
 
-def network(hidden: int, classes: int = 10) -> Callable[[Tensor, Tensor], None]:
-    """One hidden layer."""
+def network(hidden: int, classes: int = 10, sd: float = 1.0) -> Callable[[Tensor, Tensor], None]:
+    """One hidden layer, N(0, sd²) on all weights."""
 
     def model(x: Tensor, y: Tensor) -> None:
         columns = x.shape[1]
-        w1 = pyro.sample("w1", dist.Normal(x.new_zeros(columns, hidden), 1.0).to_event(2))
-        b1 = pyro.sample("b1", dist.Normal(x.new_zeros(hidden), 1.0).to_event(1))
-        w2 = pyro.sample("w2", dist.Normal(x.new_zeros(hidden, classes), 1.0).to_event(2))
-        b2 = pyro.sample("b2", dist.Normal(x.new_zeros(classes), 1.0).to_event(1))
+        w1 = pyro.sample("w1", dist.Normal(x.new_zeros(columns, hidden), sd).to_event(2))
+        b1 = pyro.sample("b1", dist.Normal(x.new_zeros(hidden), sd).to_event(1))
+        w2 = pyro.sample("w2", dist.Normal(x.new_zeros(hidden, classes), sd).to_event(2))
+        b2 = pyro.sample("b2", dist.Normal(x.new_zeros(classes), sd).to_event(1))
         with pyro.plate("data", len(x)):
             pyro.sample("y", dist.Categorical(logits=torch.relu(x @ w1 + b1) @ w2 + b2), obs=y)
 

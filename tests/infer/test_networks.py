@@ -95,7 +95,7 @@ def test_defaults_of_large_models_are_taken_where_nothing_is_set(fed):
     assert run_as(pf.SVGD(), fed.problem).local_steps == 50
     assert run_as(pf.DSVGD(), fed.problem).num_particles == run_as(pf.ParallelDSVGD(), fed.problem).num_particles == 20
     langevin = run_as(pf.FSGLD(batch_size=None), fed.problem)
-    assert (langevin.num_chains, langevin.batch_size, langevin.default_rounds(CLIENTS)) == (4, None, 300)
+    assert (langevin.num_chains, langevin.batch_size, langevin.default_rounds(CLIENTS)) == (10, None, 120)
     assert run_as(pf.FSGLD(target_ess=500), fed.problem).default_rounds(CLIENTS) == 10_000
 
 
@@ -130,7 +130,7 @@ def test_what_is_set_stays(fed, algorithm):
 @pytest.mark.parametrize(
     ("algorithm", "name"),
     [
-        (pf.FSGLD(num_chains=10), "num_chains"),
+        (pf.FSGLD(batch_size=800), "batch_size"),
         (pf.DSVGD(num_particles=100), "num_particles"),
         (pf.SVGD(num_particles=100), "num_particles"),
     ],

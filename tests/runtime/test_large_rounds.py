@@ -58,7 +58,7 @@ def widths(monkeypatch, algorithm, **options):
 
 
 KINDS = {
-    "FSGLD": pf.FSGLD(surrogates=pf.FedEP(start="prior", client="ivon"), batch_size=4, burn_in=0, thin=1),
+    "FSGLD": pf.FSGLD(num_chains=4, surrogates=pf.FedEP(start="prior", client="ivon"), batch_size=4, burn_in=0, thin=1),
     "FedAvg": pf.FedAvg(chain_steps=2),
     "FedEP": pf.FedEP(start="prior", client="ivon"),
     "P2PVI": pf.P2PVI(),

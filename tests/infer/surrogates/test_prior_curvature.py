@@ -1,0 +1,45 @@
+"""The prior's curvature beside diagonal surrogates, without all of its Hessian."""
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch.func import grad, jacrev
+
+import pyro_fed as pf
+from pyro_fed.infer.surrogates import surrogates
+
+
+def federation(size, scaled):
+    """Weights of a scale, which is a latent or given, and Student's tails besides."""
+
+    def model(y):
+        scale = pyro.sample("scale", dist.LogNormal(y.new_zeros(()), 1.0))
+        w = pyro.sample("w", dist.Normal(y.new_zeros(size), scale if scaled else 2.0).to_event(1))
+        tails = pyro.sample("tails", dist.StudentT(3.0, y.new_zeros(5), 1.0).to_event(1))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(w[0] + tails.sum(), 1.0), obs=y)
+
+    return pf.Federation(model, (torch.arange(6.0, dtype=torch.float64),), plate="data", num_clients=3, seed=0)
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+def test_the_diagonal_is_that_of_the_whole_hessian(scaled, monkeypatch):
+    problem = federation(40, scaled).problem
+    z = torch.randn(problem.dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    monkeypatch.setattr(surrogates, "WORKED_NUMBERS", 7 * problem.dim)  # blocks of seven rows, the last of fewer
+    whole = jacrev(grad(problem.log_prior))(z).diagonal()
+    torch.testing.assert_close(surrogates._diagonal(problem, z), whole, rtol=1e-10, atol=1e-10)
+
+
+def test_surrogates_of_many_parameters_take_no_hessian_of_the_prior():
+    """All of it would have 3.6e10 numbers: 75,010 parameters of a network ended a process of 24 GB."""
+    size = 200_000
+    fed = federation(size, scaled=False)
+    dim = fed.problem.dim
+    given = pf.Given(torch.ones(3, dim, dtype=torch.float64), torch.ones(3, dim, dtype=torch.float64))
+    sites, target = surrogates.fitted(fed.problem, given, None)
+    w = slice(*(at + fed.problem.sites["w"].start for at in (0, size)))
+    torch.testing.assert_close(target.precision[w], torch.full((size,), 3 + 0.25, dtype=torch.float64))
+    torch.testing.assert_close(target.mean()[w], torch.full((size,), 3 / 3.25, dtype=torch.float64))
+    assert len(sites.eta) == 3
