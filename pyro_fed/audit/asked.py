@@ -23,7 +23,7 @@ def asked(algorithm: Algorithm, draws: Tensor) -> list[str]:
     """What may be misunderstood about a result because of the settings that it was asked for with.
 
     Args:
-        algorithm: what was run.
+        algorithm: the algorithm of the run.
         draws: (chain, draw, D).
 
     Returns:

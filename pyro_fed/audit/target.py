@@ -93,7 +93,7 @@ class Target:
         Args:
             problem: the model's densities, as the run compiled them.
             draws: (S, D), S at least 2.
-            temperature: of the likelihood.
+            temperature: T of the likelihood, which is raised to the power 1 / T; 1 for the posterior.
         """
         z = draws.double()
         return cls(for_checks(problem), z.mean(0), _factor(z), temperature)
@@ -105,7 +105,7 @@ class Target:
         Args:
             problem: the model's densities, as the run compiled them.
             point: (D,), float64.
-            temperature: of the likelihood.
+            temperature: T of the likelihood, which is raised to the power 1 / T; 1 for the posterior.
         """
         target, dim = cls(for_checks(problem), point, torch.ones_like(point), temperature), len(point)
         step = APART * point.abs().clamp_min(1.0)
@@ -184,7 +184,7 @@ def scores_at(problem: Problem, z: Tensor, temperature: float = 1.0) -> tuple[Te
     Args:
         problem: the model's densities, as `for_checks` compiles them.
         z: (S, D), the model's coordinates.
-        temperature: of the likelihood.
+        temperature: T of the likelihood, which is raised to the power 1 / T; 1 for the posterior.
     """
     score, value = _at(problem, z, Tempered(temperature).score_and_value)
     return score, value

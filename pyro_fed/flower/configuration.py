@@ -121,7 +121,7 @@ def check_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Check the arguments of `run` that `server_app` is given.
 
     Args:
-        options: by name.
+        options: options by name.
 
     Raises:
         SettingError: `run` has no such argument, or a deployment sets it itself.

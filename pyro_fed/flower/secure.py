@@ -271,7 +271,7 @@ def flat(messages: State, share: float | None = None) -> Tensor:
     """A client's numbers (P,), or with a share also their multiples, (2 P,); float64.
 
     Args:
-        messages: of one visit (1, ...).
+        messages: messages of one visit (1, ...).
         share: n_k / n_max; the numbers times this follow the numbers. None: nothing follows.
     """
     own = torch.cat([messages[name].double().reshape(-1) for name in sorted(messages)])

@@ -23,7 +23,7 @@ class _Table(NamedTuple):
         rounds: number of rounds.
         width: number of columns.
         clients: the clients of all rounds, one round after the other.
-        cells: their flat indices, row by row.
+        cells: flat indices of the cells, row by row.
         counts: number of clients of each round, (rounds,).
     """
 

@@ -255,7 +255,7 @@ def observed_data(federation: Federation, values: Mapping[str, Tensor]) -> xr.Da
 
     Args:
         federation: the model and its rows.
-        values: of `observed_values`.
+        values: observations from `observed_values`.
     """
     problem = federation.problem
     data = {name: (list(problem.layout.observed[name].dims), value.cpu().numpy()) for name, value in values.items()}

@@ -31,7 +31,7 @@ class Answer:
     """The answer of one stage of a plan, with its judgement.
 
     Args:
-        stage: what was run.
+        stage: the stage that was run.
         number: its place among the stages.
         shared: the server's last state.
         draws: (chain, draw, D), unconstrained.

@@ -102,7 +102,7 @@ class _Taken(NamedTuple):
         shared: the server's state, which may record how far messages have been cut.
         messages: the messages that are used in place of those that were sent.
         corrections: what the clients are told besides the algorithm's own feedback.
-        figures: by client, of those that have sent a message.
+        figures: figures of each client that has sent a message.
         reach: length of the middle of shortened messages, divided by the largest possible length.
     """
 

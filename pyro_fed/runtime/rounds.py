@@ -202,7 +202,7 @@ def _begin(
         rounds: how many the phase is to have.
         given: the user's schedule; None takes the algorithm's own.
         start: the last states of the phase before.
-        told: the same by the server's account of the clients' sites.
+        told: the same, as the server's record of the clients' sites has it.
     """
     record = context.record
     record.figures.clear()

@@ -142,7 +142,7 @@ class _Trial:
 
         Args:
             number: its place among the stages.
-            stage: what is run.
+            stage: the stage to run.
 
         Raises:
             InterruptedRun: Ctrl-C before there was any answer.

@@ -72,7 +72,7 @@ def against_reference(draws: np.ndarray, reference: np.ndarray, seed: int = 0) -
     Args:
         draws: (S, D).
         reference: (R, D), of the same parameters.
-        seed: of the random directions.
+        seed: seed of the random directions.
 
     Returns:
         `mean_error`, `sd_ratio_min`, `sd_ratio_max`, `sliced_wasserstein` and `mmd2` (NaN of a single draw); columns of
@@ -110,7 +110,7 @@ def sliced_wasserstein(draws: np.ndarray, reference: np.ndarray, seed: int = 0) 
     Args:
         draws: (S, D).
         reference: (R, D).
-        seed: of the random directions.
+        seed: seed of the random directions.
 
     Returns:
         The distance, zero for equal draws.

@@ -20,8 +20,8 @@ def check_inputs(
     Args:
         results: InferenceData by name.
         reference: the name of one of them, or None.
-        federation: of the model, or None.
-        test: arguments of the model, or None.
+        federation: federation of the runs, or None.
+        test: the model's arguments for test data, or None.
 
     Returns:
         Names of the posterior's variables, sorted.

@@ -25,7 +25,7 @@ def plot_cost(
     """The error of each result against the bytes that its clients sent and received.
 
     Args:
-        table: of `pyro_fed.compare`, with a reference.
+        table: the table of `pyro_fed.compare` with a reference.
         error: a column of it, such as "mean_error" or "ksd".
         ax: matplotlib axes to draw on; by default a new figure is made.
         figsize: width and height of a new figure, in inches.

@@ -99,7 +99,7 @@ def plot_checks(
 
     Args:
         found: the dataset returned by `pyro_fed.check_clients`.
-        statistic: which one; the first by default.
+        statistic: name of the statistic to draw; by default the first.
         ax: matplotlib axes, one for each client; by default a new figure is made.
         figsize: width and height of a new figure, in inches.
 
@@ -133,7 +133,7 @@ def plot_check_intervals(
 
     Args:
         found: the dataset returned by `pyro_fed.check_clients`.
-        statistic: which one; the first by default.
+        statistic: name of the statistic to draw; by default the first.
         ax: matplotlib axes to draw on; by default a new figure is made.
         figsize: width and height of a new figure, in inches.
 

@@ -39,7 +39,7 @@ def plot_graph(
         names: labels of agents; their numbers by default, up to 60 agents.
         ax: matplotlib axes to draw on; by default a new figure is made.
         figsize: width and height of a new figure, in inches.
-        seed: of the layout.
+        seed: seed of the layout.
 
     Returns:
         The axes.

@@ -40,7 +40,7 @@ def plot_reliability(
         results: InferenceData by name, or a single one.
         federation: the federation of the runs.
         test: the model's arguments for the test data, observations included.
-        bins: of confidence.
+        bins: number of bins of confidence.
         ax: matplotlib axes, one for each result; by default a new figure is made.
         figsize: width and height of a new figure, in inches.
 

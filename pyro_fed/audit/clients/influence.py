@@ -258,7 +258,7 @@ def _said_by_a_row(found: Without, rows: np.ndarray) -> np.ndarray:
 
 
 def _said(found: Without, k: int, name: str, labels: list[str]) -> str:
-    """What to say of client k."""
+    """A clause on why client k stands apart."""
     most = int(np.abs(found.shift[k]).argmax())
     return (
         f"client {name} moves the mean of '{labels[most]}' by {abs(found.shift[k, most]):.2g} SDs and its SD by the "

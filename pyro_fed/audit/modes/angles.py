@@ -76,7 +76,7 @@ class Angle:
 
     @property
     def cure(self) -> str:
-        """What to do."""
+        """A sentence on what the user can do."""
         return (
             f"Measure it from where its posterior is: sample the difference to {self.centre:.3g} in its place, on the "
             "same interval, or sample two coordinates whose angle it is"
@@ -124,7 +124,7 @@ def _goes_across(target: Target, z: Tensor, number: int, length: float) -> bool:
         target: the posterior.
         z: draws (S, D).
         number: the entry's number in the flat vector.
-        length: of the entry's interval.
+        length: length of the entry's interval.
     """
     share = (torch.arange(WITHIN, dtype=torch.float64) + 0.5) / WITHIN
     logits = torch.cat([torch.tensor([-NEARER, -NEAR, NEAR, NEARER], dtype=torch.float64), share.logit()])

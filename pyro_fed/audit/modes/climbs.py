@@ -55,7 +55,7 @@ class Mode:
     """A maximum of the log density, in the result's whitened coordinates.
 
     Args:
-        at: where it is, w (D,).
+        at: its position, w (D,).
         log_mass: log M by Laplace's approximation, up to a constant.
         precision: H (D, D), the negative Hessian there.
     """

@@ -312,7 +312,7 @@ def _sentence(
 
 
 def _cure(evidence: Evidence) -> str:
-    """What finds modes, as a sentence without its full stop."""
+    """A sentence, without its full stop, on algorithms that find several modes."""
     if evidence.algorithm.draws_are == "particles":
         return "Its search has not found all of them: try more particles or another seed, or a model with one mode"
     if "DSVGD" in evidence.record.planned:

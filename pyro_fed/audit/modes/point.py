@@ -105,8 +105,8 @@ def _below(evidence: Evidence, at: Tensor) -> list[str]:
 
 
 def _cure(evidence: Evidence) -> str:
-    """What to do about a point that is not the mode."""
-    without = ", and prior=True, without which it is not what it aims at" if not _prior(evidence) else ""
+    """A sentence on what the user can do about a point that is not the mode."""
+    without = "" if _prior(evidence) else ", and prior=True: without the prior the point is that of the likelihood"
     return f"Take more rounds, with fewer steps each or shorter ones{without}"
 
 

@@ -202,7 +202,7 @@ def at_of(tensors: State, name: str = "at") -> At:
 
     Args:
         tensors: the message.
-        name: of the tensor.
+        name: name of the tensor.
 
     Raises:
         ProtocolError: numbers that are not a step of any run.

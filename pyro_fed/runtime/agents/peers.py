@@ -81,7 +81,7 @@ def load_peers(path: Path) -> Peers:
     """Read and check a peers file.
 
     Args:
-        path: of the TOML file.
+        path: the TOML file.
 
     Returns:
         The agents and their graph.

@@ -95,12 +95,12 @@ class Faulty(Executor):
 
     @property
     def sums_alone(self) -> bool:
-        """As the inner executor has it."""
+        """The inner executor's value."""
         return self.inner.sums_alone
 
     @property
     def states_are_here(self) -> bool:
-        """As the inner executor has it."""
+        """The inner executor's value."""
         return self.inner.states_are_here
 
     def travelled(self, clients: list[int]) -> tuple[np.ndarray, np.ndarray] | None:

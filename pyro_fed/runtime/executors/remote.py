@@ -54,7 +54,7 @@ class Remote(Executor):
         """The workers' answers to their requests; in place of a missing answer, a sentence that says why.
 
         Args:
-            requests: by worker.
+            requests: a request for each worker.
         """
 
     def execute(self, work: Work) -> Reply:

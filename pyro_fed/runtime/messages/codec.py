@@ -57,7 +57,7 @@ class Header:
         run: the run's id.
         round: the round, from 0.
         client: the client's id.
-        nonce: of the request that it is, or answers.
+        nonce: nonce of the request; an answer has its request's nonce.
 
     Raises:
         ProtocolError: a part that is not of this form.
@@ -90,8 +90,8 @@ class Message:
     """A header and tensors.
 
     Args:
-        header: which message this is.
-        tensors: by name.
+        header: header of the message.
+        tensors: tensors by name.
 
     Example:
         >>> header = Header("reply", run=token(), round=0, client="north", nonce=token())

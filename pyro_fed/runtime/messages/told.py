@@ -68,9 +68,9 @@ class Told:
         """The agents' values x after a step.
 
         Args:
-            algorithm: its `combine` mixes.
+            algorithm: an algorithm whose `combine` mixes.
             mine: the agents' values x before the step (R, ...).
-            weights: of the step (R, C).
+            weights: weights of the step (R, C).
             told: the values x̂ that are mixed (C, ...); by default these agents' own.
         """
         mixed: State = algorithm.combine(mine, self.known if told is None else told, weights)

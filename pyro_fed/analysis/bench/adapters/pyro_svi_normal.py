@@ -28,10 +28,10 @@ def fit(guide: Any, model: Any, clients: Clients, steps: int = STEPS, first: flo
     """An automatic guide after steps of Adam on the pooled data.
 
     Args:
-        guide: of the model.
+        guide: the model's guide.
         model: an ordinary Pyro model.
         clients: the data.
-        steps: of Adam.
+        steps: number of Adam's steps.
         first: the rate at the first of them.
         last: the rate at the last.
     """
@@ -46,9 +46,9 @@ def drawn(guide: Any, clients: Clients, steps: int = STEPS) -> Any:
     """Draws of a guide as a result.
 
     Args:
-        guide: that was fitted.
+        guide: the fitted guide.
         clients: the data.
-        steps: that it took, for the page.
+        steps: number of steps taken, for the page.
     """
     found = Predictive(guide, num_samples=clients.num_draws)(*clients.pooled)
     # With plates in the model `Predictive` puts their axes, of length one, into sites outside them.
