@@ -190,10 +190,18 @@ class _Told(Bar):
         self._callback = callback
 
     def _show(self) -> None:
-        self._callback(self.now)
+        try:
+            self._callback(self.now)
+        except Exception as error:  # of any kind, as it is the user's function that raised it; it stays the cause
+            self._callback = _ignore  # the end of the phase, which this error brings about, is not told
+            raise SettingError(f"progress raised {type(error).__name__}: {error}") from error
 
     def _end(self) -> None:
-        self._callback(self.now)
+        self._show()
+
+
+def _ignore(progress: Progress) -> None:
+    return
 
 
 class _Log(Bar):

@@ -74,6 +74,8 @@ def label_digests(problem: Problem) -> dict[str, str]:
     }
 
 
+#: What is to be done where clients' data frames differ: each client's are read by place where the rows are.
+COLUMNS_CURE = "Read the same columns in the same order at all clients, such as by frame[['age', 'dose']]"
 #: What to do where clients whose rows lie apart have other labels.
 LABELS_CURE = (
     "text is numbered by the labels that a client has, so that the same code stands for something else at another: "

@@ -33,7 +33,9 @@ def device_of(named: torch.device | str | None, given: Any) -> torch.device:
 
 def _known(named: torch.device | str) -> torch.device:
     try:
-        return torch.zeros(1, device=named).device
+        one = torch.zeros(1, device=named)
+        one.cpu()  # "meta" has shapes and no numbers
+        return one.device
     except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
         raise SettingError(
             f"device={named!r}: torch has no such device here ({str(error).splitlines()[0]}); "

@@ -23,6 +23,9 @@ _NO_FLOATS = re.compile(r"same dtype|scalar type|result type|can't be cast|two b
 #: What torch says where NumPy asks for the numbers of a tensor that has none, or is mapped or differentiated.
 _NO_NUMPY = re.compile(r"doesn't have storage|call numpy\(\)|\.numpy\(\)", re.IGNORECASE)
 
+#: What torch says where an argument is written to.
+_IN_PLACE = re.compile(r"in-place operation|in-place arithmetic", re.IGNORECASE)
+
 _OUT_OF_BOUNDS = re.compile(r"index (-?\d+) is out of bounds for dimension \d+ with size (\d+)")
 
 #: An entry of a list that is an argument, or of one of its items.
@@ -121,6 +124,12 @@ def _hint(arguments: Arguments, model: Callable[..., Any], plate: str, error: Ex
         return (
             "While the model runs its arguments are tensors that NumPy cannot read: take torch's functions, such as "
             "torch.log1p in place of np.log1p, or compute the column before the model."
+        )
+    if isinstance(error, RuntimeError) and _IN_PLACE.search(str(error)):
+        return (
+            "The line writes to what it is given, so that each run would start from what the one before has left: make "
+            "a new tensor, such as x = x * 2 in place of x *= 2, torch.where in place of x[mask] = 0, or x.clamp in "
+            "place of x.clamp_."
         )
     if weights := _weights_of_rows(arguments, model, plate, error):
         return (

@@ -44,6 +44,7 @@ from pyro_fed.federation.groups.naming import (
 )
 from pyro_fed.federation.groups.reading import group_arguments
 from pyro_fed.federation.groups.several import AND, several_arguments
+from pyro_fed.federation.index_order import check_row_labels
 from pyro_fed.federation.labels import (
     client_table,
     counted,
@@ -124,9 +125,11 @@ class Federation:
         model, args, kwargs = taken_apart(model, args, kwargs)
         place = device_of(device, (args, kwargs))
         plate = joined(plate, rows)
+        check_row_labels(model, args, kwargs)
         arguments = flatten(model, args, kwargs)
         if named := named_labels(arguments, rows or {}, plate, coords, partition):
             arguments = flatten(model, args, kwargs, named)
+        arguments = arguments.owned()  # before the model is run on them, which may write to what it is given
         given, dtype = dtype, _floating(dtype, arguments)
         with told(arguments, model, plate):
             sizes, seen = first_look(model, arguments, plate, rows, dtype)
@@ -148,7 +151,7 @@ class Federation:
         clients = [torch.as_tensor(index, dtype=torch.int64) for index in split]
         names = self.partition.names(len(clients))
         self._bind(
-            *(model, arguments.dealt(clients), plate, num_rows, clients, dtype),
+            *(model, arguments.dealt(clients).to(dtype), plate, num_rows, clients, dtype),
             names=None if names is None else [str(name) for name in names],
             dims=dims,
             coords=with_group_names(coords, plate, clients, names, grouped=bool(rows)),
@@ -211,13 +214,15 @@ class Federation:
         if len({as_it_looks(name) for name in names}) < len(names):
             raise DataError(f"client names must differ as text, received {names}, of which two look alike")
         plate = joined(plate, rows)
+        for name, value in zip(names, values, strict=True):
+            check_row_labels(model, value, kwargs, f" at client {name}")
         arguments, index = pool_clients(model, values, names, kwargs, plate, shard, rows)
         given, dtype = dtype, _floating(dtype, arguments)
         dtype = wide_enough(arguments, dtype) if given is None else dtype
         self = cls.__new__(cls)
         self.partition = partitions.Explicit([i.tolist() for i in index])
         self._bind(
-            *(model, arguments, plate, arguments.num_rows or 0, index, dtype),
+            *(model, arguments.taken(dtype), plate, arguments.num_rows or 0, index, dtype),
             names=names,
             local_numbering=True,
             dims=dims,
@@ -255,7 +260,7 @@ class Federation:
 
         Args:
             model: an ordinary Pyro model.
-            arguments: pooled, with the row-sharded leaves marked.
+            arguments: pooled, with the row-sharded leaves marked; its own, in `dtype`.
             plate: name of the partitioned plate.
             num_rows: rows of the arguments.
             clients: each client's row positions.
@@ -281,8 +286,7 @@ class Federation:
         self.coords = {name: list(value) for name, value in (coords or {}).items()}
         try:
             with told(arguments, model, plate, self._place):
-                own = arguments.taken(dtype)
-                problem = build(model, own, plate, num_rows, dtype, quadrature=quadrature, seen=seen, free=free)
+                problem = build(model, arguments, plate, num_rows, dtype, quadrature=quadrature, seen=seen, free=free)
                 self.problem = replace(problem, device=device, num_clients=len(clients))
         except OutsideSupportError as error:
             if missing is None and error.row is None:
@@ -299,7 +303,7 @@ class Federation:
         warn_of_odd_data(arguments, clients, self.client_names, local_numbering)
         check_labels(self.problem, self.dims, self.coords)
         self.coords |= owner_labels(arguments, plate, self.coords)
-        self.coords |= label_coords(self.problem, self.coords)
+        self.coords |= label_coords(self.problem, self.dims, self.coords)
         self.problem = replace(self.problem, labels=entry_labels(self.problem, self.dims, self.coords))
         empty = without_rows(arguments, clients, self.client_names)
         if empty:
@@ -451,7 +455,8 @@ class Federation:
             raise DataError("the rows are at the clients, which alone can have new ones: start the clients again")
         if not problem.arguments.split:
             raise DataError("the model indexes its own data: no argument is split by rows, and none can be renewed")
-        new = flatten(problem.model, args, kwargs, problem.arguments.labels)
+        mine = problem.arguments
+        new = flatten(problem.model, args, kwargs, mine.labels, mine.orders(problem.model))
         arguments = problem.arguments.with_leaves_of(new, problem.dtype).dealt(self.client_rows)
         missing = not_finite(arguments, self.client_rows, self.client_names, self._local_numbering)
         if missing is not None and not problem.arguments.incomplete:

@@ -16,6 +16,7 @@ from pyro.poutine.messenger import _bound_partial
 from torch import Tensor
 
 from pyro_fed.density.rows.arguments import positional
+from pyro_fed.errors import ModelError
 
 
 class Conditioned:
@@ -53,8 +54,12 @@ def taken_apart(
 
     Returns:
         the model, its positional and its keyword arguments.
+
+    Raises:
+        ModelError: a function whose call runs none of its lines.
     """
     kwargs = dict(kwargs or {})
+    _check_runs(model)
     while isinstance(model, functools.partial):
         while isinstance(model, _bound_partial):
             model = model.func
@@ -69,6 +74,15 @@ def taken_apart(
         else:
             break
     return model, args, kwargs
+
+
+def _check_runs(model: Any) -> None:
+    body = getattr(model, "forward", model)
+    body = body if inspect.isroutine(body) else getattr(body, "__call__", body)  # noqa: B004
+    if inspect.isgeneratorfunction(body):
+        raise ModelError("the model has a `yield`, so that a call of it runs none of its lines: take the `yield` out")
+    if inspect.iscoroutinefunction(body):
+        raise ModelError("the model is an `async def`, so that a call of it runs none of its lines: write `def`")
 
 
 def _of_pyro(model: Any) -> bool:

@@ -16,6 +16,7 @@ from pyro_fed.density.layout import name_dims
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.density.running.trace_sites import innermost
+from pyro_fed.errors import SettingError, listed
 
 #: Whole numbers with more different values than this are no labels.
 MAX_LABELS = 20
@@ -72,31 +73,62 @@ def no_counts(labels: np.ndarray | None, counts: Sequence[np.ndarray]) -> np.nda
     return None if any(same) else labels
 
 
-def label_coords(problem: Problem, coords: Mapping[str, Any]) -> dict[str, list[Any]]:
+def label_coords(
+    problem: Problem, dims: Mapping[str, Sequence[str]], coords: Mapping[str, Any]
+) -> dict[str, list[Any]]:
     """Labels of text and categories as coordinates of the dimensions that are looked up by their codes.
 
     A dimension that merely has as many elements is not named by them.
 
     Args:
         problem: the model's densities.
+        dims: the user's names of dimensions.
         coords: those given.
+
+    Raises:
+        SettingError: the user calls what is looked up by codes something else than the codes' labels.
     """
     sites = {**problem.layout.latents, **problem.layout.local}
-    free = {dim for site in sites.values() for dim in site.dims} - {*coords, problem.plate}
-    sizes = {size for site in sites.values() for dim, size in zip(site.dims, site.shape, strict=True) if dim in free}
+    named = {name: name_dims(site.dims, dims.get(name, ())) for name, site in sites.items()}
+    shapes = [(dim, size) for name, site in sites.items() for dim, size in zip(named[name], site.shape, strict=True)]
     arguments = problem.arguments
     found: dict[str, list[Any]] = {}
     lookups: Lookups | None = None
-    for name, labels in arguments.labels.items():
-        codes = arguments.leaves[arguments.names.index(name)]
-        if len(labels) not in sizes or codes.dim() != 1:
+    for argument, labels in arguments.labels.items():
+        codes = arguments.leaves[arguments.names.index(argument)]
+        sizes = {size for dim, size in shapes if dim != problem.plate and _in_question(labels, size, coords.get(dim))}
+        if not sizes or codes.dim() != 1:
             continue
         lookups = lookups or Lookups(problem.bound)
-        for site, axis in lookups.axes(codes, len(labels)):
-            dim = sites[site].dims[axis] if site in sites else None
-            if dim in free:
-                found.setdefault(dim, list(labels))
+        for size in sorted(sizes):
+            for site, axis in lookups.axes(codes, size):
+                dim = named[site][axis] if site in sites else problem.plate
+                if dim in coords:
+                    _check_called(argument, labels, dim, coords[dim])
+                elif dim != problem.plate:
+                    found.setdefault(dim, list(labels))
     return found
+
+
+def _in_question(labels: Sequence[Any], size: int, given: Any) -> bool:
+    """Whether a dimension may be looked up by these labels' codes, and is called nothing, or something else, so far."""
+    return len(labels) == size if given is None else len(labels) <= size and not _same(labels, given)
+
+
+def _same(labels: Sequence[Any], given: Sequence[Any]) -> bool:
+    """Whether these are the same names; 1 and "1" are."""
+    return list(map(str, labels)) == list(map(str, given))
+
+
+def _check_called(argument: str, labels: Sequence[Any], dim: str, given: Sequence[Any]) -> None:
+    """Refuse names of elements that are not those of the codes by which they are looked up."""
+    if not _same(labels, given):
+        raise SettingError(
+            f"coords['{dim}'] is [{listed(given)}], but elements along '{dim}' are looked up by argument '{argument}', "
+            f"whose codes 0, 1, ... stand for [{listed(labels)}]: each would be called by another one's name. Leave "
+            f"the coordinate out, which is these labels then; name all of them in it, each once; or rename the "
+            f"categories, pandas.Categorical({argument}).rename_categories(...)"
+        )
 
 
 def entry_labels(

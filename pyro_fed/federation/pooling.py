@@ -85,7 +85,7 @@ def plate_sizes(
     """
     dtype = arguments.floating_dtype()
     filler = FillLatents(_zeros(dtype), plate, {}, nested=parts_of(plate))
-    args, kwargs = arguments.to(dtype).whole()
+    args, kwargs = arguments.taken(dtype).whole()  # a copy, as the model may write to what it is given
     declared: dict[str, int] = {}
 
     def run() -> Any:
@@ -156,6 +156,8 @@ def pool_clients(
     """
     if not clients:
         raise DataError("from_clients needs at least one client, received none")
+    for client, name in zip(clients, names, strict=True):
+        _check_by_place(client, name)
     clients = _alike(model, clients, names, kwargs)
     each = [flatten(model, args, kwargs) for args in clients]
     labels = _all_labels(each)
@@ -175,6 +177,15 @@ def pool_clients(
     leaves = [_pool_leaf(i, each, starts, names) for i in range(len(each[0].leaves))]
     index = [torch.arange(start, start + count) for start, count in zip(starts, counts, strict=False)]
     return each[0].pooled(leaves, starts[-1]).dealt(index), index
+
+
+def _check_by_place(client: Any, name: str) -> None:
+    """Refuse a client's arguments by name, and a client with its name beside."""
+    if type(client) is tuple and len(client) == 2 and isinstance(client[0], str) and isinstance(client[1], tuple):
+        raise DataError(
+            f"client {name} is a pair of the name {client[0]!r} and arguments: names are the keys of a dictionary, "
+            "such as dict(clients)"
+        )
 
 
 def _alike(

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from pyro_fed.conventions.client_names import check_client_id
 from pyro_fed.conventions.version import VERSION
 from pyro_fed.density.fingerprint import label_digests
+from pyro_fed.density.rows.containers import Table
 from pyro_fed.errors import ProtocolError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.federation.groups.naming import groups_alone
@@ -37,6 +38,7 @@ class Description:
         order: names of all of the model's arguments, if they are those in `rows` and `nested` and the number of groups;
             else empty.
         sites: the model's latent sites: name → shape.
+        columns: data frames: name → its columns, in their order.
         labels: arguments of text or categories: name → hash of the labels for which their codes stand.
         version: version of pyro_fed.
     """
@@ -47,6 +49,7 @@ class Description:
     nested: dict[str, dict[str, tuple[list[int], str]]]
     order: list[str]
     sites: dict[str, list[int]]
+    columns: dict[str, list[str]]
     labels: dict[str, str]
     version: str
 
@@ -72,7 +75,9 @@ class Description:
         told = known == set(arguments.names) and all(label.isidentifier() for label in known)
         order = list(arguments.names) if told else []
         sites = {label: list(site.shape) for label, site in problem.sites.items()}
-        return cls(name, federation.num_rows, rows, nested, order, sites, label_digests(problem), VERSION)
+        tables = arguments.orders(problem.model, (Table,))
+        columns = {label: [str(column) for column in names] for label, names in tables.items()}
+        return cls(name, federation.num_rows, rows, nested, order, sites, columns, label_digests(problem), VERSION)
 
     def to_record(self) -> ConfigRecord:
         """The description as a record of Flower."""
@@ -120,6 +125,8 @@ class Description:
             numbers += math.prod(shape)
         if not all(isinstance(label, str) for label in self.order):
             raise ProtocolError(f"client {self.name}: order must be names of arguments, received {self.order!r:.80}")
+        if not all(isinstance(name, str) for each in self.columns.values() for name in each):
+            raise ProtocolError(f"client {self.name}: columns must be names by name, received {self.columns!r:.80}")
         if not all(isinstance(part, str) for each in self.labels.items() for part in each):
             raise ProtocolError(f"client {self.name}: labels must be hashes by name, received {self.labels!r:.80}")
         if numbers > MAX_ROW_NUMBERS:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from pyro_fed.density.fingerprint import LABELS_CURE
+from pyro_fed.density.fingerprint import COLUMNS_CURE, LABELS_CURE
 from pyro_fed.density.rows.arguments import flatten
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import DataError, ModelError, listed
@@ -57,7 +57,8 @@ class Elsewhere(Claimed):
         rows = [torch.zeros(1, dtype=torch.int64) for _ in clients]
         self.claimed = torch.tensor([client.num_rows for client in clients])
         self.partition = Explicit([])
-        self._bind(model, arguments, plate, 1, rows, arguments.floating_dtype(), names=names)
+        dtype = arguments.floating_dtype()
+        self._bind(model, arguments.taken(dtype), plate, 1, rows, dtype, names=names)
         self.problem = replace(self.problem, num_rows=sum(client.num_rows for client in clients))
         sites = {name: list(site.shape) for name, site in self.problem.sites.items()}
         if sites != first.sites:
@@ -106,6 +107,13 @@ def _check_like(first: Description, other: Description) -> None:
             raise DataError(
                 f"clients {first.name} and {other.name} differ in {what}: {mine} and {theirs}. All clients need the "
                 "same version, model, and columns of the same dtypes"
+            )
+    for name in {**first.columns, **other.columns}:
+        mine, theirs = first.columns.get(name, []), other.columns.get(name, [])
+        if mine != theirs:
+            raise DataError(
+                f"clients {first.name} and {other.name} have data frames '{name}' of other columns, or of the same in "
+                f"another order: [{listed(mine)}] and [{listed(theirs)}]. {COLUMNS_CURE}"
             )
     if first.labels != other.labels:
         odd = [name for name in {**first.labels, **other.labels} if first.labels.get(name) != other.labels.get(name)]

@@ -9,6 +9,7 @@ import shutil
 import sys
 from pathlib import Path
 
+from pyro_fed.algorithm.capabilities import Pooled
 from pyro_fed.conventions.version import VERSION
 from pyro_fed.errors import SettingError
 from pyro_fed.recipes import library, recipe
@@ -113,7 +114,8 @@ def write_app(folder: Path, model: str, chosen: str, clients: int) -> Path:
         The folder.
 
     Raises:
-        SettingError: the folder is not empty, its name cannot be an app's, or the recipe cannot be read.
+        SettingError: the folder is not empty, its name cannot be an app's, or the recipe cannot be read or needs
+            all rows in one place.
         ModelError: there is no such model.
 
     Example:
@@ -121,6 +123,11 @@ def write_app(folder: Path, model: str, chosen: str, clients: int) -> Path:
     """
     model_file, checked = library.find_model(model), recipe.load(chosen)
     library.load_model(model_file, with_data=False)
+    if issubclass(checked.algorithm, Pooled):
+        raise SettingError(
+            f"recipe '{checked.name}': {checked.algorithm.__name__} needs all rows in one place, which Flower does not "
+            "bring: take another one, such as fedep"
+        )
     package = _package(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise SettingError(f"{folder} exists already and is not an empty folder: choose another one")

@@ -55,6 +55,8 @@ def as_matrix(weights: Any) -> sparse.csr_array:
     Raises:
         GraphError: not square, not finite, negative, or a row that does not sum to one.
     """
+    if np.iscomplexobj(weights):
+        raise GraphError(f"W must be a matrix of real numbers, received {shown(weights)}, which is complex")
     try:
         matrix = sparse.csr_array(weights if sparse.issparse(weights) else np.asarray(weights, dtype=np.float64))
         matrix = matrix.astype(np.float64)

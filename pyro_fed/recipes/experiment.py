@@ -7,7 +7,8 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from pyro_fed.conventions.client_names import DEFAULT_CLIENTS
-from pyro_fed.errors import ModelError, PyroFedError
+from pyro_fed.density.rows.arguments import rows_like
+from pyro_fed.errors import DataError, ModelError, PyroFedError
 from pyro_fed.federation import partition
 from pyro_fed.federation.federation import Federation
 
@@ -41,6 +42,7 @@ def build_federation(
 
     Raises:
         SettingError: the partition cannot be read, or does not allow so many clients; there is no such device.
+        DataError: the test data are no arguments of the model.
 
     Example:
         >>> fed, test = build_federation(load_model("logistic_regression"), 10, "dirichlet:0.3", seed=0)
@@ -59,7 +61,21 @@ def build_federation(
         seed=seed,
         device=device,
     )
+    if test is not None:
+        _check_test(fed, test, f"model file {module.__file__}")
     return Experiment(fed, test)
+
+
+def _check_test(fed: Federation, test: Any, where: str) -> None:
+    """Refuse test data that are no arguments of the model, before the run whose predictions they are to measure.
+
+    Raises:
+        DataError: with the file and what is wrong.
+    """
+    try:
+        rows_like(fed.problem.arguments, fed.problem.model, test, None)
+    except PyroFedError as error:
+        raise DataError(f"{where}: load_data() returns test data that cannot be used: {error}") from error
 
 
 def _named(model: Any, train: tuple[Any, ...]) -> dict[str, Any]:
@@ -84,7 +100,7 @@ def _loaded(module: ModuleType) -> tuple[tuple[Any, ...], tuple[Any, ...] | None
         found = module.load_data()
     except PyroFedError:
         raise
-    except Exception as error:  # the file is the user's code, which may raise anything
+    except (Exception, SystemExit) as error:  # the file is the user's code, which may raise anything
         raise ModelError(f"{where}: load_data() raised {type(error).__name__}: {error}") from error
     if not isinstance(found, tuple | list) or len(found) != 2 or not isinstance(found[0], tuple | list):
         raise ModelError(f"{where}: load_data() must return (train, test), two tuples of arguments of model")

@@ -120,7 +120,7 @@ def load_model(name_or_path: str | Path, *, with_data: bool = True) -> ModuleTyp
     sys.modules[name] = module  # dataclasses and typing look a class's module up by name
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # the file is the user's code, which may raise anything
+    except (Exception, SystemExit) as error:  # the file is the user's code, which may raise anything
         del sys.modules[name]
         raise ModelError(f"model file {path} cannot be imported: {type(error).__name__}: {error}") from error
     missing = [part for part in MODEL_PARTS if (with_data or part != "load_data") and not hasattr(module, part)]

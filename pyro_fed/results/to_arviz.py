@@ -265,12 +265,15 @@ def observed_data(federation: Federation, values: Mapping[str, Tensor]) -> xr.Da
 
 #: The attribute of `constant_data` with the labels for which codes stand.
 LABELS = "labels"
+#: That which says in what order data frames had their columns.
+COLUMNS = "columns"
 
 
 def constant_data(federation: Federation, values: Mapping[str, Tensor]) -> xr.Dataset:
     """The arguments that are split by rows and are not observations.
 
-    The labels of text and categories, for which codes stand, are in the attribute `labels`, as JSON by argument.
+    The labels of text and categories, for which codes stand, are in the attribute `labels`, as JSON by argument, and
+    the order of columns and keys in `columns`.
 
     Args:
         federation: the model and its rows.
@@ -286,7 +289,8 @@ def constant_data(federation: Federation, values: Mapping[str, Tensor]) -> xr.Da
             data[f"{name}_values" if name in dims else name] = (dims, leaf.cpu().numpy())
     owners, labels = _owners(federation)
     coded = {name: list(values) for name, values in arguments.labels.items()}
-    attrs = {LABELS: json.dumps(coded, ensure_ascii=False, default=str)} if coded else {}
+    told = {LABELS: coded, COLUMNS: arguments.orders(federation.problem.model)}
+    attrs = {name: json.dumps(value, ensure_ascii=False, default=str) for name, value in told.items() if value}
     return xr.Dataset({**owners, **data}, coords=labels, attrs=attrs)
 
 
@@ -300,6 +304,16 @@ def labels_in(idata: InferenceData) -> dict[str, tuple[Any, ...]] | None:
         return None
     text = group_of(idata, "constant_data").attrs.get(LABELS)
     return None if text is None else {name: tuple(values) for name, values in json.loads(text).items()}
+
+
+def columns_in(idata: InferenceData) -> dict[str, list[Any]]:
+    """Columns of data frames and keys of dictionaries, by the argument's name, as `constant_data` has them.
+
+    Args:
+        idata: a result; one that does not say it gives none.
+    """
+    text = group_of(idata, "constant_data").attrs.get(COLUMNS) if "constant_data" in idata else None
+    return {} if text is None else dict(json.loads(text))
 
 
 def _owners(federation: Federation) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -8,7 +8,7 @@ client is asked again, with the same randomness.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,9 +19,9 @@ from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.record import Failure
 from pyro_fed.algorithm.states import State, select
 from pyro_fed.density.problem import Problem
-from pyro_fed.errors import DivergenceError, QuorumError
+from pyro_fed.errors import DivergenceError, QuorumError, SettingError, shown
 from pyro_fed.ops.entries import all_finite
-from pyro_fed.runtime.executors import Reply, Work
+from pyro_fed.runtime.executors import Executor, Reply, Work
 
 if TYPE_CHECKING:
     from pyro_fed.runtime.context import Context
@@ -177,6 +177,7 @@ def _usable(algorithm: Algorithm, context: Context, work: Work, before: State, a
         DivergenceError: no reply is finite.
     """
     reply = context.executor.execute(work)
+    _check_reply(context.executor, reply, len(work.clients))
     gone = reply.failures
     reasons = dict(gone)
     replied = torch.ones(len(work.clients), dtype=torch.bool)
@@ -199,6 +200,30 @@ def _usable(algorithm: Algorithm, context: Context, work: Work, before: State, a
     failures = [(work.clients[slot], reasons[slot]) for slot in sorted(reasons)]
     refused = not gone and not len(slots)
     return Gathered(slots, reply.messages, reply.info, failures, len(gone), unfit, refused=refused)
+
+
+def _check_reply(executor: Executor, reply: Any, asked: int) -> None:
+    """Refuse what a user's executor must not return.
+
+    Raises:
+        SettingError: names the executor, and what was expected.
+    """
+    what = f"executor {type(executor).__name__}: execute"
+    if not isinstance(reply, Reply):
+        raise SettingError(f"{what} must return a pf.executors.Reply, received {shown(reply)}")
+    odd = [slot for slot in reply.failures if slot not in range(asked)]
+    if odd:
+        raise SettingError(f"{what} returned a failure of the client at place {odd[0]!r} of {asked} that were asked")
+    replied = asked - len(reply.failures)
+    if replied and not reply.messages:
+        raise SettingError(f"{what} returned no messages, though {replied} clients have not failed")
+    for name, value in [*reply.messages.items(), *reply.info.items()] if replied else []:
+        if not isinstance(value, Tensor) or value.dim() < 1 or len(value) != replied:
+            kind = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise SettingError(
+                f"{what} returned {name!r} as {kind}, expected a tensor with one entry for each of the {replied} "
+                "clients that have not failed, in the order in which they were asked"
+            )
 
 
 def hidden(context: Context) -> bool:

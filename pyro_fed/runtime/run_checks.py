@@ -57,6 +57,11 @@ def check_folders(**folders: str | Path | None) -> None:
     for name, folder in folders.items():
         if folder is not None and (not str(folder).strip() or "\0" in str(folder)):
             raise SettingError(f"{name} must be a folder's path, received {str(folder)!r}; such as {name}='state'")
+        if folder is not None and str(folder).startswith("~"):
+            raise SettingError(
+                f"{name}={str(folder)!r} would be a folder called '~' in the one that the program runs in: write "
+                f"Path({str(folder)!r}).expanduser()"
+            )
 
 
 def check_numbers(

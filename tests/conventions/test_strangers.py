@@ -2,6 +2,7 @@
 
 import decimal
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -25,6 +26,17 @@ class Dealt(pf.partition.Partition):
 
     def assign(self, num_rows, num_clients, rng, labels):
         return self.answer(num_rows, num_clients)
+
+
+class Odd(pf.executors.Vectorised):
+    """A user's own executor."""
+
+    def __init__(self, answer):
+        super().__init__()
+        self.answer = answer
+
+    def execute(self, work):
+        return self.answer(super().execute(work))
 
 
 class Chosen(pf.schedule.Schedule):
@@ -64,6 +76,20 @@ def by_name(*, x, y):
 
 
 CALLS = {
+    "a client that is a pair": (
+        lambda: pf.Federation.from_clients(line, [("a", (X, Y)), ("b", (X, Y))], plate="data"),
+        "a pair of the name 'a' and arguments: names are the keys of a dictionary",
+    ),
+    "a client's arguments by name": (
+        lambda: pf.Federation.from_clients(line, [{"x": X, "y": Y}], plate="data"),
+        "in from_clients, by place, as a tuple",
+    ),
+    "a home folder": (
+        lambda: pf.run(pf.FedAvg(), made(), checkpoint="~/state", **QUIET),
+        r"folder called '~' .*Path\('~/state'\).expanduser\(\)",
+    ),
+    "a device without numbers": (lambda: made(device="meta"), "device='meta': torch has no such device here"),
+    "a complex W": (lambda: pf.graph.from_matrix(np.full((2, 2), 0.5 + 0j)), "W must be .*real numbers.* complex"),
     "a model that quits": (lambda: made(quits), r"`sys.exit\(3\)` \(.*calls sys.exit\(3\); raise an error there"),
     "arguments by name alone": (lambda: made(by_name), r"kwargs=\{'x': \.\.\., 'y': \.\.\.\}.*def by_place\(x, y\)"),
     "a ragged list": (
@@ -147,6 +173,44 @@ def test_what_a_users_schedule_answers_is_checked(answer, words):
     ANSWERS[0] = tell
     with pytest.raises(pf.SettingError, match=rf"Chosen.select\(round=2, num_clients=3\).*{words}"):
         Chosen().chosen(2, 3, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (lambda reply: None, "must return a pf.executors.Reply, received None"),
+        (lambda reply: replace(reply, messages={}), "no messages, though 3 clients"),
+        (lambda reply: replace(reply, failures={7: "gone"}), "a failure of the client at place 7 of 3"),
+        (lambda reply: replace(reply, failures={0: "gone"}), r"as \(3, .*each of the 2 clients"),
+        (lambda reply: replace(reply, messages=mapped(reply, lambda part: part[:-1])), r"as \(2, .*each of the 3"),
+        (lambda reply: replace(reply, messages=mapped(reply, lambda part: part.numpy())), "as ndarray, expected a"),
+    ],
+)
+def test_what_a_users_executor_answers_is_checked(answer, words):
+    with pytest.raises(pf.SettingError, match=f"executor Odd: execute .*{words}"):
+        pf.run(pf.FedAvg(chain_steps=1), made(), executor=Odd(answer), **QUIET)
+
+
+def mapped(reply, change):
+    return {name: change(part) for name, part in reply.messages.items()}
+
+
+def test_an_error_of_a_users_progress_is_told():
+    def tell(progress):
+        raise ZeroDivisionError("no rounds")
+
+    with pytest.raises(pf.SettingError, match="progress raised ZeroDivisionError: no rounds"):
+        pf.run(pf.FedAvg(chain_steps=1), made(), **{**QUIET, "progress": tell})
+
+
+def test_clients_that_no_round_has_reached_are_named():
+    fed = made()
+    alone = pf.schedule.Explicit([[0]])
+    with pytest.warns(UserWarning, match="clients 1, 2 took part in no round"):
+        result = pf.run(pf.FedEP(start="prior"), fed, schedule=alone, **{**QUIET, "num_rounds": None})
+    assert "clients 1, 2 took part in no round" in result.attrs["doubts"]
+    started = pf.run(pf.PVI(), fed, schedule=alone, **{**QUIET, "num_rounds": None})  # from sites of all clients
+    assert "no round" not in started.attrs["doubts"]
 
 
 @pytest.mark.parametrize("answer", [[2, 0], (2, 0), np.array([2, 0]), torch.tensor([2, 0])])

@@ -172,3 +172,11 @@ def test_gradients_that_are_switched_off_are_switched_on():
     with torch.no_grad():
         fed = pf.Federation(both, (X, STAGE, Y), plate="data", num_clients=3)
     assert fed.coords == {"level_dim_0": LABELS}
+
+
+@pytest.mark.parametrize("names", [["early", "late", "gone"], ["Early", "Late", "None"], ["early", "early", "late"]])
+def test_elements_are_not_called_by_the_names_of_others(names):
+    with pytest.raises(pf.SettingError, match=r"looked up by argument 'stage', whose codes .* stand for"):
+        pf.Federation(
+            both, (X, STAGE, Y), plate="data", num_clients=2, dims={"level": ["stage"]}, coords={"stage": names}
+        )

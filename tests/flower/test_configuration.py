@@ -142,6 +142,14 @@ def test_names_that_would_hide_or_break_something(name, message, tmp_path):
     assert not (tmp_path / name).exists()
 
 
+def test_a_recipe_that_needs_all_rows_makes_no_app(tmp_path):
+    arguments = ["flower", "new", str(tmp_path / "app"), "--model", "linear_regression", "--recipe", "nuts"]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 2
+    assert "NUTS needs all rows in one place" in " ".join(result.output.split())
+    assert not (tmp_path / "app").exists()
+
+
 def test_a_new_app_has_every_key_and_what_is_written_is_read(read, tmp_path):
     """A quote in the recipe's name, which stands in the description; and each key of the configuration."""
     import ast

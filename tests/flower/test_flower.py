@@ -270,6 +270,25 @@ def test_text_must_stand_for_the_same_at_every_client(flower):
     assert flower.Elsewhere(staged, "data", [whole, same]).num_rows == 6
 
 
+def test_clients_whose_data_frames_differ_are_refused(flower):
+    """By place `df @ w` of a frame whose columns stand in another order is another model."""
+
+    def matrix(df, y):
+        w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(df @ w, 1.0), obs=y)
+
+    def said(name, columns):
+        own = (pd.DataFrame(torch.ones(3, 2).numpy(), columns=columns), torch.zeros(3))
+        fed = pf.Federation.from_clients(matrix, {name: own}, plate="data")
+        return flower.Description.from_record(flower.Description.of(name, fed).to_record())
+
+    with pytest.raises(DataError, match=r"north and south have data frames 'df' .*\[age, dose\] and \[dose, age\]"):
+        flower.Elsewhere(matrix, "data", [said("north", ["age", "dose"]), said("south", ["dose", "age"])])
+    same = [said("north", ["age", "dose"]), said("south", ["age", "dose"])]
+    assert flower.Elsewhere(matrix, "data", same).num_rows == 6
+
+
 def test_an_order_with_other_settings_is_refused(flower):
     with pytest.raises(ProtocolError, match="expected the settings"):
         flower.Order.from_record(flower.ConfigRecord({"job": "work"}))

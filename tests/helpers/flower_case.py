@@ -43,7 +43,7 @@ __all__ = [
 
 #: What a node says of its data.
 GOOD = Description(
-    "0", 3, {"x": ([2], "float64"), "y": ([], "float64")}, {}, ["x", "y"], {"w": [2]}, {}, pf.__version__
+    "0", 3, {"x": ([2], "float64"), "y": ([], "float64")}, {}, ["x", "y"], {"w": [2]}, {}, {}, pf.__version__
 )
 
 MODEL = '''

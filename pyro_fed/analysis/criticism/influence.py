@@ -30,6 +30,7 @@ from pyro_fed.infer.sites.gaussian_sites import gaussian
 from pyro_fed.ops.arviz_versions import group_of
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.importance import LARGEST_PARETO_K, smoothed
+from pyro_fed.results.same_data import unlike_federation
 from pyro_fed.results.to_arviz import unconstrained_draws
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def influence(idata: InferenceData, federation: Federation | None = None) -> xr.
         >>> found["shift"].to_pandas()
         >>> found["influence"].to_series().sort_values()
     """
-    require_result("influence", idata)
+    require_result("influence", idata, NOT_NEEDED if federation is None else federation)
     kept = sites_group(idata, federation)
     if kept is not None:
         q, sites = kept_sites(kept)
@@ -127,12 +128,17 @@ def require_result(what: str, idata: Any, federation: Any = NOT_NEEDED) -> None:
         federation: its second argument; `NOT_NEEDED` if it takes none.
 
     Raises:
-        DataError: an argument is of another kind; the error names what was received.
+        DataError: an argument is of another kind, or the federation has other rows than the result; the error says which.
     """
     if not hasattr(idata, "attrs") or "posterior" not in idata:
         raise DataError(f"{what} takes a result of pf.run as its first argument, received {shown(idata)}")
     if federation is not NOT_NEEDED and not hasattr(federation, "problem"):
         raise DataError(f"{what} takes the federation that the result is of, received {shown(federation)}")
+    if federation is not NOT_NEEDED and (unlike := unlike_federation(idata, federation)):
+        raise DataError(
+            f"{what}: the result is not of this federation's data: {unlike}. Pass the federation that it was run on, "
+            "or run again on this one; new rows are predicted by pf.predict, and measured by pf.compare(..., test=...)"
+        )
 
 
 def checked_draws(idata: InferenceData, federation: Federation) -> Tensor:

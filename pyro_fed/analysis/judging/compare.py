@@ -26,6 +26,7 @@ from pyro_fed.errors import SettingError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.ops.importance import LARGEST_PARETO_K
 from pyro_fed.results.inference_data import InferenceData, flag
+from pyro_fed.results.same_data import unlike_federation, unlike_result
 from pyro_fed.results.to_arviz import unconstrained_draws
 
 #: The spread is not compared with the Laplace approximation in more dimensions: the Hessian would cost too much.
@@ -173,6 +174,7 @@ def compare(
     rows, said = {}, {}
     for name, idata in results.items():
         row, found, draws = _cost(idata), _recorded(idata), read[name].draws
+        found += _of_other_data(idata, None if reference in (None, name) else results[str(reference)], federation)
         if name == reference:
             found += reference_doubts(idata, draws)
         found += [text for text in (draws.fault, draws.spreadless) if text]
@@ -256,6 +258,14 @@ def _recorded(idata: InferenceData) -> list[str]:
     """Warnings that the run has kept in its result, and the reason if it stopped before its end."""
     stopped = [f"the run stopped before its end: {idata.attrs['stopped']}"] if "stopped" in idata.attrs else []
     return stopped + [line for line in str(idata.attrs.get("warnings", "")).split("\n") if line]
+
+
+def _of_other_data(idata: InferenceData, truth: InferenceData | None, federation: Federation | None) -> list[str]:
+    """That a result is of other rows than the reference, or than the federation."""
+    than_truth = unlike_result(idata, truth) if truth is not None else ""
+    than_federation = unlike_federation(idata, federation) if federation is not None else ""
+    said = {"the reference": than_truth, "the federation": than_federation}
+    return [f"it is of other data than {what}: {unlike}" for what, unlike in said.items() if unlike]
 
 
 def _cost(idata: InferenceData) -> dict[str, Any]:

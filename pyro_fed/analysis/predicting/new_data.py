@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from pyro_fed.density.rows.leaves import UnknownLabelError
 from pyro_fed.errors import DataError, listed, shown
 from pyro_fed.federation.federation import Federation
 from pyro_fed.results.inference_data import InferenceData
-from pyro_fed.results.to_arviz import labels_in
+from pyro_fed.results.to_arviz import columns_in, labels_in
 
 
 def given_arguments(model: Any, args: Any, kwargs: Mapping[str, Any] | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -51,7 +52,7 @@ def coded(
     kwargs: Mapping[str, Any],
     idata: InferenceData,
 ) -> Arguments:
-    """The new arguments, with text and categories coded as they were when the model was fitted.
+    """The new arguments, with codes of text and the order of columns as they were when the model was fitted.
 
     Args:
         model: as given to `predict`.
@@ -65,6 +66,7 @@ def coded(
     """
     fitted = model.problem.arguments if isinstance(model, Federation) else None
     known = labels_in(idata) or {} if fitted is None else fitted.labels
+    orders = columns_in(idata) if fitted is None else fitted.orders(function)
     owners: set[str] = set()
     if fitted is not None:
         owners = {owner for owner, *_ in fitted.nested_by_name.values()}
@@ -73,7 +75,7 @@ def coded(
         # A list, even of one element, is a column if the argument had rows when it was fitted.
         args = tuple(np.asarray(arg, object) if isinstance(arg, list) and name in split else arg for name, arg in named)
     try:
-        arguments = flatten(function, args, kwargs, known)
+        arguments = flatten(function, args, kwargs, known, orders)
     except UnknownLabelError as error:
         if error.argument not in owners:
             raise
@@ -83,6 +85,7 @@ def coded(
             f"as groups=[{listed(map(repr, known[error.argument][:1]))}, None]"
         ) from error
     if fitted is not None:
+        arguments = _as_fitted(arguments, fitted)
         _check_rows(arguments, fitted)
     unknown = sorted(set(arguments.labels) - set(known))
     if fitted is None and unknown:
@@ -91,6 +94,17 @@ def coded(
             "model was fitted: pass the federation in place of the model, predict(idata, fed, ...), or the codes"
         )
     return arguments
+
+
+def _as_fitted(arguments: Arguments, fitted: Arguments) -> Arguments:
+    """Whole numbers in floating point, where a column held fractions when the model was fitted."""
+    before = dict(zip(fitted.names, fitted.leaves, strict=True))
+    leaves = list(arguments.leaves)
+    for i, (name, leaf) in enumerate(zip(arguments.names, arguments.leaves, strict=True)):
+        known = before.get(name)
+        if isinstance(leaf, Tensor) and isinstance(known, Tensor) and known.is_floating_point():
+            leaves[i] = leaf if leaf.is_floating_point() else leaf.to(known.dtype)
+    return replace(arguments, leaves=tuple(leaves))
 
 
 def _check_rows(arguments: Arguments, fitted: Arguments) -> None:

@@ -254,7 +254,8 @@ def _said_by_a_row(found: Without, rows: np.ndarray) -> np.ndarray:
     here = (rows > 0) & np.isfinite(found.sd_ratio).all(1)
     said = np.full(len(rows), np.nan)
     said[here] = (found.sd_ratio[here] ** -2.0 - 1).mean(1) * (rows.sum() - rows[here]) / rows[here]
-    return said / np.abs(np.median(said[here])) if here.any() else said
+    median = np.abs(np.median(said[here])) if here.any() else 0.0
+    return said / median if median else np.full(len(rows), np.nan)  # nothing to compare with where most say nothing
 
 
 def _said(found: Without, k: int, name: str, labels: list[str]) -> str:

@@ -302,6 +302,15 @@ def _why_not_on_some(problem: RowDensities) -> str:
             f"{listed(sorted(set(sizes)))} is the number of all rows, {bound.num_rows}: write len({one}), which is a "
             "client's own at each. "
         )
+    held_in = zip(names, bound.arguments.leaves, strict=True)
+    lengths = {name: len(leaf) for name, leaf in held_in if isinstance(leaf, Tensor) and leaf.dim()}
+    if not columns and lengths and not said:
+        return (
+            f"No argument is as long as plate '{bound.plate}', which has {bound.num_rows} rows: "
+            f"{listed(f'{name!r} has {length}' for name, length in lengths.items())}. Where the model picks rows out "
+            "of them (a filter, a lag such as y[1:], a half for each plate), do that before the model, and pass what "
+            "is left as arguments"
+        )
     return (
         f"{said}The arguments split by rows are {columns}, and plate '{bound.plate}' and every latent must "
         "take their sizes from them or be independent of them. Say which arguments are split with shard=(...); a "

@@ -16,8 +16,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from pyro_fed.density.rows.containers import as_tree, is_column
+from pyro_fed.density.rows.containers import Table, as_tree, is_column
 from pyro_fed.density.rows.leaves import Labels, read_leaf
+from pyro_fed.density.rows.order import Orders, in_order, orders_of
 from pyro_fed.errors import DataError
 from pyro_fed.ops.entries import all_finite
 
@@ -224,6 +225,10 @@ class Arguments:
         owned = (_cast(leaf, dtype, copy=True) for leaf in self.leaves)
         return replace(self, leaves=tuple(owned))
 
+    def owned(self) -> Arguments:
+        """The same, of every tensor in its own dtype."""
+        return replace(self, leaves=tuple(leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in self.leaves))
+
     def on(self, device: torch.device) -> Arguments:
         """These arguments with every tensor on a device.
 
@@ -243,8 +248,7 @@ class Arguments:
         Raises:
             DataError: names the first leaf of another structure, shape, dtype, or Python value.
         """
-        if other.spec != self.spec:
-            raise DataError(f"expected the arguments {list(self.names)}, received {list(other.names)}")
+        self.check_structure(other)
         other = other.rows_first(self.axes)
         more = len(other.leaves)  # leaves of this layer's own follow the model's
         other = replace(other, leaves=(*other.leaves, *self.leaves[more:]), names=self.names)
@@ -257,6 +261,36 @@ class Arguments:
                     "Federation for other groups"
                 )
         return replace(self, leaves=other.taken(dtype).leaves)
+
+    def orders(self, model: Callable[..., Any], kinds: tuple[type, ...] = (Table, dict)) -> dict[str, tuple[Any, ...]]:
+        """Columns of tables and keys of dictionaries, by the argument's name.
+
+        Args:
+            model: whose arguments they are.
+            kinds: tables, dictionaries, or both.
+        """
+        args, kwargs = pytree.tree_unflatten([None] * self.spec.num_leaves, self.spec)
+        return orders_of(args, kwargs, parameter_names(model, len(args)), kinds)
+
+    def check_structure(self, other: Arguments) -> None:
+        """Refuse arguments of another structure.
+
+        Args:
+            other: arguments of the same model.
+
+        Raises:
+            DataError: names what was expected and received.
+        """
+        if other.spec == self.spec:
+            return
+        more = self.spec.num_leaves  # leaves of this layer's own follow the model's
+        expected, received = list(self.names[:more]), list(other.names)
+        if expected == received:
+            raise DataError(
+                f"the arguments {expected} are held in another way than before, such as a data frame without one of "
+                "its columns, or of one dtype in place of several, or a tuple in place of a list: pass them as before"
+            )
+        raise DataError(f"expected the arguments {expected}, received {received}")
 
     @property
     def values(self) -> tuple[int, ...]:
@@ -289,7 +323,11 @@ class Arguments:
 
 
 def flatten(
-    model: Callable[..., Any], args: Any, kwargs: Mapping[str, Any] | None, labels: Labels | None = None
+    model: Callable[..., Any],
+    args: Any,
+    kwargs: Mapping[str, Any] | None,
+    labels: Labels | None = None,
+    orders: Orders | None = None,
 ) -> Arguments:
     """Flatten a model's arguments; NumPy arrays, pandas and xarray objects, and lists of numbers become tensors.
 
@@ -298,6 +336,7 @@ def flatten(
         args: its positional arguments: a tuple, a list of them, or the only one.
         kwargs: its keyword arguments.
         labels: what codes stand for, by the argument's name, where that is known already.
+        orders: columns of tables and keys of dictionaries, where these are known already.
 
     Raises:
         DataError: the model cannot be called with them, or they hold what is no number, truth value or label.
@@ -305,7 +344,8 @@ def flatten(
     args, kwargs = positional(model, args, kwargs), dict(kwargs or {})
     _check_call(model, args, kwargs)
     heads = parameter_names(model, len(args))
-    keyed, spec = pytree.tree_flatten_with_path(as_tree((args, kwargs)))
+    tree = as_tree((args, kwargs))
+    keyed, spec = pytree.tree_flatten_with_path(in_order(tree, heads, orders) if orders else tree)
     names = tuple(_leaf_name(path, heads) for path, _ in keyed)
     read = [read_leaf(leaf, name, labels or {}) for name, (_, leaf) in zip(names, keyed, strict=True)]
     return Arguments(
@@ -371,9 +411,8 @@ def rows_like(
     """
     given = positional(model, args, kwargs)
     kwargs = with_held(arguments, model, given, kwargs)
-    other = flatten(model, given, kwargs, arguments.labels).to(arguments.floating_dtype())
-    if other.spec != arguments.spec:
-        raise DataError(f"expected arguments {list(arguments.names)}, received {list(other.names)}")
+    other = flatten(model, given, kwargs, arguments.labels, arguments.orders(model)).to(arguments.floating_dtype())
+    arguments.check_structure(other)
     if not arguments.sharded:
         raise DataError("the model takes no row-sharded argument: it cannot be given other rows")
     other = other.rows_first(arguments.axes)
@@ -443,7 +482,11 @@ def _check_call(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
     except TypeError as error:
         given = args[0] if len(args) == 1 else None
         by_name = isinstance(given, Mapping) and set(given) <= set(signature.parameters)
-        cure = "these as kwargs={...}" if by_name else _by_name_alone(signature, len(args), kwargs)
+        cure = (
+            "these as kwargs={...}, or, a client's own in from_clients, by place, as a tuple"
+            if by_name
+            else _by_name_alone(signature, len(args), kwargs)
+        )
         count = "one argument" if len(args) == 1 else f"{len(args)} arguments"
         named = f" and {', '.join(sorted(kwargs))} by name" if kwargs else ""
         raise DataError(

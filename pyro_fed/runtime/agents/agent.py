@@ -24,11 +24,12 @@ from pyro_fed.conventions.settings_repr import described
 from pyro_fed.conventions.version import VERSION
 from pyro_fed.density.compiling.compiler import threads
 from pyro_fed.density.compiling.levels import compiled
-from pyro_fed.density.fingerprint import LABELS_CURE, label_digests, shared_arguments, traced
+from pyro_fed.density.fingerprint import COLUMNS_CURE, LABELS_CURE, label_digests, shared_arguments, traced
 from pyro_fed.density.latents.quadrature import Quadrature
 from pyro_fed.density.latents.several import MOST_STARTS
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import flatten
+from pyro_fed.density.rows.containers import Table
 from pyro_fed.errors import DivergenceError, ProtocolError, QuorumError, SettingError, StoppedError
 from pyro_fed.federation.apart import check_apart
 from pyro_fed.federation.federation import Federation
@@ -193,6 +194,7 @@ def _agreement(agent: Agent, algorithm: Algorithm, own: Federation, rounds: int)
     """What all agents must have in common, name → text."""
     problem = own.problem
     arguments = problem.arguments
+    tables = arguments.orders(problem.model, (Table,))
     rows = [[label, part, list(leaf.shape[1:]), str(leaf.dtype)] for label, part, leaf in arguments.columns]
     return {
         "versions": f"pyro_fed {VERSION}, torch {torch.__version__}, pyro {pyro.__version__}",
@@ -201,13 +203,15 @@ def _agreement(agent: Agent, algorithm: Algorithm, own: Federation, rounds: int)
         "rounds": str(rounds),
         "seed": str(agent.seed),
         "plate": problem.plate,
+        # before the model, whose operations follow from these
+        f"columns of data frames ({COLUMNS_CURE})": json.dumps(tables, default=str),
+        "rows": json.dumps(rows),
+        "dtype": str(problem.dtype),
         "model (the operations of its density, and constants in them)": _traced(problem),
         "shared arguments": json.dumps(_shared(problem)),
         "plates nested in it": json.dumps(arguments.nested_by_name),
         "sites": json.dumps({site: list(one.shape) for site, one in problem.sites.items()}),
-        "rows": json.dumps(rows),
         f"labels of text ({LABELS_CURE})": json.dumps(label_digests(problem)),
-        "dtype": str(problem.dtype),
     }
 
 

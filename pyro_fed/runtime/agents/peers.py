@@ -28,6 +28,8 @@ from pyro_fed.recipes.components import resolve_component
 from pyro_fed.recipes.recipe import read_toml
 from pyro_fed.runtime.agents.names import check_names
 
+#: TCP's.
+LARGEST_PORT = 65535
 #: host:port, or [IPv6]:port.
 _ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.\-]+):[0-9]{1,5}")
 
@@ -111,9 +113,11 @@ def _agents(table: Any, path: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
     for name, entry in table.items():
         if not isinstance(entry, dict) or set(entry) != {"address"} or not isinstance(entry["address"], str):
             raise SettingError(f'{path}: [agents.{name}] has one key, address = "host:port"; received {entry!r:.200}')
-        if not _ADDRESS.fullmatch(entry["address"]):
+        port = entry["address"].rpartition(":")[2]
+        if not _ADDRESS.fullmatch(entry["address"]) or int(port) > LARGEST_PORT:
             raise SettingError(
-                f'{path}: [agents.{name}]: address must be "host:port", such as "10.0.0.1:7443", received '
+                f'{path}: [agents.{name}]: address must be "host:port", such as "10.0.0.1:7443", with a port of at '
+                f"most {LARGEST_PORT}, received "
                 f"{entry['address']!r:.200}"
             )
     addresses = tuple(entry["address"] for entry in table.values())

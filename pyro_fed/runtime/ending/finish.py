@@ -41,7 +41,7 @@ from pyro_fed.conventions.limits import Limits
 from pyro_fed.conventions.time_limit import is_time
 from pyro_fed.density.checks.funnels import with_hint
 from pyro_fed.density.size import is_large
-from pyro_fed.errors import DivergenceError, InterruptedRun, PyroFedError, TimeLimitError, warn_user
+from pyro_fed.errors import DivergenceError, InterruptedRun, PyroFedError, TimeLimitError, listed, warn_user
 from pyro_fed.infer.sites.gaussian_sites import gaussian
 from pyro_fed.ops.gaussian import ImproperGaussianError
 from pyro_fed.results.inference_data import InferenceData
@@ -175,6 +175,22 @@ class Finish:
         last = f"the last change was {record.latest['change']:.3g}"
         return [f"not converged after {len(record.figures)} rounds: {last}; run more rounds"]
 
+    def absent(self) -> list[str]:
+        """That clients with rows were asked in no round, whose rows are not in the answer."""
+        context, record = self.context, self.context.record
+        if isinstance(self.algorithm, Pooled) or context.graph is not None or context.start is not None or self._cut:
+            return []  # of one place; agents, which have their own rows; sites of a run before; incomplete anyway
+        took = {client for one in record.rounds for client in one.clients}
+        failed = {client for one in record.rounds for client, _ in one.failures}  # which the record tells by itself
+        rows = context.federation.row_counts.tolist()
+        left = [name for k, name in enumerate(context.federation.client_names) if rows[k] and k not in took | failed]
+        if not left:
+            return []
+        return [
+            f"clients {listed(left)} took part in no round: this is the posterior without their rows. Take more "
+            "rounds, or a schedule that reaches all clients"
+        ]
+
     def judged(self, shared: State, draws: Tensor) -> None:
         """Judge the result, within the time that is left, and unless the user interrupts.
 
@@ -220,11 +236,14 @@ class Finish:
         if isinstance(context.combination, Bounded):
             few = context.combination.doubt(context.federation.num_clients)
             record.notes += [few] if few else []
+        absent = self.absent()
+        record.doubts += absent
         if unlike := record.unlike():
             record.doubts.append(f"{unlike}. This is not the posterior of all rows")
         if not self.audit:
             return
-        self._say_who_stands_apart(draws)
+        if not absent:  # else the others stand apart from clients that have said nothing
+            self._say_who_stands_apart(draws)
         if context.federation.holds_data:
             far = out_of_range(context.problem, context.seed)
             record.notes += far or of_no_use(context.problem, draws.flatten(0, 1))

@@ -51,7 +51,7 @@ def cut_short(phase: Phase, context: Context, stop: KeyboardInterrupt) -> None:
         record.interrupted = True
         kept = "the draws that there were" if part else "what it had found by then"
         after = "" if part else f" {when}"
-        record.notes.append(f"{name} was interrupted{after}: the result is incomplete, {kept}")
+        record.doubts.append(f"{name} was interrupted{after}: the result is incomplete, {kept}")
     if not phase.last or not (part or phase.done or phase.settled):
         where = "" if phase.last else ", with which the run starts"
         raise no_posterior(f"{name}{where}, {when}", context, algorithm, phase.shared)

@@ -440,6 +440,7 @@ def test_an_agent_s_settings_are_refused_before_it_waits_for_its_neighbours(ring
         ('graph = "ring"\nseed = 1\n[agents.a]\naddress = "h:1"\n[agents.b]\naddress = "h:2"', "unknown keys"),
         ('graph = "complete"\n[agents.a]\naddress = "h:1"\n[agents.b]\naddress = "h:1"', "the same address"),
         ('graph = "complete"\n[agents.a]\naddress = "h"\n[agents.b]\naddress = "h:1"', 'must be "host:port"'),
+        ('graph = "complete"\n[agents.a]\naddress = "h:99999"\n[agents.b]\naddress = "h:1"', "a port of at most 65535"),
         ('graph = "complete"\n[agents."a/b"]\naddress = "h:3"\n[agents.b]\naddress = "h:1"', "letters, digits"),
         ('graph = "complete"\n[agents.A]\naddress = "h:3"\n[agents.a]\naddress = "h:1"', "more than case"),
         ('graph = "moon"\n[agents.a]\naddress = "h:3"\n[agents.b]\naddress = "h:1"', "moon"),

@@ -1,0 +1,56 @@
+"""Columns of pandas whose labels of rows say that they are the same rows in another order.
+
+Rows are taken by position, as NumPy takes them. Where two columns have the same labels in another order, one of them
+was sorted or shuffled alone, and by position each row would get another one's outcome.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pandas as pd
+
+from pyro_fed.density.rows.arguments import parameter_names, positional
+from pyro_fed.errors import DataError
+
+
+def check_row_labels(model: Callable[..., Any], args: Any, kwargs: Mapping[str, Any] | None, where: str = "") -> None:
+    """Refuse columns of pandas with the same index in different orders.
+
+    Args:
+        model: the Pyro model.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        where: whose they are, such as " at client 2".
+
+    Raises:
+        DataError: names both arguments and the first row that differs.
+    """
+    args = positional(model, args, kwargs)
+    named = [*zip(parameter_names(model, len(args)), args, strict=True), *(kwargs or {}).items()]
+    first: dict[int, tuple[str, pd.Index]] = {}
+    for name, index in (found for head, value in named for found in _indices(head, value)):
+        other, known = first.setdefault(len(index), (name, index))
+        if index.equals(known) or not _shuffled(index, known):
+            continue
+        at = next(i for i, (mine, theirs) in enumerate(zip(index, known, strict=True)) if mine != theirs)
+        raise DataError(
+            f"arguments '{other}' and '{name}'{where} have the same index in another order: row {at} is called "
+            f"{known[at]!r} in the one and {index[at]!r} in the other. Rows are taken by position: put them in one "
+            f"order, such as by {name}.loc[{other}.index], or, where positions are right as they are, pass "
+            f"{name}.to_numpy()"
+        )
+
+
+def _indices(name: str, value: Any) -> Iterator[tuple[str, pd.Index]]:
+    if isinstance(value, pd.DataFrame | pd.Series):
+        yield name, value.index
+    elif isinstance(value, dict):
+        for key, part in value.items():
+            yield from _indices(f"{name}[{key!r}]", part)
+
+
+def _shuffled(one: pd.Index, other: pd.Index) -> bool:
+    """Whether two indices have the same labels, each once."""
+    return one.is_unique and other.is_unique and set(one) == set(other)
