@@ -128,7 +128,7 @@ def require_result(what: str, idata: Any, federation: Any = NOT_NEEDED) -> None:
         federation: its second argument; `NOT_NEEDED` if it takes none.
 
     Raises:
-        DataError: an argument is of another kind, or the federation has other rows than the result; the error says which.
+        DataError: an argument is of another kind, or the federation has other rows than the result; it says which.
     """
     if not hasattr(idata, "attrs") or "posterior" not in idata:
         raise DataError(f"{what} takes a result of pf.run as its first argument, received {shown(idata)}")
