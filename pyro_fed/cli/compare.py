@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -105,11 +105,16 @@ def compare(
             page.write_report(place, table, results, fed, reference=compared_with, test=test, **subject)
         click.echo(f"\nWritten to {out}: open it in a browser.", err=as_json)
     if errors:
-        for name, text in said.items():
-            click.echo(f"\n{name} ended in an error: {text}", err=True)
-        if reference is not None and compared_with is None:
-            click.echo("\nNothing was compared with the reference, which has no result.", err=True)
-        raise SystemExit(1)
+        _end_with_errors(said, lost_reference=reference is not None and compared_with is None)
+
+
+def _end_with_errors(said: Mapping[str, str], lost_reference: bool) -> NoReturn:
+    """Print the errors by which runs ended, and end the program with status 1."""
+    for name, text in said.items():
+        click.echo(f"\n{name} ended in an error: {text}", err=True)
+    if lost_reference:
+        click.echo("\nNothing was compared with the reference, which has no result.", err=True)
+    raise SystemExit(1)
 
 
 def _chosen(recipe_names: tuple[str, ...], reference: str | None) -> dict[str, Recipe]:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pyro_fed.algorithm.plan import Plan
     from pyro_fed.federation.federation import Federation
     from pyro_fed.recipes.recipe import Recipe
+    from pyro_fed.results.inference_data import InferenceData
 
 #: Default number of rows of the posterior's table.
 SUMMARY_ROWS = 20
@@ -179,16 +180,13 @@ def run(
         table = pf.compare(results, federation=fed, test=test)
         with kept_elsewhere(report) as place:
             page.write_report(place, table, results, fed, title=title, lead=lead, test=test, command=typed_command())
+    if not as_json:
+        click.echo(_answer_blocks(idata, rows))
+    measured = metrics.test_metrics(idata, fed, test) if test is not None else {}
     if as_json:
-        measured = metrics.test_metrics(idata, fed, test) if test is not None else {}
         click.echo(plain.as_json(plain.of_run(idata, measured)))
         return
-    if isinstance(algorithm, Plan):
-        click.echo(terminal.steps_block(pf.steps(idata)))
-    click.echo(terminal.posterior_table(idata, rows))
-    click.echo(terminal.doubts_block(idata))
-    click.echo(terminal.prediction_block(metrics.test_metrics(idata, fed, test) if test is not None else {}))
-    click.echo(terminal.cost_block(idata))
+    click.echo("\n".join([terminal.prediction_block(measured), terminal.cost_block(idata)]))
     if out is not None:
         click.echo(f"\nWritten to {click.format_filename(out)}; read it by arviz.from_netcdf({str(out)!r}).")
     if report is not None:
@@ -208,6 +206,15 @@ def _run_block(
         terminal.field("clients", f"{terminal.client_line(fed.row_counts.tolist())} ({partition_text})"),
     ]
     return "\n".join([terminal.heading("Run"), *lines])
+
+
+def _answer_blocks(idata: InferenceData, rows: int) -> str:
+    """The blocks of text about an answer: the stages of a plan, the posterior, and doubts."""
+    import pyro_fed as pf
+    from pyro_fed.analysis.report import terminal
+
+    steps = [terminal.steps_block(pf.steps(idata))] if "steps" in idata.attrs else []
+    return "\n".join([*steps, terminal.posterior_table(idata, rows), terminal.doubts_block(idata)])
 
 
 main.add_command(bench)
