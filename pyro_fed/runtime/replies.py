@@ -342,7 +342,7 @@ def _check_quorum(
         need = max(need, 1)
     if replied >= need:
         return
-    if found.refused and context.min_clients != 0:  # with 0 such rounds are expected, and skipped
+    if found.refused and context.min_clients != 0:  # with min_clients=0 rounds without replies are skipped
         raise _refused(algorithm, context, work, found, before)
     where = "this error's `state`" if context.checkpoint is None else str(context.checkpoint.folder)
     kept = f"state of round {work.round - 1} is in {where}" if work.round else "no round was completed"

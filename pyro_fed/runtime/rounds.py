@@ -76,7 +76,7 @@ def run_phases(
     networks = _connected(chain, context, given)
     context.record.notes += _not_on_device(chain, context)
     first, start = _taken_over(chain, finished)
-    told: Start | None = None  # `start` by the server's account of the clients' sites
+    told: Start | None = None  # `start`, as the server's record of the clients' sites has it
     for number, part in enumerate(chain):
         if number < first or (saved is not None and number < saved.phase):
             continue

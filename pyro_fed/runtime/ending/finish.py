@@ -176,12 +176,16 @@ class Finish:
         return [f"not converged after {len(record.figures)} rounds: {last}; run more rounds"]
 
     def absent(self) -> list[str]:
-        """That clients with rows were asked in no round, whose rows are not in the answer."""
+        """A doubt if clients with rows worked in no round, so that their rows are not in the answer; else none.
+
+        It is not raised for pooled data, for agents, which always use their own rows, for a run that starts from
+        the sites of an earlier one, and for a run that was cut short, which has a doubt of its own.
+        """
         context, record = self.context, self.context.record
         if isinstance(self.algorithm, Pooled) or context.graph is not None or context.start is not None or self._cut:
-            return []  # of one place; agents, which have their own rows; sites of a run before; incomplete anyway
+            return []
         took = {client for one in record.rounds for client in one.clients}
-        failed = {client for one in record.rounds for client, _ in one.failures}  # which the record tells by itself
+        failed = {client for one in record.rounds for client, _ in one.failures}  # the record reports these
         rows = context.federation.row_counts.tolist()
         left = [name for k, name in enumerate(context.federation.client_names) if rows[k] and k not in took | failed]
         if not left:
@@ -242,7 +246,7 @@ class Finish:
             record.doubts.append(f"{unlike}. This is not the posterior of all rows")
         if not self.audit:
             return
-        if not absent:  # else the others stand apart from clients that have said nothing
+        if not absent:  # a client that has not worked has no site for the others to be compared with
             self._say_who_stands_apart(draws)
         if context.federation.holds_data:
             far = out_of_range(context.problem, context.seed)

@@ -67,7 +67,7 @@ def with_noise(algorithm: Algorithm, context: Context, shared: State, draws: Ten
     states = _replayed(algorithm, context, shared)
     samples = []
     for state in states:
-        generator = seeding.torch_generator(context.seed, seeding.DRAWS)  # the same for all: they differ by the noise
+        generator = seeding.torch_generator(context.seed, seeding.DRAWS)  # common random numbers for all states
         try:
             samples.append(algorithm.sample(state, num_draws, generator).to(draws.dtype))
         except ImproperGaussianError:
