@@ -113,8 +113,9 @@ from pyro_fed.ops.gaussian import Gaussian
 #: What is said of rounds that were in vain, before the names of what samples.
 IN_VAIN = (
     f"the last rounds were in vain: {ascent.RETURNS} times steps from the best Gaussian, which is the result, led to "
-    "where the evidence's lower bound is lower by more than step_control.fall, as those of a network may, whose "
-    "curvature is another at every point. More rounds do not help: sample it, by "
+    "where the evidence's lower bound is lower by more than step_control.fall. The curvature of the density is another "
+    "at every point, as where it has steps or several modes, or is that of a network. More rounds do not help: sample "
+    "it, by "
 )
 #: What is said of a network's rounds that hardly win any more.
 SLOW = (

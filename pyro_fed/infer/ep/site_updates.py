@@ -134,10 +134,15 @@ def site_warnings(record: Record, newton: bool) -> list[str]:
             "start='laplace'"
         ]
     cure = "Give the model a proper prior, or pool small clients" + ("" if newton else ", or use client='newton'")
+    if len(skipped) == len(clients):
+        cure += (
+            ". It may also be that the density has no finite second derivative at some row, as 0 ** k, sqrt(0) and "
+            "the logarithm of a difference that is rounded to 0 have none: write these rows in another form"
+        )
     return [
         f"in the last round the messages of clients {listed(skipped)} ({len(skipped)} of {len(clients)}) "
-        "were not used: their tilted distributions or the updated q were not positive definite; their sites are "
-        f"those of an earlier round. {cure}"
+        "were not used: their tilted distributions or the updated q were no numbers, or not positive definite; their "
+        f"sites are those of an earlier round. {cure}"
     ]
 
 

@@ -36,3 +36,23 @@ def test_a_funnel_is_named_and_no_step_size_advised(model):
     said = str(caught.value)
     assert "the neck of a funnel" in said and "damping" in said and "NUTS" in said
     assert "step size" not in said
+
+
+def survival(t, censored):
+    """A Weibull's survival at t and after it, where 0 ** k has no second derivative in k."""
+    k = pyro.sample("k", dist.LogNormal(t.new_zeros(()), 1.0))
+    s = pyro.sample("s", dist.LogNormal(t.new_zeros(()), 1.0))
+    with pyro.plate("data", len(t)):
+        at, after = (t / s) ** k, ((t + 1) / s) ** k
+        pyro.factor("lik", -at + (1 - censored) * torch.log(-torch.expm1(at - after)))
+
+
+@pytest.mark.filterwarnings("ignore:not converged after 3 rounds")
+def test_curvatures_that_are_no_numbers_are_named():
+    """Of torch's eigenvalues that do not converge nothing is said; `FedEP` says what the messages may be, too."""
+    t = torch.tensor([0.0, 1.0, 2.0] * 4, dtype=torch.float64)
+    fed = pf.Federation(survival, (t, (t > 1).double()), plate="data", num_clients=2, partition=pf.partition.IID())
+    with pytest.raises(DivergenceError, match="the curvature where it is taken is no number"):
+        pf.run(pf.P2PVI(), fed, graph=pf.graph.complete(2), audit=False, **QUIET)
+    with pytest.warns(UserWarning, match=r"no finite second derivative at some row, as 0 \*\* k"):
+        pf.run(pf.FedEP(), fed, num_rounds=3, audit=False, **QUIET)
