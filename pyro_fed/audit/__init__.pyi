@@ -9,6 +9,7 @@ from .evidence import Evidence as Evidence
 from .kept import audit_draws as audit_draws
 from .modes.angles import as_numbers as as_numbers
 from .size import not_audited as not_audited
+from .stillness import at_limit as at_limit
 from .stillness import close_call as close_call
 from .stillness import missed_aim as missed_aim
 from .stillness import off_aim as off_aim

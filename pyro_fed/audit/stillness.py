@@ -27,6 +27,8 @@ MEASURED = "as short exact chains or weights estimate. The group 'audit' has all
 FAR = 3.0
 #: Part of the limits from which on an error is near them: a mean 0.2 SDs off, an SD of 0.84 or 1.2 times the right one.
 NEAR = 0.8
+#: Standard errors within which an error is taken to be at a limit: it is beyond it with a chance of one in six or more.
+UNSURE = 1.0
 
 
 def stillness(evidence: Evidence) -> list[str]:
@@ -121,6 +123,28 @@ def missed_aim(measured: Mapping[str, np.ndarray], aim: Limits) -> list[str]:
     return [
         f"no answer that was tried is surely within the aim, {aim.mean_error:g} SDs and a factor of {aim.sd_factor:g}: "
         f"{_worst(measured, _likely(measured, aim))}, {MEASURED}"
+    ]
+
+
+def at_limit(evidence: Evidence) -> list[str]:
+    """A mean or an SD that is plainly off, and as near to a limit as its standard error.
+
+    Args:
+        evidence: the result, without doubts.
+
+    Returns:
+        One sentence, or none.
+    """
+    measured = evidence.measured
+    plain = _off(measured, WRONG, PLAIN)
+    if not plain.max() > 0:
+        return []
+    at = plain * (plain + UNSURE * _noise(measured, WRONG) > 1)
+    if not at.any():
+        return []
+    return [
+        f"means and SDs may be beyond the limits ({MATTERS:g} SDs, a factor of {SD_MATTERS:g}): "
+        f"{_worst(measured, at)}, {MEASURED}. {cure(evidence)}"
     ]
 
 

@@ -88,9 +88,11 @@ def check_labels(problem: Problem, dims: Mapping[str, Sequence[str]], coords: Ma
         own = [dim for dim in site.dims if "_dim_" in dim]
         wanted = dims.get(name, ())
         if len(wanted) > len(own):
+            plates = [dim for dim in site.dims if dim not in own]
+            others = f": the others have the names of their plates, {plates}" if plates else ""
             raise SettingError(
                 f"dims[{name!r}] has {len(wanted)} names, {list(wanted)}, but site '{name}' of shape {site.shape} has "
-                f"{len(own)} dimension(s) to be named"
+                f"{len(own)} dimension(s) to be named{others}"
             )
         named = name_dims(site.dims, wanted)
         taken = [dim for dim in named if dim in ("chain", "draw") or named.count(dim) > 1]

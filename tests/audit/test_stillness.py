@@ -3,6 +3,7 @@
 import math
 import re
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pyro
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 import pyro_fed as pf
-from pyro_fed.audit.stillness import missed_aim, off_aim, perhaps_wrong, stillness
+from pyro_fed.audit.stillness import at_limit, missed_aim, off_aim, perhaps_wrong, stillness
 from pyro_fed.conventions.limits import Limits
 from tests.helpers.evidence import evidence_of
 
@@ -206,6 +207,24 @@ def test_an_estimate_beyond_a_finer_aim_is_told_from_one_that_may_be_wrong(ratio
     assert off_aim(found, aim) == pytest.approx(off, abs=0.01)
     assert bool(perhaps_wrong(found, aim)) == perhaps
     assert [f"'b', its SD is {1 / ratio:.2f} times" in said for said in missed_aim(found, aim)] == [True] * bool(off)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "error", "doubted"),
+    [
+        (1.248, 0.014, True),  # beyond the limit, 1.25, with a chance of nearly one half
+        (1.22, 0.014, False),  # surely within it: a note
+        (1.22, 0.04, True),
+        (1.15, 0.15, False),  # chance may be all of it
+    ],
+)
+def test_an_error_that_is_a_limit_to_within_chance_is_doubted(monkeypatch, ratio, error, doubted):
+    monkeypatch.setattr("pyro_fed.audit.stillness.cure", lambda evidence: "Weight them")
+    ratios = {"sd_ratio": np.array([1.0, ratio]), "sd_ratio_se": np.array([0.01, error])}
+    found = {"parameter": np.array(["a", "b"]), "mean_error": np.zeros(2), "mean_error_se": np.full(2, 0.01)} | ratios
+    said = at_limit(SimpleNamespace(measured=found))
+    assert [f"'b', its SD is {1 / ratio:.2f} times" in one for one in said] == [True] * doubted
+    assert at_limit(SimpleNamespace(measured={})) == []
 
 
 def test_of_nothing_measured_nothing_is_off():

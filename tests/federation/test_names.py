@@ -61,6 +61,11 @@ def test_groups_have_their_rows_counted_and_their_names_in_the_result():
     )
 
 
+def test_a_dimension_that_has_its_plates_name_already_is_said():
+    with pytest.raises(pf.SettingError, match=r"has 0 dimension\(s\) to be named: the others .* plates, \['county'\]"):
+        counties(dims={"a": ["county"]})
+
+
 def test_the_users_labels_count():
     fed = counties(coords={"county": list("abcdef")})
     assert fed.coords["county"] == list("abcdef")

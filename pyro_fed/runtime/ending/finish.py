@@ -21,6 +21,7 @@ from pyro_fed.audit import (
     Evidence,
     as_numbers,
     asked,
+    at_limit,
     close_call,
     few_draws_tell,
     found_right,
@@ -294,6 +295,8 @@ class Finish:
         if not self.audit:
             return
         record.doubts = [*record.doubts, *asked(self.algorithm, draws)]
+        if record.audited and not record.doubts and self.evidence:
+            record.doubts = at_limit(self.evidence)
         if record.audited and not record.doubts:
             evidence = self._evidence_of(draws)
             record.notes += _untold(evidence) + as_numbers(evidence)
