@@ -137,6 +137,8 @@ def _hint(arguments: Arguments, model: Callable[..., Any], plate: str, error: Ex
             f'has weights of its own: call the module before `with pyro.plate("{plate}", ...)`, and use what it '
             "returns inside."
         )
+    if isinstance(error, TypeError) and "'Table' object" in str(error) and "assignment" in str(error):
+        return "While the model runs a data frame is read only: compute the column before the model, or as a variable."
     if isinstance(error, AttributeError) and "Tensor" in str(error):
         return "While the model runs its arguments are tensors: convert and summarise data before the model."
     if arguments.num_rows:

@@ -6,6 +6,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from sklearn.utils import Bunch
 
 import pyro_fed as pf
 
@@ -54,12 +55,15 @@ def test_columns_of_renewed_data_are_taken_by_name(fed):
         fed.with_args((FRAME[["a"]], Y))
 
 
-def test_keys_of_dictionaries_are_taken_by_name():
-    def by_key(data):
-        model(torch.stack([data["a"], data["b"]], -1), data["y"])
+@pytest.mark.parametrize("kind", [dict, Bunch])
+def test_keys_of_dictionaries_are_taken_by_name(kind):
+    def by_key(data, *, y):
+        model(torch.stack([data["a"], data["b"]], -1) * data["scale"][:, None], y)
 
-    fed = pf.Federation(by_key, ({"a": X[:, 0], "b": X[:, 1], "y": Y},), plate="data", num_clients=3)
-    other = fed.with_args(({"y": Y, "b": X[:, 1], "a": X[:, 0]},))
+    columns, more = {"a": X[:, 0], "b": X[:, 1], "scale": Y + 9}, {"data": None, "y": Y}
+    turned = dict(reversed(columns.items()))
+    fed = pf.Federation(by_key, (), {**more, "data": kind(**columns)}, plate="data", num_clients=3)
+    other = fed.with_args((), {"y": Y, "data": kind(**turned)})
     assert all(torch.equal(*pair) for pair in zip(other.problem.rows, fed.problem.rows, strict=True))
 
 
@@ -113,6 +117,15 @@ def test_a_model_cannot_write_to_what_it_is_given():
         with pytest.raises(pf.ModelError, match="make a new tensor"):
             pf.Federation.from_clients(writes, [(data[:9], Y[:9]), (data[9:], Y[9:])], plate="data")
     assert torch.equal(mine, X) and np.array_equal(kept, X.numpy())
+
+
+def test_a_model_cannot_write_a_column():
+    def writes(df, y):
+        df["c"] = df["a"] * 2
+        model(df[["a", "c"]], y)
+
+    with pytest.raises(pf.ModelError, match="a data frame is read only: compute the column before the model"):
+        pf.Federation(writes, (FRAME, Y), plate="data", num_clients=3)
 
 
 def test_a_function_whose_call_runs_nothing_is_refused():

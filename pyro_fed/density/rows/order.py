@@ -5,16 +5,20 @@ By name a table whose columns stand in another order is the same table; as a mat
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from pyro_fed.density.rows.containers import Node, Table, TableKind
+from pyro_fed.density.rows.containers import DictKind, Node, Table, TableKind
 from pyro_fed.errors import DataError, listed
 
 #: Names of columns or keys, by that of the argument, or the part of one, that has them.
 Orders = Mapping[str, Sequence[Any]]
+
+#: What the keyword arguments together are called.
+KEYWORDS = ""
 
 
 def orders_of(
@@ -29,7 +33,8 @@ def orders_of(
         kinds: of containers that are looked for.
     """
     named = [*zip(heads, args, strict=True), *kwargs.items()]
-    return {name: order for head, value in named for name, order in _orders(value, head, kinds)}
+    found = {KEYWORDS: tuple(kwargs)} if kwargs and dict in kinds else {}
+    return found | {name: order for head, value in named for name, order in _orders(value, head, kinds)}
 
 
 def _orders(value: Any, name: str, kinds: tuple[type, ...]) -> Iterator[tuple[str, tuple[Any, ...]]]:
@@ -58,7 +63,7 @@ def in_order(tree: tuple[tuple[Any, ...], dict[str, Any]], heads: Sequence[str],
     args, kwargs = tree
     return (
         tuple(_ordered(part, head, orders) for head, part in zip(heads, args, strict=True)),
-        {name: _ordered(part, name, orders) for name, part in kwargs.items()},
+        {name: _ordered(kwargs[name], name, orders) for name in _as_before(kwargs, orders.get(KEYWORDS, ()))},
     )
 
 
@@ -66,16 +71,23 @@ def _ordered(value: Any, name: str, orders: Orders) -> Any:
     if isinstance(value, Node):
         if isinstance(value.kind, TableKind):
             return _table(value, value.kind, orders[name], name) if name in orders else value
-        held = zip(value.kind.names, value.children, strict=True)
-        return Node(value.kind, [_ordered(part, f"{name}[{key!r}]", orders) for key, part in held])
+        held = dict(zip(value.kind.names, value.children, strict=True))
+        keys = tuple(_as_before(held, orders.get(name, ())) if isinstance(value.kind, DictKind) else held)
+        parts = [_ordered(held[key], f"{name}[{key!r}]", orders) for key in keys]
+        return Node(replace(value.kind, names=keys), parts)
     if type(value) is dict:
-        first = [key for key in orders.get(name, ()) if key in value]
-        keys = [*first, *(key for key in value if key not in first)]
-        return {key: _ordered(value[key], f"{name}[{key!r}]", orders) for key in keys}
+        ordered = _as_before(value, orders.get(name, ()))
+        return {key: _ordered(value[key], f"{name}[{key!r}]", orders) for key in ordered}
     if isinstance(value, tuple | list):
         parts = [_ordered(part, f"{name}[{i!r}]", orders) for i, part in enumerate(value)]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     return value
+
+
+def _as_before(keys: Collection[Any], known: Sequence[Any]) -> list[Any]:
+    """Keys in the order of those that are known; others follow."""
+    first = [key for key in known if key in keys]
+    return [*first, *(key for key in keys if key not in first)]
 
 
 def _table(node: Node, kind: TableKind, known: Sequence[Any], name: str) -> Node:
