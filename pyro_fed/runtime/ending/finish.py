@@ -58,6 +58,8 @@ logger = logging.getLogger(__name__)
 
 #: The evidence is not known if the standard error of its logarithm is larger, in nats: a factor of e.
 UNTOLD = 1.0
+#: A run that has asked as many clients as so many passes over all of them, and never some, has left these out.
+ENOUGH_PASSES = 2
 #: The cure for a state without draws, of an algorithm that has no `advice` of its own.
 OTHERWISE = "Smaller steps (step size) may help, or a common scale of parameters whose scales are very different. "
 #: Why even an honest client may move the answer more than others do.
@@ -180,7 +182,8 @@ class Finish:
         """A doubt if clients with rows worked in no round, so that their rows are not in the answer; else none.
 
         It is not raised for pooled data, for agents, which always use their own rows, for a run that starts from
-        the sites of an earlier one, and for a run that was cut short, which has a doubt of its own.
+        the sites of an earlier one, and for a run that was cut short, which has a doubt of its own. Nor is it raised
+        after a few rounds, unless the run has come to rest.
         """
         context, record = self.context, self.context.record
         if isinstance(self.algorithm, Pooled) or context.graph is not None or context.start is not None or self._cut:
@@ -189,7 +192,8 @@ class Finish:
         failed = {client for one in record.rounds for client, _ in one.failures}  # the record reports these
         rows = context.federation.row_counts.tolist()
         left = [name for k, name in enumerate(context.federation.client_names) if rows[k] and k not in took | failed]
-        if not left:
+        asked = sum(len(one.clients) for one in record.rounds)
+        if not left or (record.converged is not True and asked < ENOUGH_PASSES * len(rows)):
             return []
         return [
             f"clients {listed(left)} took part in no round: this is the posterior without their rows. Take more "
