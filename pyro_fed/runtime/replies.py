@@ -216,7 +216,10 @@ def _check_reply(executor: Executor, reply: Any, asked: int) -> None:
         raise SettingError(f"{what} returned a failure of the client at place {odd[0]!r} of {asked} that were asked")
     replied = asked - len(reply.failures)
     if replied and not reply.messages:
-        raise SettingError(f"{what} returned no messages, though {replied} clients have not failed")
+        raise SettingError(
+            f"{what} returned no messages, though {replied} of {asked} clients have replied: return their messages, or "
+            "name these clients in `failures`"
+        )
     for name, value in [*reply.messages.items(), *reply.info.items()] if replied else []:
         if not isinstance(value, Tensor) or value.dim() < 1 or len(value) != replied:
             kind = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__

@@ -132,7 +132,9 @@ def scores(idata: InferenceData, reference: Reference, problem: Problem, seed: i
     if mine.fault:
         raise DataError(mine.fault)
     if set(problem.sites) != set(names):
-        raise DataError(f"the reference has the sites {names}, the model {sorted(problem.sites)}")
+        raise DataError(
+            f"the reference has the sites {names}, the model {sorted(problem.sites)}: make a reference for this model"
+        )
     inside, inside_truth = unconstrained(idata, problem, kind), unconstrained(known, problem, "")
     if inside.fault:
         raise DataError(f"on the unconstrained scale {inside.fault}")

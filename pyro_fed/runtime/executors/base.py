@@ -207,7 +207,10 @@ class Executor(ABC, metaclass=Checked):
         if kind == LOG_LIK:
             return self.here({LOG_LIK: clients_log_likelihoods(self.working, shared["draws"], self.rows_of(at))})
         if not isinstance(self.algorithm, Indicators):
-            raise SettingError(f"{type(self.algorithm).__name__} has no indicator {kind!r}")
+            raise SettingError(
+                f"{type(self.algorithm).__name__} has no indicators, but the schedule asks for {kind!r}: choose "
+                "another schedule or algorithm"
+            )
         return self.here(self.algorithm.indicate(kind, self.working, shared, local, self.rows_of(at)))
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import zipfile
 
 import numpy as np
@@ -149,3 +150,31 @@ def test_posteriordb_is_read_from_a_clone_and_from_extracts(tmp_path, monkeypatc
     (extract / "data.json").write_text("[1]")
     with pytest.raises(DataError, match="expected a JSON object"):
         all_cases(tmp_path / "extracts")["mesquite"].data()
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "[]", "[1]", '[{"sigma": ["a"]}]', '[{"sigma": [1.0]}, {}]', '[{"sigma": 1.0}]']
+)
+def test_damaged_files_of_posteriordb_are_named(tmp_path, content):
+    """JSON that is none, and JSON of another form, of the data and of the reference draws."""
+    full = posteriordb.POSTERIORS["mesquite"].full_name
+    (tmp_path / "posteriors").mkdir()
+    (tmp_path / "posteriors" / f"{full}.json").write_text(json.dumps({"data_name": "mesquite"}))
+    for read, path in (
+        (posteriordb.read_data, tmp_path / "data" / "data" / "mesquite.json.zip"),
+        (posteriordb.read_draws, tmp_path / "reference_posteriors" / "draws" / "draws" / f"{full}.json.zip"),
+    ):
+        path.parent.mkdir(parents=True)
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr(path.stem, content)
+        with pytest.raises(DataError, match=re.escape(str(path))):
+            read(tmp_path, full)
+
+
+def test_damaged_extracts_of_posteriordb_are_named(tmp_path):
+    full = posteriordb.POSTERIORS["mesquite"].full_name
+    (tmp_path / full).mkdir()
+    path = tmp_path / full / "reference.npz"
+    path.write_bytes(b"PK, cut off")
+    with pytest.raises(DataError, match=re.escape(str(path))):
+        posteriordb.read_draws(tmp_path, full)

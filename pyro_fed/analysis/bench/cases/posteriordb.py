@@ -30,7 +30,7 @@ from pyro.distributions import constraints
 from torch import Tensor
 
 from pyro_fed.analysis.bench.cases.case import Case, Reference
-from pyro_fed.errors import DataError
+from pyro_fed.errors import DataError, shown
 
 #: The environment variable that names a folder with `posteriordb` in it.
 VARIABLE = "PYRO_FED_DATA"
@@ -305,7 +305,8 @@ def read_data(folder: Path, full_name: str) -> Mapping[str, Any]:
         name = _object(said.read_text(encoding="utf-8"), said)["data_name"]
     except (OSError, KeyError) as error:
         raise DataError(f"{folder} has no data of '{full_name}': expected {extract} or {said}") from error
-    return _object(_unzipped(folder / "data" / "data" / f"{name}.json.zip"), said)
+    packed = folder / "data" / "data" / f"{name}.json.zip"
+    return _object(_unzipped(packed), packed)
 
 
 def read_draws(folder: Path, full_name: str) -> dict[str, np.ndarray]:
@@ -319,14 +320,32 @@ def read_draws(folder: Path, full_name: str) -> dict[str, np.ndarray]:
 
 @functools.cache
 def _kept_draws(folder: Path, full_name: str) -> dict[str, np.ndarray]:
-    extract = folder / full_name / "reference.npz"
-    if extract.is_file():
-        with np.load(extract) as stored:
-            draws = {key: stored[key] for key in stored.files}
-    else:
-        chains: Any = json.loads(_unzipped(_draws_of_clone(folder, full_name)))
-        draws = {key: np.array([chain[key] for chain in chains], dtype=float) for key in chains[0]}
+    extract, whole = folder / full_name / "reference.npz", _draws_of_clone(folder, full_name)
+    path, read = (extract, _draws_by_name) if extract.is_file() else (whole, _draws_by_chain)
+    try:
+        draws = read(path)
+    except DataError:
+        raise
+    except (OSError, ValueError, TypeError, KeyError, IndexError, zipfile.BadZipFile) as error:
+        raise DataError(
+            f"{path} is damaged, or no file of posteriordb's reference draws: {type(error).__name__}: {error}; fetch "
+            "the file again"
+        ) from error
+    if odd := [key for key, value in draws.items() if value.ndim != 2]:
+        raise DataError(f"{path}: expected draws (chain, draw), '{odd[0]}' has the shape {draws[odd[0]].shape}")
     return sites_of(draws)
+
+
+def _draws_by_name(path: Path) -> dict[str, np.ndarray]:
+    """The draws of an extract, an array (chain, draw) by name."""
+    with np.load(path) as stored:
+        return {key: stored[key] for key in stored.files}
+
+
+def _draws_by_chain(path: Path) -> dict[str, np.ndarray]:
+    """The draws of a clone, which has a list of draws by name for each chain."""
+    chains: Any = json.loads(_unzipped(path))
+    return {key: np.array([chain[key] for chain in chains], dtype=float) for key in chains[0]}
 
 
 def sites_of(draws: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -364,7 +383,7 @@ def _object(text: str, path: Path) -> Mapping[str, Any]:
     try:
         found = json.loads(text)
     except ValueError as error:
-        raise DataError(f"{path} is no JSON: {error}") from error
+        raise DataError(f"{path}: expected JSON: {error}; fetch the file again") from error
     if not isinstance(found, dict):
-        raise DataError(f"{path}: expected a JSON object of the data by name")
+        raise DataError(f"{path}: expected a JSON object with the data by name, received {shown(found)}")
     return found
