@@ -117,6 +117,9 @@ def test_what_cannot_be_left_out():
     fed, idata = fitted("conjugate")
     with pytest.raises(pf.DataError, match=r"no observed site 'z'; the model has \['y'\]"):
         pf.loo(idata, fed, var_name="z")
+    for function in (pf.loo, pf.waic):
+        with pytest.raises(pf.DataError, match=f"^{function.__name__} takes a result"):
+            function("idata.nc", fed)
     with pytest.raises(pf.SettingError, match="at least 25 draws, received 10"):
         pf.loo(idata.isel(draw=slice(10)), fed)
 
