@@ -34,7 +34,7 @@ SIDES = ("small", "large")
 #: More parameters than any of them has: full covariances and exact curvatures at all of them.
 EXACT_DIM = 1000
 #: What `FSGLD` and `DSVGD` take of large models.
-CHAINS: dict[str, Any] = fsgld.OF_LARGE_MODELS
+CHAINS: dict[str, Any] = {**fsgld.OF_LARGE_MODELS, **fsgld.OF_SMALL_NETWORKS}
 PARTICLES: dict[str, Any] = {**dsvgd.OF_LARGE_MODELS, **dsvgd.SHORT_TURNS, "start": "gaussian"}
 
 

@@ -96,6 +96,7 @@ def test_defaults_of_large_models_are_taken_where_nothing_is_set(fed):
     assert run_as(pf.DSVGD(), fed.problem).num_particles == run_as(pf.ParallelDSVGD(), fed.problem).num_particles == 20
     langevin = run_as(pf.FSGLD(batch_size=None), fed.problem)
     assert (langevin.num_chains, langevin.batch_size, langevin.default_rounds(CLIENTS)) == (10, None, 120)
+    assert run_as(pf.FSGLD(num_chains=7), fed.problem).default_rounds(CLIENTS) == 172  # as many visits in all
     assert run_as(pf.FSGLD(target_ess=500), fed.problem).default_rounds(CLIENTS) == 10_000
 
 
@@ -445,7 +446,9 @@ def test_a_network_of_few_parameters_is_large_and_a_linear_model_is_not():
     assert is_large(few.problem, pf.FedEP.num_points)
     some = pf.Federation(small_network(20), (x[:250], torch.randint(3, (250,))), plate="data", num_clients=2)
     assert is_large(some.problem, pf.FedEP.num_points) and is_large(some.problem)
-    assert run_as(pf.FSGLD(), some.problem) != pf.FSGLD() and run_as(pf.DSVGD(), some.problem) != pf.DSVGD()
+    assert run_as(pf.DSVGD(), some.problem) != pf.DSVGD()
+    langevin = run_as(pf.FSGLD(), some.problem)
+    assert (langevin.num_chains, langevin.batch_size, langevin.default_rounds(2)) == (4, 32, 300)
     for algorithm in (
         pf.FedEP(),
         pf.FedSEP(),

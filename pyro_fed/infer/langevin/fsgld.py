@@ -34,7 +34,7 @@ from pyro_fed.algorithm.schedule import Schedule
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused, with_defaults
 from pyro_fed.conventions.setting_checks import check_positive
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.size import is_large
+from pyro_fed.density.size import LARGE_DIM, is_large
 from pyro_fed.infer.langevin.curvature import SHORTENED
 from pyro_fed.infer.langevin.langevin import STEP_GIVEN, one_client
 from pyro_fed.infer.langevin.replayed_visits import ReplayedVisits
@@ -46,16 +46,18 @@ from pyro_fed.ops.visits import longest_visit
 #: Settings of large models, where nothing is set: a visit costs its steps, whatever the rows, and a chain of thousands
 #: of parameters has never as many effective draws of the slowest as it is asked for. How long a visit may be in
 #: preconditioned time does not depend on its steps: of 5 in place of 20 each is up to four times as long. Chains are as
-#: many as elsewhere, and rounds few for that. The wider a network, the shorter are its stable steps: of 75,010
-#: parameters a whole run is below a tenth of a relaxation time, and a chain is worth little more than one draw.
+#: many as elsewhere, and so are short: the wider a network, the shorter are its stable steps. Of 75,010 parameters
+#: even 300 rounds are below a tenth of a relaxation time, and what a chain predicts is worth little more than one draw.
 OF_LARGE_MODELS: dict[str, Any] = {
     "local_steps": 5,
     "batch_size": 32,
     "thin": 25,
     "target_ess": None,
 }
-#: Rounds where no effective draws are asked for; and at most where they are.
-ROUNDS, MOST_ROUNDS = 120, 10_000
+#: Of up to `LARGE_DIM` parameters besides: steps are long there, and few chains move farther.
+OF_SMALL_NETWORKS: dict[str, Any] = {"num_chains": 4}
+#: Visits of all chains together where no effective draws are asked for; and rounds at most where they are.
+VISITS, MOST_ROUNDS = 1_200, 10_000
 
 
 @explains_unknown
@@ -69,7 +71,8 @@ class FSGLD(ReplayedVisits, FitsSize):
         burn_in: first steps of each chain that are not kept; more of them where a derived step is short.
         thin: one step in so many is kept.
         target_ess: the run ends when the slowest coordinate has so many effective draws (all chains together)
-            and R-hat is at most 1.01 (1.025 of ten chains); None runs all rounds, 120 where no number is given.
+            and R-hat is at most 1.01 (1.025 of ten chains); None runs all rounds: where no number is given as many as
+            make 1,200 visits of all chains together.
         batch_size: m, rows a step, weighted to all of the client's; None takes all of a client's rows.
         minibatches: "reshuffled": pieces of a permutation of the client's rows, which a visit takes in turn; or "anew":
             each drawn without regard to the others, as published, which has the full minibatch noise.
@@ -143,12 +146,15 @@ class FSGLD(ReplayedVisits, FitsSize):
         return one_client(self.sweeps, self.probabilities)
 
     def default_rounds(self, num_clients: int) -> int:
-        """At most 10,000 visits a chain where it ends by itself; else 120."""
-        return ROUNDS if self.target_ess is None else MOST_ROUNDS
+        """At most 10,000 visits a chain where it ends by itself; else 1,200 of all chains together."""
+        return -(-VISITS // self.num_chains) if self.target_ess is None else MOST_ROUNDS
 
     def fitted(self, problem: Problem) -> Algorithm:
         """For a large model: longer visits by minibatches, and an end."""
-        return with_defaults(self, OF_LARGE_MODELS) if is_large(problem) else self
+        if not is_large(problem):
+            return self
+        few = OF_SMALL_NETWORKS if problem.dim <= LARGE_DIM else {}
+        return with_defaults(self, OF_LARGE_MODELS | few)
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """What fits the surrogates, and measures them where the step depends on it."""
