@@ -39,9 +39,9 @@ SMALLEST, LARGEST, A_POWER = -2, 4, 4
 LINES = 2
 #: Of the intervals of a row so many are cut, each into so many.
 KEPT, PIECES = 6, 16
-#: Parameters up to which a prior is looked at, and numbers of the lines that are followed at once, each in some hundred
-#: intervals.
-MOST_DIM, TOGETHER = 200_000, 40_000
+#: Parameters up to which a prior is looked at, and numbers of the rows' lines that are followed at once, each in some
+#: hundred intervals: some 60 MB, and more are no faster.
+MOST_DIM, TOGETHER = 200_000, 5_000
 #: A score that changes over an interval as short as rounding by more than this part of what it is at most has jumped.
 JUMP = 0.05
 LOW = 10.0
@@ -88,12 +88,16 @@ def scores_turn(problem: Problem) -> bool:
             if not _can_turn(rows_graph(problem, 1)):
                 return False
             whole = Predictors(_everything, _each_by_itself(problem), (), problem.dim, CHECK_ROWS)
-            found = _largest(whole, z, some_rows(problem, CHECK_ROWS), torch.eye(len(z)).to(z))
+            rows = some_rows(problem, CHECK_ROWS)
+            for lines in torch.eye(len(z)).to(z).split(max(1, TOGETHER // (len(z) * CHECK_ROWS))):
+                found = _largest(whole, z, rows, lines)
+                turned = found.jump > TURN * torch.minimum(found.most, found.cusp)
+                turned = (turned & (found.change < SAME)).any(2)  # (lines, m)
+                if bool((turned.double().mean(1) > 0.5).any()):
+                    return True
     except FAILURES:
         return False
-    turned = found.jump > TURN * torch.minimum(found.most, found.cusp)
-    turned = (turned & (found.change < SAME)).any(2)  # (D, m)
-    return bool((turned.double().mean(1) > 0.5).any())
+    return False
 
 
 def prior_turns(problem: Problem) -> Tensor:
