@@ -27,7 +27,8 @@ MEASURED = "as short exact chains or weights estimate. The group 'audit' has all
 FAR = 3.0
 #: Part of the limits from which on an error is near them: a mean 0.2 SDs off, an SD of 0.84 or 1.2 times the right one.
 NEAR = 0.8
-#: Standard errors within which an error is taken to be at a limit: it is beyond it with a chance of one in six or more.
+#: Standard errors within which an SD that is too small is taken to be at its limit. It is beyond it with a chance of
+#: one in six or more, since chains that remember the draws they began at see too little of what is missing.
 UNSURE = 1.0
 
 
@@ -127,7 +128,7 @@ def missed_aim(measured: Mapping[str, np.ndarray], aim: Limits) -> list[str]:
 
 
 def at_limit(evidence: Evidence) -> list[str]:
-    """A mean or an SD that is plainly off, and as near to a limit as its standard error.
+    """An SD that is plainly too small, and as near to the limit as its standard error.
 
     Args:
         evidence: the result, without doubts.
@@ -139,12 +140,13 @@ def at_limit(evidence: Evidence) -> list[str]:
     plain = _off(measured, WRONG, PLAIN)
     if not plain.max() > 0:
         return []
-    at = plain * (plain + UNSURE * _noise(measured, WRONG) > 1)
+    at = plain * (plain + UNSURE * _noise(measured, WRONG) > 1) * (measured["sd_ratio"] > 1)
+    at[0] = 0.0  # the means
     if not at.any():
         return []
     return [
-        f"means and SDs may be beyond the limits ({MATTERS:g} SDs, a factor of {SD_MATTERS:g}): "
-        f"{_worst(measured, at)}, {MEASURED}. {cure(evidence)}"
+        f"an SD may be too small by more than the limit, a factor of {SD_MATTERS:g}: {_worst(measured, at)}, "
+        f"{MEASURED}. {cure(evidence)}"
     ]
 
 

@@ -216,9 +216,10 @@ def test_an_estimate_beyond_a_finer_aim_is_told_from_one_that_may_be_wrong(ratio
         (1.22, 0.014, False),  # surely within it: a note
         (1.22, 0.04, True),
         (1.15, 0.15, False),  # chance may be all of it
+        (1 / 1.248, 0.014, False),  # intervals too wide are no such matter
     ],
 )
-def test_an_error_that_is_a_limit_to_within_chance_is_doubted(monkeypatch, ratio, error, doubted):
+def test_an_sd_too_small_by_the_limit_to_within_chance_is_doubted(monkeypatch, ratio, error, doubted):
     monkeypatch.setattr("pyro_fed.audit.stillness.cure", lambda evidence: "Weight them")
     ratios = {"sd_ratio": np.array([1.0, ratio]), "sd_ratio_se": np.array([0.01, error])}
     found = {"parameter": np.array(["a", "b"]), "mean_error": np.zeros(2), "mean_error_se": np.full(2, 0.01)} | ratios
