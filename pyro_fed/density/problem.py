@@ -441,15 +441,16 @@ class Problem:
         """Each site inside the plate, at z (D,): the plate of rows that it is in, and the terms of all rows there."""
         return self.plate_terms(z, self.all_rows)
 
-    def log_parts(self, z: Tensor, rows: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    def log_parts(self, z: Tensor, rows: tuple[Tensor, ...], begin: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Log prior with Jacobians, (), and log-likelihood of each row, (m,): z (D,), rows each (m, ...).
 
         Args:
             z: (D,) unconstrained vector.
             rows: row tensors, each (m, ...).
+            begin: places near the modes of the rows' latents, (m, local_dim); zero by default.
         """
         if self.local_dim:
-            return self.quadrature.log_parts(self, z, rows)
+            return self.quadrature.log_parts(self, z, rows, begin)
         return self.conditional_parts(z, rows)
 
     def conditional_parts(
@@ -524,7 +525,7 @@ class Problem:
             return many
         if batch is None:
             return self.pointwise_log_lik(z).sum()
-        return (self.pointwise_log_lik(z, batch.rows) * batch.weight).sum()
+        return (self.log_parts(z, batch.rows, *batch.begin)[1] * batch.weight).sum()
 
     def log_joint(self, z: Tensor, batch: Batch, temperature: float = 1.0) -> Tensor:
         """log_prior + log_lik / temperature in one execution of the model: z (D,) → ().

@@ -11,9 +11,11 @@ from torch import Tensor
 from torch.func import grad, grad_and_value, vjp
 from torch.utils import _pytree as pytree
 
+from pyro_fed.density.latents.beginnings import begun
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, BLOCK, CHUNK, Batch, ClientData, in_chunks, row_pieces
 from pyro_fed.density.size import affordable_points
+from pyro_fed.ops.entries import choose
 
 #: Points that are taken together where rows are worked through in pieces.
 TOGETHER = 128
@@ -222,6 +224,15 @@ def clients_log_likelihoods(problem: Problem, draws: Tensor, data: ClientData) -
         pieces = zip(zero.split(TOGETHER, 1), draws.split(TOGETHER, 1), strict=True)
         return torch.cat([by_pieces(problem, log_likelihoods, *piece, data, densities) for piece in pieces], 1)
     batch = data.full_batch()
+    near = begun(problem, draws, batch)
+    if near is None:
+        return _at_draws(problem, draws, batch)
+    found = _at_draws(problem, draws, near.batch)
+    return found if bool(near.arrive.all()) else choose(near.arrive, found, _at_draws(problem, draws, batch))
+
+
+def _at_draws(problem: Problem, draws: Tensor, batch: Batch) -> Tensor:
+    """The same of rows that are given, some draws at a time."""
     evaluate = problem.mapped(log_likelihoods, (0, BATCHES), calls=0)
     found = draws.new_empty(draws.shape[:2], dtype=torch.float64)  # what each piece left would split the freed memory
     done = 0

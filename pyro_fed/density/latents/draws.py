@@ -34,6 +34,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.density.latents.ascent import Centre
+from pyro_fed.density.latents.quadrature import AT_REST
 from pyro_fed.density.latents.several import log_shares
 from pyro_fed.density.rows.batches import CHUNK
 from pyro_fed.ops.entries import evenly
@@ -48,9 +49,6 @@ if TYPE_CHECKING:
 WIDE_CHUNK = 5_000_000
 #: T is found at so many draws of θ, such that so much of the start may be left: one draw of a thousand.
 PILOTS, FORGOTTEN = 8, 1e-3
-#: A centre of proposals is near enough to the mode if it is within so many SDs of a row's latents. Single precision
-#: gives the mode of 500 values to 0.02.
-AT_REST = 0.1
 
 
 class Proposals(NamedTuple):

@@ -67,6 +67,9 @@ FEWEST_OF_TAILS, MANY_OF_TAILS = 7, 81
 ASIDE = 0.05
 #: Newton steps from the modes at one θ to those at another of the same posterior.
 NEAR_STEPS = 3
+#: Such an ascent has arrived where the next step is no longer than so many SDs of a row's latents. Single precision
+#: gives the mode of 500 values to 0.02.
+AT_REST = 0.1
 #: The relative error of a log density that may be rounding, in units of the dtype's.
 ROUNDING = 64
 
@@ -308,18 +311,21 @@ class Quadrature(metaclass=Checked):
         return one * (1 + len(self.starts or ()))
 
     # -- the integral -----------------------------------------------------------------------------------------
-    def log_parts(self, problem: RowDensities, theta: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+    def log_parts(
+        self, problem: RowDensities, theta: Tensor, rows: Rows, begin: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Log prior (), and each row's log marginal likelihood (m,), at θ (D,).
 
         Args:
             problem: the model's densities.
             theta: (D,).
             rows: row tensors, each (m, ...).
+            begin: places near the modes of the rows' latents, (m, d), where there is one mode a row; zero by default.
         """
         if self.starts:
             prior, parts = self.log_masses(problem, theta, rows, self.centres(problem, theta, rows))
             return prior, torch.logsumexp(parts, 0)
-        centre = self.centre(problem, theta, rows)
+        centre = self.centre(problem, theta, rows) if begin is None else self.near(problem, theta, rows, begin)
         dim = centre.mode.shape[-1]
         if self.by_tails(dim):
             prior, profile = self.profile(problem, theta, rows, centre)

@@ -34,10 +34,13 @@ class Batch(NamedTuple):
     Attributes:
         rows: tuple of tensors, each (m, ...): the row-sharded leaves of the model's arguments.
         weight: (m,) multiplicity of each row's log-likelihood; 0 is padding, N_k/m rescales a minibatch.
+        begin: (m, d) places near the modes of the rows' own latents, the only one of a tuple; none where ascents to
+            these begin at zero (`density.latents.beginnings`).
     """
 
     rows: tuple[Tensor, ...]
     weight: Tensor
+    begin: tuple[Tensor, ...] = ()
 
     def width(self) -> int:
         """Rows of each client, padding among them, or of the largest plate nested in them."""
@@ -106,7 +109,7 @@ class Minibatch(NamedTuple):
 #: `in_dims` that map a function over clients: the rows are shared, index and count are not.
 CLIENTS: Any = ClientData._make((None, 0, 0, None))
 #: `in_dims` that map a function over the batches of several clients.
-BATCHES: Any = Batch._make((0, 0))
+BATCHES: Any = Batch._make((0, 0, 0))
 
 
 def padded_index(client_rows: Sequence[Tensor], chosen: Tensor) -> tuple[Tensor, Tensor]:

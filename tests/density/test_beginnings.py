@@ -1,0 +1,60 @@
+"""Ascents to the modes of the rows' latents begin at the modes at the points' mean, where few steps lead from there."""
+
+import hierarchies
+import pytest
+import torch
+
+from pyro_fed.density.latents.beginnings import begun
+from pyro_fed.density.latents.quadrature import Quadrature
+from pyro_fed.density.rows.batches import BATCHES, Batch
+from pyro_fed.density.scores import clients_log_likelihoods, log_likelihoods
+from pyro_fed.infer.sites.derivatives import Derivatives
+
+THETA = torch.tensor([0.9, -0.2], dtype=torch.float64)
+
+
+@pytest.fixture(scope="module")
+def fed():
+    return hierarchies.CASES["rates"].federation(tails=False)
+
+
+def points_of(fed, apart):
+    """Draws of θ for each of the clients, (C, 32, 2), the last client's at one place."""
+    away = torch.randn(32, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    spread = torch.full((fed.num_clients, 1, 1), apart, dtype=torch.float64)
+    spread[-1] = 0.01
+    return THETA + spread * away
+
+
+@pytest.mark.parametrize("apart, all_arrive", [(0.2, True), (3.0, False)])
+def test_log_likelihoods_are_exact_wherever_ascents_begin(fed, apart, all_arrive):
+    problem, data, points = fed.problem, fed.client_data(), points_of(fed, apart)
+    near = begun(problem, points, data.full_batch())
+    assert bool(near.arrive.all()) == all_arrive and bool(near.arrive[-1])  # each client's own rows decide
+    found = clients_log_likelihoods(problem, points, data)
+    from_zero = problem.mapped(log_likelihoods, (0, BATCHES))(points, data.full_batch())
+    assert float((found - from_zero).abs().max()) < 1e-3
+    counts = data.rows[0][data.row_index[-1][: data.num_rows[-1]]]
+    exact = torch.stack([hierarchies.rates_log_lik(z, counts).sum() for z in points[-1]])
+    assert float((found[-1] - exact).abs().max()) < 1e-3
+
+
+def test_derivatives_under_a_gaussian_climb_from_zero_once(fed, monkeypatch):
+    problem, data = fed.problem, fed.client_data()
+    points, batch = points_of(fed, 0.2).transpose(0, 1).contiguous(), data.full_batch()
+    derivatives = Derivatives("full", "hessian")
+    from_zero = derivatives._of_likelihood(problem, points, batch)
+    climbed, centre = [], Quadrature.centre
+    monkeypatch.setattr(Quadrature, "centre", lambda *args: climbed.append(1) or centre(*args))
+    found = derivatives.of_likelihood(problem, points, batch)
+    assert len(climbed) <= 1  # at the mean; none where that step was traced
+    for one, other in zip(found, from_zero, strict=True):
+        assert torch.allclose(one, other, 1e-4, 1e-4)
+
+
+def test_nothing_is_begun_where_it_saves_nothing(fed):
+    points, batch = points_of(fed, 0.2), fed.client_data().full_batch()
+    assert begun(fed.problem, points[:, :8], batch) is None  # few points
+    gaussian = hierarchies.federation("means")  # two steps from anywhere
+    assert begun(gaussian.problem, points[:, :, :1], gaussian.client_data().full_batch()) is None
+    assert Batch(*batch[:2]).begin == ()
