@@ -16,7 +16,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from pyro_fed.conventions.client_names import DEFAULT_CLIENTS
-from pyro_fed.conventions.output import check_writable
+from pyro_fed.conventions.output import PAGE_ENDINGS, check_writable
 from pyro_fed.errors import SettingError
 
 #: A command, which a decorator of click takes and returns.
@@ -49,7 +49,7 @@ class Written(click.Path):
 
 #: Results by ArviZ, and pages.
 RESULT = Written("a NetCDF file, whatever its name", (".nc", ".nc4", ".cdf", ".netcdf", ".h5", ".hdf5"))
-PAGE = Written("an HTML page, whatever its name", (".html", ".htm"))
+PAGE = Written("an HTML page, whatever its name", PAGE_ENDINGS)
 
 
 def _elsewhere(path: Path) -> str:

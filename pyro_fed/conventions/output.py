@@ -14,6 +14,8 @@ from pyro_fed.errors import SettingError
 
 #: What is written to try; a device that is full, say, takes the opening of a file, and nothing else.
 PROBE = b"\n"
+#: Endings of the names of pages.
+PAGE_ENDINGS = (".html", ".htm")
 
 
 def check_writable(path: str | Path, what: str = "out") -> Path:

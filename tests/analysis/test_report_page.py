@@ -9,7 +9,7 @@ from test_compare import draws_of, exact, result
 
 import pyro_fed as pf
 from pyro_fed.analysis.judging.loo import ABOUT_LOO
-from pyro_fed.analysis.report.page import write_report
+from pyro_fed.analysis.report.page import check_report, write_report
 from pyro_fed.errors import SettingError
 
 
@@ -62,3 +62,10 @@ def test_of_a_plan_the_page_says_what_it_chose_and_of_groups_the_rows_in_them(tm
     assert "<td>Auto, which chose FedEP</td>" in page
     assert f"{len(args[-1])} rows over 2 clients" in page
     assert "There are reasons to doubt this result." in page  # one round is not enough
+
+
+def test_a_page_under_the_name_of_another_format_is_refused_before_the_work(tmp_path):
+    with pytest.raises(pf.SettingError, match=r"page\.pdf' would be an HTML page, .* call it 'page\.html'"):
+        check_report(tmp_path / "page.pdf")
+    for name in ("page", "page.htm", "PAGE.HTML"):
+        check_report(tmp_path / name)

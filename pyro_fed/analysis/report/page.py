@@ -15,7 +15,7 @@ from pyro_fed.analysis.judging.compare import TABLES, sentences
 from pyro_fed.analysis.judging.loo import ABOUT_LOO
 from pyro_fed.analysis.report import made, pictures, posterior, svg
 from pyro_fed.conventions.calls import checked
-from pyro_fed.conventions.output import check_writable
+from pyro_fed.conventions.output import PAGE_ENDINGS, check_writable
 from pyro_fed.errors import SettingError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.results.inference_data import InferenceData
@@ -49,11 +49,14 @@ def check_report(path: str | Path) -> None:
         path: the HTML file.
 
     Raises:
-        SettingError: jinja2 is not installed, or the file cannot be written.
+        SettingError: jinja2 is not installed, the file cannot be written, or its name is that of another format.
     """
     if importlib.util.find_spec("jinja2") is None:
         raise SettingError("the report needs jinja2: pip install 'pyro_fed[compare]'")
-    check_writable(Path(path), "path")
+    place = check_writable(path, "path")
+    if place.suffix and place.suffix.lower() not in PAGE_ENDINGS:
+        better = place.with_suffix(PAGE_ENDINGS[0]).name
+        raise SettingError(f"path={str(path)!r} would be an HTML page, whatever its name: call it {better!r}")
 
 
 @checked
