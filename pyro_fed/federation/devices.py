@@ -34,10 +34,22 @@ def device_of(named: torch.device | str | None, given: Any) -> torch.device:
 def _known(named: torch.device | str) -> torch.device:
     try:
         one = torch.zeros(1, device=named)
-        one.cpu()  # "meta" has shapes and no numbers
+        read_back(one)
         return one.device
     except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
         raise SettingError(
             f"device={named!r}: torch has no such device here ({str(error).splitlines()[0]}); "
             "leave it out, or take 'cpu'"
         ) from error
+
+
+def read_back(value: Tensor) -> Tensor:
+    """A tensor's numbers on the CPU, which torch's device "meta" does not have.
+
+    Args:
+        value: on any device.
+
+    Raises:
+        NotImplementedError: the device holds shapes and no numbers.
+    """
+    return value.cpu()

@@ -179,7 +179,7 @@ def test_what_a_users_schedule_answers_is_checked(answer, words):
     ("answer", "words"),
     [
         (lambda reply: None, "must return a pf.executors.Reply, received None"),
-        (lambda reply: replace(reply, messages={}), "no messages, though 3 clients"),
+        (lambda reply: replace(reply, messages={}), "no messages, though 3 of 3 clients"),
         (lambda reply: replace(reply, failures={7: "gone"}), "a failure of the client at place 7 of 3"),
         (lambda reply: replace(reply, failures={0: "gone"}), r"as \(3, .*each of the 2 clients"),
         (lambda reply: replace(reply, messages=mapped(reply, lambda part: part[:-1])), r"as \(2, .*each of the 3"),
