@@ -8,20 +8,11 @@ overflow. So where all clients are at work, and L is therefore known, the server
 
     where L or a derivative is not finite at the new one, or L has fallen by more than `fall`,
 
-and takes the same change again, but within a radius: a quarter of what was tried, and twice as much again with every
-step that gains half of what was foretold. In the eigenvectors of the new precision relative to the old one, each
-direction is held to the radius by itself,
-
-    mean  min(|s|, radius) SDs of q,     log SD  within ± radius,      Newton's step s,
-
-so that a ridge, along which a network's step is 20 SDs long, does not shorten the steps of what the data determine. So
-is a step whose precision is not positive definite: there no SD more than doubles. With a diagonal precision, which has
-no such directions, the fraction of the change is taken that moves no mean and no log SD by more than the radius. A
-small enough step gains. Before there is any best q (a start at which likelihoods overflow) its SDs are halved instead;
-and those of the best one where no such step leaves a Gaussian: there L is finite, but of the size of 1e40, as where a
-half-Cauchy scale is looked at 30 SDs out.
-
-What a step is foretold to gain is the rise of L where the log density is the parabola of the round's expectations.
+and takes the same change of natural parameters to a smaller fraction, one that moves no mean and no log SD by more
+than a radius: a quarter of what was tried, and twice as much again with every step that is kept. A small enough
+fraction of a natural gradient gains. Before there is any best q (a start at which likelihoods overflow) its SDs are
+halved instead; and those of the best one where no fraction of its change leaves a Gaussian within the radius: there L
+is finite, but of the size of 1e40, as where a half-Cauchy scale is looked at 30 SDs out.
 
 A network's mode has directions along which the likelihood bends nowhere at the point and falls steeply a little
 further, so that Laplace's approximation is far wider than the mass there: at its points the log density is 50 to 10⁷
@@ -34,8 +25,7 @@ run that has come back to one best q so often (`RETURNS`), with no shorter radiu
 
 A network may climb for ever: its weights have ridges along which the bound rises by a nat in five rounds, of 56,000 for
 100,000 rows, and nobody reads off a weight. What it predicts is told by the bound a row. Where that has risen by less
-than `SLOW` in `RECENT` rounds, the run ends at the best q, too: the more rows, the sooner. Five rounds are a step that
-is taken back and those until its length has been reached again, so that one such step does not end a run.
+than `SLOW` in `RECENT` rounds, the run ends at the best q, too: the more rows, the sooner.
 
 Sites that belong to a q that is given up are forgotten: all clients get an equal share of the new one, as at a start
 from the prior. No easy run takes a step back.
@@ -53,25 +43,17 @@ from pyro_fed.infer.sites.gaussian_sites import as_state, at_mean, gaussian, lar
 from pyro_fed.ops.gaussian import Gaussian
 
 #: Entries of the server's state that are infinite where nothing is known, or have no bound.
-UNKNOWN = frozenset(
-    {"best_value", "radius", "prior_value", "level", "returned_to", "return_radius", "climb", "foretold"}
-)
-#: The radius after a step that was taken back, in lengths of that step; and by how much it grows after one that gained
-#: so much of what was foretold, or shrinks after one that gained so little of it, where the parabola is no guide.
-SHRINK, GROW, WELL, POORLY = 0.25, 2.0, 0.5, 0.25
-#: The least part of a precision that a step which is held leaves in any direction: no SD more than doubles.
-LEAST = 0.25
+UNKNOWN = frozenset({"best_value", "radius", "prior_value", "level", "returned_to", "return_radius", "climb"})
+#: The radius after a step that was taken back, in lengths of that step, and after one that was kept.
+SHRINK, GROW = 0.25, 2.0
 #: The longest first radius, in SDs: steps of thousands of SDs say nothing about their own length.
 FIRST_RADIUS = 2.0
-#: Radii beyond this are as good as none: no SD changes by a factor of e^50.
-LONGEST = 50.0
 #: Returns to a best q that no step from it has bettered by so many nats, before the end; but none is counted that has
-#: less than half the radius of those before it, which tries what has not been tried. Steps that are foretold to gain
-#: less say nothing of a radius: rounding would.
+#: less than half the radius of those before it, which tries what has not been tried.
 RETURNS, GAIN, LESS = 3, 0.01, 0.5
 #: Rounds in which a network's bound has to rise by so many nats a row, which changes what it predicts of a row by a
 #: hundredth of a percent.
-RECENT, SLOW = 5, 1e-4
+RECENT, SLOW = 10, 1e-4
 #: A q that is this near to the best has its L, or what the clients said there was not so: it is kept.
 CLOSE = 0.02
 #: Nats a parameter that the log density may lose from a start's mode to its Gaussian: six times a Gaussian's own.
@@ -97,7 +79,6 @@ def nothing_best(q: Gaussian) -> State:
         "returned_to": q.eta.new_full((), -torch.inf),
         "return_radius": q.eta.new_full((), torch.inf),
         "climb": q.eta.new_full((RECENT,), -torch.inf),
-        "foretold": q.eta.new_zeros(()),
         "enough": q.eta.new_zeros(()),
         "slow": q.eta.new_zeros(()),
     }
@@ -108,7 +89,7 @@ def of_network(level: float, rows: int) -> dict[str, float]:
 
     Args:
         level: log density at the mode that it starts at.
-        rows: by which the bound is computed, of all clients.
+        rows: of all clients.
     """
     return {"level": level, "enough": SLOW * rows}
 
@@ -149,24 +130,14 @@ def way_back(shared: State, value: Tensor, fall: float) -> tuple[Gaussian, State
     length = float(tried) if bool(tried.isfinite()) else math.inf
     if length < CLOSE and bool(value.isfinite()):
         return None
-    if q.dense:  # several directions together, and SDs that have shrunk, make a step longer than its radius
-        length = min(length, float(shared["radius"]))
     radius = min(SHRINK * length, FIRST_RADIUS)
     known = _returned(shared, q.eta.new_tensor(radius))
     if bool(known["returns"] >= RETURNS):
         return start, known
-    new = start.product(_held(start, onward, radius))
-    if not bool(new.is_proper()):
+    fraction = within(start, onward, 1.0, radius)
+    if not fraction:
         return _narrowed(shared, start)
-    return new, {"radius": q.eta.new_tensor(radius), "foretold": foretold(start, onward, new), **known}
-
-
-def _held(q: Gaussian, move: Gaussian, radius: float) -> Gaussian:
-    """A change that moves q no further than a radius; nothing where there is none."""
-    if not q.dense:
-        return move.power(within(q, move, 1.0, radius))
-    holds = hold(q, move, radius, LEAST)
-    return move if holds is None else move.product(holds)
+    return start.product(onward.power(fraction)), {"radius": q.eta.new_tensor(radius), **known}
 
 
 def _returned(shared: State, radius: Tensor) -> State:
@@ -207,64 +178,17 @@ def _narrowed(shared: State, q: Gaussian) -> tuple[Gaussian, State] | None:
 
 
 def kept(shared: State, value: Tensor, move: Gaussian, fall: float) -> State:
-    """What is remembered of a q that is good: it is the best, if it is, and the radius grows if it gained enough.
+    """What is remembered of a q that is good: it is the best, if it is, and the radius grows.
 
     So it is too where it was kept although L had fallen: the best value was not to be believed.
     """
-    gained, hoped = value - shared["best_value"], shared["foretold"]  # of the first nothing is known
-    factor = torch.where(gained < POORLY * hoped, 1 / GROW, torch.where(gained < WELL * hoped, 1.0, GROW))
-    judged = (gained >= 0) & (hoped > GAIN)  # one that has lost a little is tried at full length: is that in vain?
-    unjudged = torch.where(shared["best_value"].isfinite(), GROW, 1.0)  # no step has led to the first
-    known: State = {"radius": torch.where(judged, factor, unjudged) * shared["radius"]}
+    known: State = {"radius": shared["radius"] * GROW}
     unbelieved = bool(value < shared["best_value"] - fall)
     if unbelieved or bool(value >= shared["best_value"]):
         known |= {**as_state(gaussian(shared), "best_"), **as_state(move, "onward_"), "best_value": value}
     if unbelieved:
         known["climb"] = torch.full_like(shared["climb"], -torch.inf)
     return known
-
-
-def foretold(q: Gaussian, move: Gaussian, new: Gaussian) -> Tensor:
-    """The rise of L from q to a new q, were the log density the parabola to which a whole change leads: ().
-
-    Args:
-        q: where the change was found.
-        move: the whole change.
-        new: where it is to be looked at.
-    """
-    parabola = q.product(move)
-    return bound(new, parabola.mean_log_factor(new)) - bound(q, parabola.mean_log_factor(q))
-
-
-def hold(q: Gaussian, move: Gaussian, radius: float, margin: float) -> Gaussian | None:
-    """What a change is to be multiplied by, so that it goes no further than a radius in any direction; None: it does.
-
-    Args:
-        q: proper, with a full precision P = (R R')⁻¹.
-        move: a change of it.
-        radius: the longest step of a mean, in SDs, and the largest change of a log SD.
-        margin: the least part of P that a change may leave in a direction; one that leaves less is held all the same,
-            to `FIRST_RADIUS` at most.
-    """
-    root, score = q.root(), move.score(q.mean())
-    change = root.mT @ move.precision @ root
-    if not bool(change.isfinite().all()):
-        return None
-    values, vectors = torch.linalg.eigh((change + change.mT) / 2)
-    after, pull = 1 + values, vectors.mT @ (root.mT @ score)
-    if bool(after[0] < margin):
-        radius = min(radius, FIRST_RADIUS)
-    elif math.isinf(radius):
-        return None
-    most = 2 * min(radius, LONGEST)
-    rising = after.clamp_min(max(LEAST, margin, math.exp(-most)))
-    bend, newton = rising.clamp_max(math.exp(most)), pull / rising
-    step = newton.clamp(-radius, radius)
-    if bool((bend == after).all() & (step == newton).all()):
-        return None
-    outward = q.precision @ root @ vectors
-    precision = (outward * (bend - after)) @ outward.mT
-    return type(q)(precision, outward @ (bend * step - pull) + precision @ q.mean())
 
 
 def within(q: Gaussian, move: Gaussian, fraction: float, radius: float) -> float:

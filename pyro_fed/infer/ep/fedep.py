@@ -89,7 +89,6 @@ from pyro_fed.infer.ep.tilted import IVON, Identity, Newton, Numerics, Received,
 from pyro_fed.infer.guides.automatic import covariance_of, is_hand_written
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.laplace.laplace_point import ESCAPING, IMPROPER, flat_direction, mode_level
-from pyro_fed.infer.sites.few_rows import MORE, fewest, have_few
 from pyro_fed.infer.sites.gaussian_sites import (
     FEWEST_POINTS,
     GaussianAlgorithm,
@@ -346,8 +345,6 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
             return None
         if self.start == "fedavg":
             return self.point_sites(problem)
-        if (fewer := self.fewer_rows(problem)) is not None:
-            return replace(self, client=replace(cast(Newton, self.client), few_rows=fewer))
         tolerance = FedLaplace.tolerance if problem.layout.improper else self.warm_tolerance
         return FedLaplace(
             covariance=self.structure(problem),
@@ -355,29 +352,7 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
             curvature=self.curvature,
             temperature=self.temperature,
             tolerance=min(tolerance, self.warm_tolerance),
-            few_rows=self._few_rows,
         )
-
-    def fewer_rows(self, problem: Problem) -> int | None:
-        """The rows by which the phase before is computed, a quarter of this one's; None where they would be too few.
-
-        A network climbs for many rounds, each at the cost of its rows, and few of them lead most of the way. So rounds
-        are made by some rows to their end first, then by four times as many, and so on: all rows begin at a q that is
-        some 1.7 SDs away. Not where noise of privacy is added, of which each further round has its own.
-        """
-        rounds_are_free = self.step_control.memory != 0  # see `evenly`
-        if not (self.climbs and rounds_are_free and has_layers(problem) and have_few(problem)):
-            return None
-        fewer = self._rows_of(problem) // MORE
-        return fewer if fewer >= fewest(problem) and not problem.layout.improper else None
-
-    def _rows_of(self, problem: Problem) -> int:
-        """Rows by which rounds are computed, of all clients."""
-        return self._few_rows or problem.num_rows
-
-    @property
-    def _few_rows(self) -> int | None:
-        return self.client.few_rows if isinstance(self.client, Newton) else None
 
     def point_sites(self, problem: Problem) -> Algorithm:
         """What gives the clients their sites at the point of an averaging.
@@ -426,15 +401,9 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
             sites = flat_site(problem, structure, num_clients)
         else:
             q, sites, prior = warm_sites(start, self.min_curvature, lambda q: self.narrowed(problem, q))
-            if (fewer := self.fewer_rows(problem)) is not None:
-                q = q.power(self._rows_of(problem) / fewer)  # of as many rows
-                share = q.quotient(prior).power(1.0 / num_clients)
-                sites = flat_site(problem, self.structure(problem), num_clients).product(batched(share))
         shared, local = self._states(problem, q, prior, sites)
         if start is not None and "level" in shared and has_layers(problem):
-            told = ascent.of_network(mode_level(start.shared), self._rows_of(problem))
-            if self.fewer_rows(problem) is not None:
-                told["radius"] = ascent.FIRST_RADIUS  # q is that near
+            told = ascent.of_network(mode_level(start.shared), problem.num_rows)
             shared |= {name: torch.full_like(shared[name], value) for name, value in told.items()}
         return shared, local
 
@@ -614,25 +583,15 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
         if self.server_optimiser is None:
             newton, by_value = isinstance(self.client, Newton), told or not self.climbs
             share, state = self.step_control.held_back(shared, move, len(weights), by_value) if newton else (1.0, {})
-            holds = None
             if known:
-                share, holds, known["cut"] = self._held(q, move, share, known["radius"])
-            if holds is not None:
-                known["radius"] = known["radius"].clamp_max(ascent.FIRST_RADIUS)
-            limits = Limits(damping * share, self.min_fraction, self.margin)
-            both = fractions_of(q, deltas if holds is None else joined(holds, deltas), limits)
-            fractions = both[-len(deltas.eta) :]
+                most = ascent.within(q, move, share, float(known["radius"]))
+                share, known["cut"] = most, q.eta.new_tensor(float(most < share))
+            fractions = fractions_of(q, deltas, Limits(damping * share, self.min_fraction, self.margin))
             steps = deltas.power(fractions)
             whole = self._single and everyone and (told or not self.climbs) and bool((fractions == damping).all())
-            added = nothing_added(q)
-            if newton:
-                added = self.step_control.added(shared, move, whole and holds is None, damping)
-            if holds is not None:
-                added |= as_state(holds.power(both[0]), "added_")
+            added = self.step_control.added(shared, move, whole, damping) if newton else nothing_added(q)
             state |= known | added
             new = q.product(steps.product_over(0)).product(gaussian(state, "added_"))
-            if known:
-                state["foretold"] = ascent.foretold(q, move, new)
         else:
             steps, limits = deltas.power(damping), Limits(damping, self.min_fraction, self.margin)
             new, kept, state = server_step(self._optimiser("server"), shared, q, move, limits)
@@ -648,14 +607,6 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
             "fractions": taken,
             "reset": torch.zeros_like(shared["reset"]),
         }
-
-    def _held(self, q: Gaussian, move: Gaussian, share: float, radius: Tensor) -> tuple[float, Gaussian | None, Tensor]:
-        """The share of a step that is within the radius, what it is multiplied by to be so, and whether it is cut."""
-        if not q.dense:
-            most = ascent.within(q, move, share, float(radius))
-            return most, None, q.eta.new_tensor(float(most < share))
-        holds = ascent.hold(q, move, float(radius), self.margin)
-        return share, holds, q.eta.new_tensor(float(holds is not None))
 
     @property
     def climbs(self) -> bool:
