@@ -73,6 +73,8 @@ def checked(function: F, own: frozenset[str] = frozenset()) -> F:
             with _own_modes():
                 return function(*args, **keywords)
         except (OverflowError, ZeroDivisionError) as error:
+            if getattr(error, "__notes__", None):  # that of a function of the user's, which has been said
+                raise
             raise SettingError(f"{who}: a number is too large or too small: {error}") from error
 
     return cast(F, call)

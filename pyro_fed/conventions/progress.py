@@ -192,9 +192,10 @@ class _Told(Bar):
     def _show(self) -> None:
         try:
             self._callback(self.now)
-        except Exception as error:  # of any kind, as it is the user's function that raised it; it stays the cause
+        except Exception as error:  # the user's own, by which a run may be ended
             self._callback = _ignore  # the end of the phase, which this error brings about, is not told
-            raise SettingError(f"progress raised {type(error).__name__}: {error}") from error
+            error.add_note(f"pyro_fed: the function given as progress= raised this when told: {self.now}")
+            raise
 
     def _end(self) -> None:
         self._show()

@@ -30,7 +30,7 @@ def test_an_easy_posterior_is_fedep_alone():
 
 def test_steps_of_one_algorithm_are_none():
     alone = pf.run(pf.FedEP(), unequal_lines(), **QUIET)
-    with pytest.raises(pf.SettingError, match="it is that of FedEP alone"):
+    with pytest.raises(pf.SettingError, match="received a result of FedEP alone"):
         pf.steps(alone)
 
 
