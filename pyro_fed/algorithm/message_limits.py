@@ -35,7 +35,7 @@ def grown(received: dict[str, Tensor], messages: dict[str, Tensor]) -> Objection
 
 
 def _grown(received: Tensor, message: Tensor) -> Tensor:
-    """The same of one entry, (C,): nobody's where no number is as large as what grew from one at most may be."""
+    """Whether each client's entry has grown beyond `LARGEST_GROWTH`, (C,); small numbers are not compared singly."""
     if message.numel() and float(message.abs().max()) <= LARGEST_GROWTH:
         return torch.zeros(len(message), dtype=torch.bool, device=message.device)
     return sizes(message) > LARGEST_GROWTH * (1 + sizes(received))

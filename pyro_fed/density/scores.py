@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from torch.func import grad, grad_and_value, vjp
 from torch.utils import _pytree as pytree
 
-from pyro_fed.density.latents.beginnings import begun
+from pyro_fed.density.latents.beginnings import from_modes
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, BLOCK, CHUNK, Batch, ClientData, in_chunks, row_pieces
 from pyro_fed.density.size import affordable_points
@@ -223,16 +224,11 @@ def clients_log_likelihoods(problem: Problem, draws: Tensor, data: ClientData) -
         zero = torch.zeros(draws.shape[:2], dtype=torch.float64, device=draws.device)
         pieces = zip(zero.split(TOGETHER, 1), draws.split(TOGETHER, 1), strict=True)
         return torch.cat([by_pieces(problem, log_likelihoods, *piece, data, densities) for piece in pieces], 1)
-    batch = data.full_batch()
-    near = begun(problem, draws, batch)
-    if near is None:
-        return _at_draws(problem, draws, batch)
-    found = _at_draws(problem, draws, near.batch)
-    return found if bool(near.arrive.all()) else choose(near.arrive, found, _at_draws(problem, draws, batch))
+    return from_modes(problem, draws, data.full_batch(), partial(_at_draws, problem, draws), choose)
 
 
 def _at_draws(problem: Problem, draws: Tensor, batch: Batch) -> Tensor:
-    """The same of rows that are given, some draws at a time."""
+    """Log-likelihood of a batch of each client's rows at each draw, (C, S), some draws at a time."""
     evaluate = problem.mapped(log_likelihoods, (0, BATCHES), calls=0)
     found = draws.new_empty(draws.shape[:2], dtype=torch.float64)  # what each piece left would split the freed memory
     done = 0

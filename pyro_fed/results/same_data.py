@@ -42,7 +42,7 @@ def unlike_federation(idata: InferenceData, federation: Federation) -> str:
 
 
 def unlike_result(idata: InferenceData, other: InferenceData) -> str:
-    """The same of two results.
+    """What differs between the rows of two results; empty where nothing does, or one has no rows to show.
 
     Args:
         idata: a result.

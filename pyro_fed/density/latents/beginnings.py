@@ -10,7 +10,8 @@ ascents are not at rest there begins at zero as before. Its own rows decide, not
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +22,8 @@ from pyro_fed.density.rows.batches import BATCHES, Batch
 if TYPE_CHECKING:
     from pyro_fed.density.problem import Problem
 
+T = TypeVar("T")
+
 #: Points that are looked at, the farthest; and how many times as many there are at least, or it saves nothing.
 FARTHEST, WORTH = 4, 4
 
@@ -30,6 +33,29 @@ class Begun(NamedTuple):
 
     batch: Batch
     arrive: Tensor
+
+
+def from_modes(
+    problem: Problem,
+    points: Tensor,
+    batch: Batch,
+    compute: Callable[[Batch], T],
+    choose: Callable[[Tensor, T, T], T],
+) -> T:
+    """What is computed of C clients' rows at points of one posterior, by ascents that begin where they best do.
+
+    Args:
+        problem: the model's densities.
+        points: (C, S, D), unconstrained.
+        batch: the clients' rows.
+        compute: of the rows, with or without places where ascents begin.
+        choose: of two results, the first for the clients (C,) that are named, else the second.
+    """
+    near = begun(problem, points, batch)
+    if near is None:
+        return compute(batch)
+    found = compute(near.batch)
+    return found if bool(near.arrive.all()) else choose(near.arrive, found, compute(batch))
 
 
 def begun(problem: Problem, points: Tensor, batch: Batch) -> Begun | None:

@@ -226,7 +226,7 @@ class Arguments:
         return replace(self, leaves=tuple(owned))
 
     def owned(self) -> Arguments:
-        """The same, of every tensor in its own dtype."""
+        """These arguments with copies of all tensors, each in its own dtype; `taken` has them in one."""
         return replace(self, leaves=tuple(leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in self.leaves))
 
     def on(self, device: torch.device) -> Arguments:

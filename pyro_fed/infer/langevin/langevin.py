@@ -319,7 +319,7 @@ class Langevin(Algorithm, Chains, Uninterrupted, DrawStats, Advice, Tempered):
         return {"normal": normal, "position": picks.position, "weight": picks.weight}
 
     def draw_noises(self, problem: Problem, num_rows: Tensor, generators: Iterator[torch.Generator]) -> Noise | None:
-        """The same of many visits in one tensor, where clients take all of their rows."""
+        """What `draw_noise` draws for many visits, in one tensor, where clients take all of their rows."""
         size = self.batch_size
         if size is not None and int(num_rows.max()) > size:
             return None

@@ -28,6 +28,7 @@ leave no noise of a score that is linear:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -36,7 +37,7 @@ from torch.func import grad_and_value, vjp
 
 from pyro_fed.density.compiling.layers import has_layers
 from pyro_fed.density.compiling.predictors import CHECK_ROWS, predictors
-from pyro_fed.density.latents.beginnings import begun
+from pyro_fed.density.latents.beginnings import from_modes
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
 from pyro_fed.density.size import MOST_NUMBERS, NETWORK_NUMBERS, has_predictors, values_of
@@ -96,16 +97,11 @@ class Derivatives:
 
     def of_likelihood(self, problem: Problem, points: Tensor, batch: Batch) -> Moments:
         """Means over points (S, C, D) of the log-likelihoods of C clients' batches."""
-        near = begun(problem, points.transpose(0, 1), batch)
-        if near is None:
-            return self._of_likelihood(problem, points, batch)
-        found = self._of_likelihood(problem, points, near.batch)
-        if bool(near.arrive.all()):
-            return found
-        return where_settled(near.arrive, found, self._of_likelihood(problem, points, batch))
+        compute = partial(self._of_likelihood, problem, points)
+        return from_modes(problem, points.transpose(0, 1), batch, compute, where_settled)
 
     def _of_likelihood(self, problem: Problem, points: Tensor, batch: Batch) -> Moments:
-        """The same, of rows whose own latents' modes are climbed to from where the batch says."""
+        """`of_likelihood` by ascents to the modes of rows' latents that begin where the batch says."""
         if self.kind == "hessian" and len(points) > 1 and bends_by_jumps(problem):
             return self._by_scores(problem, points, batch)
         if self._worth(problem, len(points)):
