@@ -22,6 +22,7 @@ from pyro_fed.runtime.evaluation import Evaluation
 from pyro_fed.runtime.executors import Executor
 from pyro_fed.runtime.growth import Growth
 from pyro_fed.runtime.interruption.sigint import Interruption
+from pyro_fed.runtime.messages.expected import Expected
 from pyro_fed.runtime.network import Connect, connect
 
 
@@ -45,6 +46,8 @@ class Context:
         budget: the limits of rounds, bytes and time.
         interruption: whether the user has asked the run to stop.
         connect: makes the network of a phase.
+        expected: what messages of the present phase must be, where the executor is a user's; None: they are as they
+            should be.
     """
 
     federation: Federation
@@ -62,6 +65,7 @@ class Context:
     budget: Budget = field(default_factory=Budget)
     interruption: Interruption = field(default_factory=Interruption)
     connect: Connect = connect
+    expected: Expected | None = None
 
 
 @dataclass

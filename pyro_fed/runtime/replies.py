@@ -19,9 +19,10 @@ from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.record import Failure
 from pyro_fed.algorithm.states import State, select
 from pyro_fed.density.problem import Problem
-from pyro_fed.errors import DivergenceError, QuorumError, SettingError, shown
+from pyro_fed.errors import DivergenceError, QuorumError, SettingError, listed, shown
 from pyro_fed.ops.entries import all_finite
 from pyro_fed.runtime.executors import Executor, Reply, Work
+from pyro_fed.runtime.messages.codec import Spec
 
 if TYPE_CHECKING:
     from pyro_fed.runtime.context import Context
@@ -178,6 +179,8 @@ def _usable(algorithm: Algorithm, context: Context, work: Work, before: State, a
     """
     reply = context.executor.execute(work)
     _check_reply(context.executor, reply, len(work.clients))
+    if context.expected is not None and reply.messages:
+        _check_messages(context.executor, reply.messages, context.expected.messages(work))
     gone = reply.failures
     reasons = dict(gone)
     replied = torch.ones(len(work.clients), dtype=torch.bool)
@@ -227,6 +230,31 @@ def _check_reply(executor: Executor, reply: Any, asked: int) -> None:
                 f"{what} returned {name!r} as {kind}, expected a tensor with one entry for each of the {replied} "
                 "clients that have not failed, in the order in which they were asked"
             )
+
+
+def _check_messages(executor: Executor, messages: State, expected: Spec) -> None:
+    """Refuse messages of a user's executor that the algorithm does not send.
+
+    Args:
+        executor: the executor.
+        messages: the clients' (A, ...).
+        expected: shapes and dtypes of one client's.
+
+    Raises:
+        SettingError: names the first that is missing, or of another shape or dtype.
+    """
+    for name, (shape, dtype) in expected.items():
+        value = messages.get(name)
+        if value is None:
+            found = f"the messages {listed(list(messages))}, without {name!r}"
+        elif (tuple(value.shape[1:]), value.dtype) != (shape, dtype):
+            found = f"{name!r} as {value.dtype} of shape {tuple(value.shape[1:])} a client"
+        else:
+            continue
+        raise SettingError(
+            f"executor {type(executor).__name__}: execute returned {found}, expected {dtype} of shape {shape} a "
+            "client, as the algorithm's local_step makes it: return messages as they are made"
+        )
 
 
 def hidden(context: Context) -> bool:

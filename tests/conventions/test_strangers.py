@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import torch
 from algorithms import line, line_data
+from torch import Tensor
 
 import pyro_fed as pf
 from pyro_fed.errors import PyroFedError
@@ -184,6 +185,10 @@ def test_what_a_users_schedule_answers_is_checked(answer, words):
         (lambda reply: replace(reply, failures={0: "gone"}), r"as \(3, .*each of the 2 clients"),
         (lambda reply: replace(reply, messages=mapped(reply, lambda part: part[:-1])), r"as \(2, .*each of the 3"),
         (lambda reply: replace(reply, messages=mapped(reply, lambda part: part.numpy())), "as ndarray, expected a"),
+        (lambda reply: replace(reply, messages=mapped(reply, Tensor.cfloat)), r"as torch.complex64 .*expected torch.f"),
+        (lambda reply: replace(reply, messages=mapped(reply, Tensor.half)), r"as torch.float16 .*expected torch.float"),
+        (lambda reply: replace(reply, messages=mapped(reply, lambda part: part[..., None])), r"of shape \(\d, 1\) a c"),
+        (lambda reply: replace(reply, messages={"mine": torch.ones(3)}), "returned the messages mine, without '"),
     ],
 )
 def test_what_a_users_executor_answers_is_checked(answer, words):

@@ -16,6 +16,31 @@ from pyro_fed.runtime.executors.local import Sequential
 from pyro_fed.runtime.messages.codec import Spec, spec_of_one
 
 
+class Expected:
+    """What the messages of a phase must be, from a step on one row, which is taken once, at the first question.
+
+    Args:
+        algorithm: the phase's algorithm.
+        problem: the model's densities.
+        data: rows (K, n).
+        local: clients' states (K, ...), of which the first client's are kept.
+    """
+
+    def __init__(self, algorithm: Algorithm, problem: Problem, data: ClientData, local: State) -> None:
+        self._given = algorithm, problem, data, _first(local)
+        self._messages: Spec | None = None
+
+    def messages(self, work: Work) -> Spec:
+        """Shapes and dtypes of one client's message, by name.
+
+        Args:
+            work: a round's work.
+        """
+        if self._messages is None:
+            self._messages, *_ = expected_reply(*self._given, work)
+        return self._messages
+
+
 def expected_reply(
     algorithm: Algorithm, problem: Problem, data: ClientData, local: State, work: Work
 ) -> tuple[Spec, Spec, Spec]:
