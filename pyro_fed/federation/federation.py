@@ -68,17 +68,17 @@ class Federation:
         args: its positional arguments, as in `model(*args)`; NumPy arrays, pandas and xarray objects, and lists of
             numbers become tensors, text and categories codes from 0. NaN is what the model handles by `torch.isnan`.
         kwargs: its keyword arguments.
-        plate: name of the plate whose rows are split over the clients; or of several plates of data, all of which are:
-            `plate=("observed", "censored")`, whose rows are numbered one plate's after the other's.
-        rows: where that is a plate of groups, the plates whose rows go with them, each with the argument that says
-            to which group a row belongs: `plate="county", rows={"obs": "county_idx"}`. That argument may be followed
-            by the plate's others, where their length does not tell: `{"obs": ("county_idx", "x", "y")}`.
+        plate: name of the plate whose rows are split over the clients. If several plates of data are split, their
+            names, `plate=("observed", "censored")`; rows are numbered plate after plate.
+        rows: for a plate of groups: the plates whose rows go with the groups, each with the argument that says to which
+            group a row belongs, `plate="county", rows={"obs": "county_idx"}`. If the lengths of arguments do not tell
+            which others belong to that plate, they follow: `{"obs": ("county_idx", "x", "y")}`.
         num_clients: how many clients; may be left out where the partition says it (ByGroup, Explicit).
         partition: how rows go to clients; IID by default.
-        shard: names of the arguments that are split by rows; by default the tensors whose leading dimension
-            is the plate's size. The others are shared by all clients. Or the dimension that the rows are on, where it
-            is another, `{"counts": 1}`; the arguments that are not named are taken as by default then. With several
-            plates each one's arguments, where their length does not tell: `{"observed": ("x", "t"), "censored": "c"}`.
+        shard: names of the arguments that are split by rows; by default the tensors whose leading dimension is the
+            plate's size. The others are shared by all clients. If rows are on another dimension, that dimension by
+            name, `{"counts": 1}`; arguments that are not named are then taken as by default. With several plates, the
+            arguments of each, if their lengths do not tell: `{"observed": ("x", "t"), "censored": "c"}`.
         seed: seed of the partition.
         dtype: floating dtype of the computation; by default the data's, or float64, with a warning, where float32 would
             be too little for their columns.
@@ -92,8 +92,8 @@ class Federation:
     Raises:
         DataError: data that are not finite, of disagreeing lengths, or outside a likelihood's support.
         ModelError: a model that cannot be split over the plate.
-        SettingError: `dims` of an unknown site, `coords` of another length than their dimension.
-        ValueError: a partition that cannot be made.
+        SettingError: `dims` of an unknown site, `coords` of another length than their dimension, a partition that
+            cannot be made.
 
     Example:
         >>> fed = pf.Federation(model, (x, y), plate="data", num_clients=10)
@@ -133,12 +133,7 @@ class Federation:
         given, dtype = dtype, _floating(dtype, arguments)
         with told(arguments, model, plate):
             sizes, seen = first_look(model, arguments, plate, rows, dtype)
-        if parts_of(plate):
-            arguments = several_arguments(arguments, parts_of(plate), sizes, _by_plate(shard))
-        elif rows:
-            arguments = group_arguments(arguments, plate, sizes, rows, shard)
-        else:
-            arguments = choose_shards(arguments, sizes[plate], shard)
+        arguments = _marked(arguments, plate, sizes, rows, shard)
         dtype = wide_enough(arguments, dtype) if given is None else dtype
         if num_clients is not None and num_clients < 1:
             raise SettingError(f"num_clients must be at least 1, received {num_clients}")
@@ -592,6 +587,21 @@ def joined(plate: str | Sequence[str], rows: Mapping[str, Any] | None) -> str:
     if len(plates) > 1 and rows:
         raise SettingError(f"rows= belongs to one plate of groups, but plate= names {list(plates)}")
     return AND.join(plates)
+
+
+def _marked(
+    arguments: Arguments,
+    plate: str,
+    sizes: Mapping[str, int],
+    rows: Mapping[str, str | Sequence[str]] | None,
+    shard: Shard,
+) -> Arguments:
+    """The arguments with those that are split marked: by a plate's rows, those of several, or a plate of groups."""
+    if parts_of(plate):
+        return several_arguments(arguments, parts_of(plate), sizes, _by_plate(shard))
+    if rows:
+        return group_arguments(arguments, plate, sizes, rows, shard)
+    return choose_shards(arguments, sizes[plate], shard)
 
 
 def _by_plate(shard: Shard) -> Mapping[str, Any] | None:

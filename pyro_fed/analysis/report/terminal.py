@@ -145,14 +145,12 @@ def cost_block(idata: InferenceData) -> str:
     return "\n".join([heading("Cost"), *lines])
 
 
-def client_line(sizes: Sequence[int], unit: str = "") -> str:
+def client_line(sizes: Sequence[int]) -> str:
     """The number of clients and of their rows, in words.
 
     Args:
         sizes: number of rows of each client.
-        unit: a word behind the number of clients, such as "clients".
     """
-    count = f"{len(sizes)} {unit}".rstrip()
     if min(sizes) == max(sizes):
-        return f"{count}, {sizes[0]} {'row' if sizes[0] == 1 else 'rows'} each"
-    return f"{count}, {min(sizes)} to {max(sizes)} rows each"
+        return f"{len(sizes)}, {sizes[0]} {'row' if sizes[0] == 1 else 'rows'} each"
+    return f"{len(sizes)}, {min(sizes)} to {max(sizes)} rows each"

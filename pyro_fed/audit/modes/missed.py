@@ -201,17 +201,9 @@ def _wrong_shares(
     for points in (WEIGHED, MANY_WEIGHED):
         if points > WEIGHED and evidence.problem.evaluations * points * len(modes) > DENSITIES:
             break
-        found = [weighed(target, modes, number, points, generator) for number in range(len(modes))]
-        mass, error = torch.tensor(found, dtype=torch.float64).T
-        told = error < TOLD
-        rough = torch.tensor([mode.log_mass for mode in modes], dtype=torch.float64)
-        # Laplace's masses are corrected by their mean error where weights tell it: modes of one posterior are alike.
-        rough += (mass - rough)[told].mean() if bool(told.any()) else 0.0
-        between = (mass - rough).abs() / 2
-        mass = torch.where(told, mass, (mass + rough) / 2)
-        error = torch.where(told, ERRORS * error, math.log(ROUGH) + between) * (not strict)
+        mass, error, told = _log_masses(target, modes, points, generator)
         shares = torch.softmax(mass, 0)
-        fewest, most = _bounds(mass, error)
+        fewest, most = _bounds(mass, error * (not strict))
         more = shares - held
         plain = (fewest - held).clamp_min(0) + (most - held).clamp_max(0)
         if not counts(more) or (bool(told.all()) and counts(plain)):
@@ -235,6 +227,29 @@ def _wrong_shares(
         f"'{name}' is {shown} there are {_percent(float(held[at]))} % of the draws, and {mass_there} of the mass {by}. "
         f"{_cure(evidence)}"
     ]
+
+
+def _log_masses(
+    target: Target, modes: list[Mode], points: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Log masses of modes, by how much they may be off, and where importance weights tell them, (M,) each.
+
+    Laplace's masses are corrected by their mean error where weights tell it: modes of one posterior are alike.
+
+    Args:
+        target: the posterior.
+        modes: M of them.
+        points: for each mode's weights.
+        generator: source of randomness.
+    """
+    found = [weighed(target, modes, number, points, generator) for number in range(len(modes))]
+    mass, error = torch.tensor(found, dtype=torch.float64).T
+    told = error < TOLD
+    rough = torch.tensor([mode.log_mass for mode in modes], dtype=torch.float64)
+    rough += (mass - rough)[told].mean() if bool(told.any()) else 0.0
+    between = (mass - rough).abs() / 2
+    off = torch.where(told, ERRORS * error, math.log(ROUGH) + between)
+    return torch.where(told, mass, (mass + rough) / 2), off, told
 
 
 def _bounds(mass: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:

@@ -474,35 +474,15 @@ def _refusal(
 ) -> ModelError:
     """What to say of a difference: the worst one of those that are `off`."""
     plate, together = problem.bound.plate, len(sample.at) if together is None else together
-    if found is None or expected is None or off is None:
-        figures, place, point, pair = "none", 0, 0, 0
-        mine = torch.nan if expected is None else float(expected.flatten()[0])
-    else:
-        apart = torch.where(off, (found - expected).abs().nan_to_num(torch.inf), -1.0)
-        index = [int(i) for i in torch.unravel_index(apart.argmax(), apart.shape)]
-        mine, other = float(expected[tuple(index)]), float(found[tuple(index)])
-        pair, point, place = [*index, 0][:3] if kind != "slope" else (0, index[0], 0)
-        figures = f"{other:.6g}"
+    mine, other, (pair, point, place) = _worst(kind, expected, found, off)
     cause = blame(problem, sample.z[point], sample.rows, sample.local[point], sample.pairs[pair], name, kind, place)
     if kind == "outside":
-        figures = f"{mine:.6g} with {together} rows, {figures} with {sample.pairs.shape[1]}"
-        if name and name not in problem.layout.latents:
-            return ModelError(
-                f"observed site '{name}' is outside plate '{plate}', but its density changes with the rows of data "
-                f"({figures}): it cannot be split over the clients. {cause.where}Move it inside "
-                f"`with pyro.plate('{plate}', ...)`, or say with shard=(...) which arguments are split by rows"
-            )
-        what = f"the prior of site '{name}'" if name else "the support of a latent site"
-        return ModelError(
-            f"{what}, outside plate '{plate}', changes with the rows of data ({figures}). {cause.where}Compute "
-            "summaries of the data once, before the model, and pass them as shared arguments, or in the model by "
-            "pf.shared('name', lambda: ...), such as pf.shared('n', len(x)); or exclude an argument "
-            "that is not split by rows with shard=(...)"
-        )
+        figures = f"{mine:.6g} with {together} rows, {other} with {sample.pairs.shape[1]}"
+        return _refusal_outside(problem, name, figures, cause.where)
     if kind == "slope":
         return ModelError(
             f"plate '{plate}' does not factorise over rows: the gradient of its log density is {mine:.6g} with "
-            f"{together} rows and {figures} in pairs of them, though the densities agree. {cause.where}{_CURE}"
+            f"{together} rows and {other} in pairs of them, though the densities agree. {cause.where}{_CURE}"
         )
     row = int(sample.at[sample.pairs[pair, place]])
     beside = "beside one other" if len(sample.pairs[pair].unique()) > 1 else "by itself"
@@ -510,7 +490,37 @@ def _refusal(
     cure = cure or rows_as_values(problem.bound, name) or _CURE
     return ModelError(
         f"{_site(problem, kind, name)} in plate '{plate}' does not factorise over rows: row {row} has log density "
-        f"{mine:.6g} beside {together} rows and {figures} {beside}. {cause.where}{cure}"
+        f"{mine:.6g} beside {together} rows and {other} {beside}. {cause.where}{cure}"
+    )
+
+
+def _worst(
+    kind: str, expected: Tensor | None, found: Tensor | None, off: Tensor | None
+) -> tuple[float, str, tuple[int, int, int]]:
+    """The largest difference: the value expected there, the one found as text, and its pair, point and place."""
+    if found is None or expected is None or off is None:
+        return torch.nan if expected is None else float(expected.flatten()[0]), "none", (0, 0, 0)
+    apart = torch.where(off, (found - expected).abs().nan_to_num(torch.inf), -1.0)
+    index = [int(i) for i in torch.unravel_index(apart.argmax(), apart.shape)]
+    pair, point, place = [*index, 0][:3] if kind != "slope" else (0, index[0], 0)
+    return float(expected[tuple(index)]), f"{float(found[tuple(index)]):.6g}", (pair, point, place)
+
+
+def _refusal_outside(problem: RowDensities, name: str, figures: str, where: str) -> ModelError:
+    """What to say of a site outside the plate whose density changes with the rows."""
+    plate = problem.bound.plate
+    if name and name not in problem.layout.latents:
+        return ModelError(
+            f"observed site '{name}' is outside plate '{plate}', but its density changes with the rows of data "
+            f"({figures}): it cannot be split over the clients. {where}Move it inside "
+            f"`with pyro.plate('{plate}', ...)`, or say with shard=(...) which arguments are split by rows"
+        )
+    what = f"the prior of site '{name}'" if name else "the support of a latent site"
+    return ModelError(
+        f"{what}, outside plate '{plate}', changes with the rows of data ({figures}). {where}Compute "
+        "summaries of the data once, before the model, and pass them as shared arguments, or in the model by "
+        "pf.shared('name', lambda: ...), such as pf.shared('n', len(x)); or exclude an argument "
+        "that is not split by rows with shard=(...)"
     )
 
 

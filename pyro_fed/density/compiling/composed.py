@@ -100,7 +100,7 @@ def composed(problem: Problem, rows: int) -> Composed | None:
 def _checked(problem: Problem) -> Composed | None:
     """Of a few rows, where these have the model's derivatives."""
     few = _found(problem, CHECK_ROWS) if may_have(problem) else None
-    ours = few is not None and is_the_model(problem, CHECK_ROWS, lambda *at: _derivatives(few, *at))
+    ours = few is not None and is_the_model(problem, lambda *at: _derivatives(few, *at))
     return few if ours else None
 
 

@@ -126,7 +126,7 @@ def predictors(problem: Problem, rows: int, wide: bool = False) -> Predictors | 
 def _checked(problem: Problem, wide: bool) -> Predictors | None:
     """Of a few rows, where these have the model's derivatives."""
     few = _found(problem, CHECK_ROWS, wide) if may_have(problem) else None
-    ours = few is not None and is_the_model(problem, CHECK_ROWS, lambda *at: from_parts(few, *at))
+    ours = few is not None and is_the_model(problem, lambda *at: from_parts(few, *at))
     return few if ours else None
 
 
@@ -333,19 +333,18 @@ def _after(graph: fx.GraphModule, ends: list[fx.Node]) -> fx.GraphModule:
     return copied(graph, None, ends)
 
 
-def is_the_model(problem: Problem, count: int, ours: Callable[[Tensor, Rows, Tensor], tuple[Tensor, ...]]) -> bool:
+def is_the_model(problem: Problem, ours: Callable[[Tensor, Rows, Tensor], tuple[Tensor, ...]]) -> bool:
     """Whether value, score and Hessian of a few rows, made of parts, are the model's own at several points.
 
     Args:
         problem: the model's densities.
-        count: rows.
         ours: of a point (D,), rows and their weights.
     """
-    rows = some_rows(problem, count)
+    rows = some_rows(problem, CHECK_ROWS)
     generator = torch.Generator().manual_seed(0)
     points = CHECK_SCALE * torch.randn(CHECK_POINTS, problem.dim, generator=generator, dtype=torch.float64)
     points = points.to(rows[0].device, problem.dtype)
-    weight = torch.rand(count, generator=generator, dtype=torch.float64).to(points) + 0.5
+    weight = torch.rand(CHECK_ROWS, generator=generator, dtype=torch.float64).to(points) + 0.5
     near = ROUNDING * torch.finfo(problem.dtype).eps ** 0.5
 
     def weighted(z: Tensor) -> Tensor:

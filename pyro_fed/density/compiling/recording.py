@@ -7,7 +7,7 @@ fifth of the time.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -106,18 +106,13 @@ class Recorder(TorchDispatchMode):
                     f"the value of a tensor is asked for while the step is traced ({func}): an `if` or `float(...)` "
                     "of what depends on its inputs has no place in a graph"
                 )
-            rest = iter(constants)
-            return func(*_mapped(args, lambda _: next(rest)), **_mapped(kwargs, lambda _: next(rest)))
+            args, kwargs = _with(constants, args, kwargs)
+            return func(*args, **kwargs)
         if func is aten.lift_fresh.default:  # what follows may write into it: not into the constant
             func = aten.lift_fresh_copy.default
-        nodes = iter([value.node for value in values])
-        node = self.graph.create_node(
-            "call_function",
-            func,
-            _mapped(tuple(args), lambda _: next(nodes)),
-            _mapped(dict(kwargs), lambda _: next(nodes)),
-            name=self.graph._target_to_str(func.overloadpacket.__name__),
-        )
+        name = self.graph._target_to_str(func.overloadpacket.__name__)
+        inputs = _with([value.node for value in values], args, kwargs)
+        node = self.graph.create_node("call_function", func, *inputs, name=name)
         made = func(*args, **kwargs)
         if isinstance(made, Tensor) and self._is_known(func, node):
             self.known[node] = made.device  # not itself: autograd adds into what nobody else holds
@@ -125,8 +120,8 @@ class Recorder(TorchDispatchMode):
         if func is aten.lift_fresh_copy.default:
             constant = args[0].clone() if made.numel() <= 1 else None
         elif all_constant and torch.Tag.nondeterministic_seeded not in func.tags and _small(made):
-            rest = iter(constants)
-            constant = func(*_mapped(args, lambda _: next(rest)), **_mapped(kwargs, lambda _: next(rest)))
+            args, kwargs = _with(constants, args, kwargs)
+            constant = func(*args, **kwargs)
         self._note(made, node, constant)
         return made
 
@@ -184,6 +179,14 @@ def _tensors(args: Any) -> Iterator[Tensor]:
     elif isinstance(args, dict):
         for one in args.values():
             yield from _tensors(one)
+
+
+def _with(
+    parts: Iterable[Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of an operation with these parts in the places of its tensors, in turn."""
+    rest = iter(parts)
+    return _mapped(tuple(args), lambda _: next(rest)), _mapped(dict(kwargs), lambda _: next(rest))
 
 
 def _mapped(args: Any, to: Callable[[Tensor], Any]) -> Any:

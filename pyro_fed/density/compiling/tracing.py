@@ -205,7 +205,7 @@ def straighten(graph: torch.fx.Graph) -> None:
     for node in graph.nodes:
         if node.op != "call_function":
             continue
-        if node.target is VIEW and _is_call(node.args[0], VIEW):
+        if node.target is VIEW and _is_view(node.args[0]):
             node.args = (node.args[0].args[0], *node.args[1:])
         if node.target in VIEWS or (node.target is WHOLE and written.isdisjoint((node, node.args[0]))):
             same = _same(node)
@@ -225,8 +225,8 @@ def _same(view: torch.fx.Node) -> torch.fx.Node | None:
     return None
 
 
-def _is_call(node: Any, target: Any) -> bool:
-    return isinstance(node, torch.fx.Node) and node.op == "call_function" and node.target is target
+def _is_view(node: Any) -> bool:
+    return isinstance(node, torch.fx.Node) and node.op == "call_function" and node.target is VIEW
 
 
 def once(graph: torch.fx.Graph) -> None:

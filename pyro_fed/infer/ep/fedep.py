@@ -158,8 +158,8 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
         curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians up to `full_dim`
             parameters.
         num_points: Sobol points for expectations under q; even. A hand-written guide takes eight draws a point.
-        tolerance: the run has converged when no mean has more than this many SDs to go, and no SD more than this share:
-            a round's move, over δ.
+        tolerance: the run has converged when no mean has more than this many SDs left to go, and no SD more than this
+            share. What is left is taken to be the round's move divided by δ.
         guide: in place of `covariance`, an automatic Gaussian guide of Pyro, class or instance; or a function whose
             global sites are exponential families, which is federated in their natural parameters.
         num_guide_draws: of a guide that is a function: draws of the fitted guide that are kept, of which `run` returns
@@ -167,9 +167,10 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
         client: how the clients approximate their tilted distributions: a `pf.tilted` inference with its settings, or
             its name for their defaults: "newton", "laplace", "fisher" (L), "mcmc" (M), "identity" (I), "ngvi" (V),
             "svi", "ivon". On models of more than 1000 parameters "ivon" is taken where none is set.
-        start: "laplace" (federated, with all clients), "prior", "fedavg" (diagonal sites at the point that averaging
-            finds, which is taken on large models), or "auto": the prior where it is proper and there are more than
-            `full_dim` parameters, or scores jump, whose curvatures say nothing (a quantile regression's, a lasso's).
+        start: "laplace" (federated, with all clients), "prior", or "fedavg" (diagonal sites at the point that averaging
+            finds), which "auto" takes on large models. Elsewhere "auto" takes a proper prior if there are more than
+            `full_dim` parameters, or if scores jump, as those of a quantile regression or a lasso do (curvatures say
+            nothing there); and otherwise "laplace".
         averaging: what start="fedavg" averages by: a `pf.Averaging`, as published. None takes 40 rounds by Adam
             (100 of a network of at most 1000 parameters that does not classify), and measures the curvature there.
         warm_tolerance: the federated Laplace approximation stops when its next step is shorter than this, in SDs;
@@ -581,17 +582,8 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
                 return self._gone_back(shared, *back)
             known = ascent.kept(shared, value, move, self.step_control.fall) if bool(value.isfinite()) else {}
         if self.server_optimiser is None:
-            newton, by_value = isinstance(self.client, Newton), told or not self.climbs
-            share, state = self.step_control.held_back(shared, move, len(weights), by_value) if newton else (1.0, {})
-            if known:
-                most = ascent.within(q, move, share, float(known["radius"]))
-                share, known["cut"] = most, q.eta.new_tensor(float(most < share))
-            fractions = fractions_of(q, deltas, Limits(damping * share, self.min_fraction, self.margin))
-            steps = deltas.power(fractions)
-            whole = self._single and everyone and (told or not self.climbs) and bool((fractions == damping).all())
-            added = self.step_control.added(shared, move, whole, damping) if newton else nothing_added(q)
-            state |= known | added
-            new = q.product(steps.product_over(0)).product(gaussian(state, "added_"))
+            by_value = told or not self.climbs
+            new, steps, fractions, state = self._step(shared, deltas, move, known, len(weights), by_value)
         else:
             steps, limits = deltas.power(damping), Limits(damping, self.min_fraction, self.margin)
             new, kept, state = server_step(self._optimiser("server"), shared, q, move, limits)
@@ -607,6 +599,38 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
             "fractions": taken,
             "reset": torch.zeros_like(shared["reset"]),
         }
+
+    def _step(
+        self,
+        shared: State,
+        deltas: Gaussian,
+        move: Gaussian,
+        known: State,
+        clients: int,
+        by_value: bool,
+    ) -> tuple[Gaussian, Gaussian, Tensor, State]:
+        """q after a round, what was made of each change (1 + C,), its fraction (1 + C,), and what the server keeps.
+
+        Args:
+            shared: the state before the round.
+            deltas: the changes of the prior's site and of the clients', (1 + C,).
+            move: their product.
+            known: what the bound says of this round, with the `radius` that the step may have; empty where nothing.
+            clients: how many have taken part.
+            by_value: whether the bound is told in this round, where it is to be.
+        """
+        q, newton = gaussian(shared), isinstance(self.client, Newton)
+        damping, everyone = self.fraction_for(clients), clients == int(shared["num_clients"])
+        share, state = self.step_control.held_back(shared, move, clients, by_value) if newton else (1.0, {})
+        if known:
+            most = ascent.within(q, move, share, float(known["radius"]))
+            share, known["cut"] = most, q.eta.new_tensor(float(most < share))
+        fractions = fractions_of(q, deltas, Limits(damping * share, self.min_fraction, self.margin))
+        steps = deltas.power(fractions)
+        whole = self._single and everyone and by_value and bool((fractions == damping).all())
+        added = self.step_control.added(shared, move, whole, damping) if newton else nothing_added(q)
+        state |= known | added
+        return q.product(steps.product_over(0)).product(gaussian(state, "added_")), steps, fractions, state
 
     @property
     def climbs(self) -> bool:

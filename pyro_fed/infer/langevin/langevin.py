@@ -140,8 +140,8 @@ class Langevin(Algorithm, Chains, Uninterrupted, DrawStats, Advice, Tempered):
         target_ess: the run ends when the slowest coordinate has so many effective draws (all chains together)
             and R-hat is small; None runs all rounds.
         batch_size: m, rows a step; None takes all of a client's rows.
-        minibatches: "reshuffled": pieces of a permutation of the client's rows, which a visit takes in turn; or "anew":
-            each drawn without regard to the others, as published, which has the full minibatch noise.
+        minibatches: "reshuffled": a visit goes through the client's rows in random order, minibatch by minibatch. Or
+            "anew": each minibatch is drawn from all of them, as published, which leaves the full minibatch noise.
         step_size: h_0, the variance of the injected noise; None derives it, for preconditioned chains.
         decay: γ of h_t = h_0 (1 + t / decay_offset)^-γ; 0 keeps the step constant.
         decay_offset: steps after which the step has fallen to 2^-γ.
@@ -458,10 +458,29 @@ class Langevin(Algorithm, Chains, Uninterrupted, DrawStats, Advice, Tempered):
     def _step(self, problem: Problem, position: Tensor, const: Any, x: Any) -> tuple[Tensor, Any]:
         local, rows = const
         h, normal, factor = (x if self.decay else local)["step_size"], x["normal"], local["factor"]
-        batch = batch_of(rows, x.get("picks"))
         kick = injected(h, normal, factor)
-        where = position + 0.5 * kick if self.midpoint else position
-        pull = pulled(score(problem, where, local, batch), factor)
+        where = self._judged_at(position, kick)
+        drift = score(problem, where, local, batch_of(rows, x.get("picks")))
+        return self._drifted(position, where, kick, drift, h, factor)
+
+    def _judged_at(self, position: Tensor, kick: Tensor) -> Tensor:
+        """Where a step takes its score, (D,): at its beginning, or half of its noise further."""
+        return position + 0.5 * kick if self.midpoint else position
+
+    def _drifted(
+        self, position: Tensor, where: Tensor, kick: Tensor, drift: Tensor, h: Tensor, factor: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """The end of a step (D,), what it leaves for the draws (D,), and the norm of its preconditioned score.
+
+        Args:
+            position: where it began, (D,).
+            where: of the score, (D,).
+            kick: its noise, as `injected` has it, (D,).
+            drift: the score, exact or estimated, (D,).
+            h: the step size, ().
+            factor: A of the preconditioner A A', (D,) or (D, D).
+        """
+        pull = pulled(drift, factor)
         after = drifted(position, pull, h, kick, factor)
         return after, (where if self.midpoint else after, pull.norm())
 

@@ -31,7 +31,7 @@ from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData, with_batch
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.langevin.langevin import picked
 from pyro_fed.infer.langevin.sgld import SGLD
-from pyro_fed.ops.langevin import drifted, injected, pulled
+from pyro_fed.ops.langevin import injected
 
 #: Numbers in the tables of all chains beyond which they are refused: 4 GB in double precision.
 LARGEST_TABLES = 500_000_000
@@ -142,16 +142,14 @@ class SAGALD(SGLD):
         local, data = const
         h, normal, picks, factor = x["step_size"], x["normal"], x["picks"], local["factor"]
         kick = injected(h, normal, factor)
-        where = position + 0.5 * kick if self.midpoint else position
+        where = self._judged_at(position, kick)
         batch = data.take(picks)
         # The table has each row once, at its power; the weight N/m that makes up for those not drawn comes after.
         once = Batch(batch.rows, batch.weight / picks.weight)
         change = _row_scores(problem, where, once) - table[picks.position]
         drift = grad(problem.log_prior)(where) + picks.weight @ change + total
-        pull = pulled(drift, factor)
-        after = drifted(position, pull, h, kick, factor)
+        after, shown = self._drifted(position, where, kick, drift, h, factor)
         table = torch.index_put(table, (picks.position,), change, accumulate=True)
-        shown = (where if self.midpoint else after, pull.norm())
         return (after, table, total + change.sum(0)), shown
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:

@@ -144,14 +144,14 @@ class Modes(Algorithm, ServerWork):
             "length": points.new_full((count,), torch.inf),
         }
         prior = Look(shared["value"], shared["score"], shared["curvature"])
-        return shared | _prefixed("prior_look_", prior) | {"prior_usable": shared["length"] > 0}, start.local
+        return shared | _of_prior(prior) | {"prior_usable": shared["length"] > 0}, start.local
 
     def prepare(self, problem: Problem, shared: State) -> State:
         """The prior at the trial points."""
         look = look_at_prior(problem, shared["trial"].to(problem.dtype))
         usable = _finite(look)
         kept = Look(*(choose(usable, part, 0.0) for part in look))
-        return shared | _prefixed("prior_look_", kept) | {"prior_usable": usable}
+        return shared | _of_prior(kept) | {"prior_usable": usable}
 
     def download(self, shared: State, clients: Tensor) -> State:
         """The trial points, at which every client looks."""
@@ -281,5 +281,6 @@ def _finite(look: Look) -> Tensor:
     return value & look.score.isfinite().all(-1) & look.curvature.isfinite().flatten(-2).all(-1)
 
 
-def _prefixed(prefix: str, look: Look) -> State:
-    return {f"{prefix}{name}": value for name, value in look._asdict().items()}
+def _of_prior(look: Look) -> State:
+    """The look at the prior as the state names it."""
+    return {f"prior_look_{name}": value for name, value in look._asdict().items()}
