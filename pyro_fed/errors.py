@@ -135,7 +135,9 @@ class QuorumError(StoppedError, RuntimeError):
 
 
 class TimeLimitError(StoppedError, TimeoutError):
-    """A run whose seconds were over before there was a posterior to return; of what it starts from `result` tells.
+    """A run whose seconds were over before there was a posterior to return.
+
+    `result` is the posterior of the algorithm that it was to start from, if that one has one.
 
     Example:
         >>> try:

@@ -81,6 +81,9 @@ class Bounded(Combination):
         pull: SDs of what chance or the median client does.
         precision: of the median client.
 
+    Raises:
+        SettingError: a setting out of its range; fewer than three clients.
+
     Example:
         >>> idata = pf.run(pf.FedEP(), fed, combination=pf.combination.Bounded())
     """
@@ -198,6 +201,9 @@ class Clipped(Shortened):
     Args:
         norm: r, the longest that a message may be.
 
+    Raises:
+        SettingError: `norm` is not positive.
+
     Example:
         >>> pf.run(pf.FedSEP(start="prior"), fed, combination=pf.combination.Clipped(norm=1.0))
     """
@@ -218,6 +224,9 @@ class TrimmedMean(Middle):
 
     Args:
         share: of the messages that is left out at each end; it bears as large a share of attackers.
+
+    Raises:
+        SettingError: `share` out of its range.
 
     References:
         Yin, Chen, Ramchandran & Bartlett (2018), Byzantine-robust distributed learning.

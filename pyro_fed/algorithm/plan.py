@@ -40,18 +40,18 @@ class Plan(SettingsRepr, ABC):
     again. Where an answer was doubted, a later one without doubts must be confirmed by another, see `confirm`.
 
     Args:
-        max_rounds: rounds of all stages together; None: as many as they take.
-        max_bytes: bytes that the clients receive and send in all stages together; likewise. What they will send in the
-            first round of a phase is not known before it, and may come on top.
-        max_seconds: on the clock, for all stages together; likewise. See `max_seconds` of `pyro_fed.run`.
-        confirm: an answer without doubts that comes after a doubted one needs a second one that agrees with it, as it
-            is or as the audit's chains moved it; so many more stages are tried for that. 0: none is needed.
-        mean_error: two answers agree where no mean differs by more than this many SDs,
-        sd_factor: and no SD by more than this factor.
-        aim_mean_error: where nothing speaks against the answer but, as the audit's chains estimate, a mean is off by
-            more than this many SDs,
-        aim_sd_factor: or an SD by more than this factor, further stages are tried for a better one,
-        refine: at most so many. 0: none.
+        max_rounds: rounds of all stages together; None: no limit.
+        max_bytes: bytes that the clients receive and send in all stages together; None: no limit. What they will send
+            in the first round of a phase is not known before it, and may come on top.
+        max_seconds: seconds on the clock of all stages together; None: no limit. See `max_seconds` of `pyro_fed.run`.
+        confirm: an answer without doubts that comes after a doubted one has to be confirmed by a second one that agrees
+            with it, as found or as the audit's chains correct it. So many more stages are tried for that; 0: none.
+        mean_error: the most that any mean of two answers that agree may differ, in SDs.
+        sd_factor: the largest ratio of any SD of two answers that agree.
+        aim_mean_error: the error of a mean that is aimed at, in SDs, as the audit's chains estimate it. An answer that
+            misses an aim, but has no doubts, is followed by stages that may be better, see `refine`.
+        aim_sd_factor: the factor by which an SD may be off, as an aim likewise.
+        refine: the most stages that are tried for a missed aim; 0: none.
     """
 
     max_rounds: int | None = None

@@ -41,10 +41,10 @@ class Private(Shortened):
     The result holds what was released and what follows from it: no rows, log-likelihoods or densities, and nothing that
     clients say of themselves. The group `federation` gets `epsilon` after each round, the result's attributes
     `epsilon`, `delta` and `noise`: the noise's largest SD in a mean, in posterior SDs. The draws have that noise in
-    their spread; what clipping takes away is not in it. Where the last release is half as long as `norm` lets it be,
-    noise aside, the result says that messages were still being shortened; how many were is not released. Where
-    shortened messages of several clients cancel out, nothing tells: choose a norm that honest messages seldom reach. A
-    checkpoint of the run holds the server's state, and is the server's alone.
+    their spread; what clipping takes away is not in it. If the last release, noise aside, is at least half as long as
+    `norm` allows, the result says that messages were still being shortened; how many is not released. Shortened
+    messages that cancel each other out cannot be noticed: choose a norm that honest messages seldom reach. A checkpoint
+    of the run holds the server's state, and is the server's alone.
 
     Args:
         norm: r, the longest that a message may be, or with `unit="row"` that a row's part of it may be.

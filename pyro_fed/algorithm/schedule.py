@@ -156,6 +156,9 @@ class RoundRobin(Schedule):
     Args:
         clients_per_round: how many, at most all.
 
+    Raises:
+        SettingError: `clients_per_round` is not between 1 and the number of clients.
+
     Example:
         >>> pf.run(pf.DSVGD(), fed, schedule=pf.schedule.RoundRobin())
     """
@@ -180,6 +183,9 @@ class UniformRandom(Schedule):
     Args:
         clients_per_round: how many, at most all.
 
+    Raises:
+        SettingError: `clients_per_round` is not between 1 and the number of clients.
+
     Example:
         >>> pf.run(pf.FedEP(), fed, schedule=pf.schedule.UniformRandom(3))
     """
@@ -202,6 +208,9 @@ class Explicit(Schedule):
 
     Args:
         rounds: the numbers of each round's clients, from 0; at least one client a round.
+
+    Raises:
+        SettingError: no rounds; a round without clients, with one twice, or with one that there is not.
 
     Example:
         >>> pf.run(pf.FedEP(), fed, num_rounds=20, schedule=pf.schedule.Explicit([[0, 1], [2], [0, 2]]))
@@ -236,6 +245,9 @@ class Categorical(Schedule):
 
     Args:
         probabilities: of each client, not negative, with the sum one.
+
+    Raises:
+        SettingError: probabilities that do not sum to one, or not one for each client.
 
     Example:
         >>> pf.run(pf.FSGLD(), fed, schedule=pf.schedule.Categorical((0.5, 0.3, 0.2)))
@@ -305,12 +317,15 @@ class Shuffled(Schedule):
 class Availability(Schedule):
     """Clients that happen to be reachable: each with its own probability, then some of these at random.
 
-    Rounds in which nobody is reachable are left out: who is there is drawn given that somebody is. One with fewer than
-    `clients_per_round` takes them all.
+    There are no empty rounds: who is reachable is drawn given that somebody is. If fewer than `clients_per_round` are,
+    all of them work.
 
     Args:
         probabilities: of each client, in (0, 1].
         clients_per_round: at most.
+
+    Raises:
+        SettingError: a setting out of its range, or not one probability for each client.
 
     Example:
         >>> pf.run(pf.FedEP(), fed, schedule=pf.schedule.Availability((0.9, 0.5, 0.1), clients_per_round=2))
@@ -353,6 +368,9 @@ class Informed(Schedule):
 
     Args:
         clients_per_round: how many, without replacement.
+
+    Raises:
+        SettingError: `clients_per_round` is not between 1 and the number of clients.
     """
 
     clients_per_round: int = 1

@@ -29,12 +29,22 @@ def library_folder(kind: str) -> Path:
 
 
 def list_models() -> dict[str, Path]:
-    """The shipped models, name to file, in alphabetical order."""
+    """The shipped models, name to file, in alphabetical order.
+
+    Example:
+        >>> "logistic_regression" in list_models()
+        True
+    """
     return _listed("models", ".py")
 
 
 def list_recipes() -> dict[str, Path]:
-    """The shipped recipes, name to file, in alphabetical order."""
+    """The shipped recipes, name to file, in alphabetical order.
+
+    Example:
+        >>> "dsvgd" in list_recipes()
+        True
+    """
     return _listed("inference", ".toml")
 
 
@@ -51,6 +61,10 @@ def find_recipe(name_or_path: str | Path) -> Path:
 
     Raises:
         SettingError: there is no such file; the message names the closest recipes.
+
+    Example:
+        >>> find_recipe("dsvgd").name
+        'dsvgd.toml'
     """
     found = _find(name_or_path, list_recipes(), ".toml")
     if isinstance(found, Path):
@@ -66,6 +80,10 @@ def find_model(name_or_path: str | Path) -> Path:
 
     Raises:
         ModelError: there is no such file; the message names the closest models.
+
+    Example:
+        >>> find_model("logistic_regression").name
+        'logistic_regression.py'
     """
     found = _find(name_or_path, list_models(), ".py")
     if isinstance(found, Path):
@@ -109,6 +127,10 @@ def load_model(name_or_path: str | Path, *, with_data: bool = True) -> ModuleTyp
 
     Raises:
         ModelError: no such file, an error while it was executed, or one of the names is missing.
+
+    Example:
+        >>> load_model("logistic_regression").PLATE
+        'data'
     """
     path = find_model(name_or_path).resolve()
     # Two files of one name in two folders are two modules, and neither shadows an installed package.

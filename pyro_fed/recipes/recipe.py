@@ -69,6 +69,10 @@ class Recipe:
         run: ``num_rounds``, ``num_draws``, ``schedule`` and ``graph`` as the file gives them.
         description: what it is, in a line.
         source: where its values come from, by topic.
+
+    Example:
+        >>> load("svgd").algorithm.__name__
+        'SVGD'
     """
 
     name: str
@@ -134,6 +138,10 @@ def load(name_or_path: str | Path) -> Recipe:
     Raises:
         SettingError: no such file, not TOML, an unknown key, a value of the wrong type or an algorithm that
             cannot be imported. The message names the file and the key.
+
+    Example:
+        >>> load("dsvgd").build({"num_particles": 50}).num_particles
+        50
     """
     path = find_recipe(name_or_path)
     content = _checked(read_toml(path), _TOP_LEVEL, str(path))

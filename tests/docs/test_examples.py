@@ -61,9 +61,9 @@ def model(x, y):
 
 
 def doors():
-    """Modules whose names the documentation shows, and the package's own door for the rest."""
+    """Modules whose names the documentation shows by a list or one by one, and the package's own door for the rest."""
     pages = (page.read_text() for page in sorted((PAGES / "api").glob("*.md")))
-    return [*(found["module"] for page in pages for found in LINE.finditer(page)), "pyro_fed"]
+    return [*(found["module"] for page in pages for found in LINE.finditer(page)), "pyro_fed.recipes", "pyro_fed"]
 
 
 def examples(door):

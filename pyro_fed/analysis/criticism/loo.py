@@ -57,7 +57,7 @@ def loo(
         arviz.ELPDData, with `elpd_loo`, `se`, `p_loo`, `warning` and `good_k`. `k_counts` are the numbers of rows whose
         Pareto k is good, bad (above `good_k`) and very bad (above 1). `by_client` is a table of each client's `rows`,
         `elpd`, `p` and counts. With `pointwise` there are also `loo_i` and `pareto_k`, in the original row order. Rows
-        that a mask leaves out are not counted.
+        that a mask leaves out are not counted. ArviZ 1.x calls these fields `elpd`, `p` and `elpd_i`.
 
     Raises:
         SettingError: fewer than 25 draws, or `pointwise` for rows that are elsewhere.
@@ -95,7 +95,8 @@ def waic(
 
     Returns:
         arviz.ELPDData, as from `loo`, with `elpd_waic`, `p_waic` and, with `pointwise`, `waic_i`. `warning` is True if
-        the variance over the draws of some row's log density exceeds 0.4.
+        the variance over the draws of some row's log density exceeds 0.4. ArviZ 1.x calls these fields `elpd`, `p` and
+        `elpd_i`.
 
     Raises:
         SettingError: as for `loo`.

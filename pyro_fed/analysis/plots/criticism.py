@@ -141,7 +141,7 @@ def plot_check_intervals(
         The axes. Dots in orange lie outside their intervals.
 
     Raises:
-        SettingError: `found` is something else, or there is has no such statistic.
+        SettingError: `found` is something else, or has no such statistic.
 
     Example:
         >>> pf.plot_check_intervals(pf.check_clients(idata, fed, np.mean))

@@ -79,15 +79,16 @@ class Quadrature(metaclass=Checked):
     """How the latents inside the partitioned plate are integrated out, and drawn.
 
     Args:
-        order: nodes a dimension, as far as the product has at most `max_nodes`; None takes 3 where the latents are
-            Gaussian given the rest; elsewhere `max_order` for one latent, and for several as many as
+        order: nodes a dimension; fewer if their product would be more than `max_nodes`. None takes 3 if the latents are
+            Gaussian given the rest. Otherwise it takes `max_order` for one latent, and for several as many as
             `node_tolerance` asks for.
         max_order: see `order`.
-        tails: place the nodes of one latent a row, of 7 and more, by its tails, in place of Gauss-Hermite nodes by its
-            curvature; None does where the latter err by more than `node_tolerance` at random θ and the former do not.
-        starts: places of a row's latents, unconstrained, from which modes are looked for besides zero, a tuple of d
-            numbers each: each mode that is found is integrated by nodes of its own. Of
-            none, (), there is one mode; None finds whether there are more, and where, at random θ.
+        tails: for one latent a row and at least 7 nodes: place the nodes by the density's tails, in place of
+            Gauss-Hermite nodes by its curvature. None does so if only the latter err by more than `node_tolerance`, at
+            random θ.
+        starts: places from which modes of a row's latents are looked for, besides zero: unconstrained, a tuple of d
+            numbers each. Each mode that is found is integrated by nodes of its own. () stands for a single mode; None
+            finds at random θ whether there are more, and where.
         node_tolerance: how far the score of the log marginal likelihood may be from that by the next rule, in SDs, and
             its curvature relatively, at random θ; of one latent, a row's log marginal likelihood.
         gaussian_tolerance: how far a Gaussian's log density may be from a parabola.
@@ -101,6 +102,9 @@ class Quadrature(metaclass=Checked):
         draw_steps: Metropolis-Hastings steps behind each draw of the latents, at most: fewer where proposals are so
             near their density that these forget the start.
         degrees: of freedom of the t distribution that proposes them.
+
+    Raises:
+        SettingError: a setting out of its range, or unknown.
 
     References:
         Naylor & Smith (1982), Applied Statistics 31. Pinheiro & Bates (1995), JCGS 4.

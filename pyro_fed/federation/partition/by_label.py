@@ -24,6 +24,9 @@ class Dirichlet(ByValue):
             pooled mix of labels.
         by: labels, one a row; None takes those handed to `split`.
 
+    Raises:
+        SettingError: `alpha` out of its range; labels that are missing or not one a row.
+
     Source: Yurochkin et al., Bayesian nonparametric federated learning of neural networks (2019).
 
     Example:
@@ -54,6 +57,9 @@ class LabelShards(ByValue):
     Args:
         classes_per_client: labels a client holds, at least 1.
         by: labels, one a row; None takes those handed to `split`.
+
+    Raises:
+        SettingError: `classes_per_client` is more than the labels, or so few that the clients cannot hold all of them.
 
     Source: the "pathological" split of McMahan et al. (2017), in the form "each client owns only three
     types" of Yang, Liu and Kassab, Client selection for federated Bayesian learning, Section IV-A.
@@ -114,6 +120,9 @@ class MajorityShare(ByValue):
         share: part of a label's rows that stays at home, in [0, 1].
         by: labels, one a row; None takes those handed to `split`.
 
+    Raises:
+        SettingError: `share` out of its range; labels that are missing or not one a row.
+
     Example:
         >>> pf.Federation(model, (x, y), plate="data", num_clients=4, partition=pf.partition.MajorityShare(0.8, by=y))
     """
@@ -149,6 +158,9 @@ class FeatureSkew(ByValue):
     Args:
         feature: value that differs between clients, one a row.
         by: labels, one a row; None takes those handed to `split`.
+
+    Raises:
+        SettingError: a feature or labels that are not one value a row.
 
     Source: the third kind of non-IID data of Wang et al., Peer-to-peer variational federated learning over arbitrary
     graphs, Definition 2; "concept drift (same label, different features)" of Kairouz et al. (2021), Section 3.1.

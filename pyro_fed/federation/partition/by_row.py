@@ -32,6 +32,9 @@ class QuantitySkew(Partition):
         alpha: concentration, > 0. Small: a few clients hold nearly all rows. Large: equal sizes.
         min_rows: rows that every client holds at least.
 
+    Raises:
+        SettingError: a setting out of its range; fewer rows than `min_rows` for each client.
+
     Example:
         >>> pf.Federation(model, (x, y), plate="data", num_clients=10, partition=pf.partition.QuantitySkew(0.5))
     """
@@ -69,6 +72,9 @@ class ByGroup(ByValue):
 
     Args:
         by: group, one a row; None takes the labels handed to `split`, and of a plate of groups each by itself.
+
+    Raises:
+        SettingError: more clients than groups; groups that are not one value a row, or a continuous column.
 
     Example:
         >>> pf.Federation(model, (x, y), plate="data", partition=pf.partition.ByGroup(by=hospital))

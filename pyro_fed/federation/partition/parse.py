@@ -38,10 +38,10 @@ def parse(text: str, columns: Any = None, named: Mapping[str, Any] | None = None
         text: NAME or NAME:VALUE; see the table in `pyro_fed.partition`.
         columns: matrix (rows, columns), usually the model's covariates, from which sorted:COLUMN and
             group:COLUMN take the column with that index, counted from 0.
-        named: columns by name, which sorted:COLUMN and group:COLUMN may say instead, in any case.
+        named: columns by name, for which sorted:COLUMN and group:COLUMN may give the name; upper or lower case is one.
 
     Raises:
-        ValueError: for an unknown name, a missing or unreadable value, or a column that is not there.
+        SettingError: an unknown name, a missing or unreadable value, or a column that is not there.
 
     Example:
         >>> pf.partition.parse("dirichlet:0.3")

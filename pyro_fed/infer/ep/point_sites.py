@@ -55,6 +55,9 @@ class Averaging(Settings):
         server_optimiser: of the averaged step, as of `FedAvg`.
         scale: α_cov, the precision that a row gives its client's first site.
 
+    Raises:
+        SettingError: a setting out of its range, or unknown.
+
     References:
         Guo et al. (2023), Section 3.2 and Table 7.
 

@@ -65,6 +65,9 @@ class StepControl(Settings):
         fall: a step of all clients that loses more than this of the evidence's lower bound, in nats, is taken back, as
             is one to where a likelihood or its derivatives are not finite; expectations at few points err by less.
 
+    Raises:
+        SettingError: a setting out of its range, or unknown.
+
     References:
         Walker & Ni (2011), Anderson acceleration for fixed-point iterations.
 

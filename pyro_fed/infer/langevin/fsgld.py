@@ -71,11 +71,11 @@ class FSGLD(ReplayedVisits, FitsSize):
         burn_in: first steps of each chain that are not kept; more of them where a derived step is short.
         thin: one step in so many is kept.
         target_ess: the run ends when the slowest coordinate has so many effective draws (all chains together)
-            and R-hat is at most 1.01 (1.025 of ten chains); None runs all rounds: where no number is given as many as
-            make 1,200 visits of all chains together.
+            and R-hat is at most 1.01 (1.025 of ten chains). None runs all rounds; if `run` is not told how many, the
+            chains make 1,200 visits together.
         batch_size: m, rows a step, weighted to all of the client's; None takes all of a client's rows.
-        minibatches: "reshuffled": pieces of a permutation of the client's rows, which a visit takes in turn; or "anew":
-            each drawn without regard to the others, as published, which has the full minibatch noise.
+        minibatches: "reshuffled": a visit goes through the client's rows in random order, minibatch by minibatch. Or
+            "anew": each minibatch is drawn from all of them, as published, which leaves the full minibatch noise.
         step_size: h_0, the variance of the injected noise; None derives it, which needs `precondition`.
         decay: γ of h_t = h_0 (1 + t / decay_offset)^-γ, in [0, 1]; 0 keeps the step constant.
         decay_offset: steps after which the step has fallen to 2^-γ; only with a `decay`.

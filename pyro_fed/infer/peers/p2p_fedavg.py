@@ -42,8 +42,8 @@ class P2PFedAvg(FedAvg, OnGraph):
         unit: what `chain_steps` counts: "steps", or "epochs", in each of which an agent takes every row once, in
             minibatches of `batch_size`.
         prior: add the agent's share of the log prior to its objective.
-        damping: learning rate of a server, which there is none: agents mix by the graph. Leave it at its default.
-        server_optimiser: of a server, which there is none. Leave it at its default.
+        damping: a server's learning rate. There is no server here: leave it at its default.
+        server_optimiser: a server's too: leave it at its default.
         gossip_steps: consensus steps a round.
 
     Raises:

@@ -107,16 +107,16 @@ class FedAIS(Algorithm, Bounding, Moving, Advice, FitsSize, OwnErrors, Tempered)
         freedom: ν of the t-distribution whose tails the sites' product gets; None leaves it a Gaussian, and no part of
             the proposals wide (`defence`). Where the product fits, log weights get a variance of (D / (ν + D))² / 2
             from it, less than 1/2 in any dimension.
-        levels: J, temperatures of the annealing, at most: as many as leave its log weights the variance `spread`, or a
-            fifth of them where that will do.
-        flat: none is needed where log p_0 t and log q differ by a constant, up to this much, an SD over draws.
+        levels: J, the most temperatures of the annealing. It takes as many as leave its log weights the variance
+            `spread`, or a fifth of them where that will do.
+        flat: there is no annealing if log p_0 t - log q varies by less than this over draws, an SD.
         spread: variance of log weights that all J temperatures are to leave.
         leapfrog_steps: leapfrog steps of an annealing transition.
         step_size: of the leapfrog steps, in SDs of q.
-        trusted_share: a Pareto k above `LARGEST_PARETO_K` is warned of where the weights are worth less than this share
-            of S; where they hardly differ, k is the shape of nothing.
-        largest_error: a mean or an SD that is off by more than this, in SDs, as parts of the draws show, is warned of;
-            k alone is not: it may be the tail of what no mean depends on.
+        trusted_share: if the weights are worth at least this share of S, they hardly differ, and a Pareto k above
+            `LARGEST_PARETO_K` means nothing.
+        largest_error: the run warns of a mean or an SD that is off by more than this, in SDs, as parts of the draws
+            show. It does not warn of k alone, which may be the tail of what no mean depends on.
         min_effective: fewer effective draws than this are warned of.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α, the surrogates' too where they are a name.
 

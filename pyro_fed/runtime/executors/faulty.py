@@ -51,6 +51,9 @@ class Faulty(Executor):
         clients: the numbers of the clients that may fail; None: all.
         seed: seed of the faults.
 
+    Raises:
+        SettingError: `probability` out of its range, or a kind that there is not.
+
     Attributes:
         injected: (round, client, kind) of all faults so far.
 

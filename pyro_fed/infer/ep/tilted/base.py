@@ -28,14 +28,25 @@ Name = Literal["newton", "laplace", "fisher", "mcmc", "identity", "ngvi", "svi",
 
 
 class Received(NamedTuple):
-    """What C clients start from: the global q, their cavities q_-k, both with batch (C,)."""
+    """What C clients start from.
+
+    Attributes:
+        q: the global q, the same for all, with batch (C,).
+        cavity: their cavities q_-k, with batch (C,).
+    """
 
     q: Gaussian
     cavity: Gaussian
 
 
 class Tilted(NamedTuple):
-    """What C clients found: new sites of batch (C,), which of them can be used (C,), figures for the record (C,)."""
+    """What C clients found.
+
+    Attributes:
+        site: their new sites, with batch (C,).
+        usable: which of these can be used, (C,).
+        info: figures for the record, (C,) each.
+    """
 
     site: Gaussian
     usable: Tensor

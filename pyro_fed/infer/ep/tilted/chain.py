@@ -84,6 +84,9 @@ class Chain(TiltedInference):
         batch_size: rows a step, weighted to all of the client's; None takes all.
         unit: what `steps`, `burn_in` and `thin` count: "steps", or "epochs" of "sgd", in each of which a client takes
             every row once, in minibatches of `batch_size`.
+
+    Raises:
+        SettingError: a setting out of its range, unknown, or without effect beside the others.
     """
 
     steps: int = 1000
@@ -208,6 +211,9 @@ class MCMC(Chain):
         scale: α_cov: the precision is scaled to the norm that `Identity` of this scale has. None leaves it as it is.
         least_factor: smallest correction of the sample precision's bias, for very few samples.
 
+    Raises:
+        SettingError: a setting out of its range, unknown, or without effect beside the others.
+
     References:
         Guo et al. (2023), Section 2.2.2. Al-Shedivat et al. (2021), Eq. (8).
 
@@ -279,6 +285,9 @@ class Identity(Chain):
             every row once, in minibatches of `batch_size`.
         scale: α_cov, the precision that one row gives the site; a client of N_k rows has scale · N_k (Table 7's
             footnote: "a per-data-point scale"). None takes the samples' mean variance for that of the tilted density.
+
+    Raises:
+        SettingError: a setting out of its range, unknown, or without effect beside the others.
 
     References:
         Guo et al. (2023), Section 2.2.2.

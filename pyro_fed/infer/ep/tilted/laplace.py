@@ -36,6 +36,9 @@ class Laplace(TiltedInference):
         steps: Newton steps a round, from the mean of q.
         fractions: of a Newton step, which the line search tries; the best is taken, or none.
 
+    Raises:
+        SettingError: a setting out of its range, or unknown.
+
     References:
         Guo et al. (2023), Eq. (4).
 

@@ -55,6 +55,9 @@ class Newton(TiltedInference):
         enough: a turn also ends with a step no longer than this share of its first, in [0, 1): what is left is made in
             the client's next turn, so that the fixed point is the same.
 
+    Raises:
+        SettingError: a setting out of its range, or unknown.
+
     References:
         Bui et al. (2018), Partitioned variational inference, Property 4. Khan & Nielsen (2018).
 

@@ -56,6 +56,9 @@ class Fisher(Chain):
             every row once, in minibatches of `batch_size`.
         fisher_scale: c, how many times the Fisher information counts; beyond 1 the posterior is colder.
 
+    Raises:
+        SettingError: a setting out of its range, unknown, or without effect beside the others.
+
     References:
         Guo et al. (2023), Eq. (4).
 
@@ -99,6 +102,9 @@ class NGVI(Chain):
         fisher_samples: N_NGVI, points under q̂ at which each step takes it; even.
         fisher_decay: β_NGVI, the weight of what was averaged before, in [0, 1].
         fisher_scale: c, how many times the Fisher information counts in what is sent; beyond 1 the posterior is colder.
+
+    Raises:
+        SettingError: a setting out of its range, unknown, or without effect beside the others.
 
     References:
         Guo et al. (2023), Algorithm 5.

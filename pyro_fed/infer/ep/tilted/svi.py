@@ -32,6 +32,9 @@ class SVI(TiltedInference):
         betas: β_1 and β_2 of Adam, each in [0, 1).
         eps: ε of Adam.
 
+    Raises:
+        SettingError: a setting out of its range, or unknown.
+
     References:
         Kingma & Ba (2015), Adam.
 
