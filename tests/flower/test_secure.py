@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from algorithms import unequal_lines
+from arviz_results import groups_of
 
 import pyro_fed as pf
 from pyro_fed.errors import QuorumError, SettingError
@@ -80,7 +81,7 @@ def test_the_answer_is_that_of_the_simulation(flower, name, tmp_path):
         assert (values[:, 2:] >= right[:, :-2] - ROUNDED).all() and (values[:, :-2] <= right[:, 2:] + ROUNDED).all()
     else:
         np.testing.assert_allclose(values, right, atol=ROUNDED)
-    assert not {"log_likelihood", "observed_data", "constant_data", "sites"} & set(found.groups())
+    assert not {"log_likelihood", "observed_data", "constant_data", "sites"} & groups_of(found)
     assert "moved" not in found.federation
 
 

@@ -36,9 +36,14 @@ def datasets(idata):
     return {name: idata[name].to_dataset() if NEW else idata[name] for name in groups_of(idata)}
 
 
-def elpd(found):
-    """The sum that `arviz.loo` estimates."""
-    return found.elpd if NEW else found.elpd_loo
+#: What `loo` estimates of all rows, by names that `criterion` knows.
+CRITERION = ("elpd", "p", "se", "n_samples", "n_data_points", "good_k")
+
+
+def criterion(found, field, kind="loo"):
+    """A field of what `loo` or `waic` returns: "elpd", "p" and "elpd_i" as 1.x has them, others by their own name."""
+    named = {"elpd": f"elpd_{kind}", "p": f"p_{kind}", "elpd_i": f"{kind}_i"}
+    return getattr(found, field if NEW else named.get(field, field))
 
 
 def is_drawn():

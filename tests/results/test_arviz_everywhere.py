@@ -11,7 +11,7 @@ import warnings
 import numpy as np
 import pytest
 from algorithms import CHAIN, SMALL, VISITS, unequal_lines
-from arviz_results import arviz_function, datasets, elpd, extend, groups_of, is_drawn, there_and_back
+from arviz_results import arviz_function, criterion, datasets, extend, groups_of, is_drawn, there_and_back
 from late import late
 
 import pyro_fed as pf
@@ -97,7 +97,7 @@ NUMBERS = {
     "hdi": lambda idata: az.hdi(datasets(idata)["posterior"])["w"].values,
     "extract": lambda idata: az.extract(idata, keep_dataset=True)["w"].values,
     "summary": lambda idata: az.summary(idata, kind="stats", round_to="none").to_numpy(),
-    "loo": lambda idata: elpd(az.loo(idata)),
+    "loo": lambda idata: criterion(az.loo(idata), "elpd"),
 }
 
 

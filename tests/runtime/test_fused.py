@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from arviz_results import groups_of
 from gaussian_case import federation, shards
 
 import pyro_fed as pf
@@ -39,9 +40,7 @@ def blocks(monkeypatch):
 
 
 def same(one, other, but=("seconds",)):
-    assert set(one.groups() if callable(one.groups) else one.groups) == set(
-        other.groups() if callable(other.groups) else other.groups
-    )
+    assert groups_of(one) == groups_of(other)
     np.testing.assert_array_equal(one["posterior"]["mu"].values, other["posterior"]["mu"].values)
     for name in one["federation"].data_vars:
         if name not in but:

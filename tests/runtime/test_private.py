@@ -8,6 +8,7 @@ import pyro.distributions as dist
 import pytest
 import scipy.stats
 import torch
+from arviz_results import groups_of
 from short_runs import quiet
 
 import pyro_fed as pf
@@ -54,7 +55,7 @@ def private(algorithm, fed=None, norm=200.0, noise_multiplier=0.05, **options):
 def test_a_private_result_holds_what_was_released_alone(algorithm):
     fed = federation(partition=pf.partition.Explicit(np.arange(CLIENTS * ROWS).reshape(CLIENTS, ROWS).tolist()))
     idata = private(algorithm, fed)
-    assert sorted(idata.groups()) == ["federation", "posterior"]
+    assert groups_of(idata) == {"federation", "posterior"}
     assert sorted(idata.posterior.data_vars) == ["twice", "w"]  # the others are computed from rows
     assert not {"seconds", "failure_reason", "usable", "cavity_proper"} & set(idata.federation)
     assert idata.attrs["partition"] == "Explicit"
@@ -68,7 +69,7 @@ def test_a_private_result_holds_what_was_released_alone(algorithm):
 
 def test_without_noise_of_privacy_a_result_has_its_rows():
     idata = quiet(pf.FedSEP(start="prior"), federation(), combination=pf.combination.Clipped(norm=1e6))
-    assert {"observed_data", "constant_data", "log_likelihood", "sample_stats"} <= set(idata.groups())
+    assert {"observed_data", "constant_data", "log_likelihood", "sample_stats"} <= groups_of(idata)
 
 
 def noise_of_means(rounds, norm, noise_multiplier):

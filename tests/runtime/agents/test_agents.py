@@ -7,6 +7,7 @@ import time
 import numpy as np
 import pytest
 from agents_case import CASES, NAMES, Rehearsal, counts, one_a_row, peers_file, simulated
+from arviz_results import groups_of
 from forks import together
 from late import late
 
@@ -47,7 +48,7 @@ def test_five_agents_one_killed_and_restarted_draw_what_the_simulation_draws(tmp
         assert found.attrs["num_rounds"] == expected.attrs["num_rounds"]
         assert found.attrs["converged"] == 1
         assert list(found.federation["client"].values) == list(NAMES)
-        assert not {"observed_data", "constant_data", "log_likelihood"} & set(found.groups())
+        assert not {"observed_data", "constant_data", "log_likelihood"} & groups_of(found)
 
 
 def test_agents_that_differ_end_at_once_and_so_do_those_that_they_are_needed_by(tmp_path):
