@@ -31,7 +31,7 @@ def test_methods_that_nobody_would_call_are_refused():
 
 
 @pytest.mark.parametrize("make", [row[1] for row in ALGORITHMS], ids=[row[0] for row in ALGORITHMS])
-def test_the_package_forgets_none(make):
+def test_every_algorithm_has_taken_up_what_it_does(make):
     check_taken_up(resolved(make()))
 
 

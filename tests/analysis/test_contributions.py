@@ -42,7 +42,7 @@ def test_shares_and_clients_alone_are_the_closed_form(fed, kind):
     assert found["rows"].values.tolist() == [3, 7, 13]
 
 
-def test_figures(fed):
+def test_figures_show_the_contributions(fed):
     found = pf.contributions(pf.run(pf.FedEP(), fed, progress=False, audit=False), fed)
     ax = pf.plot_contributions(found)
     widths = [bar.get_width() for bar in ax.patches]

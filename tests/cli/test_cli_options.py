@@ -75,7 +75,7 @@ def test_mistakes(options, part):
     assert part in result.stderr.splitlines()[-1]
 
 
-def test_doctor():
+def test_doctor_says_versions_machine_and_extras():
     result = call("doctor")
     assert result.exit_code == 0, result.output
     assert "torch" in result.output and "GPU" in result.output

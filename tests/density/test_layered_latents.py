@@ -73,7 +73,7 @@ def test_what_would_take_hours_is_refused_with_the_cures(model, latent, limit):
 
 
 @pytest.mark.parametrize("model", [offsets, effects])
-def test_what_takes_seconds_is_not(model):
+def test_what_takes_seconds_is_not_refused(model):
     check_affordable(of(model).problem)
 
 

@@ -105,14 +105,14 @@ def test_sizes_read_from_values(model, data):
     [m for m in unsplit.INSIDE if m not in (unsplit.group_means,)],  # three groups
     ids=lambda m: m.__name__,
 )
-def test_three_rows(model, dtype):
+def test_what_does_not_split_is_refused_at_three_rows(model, dtype):
     refusal(model, arguments(dtype, {"count": 3}))
 
 
 @pytest.mark.parametrize(
     "model", [unsplit.centred, unsplit.small_trend, unsplit.scale_by_count, unsplit.empirical_prior, unsplit.lagged]
 )
-def test_twenty_thousand_rows(model):
+def test_what_does_not_split_is_refused_at_twenty_thousand_rows(model):
     refusal(model, arguments(torch.float32, {"count": 20_000}))
 
 
@@ -134,7 +134,7 @@ def test_a_client_that_has_its_rows_alone():
 
 # -- models that split ------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_features_of_pyro_in_float32(case):
+def test_features_of_pyro_split_in_float32(case):
     """`zoo` builds them all in float64."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=case.warns or "nothing")
@@ -148,7 +148,7 @@ SHIPPED = sorted(path.stem for path in (Path(__file__).parents[2] / "models").gl
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", SHIPPED)
-def test_shipped_models(name, dtype):
+def test_shipped_models_split_in_either_dtype(name, dtype):
     module = importlib.import_module(f"models.{name}")
     rows = getattr(module, "ROWS", None)
     pf.Federation(module.model, module.load_data()[0], plate=module.PLATE, num_clients=2, dtype=dtype, rows=rows)

@@ -62,7 +62,7 @@ def test_clients_whose_data_lie_apart_and_one_without_censored_rows():
     quiet(pf.FedEP(), apart)
 
 
-def test_new_data():
+def test_other_data_in_the_same_plates_have_the_density_of_a_fresh_federation():
     fed = pf.Federation(survival, (T, C), plate=BOTH, num_clients=2)
     z = torch.tensor([0.3], dtype=torch.float64)
     again = pf.Federation(survival, (2 * T, 3 * C), plate=BOTH, num_clients=2)

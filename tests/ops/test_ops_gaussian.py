@@ -138,7 +138,7 @@ def test_posterior_is_the_prior_times_the_sites(name):
 
 
 @each_structure
-def test_powers(name):
+def test_a_power_keeps_the_mean_and_divides_the_variance(name):
     gaussian, mean, spread = make(name)
     exponent = torch.tensor([0.5, 1.0, 2.0, 4.0], dtype=torch.float64)
     got_mean, got_spread = (gaussian**exponent).moments()

@@ -51,7 +51,7 @@ def test_ksd_bandwidth_needs_scores():
 
 
 @pytest.mark.parametrize(("count", "dim", "weight"), [(100, 1, 1.0), (100, 5, 0.4), (100, 100, 0.02)])
-def test_balanced_weight(count, dim, weight):
+def test_the_balanced_kernel_is_the_weighted_sum_of_three(count, dim, weight):
     x, s = draw(count, dim), draw(count, dim, seed=3)
     expected = weight * RBF() + Linear()
     if weight < 1:
@@ -83,7 +83,7 @@ def test_coordinates_in_pieces_are_all_coordinates(monkeypatch):
     torch.testing.assert_close(kernel.stein_matrix(X, S, 2 * S), whole[1])
 
 
-def test_marginal_bandwidth():
+def test_a_marginal_bandwidth_follows_its_own_coordinate():
     """Mean squared distance along each coordinate over log N; scaling a coordinate scales it alone."""
     apart = (X.unsqueeze(0) - X.unsqueeze(1)).square().mean((0, 1))
     torch.testing.assert_close(Marginal().fit(X).bandwidth, apart / torch.tensor(9.0, dtype=torch.float64).log())

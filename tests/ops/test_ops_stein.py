@@ -109,7 +109,7 @@ def test_stein_matrix_is_its_definition(kernel, definition):
 
 
 @each_kernel
-def test_ksd_statistics(kernel, definition):
+def test_v_and_u_statistics_are_those_of_the_definition(kernel, definition):
     matrix = torch.stack(
         [torch.stack([naive_stein(definition, X[i], X[j], S[i], S[j]) for j in range(N)]) for i in range(N)]
     )
@@ -209,7 +209,7 @@ def test_direction_is_the_steepest_descent_of_the_divergence():
     torch.testing.assert_close(ksd(X, S, kernel), attraction + divergence, rtol=1e-10, atol=1e-10)
 
 
-def test_spread():
+def test_the_spread_of_an_exact_cloud_is_its_sds():
     covariance = LOWER @ LOWER.T
     cloud = exact_cloud(10, covariance, CENTRE)
     sd = covariance.diagonal().sqrt()

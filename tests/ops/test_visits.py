@@ -39,7 +39,7 @@ def test_clients_drawn_anew_are_exact(time):
     assert visit_variance(time, 7, shuffled=False) == pytest.approx((1 - keep) ** 2 / (1 - keep**2), rel=1e-12)
 
 
-def test_short_visits():
+def test_short_visits_have_the_limits_of_the_formula():
     """(n + 1) t²/24 in sweeps, t/4 else; sweeps are better always, and a single client has no error."""
     assert visit_variance(1e-3, 10, True) == pytest.approx(11 * 1e-6 / 24, rel=0.01)
     assert visit_variance(1e-3, 10, False) == pytest.approx(1e-3 / 4, rel=1e-6)

@@ -24,7 +24,7 @@ from pyro_fed.recipes.values import Mismatch, convert, describe, parse_assignmen
         ("path=a=b", "path", "a=b"),
     ],
 )
-def test_assignments(text, key, value):
+def test_assignments_have_the_type_of_their_text(text, key, value):
     parsed = parse_assignment(text)
     assert parsed == (key, value)
     assert type(parsed[1]) is type(value)

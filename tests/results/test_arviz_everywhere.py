@@ -125,7 +125,7 @@ FORMS = pytest.mark.parametrize("name", [pytest.param(name, id=form) for form, n
 
 @FORMS
 @pytest.mark.parametrize("plot", PLOTS)
-def test_plots(name, plot):
+def test_arviz_draws_every_result(name, plot):
     idata = fitted(name)
     if kind(name) == "point" and plot in ("plot_posterior", "plot_pair"):  # a density of one point
         assert float(idata.posterior["w"].std(["chain", "draw"]).max()) == pytest.approx(0.0, abs=1e-9)
@@ -167,7 +167,7 @@ def test_every_algorithm_has_a_form_that_was_tried(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_numbers(name):
+def test_arviz_finds_finite_numbers_in_every_result(name):
     """These depend on the numbers too: for every algorithm."""
     idata = fitted(name)
     for function, number in NUMBERS.items():

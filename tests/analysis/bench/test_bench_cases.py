@@ -86,7 +86,7 @@ def test_a_reference_has_the_sites_of_the_model(name):
     }
 
 
-def test_splits():
+def test_splits_are_read_and_their_mistakes_refused():
     cases = all_cases()
     case = cases["linear_regression"]
     args = case.data()

@@ -96,7 +96,7 @@ def test_every_cell_opens_its_diagnosis(tmp_path, results):
     assert "2 more have not been run yet" in text
 
 
-def test_tables(results):
+def test_outcomes_are_counted_and_scores_are_medians(results):
     assert {name: count for name, count in confusion(results.outcomes).items() if count} == {
         "right": 1,
         "wrong, said": 1,

@@ -21,7 +21,7 @@ def draws(*columns, kind="particles"):
 
 
 @pytest.mark.parametrize(("shift", "scale"), [(0.0, 1.0), (0.5, 1.0), (0.0, 0.5), (-1.0, 2.0)])
-def test_two_gaussians(shift, scale):
+def test_scores_of_two_gaussians_are_the_closed_forms(shift, scale):
     """N(m + shift s, (scale s)²) for N(m, s²), m = 3, s = 2."""
     (row,) = parameters(draws(3 + 2 * (shift + scale * Z)), draws(3 + 2 * Z))
     end = stats.norm.ppf(0.95) * scale

@@ -107,7 +107,7 @@ def test_a_chain_does_not_depend_on_how_many_there_are():
 
 
 @pytest.mark.parametrize("start", ["uniform", "prior", "laplace"])
-def test_starts(start):
+def test_the_posterior_is_found_from_every_start(start):
     algorithm = pf.NUTS(num_samples=150, warmup_steps=150, num_chains=1, start=start)
     idata = pf.run(algorithm, federation(), progress=False, compile="trace")
     mean, covariance = exact(*line_data())

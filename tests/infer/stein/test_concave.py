@@ -79,7 +79,7 @@ def test_concave_rows_are_not_searched(monkeypatch, name, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", BENT)
-def test_others_are(name, dtype):
+def test_others_are_searched_for_modes(name, dtype):
     found, rounds = searched(federation(regression(BENT[name]), dtype))
     assert rounds > 1 and len(found["points"]) > Modes.num_starts
     assert found["bent"] > 0
