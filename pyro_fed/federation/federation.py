@@ -125,7 +125,7 @@ class Federation:
         model, args, kwargs = taken_apart(model, args, kwargs)
         place = device_of(device, (args, kwargs))
         plate = joined(plate, rows)
-        check_row_labels(model, args, kwargs)
+        check_row_labels(model, args, kwargs, partition=partition)
         arguments = flatten(model, args, kwargs)
         if named := named_labels(arguments, rows or {}, plate, coords, partition):
             arguments = flatten(model, args, kwargs, named)

@@ -1,4 +1,4 @@
-"""Columns of pandas whose labels of rows say that they are the same rows in another order.
+"""Columns of pandas, arguments or a partition's, of which the index says that they are the same rows in another order.
 
 Rows are taken by position, as NumPy takes them. Where two columns have the same labels in another order, one of them
 was sorted or shuffled alone, and by position each row would get another one's outcome.
@@ -13,9 +13,16 @@ import pandas as pd
 
 from pyro_fed.density.rows.arguments import parameter_names, positional
 from pyro_fed.errors import DataError
+from pyro_fed.federation.partition.base import ByValue, Partition
 
 
-def check_row_labels(model: Callable[..., Any], args: Any, kwargs: Mapping[str, Any] | None, where: str = "") -> None:
+def check_row_labels(
+    model: Callable[..., Any],
+    args: Any,
+    kwargs: Mapping[str, Any] | None,
+    where: str = "",
+    partition: Partition | None = None,
+) -> None:
     """Refuse columns of pandas with the same index in different orders.
 
     Args:
@@ -23,6 +30,7 @@ def check_row_labels(model: Callable[..., Any], args: Any, kwargs: Mapping[str, 
         args: its positional arguments.
         kwargs: its keyword arguments.
         where: whose they are, such as " at client 2".
+        partition: how rows go to clients, maybe by a column.
 
     Raises:
         DataError: names both arguments and the first row that differs.
@@ -30,13 +38,16 @@ def check_row_labels(model: Callable[..., Any], args: Any, kwargs: Mapping[str, 
     args = positional(model, args, kwargs)
     named = [*zip(parameter_names(model, len(args)), args, strict=True), *(kwargs or {}).items()]
     first: dict[int, tuple[str, pd.Index]] = {}
-    for name, index in (found for head, value in named for found in _indices(head, value)):
+    own = partition.row_labels if isinstance(partition, ByValue) else {}
+    given = [found for head, value in named for found in _indices(head, value)]
+    for place, (name, index) in enumerate([*given, *own.items()]):
         other, known = first.setdefault(len(index), (name, index))
         if index.equals(known) or not _shuffled(index, known):
             continue
+        whose = where if place < len(given) else f" of {type(partition).__name__}"
         at = next(i for i, (mine, theirs) in enumerate(zip(index, known, strict=True)) if mine != theirs)
         raise DataError(
-            f"arguments '{other}' and '{name}'{where} have the same index in another order: row {at} is called "
+            f"arguments '{other}' and '{name}'{whose} have the same index in another order: row {at} is called "
             f"{known[at]!r} in the one and {index[at]!r} in the other. Rows are taken by position: put them in one "
             f"order, such as by {name}.loc[{other}.index], or, where positions are right as they are, pass "
             f"{name}.to_numpy()"

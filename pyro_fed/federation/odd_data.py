@@ -1,6 +1,6 @@
-"""What data show of mistakes that no model sees: a number that stands for what is missing, rows that are there twice.
+"""What data show of mistakes that no model sees: a number for what is missing, rows that are there twice, spellings.
 
-Either is finite and in the support, and moves a posterior by many SDs in silence. Both are warned of, since they may be
+Each is finite and in the support, and moves a posterior by many SDs in silence. Both are warned of, since they may be
 meant; what is looked at is exact equality and plain gaps, and no model of the data.
 """
 
@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from pyro_fed.conventions.client_names import as_it_looks
 from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.errors import listed, warn_user
 
@@ -39,7 +40,7 @@ BLOCK, BLOCK_NUMBERS = 65_536, 4_000_000
 def warn_of_odd_data(
     arguments: Arguments, clients: Sequence[Tensor], names: Sequence[str], local_numbering: bool = False
 ) -> None:
-    """Warn of values far from all others of their column that recur or outweigh them, and of rows that recur.
+    """Warn of labels that differ by their spelling, of values far from all others of their column, of rows that recur.
 
     Args:
         arguments: pooled arguments.
@@ -47,6 +48,7 @@ def warn_of_odd_data(
         names: the clients' names.
         local_numbering: count rows within the client instead of within the pooled data.
     """
+    _warn_of_spellings(arguments)
     if arguments.nested_plates or not arguments.num_rows:
         return
     owner = torch.full((arguments.num_rows,), -1, dtype=torch.int64)
@@ -74,6 +76,23 @@ def warn_of_odd_data(
             "the other rows: drop these rows, or let the model handle them as NaN"
         )
     _warn_of_rows_twice(arguments, clients, names)
+
+
+def _warn_of_spellings(arguments: Arguments) -> None:
+    """Warn of labels that differ by capitals and spaces alone: clients' spellings of one category are several."""
+    found = []
+    for name, labels in arguments.labels.items():
+        spelt: dict[str, list[str]] = {}
+        for label in labels:
+            if isinstance(label, str):
+                spelt.setdefault(as_it_looks(label).casefold(), []).append(repr(label))
+        found += [f"argument '{name}' has {' and '.join(alike)}" for alike in spelt.values() if len(alike) > 1]
+    if found:
+        more = f"; and {len(found) - MOST_LISTED} more" if len(found) > MOST_LISTED else ""
+        warn_user(
+            f"{'; '.join(found[:MOST_LISTED])}{more}: labels that differ by capitals and spaces alone are different "
+            "categories. Where they are meant to be one, write them alike, column.str.strip().str.casefold()"
+        )
 
 
 def _far_values(leaf: Tensor) -> Iterator[tuple[int, float, float, float]]:

@@ -103,6 +103,13 @@ def test_the_same_index_in_another_order_is_refused():
         pf.Federation(model, (FRAME, sorted_alone), plate="data", num_clients=3)
     with pytest.raises(pf.DataError, match="in another order"):
         pf.Federation.from_clients(model, {"b": (FRAME, sorted_alone)}, plate="data")
+    by_row = pf.partition.SortedBy(by=sorted_alone)
+    with pytest.raises(pf.DataError, match="'df' and 'by' of SortedBy have the same index in another order"):
+        pf.Federation(model, (FRAME, Y), plate="data", num_clients=3, partition=by_row)
+    with pytest.raises(pf.DataError, match="'df' and 'feature' of FeatureSkew have"):
+        skewed = pf.partition.FeatureSkew(feature=sorted_alone, by=Y > 0)
+        pf.Federation(model, (FRAME, Y), plate="data", num_clients=3, partition=skewed)
+    assert by_row == pf.partition.SortedBy(by=sorted_alone.to_numpy())
     for y in (sorted_alone.loc[FRAME.index], sorted_alone.to_numpy(), pd.Series(Y.numpy(), index=range(5, N + 5))):
         pf.Federation(model, (FRAME, y), plate="data", num_clients=3)
 

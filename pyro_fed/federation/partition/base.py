@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import numpy as np
+import pandas as pd
 import torch
 
 from pyro_fed.conventions.calls import Checked, explained
@@ -164,7 +166,7 @@ class Partition(ABC, metaclass=Checked):
         if type(self) is not type(other):
             return NotImplemented
         mine, others = vars(self), vars(other)
-        return all(_same(value, others[name]) for name, value in mine.items())
+        return all(_same(value, others[name]) for name, value in mine.items() if name != "row_labels")
 
     def __hash__(self) -> int:
         return hash(repr(self))
@@ -174,6 +176,8 @@ class ByValue(Partition):
     """A partition that looks at one value a row: its own `by`, or the labels handed to `split`."""
 
     by: np.ndarray | None
+    #: Labels of the rows of what was given as columns of pandas, by the setting's name.
+    row_labels: Mapping[str, pd.Index] = MappingProxyType({})
 
     def values(self, num_rows: int, labels: Any) -> np.ndarray:
         """The value of every row, (num_rows,), checked.
@@ -217,9 +221,17 @@ class ByValue(Partition):
     def _freeze_by(self) -> None:
         """For __post_init__: keep `by` as a checked read-only array."""
         if self.by is not None:
-            values = as_values(self.by, f"{type(self).__name__}: by").copy()
-            values.setflags(write=False)
-            object.__setattr__(self, "by", values)
+            self._freeze("by")
+
+    def _freeze(self, name: str) -> np.ndarray:
+        """Keep a setting with one value a row as a checked array, read-only once it is done, and its rows' labels."""
+        given = getattr(self, name)
+        if isinstance(given, pd.DataFrame | pd.Series):
+            object.__setattr__(self, "row_labels", {**self.row_labels, name: given.index})
+        values = as_values(given, f"{type(self).__name__}: {name}").copy()
+        values.setflags(write=False)
+        object.__setattr__(self, name, values)
+        return values
 
 
 def as_values(values: Any, name: str) -> np.ndarray:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pyro_fed.federation.partition.base import ByValue, as_values
+from pyro_fed.federation.partition.base import ByValue
 from pyro_fed.federation.partition.dealing import check_alpha, deal, dirichlet
 
 
@@ -175,11 +175,9 @@ class FeatureSkew(ByValue):
 
     def __post_init__(self) -> None:
         self._freeze_by()
-        values = as_values(self.feature, f"{type(self).__name__}: feature").copy()
+        values = self._freeze("feature")
         if values.dtype.kind not in "biuf" or not np.isfinite(values.astype(float)).all():
             raise self.error(f"feature must be one finite number a row, received {values.dtype} values")
-        values.setflags(write=False)
-        object.__setattr__(self, "feature", values)
 
     def assign(self, num_rows: int, num_clients: int, rng: np.random.Generator, labels: Any) -> list[np.ndarray]:
         if len(self.feature) != num_rows:
