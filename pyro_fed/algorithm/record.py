@@ -142,10 +142,13 @@ class Record:
         by_sums: what the clients' sums over rows have told of the result, where the rows are elsewhere.
         measured: what the audit measured: figures by name, each one a `parameter`, whose names are there too.
         lost: the share of the posterior's mass in modes that the result has no draws of.
+        modes: places (D,) of the posterior's maxima that the audit knows, in the coordinates of the form that was run;
+            what one stage of a plan has found the next ones look at.
         sites: the clients' Gaussian sites, `precision` and `eta` (K, ...), with those of q as `q_precision` and
             `q_eta`; empty where there are none.
         sites_of: the algorithm that left them: the run's own, or one that it started from.
         stands_apart: what is to be said of clients that move the answer more than others do.
+        odd_clients: the note on those of them whose number of rows does not explain it.
         private: what a private run spent; None of any other.
     """
 
@@ -164,9 +167,11 @@ class Record:
     by_sums: BySums = field(default_factory=BySums)
     measured: dict[str, np.ndarray] = field(default_factory=dict)
     lost: float = 0.0
+    modes: list[Tensor] = field(default_factory=list)
     sites: State = field(default_factory=dict)
     sites_of: str = ""
     stands_apart: str = ""
+    odd_clients: str = ""
     private: Released | None = None
 
     @property
@@ -179,7 +184,8 @@ class Record:
 
         Stages of a plan note the same of the model or of the network, each for itself.
         """
-        return list(dict.fromkeys([*self.notes, *self.doubts]))
+        odd = [self.odd_clients] if self.odd_clients else []
+        return list(dict.fromkeys([*self.notes, *odd, *self.doubts]))
 
     def untried(self, *names: str) -> str:
         """Those of some algorithms that no plan tries anyway, as one says them: "FSGLD, DSVGD or NUTS".

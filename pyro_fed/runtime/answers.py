@@ -43,6 +43,7 @@ class Answer:
         sites: the clients' Gaussian sites, as in `Record.sites`; empty where there are none in the model's own form.
         sites_of: the name of the algorithm that made the sites.
         stands_apart: a sentence on clients that move the answer more than others do, or "".
+        odd_clients: the note on those of them whose number of rows does not explain it, or "".
         by_sums: what the clients' log-likelihoods say about it, where rows are elsewhere.
         audited: whether the audit has judged it.
         of_density: whether the doubts are about the densities themselves.
@@ -61,6 +62,7 @@ class Answer:
     sites: State = field(default_factory=dict)
     sites_of: str = ""
     stands_apart: str = ""
+    odd_clients: str = ""
     by_sums: BySums = field(default_factory=BySums)
     audited: bool = False
     of_density: bool = False

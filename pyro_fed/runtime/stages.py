@@ -7,6 +7,7 @@ import logging
 import time
 from dataclasses import asdict, dataclass, replace
 
+from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # it is there
 
 from pyro_fed.algorithm.capabilities import resolved
@@ -130,6 +131,7 @@ class _Trial:
         self.deserted = False
         self._finished: dict[bool, Finished] = {False: [], True: []}  # by whether the form is non-centred
         self._failed: dict[bool, list[Algorithm]] = {False: [], True: []}
+        self._modes: dict[bool, list[Tensor]] = {False: [], True: []}
 
     @property
     def hopeless(self) -> bool:
@@ -190,8 +192,8 @@ class _Trial:
         """The stage's answer; None where it was cut short and there is an earlier answer."""
         record, algorithm = self.finish.context.record, stage.algorithm
         record.doubts, record.measured, record.by_sums, record.audited = [], {}, BySums(), False
-        record.of_density, record.lost = False, 0.0
-        record.sites, record.sites_of, record.stands_apart = {}, "", ""
+        record.of_density, record.lost, record.modes = False, 0.0, self._modes[stage.noncentred]
+        record.sites, record.sites_of, record.stands_apart, record.odd_clients = {}, "", "", ""
         context = self._on_form(stage)
         rounds = algorithm.default_rounds(context.federation.num_clients)
         shared = run_phases(algorithm, context, rounds, None, self._finished[stage.noncentred])
@@ -218,6 +220,7 @@ class _Trial:
             sites={} if stage.noncentred else record.sites,  # sites in non-centred coordinates are other ones
             sites_of=record.sites_of,
             stands_apart=record.stands_apart,
+            odd_clients=record.odd_clients,
             by_sums=record.by_sums,
             audited=record.audited,
             of_density=record.of_density,
@@ -255,7 +258,8 @@ def _result(plan: Plan, choice: Choice, trial: _Trial, finish: Finish) -> Infere
     record.notes += record.failed()
     record.measured = answer.measured
     record.doubts = choice.doubts or perhaps_wrong(answer.measured, plan.aim)
-    record.sites, record.sites_of, record.stands_apart = answer.sites, answer.sites_of, answer.stands_apart
+    record.sites, record.sites_of = answer.sites, answer.sites_of
+    record.stands_apart, record.odd_clients = answer.stands_apart, answer.odd_clients
     record.by_sums, record.audited = answer.by_sums, answer.audited
     last = replace(finish, algorithm=answer.stage.algorithm, aim=plan.aim)
     last.weigh(answer.draws)

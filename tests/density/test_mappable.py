@@ -167,6 +167,24 @@ def test_a_model_with_the_normal_distribution_function_is_mapped():
     assert sizes[0] == sizes[1]
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64])
+def test_multinomials_of_latent_logits_are_mapped(dtype):
+    """torch writes into a copy of the logits, one for all clients, by a mask of each one's rows."""
+
+    def model(counts):
+        w = pyro.sample("w", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+        with pyro.plate("data", len(counts)):
+            pyro.sample("counts", dist.Multinomial(logits=w, validate_args=False), obs=counts)
+
+    counts = torch.tensor([[2, 0, 3], [1, 4, 0], [0, 0, 6], [1, 1, 1]], dtype=dtype)
+    problem = pf.Federation(model, (counts,), plate="data", num_clients=2).problem
+    z = torch.randn(5, 3, generator=torch.Generator().manual_seed(1)).to(problem.dtype)
+    whole = [torch.distributions.Multinomial(int(row.sum()), logits=z) for row in counts]
+    expected = sum(one.log_prob(row.to(z)) for one, row in zip(whole, counts, strict=True))
+    torch.testing.assert_close(problem.vmap(problem.log_lik)(z), expected)
+    assert not problem.looped
+
+
 @pytest.mark.filterwarnings("error")
 def test_choices_by_one_hot_vectors_are_mapped():
     """A softmax whose choice is picked by `one_hot`: it was run one particle at a time, a hundred times slower."""

@@ -2,8 +2,9 @@
 
 Chains that begin at the draws do not see a mode beyond a valley. So the log density is climbed from points that lie
 away from the draws: draws of the prior (where it is proper), draws of a Student's t around the result, `SPREAD` times
-as wide, and `images` of a draw. Climbs from some of the draws find the modes that the result has. A mode counts as
-missed if no draw climbs to it, and no draw is nearer to it than `NEAR` + √D of the mode's own SDs.
+as wide, `images` of a draw, and modes that the audits of a plan's earlier stages have found. Climbs from some of the
+draws find the modes that the result has. A mode counts as missed if no draw climbs to it, and no draw is nearer to it
+than `NEAR` + √D of the mode's own SDs.
 
 **Modes without a draw.** Let M be the mass of a mode by Laplace's approximation, c = M / Σ M its share, and u its
 distance from the result's mean in SDs. Then the result's mean is off by c u and its variance by c (1 - c) u². The same
@@ -94,11 +95,14 @@ def missed(evidence: Evidence, strict: bool = False) -> list[str]:
     own = white[at]
     far = _far(evidence, target, from_prior, from_around, generator)
     far.append(target.white(images(evidence.problem, evidence.points[at[0]].to(evidence.problem.dtype))))
+    if evidence.record.modes:  # those that the audit of an earlier stage has found, by chance, are no secret
+        far.append(target.white(torch.stack(evidence.record.modes)))
     modes, ends = _searched(evidence, target, few, torch.cat([own, *far]))
     _add_those_of_draws(evidence, target, few, modes, white)
     if evidence.census is not None:
         weights, points = evidence.census.weights, evidence.census.white
         _add_those_of_draws(evidence, target, few, modes, points[systematic(weights, FROM_CENSUS, generator)])
+    evidence.record.modes[:] = [target.model(mode.at[None])[0] for mode in modes[:MOST_MODES]]
     climbers = [ends[number] for number in range(from_draws) if number in ends]
     seen = [
         bool((mode.distance(white) < NEAR + dim**0.5).any())

@@ -24,6 +24,7 @@ MAKERS = frozenset(
         *(torch.zeros, torch.ones, torch.empty, torch.full),
         *(torch.zeros_like, torch.ones_like, torch.empty_like, torch.full_like),
         *(Tensor.new_zeros, Tensor.new_ones, Tensor.new_empty, Tensor.new_full),
+        *(torch.clone, Tensor.clone),
     )
 )
 
@@ -32,7 +33,8 @@ class Writable(TorchFunctionMode):
     """Floating tensors that are made can be written into under `vmap`, as `p = torch.zeros(n); p[0] = z`.
 
     A tensor out of `torch.zeros` is one for all particles and clients, so that none of them can write its own value
-    into it. Here it becomes one a particle and a client, by adding a zero that is. Pyro's `OrderedLogistic` writes so.
+    into it. Here it becomes one a particle and a client, by adding a zero that is. Pyro's `OrderedLogistic` writes so,
+    and torch's `Multinomial` into a copy of its logits, which are the same for all clients.
 
     Args:
         mapped: what is mapped over particles or clients; only its tensors matter.

@@ -330,9 +330,7 @@ class Finish:
         silent = record.restless() and not record.stands_apart
         if self.context.combination is None and (silent or not own):
             record.notes += record.movers()
-        note = f"{odd}: see pf.influence. {WHY_APART}"
-        if odd and note not in record.notes:
-            record.notes.append(note)
+        record.odd_clients = f"{odd}: see pf.influence. {WHY_APART}" if odd else ""
 
     def _say_the_opposite(self, sites: State) -> dict[str, str]:
         """Clients whose rows say the opposite of the others', by name, with a clause on each."""
