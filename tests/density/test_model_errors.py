@@ -143,38 +143,9 @@ def imputed_and_used(x, y, seen):
         pyro.sample("z", dist.Normal(v, 1.0), obs=y)
 
 
-def masked_where_unused(x, y):
-    w, known = weights(), y > 0
-    with pyro.plate("data", len(x)):
-        with poutine.mask(mask=~known):
-            drawn = pyro.sample("drawn", dist.Normal(x @ w, 1.0))
-        pyro.sample("y", dist.Normal(torch.where(known, x @ w, drawn), 1.0), obs=y)
-
-
-def series_that_end(x, y):
-    w, ends = weights(), x[..., :2].abs().floor()
-    with pyro.plate("data", len(x)):
-        there = torch.arange(3) <= ends.sum(-1, keepdim=True)
-        z = pyro.sample("z", dist.HalfNormal(w[0].exp()).expand([3]).mask(there).to_event(1))
-        pyro.sample("y", dist.Normal(z, 1.0).mask(there).to_event(1), obs=y[..., None].expand(*y.shape, 3))
-
-
-def held_by_the_outcome_alone(x, y):
-    w = weights()
-    with pyro.plate("data", len(x)):
-        with poutine.mask(mask=y > 0):
-            z = pyro.sample("z", dist.Normal(x @ w, 1.0))
-        pyro.sample("y", dist.Normal(z, 1.0), obs=y)
-
-
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (
-            masked_where_unused,
-            r"latent 'drawn' has no density of its own in \d+ of 13 elements of plate 'data'.*mask off",
-        ),
-        (series_that_end, r"latent 'z' has no density of its own in \d+ of 13 .*its integral is infinite"),
         (latents_inside_alone, "the model has no latent site outside plate 'data', where clients have something in"),
         (discrete, r"latent site 'k' \(Categorical\) is discrete.*MixtureSameFamily"),
         (discrete_inside, r"latent site 'k' \(Bernoulli\) is discrete"),
@@ -205,10 +176,6 @@ def held_by_the_outcome_alone(x, y):
 def test_what_does_not_split_is_refused(model, message):
     with pytest.raises(pf.ModelError, match=message):
         build(model, X, Y)
-
-
-def test_a_mask_over_a_latent_that_the_outcome_holds_is_accepted():
-    assert build(held_by_the_outcome_alone, X, Y).problem.local_dim == 1
 
 
 def test_a_support_that_depends_on_the_rows_is_refused():
