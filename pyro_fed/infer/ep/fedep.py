@@ -61,7 +61,7 @@ from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import ModelError, SettingError
 from pyro_fed.infer.averaging import optim
 from pyro_fed.infer.averaging.optim import OPTIM, Optimiser
-from pyro_fed.infer.ep import ascent, tilted
+from pyro_fed.infer.ep import ascent, rows_first, tilted
 from pyro_fed.infer.ep.guided import GuidedFedEP
 from pyro_fed.infer.ep.large import (
     few_points,
@@ -89,6 +89,7 @@ from pyro_fed.infer.ep.tilted import IVON, Identity, Newton, Numerics, Received,
 from pyro_fed.infer.guides.automatic import covariance_of, is_hand_written
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.laplace.laplace_point import ESCAPING, IMPROPER, flat_direction, mode_level
+from pyro_fed.infer.sites.few_rows import of_some_rows
 from pyro_fed.infer.sites.gaussian_sites import (
     FEWEST_POINTS,
     GaussianAlgorithm,
@@ -346,6 +347,8 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
             return None
         if self.start == "fedavg":
             return self.point_sites(problem)
+        if (fewer := self.fewer_rows(problem)) is not None:
+            return replace(self, client=replace(cast(Newton, self.client), few_rows=fewer))
         tolerance = FedLaplace.tolerance if problem.layout.improper else self.warm_tolerance
         return FedLaplace(
             covariance=self.structure(problem),
@@ -353,7 +356,24 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
             curvature=self.curvature,
             temperature=self.temperature,
             tolerance=min(tolerance, self.warm_tolerance),
+            few_rows=self._few_rows,
         )
+
+    def fewer_rows(self, problem: Problem) -> int | None:
+        """The rows by which the rounds before these are made, see `rows_first`; None where there are none before.
+
+        Nor are there where noise of privacy is added, of which each further round has its own.
+        """
+        rounds_are_free = self.step_control.memory != 0  # see `evenly`
+        return rows_first.fewer(problem, self._rows_of(problem)) if self.climbs and rounds_are_free else None
+
+    def _rows_of(self, problem: Problem) -> int:
+        """Rows by which rounds are made, of all clients."""
+        return self._few_rows or problem.num_rows
+
+    @property
+    def _few_rows(self) -> int | None:
+        return self.client.few_rows if isinstance(self.client, Newton) else None
 
     def point_sites(self, problem: Problem) -> Algorithm:
         """What gives the clients their sites at the point of an averaging.
@@ -402,9 +422,15 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
             sites = flat_site(problem, structure, num_clients)
         else:
             q, sites, prior = warm_sites(start, self.min_curvature, lambda q: self.narrowed(problem, q))
+            if (fewer := self.fewer_rows(problem)) is not None:
+                q, share = rows_first.as_of_more(q, prior, self._rows_of(problem) / fewer, num_clients)
+                sites = flat_site(problem, structure, num_clients).product(batched(share))
         shared, local = self._states(problem, q, prior, sites)
         if start is not None and "level" in shared and has_layers(problem):
-            told = ascent.of_network(mode_level(start.shared), problem.num_rows)
+            dim = problem.dim if self._few_rows is not None else 0
+            told = ascent.of_network(mode_level(start.shared), self._rows_of(problem), dim)
+            if self.fewer_rows(problem) is not None:
+                told["radius"] = ascent.FIRST_RADIUS  # q is that near
             shared |= {name: torch.full_like(shared[name], value) for name, value in told.items()}
         return shared, local
 
@@ -811,6 +837,7 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
         newton, diagonal = isinstance(self.client, Newton), self.structure(problem) == "diag"
         ends = [said for name, said in (("slow", SLOW), ("in_vain", IN_VAIN)) if record.latest.get(name)]
         notes = [said + record.untried("FSGLD", "DSVGD", "NUTS") for said in ends[:1]] or site_warnings(record, newton)
+        notes += of_some_rows(problem, self._few_rows)
         if self.settles:
             notes += unsettled_warnings(record, newton=newton, diagonal=diagonal)
         if isinstance(self.client, IVON):

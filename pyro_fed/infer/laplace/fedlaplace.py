@@ -39,7 +39,7 @@ from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
-from pyro_fed.conventions.setting_checks import check_choice, check_positive
+from pyro_fed.conventions.setting_checks import check_at_least, check_choice, check_positive
 from pyro_fed.density.compiling.layers import has_layers
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
@@ -48,6 +48,7 @@ from pyro_fed.errors import SettingError
 from pyro_fed.infer.averaging.burn_in import BurnIn, rounds_for
 from pyro_fed.infer.laplace.laplace_point import ESCAPING, IMPROPER, JUMPS, SPIKE, aimed, arrived, semidefinite
 from pyro_fed.infer.laplace.line import held_values
+from pyro_fed.infer.sites.few_rows import of_some_rows, picked
 from pyro_fed.infer.sites.gaussian_sites import (
     GaussianAlgorithm,
     absolute,
@@ -97,6 +98,8 @@ class FedLaplace(GaussianAlgorithm, Sites, Bounding, Moving, ServerWork, FitsSiz
             that saves a round.
         min_curvature: smallest eigenvalue of the scaled `|H|` where H is not positive definite.
         rounding: a step may lose this many units in the last place of f, which rounding explains.
+        few_rows: about so many rows of all clients, whose posterior is found, as where `FedEP` begins by few; None is
+            all rows.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
 
     Raises:
@@ -123,12 +126,14 @@ class FedLaplace(GaussianAlgorithm, Sites, Bounding, Moving, ServerWork, FitsSiz
     aim_share: float = 0.5
     min_curvature: float = 1e-6
     rounding: float = 64.0
+    few_rows: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         refuse_unused(self, "Newton's method works at one point; expectations are FedEP's", "num_points")
         check_choice(self, "start", ("auto", "zeros", "prior", "fedavg"))
         check_positive(self, "aim_share", "min_curvature", "rounding")
+        check_at_least(self, 1, "few_rows", allow_none=True)
         if not self.fractions or self.fractions[0] != 1.0 or min(self.fractions) <= 0:
             raise SettingError(f"FedLaplace: fractions must be positive and begin with 1, received {self.fractions}")
 
@@ -210,6 +215,8 @@ class FedLaplace(GaussianAlgorithm, Sites, Bounding, Moving, ServerWork, FitsSiz
     ) -> tuple[State, State, State]:
         """Log-likelihoods on the line, and a site at the aim."""
         points, line = self._trial_points(shared)
+        if self.few_rows is not None:
+            data = picked(problem, data, self.few_rows)[0]
         derivatives = self.derivatives(problem)
         moments = derivatives.under(problem, points[0], None, 1, data)
         if moments is None:
@@ -355,6 +362,9 @@ class FedLaplace(GaussianAlgorithm, Sites, Bounding, Moving, ServerWork, FitsSiz
 
     def warnings(self, record: Record, problem: Problem) -> list[str]:
         """A point that is not a maximum, or that is on its way to infinity."""
+        return [*self._no_maximum(record, problem), *of_some_rows(problem, self.few_rows)]
+
+    def _no_maximum(self, record: Record, problem: Problem) -> list[str]:
         if record.latest.get("fall", 0.0) > ESCAPING:
             return [IMPROPER]
         if record.latest.get("back"):

@@ -88,6 +88,21 @@ def have_few(problem: Problem) -> bool:
     return many and all(isinstance(leaf, Tensor) for leaf in problem.rows)
 
 
+def of_some_rows(problem: Problem, count: int | None) -> list[str]:
+    """What to say of an answer whose rounds were made by so many rows of all clients; nothing where it is all of them.
+
+    Args:
+        problem: the model's densities.
+        count: rows; None for all.
+    """
+    if count is None or count >= problem.num_rows:
+        return []
+    return [
+        f"few_rows={count} of {problem.num_rows}: this is the posterior given those rows alone, whose SDs are wider; "
+        "leave few_rows out for that of all rows"
+    ]
+
+
 def _worth_a_try(problem: Problem, draws: Tensor) -> bool:
     """Whether rows are many, have a shape of their own and are not looped over."""
     many = have_few(problem) and problem.dim <= LARGEST_DIM

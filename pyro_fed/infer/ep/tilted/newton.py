@@ -27,6 +27,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.infer.ep import ascent
 from pyro_fed.infer.ep.tilted.base import Numerics, Received, Tilted, TiltedInference
+from pyro_fed.infer.sites.few_rows import picked
 from pyro_fed.infer.sites.gaussian_sites import likelihood_points, moments_of, moves, site_of, where
 from pyro_fed.infer.sites.moments import Moments
 from pyro_fed.ops.backtrack import backtracked, move
@@ -54,6 +55,9 @@ class Newton(TiltedInference):
             each step is backtracked, or taken back, which is partitioned variational inference.
         enough: a turn also ends with a step no longer than this share of its first, in [0, 1): what is left is made in
             the client's next turn, so that the fixed point is the same.
+        few_rows: about so many rows of all clients, each client's share of them from equal slices of its own, by which
+            steps are computed, so that q is the posterior given these; None takes all rows. `FedEP` on a network of
+            many rows begins by fewer.
 
     Raises:
         SettingError: a setting out of its range, or unknown.
@@ -67,13 +71,17 @@ class Newton(TiltedInference):
 
     steps: int = 1
     enough: float = 0.0
+    few_rows: int | None = None
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "steps")
+        check_at_least(self, 1, "few_rows", allow_none=True)
         check_between(self, "enough", 0, 1, "[)")
 
     def infer(self, problem: Problem, numerics: Numerics, received: Received, data: ClientData, noise: Noise) -> Tilted:
         """Sites of the last step."""
+        if self.few_rows is not None:
+            data = picked(problem, data, self.few_rows)[0]
         moments = _expected(problem, numerics, received.q, data)
         site, value = site_of(moments, received.q.mean()), moments.value
         if self.steps > 1:
