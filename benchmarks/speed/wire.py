@@ -5,7 +5,7 @@
 Logistic regression (569 rows, 30 covariates, real; ten clients sorted by label), or README's model. Reported are bytes
 sent by all clients, rounds of the start and of the algorithm, processor seconds, and the largest distance of an agent's
 means from the plain form's, in SDs, and of its log SDs. Plain: as many steps of W itself as leave the same share of the
-disagreement; whole matrices would take twice as many bytes besides.
+disagreement, in the start too; whole matrices would take twice as many bytes besides.
 """
 
 import argparse
@@ -29,6 +29,9 @@ class PlainGraph(FixedGraph):
 
     def consensus(self, tolerance):
         return plain(int(self.consensus_rounds(tolerance)))
+
+    def sums(self, tolerance):
+        return self.consensus(tolerance)
 
 
 def sorted_clients(clients=10, noise=0.0):

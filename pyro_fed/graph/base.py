@@ -24,6 +24,7 @@ from pyro_fed.errors import GraphError
 from pyro_fed.graph import analysis
 from pyro_fed.graph.checks import as_matrix, check_aperiodic, check_connected, components
 from pyro_fed.graph.consensus import Consensus, fastest, plain
+from pyro_fed.graph.gathering import gathering
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -123,6 +124,17 @@ class Graph(ABC, metaclass=Checked):
         """
         return plain(int(self.consensus_rounds(tolerance)))
 
+    def sums(self, tolerance: float) -> Consensus:
+        """The steps that take the fewest messages, where no agent may be missing; those of `consensus` by default.
+
+        Args:
+            tolerance: share of the disagreement that may be left, in (0, 1).
+
+        Raises:
+            GraphError: a tolerance outside (0, 1).
+        """
+        return self.consensus(tolerance)
+
     def links(self, round: int = 0) -> int:
         """How many directed links there are between different agents.
 
@@ -189,6 +201,10 @@ class FixedGraph(Graph):
     def consensus(self, tolerance: float) -> Consensus:
         """As few steps as a polynomial of W needs, see `graph.consensus`."""
         return fastest(self.matrix, tolerance, self.consensus_rounds(tolerance))
+
+    def sums(self, tolerance: float) -> Consensus:
+        """Up a tree and down again, see `graph.gathering`; nothing is left of the disagreement."""
+        return gathering(self.matrix, self.centrality()) or self.consensus(tolerance)
 
     def __repr__(self) -> str:
         return f"FixedGraph({self.name}, {self.num_agents} agents, {self.links()} links)"

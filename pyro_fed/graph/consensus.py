@@ -60,6 +60,20 @@ class Consensus(metaclass=Checked):
         """How many there are."""
         return len(self.shifts)
 
+    @property
+    def tells_all(self) -> bool:
+        """Whether every agent sends to all its neighbours in every step, so that they know what it sent before."""
+        return True
+
+    def mixing(self, step: int, weights: sparse.csr_array) -> tuple[sparse.csr_array, float]:
+        """What a step mixes by, and its shift r.
+
+        Args:
+            step: its number, from 0.
+            weights: W, (C, C).
+        """
+        return weights, self.shifts[step]
+
     def of_step(self, step: int, weights: sparse.csr_array) -> sparse.csr_array:
         """(W - r I) / (1 - r).
 
@@ -67,7 +81,7 @@ class Consensus(metaclass=Checked):
             step: its number, from 0.
             weights: W, (C, C).
         """
-        shift = self.shifts[step]
+        weights, shift = self.mixing(step, weights)
         if shift == 0.0:
             return weights
         turned = sparse.csr_array(weights - shift * sparse.eye_array(weights.shape[0], format="csr"))

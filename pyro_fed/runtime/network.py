@@ -166,26 +166,24 @@ class Server(Network):
 
 
 class _Mixing(NamedTuple):
-    """W, and what follows from it.
+    """What a consensus step mixes by, and what follows from it.
 
     Args:
-        weights: W of C agents.
+        weights: of C agents.
         heard: number of links over which each agent receives (C,).
         sent: number of links over which each agent sends (C,).
-        steps: matrices by which the consensus steps of a round mix, by step; filled as they are needed.
     """
 
     weights: sparse.csr_array
     heard: np.ndarray
     sent: np.ndarray
-    steps: dict[int, sparse.csr_array]
 
     @classmethod
     def of(cls, weights: sparse.csr_array) -> _Mixing:
-        """The entry of a W, with no steps yet."""
+        """The entry of a step's matrix."""
         off = weights - sparse.diags_array(weights.diagonal())
         off.eliminate_zeros()
-        return cls(weights, np.diff(off.indptr), np.bincount(off.indices, minlength=weights.shape[0]), {})
+        return cls(weights, np.diff(off.indptr), np.bincount(off.indices, minlength=weights.shape[0]))
 
 
 @dataclass
@@ -205,7 +203,8 @@ class Peers(Network):
     _links: sparse.csr_array | None = field(default=None, repr=False)
     _rounds: int = 0
     _connected: sparse.csr_array | None = field(default=None, repr=False)
-    _last: _Mixing | None = field(default=None, repr=False)
+    _last: sparse.csr_array | None = field(default=None, repr=False)
+    _mixings: dict[int, _Mixing] = field(default_factory=dict, repr=False)
 
     def awake(self, round: int, clients: list[int]) -> list[int]:
         """The agents that are active in the graph and that the schedule chooses."""
@@ -231,16 +230,14 @@ class Peers(Network):
         on_graph = narrowed(algorithm, OnGraph)
         if missing:
             on_graph.consensus_steps(self.graph, sleepers=True)  # refuses a graph on which nobody may be missing
-        mine, told = packed(messages, on_graph.symmetric), Told(on_graph.coarse)
+        mine, told = packed(messages, on_graph.symmetric), Told.of(on_graph.coarse, self.consensus)
         heard, sent, sizes = np.zeros(len(clients)), np.zeros(len(clients)), []
         steps = self.consensus.steps
         for step in range(steps):
             size = encoded_size(spec_of_one(told.message(step, mine)))
             weights = self._weights(round * steps + step, clients.numpy())
-            mixing = self._mixing(weights)
-            if step not in mixing.steps:
-                mixing.steps[step] = self.consensus.of_step(step, weights)
-            mine = told.mixed(algorithm, mine, mixing.steps[step])
+            mixing = self._mixing(step, weights)
+            mine = told.mixed(algorithm, mine, mixing.weights)
             heard += size * mixing.heard
             sent += size * mixing.sent
             sizes.append(size)
@@ -261,11 +258,13 @@ class Peers(Network):
         self._watch(weights)
         return weights[clients][:, clients] if len(clients) < self.graph.num_agents else weights
 
-    def _mixing(self, weights: sparse.csr_array) -> _Mixing:
-        """What follows from a W; computed once where the graph is fixed."""
-        if self._last is None or self._last.weights is not weights:
-            self._last = _Mixing.of(weights)
-        return self._last
+    def _mixing(self, step: int, weights: sparse.csr_array) -> _Mixing:
+        """What a step mixes by; computed once where the graph is fixed."""
+        if self._last is not weights:
+            self._last, self._mixings = weights, {}
+        if step not in self._mixings:
+            self._mixings[step] = _Mixing.of(self.consensus.of_step(step, weights))
+        return self._mixings[step]
 
     def _watch(self, weights: sparse.csr_array) -> None:
         """Collect links over the rounds until they connect all agents; then start again."""

@@ -42,6 +42,26 @@ def test_sums_are_kept_and_the_disagreement_that_is_left_is_the_tolerance(name, 
     assert float((root * (after - mean)).norm()) <= (1.001 * tolerance + 1e-13) * float((root * (values - mean)).norm())
 
 
+@pytest.mark.parametrize("name", GRAPHS)
+def test_sums_up_and_down_a_tree_are_the_same_bits_everywhere_and_take_two_messages_a_link_of_it(name):
+    graph = GRAPHS[name]
+    values, v = np.random.default_rng(0).normal(size=(graph.num_agents, 7)), graph.centrality()
+    sums, found, messages = graph.sums(1e-10), torch.from_numpy(values), 0
+    for step in range(sums.steps):
+        mixing = sums.of_step(step, graph.matrix).tocoo()
+        away = mixing.row != mixing.col
+        assert (graph.matrix.toarray()[mixing.row, mixing.col][away] > 0).all()
+        found, messages = mix(mixing.tocsr(), found), messages + int(away.sum())
+    np.testing.assert_array_equal(found, found[:1].expand(graph.num_agents, -1))
+    np.testing.assert_allclose(found[0], v @ values, rtol=0.0, atol=1e-14)
+    assert messages == 2 * (graph.num_agents - 1)
+
+
+def test_sums_over_links_of_one_direction_are_those_of_consensus():
+    one_way = pf.graph.from_matrix([[0.5, 0.5, 0], [0, 0.5, 0.5], [0.5, 0, 0.5]])
+    assert one_way.sums(1e-2) == one_way.consensus(1e-2)
+
+
 @pytest.mark.parametrize("lowest, highest", [(-1 / 3, 0.873), (-0.24, 0.76), (0.1, 0.9), (-0.9, -0.2)])
 def test_the_zeros_leave_one_over_chebyshev_s_polynomial(lowest, highest):
     for tolerance in (0.3, 1e-2, 1e-5):

@@ -73,8 +73,8 @@ class ConsensusLaplace(Algorithm, OnGraph):
         return self.consensus(graph, sleepers).steps
 
     def consensus(self, graph: Graph, sleepers: bool) -> Consensus:
-        """The fewest of these."""
-        return graph.consensus(self.gossip_tolerance)
+        """By the fewest messages; where agents may sleep, by steps that keep what is there of the sums."""
+        return graph.consensus(self.gossip_tolerance) if sleepers else graph.sums(self.gossip_tolerance)
 
     def default_rounds(self, num_clients: int) -> int:
         """As Newton's method at a server."""

@@ -68,7 +68,7 @@ class P2PEP(PeerGaussian):
             `gossip_tolerance`, of a polynomial of W on a fixed graph (one, where different groups are awake in each
             round).
         gossip_tolerance: share of the agents' disagreement that a round's consensus leaves, where `gossip_steps` is
-            None.
+            None; None is 0.01 here, and in `P2PVI` what that takes.
         start: where `P2PVI`, which comes first, starts: "consensus": a Laplace approximation of all data, by Newton's
             method over the graph; "local": each agent's own, with nothing exchanged, which needs more rows than
             parameters at every agent; "prior": every belief begins as the prior, or its Laplace approximation; "auto":

@@ -22,7 +22,9 @@ agent's next rows, in order, each once; its belief then waits for the others.
 
 Acceleration. After the consensus an agent sees what the step from the last point was, x → G(x) = q_i, and takes its
 next site not at q_i but where Anderson's rule points to from there (`peers.acceleration`). The sum of the sites, and so
-the posterior at which all come to rest, does not depend on where sites were taken on the way.
+the posterior at which all come to rest, does not depend on where sites were taken on the way. That needs agents that
+agree: a hundredth of their disagreement left over, of changes that go into beliefs 1 / v_i times, made steps differ
+from agent to agent, and README's model took 58 rounds on a random graph of ten where it takes 23.
 
 Scores that jump, as those of a median regression's rows, have no curvature at a point, of which a Laplace approximation
 could be made, and expected ones change over the SDs of the belief: agents begin at the prior then, where that is
@@ -69,6 +71,8 @@ from pyro_fed.ops.gaussian import Gaussian
 
 #: Share of a change that is made in a round where rows' scores jump and none is set.
 DAMPING_OF_JUMPS = 0.5
+#: Share of their disagreement that agents have after a round's consensus where rounds are accelerated and none is set.
+SEEN_WHOLE = 1e-4
 #: Beliefs that move by less than this, in SDs, have no more data to come.
 STILL = 1e-9
 
@@ -94,7 +98,7 @@ class P2PVI(PeerGaussian, Sites, Bounding, Moving, FitsSize):
             `gossip_tolerance`, of a polynomial of W on a fixed graph (one, where different groups are awake in each
             round).
         gossip_tolerance: share of the agents' disagreement that a round's consensus leaves, where `gossip_steps` is
-            None.
+            None. None is 1e-4 where rounds are accelerated (see `pf.update.Newton`), 0.01 elsewhere.
         start: "consensus": a Laplace approximation of all data first, by Newton's method over the graph; "local": each
             agent's own, with nothing exchanged, which needs more rows than parameters at every agent; "prior": every
             belief begins as the prior, or its Laplace approximation; "draw": with the prior's SDs about one draw from
@@ -339,6 +343,11 @@ class P2PVI(PeerGaussian, Sites, Bounding, Moving, FitsSize):
             return False
         single = self.update.steps == 1 and self.damping == 1
         return self._keeps_site and single and self.update.memory > 1
+
+    @property
+    def left_apart(self) -> float:
+        """Less where rounds are accelerated: what agents disagree about is no part of a round's step."""
+        return SEEN_WHOLE if self.gossip_tolerance is None and self._accelerates else super().left_apart
 
     @property
     def _keeps_site(self) -> bool:

@@ -63,6 +63,8 @@ from pyro_fed.ops.mixing import mix
 DISAGREEMENT = 0.1
 #: Length of the Newton step, in SDs, at which the start is near enough: sites are taken anew in every round after it.
 START_TOLERANCE = 1e-2
+#: Share of their disagreement that agents have after a round's consensus, where none is set.
+LEFT_APART = 1e-2
 #: Prior draws whose coordinate-wise median is the common starting point.
 START_DRAWS = 64
 
@@ -76,7 +78,7 @@ class PeerGaussian(GaussianAlgorithm, OnGraph):
         gossip_steps: consensus steps of W a round, as published; None takes the fewest that shrink disagreement by
             `gossip_tolerance`, of a polynomial of W on a fixed graph (one, where different groups are awake in each
             round).
-        gossip_tolerance: see `gossip_steps`.
+        gossip_tolerance: see `gossip_steps`; None is 0.01.
         start: "consensus": a Laplace approximation of all data first, by Newton's method over the graph (see
             `peers.consensus_laplace`); "local": each agent's own, with nothing exchanged, which needs more rows than
             parameters at every agent; "prior": every belief begins as the prior, or its Laplace approximation;
@@ -93,7 +95,7 @@ class PeerGaussian(GaussianAlgorithm, OnGraph):
     tolerance: float = 1e-4
     damping: float = 1.0
     gossip_steps: int | None = None
-    gossip_tolerance: float = 1e-2
+    gossip_tolerance: float | None = None
     start: Literal["auto", "consensus", "local", "prior", "draw", "fedavg"] = "auto"
     start_steps: int = 60
     trace: bool = False
@@ -101,7 +103,8 @@ class PeerGaussian(GaussianAlgorithm, OnGraph):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_between(self, "damping", 0, 1)
-        check_between(self, "gossip_tolerance", 0, LOOSEST)
+        if self.gossip_tolerance is not None:
+            check_between(self, "gossip_tolerance", 0, LOOSEST)
         check_at_least(self, 1, "gossip_steps", allow_none=True)
         check_at_least(self, 1, "start_steps")
         check_choice(self, "start", ("auto", "consensus", "local", "prior", "draw", "fedavg"))
@@ -133,6 +136,11 @@ class PeerGaussian(GaussianAlgorithm, OnGraph):
             )
         return replace(self, start="local")
 
+    @property
+    def left_apart(self) -> float:
+        """The share of their disagreement that agents have after a round, with None resolved."""
+        return LEFT_APART if self.gossip_tolerance is None else self.gossip_tolerance
+
     def consensus_steps(self, graph: Graph, sleepers: bool) -> int:
         """As set; exactness needs centrality that sleepers and failures do not change."""
         if (sleepers or graph.random) and not graph.keeps_centrality and self.needs_centrality:
@@ -142,7 +150,7 @@ class PeerGaussian(GaussianAlgorithm, OnGraph):
             )
         grouped = graph.active(0) is not None
         if self.gossip_steps is None:
-            return 1 if grouped else graph.consensus(self.gossip_tolerance).steps
+            return 1 if grouped else graph.consensus(self.left_apart).steps
         if grouped and self.gossip_steps > 1:
             raise GraphError(f"gossip_steps must be 1 where groups take turns, received {self.gossip_steps}")
         return self.gossip_steps
@@ -151,7 +159,7 @@ class PeerGaussian(GaussianAlgorithm, OnGraph):
         """The fewest that shrink disagreement by the tolerance; as many of W itself as `gossip_steps` says."""
         steps = self.consensus_steps(graph, sleepers)
         if self.gossip_steps is None and graph.active(0) is None:
-            return graph.consensus(self.gossip_tolerance)
+            return graph.consensus(self.left_apart)
         return Consensus((0.0,) * steps)
 
     @property

@@ -58,7 +58,8 @@ class P2PPushSum(PeerGaussian):
             more than this share, and agents differ by no more.
         damping: share of a site's change that is made in a round, in (0, 1].
         gossip_steps: PushSum steps a round; None takes those that shrink disagreement by `gossip_tolerance`.
-        gossip_tolerance: share of the agents' disagreement that a round leaves, where `gossip_steps` is None.
+        gossip_tolerance: share of the agents' disagreement that a round leaves, where `gossip_steps` is None; None is
+            0.01.
         start: "local": each agent's own Laplace approximation, with nothing exchanged; "prior": every belief begins as
             the prior, or its Laplace approximation; "auto" is "local". Newton's method over the graph is for W whose
             rows sum to one.
@@ -104,7 +105,7 @@ class P2PPushSum(PeerGaussian):
         if self.gossip_steps is not None or not isinstance(graph, FixedGraph):
             return super().consensus_steps(graph, sleepers)
         rate = second_eigenvalue(sparse.csr_array(shares_out(graph.matrix).T))
-        return max(1, int(rounds_of_gap(1.0 - min(rate, 1.0), self.gossip_tolerance)))
+        return max(1, int(rounds_of_gap(1.0 - min(rate, 1.0), self.left_apart)))
 
     def consensus(self, graph: Graph, sleepers: bool) -> Consensus:
         """Steps of P itself: polynomials of W have another pattern."""

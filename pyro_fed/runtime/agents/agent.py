@@ -300,7 +300,7 @@ def _worked(agent: Agent, algorithm: Algorithm, federation: Together, links: Lin
 
     def network(part: Algorithm, graph: Any, schedule: Any, num_clients: int, seed: int) -> Network:
         connect(part, graph, schedule, num_clients, seed)  # for its checks
-        return neighbours_of(links, narrowed(part, OnGraph))
+        return neighbours_of(links, narrowed(part, OnGraph), part.needs_all)
 
     context = Context(
         federation, problem, agent.peers.graph, Sequential(), agent.seed, agent.progress, record, connect=network

@@ -410,21 +410,23 @@ class Neighbours(Network):
         self, algorithm: Algorithm, shared: State, messages: State, clients: Tensor, shares: Tensor, round: int
     ) -> tuple[State, Traffic]:
         """Mix with the neighbours whose links are up, by this agent's row of W or of the step's polynomial."""
-        mine, told = packed(messages, self.symmetric), Told(self.coarse)
+        mine, told = packed(messages, self.symmetric), Told.of(self.coarse, self.consensus)
         theirs: dict[int, State] = {}
         if self.needs_all:
             with self.links.outbox.lock:
                 self.links.flows = Flows.none(self.links.wire.neighbours, mine)
         heard, sizes = 0, []
-        for step, shift in enumerate(self.consensus.shifts):
+        for step in range(self.consensus.steps):
+            matrix, shift = self.consensus.mixing(step, self.peers.graph.matrix)
+            row = matrix[[self.me], :]
             at = At(self.phase, round, step)
             message = told.message(step, mine)
             self.links.outbox.put(at, message)
-            news = self._exchange(at, spec_of(message))
-            theirs = {j: told.after(theirs[j], new) for j, new in news.items()} if step else news
+            news = self._exchange(at, spec_of(message), set(row.indices.tolist()))
+            theirs = {j: told.after(theirs.get(j, new), new) for j, new in news.items()} if step else news
             sizes.append(encoded_size(spec_of_one(message)))
             heard += len(theirs) * sizes[-1]
-            mine = self._mixed(algorithm, mine, told, theirs, shift)
+            mine = self._mixed(algorithm, mine, told, theirs, row, shift)
             if not self.needs_all:
                 with self.links.outbox.lock:
                     for j, other in theirs.items():
@@ -436,10 +438,11 @@ class Neighbours(Network):
         traffic = np.array([heard])
         return after, Traffic(traffic, traffic)
 
-    def _exchange(self, at: At, expected: Spec) -> dict[int, State]:
-        """The neighbours' messages in a step; links to those whose messages are missing are taken down."""
+    def _exchange(self, at: At, expected: Spec, heard: set[int]) -> dict[int, State]:
+        """The messages of some neighbours in a step; links to those whose messages are missing are taken down."""
         wait = self.settings.patience_all if self.needs_all else self.settings.patience
-        found = self.links.fetch(at, self.links.up(at), expected, wait, self.needs_all)
+        asked = [j for j in self.links.up(at) if j in heard]
+        found = self.links.fetch(at, asked, expected, wait, self.needs_all)
         usable = {}
         for j, answer in found.items():
             if isinstance(answer, Refused):
@@ -453,9 +456,16 @@ class Neighbours(Network):
                 usable[j] = answer
         return usable
 
-    def _mixed(self, algorithm: Algorithm, mine: State, told: Told, theirs: dict[int, State], shift: float) -> State:
+    def _mixed(
+        self,
+        algorithm: Algorithm,
+        mine: State,
+        told: Told,
+        theirs: dict[int, State],
+        row: sparse.csr_array,
+        shift: float,
+    ) -> State:
         """Mix by the agent's row of the step, in W's order; weights of links that are down go to its own message."""
-        row = self.peers.graph.matrix[[self.me], :]
         order = [int(j) for j in row.indices]
         weights = dict(zip(order, row.data.tolist(), strict=True))
         lost = sum(weights[j] for j in order if j != self.me and j not in theirs)
@@ -510,15 +520,16 @@ class Neighbours(Network):
         ]
 
 
-def neighbours_of(links: Links, algorithm: OnGraph) -> Neighbours:
+def neighbours_of(links: Links, algorithm: OnGraph, everyone: bool = False) -> Neighbours:
     """The network of one phase.
 
     Args:
         links: the agent's links.
         algorithm: the phase's algorithm.
+        everyone: whether a round means nothing if an agent is missing.
 
     Raises:
         GraphError: on this graph the algorithm is not exact if an agent is missing.
     """
-    consensus = algorithm.consensus(links.peers.graph, sleepers=True)
+    consensus = algorithm.consensus(links.peers.graph, sleepers=not everyone)
     return Neighbours(links, consensus, algorithm.symmetric, algorithm.coarse)

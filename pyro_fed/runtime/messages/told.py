@@ -11,8 +11,8 @@ W_ij = v_j W_ji), and Σ_i v_i x_i is preserved to the last bits of double preci
 the next message.
 
 Not all entries are sent so. If a belief is narrow in one direction and wide in another, its precision matrix loses the
-wide one in single precision, and later rounds have to find it again. With the model of README's table, which has
-condition numbers of 1e5, P2PVI then took twice as many rounds.
+wide one in single precision. Where sites have negative curvature, P2PVI then left a posterior on two hyperbolas for
+means of 1e5 and more.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from pyro_fed.algorithm.states import State
+from pyro_fed.graph import Consensus
 
 #: The largest number in single precision; a larger difference is sent in several messages.
 LARGEST = torch.finfo(torch.float32).max
@@ -37,6 +38,16 @@ class Told:
     def __init__(self, coarse: frozenset[str]) -> None:
         self.coarse = coarse
         self.known: State = {}
+
+    @classmethod
+    def of(cls, coarse: frozenset[str], consensus: Consensus) -> Told:
+        """Values that are told whole where neighbours have not heard of those before.
+
+        Args:
+            coarse: see above.
+            consensus: the steps of a round.
+        """
+        return cls(coarse if consensus.tells_all else frozenset())
 
     def message(self, step: int, mine: State) -> State:
         """The agents' messages of a step (C, ...), after which their values x̂ are updated.

@@ -116,7 +116,7 @@ def test_a_message_of_other_shapes_or_numbers_is_refused(ring):
         network.phase, network.needs_all, network.algorithm = 0, False, algorithm
         east.outbox.take_down(2, At(0, 0, 0))
         with pytest.raises(ProtocolError, match="north, round 0: its message is not finite"):
-            network._exchange(At(0, 0, 0), _spec(torch.zeros(1, 3)))
+            network._exchange(At(0, 0, 0), _spec(torch.zeros(1, 3)), {0, 2})
     finally:
         north.wire.close()
         east.wire.close()
