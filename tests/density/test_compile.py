@@ -245,6 +245,19 @@ def test_levels_as_asked_for():
         assert choose_level(mode, torch.sin, (torch.ones(2, 2),)) == level
 
 
+def test_code_that_gives_other_numbers_than_its_step_is_not_run(monkeypatch):
+    fed, algorithm = unequal_lines(), pf.PaperSVGD(**SMALL)
+    traced = run(algorithm, fed, rounds=2, compile="trace")
+
+    def wrong(graph, *_, **__):
+        return lambda *leaves: [leaf * 1.01 for leaf in graph(*leaves)]
+
+    monkeypatch.setattr(torch._inductor, "compile", wrong)
+    with pytest.warns(UserWarning, match="Inductor's code for a step gives other numbers than the step itself"):
+        compiled = run(algorithm, fed, rounds=2, compile="inductor")
+    np.testing.assert_array_equal(positions(compiled), positions(traced))
+
+
 def test_inductor_without_a_compiler(monkeypatch):
     monkeypatch.setattr(compiling.shutil, "which", lambda _: None)
     assert not pays(100, 10**9)
