@@ -1,6 +1,9 @@
 """A limit of time: what is returned is what the whole rounds before it gave, wherever in a round it was reached."""
 
+import os
 import signal
+import subprocess
+import sys
 import warnings
 from collections import defaultdict
 from types import SimpleNamespace
@@ -192,3 +195,44 @@ def test_sigterm_is_taken_for_ctrl_c_once(sigterm_by_default):
     signal.signal(signal.SIGTERM, own := lambda *_: None)
     with terminated_as_interrupted():
         assert signal.getsignal(signal.SIGTERM) is own
+
+
+WAITS_FOR_THE_END = """
+import sys, time
+from pyro_fed.cli.termination import terminated_as_interrupted
+with terminated_as_interrupted():
+    try:
+        print("waiting", flush=True)
+        time.sleep(60)
+    except KeyboardInterrupt:
+        print("nobody reads this", flush=True)
+    signal.raise_signal(signal.SIGHUP)  # the shell's, after the system's
+signal.raise_signal(signal.SIGHUP)
+open(sys.argv[1], "w").write("interrupted")
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="Windows has no terminals that hang up")
+def test_a_terminal_that_closes_is_taken_for_ctrl_c_and_writing_there_is_no_error(tmp_path):
+    import pty
+
+    master, slave = pty.openpty()
+    own_session = f"import fcntl, os, signal, termios\nos.setsid()\nfcntl.ioctl({slave}, termios.TIOCSCTTY, 0)\n"
+    command = [sys.executable, "-c", own_session + WAITS_FOR_THE_END, str(tmp_path / "said")]
+    streams = {"stdin": slave, "stdout": slave, "stderr": slave, "pass_fds": (slave,)}
+    with subprocess.Popen(command, **streams) as process:
+        os.close(slave)
+        assert b"waiting" in os.read(master, 100)
+        os.close(master)
+        assert process.wait(60) == 0
+    assert (tmp_path / "said").read_text() == "interrupted"
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="Windows has no SIGHUP")
+def test_a_sighup_that_nohup_ignores_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with terminated_as_interrupted():
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before or signal.SIG_DFL)
