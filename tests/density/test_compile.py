@@ -16,6 +16,9 @@ from pyro_fed.density.compiling import compiler as compiling
 from pyro_fed.density.compiling import process
 from pyro_fed.density.compiling.batched import quiet, vmap
 from pyro_fed.density.compiling.compiler import Compiler, choose_level, in_time, pays
+from pyro_fed.density.compiling.tracing import inductor, to_graph
+from pyro_fed.density.rows.batches import Batch
+from pyro_fed.infer.sites.rowwise import shared_curvature
 from pyro_fed.runtime.executors import Vectorised, Work
 
 #: Inductor's own imports use what torch has deprecated.
@@ -256,6 +259,54 @@ def test_code_that_gives_other_numbers_than_its_step_is_not_run(monkeypatch):
     with pytest.warns(UserWarning, match="Inductor's code for a step gives other numbers than the step itself"):
         compiled = run(algorithm, fed, rounds=2, compile="inductor")
     np.testing.assert_array_equal(positions(compiled), positions(traced))
+
+
+@INDUCTOR
+@pytest.mark.filterwarnings("ignore:`torch._prims_common.check`:FutureWarning")
+def test_inductor_writes_into_rows_that_are_one_row_in_memory_as_into_rows_of_their_own():
+    """As mapped gradients are added into zeros. `index_copy` of equal rows was right: a first call does not tell."""
+    aten, at, place = torch.ops.aten, torch.tensor([1, 3]), torch.tensor([0, 2])
+
+    def step(x, rows):
+        many = [(x * (k + 1)).expand(4, 5) for k in range(8)]
+        return [
+            aten.index_add(many[0], 1, at, rows),
+            aten.index_copy(many[1], 1, at, rows),
+            aten.index_fill(many[2], 0, at, 7.0),
+            aten.index_put(many[3], [None, at], rows, True),
+            aten._unsafe_index_put(many[4], [None, at], rows),
+            aten.diagonal_scatter(many[5], rows[:, 0]) @ x,
+            torch.func.vmap(lambda row: aten.index_add(many[6][0], 0, at, row))(rows),
+            aten.index_add((x * 9).unfold(0, 3, 1), 1, place, rows[:3]),
+        ]
+
+    x, rows = torch.arange(1.0, 6.0), torch.arange(8.0).reshape(4, 2)
+    code = inductor(to_graph(step, (x, rows)), [x, rows])
+    for given in (rows[:1].expand(4, 2).contiguous(), rows):
+        for found, expected in zip(code(x, given), step(x, given), strict=True):
+            torch.testing.assert_close(found, expected)
+
+
+def layered(x, y):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([4, 5]).to_event(2))
+    v = pyro.sample("v", dist.Normal(0.0, 1.0).expand([5]).to_event(1))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Bernoulli(logits=torch.tanh(x @ w) @ v), obs=y)
+
+
+@INDUCTOR
+def test_inductor_gives_a_networks_curvatures():
+    """These it miscompiled; a step whose code gives other numbers is run as traced, with a warning, an error here."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(6, 4, generator=g, dtype=torch.float64)
+    problem = pf.Federation(layered, (x, (x.sum(1) > 0).double()), plate="data", num_clients=1).problem
+    batch = Batch(tuple(leaf.unsqueeze(0) for leaf in problem.rows), torch.ones(1, 6, dtype=torch.float64))
+    cut = torch.randn(1, 1, 3, problem.dim, generator=g, dtype=torch.float64)
+    traced, compiled = (
+        shared_curvature(replace(problem, compiler=Compiler(level)), cut, batch) for level in ("trace", "inductor")
+    )
+    assert traced is not None
+    torch.testing.assert_close(compiled, traced, rtol=1e-10, atol=1e-10)
 
 
 def test_inductor_without_a_compiler(monkeypatch):

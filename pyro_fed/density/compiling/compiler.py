@@ -47,7 +47,7 @@ MODES = tuple(LEVELS)
 #: What a model raises that cannot be mapped or traced.
 FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, NotImplementedError)
 #: Power of the unit of rounding by which Inductor's numbers may differ from a step's own, as a part of the largest.
-ROUNDING = 0.5
+ROUNDING_POWER = 0.5
 #: Seconds that Inductor saves per call and graph node, and what it costs to compile (measured, one thread).
 SECONDS_SAVED_PER_NODE = 2.5e-6
 SECONDS_TO_COMPILE = 4.0
@@ -408,7 +408,7 @@ def _identity(function: Any) -> Any:
 
 
 def agree(found: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
-    """Whether two results of one step differ by no more than rounding, see `ROUNDING`.
+    """Whether two results of one step differ by no more than rounding, see `ROUNDING_POWER`.
 
     Args:
         found: tensors.
@@ -418,7 +418,7 @@ def agree(found: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
         known = other.isfinite()
         if not bool((one.isfinite() == known).all()):
             return False
-        part = torch.finfo(other.dtype).eps ** ROUNDING if other.is_floating_point() else 0.0
+        part = torch.finfo(other.dtype).eps ** ROUNDING_POWER if other.is_floating_point() else 0.0
         one, other = one[known].double(), other[known].double()
         if bool(known.any()) and bool((one - other).abs().amax() > part * other.abs().amax()):
             return False

@@ -35,7 +35,7 @@ WIDE_SHARE = 2
 #: Rows and points at which the parts are compared with the model, and the spread of the points.
 CHECK_ROWS, CHECK_POINTS, CHECK_SCALE = 7, 3, 0.3
 #: Relative difference from the model, in units of the dtype's rounding to the power of one half, that is rounding.
-ROUNDING = 2.0
+TIMES_ROUNDING = 2.0
 
 #: Operations that are linear in their first argument (in each tensor of a list), whatever the others say.
 LINEAR = frozenset(
@@ -345,7 +345,7 @@ def is_the_model(problem: Problem, ours: Callable[[Tensor, Rows, Tensor], tuple[
     points = CHECK_SCALE * torch.randn(CHECK_POINTS, problem.dim, generator=generator, dtype=torch.float64)
     points = points.to(rows[0].device, problem.dtype)
     weight = torch.rand(CHECK_ROWS, generator=generator, dtype=torch.float64).to(points) + 0.5
-    near = ROUNDING * torch.finfo(problem.dtype).eps ** 0.5
+    near = TIMES_ROUNDING * torch.finfo(problem.dtype).eps ** 0.5
 
     def weighted(z: Tensor) -> Tensor:
         return (problem.log_parts(z, rows)[1] * weight).sum()

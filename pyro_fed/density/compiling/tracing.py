@@ -29,6 +29,15 @@ from pyro_fed.density.compiling.simplify import changes_nothing, looks, simplify
 #: rows of a minibatch, say) is computed once and kept, not again for each of the sums it goes into.
 INDUCTOR = {"size_asserts": False, "realize_reads_threshold": 2, "realize_acc_reads_threshold": 5}
 
+#: Operations that write into a copy of their first argument, of which Inductor writes into the argument itself where
+#: nobody looks at it again.
+WRITERS = frozenset(
+    (
+        *(torch.ops.aten.index_add, torch.ops.aten.index_copy, torch.ops.aten.index_fill, torch.ops.aten.index_put),
+        *(torch.ops.aten._unsafe_index_put, torch.ops.aten.select_scatter, torch.ops.aten.slice_scatter),
+        *(torch.ops.aten.diagonal_scatter, torch.ops.aten.as_strided_scatter),
+    )
+)
 #: Operations whose binding in Python, of the same name, takes the same arguments: in the module, and of a tensor.
 FUNCTIONS = frozenset(
     (
@@ -431,11 +440,30 @@ def inductor(graph: torch.fx.GraphModule, leaves: list[Tensor]) -> Callable[...,
     """
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+    spread_out(graph)
     mode = FakeTensorMode(shape_env=ShapeEnv())  # without a shape environment Inductor passes its cache by
     with tracing(TracingContext(mode)):
         inputs: list[Any] = [mode.from_tensor(leaf, static_shapes=True) for leaf in leaves]
         code: Callable[..., Any] = torch._inductor.compile(graph, inputs, options=INDUCTOR)
         return code
+
+
+def spread_out(graph: torch.fx.GraphModule) -> None:
+    """Copy what `WRITERS` write into: Inductor does not see that rows which are one row in memory must not be written.
+
+    Mapped, zeros that a gradient is added into at its places are such rows, an expanded view of one, and the gradients
+    of all particles went into that one (torch 2.13, https://github.com/pytorch/pytorch/issues/183986 and 188084). Of
+    a tensor that has its own memory, Inductor leaves the copy out.
+
+    Args:
+        graph: that Inductor is to compile; changed in place.
+    """
+    for node in graph.graph.nodes:
+        if node.op == "call_function" and getattr(node.target, "overloadpacket", None) in WRITERS:
+            with graph.graph.inserting_before(node):
+                copy = graph.graph.call_function(torch.ops.aten.clone.default, (node.args[0],))
+            node.args = (copy, *node.args[1:])
+    graph.recompile()
 
 
 def free_strides(graph: torch.fx.Graph) -> None:
