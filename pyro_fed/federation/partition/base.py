@@ -89,6 +89,17 @@ class Partition(ABC, metaclass=Checked):
         """
         return None
 
+    def dealt_by(self, num_rows: int, labels: Any = None) -> np.ndarray | None:
+        """The value of each row by which rows of one data set were dealt out; None where clients are real, or chance.
+
+        Clients that were dealt the rows of certain outcomes differ from each other, whatever the model.
+
+        Args:
+            num_rows: number of rows.
+            labels: those handed to `split`, or None.
+        """
+        return None
+
     def error(self, message: str) -> SettingError:
         """A SettingError that names the partition.
 
@@ -193,6 +204,15 @@ class ByValue(Partition):
                 f"{source} has {len(values)} values for {num_rows} rows; give one value a row, in row order"
             )
         return values
+
+    def dealt_by(self, num_rows: int, labels: Any = None) -> np.ndarray | None:
+        """Its own `by`, or the labels.
+
+        Args:
+            num_rows: number of rows.
+            labels: those handed to `split`, or None.
+        """
+        return self.values(num_rows, labels)
 
     def rows_by_label(self, num_rows: int, labels: Any) -> list[np.ndarray]:
         """Rows of every distinct label, labels in ascending order; refuses a continuous target.

@@ -179,6 +179,15 @@ class FeatureSkew(ByValue):
         if values.dtype.kind not in "biuf" or not np.isfinite(values.astype(float)).all():
             raise self.error(f"feature must be one finite number a row, received {values.dtype} values")
 
+    def dealt_by(self, num_rows: int, labels: Any = None) -> np.ndarray | None:
+        """The feature: of labels every client has the pooled mix.
+
+        Args:
+            num_rows: number of rows.
+            labels: those handed to `split`, or None.
+        """
+        return np.asarray(self.feature)
+
     def assign(self, num_rows: int, num_clients: int, rng: np.random.Generator, labels: Any) -> list[np.ndarray]:
         if len(self.feature) != num_rows:
             raise self.error(f"feature has {len(self.feature)} values for {num_rows} rows")

@@ -103,6 +103,15 @@ class ByGroup(ByValue):
         groups = [] if self.by is None else np.unique(self.by).tolist()
         return groups if len(groups) == num_clients and len(set(map(str, groups))) == num_clients else None
 
+    def dealt_by(self, num_rows: int, labels: Any = None) -> np.ndarray | None:
+        """None: groups are there without the partition.
+
+        Args:
+            num_rows: number of rows.
+            labels: those handed to `split`, or None.
+        """
+        return None
+
     def assign(self, num_rows: int, num_clients: int, rng: np.random.Generator, labels: Any) -> list[np.ndarray]:
         groups, codes, sizes = np.unique(self.values(num_rows, labels), return_inverse=True, return_counts=True)
         if np.issubdtype(groups.dtype, np.floating) and len(groups) > MAX_FLOAT_LABELS and (groups % 1 != 0).any():

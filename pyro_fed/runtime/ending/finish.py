@@ -31,6 +31,7 @@ from pyro_fed.audit import (
     of_draws,
     reported_without_variance,
 )
+from pyro_fed.audit.clients.dealt import by_the_outcome
 from pyro_fed.audit.clients.influence import FEWEST, who_stands_apart
 from pyro_fed.audit.clients.mirrored import mirrored
 from pyro_fed.audit.clients.say import answer_and_sites, log_likelihoods_of
@@ -330,6 +331,8 @@ class Finish:
         silent = record.restless() and not record.stands_apart
         if self.context.combination is None and (silent or not own):
             record.notes += record.movers()
+        if odd and self.context.federation.holds_data and by_the_outcome(self.context.federation, problem):
+            odd = ""  # whoever dealt out the rows by their outcome knows that clients differ: `stands_apart` has it
         record.odd_clients = f"{odd}: see pf.influence. {WHY_APART}" if odd else ""
 
     def _say_the_opposite(self, sites: State) -> dict[str, str]:
