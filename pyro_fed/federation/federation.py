@@ -295,7 +295,7 @@ class Federation:
         check_handled(self.problem, missing)
         if missing is None or seen is not None:
             warn_unsplit(self.problem, said)
-        warn_of_odd_data(arguments, clients, self.client_names, local_numbering)
+        warn_of_odd_data(self.problem, clients, self.client_names, local_numbering)
         check_labels(self.problem, self.dims, self.coords)
         self.coords |= owner_labels(arguments, plate, self.coords)
         self.coords |= label_coords(self.problem, self.dims, self.coords)

@@ -1,7 +1,9 @@
 """What data show of mistakes that no model sees: a number for what is missing, rows that are there twice, spellings.
 
-Each is finite and in the support, and moves a posterior by many SDs in silence. Both are warned of, since they may be
-meant; what is looked at is exact equality and plain gaps, and no model of the data.
+Each is finite and in the support, and moves a posterior by many SDs in silence. All are warned of, since they may be
+meant; what is looked at is exact equality and plain gaps, and no model of the data. Only where a number is far from all
+others the model is asked what it takes it for (`taken_as_a_number`): 1e9 as the upper bound of an interval without one,
+or -999 where the model masks that row, says nothing of the latents.
 """
 
 from __future__ import annotations
@@ -13,8 +15,10 @@ import torch
 from torch import Tensor
 
 from pyro_fed.conventions.client_names import as_it_looks
+from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.errors import listed, warn_user
+from pyro_fed.federation.far_values import taken_as_a_number
 
 #: A value is far away if nothing lies within so many times the range of all the others.
 FAR = 10.0
@@ -38,16 +42,17 @@ BLOCK, BLOCK_NUMBERS = 65_536, 4_000_000
 
 
 def warn_of_odd_data(
-    arguments: Arguments, clients: Sequence[Tensor], names: Sequence[str], local_numbering: bool = False
+    problem: Problem, clients: Sequence[Tensor], names: Sequence[str], local_numbering: bool = False
 ) -> None:
     """Warn of labels that differ by their spelling, of values far from all others of their column, of rows that recur.
 
     Args:
-        arguments: pooled arguments.
+        problem: the model's densities, with the pooled arguments.
         clients: each client's row positions.
         names: the clients' names.
         local_numbering: count rows within the client instead of within the pooled data.
     """
+    arguments = problem.arguments
     _warn_of_spellings(arguments)
     if arguments.nested_plates or not arguments.num_rows:
         return
@@ -58,11 +63,13 @@ def warn_of_odd_data(
         if local_numbering:
             place[rows] = torch.arange(len(rows))
     found = []
-    for name, _, leaf in arguments.columns:
+    for number, (name, _, leaf) in enumerate(arguments.columns):
         if leaf.dim() and leaf.numel() and name not in arguments.labels and leaf.dtype != torch.bool:
             for column, value, low, high in _far_values(leaf):
                 at = (leaf.flatten(1)[:, column] if leaf.dim() > 1 else leaf) == value
                 rows = at.nonzero()[:, 0]
+                if not taken_as_a_number(problem, number, column, rows):
+                    continue
                 whose = [names[k] for k in owner[rows].unique().tolist() if k >= 0]
                 part = f", column {column}," if leaf.dim() > 1 else ""
                 found.append(

@@ -272,3 +272,63 @@ def test_sites_that_no_file_can_hold_are_refused_where_one_is_asked_for():
     fed = pf.Federation(model, (rows(0)[0][:, 0],), plate="data", num_clients=2)
     with pytest.raises(pf.SettingError, match=r"--out: no file of ArviZ holds .*a/b"):
         check_savable(fed.problem, "--out")
+
+
+def between(low, high):
+    """Rows of which an interval is known."""
+    mean = pyro.sample("mean", dist.Normal(0.0, 2.0))
+    normal = dist.Normal(mean, 1.0)
+    with pyro.plate("data", len(low)):
+        pyro.factor("y", (normal.cdf(high) - normal.cdf(low)).clamp_min(1e-30).log())
+
+
+def left_out(y):
+    mean = pyro.sample("mean", dist.Normal(0.0, 2.0))
+    with pyro.plate("data", len(y)), poutine.mask(mask=y != -999):
+        pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+
+def replaced(y, x):
+    """A latent stands for a covariate that is missing."""
+    w, level = (pyro.sample(name, dist.Normal(0.0, 1.0)) for name in ("w", "level"))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(w * torch.where(x == -999, level, x), 1.0), obs=y)
+
+
+def not_read(y, other):
+    one_column(y)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("model", [between, left_out, replaced, not_read])
+def test_numbers_that_the_model_takes_for_no_number_are_nothing_to_name(model, dtype):
+    """1e9 as a bound that is none; -999 that the model masks, replaces or does not read."""
+    y = torch.randn(60, generator=torch.Generator().manual_seed(2), dtype=torch.float64).to(dtype)
+    far = y.clone() + 1.0
+    far[4:9] = 1e9 if model is between else -999
+    args = (far,) if model is left_out else (y, far)
+    assert said(*(tuple(a[part] for a in args) for part in (slice(30), slice(30, 60))), model=model) == ""
+
+
+def steep(y, x):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Poisson((w * x).exp()), obs=y)
+
+
+def tailed(y, x):
+    mean = pyro.sample("mean", dist.Normal(0.0, 2.0))
+    with pyro.plate("data", len(x)):
+        pyro.sample("x", dist.StudentT(4.0, mean, 1.0), obs=x)
+
+
+@pytest.mark.parametrize(
+    ("model", "value", "whole"),
+    [(steep, 99, False), (steep, 99, True), (steep, -999, False), (tailed, 1e9, False), (tailed, 1e30, False)],
+)
+def test_numbers_that_the_model_takes_for_numbers_are_named_however_it_uses_them(model, value, whole):
+    generator = torch.Generator().manual_seed(2)
+    x, y = torch.randn(60, generator=generator), torch.poisson(torch.full((60,), 3.0), generator=generator)
+    x = x.round().long() if whole else x
+    x[4:9] = value
+    assert "5 row(s) of client(s) 0, the first of them 4" in said((y[:30], x[:30]), (y[30:], x[30:]), model=model)

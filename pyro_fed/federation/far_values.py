@@ -1,0 +1,61 @@
+"""Whether a model takes a value far from all others for a number, or for a sign: no bound, a row to be left out.
+
+The log density of the value's row is computed at points θ, with the value v, with 2v, and with a value next to v:
+
+    it is the same with v and 2v                   v says nothing but that it is large, or is not used
+    its differences between points jump from v     the model asks for v itself, `x == -999`
+      to the value next to it
+    else                                           v is taken for a number
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pyro_fed.density.checks.points import RADIUS
+from pyro_fed.density.problem import Problem
+
+#: Points at which densities are compared, and rows with the value of which they are computed.
+POINTS, ROWS = 6, 4
+#: The next value is so much larger, relatively. Differences that change by more than `JUMP` have not followed it.
+NEXT, JUMP = 1e-6, 0.1
+#: Densities are equal but for rounding of so many units in the last digit.
+ROUNDED = 8.0
+
+
+def taken_as_a_number(problem: Problem, number: int, column: int, rows: Tensor) -> bool:
+    """Whether the densities of some rows follow their value in one column; yes where they cannot be computed.
+
+    Args:
+        problem: the model's densities.
+        number: of the argument, among those that are split by rows.
+        column: of the argument's columns (N, C), from 0.
+        rows: row numbers with this value.
+    """
+    generator = torch.Generator().manual_seed(0)
+    z = RADIUS * (2 * torch.rand(POINTS, problem.dim, generator=generator, dtype=torch.float64) - 1)
+    double = problem.doubled()
+    some = tuple(leaf[rows[:ROWS]] for leaf in double.rows)
+
+    def densities(factor: float) -> Tensor:
+        whole = not some[number].is_floating_point()
+        changed = some[number].double() if whole and factor % 1 else some[number].clone()
+        changed.view(len(changed), -1)[:, column] *= factor
+        return double.pointwise_log_lik(z, (*some[:number], changed, *some[number + 1 :]))
+
+    try:
+        here, twice, near = (densities(factor) for factor in (1, 2, 1 + NEXT))
+    except (RuntimeError, ValueError, IndexError, TypeError):  # a place in a table, which has none there
+        return True
+    if not all(bool(found.isfinite().all()) for found in (here, twice, near)):
+        return True
+    if bool(((twice - here).abs() <= ROUNDED * torch.finfo(here.dtype).eps * here.abs()).all()):
+        return False
+    size = torch.maximum(_differences(here).abs().amax(), _differences(near).abs().amax())
+    return bool((_differences(near) - _differences(here)).abs().amax() <= JUMP * size)
+
+
+def _differences(densities: Tensor) -> Tensor:
+    """Of log densities (S, m), those between each point and the first one."""
+    return densities[1:] - densities[:1]
