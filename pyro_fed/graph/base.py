@@ -23,6 +23,7 @@ from pyro_fed.conventions.calls import Checked
 from pyro_fed.errors import GraphError
 from pyro_fed.graph import analysis
 from pyro_fed.graph.checks import as_matrix, check_aperiodic, check_connected, components
+from pyro_fed.graph.circuit import along_circuit
 from pyro_fed.graph.consensus import Consensus, fastest, plain
 from pyro_fed.graph.gathering import gathering
 
@@ -199,8 +200,9 @@ class FixedGraph(Graph):
         return self._centrality
 
     def consensus(self, tolerance: float) -> Consensus:
-        """As few steps as a polynomial of W needs, see `graph.consensus`."""
-        return fastest(self.matrix, tolerance, self.consensus_rounds(tolerance))
+        """As few steps as a polynomial of W needs, or most of them along a circuit, see `graph.circuit`."""
+        over_all = fastest(self.matrix, tolerance, self.consensus_rounds(tolerance))
+        return along_circuit(self.matrix, self.centrality(), over_all, tolerance) or over_all
 
     def sums(self, tolerance: float) -> Consensus:
         """Up a tree and down again, see `graph.gathering`; nothing is left of the disagreement."""

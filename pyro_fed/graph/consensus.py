@@ -65,6 +65,11 @@ class Consensus(metaclass=Checked):
         """Whether every agent sends to all its neighbours in every step, so that they know what it sent before."""
         return True
 
+    @property
+    def among_some(self) -> Consensus:
+        """The steps where some agents are asleep in every round."""
+        return self
+
     def mixing(self, step: int, weights: sparse.csr_array) -> tuple[sparse.csr_array, float]:
         """What a step mixes by, and its shift r.
 
@@ -81,12 +86,21 @@ class Consensus(metaclass=Checked):
             step: its number, from 0.
             weights: W, (C, C).
         """
-        weights, shift = self.mixing(step, weights)
-        if shift == 0.0:
-            return weights
-        turned = sparse.csr_array(weights - shift * sparse.eye_array(weights.shape[0], format="csr"))
-        turned.data /= 1.0 - shift
-        return turned
+        return shifted(*self.mixing(step, weights))
+
+
+def shifted(weights: sparse.csr_array, shift: float) -> sparse.csr_array:
+    """(W - r I) / (1 - r).
+
+    Args:
+        weights: W, (C, C).
+        shift: r.
+    """
+    if shift == 0.0:
+        return weights
+    turned = sparse.csr_array(weights - shift * sparse.eye_array(weights.shape[0], format="csr"))
+    turned.data /= 1.0 - shift
+    return turned
 
 
 def plain(steps: int) -> Consensus:

@@ -27,6 +27,7 @@ from pyro_fed.errors import SettingError
 from pyro_fed.graph import Consensus, Graph
 from pyro_fed.graph.base import require_agents
 from pyro_fed.graph.checks import components, list_components
+from pyro_fed.graph.consensus import shifted
 from pyro_fed.graph.varying import without_links
 from pyro_fed.runtime.messages import encoded_size, spec_of_one
 from pyro_fed.runtime.messages.told import Told
@@ -235,8 +236,7 @@ class Peers(Network):
         steps = self.consensus.steps
         for step in range(steps):
             size = encoded_size(spec_of_one(told.message(step, mine)))
-            weights = self._weights(round * steps + step, clients.numpy())
-            mixing = self._mixing(step, weights)
+            mixing = self._mixing(step, self._weights(round * steps + step), clients.numpy())
             mine = told.mixed(algorithm, mine, mixing.weights)
             heard += size * mixing.heard
             sent += size * mixing.sent
@@ -247,24 +247,30 @@ class Peers(Network):
             after[name][clients] = value
         return after, Traffic(heard, sent)
 
-    def _weights(self, time: int, clients: np.ndarray) -> sparse.csr_array:
-        """W of the awake agents among themselves, (C, C)."""
-        weights = self.graph.weights(time, seeding.numpy_generator(self.seed, seeding.GRAPH, time))
-        if len(clients) < self.graph.num_agents:
-            asleep = np.ones(self.graph.num_agents, dtype=bool)
-            asleep[clients] = False
-            links = weights.tocoo()
-            weights = without_links(weights, asleep[links.row] | asleep[links.col])
-        self._watch(weights)
-        return weights[clients][:, clients] if len(clients) < self.graph.num_agents else weights
+    def _weights(self, time: int) -> sparse.csr_array:
+        """W of a step."""
+        return self.graph.weights(time, seeding.numpy_generator(self.seed, seeding.GRAPH, time))
 
-    def _mixing(self, step: int, weights: sparse.csr_array) -> _Mixing:
-        """What a step mixes by; computed once where the graph is fixed."""
+    def _mixing(self, step: int, weights: sparse.csr_array, clients: np.ndarray) -> _Mixing:
+        """What the awake agents mix by in a step; computed once where the graph is fixed and all of them are there."""
+        if len(clients) < self.graph.num_agents:
+            matrix, shift = self.consensus.mixing(step, weights)
+            self._watch(self._without_sleepers(weights, clients))
+            awake = self._without_sleepers(matrix, clients)[clients][:, clients]
+            return _Mixing.of(shifted(awake, shift))
+        self._watch(weights)
         if self._last is not weights:
             self._last, self._mixings = weights, {}
         if step not in self._mixings:
             self._mixings[step] = _Mixing.of(self.consensus.of_step(step, weights))
         return self._mixings[step]
+
+    def _without_sleepers(self, weights: sparse.csr_array, clients: np.ndarray) -> sparse.csr_array:
+        """A step's matrix (A, A) without the links of agents that are asleep."""
+        asleep = np.ones(self.graph.num_agents, dtype=bool)
+        asleep[clients] = False
+        links = weights.tocoo()
+        return without_links(weights, asleep[links.row] | asleep[links.col])
 
     def _watch(self, weights: sparse.csr_array) -> None:
         """Collect links over the rounds until they connect all agents; then start again."""
@@ -318,4 +324,5 @@ def connect(algorithm: Algorithm, graph: Any, schedule: Schedule | None, num_cli
     require_agents(graph, num_clients)
     graph.check()
     sleepers = schedule is not None and not isinstance(schedule, All)
-    return Peers(graph, seed, algorithm.consensus(graph, sleepers))
+    consensus = algorithm.consensus(graph, sleepers)
+    return Peers(graph, seed, consensus.among_some if sleepers else consensus)

@@ -1,11 +1,14 @@
 """Polynomials of W: mass is kept to rounding in every step, and what is left is what T_k's closed form says."""
 
+import networkx as nx
 import numpy as np
 import pytest
 import torch
 
 import pyro_fed as pf
-from pyro_fed.graph.consensus import Consensus, chebyshev_shifts, left_of
+from pyro_fed.graph.circuit import AlongCircuit, circuit
+from pyro_fed.graph.consensus import Consensus, chebyshev_shifts, left_of, shifted
+from pyro_fed.graph.varying import without_links
 from pyro_fed.ops.mixing import mix
 
 GRAPHS = {
@@ -81,21 +84,84 @@ def test_a_ring_of_ten_agrees_in_five_steps_and_long_rings_in_the_square_root_of
     assert large.consensus(1e-2).steps ** 2 < 3 * large.consensus_rounds(1e-2)
 
 
+def among(consensus, step, weights, missing):
+    """A step's matrix without the links of agents that are missing."""
+    matrix, shift = consensus.mixing(step, weights)
+    links = matrix.tocoo()
+    return shifted(without_links(matrix, np.isin(links.row, missing) | np.isin(links.col, missing)), shift)
+
+
 def test_agents_that_are_asleep_slow_consensus_and_keep_the_sum():
     """Two of ten are missing: no disagreement grows among the others."""
-    from pyro_fed.graph.varying import without_links
-
     for graph in (GRAPHS["ring"], GRAPHS["random"]):
-        links = graph.matrix.tocoo()
-        awake = without_links(graph.matrix, np.isin(links.row, (2, 7)) | np.isin(links.col, (2, 7)))
         values = torch.from_numpy(np.random.default_rng(0).normal(size=(10, 7)))
         consensus = graph.consensus(1e-2)
         after = values
         for step in range(consensus.steps):
-            after = mix(consensus.of_step(step, awake), after)
+            after = mix(among(consensus, step, graph.matrix, (2, 7)), after)
         torch.testing.assert_close(after.mean(0), values.mean(0))
         torch.testing.assert_close(after[[2, 7]], values[[2, 7]])
         assert float((after - values.mean(0)).norm()) <= float((values - values.mean(0)).norm())
+
+
+@pytest.mark.parametrize(
+    "graph, most", [(GRAPHS["random"], 136), (pf.graph.erdos_renyi(30, 0.2, seed=1), 1100), (GRAPHS["grid"], 520)]
+)
+def test_a_circuit_takes_fewer_messages_over_links_that_are_there(graph, most):
+    consensus = graph.consensus(1e-4)
+    assert isinstance(consensus, AlongCircuit)
+    away = [
+        step.row != step.col for step in (consensus.of_step(s, graph.matrix).tocoo() for s in range(consensus.steps))
+    ]
+    assert sum(int(one.sum()) for one in away) <= most < consensus.over_all.steps * graph.links()
+    order = circuit(graph.matrix)
+    assert sorted(order) == list(range(graph.num_agents))
+    assert all(graph.matrix[i, j] > 0 for i, j in zip(order, np.roll(order, -1), strict=True))
+    assert consensus.among_some is consensus.over_all
+
+
+def test_agents_that_are_left_agree_though_two_that_are_missing_cut_the_circuit_in_two():
+    graph = GRAPHS["random"]
+    consensus, order = graph.consensus(1e-4), circuit(graph.matrix)
+    missing = [order[0], order[5]]
+    rest = [i for i in range(10) if i not in missing]
+    values = torch.from_numpy(np.random.default_rng(0).normal(size=(10, 7)))
+    after = values
+    for _ in range(60):
+        for step in range(consensus.steps):
+            after = mix(among(consensus, step, graph.matrix, missing), after)
+    torch.testing.assert_close(after[rest], values[rest].mean(0).expand(8, -1), rtol=0.0, atol=1e-8)
+
+
+def test_no_circuit_is_taken_where_there_is_none_or_it_saves_less_than_it_adds():
+    leaf = nx.complete_graph(8)
+    leaf.add_edge(0, 8)
+    assert circuit(pf.graph.from_networkx(leaf).matrix) is None
+    assert circuit(GRAPHS["star"].matrix) is None and circuit(pf.graph.grid(3, 3).matrix) is None
+    for graph in (
+        pf.graph.from_networkx(leaf),
+        GRAPHS["ring"],
+        GRAPHS["complete"],
+        pf.graph.random_regular(100, 4, seed=0),
+    ):
+        assert type(graph.consensus(1e-4)) is Consensus
+    unequal = pf.graph.erdos_renyi(10, 0.4, seed=1, mixing="uniform")
+    assert np.ptp(unequal.centrality()) > 0.01 and type(unequal.consensus(1e-4)) is Consensus
+
+
+def test_circuits_are_found_wherever_random_graphs_are_likely_to_have_them():
+    """Of biconnected random graphs of 8 to 47 agents just dense enough; the search itself draws nothing."""
+    found, tried = 0, 0
+    for seed in range(60):
+        agents = 8 + seed % 40
+        graph = nx.gnp_random_graph(agents, min(1.0, (np.log(agents) + np.log(np.log(agents)) + 2) / agents), seed=seed)
+        if nx.is_biconnected(graph):
+            tried, order = tried + 1, circuit(pf.graph.from_networkx(graph).matrix)
+            found += order is not None
+            assert order is None or all(
+                graph.has_edge(i, j) for i, j in zip(order, [*order[1:], order[0]], strict=True)
+            )
+    assert tried > 40 and found >= 0.95 * tried
 
 
 def test_graphs_that_change_or_are_not_reversible_keep_the_plain_form():

@@ -245,7 +245,6 @@ class Neighbours(Network):
         self.links, self.consensus, self.symmetric, self.coarse = links, consensus, symmetric, coarse
         self.me, self.peers, self.settings = links.me, links.peers, links.settings
         self.centrality = self.peers.graph.centrality()
-        self.weights = self.peers.links(self.me)
         self._round, self._wake, self._complete = -1, 0, True
         self._owed: State = {}
         self._unheard: list[str] = []
@@ -429,8 +428,9 @@ class Neighbours(Network):
             mine = self._mixed(algorithm, mine, told, theirs, row, shift)
             if not self.needs_all:
                 with self.links.outbox.lock:
-                    for j, other in theirs.items():
-                        self.links.flows.add(j, at, self.weights[j] / (1.0 - shift), other, told.known)
+                    for j in news:
+                        weight = float(row[0, j]) / (1.0 - shift)
+                        self.links.flows.add(j, at, weight, theirs[j], told.known)
         self._bytes = sum(sizes) / len(sizes)
         after = {name: value.clone() for name, value in shared.items()}
         for name, value in unpacked(mine, shared).items():

@@ -13,6 +13,7 @@ from agents_case import NAMES, free_ports, model, peers_file, rows_of
 import pyro_fed as pf
 from pyro_fed.algorithm.capabilities import OnGraph
 from pyro_fed.errors import DataError, ProtocolError, QuorumError, SettingError
+from pyro_fed.graph.circuit import AlongCircuit
 from pyro_fed.ops.mixing import mix
 from pyro_fed.runtime.agents.agent import Agent, run_agent
 from pyro_fed.runtime.agents.certificates import Identity, write_certificates
@@ -24,6 +25,7 @@ from pyro_fed.runtime.agents.peers import Peers, load_peers
 from pyro_fed.runtime.agents.rows import load_rows
 from pyro_fed.runtime.agents.settings import LinkSettings
 from pyro_fed.runtime.agents.wire import SERVICE, WAITING, Unwelcome, Wire, with_step
+from pyro_fed.runtime.network import connect
 
 QUICK = LinkSettings(patience=1.5, patience_all=30.0, retry_every=0.02, knock=0.5)
 SAID = {"seed": "0"}
@@ -33,6 +35,14 @@ SAID = {"seed": "0"}
 def ring(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ring")
     return load_peers(peers_file(folder)), folder / "certificates"
+
+
+@pytest.fixture(scope="module")
+def chords(tmp_path_factory):
+    """Five in a circle, and two links across."""
+    folder = tmp_path_factory.mktemp("chords")
+    pairs = [*zip(NAMES, [*NAMES[1:], NAMES[0]], strict=True), (NAMES[0], NAMES[2]), (NAMES[1], NAMES[3])]
+    return load_peers(peers_file(folder, graph=f"links = {[list(pair) for pair in pairs]}")), folder / "certificates"
 
 
 def wired(peers, identity, me, settings=QUICK, said=SAID):
@@ -222,12 +232,16 @@ class Mean(OnGraph):
     """Every agent puts a number into its belief in each round; consensus makes their mean of it."""
 
     needs_all = False
+    symmetric = coarse = frozenset()
 
-    def __init__(self, dies_at=None):
-        self.calls, self.dies_at = 0, dies_at
+    def __init__(self, dies_at=None, fewest=False):
+        self.calls, self.dies_at, self.fewest = 0, dies_at, fewest
 
     def consensus_steps(self, graph, sleepers):
-        return 5
+        return self.consensus(graph, sleepers).steps
+
+    def consensus(self, graph, sleepers):
+        return graph.consensus(1e-6) if self.fewest else pf.graph.Consensus((0.0,) * 5)
 
     def combine(self, mine, messages, weights):
         self.calls += 1
@@ -242,15 +256,21 @@ class Mean(OnGraph):
         return {"change": 0.0}
 
 
+def put_into(agent, round):
+    """What an agent puts into its belief in a round."""
+    news = torch.tensor([agent + 1.0, 10.0 * round * (agent - 1)], dtype=torch.float64)
+    return news if round < Node.SETTLES_AT else 0 * news
+
+
 class Node(threading.Thread):
     """An agent of numbers: rounds, a state on disk after each, and a death."""
 
     LAST, WAIT_AT, SETTLES_AT = 20, 10, 13
 
-    def __init__(self, peers, identity, saved, back, dies_at=None):
+    def __init__(self, peers, identity, saved, back, dies_at=None, fewest=False):
         super().__init__(name=identity.name)
         self.peers, self.identity, self.saved, self.back = peers, identity, saved, back
-        self.algorithm, self.me = Mean(dies_at), peers.number(identity.name)
+        self.algorithm, self.me = Mean(dies_at, fewest), peers.number(identity.name)
         self.error, self.heard = None, []
 
     def run(self):
@@ -279,8 +299,7 @@ class Node(threading.Thread):
                 assert self.back.wait(30)
             shared = network.between(round, shared)
             if network.awake(round, [self.me]):
-                news = torch.tensor([self.me + 1.0, 10.0 * round * (self.me - 1)], dtype=torch.float64)
-                news = news if round < self.SETTLES_AT else 0 * news
+                news = put_into(self.me, round)
                 message = {"q": shared["q"][self.me : self.me + 1] + news}
                 after, _ = network.combine(self.algorithm, shared, message, torch.tensor([self.me]), None, round)
                 self.heard.append(network.monitor(self.algorithm, shared, after)["agents_heard"])
@@ -289,12 +308,14 @@ class Node(threading.Thread):
             self.saved[self.me] = round, shared, put_in, network.kept()
 
 
-def test_an_agent_that_dies_and_comes_back_late_counts_once(ring):
+@pytest.mark.parametrize("over", ["ring", "chords"])
+def test_an_agent_that_dies_and_comes_back_late_counts_once(request, over):
     """Killed in round 4, after its neighbours may have taken what it loses; they go on without it for rounds."""
-    peers, folder = ring
+    peers, folder = request.getfixturevalue(over)
+    fewest, steps = (True, peers.graph.consensus(1e-6).steps) if over == "chords" else (False, 5)
     saved, back = {}, threading.Event()
-    dies = {"south": 4 * 5 + 3}  # in the third step of round 4
-    nodes = [Node(peers, Identity.load(folder, name), saved, back, dies.get(name)) for name in NAMES]
+    dies = {"south": 4 * steps + 3}  # in the third step of round 4
+    nodes = [Node(peers, Identity.load(folder, name), saved, back, dies.get(name), fewest) for name in NAMES]
     for node in nodes:
         node.start()
     nodes[2].join(60)
@@ -303,7 +324,7 @@ def test_an_agent_that_dies_and_comes_back_late_counts_once(ring):
     while min(saved[i][0] for i in (0, 1, 3, 4)) < 8:
         assert time.monotonic() < end and all(node.error is None for node in nodes)
         time.sleep(0.02)
-    again = Node(peers, Identity.load(folder, "south"), saved, back)
+    again = Node(peers, Identity.load(folder, "south"), saved, back, fewest=fewest)
     again.start()
     time.sleep(0.5)
     back.set()
@@ -318,6 +339,26 @@ def test_an_agent_that_dies_and_comes_back_late_counts_once(ring):
     assert min(nodes[0].heard) < 5  # who saw that it was away
     assert max(again.heard) == 5  # it has heard all of them again; a busy machine may miss one in any round
     assert float((beliefs - beliefs.mean(0)).abs().max()) < 1e-2 * float(put_in.abs().max())
+
+
+def test_agents_on_a_circuit_have_the_simulation_s_beliefs_to_the_last_bit(chords):
+    """A step over all links, then along the circuit: who is no neighbour on it is not waited for."""
+    peers, folder = chords
+    algorithm, saved, back = Mean(fewest=True), {}, threading.Event()
+    assert isinstance(peers.graph.consensus(1e-6), AlongCircuit)
+    back.set()
+    nodes = [Node(peers, Identity.load(folder, name), saved, back, fewest=True) for name in NAMES]
+    for node in nodes:
+        node.start()
+    network, q = connect(algorithm, peers.graph, None, 5, 0), {"q": torch.zeros(5, 2, dtype=torch.float64)}
+    for round in range(Node.LAST):
+        message = {"q": q["q"] + torch.stack([put_into(i, round) for i in range(5)])}
+        q, _ = network.combine(algorithm, q, message, torch.arange(5), None, round)
+    for node in nodes:
+        node.join(90)
+        assert not node.is_alive() and node.error is None
+        assert set(node.heard) == {5.0}
+    assert torch.equal(torch.stack([saved[i][1]["q"][i] for i in range(5)]), q["q"])
 
 
 def test_who_comes_back_still_has_the_last_message_of_its_last_round(ring):
