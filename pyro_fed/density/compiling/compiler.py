@@ -34,6 +34,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pyro_fed.conventions.time_limit import tick
+from pyro_fed.density.compiling.agreement import does_the_same
 from pyro_fed.density.compiling.batched import vmap
 from pyro_fed.density.compiling.loop_map import leaf_dims, loop_map
 from pyro_fed.density.compiling.recording import record
@@ -46,8 +47,6 @@ MODES = tuple(LEVELS)
 
 #: What a model raises that cannot be mapped or traced.
 FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, NotImplementedError)
-#: Power of the unit of rounding by which Inductor's numbers may differ from a step's own, as a part of the largest.
-ROUNDING_POWER = 0.5
 #: Seconds that Inductor saves per call and graph node, and what it costs to compile (measured, one thread).
 SECONDS_SAVED_PER_NODE = 2.5e-6
 SECONDS_TO_COMPILE = 4.0
@@ -359,7 +358,7 @@ class Compiler:
 
     def _checked(self, code: Callable[..., Any], step: Step, leaves: list[Tensor]) -> Callable[..., Any]:
         """Inductor's code, or the graph itself where the code does not do what the graph does."""
-        if agree(code(*leaves), step.run(*leaves)):
+        if does_the_same(code, step, leaves):
             return code
         if self.level == "inductor":
             warn_user(
@@ -405,24 +404,6 @@ class _Forms(tuple[pytree.TreeSpec, ...]):
 def _identity(function: Any) -> Any:
     """What makes two functions the same: methods of equal settings are one step."""
     return (function.__func__, function.__self__) if hasattr(function, "__self__") else function
-
-
-def agree(found: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
-    """Whether two results of one step differ by no more than rounding, see `ROUNDING_POWER`.
-
-    Args:
-        found: tensors.
-        expected: as many, of the same shapes.
-    """
-    for one, other in zip(found, expected, strict=True):
-        known = other.isfinite()
-        if not bool((one.isfinite() == known).all()):
-            return False
-        part = torch.finfo(other.dtype).eps ** ROUNDING_POWER if other.is_floating_point() else 0.0
-        one, other = one[known].double(), other[known].double()
-        if bool(known.any()) and bool((one - other).abs().amax() > part * other.abs().amax()):
-            return False
-    return True
 
 
 def pays(num_nodes: int, calls: int) -> bool:

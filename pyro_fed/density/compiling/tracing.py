@@ -183,20 +183,21 @@ def release(root: torch.nn.Module, *graphs: torch.fx.Graph) -> None:
         delattr(root, name)
 
 
-def copied(leaf: Tensor) -> Tensor:
+def copied(leaf: Tensor, change: Callable[[Tensor], Tensor] = torch.clone) -> Tensor:
     """A copy of the same strides, which `clone` makes smaller where a tensor is a part of another: its views differ.
 
     Of more than `ROWS` numbers it is another tensor of the same memory: rows of data, which no step writes over.
 
     Args:
         leaf: any tensor.
+        change: makes the copy of its numbers in memory, as many in a row.
     """
     if not leaf.numel():
         return leaf.clone()
     if leaf.numel() > ROWS and leaf.is_contiguous() and leaf.storage_offset() == 0:
         return leaf.detach()
     extent = 1 + sum((size - 1) * stride for size, stride in zip(leaf.shape, leaf.stride(), strict=True))
-    return leaf.as_strided((extent,), (1,)).clone().as_strided(leaf.shape, leaf.stride(), 0)
+    return change(leaf.as_strided((extent,), (1,))).as_strided(leaf.shape, leaf.stride(), 0)
 
 
 def straighten(graph: torch.fx.Graph) -> None:
