@@ -62,6 +62,8 @@ def coarsest(graph: fx.Graph) -> float:
 def moved(leaf: Tensor, by: float, generator: torch.Generator) -> Tensor:
     """A copy with each number larger or smaller by a part of itself; what is no floating point number stays.
 
+    So do rows of data that `copied` does not copy.
+
     Args:
         leaf: any tensor, of any strides.
         by: the part.
@@ -71,8 +73,8 @@ def moved(leaf: Tensor, by: float, generator: torch.Generator) -> Tensor:
         return leaf
 
     def change(numbers: Tensor) -> Tensor:
-        signs = torch.randint(0, 2, numbers.shape, generator=generator, dtype=torch.int8).to(numbers)
-        return numbers * (1.0 + by * (2.0 * signs - 1.0))
+        up = torch.randint(0, 2, numbers.shape, generator=generator, dtype=numbers.dtype).to(numbers.device)
+        return up.mul_(2.0 * by).add_(1.0 - by).mul_(numbers)
 
     return copied(leaf, change)
 
