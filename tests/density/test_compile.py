@@ -261,6 +261,35 @@ def test_code_that_gives_other_numbers_than_its_step_is_not_run(monkeypatch):
     np.testing.assert_array_equal(positions(compiled), positions(traced))
 
 
+def test_a_step_that_inductor_fails_on_is_run_as_it_was_traced(monkeypatch):
+    fed, algorithm = unequal_lines(), pf.PaperSVGD(**SMALL)
+    traced = run(algorithm, fed, rounds=2, compile="trace")
+
+    def failing(*_, **__):
+        raise AssertionError("no lowering\nof this")
+
+    monkeypatch.setattr(torch._inductor, "compile", failing)
+    with pytest.warns(UserWarning, match=r"Inductor's code for a step cannot be had \(no lowering\); it is run as it"):
+        compiled = run(algorithm, fed, rounds=2, compile="inductor")
+    np.testing.assert_array_equal(positions(compiled), positions(traced))
+    monkeypatch.setattr(compiling, "pays", lambda nodes, calls: True)
+    monkeypatch.setattr(compiling, "TRACE_AFTER", 1)
+    fed = unequal_lines()
+    np.testing.assert_array_equal(positions(run(algorithm, fed, rounds=2, compile="auto")), positions(traced))
+
+
+@INDUCTOR
+def test_inductor_takes_views_of_what_its_own_operations_lay_out_otherwise():
+    """A stack of transposed tensors is in order, and Inductor's is not, so that it has no view as a matrix."""
+
+    def step(x):
+        return [torch.ops.aten.view.default(torch.stack([x.permute(2, 1, 0)], 3).select(3, 0), [8, 3]) * 2]
+
+    x = torch.arange(24.0).reshape(3, 2, 4)
+    graph = to_graph(step, (x,))
+    assert torch.equal(inductor(graph, [x])(x)[0], step(x)[0])
+
+
 @INDUCTOR
 @pytest.mark.filterwarnings("ignore:`torch._prims_common.check`:FutureWarning")
 def test_inductor_writes_into_rows_that_are_one_row_in_memory_as_into_rows_of_their_own():

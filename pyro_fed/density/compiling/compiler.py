@@ -352,19 +352,21 @@ class Compiler:
                 or (in_time(step.num_nodes, self.seconds) and pays(step.num_nodes, often))
             ):
                 if ready is None:
-                    ready = step.inductor[threads] = self._checked(inductor(step.whole(), leaves), step, leaves)
+                    ready = step.inductor[threads] = self._code(step, leaves)
                 return replace(step, run=ready)
         return step
 
-    def _checked(self, code: Callable[..., Any], step: Step, leaves: list[Tensor]) -> Callable[..., Any]:
-        """Inductor's code, or the graph itself where the code does not do what the graph does."""
-        if does_the_same(code, step, leaves):
-            return code
+    def _code(self, step: Step, leaves: list[Tensor]) -> Callable[..., Any]:
+        """Inductor's code, or the graph itself where there is none that does what the graph does."""
+        try:
+            code = inductor(step.whole(), leaves)
+            if does_the_same(code, step, leaves):
+                return code
+            reason = "gives other numbers than the step itself"
+        except Exception as error:  # of any kind: a compiler has many, and the graph can be run without it
+            reason = f"cannot be had ({reason_of(error)})"
         if self.level == "inductor":
-            warn_user(
-                "Inductor's code for a step gives other numbers than the step itself; it is run as it was traced, "
-                "which is slower and right"
-            )
+            warn_user(f"Inductor's code for a step {reason}; it is run as it was traced, which is slower and right")
         run: Callable[..., Any] = step.run
         return run
 

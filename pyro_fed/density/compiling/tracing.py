@@ -441,6 +441,7 @@ def inductor(graph: torch.fx.GraphModule, leaves: list[Tensor]) -> Callable[...,
     """
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+    free_strides(graph.graph)
     spread_out(graph)
     mode = FakeTensorMode(shape_env=ShapeEnv())  # without a shape environment Inductor passes its cache by
     with tracing(TracingContext(mode)):
@@ -470,8 +471,9 @@ def spread_out(graph: torch.fx.GraphModule) -> None:
 def free_strides(graph: torch.fx.Graph) -> None:
     """Let a graph take tensors of other strides than it was traced with: reshapes in the place of views.
 
-    What is mapped, or given by another part of a model, is laid out as that part has made it. Where memory is written
-    over, a view stays one.
+    What is mapped, or given by another part of a model, is laid out as that part has made it; what Inductor makes, as
+    its own operations do (its `stack` keeps the order of a transposed tensor's axes). Where memory is written over, a
+    view stays one.
 
     Args:
         graph: traced; changed in place.
