@@ -136,6 +136,7 @@ class Record:
         doubts: why the result should not be trusted, one sentence each.
         of_density: whether some of them are about the densities as they are computed, which no algorithm mends.
         converged: whether the algorithm stopped by its own criterion; None where it has none.
+        blocked: whether it stood still only since no change of a client's could be applied; it has not converged then.
         interrupted: whether the user stopped it.
         stopped: by its limit of time, such as "stopped at the limit of 60 s, after 3 of 100 rounds"; "" if not.
         audited: whether the result was judged at its draws.
@@ -161,6 +162,7 @@ class Record:
     doubts: list[str] = field(default_factory=list)
     of_density: bool = False
     converged: bool | None = None
+    blocked: bool = False
     interrupted: bool = False
     stopped: str = ""
     audited: bool = False

@@ -68,7 +68,7 @@ def cure(evidence: Evidence, beyond: bool = False) -> str:
     if evidence.stepped:
         said = said_of(evidence.stepped)
         return f"{said[0].upper() + said[1:]}. {WEIGHED}. {OF_STEPS}"
-    if evidence.record.converged is False:
+    if evidence.record.converged is False and not evidence.record.blocked:
         return _hinted("It has not converged: run more rounds", evidence)
     if _diagonal(evidence):
         return _of_diagonal(evidence.problem)

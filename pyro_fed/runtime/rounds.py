@@ -305,8 +305,9 @@ def _loop(phase: Phase, context: Context, network: Network) -> None:
     finally:
         bar.close()
     record.notes += network.notes()
-    if record.converged and record.latest.get("fraction", 1.0) <= 0:
-        record.converged = False  # it only stood still because none of a client's change could be applied
+    record.blocked = record.converged is True and record.latest.get("fraction", 1.0) <= 0
+    if record.blocked:
+        record.converged = False
 
 
 def _round(phase: Phase, context: Context, network: Network, data: ClientData, index: int) -> None:

@@ -838,7 +838,7 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
         ends = [said for name, said in (("slow", SLOW), ("in_vain", IN_VAIN)) if record.latest.get(name)]
         notes = [said + record.untried("FSGLD", "DSVGD", "NUTS") for said in ends[:1]] or site_warnings(record, newton)
         notes += of_some_rows(problem, self._few_rows)
-        if self.settles:
+        if self.settles and not ends:
             notes += unsettled_warnings(record, newton=newton, diagonal=diagonal)
         if isinstance(self.client, IVON):
             notes += network_warnings(record, problem)

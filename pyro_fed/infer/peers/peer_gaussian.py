@@ -269,5 +269,8 @@ class PeerGaussian(GaussianAlgorithm, OnGraph):
         if stalled:
             workers = record.workers("fraction")
             names = listed(workers[i] for i in stalled)
-            notes.append(f"in the last round the sites of agents {names} could not move without undoing their beliefs")
+            notes.append(
+                f"in the last round the sites of agents {names} could not move without undoing their beliefs. If that "
+                "goes on, no Gaussian is near this posterior"
+            )
         return notes

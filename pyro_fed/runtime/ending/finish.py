@@ -148,12 +148,23 @@ class Finish:
             own = f"It may be that {self.algorithm.advice(self.context.problem, shared)}. "
         said = (
             f"{type(self.algorithm).__name__}: the state after {rounds} round(s) {why}. "
-            f"{unlike + '; or take' if unlike else 'Take'} more rounds, give the model a proper prior, or use "
-            f"dtype=torch.float64. {own}{failed}The state is kept in this error's `state`"
+            f"{unlike + '. ' if unlike else ''}{own}{failed}{self._perhaps()}The state is kept in this error's `state`"
         )
         error = DivergenceError(with_hint(said, self.context.problem), round=rounds - 1 if rounds else None)
         error.algorithm, error.state = self.algorithm, shared
         return error
+
+    def _perhaps(self) -> str:
+        """What may help a state that is no distribution, of what applies: each as a sentence."""
+        problem, record = self.context.problem, self.context.record
+        improper = ", ".join(f"'{name}'" for name in sorted(problem.layout.improper))
+        cures = [
+            "" if record.failed() or record.unlike() else "more rounds",
+            f"a proper prior for {improper}" if improper else "",
+            "dtype=torch.float64, where columns nearly depend on each other" if problem.dtype == torch.float32 else "",
+        ]
+        given = "; ".join(filter(None, cures))
+        return f"What else may help: {given}. " if given else ""
 
     def noisy(self, shared: State, draws: Tensor) -> Tensor:
         """The draws of a private run, whose spread includes the noise. Other judgements would look at rows."""
@@ -176,6 +187,8 @@ class Finish:
             return [f"not converged: {record.stopped}"]
         if record.converged is not False or "change" not in record.latest:
             return []
+        if record.blocked:
+            return [f"not converged after {len(record.figures)} rounds, and more rounds do not help"]  # why: the others
         last = f"the last change was {record.latest['change']:.3g}"
         return [f"not converged after {len(record.figures)} rounds: {last}; run more rounds"]
 

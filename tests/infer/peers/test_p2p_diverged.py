@@ -56,3 +56,38 @@ def test_curvatures_that_are_no_numbers_are_named():
         pf.run(pf.P2PVI(), fed, graph=pf.graph.complete(2), audit=False, **QUIET)
     with pytest.warns(UserWarning, match=r"no finite second derivative at some row, as 0 \*\* k"):
         pf.run(pf.FedEP(), fed, num_rounds=3, audit=False, **QUIET)
+
+
+def from_a_half_on(y):
+    """Rows below 0.5 were not kept: the posterior is a long ridge, from which the Gaussians of agents run away."""
+    mu = pyro.sample("mu", dist.Normal(y.new_zeros(()), 5.0))
+    s = pyro.sample("s", dist.HalfNormal(y.new_tensor(3.0)))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(mu, s), obs=y)
+        pyro.factor("kept", -torch.special.log_ndtr((mu - 0.5) / s).expand(len(y)))
+
+
+def kept_rows(loc, dtype):
+    y = loc + 1.2 * torch.randn(450, generator=torch.Generator().manual_seed(15), dtype=torch.float32)
+    return y[(y > 0.5) & (y < 5)][:15].to(dtype)
+
+
+@pytest.mark.filterwarnings("ignore:.*")
+def test_agents_whose_beliefs_cannot_move_are_not_advised_to_take_more_rounds():
+    """One row an agent: after 34 of 100 rounds nothing moves, as no change leaves a distribution."""
+    fed = pf.Federation(from_a_half_on, (kept_rows(0.0, torch.float64),), plate="data", num_clients=15)
+    found = pf.run(pf.P2PVI(), fed, graph=pf.graph.ring(15), **QUIET).attrs["doubts"]
+    assert "and more rounds do not help" in found and "run more rounds" not in found
+    assert "no Gaussian is near this posterior" in found and "FedAIS can weight the draws" in found
+
+
+@pytest.mark.filterwarnings("ignore:.*")
+def test_a_state_that_is_no_distribution_has_the_cures_that_apply():
+    """The priors are proper, and agents that failed are the reason: neither priors nor rounds are blamed."""
+    fed = pf.Federation(from_a_half_on, (kept_rows(0.0, torch.float32),), plate="data", num_clients=15)
+    with pytest.raises(DivergenceError) as caught:
+        pf.run(pf.P2PVI(), fed, graph=pf.graph.ring(15), **QUIET)
+    said = str(caught.value)
+    assert "is no distribution" in said and "by DSVGD or NUTS" in said
+    assert "more rounds" not in said and "proper prior" not in said
+    assert "What else may help: dtype=torch.float64, where columns nearly depend on each other" in said
