@@ -238,3 +238,16 @@ def test_rows_of_data_are_not_copied_for_a_trace(monkeypatch, most):
     assert taken is not X, "inputs are told apart by identity"
     assert (taken.data_ptr() == X.data_ptr()) == (most < X.numel())
     assert torch.equal(taken, X)
+
+
+def test_curvatures_through_logsigmoid_are_computed_without_a_word_of_torch(capfd):
+    """Its backward takes a gradient of fewer points than its input has, and tells the terminal of each call."""
+
+    def curvatures(z, x):
+        return [vmap(torch.func.hessian(lambda one: -torch.nn.functional.logsigmoid(x @ one).sum()))(z)]
+
+    run = tracing.to_graph(curvatures, [X.clone(), X + 1])
+    (found,), z, x = run(X * 2, X - 1), X * 2, X - 1
+    p = torch.sigmoid(z @ x.T)
+    torch.testing.assert_close(found, torch.einsum("sn,nd,ne->sde", p * (1 - p), x, x))
+    assert capfd.readouterr().err == ""

@@ -97,6 +97,10 @@ class Recorder(TorchDispatchMode):
         if func is aten.is_nonzero.default:
             with self:
                 return (args[0] != 0).item()
+        if func is aten.log_sigmoid_backward.default and args[0].shape != args[1].shape:
+            with self:  # it makes its result as large as its first argument, and says so whenever that is too small
+                args = (args[0].expand(torch.broadcast_shapes(args[0].shape, args[1].shape)), *args[1:])
+            tensors = list(_tensors((args, kwargs)))
         values = [self._value_of(tensor) for tensor in tensors]
         constants = [value.constant for value in values]
         all_constant = bool(constants) and all(one is not None for one in constants)
