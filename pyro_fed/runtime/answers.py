@@ -190,11 +190,12 @@ def choose(plan: Plan, problem: Problem, answers: list[Answer], tried: Sequence[
     **The best** is chosen by these criteria, each of which counts only where the ones before do not decide:
 
     1. it misses less of the posterior's mass, in steps of `LOST`;
-    2. it has fewer doubts;
-    3. it keeps to the plan's aim, or is nearer to it;
-    4. another answer agrees with it;
-    5. it has draws, not particles, whose spacing makes them a little too narrow;
-    6. it came later: later algorithms of a plan assume less.
+    2. it has no doubts;
+    3. it keeps to the plan's aim, or is nearer to it; a doubted answer that was not measured is the farthest;
+    4. it has fewer doubts: one may weigh more than three, so that their number decides only where nothing is measured;
+    5. another answer agrees with it;
+    6. it has draws, not particles, whose spacing makes them a little too narrow;
+    7. it came later: later algorithms of a plan assume less.
 
     **It is enough** if it has no doubts and keeps to the aim, no other answer without doubts contradicts it, and it is
     the first stage's or another answer agrees with it. Another answer also agrees if its means and SDs, as the audit
@@ -224,9 +225,10 @@ def choose(plan: Plan, problem: Problem, answers: list[Answer], tried: Sequence[
 
     off = {one.number: one.off(plan.aim) for one in answers}
 
-    def rank(one: Answer) -> tuple[int, int, float, bool, bool, int]:
+    def rank(one: Answer) -> tuple[int, bool, float, int, bool, bool, int]:
         ordered = confirmed(one), one.stage.algorithm.draws_are != "particles", one.number
-        return -round(one.lost / LOST), -len(one.doubts), -off[one.number], *ordered
+        away = math.inf if one.doubts and not one.measured else off[one.number]
+        return -round(one.lost / LOST), not one.doubts, -away, -len(one.doubts), *ordered
 
     def explained(one: Answer) -> bool:
         """Whether an answer misses the aim and agrees with the best one after the audit's correction."""

@@ -212,6 +212,17 @@ def test_of_two_that_are_doubted_one_with_all_modes_goes_before_one_without_half
         assert choose(Listed(), problem, answers, (0, 1)).answer.number == number
 
 
+def test_of_two_that_are_doubted_the_nearer_one_is_given_however_many_its_doubts():
+    """Chains say that one is four SDs off and another one; its own figures doubt the nearer one twice more."""
+    far, near = (answer_of(Doubtful(wrong_by=by), number) for number, by in enumerate((4.0, 1.0)))
+    near = replace(near, doubts=[*near.doubts, "few effective draws", "chains disagree"])
+    problem = unequal_lines().problem
+    assert choose(Listed(), problem, [far, near], (0, 1)).answer.number == 1
+    unmeasured = [replace(one, measured={}) for one in (far, near)]
+    assert choose(Listed(), problem, unmeasured, (0, 1)).answer.number == 0
+    assert choose(Listed(), problem, [unmeasured[0], near], (0, 1)).answer.number == 1
+
+
 def answer_of(algorithm, number):
     """A stage's draws, and what chains that begin there find."""
     fed = unequal_lines()
