@@ -2,7 +2,7 @@
 
     python -m benchmarks.networks.kinds
     python -m benchmarks.networks.kinds --kinds wave counts --algorithms FedEP --seeds 5
-    python -m benchmarks.networks.kinds --kinds horseshoe relevance layered --algorithms FedEP P2PVI [--noncentred]
+    python -m benchmarks.networks.kinds --kinds horseshoe relevance layered --algorithms FedEP P2PVI [--noncentred] [--rounds 600]
 
 One hidden layer with N(0, 1) on its weights, if nothing else is said; 400 rows to train on at ten clients, 400 to test:
 
@@ -219,7 +219,7 @@ HIERARCHIES = {
 }
 
 
-def measured(kind: str, name: str, seed: int, noncentred: bool) -> tuple[float, float]:
+def measured(kind: str, name: str, seed: int, noncentred: bool, rounds: int | None) -> tuple[float, float]:
     """Log density of a test row, and seconds."""
     model, columns, outcome = (KINDS | HIERARCHIES)[kind]
     with torch.random.fork_rng():
@@ -230,6 +230,8 @@ def measured(kind: str, name: str, seed: int, noncentred: bool) -> tuple[float, 
     fed = pf.Federation(model, train, plate="data", num_clients=CLIENTS, seed=seed)
     fed = fed.noncentred if noncentred else fed
     make, options = ALGORITHMS[name]
+    if rounds is not None and name != "SVI":  # which counts steps
+        options = {**options, "num_rounds": rounds}
     began = time.process_time()
     with quiet():
         idata = pf.run(make(), fed, seed=seed, progress=False, audit=False, log_likelihood=False, **options)
@@ -243,6 +245,7 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", choices=KINDS | HIERARCHIES, default=list(KINDS))
     parser.add_argument("--algorithms", nargs="+", choices=ALGORITHMS, default=list(ALGORITHMS))
     parser.add_argument("--noncentred", action="store_true", help="with weights in units of their scales")
+    parser.add_argument("--rounds", type=int, help="of the federated algorithms, in place of their defaults")
     given = parser.parse_args()
     torch.set_num_threads(1)
     print("| network | " + " | ".join(f"`{name}`" for name in given.algorithms) + " | seconds |")
@@ -251,7 +254,7 @@ def main() -> None:
         cells, seconds = [], []
         for name in given.algorithms:
             try:
-                found = [measured(kind, name, seed, given.noncentred) for seed in range(given.seeds)]
+                found = [measured(kind, name, seed, given.noncentred, given.rounds) for seed in range(given.seeds)]
             except pf.DivergenceError:
                 cells.append("diverges")
                 seconds.append("-")
