@@ -2,7 +2,8 @@
 
     python -m benchmarks.networks.kinds
     python -m benchmarks.networks.kinds --kinds wave counts --algorithms FedEP --seeds 5
-    python -m benchmarks.networks.kinds --kinds horseshoe relevance layered --algorithms FedEP P2PVI [--noncentred] [--rounds 600]
+    python -m benchmarks.networks.kinds --kinds horseshoe relevance layered --algorithms FedEP P2PVI [--noncentred]
+    python -m benchmarks.networks.kinds --kinds horseshoe relevance layered --algorithms FedEP --noncentred --rounds 600
 
 One hidden layer with N(0, 1) on its weights, if nothing else is said; 400 rows to train on at ten clients, 400 to test:
 
