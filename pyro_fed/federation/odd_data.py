@@ -1,4 +1,4 @@
-"""What data show of mistakes that no model sees: a number for what is missing, rows that are there twice, spellings.
+"""What data show of mistakes that no model sees: a number for what is missing, rows that are there twice, labels.
 
 Each is finite and in the support, and moves a posterior by many SDs in silence. All are warned of, since they may be
 meant; what is looked at is exact equality and plain gaps, and no model of the data. Only where a number is far from all
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.conventions.client_names import as_it_looks
+from pyro_fed.density.checks.lookups import num_elements
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.errors import listed, warn_user
@@ -44,7 +45,7 @@ BLOCK, BLOCK_NUMBERS = 65_536, 4_000_000
 def warn_of_odd_data(
     problem: Problem, clients: Sequence[Tensor], names: Sequence[str], local_numbering: bool = False
 ) -> None:
-    """Warn of labels that differ by their spelling, of values far from all others of their column, of rows that recur.
+    """Warn of labels that differ by their spelling or are too few, of values far from all others, of rows that recur.
 
     Args:
         problem: the model's densities, with the pooled arguments.
@@ -54,6 +55,7 @@ def warn_of_odd_data(
     """
     arguments = problem.arguments
     _warn_of_spellings(arguments)
+    _warn_of_labels_without_rows(problem)
     if arguments.nested_plates or not arguments.num_rows:
         return
     owner = torch.full((arguments.num_rows,), -1, dtype=torch.int64)
@@ -99,6 +101,31 @@ def _warn_of_spellings(arguments: Arguments) -> None:
         warn_user(
             f"{'; '.join(found[:MOST_LISTED])}{more}: labels that differ by capitals and spaces alone are different "
             "categories. Where they are meant to be one, write them alike, column.str.strip().str.casefold()"
+        )
+
+
+def _warn_of_labels_without_rows(problem: Problem) -> None:
+    """Warn of labels that pick from more elements than there are labels: codes then leave out the last elements.
+
+    Of five grades of which the second has no rows the third is number 1, the second element.
+    """
+    arguments = problem.arguments
+    names = list(arguments.labels)
+    if not names:
+        return
+    columns = [arguments.leaves[arguments.names.index(name)] for name in names]
+    found = []
+    for name, size in zip(names, num_elements(problem.bound, columns), strict=True):
+        labels = arguments.labels[name]
+        if size > len(labels):
+            found.append(
+                f"argument '{name}' has {len(labels)} labels, [{listed(labels)}], and the model picks by it one of "
+                f"{size} elements: the labels are numbers 0 to {len(labels) - 1}, whichever of the {size} have no rows"
+            )
+    if found:
+        warn_user(
+            f"{'; '.join(found[:MOST_LISTED])}. Name all of them, in their order: "
+            "pandas.Categorical(column, categories=[...])"
         )
 
 

@@ -1,5 +1,7 @@
 """Labels of text name the dimensions that their codes look up, and no others of the same length."""
 
+import warnings
+
 import pandas as pd
 import pyro
 import pyro.distributions as dist
@@ -180,3 +182,48 @@ def test_elements_are_not_called_by_the_names_of_others(names):
         pf.Federation(
             both, (X, STAGE, Y), plate="data", num_clients=2, dims={"level": ["stage"]}, coords={"stage": names}
         )
+
+
+def by_index(grade, y):
+    effect = pyro.sample("effect", dist.Normal(torch.zeros(3, dtype=torch.float64), 1.0).to_event(1))
+    before = torch.cat([torch.zeros(1, dtype=torch.float64), effect.cumsum(0)])
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(before[grade], 1.0), obs=y)
+
+
+def by_embedding(grade, y):
+    effect = pyro.sample("effect", dist.Normal(torch.zeros(4, 1, dtype=torch.float64), 1.0).to_event(2))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(torch.nn.functional.embedding(grade, effect)[:, 0], 1.0), obs=y)
+
+
+def by_selection(grade, y):
+    effect = pyro.sample("effect", dist.Normal(torch.zeros(2, 4, dtype=torch.float64), 1.0).to_event(2))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(torch.index_select(effect, 1, grade).sum(0), 1.0), obs=y)
+
+
+def by_one_hot(grade, y):
+    effect = pyro.sample("effect", dist.Normal(torch.zeros(4, dtype=torch.float64), 1.0).to_event(1))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(torch.nn.functional.one_hot(grade, 4).double() @ effect, 1.0), obs=y)
+
+
+def as_outcome(grade, y):
+    cuts = torch.tensor([-1.0, 0.0, 1.0], dtype=torch.float64)
+    slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", len(y)):
+        pyro.sample("grade", dist.OrderedLogistic(slope * y, cuts), obs=grade)
+
+
+@pytest.mark.parametrize("model", [by_index, by_embedding, by_selection, by_one_hot, as_outcome])
+def test_labels_without_rows_are_warned_of(model):
+    """Of four grades the second has no rows: "3 severe" is number 1, where the model means the second grade."""
+    grade = ["1 none", "3 severe", "4 fatal"] * 8
+    with pytest.warns(UserWarning, match="'grade' has 3 labels, .* one of 4 elements"):
+        pf.Federation(model, (grade, Y), plate="data", num_clients=3)
+    named = pd.Categorical(grade, categories=["1 none", "2 mild", "3 severe", "4 fatal"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pf.Federation(model, (named, Y), plate="data", num_clients=3)
+        pf.Federation(model, (["1 none", "2 mild", "3 severe", "4 fatal"] * 6, Y), plate="data", num_clients=3)

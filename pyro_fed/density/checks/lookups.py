@@ -6,17 +6,26 @@ all categories have in common. Both are seen in derivatives of one run; how the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributions import Categorical
+from torch.overrides import TorchFunctionMode
 
 from pyro_fed.density.bound import BoundModel
 from pyro_fed.density.checks.dependence import run_at_random
 from pyro_fed.density.running.trace_sites import Message, is_deterministic, sum_to_rows, without_event_dims
 
+#: Functions that pick elements: the places of the elements, of their dimension (None: the first) and of the index.
+PICKING: dict[Any, tuple[int, int | None, int]] = {
+    torch.index_select: (0, 1, 2),
+    Tensor.index_select: (0, 1, 2),
+    torch.nn.functional.embedding: (1, None, 0),
+}
+#: Functions that compare, as one-hot codes do with all numbers.
+EQUAL = frozenset((torch.eq, Tensor.eq, Tensor.__eq__))
 #: A derivative in float64 that is this part of the largest is rounding: what normalising categories leaves.
 ROUNDING = 1e-9
 
@@ -98,6 +107,102 @@ class Lookups:
             largest = table.max()
             return bool(largest > 0) and bool((table.diagonal() <= ROUNDING * largest).all())
         return False
+
+
+def num_elements(bound: BoundModel, columns: Sequence[Tensor]) -> list[int]:
+    """Of how many elements each column of codes picks one: the most of all places where the model uses it so.
+
+    Codes pick as an index, `level[stage]`, as what is compared with all numbers from 0 (one-hot), and as an observed
+    category. How the model goes on from there is of no matter.
+
+    Args:
+        bound: the model and its arguments.
+        columns: whole numbers from 0.
+
+    Returns:
+        A number for each column; 0 where the model picks nothing by it.
+    """
+    picking = _Picking(columns)
+    with picking:
+        execution, _ = run_at_random(bound, torch.Generator().manual_seed(0))
+    for site in execution.trace.nodes.values():
+        if site["type"] == "sample" and site["is_observed"] and isinstance(site["value"], Tensor):
+            fn: Any = without_event_dims(site["fn"])
+            if isinstance(fn, Categorical):
+                picking.note(site["value"], fn.logits.shape[-1])
+    return picking.found
+
+
+class _Picking(TorchFunctionMode):
+    """Notes of how many elements some columns of codes pick one.
+
+    Args:
+        columns: of codes.
+    """
+
+    def __init__(self, columns: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.columns = columns
+        self.found = [0] * len(columns)
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if func is Tensor.__getitem__:
+            for index, size in _indices(*args):
+                self.note(index, size)
+        elif func in EQUAL and len(args) == 2:
+            for one, other in (args, args[::-1]):
+                if _is_one_hot(one, other):
+                    self.note(one, len(other))
+        elif func in PICKING and len(args) > max(PICKING[func][0], PICKING[func][2]):
+            of, dim, by = PICKING[func]
+            self.note(args[by], args[of].shape[0 if dim is None else args[dim]])
+        return made
+
+    def note(self, index: Any, size: int) -> None:
+        """Note what one index picks from, where it is one of the columns.
+
+        Args:
+            index: of any shape, or no tensor at all.
+            size: how many elements there are.
+        """
+        if not isinstance(index, Tensor):
+            return
+        for number, codes in enumerate(self.columns):
+            fits = self.found[number] < size and index.numel() == codes.numel() and len(codes)
+            if fits and bool((index.detach().flatten() == codes.flatten()).all()):
+                self.found[number] = size
+
+
+def _is_one_hot(codes: Any, numbers: Any) -> bool:
+    """Whether codes (..., 1) are compared with all numbers from 0, (M,)."""
+    if not (isinstance(codes, Tensor) and isinstance(numbers, Tensor) and codes.shape[-1:] == (1,)):
+        return False
+    return numbers.dim() == 1 and bool((numbers == torch.arange(len(numbers), device=numbers.device)).all())
+
+
+def _indices(value: Tensor, index: Any) -> Iterator[tuple[Tensor, int]]:
+    """Tensors of whole numbers within an index, with the sizes of the dimensions that they pick from."""
+    parts = list(index) if isinstance(index, tuple) else [index]
+    axis = 0
+    for place, part in enumerate(parts):
+        if part is None:
+            continue
+        if part is Ellipsis:
+            axis = value.dim() - sum(_width(one) for one in parts[place + 1 :])
+            continue
+        if isinstance(part, Tensor) and part.dtype not in (torch.bool, torch.uint8) and axis < value.dim():
+            yield part, value.shape[axis]
+        axis += _width(part)
+
+
+def _width(part: Any) -> int:
+    """How many dimensions a part of an index is for."""
+    if part is None or part is Ellipsis:
+        return 0
+    return part.dim() if isinstance(part, Tensor) and part.dtype in (torch.bool, torch.uint8) else 1
 
 
 def _slope(total: Tensor, value: Tensor, axis: int) -> Tensor:
