@@ -101,7 +101,8 @@ def run(
             or, with more than 1000 parameters, as many as 20 million numbers have room for.
         seed: the only source of randomness: the same seed gives the same answer with every executor.
         compile: "off", "trace" (steps become graphs of tensor operations, without Pyro), "inductor" (these graphs are
-            compiled), or "auto": the one that is fastest for the expected work, within `max_seconds`.
+            compiled; one whose code cannot be had, or gives other numbers, is run as it is, with a warning), or "auto":
+            the one that is fastest for the expected work, within `max_seconds`.
         progress: whether to show the progress: a bar in a terminal or a notebook, a line now and then elsewhere. Or a
             function that is called with a `Progress` after every round, see `pyro_fed.set_progress`.
         num_threads: torch threads during the run (restored afterwards); None leaves them as they are. Small problems
