@@ -20,7 +20,7 @@ from pyro_fed.audit.chains.motion import CLEAR, NEARLY_CLEAR, Moments, judged, m
 from pyro_fed.audit.few_rows import on_few_rows
 from pyro_fed.audit.quantities import Quantities
 from pyro_fed.audit.tails import beyond
-from pyro_fed.audit.target import Target
+from pyro_fed.audit.target import Target, for_checks
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.limits import Limits
 from pyro_fed.density.checks.blame import Line
@@ -129,10 +129,20 @@ class Evidence:
         They are drawn around the result's draws and around the places that chains have reached. Where effects have a
         latent scale, points are drawn in coordinates that divide the effects by it (`Detour`): a mixture of a few
         Gaussians has no points in the neck of a funnel, and the weights do not show that.
+
+        Where the weights of densities in float32 cannot be trusted they are computed in float64: far out, where no draw
+        is, a rounded difference of two probabilities may have a mass that is none.
         """
-        near, chains = self.near, self.chains
-        if near is None or chains is None or near.problem.dim > LARGEST_DIM:
+        near = self.near
+        if near is None or self.chains is None or near.problem.dim > LARGEST_DIM:
             return None
+        found = self._census(near, self.chains)
+        if found is not None or near.problem.dtype != torch.float32 or near.few is not None:
+            return found
+        return self._census(replace(near, problem=for_checks(near.problem.doubled())), self.chains)
+
+    def _census(self, near: Target, chains: Moments) -> Weighed | None:
+        """The weighted points by densities of a target, see `census`."""
         around = self.points.double()
         if chains.places is not None:
             around = torch.cat([around, chains.places[evenly(len(chains.places), MOST_DRAWS)]])

@@ -55,3 +55,22 @@ def test_draws_of_the_prior_that_are_no_numbers_are_left_out(model, some):
     assert (prior is not None) == some
     if some:
         assert len(prior) < FROM_PRIOR and bool(prior.isfinite().all())
+
+
+def kept_above_zero(y):
+    """What was observed of rows above zero: in float32 the difference is rounded to zero far out, and so cut off."""
+    mean = pyro.sample("mean", dist.Normal(0.0, 3.0))
+    scale = pyro.sample("scale", dist.HalfNormal(2.0))
+    normal = dist.Normal(mean, scale)
+    with pyro.plate("data", len(y)):
+        pyro.factor("y", normal.log_prob(y) - (1 - normal.cdf(torch.zeros_like(y))).clamp_min(1e-12).log())
+
+
+@pytest.mark.filterwarnings("ignore:these draws are not the posterior's")
+def test_weights_that_float32_spoils_far_from_all_draws_are_computed_in_float64():
+    """There each row's density is e^10 times too large: all weight is where the posterior has no mass."""
+    y = 1 + torch.randn(200, generator=torch.Generator().manual_seed(1))
+    fed = pf.Federation(kept_above_zero, (y[y > 0][:20],), plate="data", num_clients=2)
+    found = pf.run(pf.FedEP(), fed, progress=False, log_likelihood=False)
+    assert fed.problem.dtype == torch.float32
+    assert "importance weights of points that are spread more widely multiply the SD of 'mean'" in found.attrs["doubts"]
