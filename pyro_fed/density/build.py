@@ -25,6 +25,7 @@ from pyro_fed.density.checks.sites import describe
 from pyro_fed.density.compiling import mapping
 from pyro_fed.density.compiling.compiler import FAILURES, Compiler, reason_of
 from pyro_fed.density.latents.quadrature import Quadrature
+from pyro_fed.density.latents.unheld import check_held
 from pyro_fed.density.layout import Layout
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import Arguments
@@ -79,6 +80,7 @@ def build(
     if problem.local_dim:
         if problem.looped:
             raise _one_by_one(problem)
+        check_held(problem, seen.execution.trace)
         problem = replace(problem, quadrature=problem.quadrature.fitted(problem))
         problem = _mapped(problem, mapping.run_trial)
     _warn_of_constants(bound, layout)
@@ -131,6 +133,7 @@ def rebuilt(problem: Problem, arguments: Arguments, quadrature: Quadrature | Non
     if not problem.arguments.shares_with(arguments) or not _same(problem.bound.constants, bound.constants):
         found = replace(found, compiler=Compiler(problem.compiler.level))
     if problem.local_dim:
+        check_held(found, seen.execution.trace)
         fitted = (quadrature or Quadrature()).fitted(found)
         if fitted != problem.quadrature:
             found = replace(found, quadrature=fitted, compiler=Compiler(problem.compiler.level))

@@ -103,8 +103,13 @@ class Climber:
         return Centre(*(part.detach() for part in (state.place, factor, decrement, state.here.value)))
 
     def newton(self, here: Look) -> tuple[Tensor, Tensor]:
-        """The step |H|⁻¹ ∇f and the factor of |H|."""
-        factor = absolute_cholesky(here.curvature, self.floor)
+        """The step |H|⁻¹ ∇f and the factor of |H|.
+
+        A latent on which f does not depend, as one that a mask leaves out with all that is observed of it, has a unit
+        curvature. Its integral is infinite, and the same at all θ: it has to stay that, whatever the others' curvature.
+        """
+        unused = (here.curvature == 0).all(-1) & (here.score == 0)
+        factor = absolute_cholesky(here.curvature + torch.diag_embed(unused.to(here.curvature)), self.floor)
         return solve_lower_transposed(factor, solve_lower(factor, here.score)), factor
 
 

@@ -1,0 +1,99 @@
+"""Bounded latents of rows that nothing holds: a mask leaves their density out, and no other one depends on them.
+
+The integral of one on the density of its unconstrained value is infinite, as that of a latent without bounds is, which
+is the same at all θ and is left out (`Climber.newton`). But the former is a slope that no quadrature ends. In
+stochastic variational inference a mask over a latent only leaves a term out, so that it is often written over the
+entries that are not missing, or beyond the end of a series. Without the mask these integrate to one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from pyro_fed.density.running.observed_values import mask_of
+from pyro_fed.density.running.trace_sites import is_improper, unconstraining
+from pyro_fed.errors import ModelError
+
+if TYPE_CHECKING:
+    from pyro_fed.density.layout import Site
+    from pyro_fed.density.problem import Problem
+
+#: At how many random points a row's densities have to be the same whatever the latent is.
+POINTS = 3
+
+
+def check_held(problem: Problem, trace: Any) -> None:
+    """Refuse latents of rows whose density is the same wherever they are.
+
+    Args:
+        problem: the model's densities, with its rows.
+        trace: of a run on all rows.
+
+    Raises:
+        ModelError: names the site, a row and the cure.
+    """
+    for name, site in problem.layout.local.items():
+        free = _without_density(trace.nodes[name], site)
+        if free is None or not _bounded(trace.nodes[name], site):
+            continue
+        for entry, rows in _entries(free):
+            alone = rows & _unused(problem, site.start + entry)
+            if bool(alone.any()):
+                row = int(alone.nonzero()[0])
+                raise ModelError(
+                    f"latent '{name}' has bounds and no density of its own in {int(alone.sum())} of {len(alone)} "
+                    f"elements of plate '{problem.plate}', the first of them {row} (a mask, or an improper prior), and "
+                    "nothing else there depends on it: its integral is infinite. Take the mask off the latent, and "
+                    "leave it over what is observed: a latent that nothing depends on integrates to one"
+                )
+
+
+def _bounded(msg: Any, site: Site) -> bool:
+    """Whether the log-Jacobian of the site's transform depends on its value, as where its support has bounds."""
+    generator = torch.Generator().manual_seed(1)
+    transform, shape = unconstraining(msg), site.unconstrained_shape
+    found = []
+    for _ in range(2):
+        z = torch.randn(shape, generator=generator, dtype=torch.float64).to(msg["value"])
+        found.append(transform.log_abs_det_jacobian(z, transform(z)))
+    return not torch.equal(*found)
+
+
+def _without_density(msg: Any, site: Site) -> Tensor | None:
+    """Which entries of a row (N, d) have no density in their own site; None where all have one."""
+    rows, size = site.unconstrained_shape[site.axis or 0], site.row_size
+    if is_improper(msg["fn"]) or msg["mask"] is False:
+        return torch.ones(rows, size, dtype=torch.bool)
+    mask = mask_of(msg)
+    if mask is None or bool(mask.all()):
+        return None
+    free = (~mask.bool()).expand(msg["fn"].shape()).movedim(site.axis or 0, 0).reshape(rows, -1)
+    # An event that has another number of entries unconstrained, such as a simplex, is masked as a whole.
+    return free if free.shape[1] == size else free.all(1, keepdim=True).expand(rows, size)
+
+
+def _entries(free: Tensor) -> Iterator[tuple[int, Tensor]]:
+    for entry in range(free.shape[1]):
+        if bool(free[:, entry].any()):
+            yield entry, free[:, entry]
+
+
+def _unused(problem: Problem, at: int) -> Tensor:
+    """In which rows (N,) no density depends on number `at` of the rows' latents."""
+    generator = torch.Generator().manual_seed(0)
+    rows = problem.all_rows
+    unused: Tensor | None = None
+    for _ in range(POINTS):
+        z = torch.randn(problem.dim, generator=generator, dtype=problem.dtype)
+        here = torch.randn(len(rows[0]), problem.local_dim, generator=generator, dtype=problem.dtype)
+        there = here.clone()
+        there[:, at] = torch.randn(len(here), generator=generator, dtype=problem.dtype)
+        one, other = (problem.log_terms(z, rows, local)[1] for local in (here, there))
+        for name in one.keys() - {""}:  # but the Jacobian
+            same = (one[name] == other[name]) | (one[name].isnan() & other[name].isnan())
+            unused = same if unused is None else unused & same
+    return torch.zeros(len(rows[0]), dtype=torch.bool) if unused is None else unused
