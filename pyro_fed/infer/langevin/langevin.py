@@ -625,6 +625,9 @@ class Langevin(Algorithm, Chains, Uninterrupted, DrawStats, Advice, Tempered):
                 TOO_NARROW if self.step_size is None else f"step_size={self.step_size:.3g} is too small for its numbers"
             )
             return [STOOD_STILL + why, *_hint(record, problem), *tempered_clients(record)]
+        if math.isnan(last["ess"]):
+            few = f"only {last['kept']:.0f} draws of a chain are kept, too few for R-hat and effective draws"
+            return [f"{few}: run more rounds", *_hint(record, problem), *tempered_clients(record)]
         limit = r_hat_limit(self.num_chains)
         if self.num_chains > 1 and not last["r_hat"] <= limit:
             notes.append(

@@ -172,6 +172,14 @@ def test_chains_that_disagree_are_reported(fed, x):
 
 
 @pytest.mark.filterwarnings("default:the .* chains disagree", "default:only")
+def test_too_few_draws_for_an_r_hat_are_said_to_be_that(fed, x):
+    """As of a run that is interrupted: chains were said to disagree, with an R-hat that is nan."""
+    with pytest.warns(UserWarning, match=r"only \d draws of a chain are kept, too few for R-hat") as caught:
+        pf.run(short(pf.FSGLD, x, burn_in=0, thin=1, local_steps=2), fed, num_rounds=1, **QUIET)
+    assert not any("nan" in str(w.message) for w in caught)
+
+
+@pytest.mark.filterwarnings("default:the .* chains disagree", "default:only")
 def test_chains_that_stand_still_have_no_r_hat_and_say_why(fed, x):
     """NaN was said to be too large, and float32 to be the cause."""
     with pytest.warns(UserWarning, match="did not move at all.*step_size=1e-40 is too small") as caught:
