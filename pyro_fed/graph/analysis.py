@@ -79,6 +79,15 @@ def _perron(block: sparse.csr_array) -> np.ndarray:
     return centrality
 
 
+def both_ways(matrix: sparse.csr_array) -> sparse.csr_array:
+    """The links that carry messages in both directions, each with the smaller of its weights, (A, A).
+
+    Args:
+        matrix: W, (A, A).
+    """
+    return sparse.csr_array(matrix.minimum(matrix.T))
+
+
 def detailed_balance(matrix: sparse.csr_array) -> np.ndarray | None:
     """Centrality of a reversible W, v_i W_ij = v_j W_ji.
 

@@ -94,7 +94,7 @@ def circuit(matrix: sparse.csr_array) -> list[int] | None:
     Args:
         matrix: W, (A, A).
     """
-    links = sparse.csr_array(matrix.minimum(matrix.T))
+    links = analysis.both_ways(matrix)
     near = [[int(j) for j in links[[i], :].indices if int(j) != i] for i in range(links.shape[0])]
     if min(map(len, near)) < 2:
         return None

@@ -18,6 +18,7 @@ import numpy as np
 from scipy import sparse
 from scipy.sparse import csgraph
 
+from pyro_fed.graph.analysis import both_ways
 from pyro_fed.graph.consensus import Consensus
 
 
@@ -51,7 +52,7 @@ def gathering(matrix: sparse.csr_array, centrality: np.ndarray) -> Gathering | N
         matrix: W, (A, A).
         centrality: v, (A,).
     """
-    links = sparse.csr_array(matrix.minimum(matrix.T))
+    links = both_ways(matrix)
     order, parent = _tree(links, _middle(links))
     if len(order) < matrix.shape[0]:
         return None
