@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from pyro_fed.flower.failure import told_without_values
 from pyro_fed.flower.mod import asks_for_a_sum, handed_on
 
 if TYPE_CHECKING:
@@ -24,12 +25,20 @@ def client_app(
 ) -> ClientApp:
     """Flower's ClientApp for a model and a recipe.
 
+    It is a part of an app, which comes from whoever starts a run. So `secure` and `questions` bind at a hospital whose
+    node runs only apps that the hospital has signed (`--trusted-entities`, `pyro-fed flower sign`), and elsewhere an
+    honest operator alone.
+
+    An order of the server that is not one of this recipe, or does not fit this client's rows, is refused before it is
+    unpacked. Of an exception, whoever raises it, the server gets the client's name, the exception's class, and file and
+    line of the user's code; its text, which may have values of rows in it, goes to the client's own log.
+
     Args:
         model: the model's file, or its name in the library.
         recipe: the recipe's file, or its name in the library; or several, among which the server chooses.
         load_rows: a function of the model's module and Flower's `node_config` that returns the model's positional
             arguments, with this client's rows.
-        secure: only answer in secure aggregation, so that the server never sees this client's own message.
+        secure: only answer in secure aggregation, in which the server gets masked numbers and their sum.
         questions: also answer questions besides the recipe: for the audit and `influence` the summed log-likelihood of
             its rows, at no more than 4000 draws a message; for `loo` sums of leave-one-out.
 
@@ -37,7 +46,7 @@ def client_app(
         >>> app = client_app("model.py", "recipe.toml", lambda model, node_config: read_rows(node_config["name"]))
     """
     given = [recipe] if isinstance(recipe, str | Path) else list(recipe)
-    app = ClientApp(mods=[handed_on])
+    app = ClientApp(mods=[told_without_values, handed_on])
     made: list[Site] = []
 
     def site() -> Site:

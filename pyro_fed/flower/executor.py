@@ -19,9 +19,10 @@ from pyro_fed.conventions.settings_repr import described
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import ProtocolError, SettingError
 from pyro_fed.flower.joining import Roll, description_in, question
+from pyro_fed.flower.order import STATES, WORK, Order
 from pyro_fed.flower.post import ANEW, GONE, LOOK_EVERY, Post
 from pyro_fed.flower.secure import FEWEST, SecAgg, SecureRound, Summed, check_secure, stand_ins
-from pyro_fed.flower.wire import LOST, SETTINGS, STATES, WORK, Order, bytes_of, pack
+from pyro_fed.flower.wire import LOST, SETTINGS, bytes_of, pack
 from pyro_fed.runtime.executors.base import LOG_LIK, Reply, Work
 from pyro_fed.runtime.executors.host import Request, WorkerPhase
 from pyro_fed.runtime.executors.local import Made, keep

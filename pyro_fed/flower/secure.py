@@ -334,7 +334,7 @@ def masked(numbers: Tensor, context: Context) -> RecordDict:
     largest = float(numbers.abs().max()) if len(numbers) else 0.0
     if not largest < limit:
         raise ProtocolError(
-            f"a number of this client's message is {largest:.3g}, beyond what secure aggregation was set up for, "
+            "a number of this client's message is beyond what secure aggregation was set up for, "
             f"{limit:.3g}: raise `largest` at the server"
         )
     step = 2 * limit / levels

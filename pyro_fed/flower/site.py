@@ -18,7 +18,7 @@ from flwr.app import ConfigRecord, Context, RecordDict
 from safetensors.torch import load, save
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import NoiseTracking
+from pyro_fed.algorithm.capabilities import Indicators, NoiseTracking
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.plan import chain_of, stages_of
 from pyro_fed.algorithm.states import State, prefixed, within
@@ -28,32 +28,22 @@ from pyro_fed.density.compiling.compiler import Compiler
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import flatten
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.errors import ProtocolError, SettingError
+from pyro_fed.errors import SettingError, listed
 from pyro_fed.federation.apart import check_apart
 from pyro_fed.federation.claimed import padded
 from pyro_fed.federation.federation import Federation
 from pyro_fed.flower.description import Description
+from pyro_fed.flower.failure import Refusal, client_name, refusing
+from pyro_fed.flower.order import MAX_BYTES, STATES, WORK, Order, require
 from pyro_fed.flower.secure import flat, masked
-from pyro_fed.flower.wire import (
-    LOST,
-    SETTINGS,
-    STATES,
-    WORK,
-    Order,
-    bytes_of,
-    pack,
-    record_of,
-    reply_tensors,
-)
+from pyro_fed.flower.wire import LOST, SETTINGS, bytes_of, pack, record_of, reply_tensors
 from pyro_fed.recipes import recipe as recipes
 from pyro_fed.recipes.library import load_model
-from pyro_fed.runtime.executors.base import LOG_LIK, MOST_DRAWS, Reply, Work
+from pyro_fed.runtime.executors.base import LOG_LIK, Reply, Work
 from pyro_fed.runtime.executors.host import Host, Request, Verdict, WorkerPhase
 from pyro_fed.runtime.executors.local import Made, Sequential
-from pyro_fed.runtime.messages import answer, decode
+from pyro_fed.runtime.messages import answer, decode, decode_header
 
-#: The most bytes of one message that a client accepts from its server.
-MAX_BYTES = 2**30
 #: Name of the record in Flower's context that has the client's state.
 KEPT = "pyro_fed"
 
@@ -86,7 +76,7 @@ class Site:
 
     def describe(self, context: Context) -> ConfigRecord:
         """The client's description, for the server."""
-        name = _name(context)
+        name = client_name(context)
         return Description.of(name, self._federation(name, context)).to_record()
 
     def work(self, content: RecordDict, context: Context, summed: bool = False) -> RecordDict:
@@ -98,22 +88,24 @@ class Site:
             summed: whether the answer is masked, so that the server only learns the sum over clients.
 
         Raises:
-            ProtocolError: the content is not an order; the client only answers in secure aggregation, and this is not;
-                or it is a question that the client does not answer.
+            Refusal: the content is not an order that this client follows, and why.
         """
-        if self.secure and not summed:
-            raise ProtocolError(
-                "this client takes part in secure aggregation alone (client_app(secure=True)), and the server asks for "
-                "its own message: give the server secure-aggregation"
-            )
-        order = Order.from_record(record_of(content, SETTINGS))
-        message = decode(bytes_of(content), None, cap=MAX_BYTES, finite=False)
-        name = _name(context)
+        name = client_name(context)
+        self._check_masked(summed)
+        with refusing():
+            order, encoded = Order.from_record(record_of(content, SETTINGS)), bytes_of(content)
+            header = decode_header(encoded, MAX_BYTES)
+        kept: Any = context.state.config_records.get(KEPT)
+        order.check_header(header.message, name, None if kept is None else kept["run"])
         if order.job == LOG_LIK:
-            self._check_draws(within(message.tensors, "shared"))
+            self._check_questions("its log-likelihood at draws")
         data = self._federation(name, context).client_data()
+        order.check_rows(int(data.num_rows.sum()))
         problem = self._problem(order, name, context)
         algorithm = self._algorithm(order, problem)
+        order.check_tensors(header.tensors, problem.dim)
+        with refusing():
+            message = decode(encoded, None, cap=MAX_BYTES, finite=False)
         host = _host(order, problem, data)
         if not _restored(host, order, algorithm, context, message.header.run):
             return RecordDict({SETTINGS: ConfigRecord({LOST: True})})
@@ -122,30 +114,24 @@ class Site:
         if summed:
             share = min(1.0, int(data.num_rows.sum()) / order.width)
             numbers = flat(found.messages, share) if isinstance(found, Reply) else flat(found)
-            return masked(numbers, context)
+            with refusing():
+                return masked(numbers, context)
         if isinstance(found, Reply):
             tensors = reply_tensors(found, host.executor.new[-1].states if order.copies else {})
         else:
             tensors = prefixed("local" if order.job == STATES else "report", found)
         return pack(ConfigRecord({}), answer(message.header), tensors)
 
-    def _check_draws(self, received: State) -> None:
-        """Refuse to tell log-likelihoods if the client answers no questions, or at more than `MOST_DRAWS` draws.
-
-        Raises:
-            ProtocolError: says which of the two it is.
-        """
-        self._check_questions("its log-likelihood at draws")
-        draws = received.get("draws")
-        asked = 0 if draws is None else draws.shape[:-1].numel()
-        if asked > MOST_DRAWS:
-            raise ProtocolError(
-                f"a client tells its log-likelihood at no more than {MOST_DRAWS} draws in a message, received {asked}"
+    def _check_masked(self, summed: bool) -> None:
+        if self.secure and not summed:
+            raise Refusal(
+                "this client takes part in secure aggregation alone (client_app(secure=True)), and the server asks for "
+                "its own message: give the server secure-aggregation"
             )
 
     def _check_questions(self, what: str) -> None:
         if not self.questions:
-            raise ProtocolError(
+            raise Refusal(
                 "this client answers nothing besides its recipe (client_app(questions=False)), and the server asks for "
                 f"{what}: run with audit=false, without loo and influence"
             )
@@ -177,7 +163,8 @@ class Site:
         """The algorithm that the server names, made from this client's own recipes; or a question of leave-one-out.
 
         Raises:
-            ProtocolError: the algorithm is in none of the recipes, or is a question that this client does not answer.
+            Refusal: the algorithm is in none of the recipes, is a question that this client does not answer, or has no
+                such job.
         """
         asked = next((one for one in _questions(problem) if described(one) == order.algorithm), None)
         if asked is not None:
@@ -192,8 +179,10 @@ class Site:
             for part in (form for one in parts for form in _forms(one)):
                 known.append(described(part))
                 if known[-1] == order.algorithm:
+                    jobs = (WORK, STATES, LOG_LIK, *(part.indicators if isinstance(part, Indicators) else ()))
+                    require(order.job in jobs, "job", f"one of {listed(jobs)}", order.job)
                     return part
-        raise ProtocolError(
+        raise Refusal(
             f"the server runs {order.algorithm:.500}, this client's recipe says {known!r:.1000}: give both the same "
             "recipe"
         )
@@ -210,12 +199,6 @@ def _forms(algorithm: Algorithm) -> Iterator[Algorithm]:
     if isinstance(algorithm, NoiseTracking):
         with suppress(SettingError):  # it cannot be run privately
             yield algorithm.evenly()
-
-
-def _name(context: Context) -> str:
-    """The client's name: `name` or `partition-id` of its node's configuration, else the node's number."""
-    config = context.node_config
-    return str(config.get("name", config.get("partition-id", context.node_id)))
 
 
 def _host(order: Order, problem: Problem, data: ClientData) -> Host:

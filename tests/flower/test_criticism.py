@@ -150,7 +150,7 @@ def test_a_client_never_sends_a_rows_own_numbers(flower, tmp_path, monkeypatch):
 def test_a_client_says_its_log_likelihood_at_no_more_draws_than_are_promised(flower, tmp_path, monkeypatch):
     """Whatever its server asks for: here one that asks about all draws, of which there are more."""
     model, recipes = flower.write_case(tmp_path, {"FedEP": ""})
-    grid = flower.LocalGrid(flower.make_client(model, recipes.values()), tells=True)
+    grid = flower.LocalGrid(flower.make_client(model, recipes.values()))
     config = {"num-clients": 3, "timeout": 0.05, "compile": "off", "num-draws": MOST_DRAWS + 1}
     for place in ("pyro_fed.runtime.ending.by_sums", "pyro_fed.flower.criticism"):
         monkeypatch.setattr(f"{place}.MOST_DRAWS", MOST_DRAWS + 1)
@@ -166,7 +166,7 @@ def test_a_client_says_its_log_likelihood_at_no_more_draws_than_are_promised(flo
 def test_a_client_that_answers_no_questions_takes_part_in_the_recipe_alone(flower, tmp_path):
     model, recipes = flower.write_case(tmp_path, {"FedEP": "", "FedAIS": WEIGHED})
     for name in recipes:
-        grid = flower.LocalGrid(flower.make_client(model, recipes.values(), questions=False), tells=True)
+        grid = flower.LocalGrid(flower.make_client(model, recipes.values(), questions=False))
         config = {"num-clients": 3, "timeout": 0.05, "compile": "off", "loo": True, "influence": name == "FedAIS"}
         found = flower.serve(grid, model, recipes[name], flower.read(config))
         assert found.posterior.sizes["draw"] == 1000 and "loo" not in found and "influence" not in found

@@ -162,14 +162,14 @@ def test_a_client_takes_part_in_sums_alone(flower, tmp_path):
     found = served(flower, grid, model, recipes["FedSEP"])
     assert found.posterior.sizes["draw"] > 1
     with pytest.raises(pf.errors.PyroFedError, match="takes part in secure aggregation alone"):
-        served(flower, grid, model, recipes["FedSEP"], secure=False)
+        served(flower, grid, model, recipes["FedSEP"], secure=False, min_clients=1)
 
 
 def test_numbers_beyond_the_range_fail_the_client(flower, tmp_path):
     """And are not cut to it in silence."""
     model, recipes = flower.write_case(tmp_path, RECIPES)
     with pytest.raises(pf.errors.PyroFedError, match=r"beyond what secure aggregation was set up for, 0\.125: raise"):
-        served(flower, flower.grid(model, recipes), model, recipes["FedSEP"], secure="{largest = 0.1}")
+        served(flower, flower.grid(model, recipes), model, recipes["FedSEP"], secure="{largest = 0.1}", min_clients=1)
 
 
 def test_what_needs_more_than_sums_is_refused_before_any_round(flower, tmp_path):

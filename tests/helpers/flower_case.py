@@ -15,13 +15,12 @@ from flwr.simulation import run_simulation
 from flwr.supercore.task_identity import TaskIdentity
 
 import pyro_fed as pf
-from pyro_fed.errors import PyroFedError
 from pyro_fed.flower import client_app
 from pyro_fed.flower.configuration import read
 from pyro_fed.flower.description import Description
 from pyro_fed.flower.elsewhere import Elsewhere
+from pyro_fed.flower.order import Order
 from pyro_fed.flower.server import serve
-from pyro_fed.flower.wire import Order
 
 __all__ = [
     "GOOD",
@@ -30,9 +29,12 @@ __all__ = [
     "Description",
     "Elsewhere",
     "LocalGrid",
+    "Message",
     "Order",
+    "RecordDict",
     "ServerApp",
     "Watching",
+    "client_app",
     "grid",
     "make_client",
     "read",
@@ -105,12 +107,11 @@ class LocalGrid:
         faults: (round, client) → "request" or "reply" that is lost, "error", "garbage", or "replay" of its last reply;
             "restart" or "renumber": its node is started anew before it answers, under the same number or another;
             "down": it goes down, and stays so.
-        tells: whether a client's own error is told to the server, as by Flower's runner, and not raised here.
     """
 
-    def __init__(self, client, faults=None, tells=False):
+    def __init__(self, client, faults=None):
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1  # as Flower's own runner does
-        self.client, self.faults, self.tells = client, faults or {}, tells
+        self.client, self.faults = client, faults or {}
         self.contexts, self.started = {}, {}
         self.last, self.replies, self.sent = {}, {}, 0
         for part in (2, 0, 1):
@@ -157,12 +158,9 @@ class LocalGrid:
             return None
         if fault == "error":
             return Message(Error(2, "the client raised"), reply_to=message)
-        try:
-            reply = self.client(copy.deepcopy(message), self.contexts[node])  # what a client changes is its own
-        except PyroFedError as error:
-            if not self.tells:
-                raise
-            return Message(Error(2, f"{type(error)}:<'{error}'>"), reply_to=message)
+        reply = self.client(copy.deepcopy(message), self.contexts[node])  # what a client changes is its own
+        if reply.has_error():
+            return reply
         if fault == "reply":
             return None
         if fault == "garbage":

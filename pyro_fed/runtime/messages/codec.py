@@ -20,6 +20,7 @@ import json
 import re
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -180,6 +181,35 @@ def _size(items: tuple[tuple[str, Entry], ...]) -> int:
     return PREFIX + -(-length // ALIGNMENT) * ALIGNMENT + end
 
 
+class Announced(NamedTuple):
+    """What the beginning of a message says: its header, and its tensors' shapes and dtypes."""
+
+    message: Header
+    tensors: Spec
+
+
+def decode_header(data: bytes, cap: int, longest: int = MAX_HEADER) -> Announced:
+    """What a message announces, before its tensors are unpacked.
+
+    Args:
+        data: the message's bytes.
+        cap: the most bytes of a message.
+        longest: the most bytes of its header.
+
+    Raises:
+        ProtocolError: anything else than a message of this format.
+
+    Example:
+        >>> header = Header("reply", run=token(), round=0, client="north", nonce=token())
+        >>> decode_header(encode(Message(header, {"eta": torch.zeros(3)})), cap=10_000).tensors["eta"].shape
+        (3,)
+    """
+    if len(data) > cap:
+        raise ProtocolError(f"a message of {len(data)} bytes, at most {cap} are accepted")
+    found = read_header(data, len(data), max_header=longest)
+    return Announced(_header(found.text), found.tensors)
+
+
 def decode(data: bytes, expected: Spec | None, cap: int | None = None, finite: bool = True) -> Message:
     """The message in foreign bytes, checked before anything is allocated.
 
@@ -200,13 +230,9 @@ def decode(data: bytes, expected: Spec | None, cap: int | None = None, finite: b
         'north'
     """
     longest = MAX_HEADER if expected is None else encoded_size(expected) + SLACK
-    limit = longest if cap is None else cap
-    if len(data) > limit:
-        raise ProtocolError(f"a message of {len(data)} bytes, at most {limit} are accepted")
-    found = read_header(data, len(data), max_header=longest)
-    header = _header(found.text)
+    header, found = decode_header(data, longest if cap is None else cap, longest)
     if expected is not None:
-        _check_spec(found.tensors, expected)
+        _check_spec(found, expected)
     try:
         tensors = load(data)
     except (SafetensorError, ValueError, RuntimeError) as error:

@@ -1,0 +1,102 @@
+"""What a client says of its own failure: the one place through which every reply leaves.
+
+The text of an exception may have values of rows in it, whoever wrote the text: pandas, torch, a model, `load_rows`. So
+the server gets none of it. It gets the client's name, the exception's class, and the file and line of the user's code;
+the text goes to the client's own log. A refusal of the server's order is told whole, since its text is made of the
+order alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, Error, Message
+from flwr.common.constant import ErrorCode
+
+from pyro_fed.errors import OURS, ProtocolError
+
+LOG = logging.getLogger("flwr")
+#: Where installed packages are, whose lines are not the user's.
+INSTALLED = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))
+
+
+class Refusal(ProtocolError):
+    """An order of the server that a client does not follow; the text has nothing in it but the order and settings."""
+
+
+@contextmanager
+def refusing() -> Iterator[None]:
+    """What reads the server's order, and nothing of the client's: its `ProtocolError` is a refusal.
+
+    Raises:
+        Refusal: in place of a `ProtocolError`.
+    """
+    try:
+        yield
+    except ProtocolError as error:
+        raise Refusal(str(error)) from None
+
+
+def client_name(context: Context) -> str:
+    """The client's name: `name` or `partition-id` of its node's configuration, else the node's number.
+
+    Args:
+        context: Flower's context of the client.
+    """
+    config: Any = context.node_config
+    return str(config.get("name", config.get("partition-id", context.node_id)))
+
+
+def told_without_values(
+    message: Message, context: Context, call_next: Callable[[Message, Context], Message]
+) -> Message:
+    """Answer a message; in place of an exception by an error of Flower that has no values of rows in it.
+
+    Args:
+        message: the server's message.
+        context: Flower's context of the client.
+        call_next: what answers it.
+    """
+    try:
+        return call_next(message, context)
+    except (Exception, SystemExit) as error:
+        name, where = client_name(context), place_of(error)
+        LOG.error("Client %s failed at %s; the server is not told the following text", name, where, exc_info=error)
+        reason = f"client {name}: {type(error).__name__} at {where}; the text is in the client's own log"
+        if type(error) is Refusal:
+            reason = f"client {name}: {error}"
+        return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+
+
+def place_of(error: BaseException) -> str:
+    """File and line of the user's code in which an exception was raised; without any, those of the innermost call.
+
+    Args:
+        error: the exception.
+    """
+    chain, innermost = [error], ""
+    while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None and cause not in chain:
+        chain.append(cause)
+    for one in chain:
+        places = [(file, f"{Path(file).name}:{line}", module) for file, line, module in _frames(one)]
+        innermost = innermost or (places[-1][1] if places else "")
+        theirs = [place for file, place, module in places if _is_users(file, module)]
+        if theirs:
+            return theirs[-1]
+    return innermost or "an unknown line"
+
+
+def _frames(error: BaseException) -> Iterator[tuple[str, int, str]]:
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        yield frame.f_code.co_filename, line, str(frame.f_globals.get("__name__", ""))
+
+
+def _is_users(file: str, module: str) -> bool:
+    ours = module.partition(".")[0] == OURS
+    return not ours and file.endswith(".py") and not any(Path(file).is_relative_to(path) for path in INSTALLED)
