@@ -35,7 +35,7 @@ test-pythons: $(STAMP)  ## the wheel on every Python here from 3.11, with the ne
 release-check: $(STAMP)  ## what would be published: sdist and wheel, their metadata and contents, a fresh install
 	$(BIN)/python tests/helpers/release.py
 
-rehearsal: $(STAMP)  ## a deployment on loopback over TLS: a node and the server killed, a stranger refused; see docs/deployment.md
+rehearsal: $(STAMP)  ## a deployment on loopback over TLS: a node and the server killed, a stranger and foreign apps refused; see docs/deployment.md
 	OMP_NUM_THREADS=1 $(BIN)/python tests/rehearsal/rehearse.py $(if $(KEEP),--keep $(KEEP))
 
 rehearsal-peers: $(STAMP)  ## five agents without a server over TLS, killed and restarted, against the simulation

@@ -1,4 +1,4 @@
-"""Flower: the clients are real ones, which never give their data away.
+"""Flower: the clients are real ones, at nodes that run an app which whoever starts a run sends, see `apps`.
 
 The same round loop runs inside Flower's ServerApp, with an executor that sends each client's work to its ClientApp.
 What travels: once, a description of each client (its name, number of rows, shapes and dtypes); then encoded messages,

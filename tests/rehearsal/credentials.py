@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.x509.oid import NameOID
 
 #: How long the certificates hold: a rehearsal.
@@ -59,6 +59,14 @@ def make_node_key(folder: Path, name: str) -> None:
     _write_secret(folder / f"{name}.key", key.private_bytes(PEM, serialization.PrivateFormat.OpenSSH, PLAIN))
     public = key.public_key().public_bytes(OPENSSH, serialization.PublicFormat.OpenSSH)
     (folder / f"{name}.pub").write_bytes(public + f" {name}\n".encode())
+
+
+def make_reviewer_key(folder: Path, name: str) -> None:
+    """A hospital's key to sign apps, `NAME.reviewer`, and what its node trusts, `NAME.trusted.yaml`: that key alone."""
+    key = ed25519.Ed25519PrivateKey.generate()
+    _write_secret(folder / f"{name}.reviewer", key.private_bytes(PEM, serialization.PrivateFormat.OpenSSH, PLAIN))
+    public = key.public_key().public_bytes(OPENSSH, serialization.PublicFormat.OpenSSH).decode()
+    (folder / f"{name}.trusted.yaml").write_text(f'{name}: "{public}"\n')
 
 
 def _builder(name: str, issuer: str, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:

@@ -2,6 +2,8 @@
 
 ca.pem server.pem server.key       `credentials`
 NAME.key NAME.pub                  a key for each node, whose public half is registered
+NAME.reviewer NAME.trusted.yaml    a hospital's key to sign apps, and what its node trusts
+apps/                              apps and their signatures, which `pyro-fed flower hub` hands to the SuperLink
 link.db                            the SuperLink's database: nodes and runs outlive it
 home/config.toml                   how `flwr` finds the SuperLink
 """
@@ -30,7 +32,8 @@ class Deployment:
     """
 
     def __init__(self, folder: Path, more: dict[str, str] | None = None) -> None:
-        self.folder, self.port = folder, free_port()
+        self.folder, self.port, self.hub_port = folder, free_port(), free_port()
+        (folder / "apps").mkdir()
         self.home = folder / "home"
         self.home.mkdir()
         (self.home / "config.toml").write_text(
@@ -52,40 +55,68 @@ class Deployment:
             process.kill()
 
     def make_credentials(self, nodes: list[str]) -> None:
-        """The authority, the server's certificate, and the nodes' keys."""
+        """The authority, the server's certificate, the nodes' keys, and those with which hospitals sign apps."""
         credentials.make_server_certificate(self.folder, *credentials.make_authority(self.folder))
         for name in nodes:
             credentials.make_node_key(self.folder, name)
+            credentials.make_reviewer_key(self.folder, name)
 
     def start_link(self) -> None:
         """The SuperLink, with TLS, authentication of nodes, and a database."""
         command = ["flower-superlink", "--host", "127.0.0.1", "--port", str(self.port)]
         command += ["--ssl-ca-certfile", "ca.pem", "--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key"]
         command += ["--enable-supernode-auth", "--database", "link.db", "--disable-runtime-dependency-installation"]
-        self.link = Process("superlink", command, self.folder, self.env)
+        env = self.env | {"FLWR_SUPERGRID_API_URL": f"http://127.0.0.1:{self.hub_port}"}
+        self.link = Process("superlink", command, self.folder, env)
         wait_until(lambda: listens(self.port), 90, "the SuperLink listens", [self.link])
+
+    def start_hub(self) -> None:
+        """What hands signed apps to the SuperLink."""
+        command = ["pyro-fed", "flower", "hub", "apps", "--port", str(self.hub_port)]
+        self._others.append(Process("hub", command, self.folder, self.env))
+        wait_until(lambda: listens(self.hub_port), 90, "the hub listens", self._others[-1:])
+
+    def build(self, app: str) -> Path:
+        """An app as a .fab file, in the folder of apps."""
+        before = set(self.folder.glob("*.fab"))
+        built = self.flwr("build", "--app", app)
+        (made,) = set(self.folder.glob("*.fab")) - before or {Path(built.stdout + built.stderr)}
+        return made.rename(self.folder / "apps" / made.name)
+
+    def sign(self, fab: Path, name: str) -> subprocess.CompletedProcess[str]:
+        """A hospital's signature of an app, beside it."""
+        command = ["pyro-fed", "flower", "sign", str(fab), "--key", f"{name}.reviewer", "--name", name]
+        return self.command(*command)
 
     def register(self, name: str) -> subprocess.CompletedProcess[str]:
         """Make a node's public key known to the SuperLink."""
         return self.flwr("supernode", "register", f"{name}.pub", LINK, "--name", name)
 
-    def start_node(self, name: str, part: int, parts: int) -> Process:
-        """A SuperNode with its key and its part of the data."""
+    def start_node(self, name: str, part: int, parts: int, trusts: bool = True) -> Process:
+        """A SuperNode with its key and its part of the data; it runs what its hospital has signed, or anything."""
         command = ["flower-supernode", "--superlink", f"127.0.0.1:{self.port}", "--root-certificates", "ca.pem"]
         command += ["--auth-supernode-private-key", f"{name}.key", "--host", "127.0.0.1", "--port", str(free_port())]
         command += ["--node-config", f'name="{name}" partition-id={part} num-partitions={parts}']
+        command += ["--trusted-entities", f"{name}.trusted.yaml"] if trusts else []
         self.nodes[name] = Process(name, command, self.folder, self.env)
         return self.nodes[name]
 
     def flwr(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """A command of Flower's shell, to its end."""
-        command = [str(BIN / "flwr"), *arguments]
+        return self.command("flwr", *arguments)
+
+    def command(self, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """A command of this environment, to its end."""
+        command = [str(BIN / program), *arguments]
         return subprocess.run(command, env=self.env, cwd=self.folder, capture_output=True, text=True, timeout=120)
 
-    def run(self, app: Path, name: str, **config: object) -> Process:
-        """A run of an app, whose log is streamed to NAME.log; keys of its configuration with "_" for "-"."""
+    def run(self, app: str, name: str, **config: object) -> Process:
+        """A run of an app, of a folder or of its name where it is signed, whose log is streamed to NAME.log.
+
+        Keys of its configuration have "_" for "-".
+        """
         text = " ".join(f"{key.replace('_', '-')}={_toml(value)}" for key, value in config.items())
-        command = ["flwr", "run", str(app), LINK, "--stream", "--run-config", text]
+        command = ["flwr", "run", app, LINK, "--stream", *(["--run-config", text] if text else [])]
         process = Process(name, command, self.folder, self.env)
         self._others.append(process)
         return process

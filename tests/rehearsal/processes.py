@@ -22,6 +22,8 @@ QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "OMP_NUM_THREADS": "1",
     "PYTHONDONTWRITEBYTECODE": "",  # many processes import the same modules
+    "NO_PROXY": "127.0.0.1",  # the SuperLink asks for signed apps on its own machine
+    "no_proxy": "127.0.0.1",
 }
 #: Seconds from SIGTERM to SIGKILL, and between two looks at what is waited for.
 PATIENCE, LOOK_EVERY = 5.0, 0.2

@@ -22,7 +22,7 @@ import warnings
 from pathlib import Path
 
 from deployment import Deployment, wait_until
-from processes import BIN, Process
+from processes import Process
 
 HOSPITALS = ["ward-1", "ward-2", "ward-3"]
 #: From the prior, so that no phase needs all hospitals; damped, as Laplace's sites are: some fourteen rounds, enough
@@ -36,6 +36,51 @@ algorithm = "pyro_fed.infer:FedEP"
 start = "prior"
 client = "laplace"
 """
+#: What `flwr run` calls the app that the hospitals have signed.
+SIGNED = "@pyro-fed/trial==1.0.0"
+#: What is in a patient's row, in a file that only the hospitals have; and an app of somebody else that sends it home.
+MARK = "hiv-positive-4711"
+FOREIGN = {
+    "pyproject.toml": """\
+[project]
+name = "foreign"
+version = "1.0.0"
+license = "Apache-2.0"
+dependencies = []
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+[tool.flwr.app]
+publisher = "somebody"
+[tool.flwr.app.components]
+serverapp = "foreign.apps:server"
+clientapp = "foreign.apps:client"
+[tool.flwr.app.config]
+""",
+    "foreign/__init__.py": "",
+    "foreign/apps.py": """\
+from pathlib import Path
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+
+client, server = ClientApp(), ServerApp()
+
+@client.query()
+def read(message, context):
+    rows = Path({patients!r}).read_text()
+    return Message(RecordDict({{"rows": ConfigRecord({{"text": rows}})}}), reply_to=message)
+
+@server.main()
+def main(grid, context):
+    empty = RecordDict({{"ask": ConfigRecord({{}})}})
+    asked = [Message(empty, node, MessageType.QUERY) for node in grid.get_node_ids()]
+    for reply in grid.send_and_receive(asked, timeout=120):
+        got = reply.error.reason if reply.has_error() else reply.content["rows"]["text"]
+        print("GOT", reply.metadata.src_node_id, got)
+    print("ALL ASKED", len(asked))
+""",
+}
 #: Seconds that a step may take: a round is seconds of work, and a machine that does other work too makes minutes of it.
 LIMIT = 600.0
 #: Deadline of a client's reply in a round, in seconds.
@@ -74,6 +119,8 @@ def rehearse(folder: Path, log: Log) -> None:
         lose_the_server(all_of_it, first, log)
         resume(all_of_it, log)
         check_stranger(all_of_it, log)
+        refuse_a_foreign_app(all_of_it, log)
+        refuse_a_changed_app(all_of_it, log)
         everyone = [*all_of_it.nodes.values(), all_of_it.link]
     log.check(all(one is not None and one.code is not None for one in everyone), "every process has ended")
     compare(folder, log)
@@ -82,10 +129,15 @@ def rehearse(folder: Path, log: Log) -> None:
 def start(deployment: Deployment, log: Log) -> None:
     """Steps 1 to 4: credentials, the SuperLink, keys, SuperNodes and a stranger's."""
     folder = deployment.folder
-    deployment.make_credentials([*HOSPITALS, "stranger"])
-    secret = [path for path in folder.glob("*.key") if path.stat().st_mode & 0o077]
-    log.check(not secret, "1  an authority, the server's certificate, four keys that only their owner can read")
+    deployment.make_credentials([*HOSPITALS, "stranger", "careless"])
+    keys = [*folder.glob("*.key"), *folder.glob("*.reviewer")]
+    secret = [path for path in keys if path.stat().st_mode & 0o077]
+    log.check(
+        not secret,
+        "1  an authority, the server's certificate, nodes' and reviewers' keys that only their owner can read",
+    )
     deployment.start_link()
+    deployment.start_hub()
     log.check(speaks_tls_alone(deployment.port), f"2  the SuperLink speaks TLS alone, at port {deployment.port}")
     codes = {name: deployment.register(name).returncode for name in HOSPITALS}
     log.check(not any(codes.values()), f"3  the keys of {', '.join(HOSPITALS)} are registered, the stranger's is not")
@@ -94,18 +146,19 @@ def start(deployment: Deployment, log: Log) -> None:
     deployment.start_node("stranger", 0, len(HOSPITALS))
     here = [deployment.nodes[name] for name in HOSPITALS]
     wait_until(lambda: all("SuperNode ID" in node.text() for node in here), LIMIT, "the nodes join", here)
-    log.check(True, "4  three SuperNodes have joined, each by its key")
+    log.check(True, "4  three SuperNodes have joined, each by its key; each trusts its own hospital's reviewer")
 
 
 def begin(deployment: Deployment, log: Log) -> Process:
-    """Step 5: an app, and a run of it with a quorum and a checkpoint."""
+    """Step 5: an app, signed by the hospitals, and a run of it with a quorum and a checkpoint."""
     folder = deployment.folder
     (folder / "rehearsal.toml").write_text(RECIPE)
     command = ["pyro-fed", "flower", "new", "trial", "--model", MODEL, "--recipe", "rehearsal.toml", "--clients", "3"]
-    made = subprocess.run(
-        [str(BIN / command[0]), *command[1:]], cwd=folder, env=deployment.env, capture_output=True, text=True
-    )
+    made = deployment.command(*command)
     log.check(made.returncode == 0, f"5  the app is written: {' '.join(command)}")
+    fab = deployment.build("trial")
+    codes = {name: deployment.sign(fab, name).returncode for name in HOSPITALS}
+    log.check(not any(codes.values()), f"   {fab.name} is signed by {', '.join(HOSPITALS)}")
     process = run(deployment, "first", resume=False)
     wait_until(lambda: rounds(process) >= 3, LIMIT, "three rounds", [process])
     log.check(True, f"   a run with a quorum of 2 and a checkpoint has had {rounds(process)} rounds")
@@ -160,8 +213,55 @@ def check_stranger(deployment: Deployment, log: Log) -> None:
     log.check(listed.count("online") >= 3, "   `flwr supernode list` has the three hospitals online")
 
 
+def refuse_a_foreign_app(deployment: Deployment, log: Log) -> None:
+    """Step 10: an app that reads the patients' file runs at a node that trusts everybody, and at no other."""
+    folder = deployment.folder
+    patients = folder / "patients.csv"
+    patients.write_text(f"patient,status\n1,{MARK}\n")
+    for name, text in FOREIGN.items():
+        path = folder / "foreign" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text.format(patients=str(patients)) if name.endswith("apps.py") else text)
+    deployment.register("careless")
+    careless = deployment.start_node("careless", 0, len(HOSPITALS), trusts=False)
+    wait_until(lambda: "SuperNode ID" in careless.text(), LIMIT, "careless joins", [careless])
+    process = deployment.run("foreign", "foreign")
+    wait_until(lambda: "ALL ASKED" in process.text(), LIMIT, "the foreign app ends", [careless])
+    got = [line.partition("GOT ")[2] for line in process.text().splitlines() if "GOT " in line]
+    refused = [line for line in got if "could not be verified" in line]
+    text = process.text()
+    log.check(
+        len(refused) == len(HOSPITALS), f"10 a foreign, unsigned app: {len(refused)} hospitals say: {refused[:1]}"
+    )
+    logs = [deployment.nodes[name].text() for name in HOSPITALS]
+    log.check(all("FAB could not be verified" in one for one in logs), "   and so do their nodes' logs")
+    log.check(text.count(MARK) == 1, "   a node without --trusted-entities, for comparison, has sent its patients.csv")
+    careless.kill()
+
+
+def refuse_a_changed_app(deployment: Deployment, log: Log) -> None:
+    """Step 10: an app that was changed after it was signed is refused, with its old signatures."""
+    folder = deployment.folder
+    client = folder / "trial" / "trial" / "client_app.py"
+    client.write_text(client.read_text() + f"\nprint(open({str(folder / 'patients.csv')!r}).read())\n")
+    project = folder / "trial" / "pyproject.toml"
+    project.write_text(project.read_text().replace('version = "1.0.0"', 'version = "1.0.1"'))
+    (signed,) = (folder / "apps").glob("*.fab")
+    changed = deployment.build("trial")
+    for name in HOSPITALS:
+        old = signed.with_name(f"{signed.name}.{name}.signature")
+        changed.with_name(f"{changed.name}.{name}.signature").write_bytes(old.read_bytes())
+    process = run(deployment, "changed", resume=False, app=SIGNED.replace("1.0.0", "1.0.1"))
+    wait_until(lambda: process.code is not None, LIMIT, "the changed app ends", None)
+    said = [line.strip() for line in process.text().splitlines() if "could not be verified" in line]
+    log.check(said, f"   a changed app with the old signatures: {said[-1] if said else 'it ran'}")
+    logs = [deployment.nodes[name].text() for name in HOSPITALS]
+    log.check(all("FAB verification failed" in one for one in logs), "   and so do the logs of all three nodes")
+    log.check(not any(MARK in one for one in logs), "   no line of the foreign or the changed app has run at them")
+
+
 def compare(folder: Path, log: Log) -> None:
-    """Step 10: the answer is that of a simulation with the same recipe."""
+    """Step 11: the answer is that of a simulation with the same recipe."""
     import arviz as az
 
     import pyro_fed as pf
@@ -179,7 +279,7 @@ def compare(folder: Path, log: Log) -> None:
         mean = max(mean, float((abs(theirs.mean(0) - mine.mean(0)) / mine.std(0)).max()))
         sd = max(sd, float(abs(theirs.std(0) / mine.std(0) - 1).max()))
     same = max(mean, sd) < PRECISION
-    log.check(same, f"10 the simulation's answer: means within {mean:.2g} SD, SDs within {100 * sd:.2g} %")
+    log.check(same, f"11 the simulation's answer: means within {mean:.2g} SD, SDs within {100 * sd:.2g} %")
     took_part = there.federation["participated"].values
     away = {name: int((~took_part[:, k]).sum()) for k, name in enumerate(HOSPITALS)}
     log.say(f"   {len(took_part)} rounds; away: " + ", ".join(f"{name} {count}" for name, count in away.items()))
@@ -189,10 +289,10 @@ def compare(folder: Path, log: Log) -> None:
     log.say(f"   {there.attrs.get('unchecked', 'not judged')}")
 
 
-def run(deployment: Deployment, name: str, resume: bool) -> Process:
-    """A run of the app."""
+def run(deployment: Deployment, name: str, resume: bool, app: str = SIGNED) -> Process:
+    """A run of the signed app, or of another one."""
     return deployment.run(
-        deployment.folder / "trial",
+        app,
         name,
         min_clients=2,
         timeout=TIMEOUT,

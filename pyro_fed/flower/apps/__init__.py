@@ -1,0 +1,1 @@
+"""Apps for Flower: written, signed, and handed to a SuperLink with their signatures."""
