@@ -214,7 +214,13 @@ def listed(names: Iterable[Any]) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value for a message, in one line and not too long: its text and its type, whatever it is."""
+    """A value for a message, in one line and not too long: its text and its type, whatever it is.
+
+    Arrays, tensors and frames may be rows: their shape stands for their values.
+    """
+    shape = getattr(value, "shape", ())
+    if isinstance(shape, tuple) and shape:
+        return f"values of shape {tuple(shape)} ({type(value).__name__})"
     try:
         text = " ".join(repr(value).split())
     except Exception:  # a user's own class may not even have a text

@@ -53,7 +53,7 @@ def column_sums(rows: Tensor) -> ColumnSums:
         >>> sums = pf.column_sums(x)                    # at each client
     """
     if rows.dim() == 0:
-        raise DataError(f"column_sums: rows must be an array of rows, received the single value {rows}")
+        raise DataError(f"column_sums: rows must be an array of rows, received a single value ({rows.dtype})")
     x = rows.double()
     mean = x.mean(0) if len(x) else x.new_zeros(x.shape[1:])
     return ColumnSums(x.new_tensor(len(x)), mean, (x - mean).square().sum(0))

@@ -8,11 +8,12 @@ import warnings
 
 import fuzzing
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
 import pyro_fed as pf
-from pyro_fed.errors import PyroFedError
+from pyro_fed.errors import PyroFedError, SettingError, shown
 from pyro_fed.ops.arviz_versions import group_of, with_group
 
 
@@ -162,3 +163,18 @@ def test_what_a_hundred_thousand_random_calls_found(call, message):
     with pytest.raises(PyroFedError, match=message) as caught:
         call()
     assert "\n" not in str(caught.value)
+
+
+def test_no_error_prints_rows():
+    """Arrays and frames in an error are told by their shape: their values may be patients'."""
+    rows = np.array([[4711.0, 1.0], [4712.0, 0.0]])
+    for value in (rows, rows[:, 0], torch.tensor(rows), pd.DataFrame(rows), pd.DataFrame(rows)[0]):
+        assert f"values of shape {tuple(value.shape)} ({type(value).__name__})" == shown(value)
+        if not isinstance(value, torch.Tensor):
+            with pytest.raises(SettingError) as caught:
+                pf.column_sums(value)
+            assert "471" not in str(caught.value)
+    with pytest.raises(pf.DataError) as caught:
+        pf.column_sums(torch.tensor(4711.0))
+    assert "471" not in str(caught.value)
+    assert shown(torch.tensor(3)) == "tensor(3) (Tensor)"
