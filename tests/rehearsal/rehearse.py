@@ -64,7 +64,8 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
-client, server = ClientApp(), ServerApp()
+client = ClientApp()
+server = ServerApp()
 
 @client.query()
 def read(message, context):
@@ -226,12 +227,13 @@ def refuse_a_foreign_app(deployment: Deployment, log: Log) -> None:
     careless = deployment.start_node("careless", 0, len(HOSPITALS), trusts=False)
     wait_until(lambda: "SuperNode ID" in careless.text(), LIMIT, "careless joins", [careless])
     process = deployment.run("foreign", "foreign")
-    wait_until(lambda: "ALL ASKED" in process.text(), LIMIT, "the foreign app ends", [careless])
+    wait_until(lambda: process.code is not None, LIMIT, "the foreign app ends", [careless])
+    log.check("ALL ASKED" in process.text(), "10 a foreign app has asked all nodes for their patients")
     got = [line.partition("GOT ")[2] for line in process.text().splitlines() if "GOT " in line]
     refused = [line for line in got if "could not be verified" in line]
     text = process.text()
     log.check(
-        len(refused) == len(HOSPITALS), f"10 a foreign, unsigned app: {len(refused)} hospitals say: {refused[:1]}"
+        len(refused) == len(HOSPITALS), f"   it is unsigned: {len(refused)} hospitals say: {refused[:1]}"
     )
     logs = [deployment.nodes[name].text() for name in HOSPITALS]
     log.check(all("FAB could not be verified" in one for one in logs), "   and so do their nodes' logs")
