@@ -232,9 +232,7 @@ def refuse_a_foreign_app(deployment: Deployment, log: Log) -> None:
     got = [line.partition("GOT ")[2] for line in process.text().splitlines() if "GOT " in line]
     refused = [line for line in got if "could not be verified" in line]
     text = process.text()
-    log.check(
-        len(refused) == len(HOSPITALS), f"   it is unsigned: {len(refused)} hospitals say: {refused[:1]}"
-    )
+    log.check(len(refused) == len(HOSPITALS), f"   it is unsigned: {len(refused)} hospitals say: {refused[:1]}")
     logs = [deployment.nodes[name].text() for name in HOSPITALS]
     log.check(all("FAB could not be verified" in one for one in logs), "   and so do their nodes' logs")
     log.check(text.count(MARK) == 1, "   a node without --trusted-entities, for comparison, has sent its patients.csv")
