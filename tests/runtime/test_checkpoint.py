@@ -266,7 +266,7 @@ def test_foreign_bytes_fall_back_to_the_state_before(tmp_path, content):
 
 
 def test_a_full_disk_leaves_the_previous_state(tmp_path, monkeypatch):
-    import pyro_fed.runtime.checkpoint.folder as module
+    import pyro_fed.conventions.output as module
 
     written = []
 

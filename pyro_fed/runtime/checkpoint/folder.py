@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import logging
-import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from pyro_fed.algorithm.states import State, contiguous, prefixed, within
+from pyro_fed.conventions.output import replaced_file
 from pyro_fed.density.fingerprint import hashed
-from pyro_fed.errors import CheckpointError, ProtocolError, SettingError, warn_user
+from pyro_fed.errors import CheckpointError, ProtocolError, PyroFedError, SettingError, warn_user
 from pyro_fed.runtime.checkpoint.fingerprint import require_run
 from pyro_fed.runtime.checkpoint.lock import Lock
 from pyro_fed.runtime.messages.header import PREFIX, header_length, read_header
@@ -70,6 +72,7 @@ class Checkpoint:
 
     def __init__(self, folder: Path, marks: dict[str, str], resume: bool, any_rounds: bool = True) -> None:
         self.folder, self.marks, self.resume, self.any_rounds = folder, marks, resume, any_rounds
+        self._untried = False
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError) as error:
@@ -106,20 +109,15 @@ class Checkpoint:
         }
         text["digest"] = _digest_of(tensors, text)
         target = self.folder / f"round-{len(saved.record['rounds']):08d}.safetensors"
-        waiting = target.with_suffix(".writing")
         try:
-            with waiting.open("wb") as file:
+            with replaced_file(target) as file:
                 file.write(save({name: value.clone() for name, value in tensors.items()}, metadata=text))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(waiting, target)
-            _written_down(self.folder)
         except OSError as error:
-            waiting.unlink(missing_ok=True)
             raise CheckpointError(
                 f"the state could not be written to {target} ({error}); the previous state is "
                 "kept. Make room and run again with resume=True"
             ) from error
+        self._untried = False
         for old in self._files()[:-KEPT]:
             try:
                 old.unlink(missing_ok=True)
@@ -136,22 +134,43 @@ class Checkpoint:
             return None
         marks, saved = latest(self.folder)
         require_run(self.folder, marks, self.marks, self.any_rounds)
+        self._untried = True
         return saved
+
+    @contextmanager
+    def blamed(self) -> Iterator[None]:
+        """Name the state as the cause of an error before the first round that follows it, or the result, is there.
+
+        The hash in a file shows damage. Somebody who changes a state can compute the hash anew, and tensors of other
+        names or shapes then fail somewhere in the algorithm.
+
+        Raises:
+            CheckpointError: in place of any error that is none of this package's.
+        """
+        try:
+            yield
+        except PyroFedError:
+            raise
+        except Exception as error:  # whatever an algorithm meets in a foreign state
+            if self._untried:
+                raise unfit(self.folder, error) from error
+            raise
 
     def _files(self) -> list[Path]:
         return _files_in(self.folder)
 
 
-def _written_down(folder: Path) -> None:
-    """Have the folder's list of files written to disk: without it a renamed file may not survive a crash."""
-    try:
-        place = os.open(folder, os.O_RDONLY)
-    except OSError:  # a system on which folders cannot be opened
-        return
-    try:
-        os.fsync(place)
-    finally:
-        os.close(place)
+def unfit(folder: Path, error: Exception) -> CheckpointError:
+    """The error for a state that an algorithm cannot go on from.
+
+    Args:
+        folder: where the state is.
+        error: what the algorithm met.
+    """
+    return CheckpointError(
+        f"the state in {folder} was taken up, and then the run failed: {type(error).__name__}: {error!s:.200}. Unless "
+        "this is an error of the model's, the state was changed after it was written: run again with another folder"
+    )
 
 
 def latest(folder: Path) -> tuple[dict[str, str], Saved]:
@@ -190,7 +209,18 @@ def _read(path: Path) -> tuple[dict[str, str], Saved]:
     try:
         marks, record, phase, done = (json.loads(text[name]) for name in ("marks", "record", "phase", "done"))
     except (ValueError, KeyError, RecursionError) as error:
-        raise ProtocolError(f"its text is not that of a state: {error!r}") from error
+        raise ProtocolError(f"its text is not that of a state: {error!r:.200}") from error
+    if not (isinstance(marks, dict) and all(isinstance(value, str) for value in marks.values())):
+        raise ProtocolError(f"its marks must be texts by name, received {marks!r:.80}")
+    if not (isinstance(record, dict) and isinstance(record.get("rounds"), list)):
+        raise ProtocolError(f"its record must have a list of rounds, received {record!r:.80}")
+    for name, number in {"phase": phase, "done": done}.items():
+        if type(number) is not int or number < 0:
+            raise ProtocolError(f"its {name} must be a whole number from 0 on, received {number!r:.80}")
+    if done > len(record["rounds"]):
+        raise ProtocolError(
+            f"it says that its phase has had {done} rounds, and has a record of {len(record['rounds'])}"
+        )
     odd = [name for name in tensors if not name.startswith(("shared.", "local.", "network."))]
     if odd:
         raise ProtocolError(f"it holds a tensor {odd[0][:80]!r}, expected shared.*, local.* and network.*")
