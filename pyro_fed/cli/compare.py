@@ -62,9 +62,9 @@ def compare(
         page.check_report(out)
     if results_folder is not None:
         check_writable(results_folder / "comparison.json", "--results")
+    module = library.load_model(model)  # which may import the recipes' algorithms
     chosen = _chosen(recipe_names, reference)
     algorithms = _algorithms(chosen, assignments)
-    module = library.load_model(model)
     fed, test = build_federation(module, clients, partition_text, seed, device)
     if results_folder is not None:
         check_savable(fed.problem, "--results")
