@@ -257,9 +257,9 @@ def _check_range(problem: RowDensities, seen: FirstRun, sample: _Sample, run: _R
         rows = sample.at[sample.pairs].flatten()[gone].unique().tolist()
         raise ModelError(
             f"site '{name}': its log density is beyond what float64 can hold, or can tell 1 nat of, in "
-            f"{len(rows)} row(s) (among them {listed(rows)}), wherever it is looked at: with "
-            f"{listed(map(repr, problem.sites))} near zero, and where their priors have their mass. The numbers of "
-            "these rows are too large for the model's scale: divide the data by their own scale before the model, or "
+            f"{len(rows)} of the {gone.numel()} rows that were looked at (rows {listed(rows)}), with "
+            f"{listed(map(repr, problem.sites))} near zero as where their priors have their mass. The numbers of these "
+            "rows are too large for the model's scale: divide the data by their own scale before the model, or "
             "give the latents priors whose mass is where the data are"
         )
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -72,7 +70,6 @@ class Checkpoint:
 
     def __init__(self, folder: Path, marks: dict[str, str], resume: bool, any_rounds: bool = True) -> None:
         self.folder, self.marks, self.resume, self.any_rounds = folder, marks, resume, any_rounds
-        self._untried = False
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError) as error:
@@ -117,7 +114,6 @@ class Checkpoint:
                 f"the state could not be written to {target} ({error}); the previous state is "
                 "kept. Make room and run again with resume=True"
             ) from error
-        self._untried = False
         for old in self._files()[:-KEPT]:
             try:
                 old.unlink(missing_ok=True)
@@ -134,30 +130,36 @@ class Checkpoint:
             return None
         marks, saved = latest(self.folder)
         require_run(self.folder, marks, self.marks, self.any_rounds)
-        self._untried = True
         return saved
 
-    @contextmanager
-    def blamed(self) -> Iterator[None]:
-        """Name the state as the cause of an error before the first round that follows it, or the result, is there.
+    def blamed(self) -> Blamed:
+        """Where a run goes on from a state, the state is named in an error that is none of this package's.
 
         The hash in a file shows damage. Somebody who changes a state can compute the hash anew, and tensors of other
         names or shapes then fail somewhere in the algorithm.
-
-        Raises:
-            CheckpointError: in place of any error that is none of this package's.
         """
-        try:
-            yield
-        except PyroFedError:
-            raise
-        except Exception as error:  # whatever an algorithm meets in a foreign state
-            if self._untried:
-                raise unfit(self.folder, error) from error
-            raise
+        return Blamed(self.folder if self.resume else None)
 
     def _files(self) -> list[Path]:
         return _files_in(self.folder)
+
+
+@dataclass(frozen=True)
+class Blamed:
+    """A context in which an error that is none of this package's becomes a `CheckpointError`, with it as the cause.
+
+    Args:
+        folder: where the state is; None leaves errors as they are.
+    """
+
+    folder: Path | None
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if self.folder is not None and isinstance(error, Exception) and not isinstance(error, PyroFedError):
+            raise unfit(self.folder, error) from error
 
 
 def unfit(folder: Path, error: Exception) -> CheckpointError:
@@ -168,8 +170,9 @@ def unfit(folder: Path, error: Exception) -> CheckpointError:
         error: what the algorithm met.
     """
     return CheckpointError(
-        f"the state in {folder} was taken up, and then the run failed: {type(error).__name__}: {error!s:.200}. Unless "
-        "this is an error of the model's, the state was changed after it was written: run again with another folder"
+        f"the run went on from the state in {folder}, and failed: {type(error).__name__}: {error!s:.200}. Unless this "
+        "is an error of the model's or the machine's, the state was changed after it was written: run again with "
+        "another folder"
     )
 
 

@@ -19,10 +19,9 @@ import torch
 
 from pyro_fed.algorithm.capabilities import SiteKeeping, no_sites
 from pyro_fed.algorithm.contract import Algorithm, Start
-from pyro_fed.errors import PyroFedError
 from pyro_fed.federation import Federation
 from pyro_fed.runtime.checkpoint.fingerprint import require_model
-from pyro_fed.runtime.checkpoint.folder import latest, unfit
+from pyro_fed.runtime.checkpoint.folder import Blamed, latest
 
 
 def hand_over(algorithm: Algorithm, federation: Federation, folder: Path) -> Start:
@@ -42,11 +41,7 @@ def hand_over(algorithm: Algorithm, federation: Federation, folder: Path) -> Sta
     require_model(folder, marks, algorithm, federation)
     if not isinstance(algorithm, SiteKeeping):
         raise no_sites(algorithm)
-    try:
+    with Blamed(folder):
         before = json.loads(marks["clients"])
         origin = torch.tensor([before.index(name) if name in before else -1 for name in federation.client_names])
         return Start(*algorithm.regroup(federation.problem, saved.shared, saved.local, origin))
-    except PyroFedError:
-        raise
-    except Exception as error:  # whatever an algorithm meets in a foreign state
-        raise unfit(folder, error) from error
