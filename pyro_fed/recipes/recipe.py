@@ -36,13 +36,13 @@ from typing import Any
 from pyro_fed.conventions.nested_settings import Settings, Variant, by_name, setting_hints, settings_in
 from pyro_fed.conventions.settings_repr import default_of
 from pyro_fed.conventions.spelling import closest
-from pyro_fed.errors import SettingError
+from pyro_fed.errors import OURS, SettingError
 from pyro_fed.recipes.components import import_or_explain, resolve_component
 from pyro_fed.recipes.library import find_recipe
 from pyro_fed.recipes.values import NONE_WORD, Mismatch, convert, describe, to_toml
 
-#: The module that a recipe imports; all others are looked up among those that are there already.
-OURS = "pyro_fed.infer"
+#: The module that a recipe's text may have imported; all others are looked up among those that are there already.
+ALGORITHMS = f"{OURS}.infer"
 #: What a recipe may hold, and the arguments of `run` among it, with their types.
 _TOP_LEVEL: Mapping[str, Any] = {
     "algorithm": str,
@@ -311,7 +311,7 @@ def _algorithm_of(reference: str, path: Path) -> type:
     module_name, colon, class_name = reference.partition(":")
     if not colon or not class_name:
         raise SettingError(f"{path}: algorithm = {reference!r} is not of the form 'module:Class'.")
-    if module_name == OURS:
+    if module_name == ALGORITHMS:
         module = import_or_explain(module_name, f"{path}: algorithm = {reference!r}")
         algorithm = getattr(module, class_name, None) if class_name.isidentifier() else None
     elif module_name in sys.modules:
@@ -319,7 +319,7 @@ def _algorithm_of(reference: str, path: Path) -> type:
         algorithm = vars(module).get(class_name)
     else:
         raise SettingError(
-            f"{path}: algorithm = {reference!r:.200}: a recipe imports nothing but {OURS}, since an import runs "
+            f"{path}: algorithm = {reference!r:.200}: a recipe imports nothing but {ALGORITHMS}, since an import runs "
             "code. Import the module of an algorithm of your own in the model file, or before the recipe is read"
         )
     if algorithm is None:
