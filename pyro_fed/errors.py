@@ -5,6 +5,7 @@ Every message says what was expected, what was received, where (site, client, ro
 
 from __future__ import annotations
 
+import re
 import sys
 import warnings
 from collections.abc import Iterable
@@ -16,6 +17,8 @@ OURS = __name__.partition(".")[0]
 LISTED = 10
 #: Characters of a value that a message shows.
 SHOWN = 100
+#: Characters without a blank, and of a whole message, beyond which it is cut.
+LONGEST_WORD, LONGEST_TEXT = 500, 4000
 #: What Pyro begins its drawing of a trace with, at the end of the text of an error that it raises again.
 SHAPES = "Trace Shapes:"
 
@@ -23,12 +26,17 @@ SHAPES = "Trace Shapes:"
 class PyroFedError(Exception):
     """Base class of everything this package raises on purpose.
 
+    Its text is cut where it echoes a value that is too long to read, see `brief`.
+
     Example:
         >>> try:
         ...     idata = pf.run(pf.FedEP(), fed)
         ... except pf.PyroFedError as error:
         ...     print("no result:", error)
     """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*(brief(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class DataError(PyroFedError, ValueError):
@@ -196,7 +204,8 @@ def warn_user(said: str) -> None:
     Args:
         said: the message.
     """
-    frame = caller = sys._getframe()
+    said, frame = brief(said), sys._getframe()
+    caller = frame
     while frame is not None and frame.f_back is not None:
         if frame.f_globals.get("__name__", "").partition(".")[0] == OURS:
             caller = frame.f_back
@@ -204,6 +213,19 @@ def warn_user(said: str) -> None:
     known, module = caller.f_globals, caller.f_globals.get("__name__", "")
     registry = known.setdefault("__warningregistry__", {})
     warnings.warn_explicit(said, UserWarning, caller.f_code.co_filename, caller.f_lineno, module, registry)
+
+
+def brief(text: str) -> str:
+    """A message without most of a long value that it echoes; its beginning and its end, with the cure, stay.
+
+    Args:
+        text: the message.
+    """
+    text = re.sub(rf"\S{{{LONGEST_WORD},}}", lambda word: f"{word[0][:SHOWN]}...", text)
+    if len(text) <= LONGEST_TEXT:
+        return text
+    half = LONGEST_TEXT // 2
+    return f"{text[:half]} ... ({len(text) - 2 * half} characters are left out) ... {text[-half:]}"
 
 
 def listed(names: Iterable[Any]) -> str:

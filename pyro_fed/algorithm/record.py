@@ -219,7 +219,13 @@ class Record:
         }
 
     def restore(self, plain: dict[str, Any]) -> None:
-        """Take up a record that `to_plain` wrote."""
+        """Take up a record that `to_plain` wrote.
+
+        Raises:
+            ValueError: other entries than those that it writes.
+        """
+        if plain.keys() != self.to_plain().keys():
+            raise ValueError(f"a record has {list(self.to_plain())}, received {list(plain)!s:.200}")
         for name, value in plain.items():
             setattr(self, name, value)
         self.rounds = [Round.from_plain(r) for r in plain["rounds"]]

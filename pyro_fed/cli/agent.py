@@ -59,8 +59,8 @@ def agent(
 
     peers = load_peers(peers_path)
     peers.number(name)
+    module = library.load_model(model, with_data=False)  # which may import the recipe's algorithm
     chosen = recipe.load(recipe_name)
-    module = library.load_model(model, with_data=False)
     own = chosen.run.get("num_rounds")
     settings = LinkSettings()
     if patience is not None:

@@ -13,7 +13,7 @@ from pyro_fed.cli import options
 from pyro_fed.cli.apart import run_apart
 from pyro_fed.cli.output import typed_command
 from pyro_fed.cli.parse import parse_executor
-from pyro_fed.conventions.output import check_writable, kept_elsewhere
+from pyro_fed.conventions.output import check_writable, kept_elsewhere, replaced_file
 from pyro_fed.errors import PyroFedError, SettingError, StoppedError
 
 if TYPE_CHECKING:
@@ -62,9 +62,9 @@ def compare(
         page.check_report(out)
     if results_folder is not None:
         check_writable(results_folder / "comparison.json", "--results")
+    module = library.load_model(model)  # which may import the recipes' algorithms
     chosen = _chosen(recipe_names, reference)
     algorithms = _algorithms(chosen, assignments)
-    module = library.load_model(model)
     fed, test = build_federation(module, clients, partition_text, seed, device)
     if results_folder is not None:
         check_savable(fed.problem, "--results")
@@ -166,7 +166,8 @@ def _write_results(folder: Path, results: dict[str, InferenceData], comparison: 
     for name, idata in results.items():
         with kept_elsewhere(folder / f"{name}.nc") as place:
             idata.to_netcdf(str(place))
-    (folder / "comparison.json").write_text(comparison + "\n", encoding="utf-8")
+    with replaced_file(folder / "comparison.json") as file:
+        file.write(f"{comparison}\n".encode())
 
 
 def _algorithms(chosen: dict[str, Recipe], assignments: tuple[str, ...]) -> dict[str, Algorithm]:

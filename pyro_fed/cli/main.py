@@ -148,12 +148,12 @@ def run(
         raise _InputError("--resume needs --checkpoint DIR, the folder with the state of the run that is to go on")
     if report is not None:
         page.check_report(report)
+    module = library.load_model(model)  # which may import the recipe's algorithm
     chosen = recipe.load(recipe_name)
     assigned = dict(parse_assignment(text) for text in assignments)
     if rounds is not None and issubclass(chosen.algorithm, Plan):
         assigned["max_rounds"] = rounds
     algorithm = chosen.build(assigned, where="--set")
-    module = library.load_model(model)
     fed, test = build_federation(module, clients, partition_text, seed, device)
     if out is not None:
         check_savable(fed.problem, "--out")

@@ -1,4 +1,9 @@
-"""Whether a file can be written, asked before the work that is to go into it; where it goes if it cannot after all."""
+"""Files that the package writes: asked for before the work, whole, and for their owner alone.
+
+States and results have what single clients have sent, so that others on the machine may not read them. In a folder in
+which others can write, a name may be a link that they have placed: a new file is made under a name that nothing has, so
+that no link is followed, and then takes the place of whatever has the final name.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from pyro_fed.errors import SettingError
 
@@ -16,6 +22,8 @@ from pyro_fed.errors import SettingError
 PROBE = b"\n"
 #: Endings of the names of pages.
 PAGE_ENDINGS = (".html", ".htm")
+#: Who may use a file with what clients have sent: its owner.
+OWNER_ONLY = 0o600
 
 
 def check_writable(path: str | Path, what: str = "out") -> Path:
@@ -99,18 +107,80 @@ def kept_elsewhere(out: Path) -> Iterator[Path]:
 def _put(written: Path, out: Path) -> None:
     """Put a file in the place of the user's, which stays as it was until all of it is there.
 
-    In a folder where no other file can be made it is written over.
+    A new one is for its owner alone; one that is there keeps its mode. In a folder where no other file can be made it
+    is written over.
     """
     out = out.resolve()  # where it is a link, what it leads to
     if not os.access(out.parent, os.W_OK):
         shutil.copyfile(written, out)
         return
-    beside = out.with_name(f"{out.name}.writing")
-    try:
-        shutil.copyfile(written, beside)
+    with replaced_file(out) as file, written.open("rb") as source:
         if out.exists():
-            shutil.copymode(out, beside)
-        os.replace(beside, out)
-    except OSError:
+            os.chmod(file.name, stat.S_IMODE(out.stat().st_mode))
+        shutil.copyfileobj(source, file)
+
+
+def create_file(path: Path) -> BinaryIO:
+    """A new file, open for writing, that only its owner can read.
+
+    Args:
+        path: where.
+
+    Raises:
+        OSError: something has that name already, even a link that leads nowhere; or nothing can be written there.
+    """
+    return open(path, "xb", opener=lambda name, flags: os.open(name, flags, OWNER_ONLY))
+
+
+@contextmanager
+def replaced_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to write to, which takes the place of the former one once it is whole and on the disk.
+
+    Args:
+        path: where; a link of that name is replaced, and what it leads to stays as it is.
+
+    Raises:
+        OSError: it could not be written; the former file is untouched.
+    """
+    beside = path.with_name(f"{path.name}.writing")
+    beside.unlink(missing_ok=True)  # of a process that was killed
+    file = create_file(beside)
+    try:
+        with file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except BaseException:
         beside.unlink(missing_ok=True)
         raise
+    _sync_folder(path.parent)
+
+
+def open_lock(path: Path) -> int:
+    """A file descriptor of a file that processes lock; the file is made if it does not exist.
+
+    Args:
+        path: where.
+
+    Raises:
+        OSError: a link, something that is no regular file, or a file that has another name too.
+    """
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, OWNER_ONLY)
+    found = os.fstat(file)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+        os.close(file)
+        raise OSError(f"{path} is no file of its own: it is a device, a pipe, or has another name too; remove it")
+    return file
+
+
+def _sync_folder(folder: Path) -> None:
+    """Have the folder's list of files written to disk: without it a renamed file may not survive a crash."""
+    try:
+        place = os.open(folder, os.O_RDONLY)
+    except OSError:  # a system on which folders cannot be opened
+        return
+    try:
+        os.fsync(place)
+    finally:
+        os.close(place)

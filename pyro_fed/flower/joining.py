@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import time
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
@@ -19,6 +18,7 @@ from pathlib import Path
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
+from pyro_fed.conventions.output import replaced_file
 from pyro_fed.errors import CheckpointError, ProtocolError, QuorumError, SettingError
 from pyro_fed.flower.description import Description
 from pyro_fed.flower.post import Post
@@ -88,9 +88,8 @@ class Roll:
             folder.mkdir(parents=True, exist_ok=True)
             if any(folder.glob("round-*.safetensors")):
                 return
-            waiting = folder / f"{CLIENTS}.writing"
-            waiting.write_text(json.dumps([asdict(client) for client in self.clients]), encoding="utf-8")
-            os.replace(waiting, folder / CLIENTS)
+            with replaced_file(folder / CLIENTS) as file:
+                file.write(json.dumps([asdict(client) for client in self.clients]).encode())
         except OSError as error:
             raise CheckpointError(f"nothing can be written to {folder}: {error}; choose another folder") from error
 

@@ -3,7 +3,7 @@
 A recipe names the algorithm's class, so a new algorithm needs no registry::
 
     description = "DSVGD with the settings of its paper"
-    algorithm = "pyro_fed.infer:DSVGD"   # module:class
+    algorithm = "pyro_fed.infer:DSVGD"   # module:class, of pyro_fed.infer or of a module that is imported already
 
     [settings]                           # fields of the algorithm's dataclass
     num_particles = 100
@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import sys
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,11 +36,13 @@ from typing import Any
 from pyro_fed.conventions.nested_settings import Settings, Variant, by_name, setting_hints, settings_in
 from pyro_fed.conventions.settings_repr import default_of
 from pyro_fed.conventions.spelling import closest
-from pyro_fed.errors import SettingError
+from pyro_fed.errors import OURS, SettingError
 from pyro_fed.recipes.components import import_or_explain, resolve_component
 from pyro_fed.recipes.library import find_recipe
 from pyro_fed.recipes.values import NONE_WORD, Mismatch, convert, describe, to_toml
 
+#: The module that a recipe's text may have imported; all others are looked up among those that are there already.
+ALGORITHMS = f"{OURS}.infer"
 #: What a recipe may hold, and the arguments of `run` among it, with their types.
 _TOP_LEVEL: Mapping[str, Any] = {
     "algorithm": str,
@@ -136,8 +139,9 @@ def load(name_or_path: str | Path) -> Recipe:
         The recipe; `Recipe.build` gives the algorithm.
 
     Raises:
-        SettingError: no such file, not TOML, an unknown key, a value of the wrong type or an algorithm that
-            cannot be imported. The message names the file and the key.
+        SettingError: no such file, not TOML, an unknown key, a value of the wrong type, or an algorithm that is
+            neither in `pyro_fed.infer` nor in a module that is imported already. The message names the file and
+            the key.
 
     Example:
         >>> load("dsvgd").build({"num_particles": 50}).num_particles
@@ -147,7 +151,7 @@ def load(name_or_path: str | Path) -> Recipe:
     content = _checked(read_toml(path), _TOP_LEVEL, str(path))
     if "algorithm" not in content:
         raise SettingError(f"{path}: key 'algorithm' is missing, e.g. algorithm = \"pyro_fed.infer:DSVGD\".")
-    algorithm = _import_algorithm(content["algorithm"], path)
+    algorithm = _algorithm_of(content["algorithm"], path)
     settings, source = content.get("settings", {}), content.get("source", {})
     return Recipe(
         name=path.stem,
@@ -303,12 +307,21 @@ def _checked(given: Mapping[str, Any], hints: Mapping[str, Any], where: str, of:
     return checked
 
 
-def _import_algorithm(reference: str, path: Path) -> type:
+def _algorithm_of(reference: str, path: Path) -> type:
     module_name, colon, class_name = reference.partition(":")
     if not colon or not class_name:
         raise SettingError(f"{path}: algorithm = {reference!r} is not of the form 'module:Class'.")
-    module = import_or_explain(module_name, f"{path}: algorithm = {reference!r}")
-    algorithm = getattr(module, class_name, None) if class_name.isidentifier() else None
+    if module_name == ALGORITHMS:
+        module = import_or_explain(module_name, f"{path}: algorithm = {reference!r}")
+        algorithm = getattr(module, class_name, None) if class_name.isidentifier() else None
+    elif module_name in sys.modules:
+        module = sys.modules[module_name]
+        algorithm = vars(module).get(class_name)
+    else:
+        raise SettingError(
+            f"{path}: algorithm = {reference!r:.200}: a recipe imports nothing but {ALGORITHMS}, since an import runs "
+            "code. Import the module of an algorithm of your own in the model file, or before the recipe is read"
+        )
     if algorithm is None:
         near = closest(class_name, [name for name in vars(module) if not name.startswith("_")])
         raise SettingError(f"{path}: module {module_name!r} has no {class_name!r}; {near}")

@@ -141,11 +141,17 @@ def _let_go(context: Context) -> None:
 
 
 def _check_rounds(saved: Saved, chain: list[Algorithm], context: Context, rounds: int) -> None:
-    """Refuse a saved state that has had more rounds than this run is to have.
+    """Refuse a saved state of a phase that this run does not have, or of more rounds than it is to have.
 
     Raises:
-        CheckpointError: says how many rounds have been done.
+        CheckpointError: says which phase, or how many rounds have been done.
     """
+    if saved.phase >= len(chain):
+        folder = context.checkpoint.folder if context.checkpoint is not None else ""
+        raise CheckpointError(
+            f"the state in {folder} is of phase {saved.phase}, counted from 0, and this run has {len(chain)}: it was "
+            "changed after it was written; run again with another folder"
+        )
     if saved.phase == len(chain) - 1 and saved.done > rounds:
         folder = context.checkpoint.folder if context.checkpoint is not None else ""
         raise CheckpointError(
@@ -221,7 +227,18 @@ def _begin(
 
 
 def _resumed(algorithm: Algorithm, context: Context, rounds: int, given: Schedule | None, saved: Saved) -> Phase:
-    """The phase that was saved, to be continued; the record is restored."""
+    """The phase that was saved, to be continued; the record is restored.
+
+    Raises:
+        CheckpointError: a tensor of the clients' that is not of as many clients as there are.
+    """
+    clients = _num_clients(algorithm, context)
+    odd = next((name for name, value in saved.local.items() if value.shape[:1] != (clients,)), None)
+    if odd is not None:
+        raise CheckpointError(
+            f"the saved state's '{odd}' has shape {tuple(saved.local[odd].shape)}, expected an entry for each of "
+            f"{clients} clients: it was changed after it was written; run again with another folder"
+        )
     phase = Phase(algorithm, saved.phase, rounds, given, saved.shared, saved.local, saved.done)
     phase.ledger = _ledger(algorithm, context, saved.shared, saved.local)
     context.record.restore(saved.record)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -218,8 +218,9 @@ def run(
             marks = fingerprint(first, federation, rounds, schedule, graph, seed, combination, start)
             context.checkpoint = Checkpoint(Path(checkpoint), marks, resume)
         finish = Finish(first, context, num_draws, log_likelihood, collect_local, audit)
+        blamed = context.checkpoint.blamed if context.checkpoint is not None else nullcontext
         try:
-            with context.interruption:
+            with context.interruption, blamed():
                 if plan is not None:
                     return run_stages(plan, stages, finish)
                 shared = run_phases(first, context, rounds, schedule)
@@ -231,7 +232,8 @@ def run(
             context.executor.close()
             if context.checkpoint is not None:
                 context.checkpoint.close()
-        return finish(shared)
+        with blamed():
+            return finish(shared)
 
 
 def _budget(plan: Plan | None, max_seconds: float | None) -> Budget:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import pyro_fed as pf
-from pyro_fed.errors import PyroFedError, SettingError, shown
+from pyro_fed.errors import PyroFedError, SettingError, shown, warn_user
 from pyro_fed.ops.arviz_versions import group_of, with_group
 
 
@@ -178,3 +178,24 @@ def test_no_error_prints_rows():
         pf.column_sums(torch.tensor(4711.0))
     assert "471" not in str(caught.value)
     assert shown(torch.tensor(3)) == "tensor(3) (Tensor)"
+
+
+@pytest.mark.parametrize(
+    "value", ["a" * 5_000_000, "a b " * 1_250_000, list(range(500_000))], ids=["word", "text", "list"]
+)
+def test_a_long_value_is_not_echoed_whole(value):
+    """By every error and warning of the package: here where a setting, a name and a path are wrong, and in any text."""
+    plain = SettingError(f"expected a number, received {value!r}; give one")
+    warned = []
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        warn_user(f"odd: {value!r}; look at it")
+    warned += [str(one.message) for one in seen]
+    texts = [str(plain), *warned]
+    for wrong in (lambda: pf.FedEP(client=value), lambda: pf.FedEP(damping=value), lambda: pf.graph.ring(value)):
+        with pytest.raises(pf.PyroFedError) as error:
+            wrong()
+        texts.append(str(error.value))
+    assert all(len(text) < 5_000 for text in texts)
+    assert texts[0].startswith("expected a number, received ")
+    assert texts[0].endswith("give one")

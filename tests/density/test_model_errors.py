@@ -349,3 +349,57 @@ def test_priors_in_whole_numbers_are_refused_by_name(prior, named):
 
     with pytest.raises(pf.ModelError, match=rf"latent site 'p': .*{named}.*cannot be drawn from.*torch.ones\(2\)"):
         pf.Federation(model, (torch.arange(6) % 2,), plate="data", num_clients=2)
+
+
+def line(x, y):
+    w = pyro.sample("w", dist.Normal(torch.zeros(x.shape[1]), 1.0).to_event(1))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(x @ w, 1.0), obs=y)
+
+
+def line_with_noise(x, y):
+    w = pyro.sample("w", dist.Normal(torch.zeros(x.shape[1]), 1.0).to_event(1))
+    sd = pyro.sample("sd", dist.HalfNormal(1.0))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(x @ w, sd), obs=y)
+
+
+def test_covariates_without_columns():
+    with pytest.raises(pf.ModelError, match=r"have no elements, 'w' of shape \(0,\): .* lost its columns"):
+        build(line, X[:, :0], Y)
+
+
+@pytest.mark.parametrize(
+    ("model", "dtype", "scale"),
+    [
+        (line, torch.float32, 1e30),
+        (line, torch.float64, 1e30),
+        (line, torch.float64, 1e150),
+        (line, torch.float64, 1e300),
+        (line_with_noise, torch.float64, 1e300),
+    ],
+)
+def test_numbers_beyond_the_range_of_a_density_are_named(model, dtype, scale):
+    """All rows, or one: site, latents and rows, and not the gradient, which is right."""
+    x, y = X.to(dtype), 1.0 + Y.to(dtype).abs()
+    with pytest.raises(pf.ModelError, match=r"site 'y': .* in 12 of the 12 rows .* 'w'.* divide the data by their own"):
+        build(model, x, scale * y)
+    y[2] *= scale
+    with pytest.raises(
+        pf.ModelError, match=r"site 'y': .* in 1 of the 12 rows that were looked at \(rows 2\)"
+    ) as error:
+        build(model, x, y)
+    assert ".item()" not in str(error.value)
+
+
+def test_large_numbers_that_the_latents_explain_are_none(recwarn):
+    """Of 1e9 by a prior as wide, whose first points are all far away: a density of -1e17, and a right gradient."""
+
+    def income(y):
+        mu = pyro.sample("mu", dist.Normal(0.0, 1e9))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(mu, 1.0), obs=y)
+
+    y = 1e9 + torch.randn(20, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    found = pf.run(pf.FedEP(), build(income, y), progress=False, compile="off", audit=False)
+    assert abs(float(found.posterior["mu"].mean()) - float(y.mean())) < 5 * 20**-0.5

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,8 @@ from pyro_fed.recipes.components import public_callables
 ALGORITHM = '''
 from __future__ import annotations
 import dataclasses
+import importlib
+import sys
 from typing import ClassVar, Literal
 from pyro_fed.conventions.nested_settings import Settings, Variant, resolve
 from pyro_fed.errors import SettingError
@@ -82,6 +86,8 @@ def write(tmp_path, monkeypatch):
     (tmp_path / "tiny_algorithm.py").write_text(ALGORITHM)
     (tmp_path / "tiny_schedule.py").write_text(SCHEDULES)
     monkeypatch.syspath_prepend(tmp_path)
+    importlib.invalidate_caches()
+    importlib.import_module("tiny_algorithm")  # as the model file, or who reads the recipe, does
 
     def write_recipe(text: str, algorithm: str | None = "tiny_algorithm:Tiny") -> Path:
         path = tmp_path / "tiny.toml"
@@ -179,6 +185,15 @@ def test_mistakes_in_the_algorithm(write, algorithm, parts):
         recipe.load(write("", algorithm))
     for part in parts:
         assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("reference", ["harmful:Tiny", "harmful.inner:Tiny", "pyro_fed.infer.harmful:Tiny"])
+def test_a_recipe_imports_nothing_of_others(write, tmp_path, reference):
+    (tmp_path / "harmful.py").write_text("raise SystemExit('imported')")
+    with pytest.raises(SettingError, match=r"a recipe imports nothing but pyro_fed\.infer, since an import runs code"):
+        recipe.load(write("", reference))
+    assert "harmful" not in sys.modules
+    assert recipe.load(write("", "pyro_fed.infer:FedEP")).algorithm.__name__ == "FedEP"
 
 
 def test_overrides_are_checked_as_settings_are(write):

@@ -8,6 +8,7 @@ import pickle
 import signal
 import warnings
 from dataclasses import dataclass
+from pathlib import Path
 from unittest import mock
 
 import contract
@@ -17,11 +18,13 @@ import pytest
 import torch
 from contract import EVERY_ALGORITHM, again, traced
 from forks import ended, together
+from safetensors.torch import save
 from short_runs import Interrupting
 
 import pyro_fed as pf
 from pyro_fed.errors import CheckpointError, SettingError
 from pyro_fed.runtime import rounds
+from pyro_fed.runtime.checkpoint import folder as checkpoint_folder
 from pyro_fed.runtime.checkpoint.lock import Lock
 
 ROUNDS = 6
@@ -265,8 +268,91 @@ def test_foreign_bytes_fall_back_to_the_state_before(tmp_path, content):
         run(algorithm=algorithm, checkpoint=tmp_path, resume=True)
 
 
+def changed(folder, change):
+    """Change the latest state in a folder and compute its hash anew, as one who may write there can; the only one."""
+    *others, path = sorted(folder.glob("round-*"))
+    for other in others:
+        other.unlink()
+    text, tensors = checkpoint_folder._read_file(path)
+    change(text, tensors)
+    text["digest"] = checkpoint_folder._digest_of(tensors, text)
+    path.write_bytes(save({name: value.clone().contiguous() for name, value in tensors.items()}, metadata=text))
+
+
+TEXTS = [
+    ("phase", "-1", "phase must be a whole number from 0 on, received -1"),
+    ("phase", "true", "phase must be a whole number"),
+    ("phase", "7", "is of phase 7, counted from 0, and this run has 2"),
+    ("done", "-1", "done must be a whole number"),
+    ("done", "1e400", "done must be a whole number"),
+    ("done", "99", "has had 99 rounds, and has a record of"),
+    ("marks", "[]", "marks must be texts by name"),
+    ("record", "[]", "record must have a list of rounds"),
+    ("record", '{"rounds": []}', "has a record of 0"),
+    ("record", '{"rounds": [1, 2, 3, 4, 5, 6, 7, 8, 9], "to_plain": 1}', "went on from the state"),
+]
+WRONG = {
+    "missing": lambda value: None,
+    "scalar": lambda value: value.new_zeros(()),
+    "longer": lambda value: torch.cat([value, value], -1),
+    "empty": lambda value: value.new_zeros(0),
+}
+
+
+@pytest.mark.parametrize(("name", "value", "said"), TEXTS)
+def test_a_changed_text_is_refused_though_its_hash_is_right(tmp_path, name, value, said):
+    run(algorithm=pf.FedEP(), num_rounds=2, checkpoint=tmp_path)
+    changed(tmp_path, lambda text, tensors: text.__setitem__(name, value))
+    with pytest.raises(CheckpointError, match=said):
+        run(algorithm=pf.FedEP(), checkpoint=tmp_path, resume=True)
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("tensor", ["shared.eta", "shared.precision", "local.precision"])
+def test_changed_tensors_are_refused_though_their_hash_is_right(tmp_path, tensor, wrong):
+    """Where rounds are left, where none is, and where another run is to start from it, which takes the sites alone."""
+    cases = [{"num_rounds": 4}, {"num_rounds": 2}, *([{}] if tensor.startswith("local") else [])]
+    for number, options in enumerate(cases):
+        folder = tmp_path / str(number)
+        run(algorithm=pf.FedEP(), num_rounds=2, checkpoint=folder)
+
+        def change(text, tensors):
+            value = WRONG[wrong](tensors.pop(tensor))
+            if value is not None:
+                tensors[tensor] = value
+
+        changed(folder, change)
+        taken_up = {"checkpoint": folder, "resume": True} if options else {"start": folder}
+        with pytest.raises(CheckpointError, match=r"went on from the state|expected an entry for each of 3 clients"):
+            run(algorithm=pf.FedEP(), **options, **taken_up)
+
+
+def test_states_are_their_owners_alone_and_no_link_is_followed(tmp_path):
+    """Links at the names of the state that is written next, of what it is written to first, and of the lock."""
+    folder, victim = tmp_path / "state", tmp_path / "victim"
+    victim.write_text("precious")
+    folder.mkdir()
+    for name in ("round-00000003.safetensors.writing", "round-00000003.writing"):
+        (folder / name).symlink_to(victim)
+    run(checkpoint=folder)
+    states = sorted(folder.glob("round-*.safetensors"))
+    assert victim.read_text() == "precious" and states and not any(path.is_symlink() for path in states)
+    assert {path.stat().st_mode & 0o777 for path in states} == {0o600}
+
+
+@pytest.mark.parametrize("place", [Path.symlink_to, Path.hardlink_to])
+def test_a_lock_that_leads_elsewhere_is_refused(tmp_path, place):
+    folder, victim = tmp_path / "state", tmp_path / "victim"
+    victim.write_text("precious")
+    folder.mkdir()
+    place(folder / "lock", victim)
+    with pytest.raises(CheckpointError, match="nothing can be written to"):
+        run(checkpoint=folder)
+    assert victim.read_text() == "precious"
+
+
 def test_a_full_disk_leaves_the_previous_state(tmp_path, monkeypatch):
-    import pyro_fed.runtime.checkpoint.folder as module
+    import pyro_fed.conventions.output as module
 
     written = []
 

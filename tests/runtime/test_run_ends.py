@@ -126,6 +126,19 @@ class Criterion(pf.PaperDSVGD):
         return len(figures) >= self.enough
 
 
+@pytest.mark.parametrize("audit", [False, True])
+def test_sds_that_are_no_finite_number_are_a_doubt(monkeypatch, audit):
+    """Draws are finite, and their squares are not."""
+    signs = torch.tensor([-1.0, 1.0], dtype=torch.float64)
+    far = 1e200 * signs.repeat(1, 4).unsqueeze(-1).expand(1, 8, 2)
+    monkeypatch.setattr(pf.FedEP, "sample", lambda self, shared, num_draws, generator: far)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        idata = pf.run(pf.FedEP(), unequal_lines(), compile="off", progress=False, audit=audit)
+    said = "the SD of 'w' is no finite number"
+    assert said in idata.attrs["doubts"] and any(str(one.message).startswith(said) for one in seen)
+
+
 @SHORT
 @pytest.mark.filterwarnings("ignore:Criterion as published")
 def test_converged_is_told_and_its_absence_warned_of():

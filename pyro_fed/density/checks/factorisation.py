@@ -112,6 +112,7 @@ def check_splits(problem: RowDensities, seen: FirstRun) -> None:
             sample = _sample(judged, seen)
             with Stepping() as stepping:
                 whole, values = _together_and_beside(judged, sample)
+            _check_range(judged, seen, sample, whole)
             apart = _apart(judged, sample)
             _compare(judged, sample, whole, apart)
             _compare_with_all(judged, seen, sample, apart)
@@ -236,6 +237,31 @@ def _leaving(problem: RowDensities, sample: _Sample) -> str:
     """The line of the model that takes a value out of torch's graph, quoted; empty where none does."""
     line = left_graph(problem, sample.z[0], sample.all_together, sample.local[0])
     return quoted(line) if line else ""
+
+
+def _check_range(problem: RowDensities, seen: FirstRun, sample: _Sample, run: _Run) -> None:
+    """Refuse rows whose densities are beyond the range of float64, or of its digits: latents change nothing of them.
+
+    The data are in the support, so that a density of zero is an overflow; and where it is so large that 1 nat is lost
+    in rounding, it is the same number at all points.
+
+    Raises:
+        ModelError: names the site, the latents and the rows.
+    """
+    for name in problem.layout.observed.keys() - problem.layout.factors:
+        terms, msg = run.inside[name], seen.execution.trace.nodes[name]  # (R, P, 2)
+        lost = ~terms.isfinite() | ((terms == terms[:, :1]) & (terms.abs() > 1.0 / torch.finfo(terms.dtype).eps))
+        gone = lost.all(1).flatten()
+        if not bool(gone.any()) or not bool(msg["fn"].support.check(msg["value"]).all()):
+            continue
+        rows = sample.at[sample.pairs].flatten()[gone].unique().tolist()
+        raise ModelError(
+            f"site '{name}': its log density is beyond what float64 can hold, or can tell 1 nat of, in "
+            f"{len(rows)} of the {gone.numel()} rows that were looked at (rows {listed(rows)}), with "
+            f"{listed(map(repr, problem.sites))} near zero as where their priors have their mass. The numbers of these "
+            "rows are too large for the model's scale: divide the data by their own scale before the model, or "
+            "give the latents priors whose mass is where the data are"
+        )
 
 
 def _is_flat(run: _Run) -> bool:

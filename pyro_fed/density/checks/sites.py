@@ -216,6 +216,12 @@ def _check_found(latents: dict[str, Site], local: dict[str, Site], observed: dic
             f"the model has no latent site{where}: there is nothing to infer. What is to be learnt is a pyro.sample "
             "with a prior; a pyro.param stays as it begins"
         )
+    if not any(site.size for site in latents.values()):
+        sites = listed(f"'{name}' of shape {site.shape}" for name, site in latents.items())
+        raise ModelError(
+            f"the model's latent sites outside plate '{plate}' have no elements, {sites}: there is nothing to infer. "
+            "Look at the arguments: a matrix of covariates may have lost its columns; give it one at least"
+        )
 
 
 def _check_plate(bound: BoundModel, declared: dict[str, int], trace: Any, whole: Mapping[str, int]) -> None:

@@ -31,7 +31,7 @@ from pyro_fed.errors import ModelError, listed
 
 #: The two steps, in units of the unconstrained space: rounding is 1e-9 of the density there, curvature 1e-6 of it.
 STEPS = (1e-4, 3e-5)
-#: The differences agree to this part, and a gradient that is off by the other is wrong.
+#: The differences agree to this part, and a gradient that is off by the other is wrong, unless rounding makes that.
 AGREE, WRONG = 1e-3, 1e-2
 
 #: Rows of which the density is looked at for steps, and numbers of the points that are run together.
@@ -290,5 +290,6 @@ def _judged(values: Tensor, slope: Tensor, direction: Tensor) -> tuple[Tensor, T
     first, second = (values[0::2] - values[1::2]) / (2 * torch.tensor(STEPS, dtype=values.dtype))
     size = (slope * direction).abs().sum() + first.abs()
     wrong = (first - slope @ direction).abs() > WRONG * size
-    agree = (first - second).abs() <= AGREE * size
+    rounding = torch.finfo(values.dtype).eps * values.abs().max() / min(STEPS)  # of a difference
+    agree = ((first - second).abs() <= AGREE * size) & (rounding <= WRONG * size)
     return wrong, agree & values.isfinite().all() & slope.isfinite().all() & (size > 0)

@@ -121,8 +121,9 @@ def write_app(folder: Path, model: str, chosen: str, clients: int) -> Path:
     Example:
         >>> write_app(Path("my-app"), "logistic_regression", "fedep", clients=2)
     """
-    model_file, checked = library.find_model(model), recipe.load(chosen)
-    library.load_model(model_file, with_data=False)
+    model_file = library.find_model(model)
+    library.load_model(model_file, with_data=False)  # which may import the recipe's algorithm
+    checked = recipe.load(chosen)
     if issubclass(checked.algorithm, Pooled):
         raise SettingError(
             f"recipe '{checked.name}': {checked.algorithm.__name__} needs all rows in one place, which Flower does not "

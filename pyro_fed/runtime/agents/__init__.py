@@ -2,6 +2,7 @@
 
     peers         the file that all agents share: who they are, where they are, and the graph
     certificates  an authority and the agents' certificates, for a rehearsal
+    statements    signatures of what agents say of themselves, which passes through others
     settings      how long an agent waits, and how large a message may be
     farewell      what an agent says as it leaves
     outbox        the messages that neighbours may still ask for, and which links are down

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from pyro_fed.conventions.settings_repr import described
 from pyro_fed.conventions.version import VERSION
 from pyro_fed.density.compiling.compiler import threads
 from pyro_fed.density.compiling.levels import compiled
-from pyro_fed.density.fingerprint import COLUMNS_CURE, LABELS_CURE, label_digests, shared_arguments, traced
+from pyro_fed.density.fingerprint import COLUMNS_CURE, LABELS_CURE, hashed, label_digests, shared_arguments, traced
 from pyro_fed.density.latents.quadrature import Quadrature
 from pyro_fed.density.latents.several import MOST_STARTS
 from pyro_fed.density.problem import Problem
@@ -263,6 +263,8 @@ def _agree(links: Links) -> None:
 def _together(own: Federation, links: Links) -> Together:
     """The federation of all agents, after each has told its number of rows and the quadrature that its rows need.
 
+    It is each agent's first statement, with its certificate, see `statements`.
+
     Each agent fits a quadrature rule to its own rows. All then use the largest number of nodes and of steps; nodes are
     placed by tails if one agent needs that, and modes are looked for from every place that some agent needs. A
     simulation, which has all rows, finds the same rule.
@@ -273,8 +275,11 @@ def _together(own: Federation, links: Links) -> Together:
     needs = {"order": rule.order or 0, "steps": rule.mode_steps or 0, "tails": int(rule.tails or False)}
     said = {"rows": own.num_rows, **needs}
     wait = links.settings.patience_all
-    told = {**{k: torch.tensor([v]) for k, v in said.items()}, "starts": places[None]}
+    statements = links.wire.statements
+    known = statements.introduction(hashed(pytree.tree_leaves(own.problem.rows)))
+    told = {**{k: torch.tensor([v]) for k, v in said.items()}, "starts": places[None], **known}
     found, _ = links.spread(At(-1, -1, 0), told, wait, whole=True)
+    statements.bind(found["nonce"])
     if own.problem.local_dim:
         for what, most in (("order", rule.max_order), ("steps", rule.max_mode_steps)):
             odd = ((found[what] < 1) | (found[what] > most)).nonzero().flatten().tolist()
@@ -310,8 +315,9 @@ def _worked(agent: Agent, algorithm: Algorithm, federation: Together, links: Lin
         # A finished run cannot be given more rounds: the neighbours have been told that this agent has ended.
         context.checkpoint = Checkpoint(agent.checkpoint, marks, agent.resume, any_rounds=False)
     finish = Finish(algorithm, context, agent.num_draws, False, False, audit=False)
+    blamed = context.checkpoint.blamed if context.checkpoint is not None else nullcontext
     try:
-        with context.interruption:
+        with context.interruption, blamed():
             shared = run_phases(algorithm, context, rounds, None)
         found = _result(finish, shared, links.me)
         with suppress(ProtocolError, Unwelcome):  # whatever a neighbour says now, the result stands

@@ -2,22 +2,27 @@
 
 Every agent has its own key and a certificate for its name, signed by one authority. In a deployment these come from
 those who run the institutions' certificates. A certificate must have the agent's name in the peers file as a DNS name
-among the subject's alternative names, and allow both uses, as a server and as a client.
+among the subject's alternative names, and allow both uses, as a server and as a client. Other names in it (the common
+name, e-mail addresses, URIs) name no agent. Its key is on an elliptic curve or RSA, and signs the agent's statements
+(`statements`); the chain from the authority is verified by `cryptography.x509.verification`.
 """
 
 from __future__ import annotations
 
 import datetime
 import os
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
 
+from pyro_fed.conventions.output import create_file
 from pyro_fed.errors import SettingError
 from pyro_fed.runtime.agents.names import AUTHORITY, check_names
 
@@ -25,6 +30,14 @@ from pyro_fed.runtime.agents.names import AUTHORITY, check_names
 DAYS, AUTHORITY_DAYS = 30, 3650
 #: Minutes by which the clocks of two machines may differ.
 CLOCKS = 10
+#: What others may do with a key's file; a key that they can read is not secret.
+OTHERS = stat.S_IRWXG | stat.S_IRWXO
+#: The hash of signatures, and the padding of those by RSA keys.
+HASH = hashes.SHA256()
+RSA_PADDING = padding.PSS(padding.MGF1(HASH), padding.PSS.DIGEST_LENGTH)
+
+PrivateKey = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
+PublicKey = ec.EllipticCurvePublicKey | rsa.RSAPublicKey
 
 
 @dataclass(frozen=True)
@@ -55,8 +68,8 @@ class Identity:
             name: the agent's name.
 
         Raises:
-            SettingError: a file is missing, the certificate is for another name, or one of the two certificates is not
-                valid now.
+            SettingError: a file is missing, others than its owner can use the key's file, the certificate is for
+                another name or not from the authority, or one of the two certificates is not valid now.
         """
         try:
             parts = [(folder / file).read_bytes() for file in (f"{name}.key", f"{name}.crt", f"{AUTHORITY}.crt")]
@@ -64,9 +77,88 @@ class Identity:
             raise SettingError(
                 f"--certificates {folder}: expected {name}.key, {name}.crt and {AUTHORITY}.crt: {error}"
             ) from error
+        _check_mode(folder / f"{name}.key")
         _check(parts[1], name, folder)
         _check_authority(parts[2], folder)
+        public = load_private_key(parts[0], f"--certificates {folder}: {name}.key").public_key()
+        try:
+            certified = verified_key(parts[1], name, parts[2])
+        except ValueError as error:
+            raise SettingError(
+                f"--certificates {folder}: {name}.crt does not hold against {AUTHORITY}.crt: {error}. Ask its issuer "
+                "for one that does"
+            ) from error
+        if certified != public:
+            raise SettingError(f"--certificates {folder}: {name}.crt is of another key than {name}.key")
         return cls(name, *parts)
+
+
+def load_private_key(pem: bytes, where: str) -> PrivateKey:
+    """An agent's private key.
+
+    Args:
+        pem: the key.
+        where: where it is from, for messages.
+
+    Raises:
+        SettingError: no key, one with a password, or of a kind that no certificate here may have.
+    """
+    try:
+        key = serialization.load_pem_private_key(pem, password=None)
+    except (ValueError, TypeError) as error:
+        raise SettingError(f"{where} is no private key without a password: {error}") from error
+    if not isinstance(key, PrivateKey):
+        raise SettingError(
+            f"{where}: expected a key on an elliptic curve, or an RSA key, received {type(key).__name__}"
+        )
+    return key
+
+
+def verified_key(pem: bytes, name: str, authority: bytes) -> PublicKey:
+    """The public key of an agent's certificate, once the certificate is verified.
+
+    Args:
+        pem: the certificate, followed by intermediate ones, if there are any.
+        name: the agent's name, which must be among its DNS names.
+        authority: the certificates that are trusted, PEM.
+
+    Raises:
+        ValueError: no certificate, another name, not signed by the authority, or not valid now.
+    """
+    chain, roots = x509.load_pem_x509_certificates(pem), x509.load_pem_x509_certificates(authority)
+    if name not in dns_names(chain[0]):
+        raise ValueError(f"the certificate is for {dns_names(chain[0])}, expected {name!r}")
+    try:
+        PolicyBuilder().store(Store(roots)).build_server_verifier(x509.DNSName(name)).verify(chain[0], chain[1:])
+    except VerificationError as error:
+        raise ValueError(f"the certificate is not the authority's: {error}") from error
+    key = chain[0].public_key()
+    if not isinstance(key, PublicKey):
+        raise ValueError(f"the certificate's key is a {type(key).__name__}, expected one on an elliptic curve, or RSA")
+    return key
+
+
+def dns_names(certificate: x509.Certificate) -> list[str]:
+    """The DNS names of a certificate, which alone name agents; not its e-mail addresses, URIs and common name.
+
+    Raises:
+        ValueError: a certificate without alternative names.
+    """
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound as error:
+        raise ValueError(f"it has no alternative names: {error}") from error
+    return names.get_values_for_type(x509.DNSName)
+
+
+def _check_mode(path: Path) -> None:
+    """Refuse a key that others than its owner may read or write, as ssh does."""
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if os.name == "posix" and mode & OTHERS:
+        raise SettingError(
+            f"{path} has mode {mode:04o}: others than its owner can use the private key. Run chmod 600 {path}, and "
+            "make a new key if others may have read it"
+        )
 
 
 def _check(pem: bytes, name: str, folder: Path) -> None:
@@ -74,11 +166,11 @@ def _check(pem: bytes, name: str, folder: Path) -> None:
     where = f"--certificates {folder}: {name}.crt"
     try:
         found = x509.load_pem_x509_certificate(pem)
-        names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except (ValueError, x509.ExtensionNotFound) as error:
+        names = dns_names(found)
+    except ValueError as error:
         raise SettingError(f"{where} is no certificate with a DNS name: {error}") from error
-    if name not in names.get_values_for_type(x509.DNSName):
-        raise SettingError(f"{where} is for {names.get_values_for_type(x509.DNSName)}, expected {name!r}")
+    if name not in names:
+        raise SettingError(f"{where} is for {names}, expected {name!r}")
     _check_dates(found, where)
 
 
@@ -131,7 +223,8 @@ def write_certificates(folder: Path, names: Sequence[str], days: int = DAYS) -> 
         'ca.key'
     """
     check_names(names, "certificates")
-    taken = [folder / f"{name}.key" for name in names if (folder / f"{name}.key").exists()]
+    files = [folder / f"{name}.{kind}" for name in names for kind in ("key", "crt")]
+    taken = [path for path in files if os.path.lexists(path)]
     if taken:
         raise SettingError(f"{taken[0]} is there already: take another folder, or remove it")
     try:
@@ -240,7 +333,7 @@ def _write(folder: Path, name: str, key: ec.EllipticCurvePrivateKey, certificate
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     files = [folder / f"{name}.key", folder / f"{name}.crt"]
-    with os.fdopen(os.open(files[0], os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(text)
-    files[1].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    for path, data in zip(files, (text, certificate.public_bytes(serialization.Encoding.PEM)), strict=True):
+        with create_file(path) as file:
+            file.write(data)
     return files

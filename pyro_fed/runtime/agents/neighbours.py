@@ -157,11 +157,15 @@ class Links(Answers):
             whole: whether every agent's entry is needed.
 
         Returns:
-            The entries of all agents (A, ...), and a mask of those that are known (A,).
+            The entries of all agents (A, ...), and a mask of those that are known (A,). Each is signed by the agent
+            that it is about, see `statements`.
 
         Raises:
             QuorumError: an entry is missing, and every one is needed.
+            ProtocolError: a neighbour has passed on an entry that the agent it is about has not signed, or has none of
+                its own.
         """
+        own = self.wire.statements.signed(at, own)
         agents = len(self.names)
         known = torch.zeros(agents, dtype=torch.bool)
         table = {name: value.new_zeros((agents, *value.shape[1:])) for name, value in own.items()}
@@ -177,6 +181,7 @@ class Links(Answers):
                 if isinstance(answer, Refused):
                     self.failed(j, now, answer, whole)
                     continue
+                self._check_spread(at, j, answer, known, table)
                 new = answer["known"] & ~known
                 for name, value in within(answer, "of").items():
                     table[name][new] = value[new]
@@ -187,7 +192,22 @@ class Links(Answers):
                 f"nothing was heard of agents {missing}, and every agent is needed here. Start them, then this one "
                 "again with resume, or raise patience_all"
             )
+        del table["signature"]
         return table, known
+
+    def _check_spread(self, at: At, neighbour: int, answer: State, known: Tensor, table: State) -> None:
+        """Require a neighbour's own entry, and signatures of all that are new or differ from those that are known."""
+        if not answer["known"][neighbour]:
+            name = self.names[neighbour]
+            raise ProtocolError(
+                f"agent {name}, round {at.round}: it passes on what others say, without its own. Look at what it runs"
+            )
+        entries = within(answer, "of")
+        for i in answer["known"].nonzero().flatten().tolist():
+            entry = {name: value[i : i + 1] for name, value in entries.items()}
+            mine = {name: table[name][i : i + 1] for name in entry}
+            if not known[i] or hashed(list(entry.values())) != hashed(list(mine.values())):  # of NaN too
+                self.wire.statements.check(i, at, entry, neighbour)
 
     def without(self, neighbour: int, round: int = 0) -> PyroFedError | None:
         """The error for a neighbour that has left and is needed; None if it has not left."""

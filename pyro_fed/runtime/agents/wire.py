@@ -24,15 +24,17 @@ from typing import Any
 
 import grpc
 import torch
+from cryptography import x509
 
 from pyro_fed.algorithm.states import State
 from pyro_fed.density.fingerprint import hashed
 from pyro_fed.errors import ProtocolError, PyroFedError, SettingError, listed
-from pyro_fed.runtime.agents.certificates import Identity
+from pyro_fed.runtime.agents.certificates import Identity, dns_names
 from pyro_fed.runtime.agents.farewell import Farewell
 from pyro_fed.runtime.agents.outbox import At, Refused, Why
 from pyro_fed.runtime.agents.peers import Peers
 from pyro_fed.runtime.agents.settings import LinkSettings
+from pyro_fed.runtime.agents.statements import Statements
 from pyro_fed.runtime.messages import Header, Message, Spec, answer, decode, encode, spec_of, token
 from pyro_fed.runtime.messages.header import Entry
 
@@ -107,6 +109,7 @@ class Wire:
 
     Attributes:
         run: the run's id, a digest of all that agents must have in common; messages of another run are refused.
+        statements: signatures of what agents say of themselves.
         said: the last reason why there was no answer, by neighbour.
         left: the farewells of neighbours that have left and have not come back.
         agreed: neighbours that are known to run the same.
@@ -135,6 +138,7 @@ class Wire:
         self.me, self.peers, self.settings, self.answers = me, peers, settings, answers
         self.neighbours = sorted(peers.links(me))
         self.run = hashed([], json.dumps(answers.agreement()))[:16]
+        self.statements = Statements(identity, peers.names, self.run)
         self.said: dict[int, str] = {}
         self.left: dict[int, Farewell] = {}
         self.agreed: set[int] = set()
@@ -234,9 +238,11 @@ class Wire:
 
     def _caller(self, context: Any) -> int:
         """The neighbour that a caller's certificate names."""
-        shown = [name.decode("utf-8", "replace") for name in context.auth_context().get(
-            "x509_subject_alternative_name", ()
-        )]  # fmt: skip
+        try:
+            (pem,) = context.auth_context()["x509_pem_cert"]
+            shown = dns_names(x509.load_pem_x509_certificate(pem))
+        except (KeyError, ValueError):
+            shown = []
         for name in shown:
             if name in self._numbers:
                 return self._numbers[name]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from pyro_fed.algorithm.states import State, contiguous, prefixed, within
+from pyro_fed.conventions.output import replaced_file
 from pyro_fed.density.fingerprint import hashed
-from pyro_fed.errors import CheckpointError, ProtocolError, SettingError, warn_user
+from pyro_fed.errors import CheckpointError, ProtocolError, PyroFedError, SettingError, warn_user
 from pyro_fed.runtime.checkpoint.fingerprint import require_run
 from pyro_fed.runtime.checkpoint.lock import Lock
 from pyro_fed.runtime.messages.header import PREFIX, header_length, read_header
@@ -106,16 +106,10 @@ class Checkpoint:
         }
         text["digest"] = _digest_of(tensors, text)
         target = self.folder / f"round-{len(saved.record['rounds']):08d}.safetensors"
-        waiting = target.with_suffix(".writing")
         try:
-            with waiting.open("wb") as file:
+            with replaced_file(target) as file:
                 file.write(save({name: value.clone() for name, value in tensors.items()}, metadata=text))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(waiting, target)
-            _written_down(self.folder)
         except OSError as error:
-            waiting.unlink(missing_ok=True)
             raise CheckpointError(
                 f"the state could not be written to {target} ({error}); the previous state is "
                 "kept. Make room and run again with resume=True"
@@ -138,20 +132,48 @@ class Checkpoint:
         require_run(self.folder, marks, self.marks, self.any_rounds)
         return saved
 
+    def blamed(self) -> Blamed:
+        """Where a run goes on from a state, the state is named in an error that is none of this package's.
+
+        The hash in a file shows damage. Somebody who changes a state can compute the hash anew, and tensors of other
+        names or shapes then fail somewhere in the algorithm.
+        """
+        return Blamed(self.folder if self.resume else None)
+
     def _files(self) -> list[Path]:
         return _files_in(self.folder)
 
 
-def _written_down(folder: Path) -> None:
-    """Have the folder's list of files written to disk: without it a renamed file may not survive a crash."""
-    try:
-        place = os.open(folder, os.O_RDONLY)
-    except OSError:  # a system on which folders cannot be opened
-        return
-    try:
-        os.fsync(place)
-    finally:
-        os.close(place)
+@dataclass(frozen=True)
+class Blamed:
+    """A context in which an error that is none of this package's becomes a `CheckpointError`, with it as the cause.
+
+    Args:
+        folder: where the state is; None leaves errors as they are.
+    """
+
+    folder: Path | None
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if self.folder is not None and isinstance(error, Exception) and not isinstance(error, PyroFedError):
+            raise unfit(self.folder, error) from error
+
+
+def unfit(folder: Path, error: Exception) -> CheckpointError:
+    """The error for a state that an algorithm cannot go on from.
+
+    Args:
+        folder: where the state is.
+        error: what the algorithm met.
+    """
+    return CheckpointError(
+        f"the run went on from the state in {folder}, and failed: {type(error).__name__}: {error!s:.200}. Unless this "
+        "is an error of the model's or the machine's, the state was changed after it was written: run again with "
+        "another folder"
+    )
 
 
 def latest(folder: Path) -> tuple[dict[str, str], Saved]:
@@ -190,7 +212,18 @@ def _read(path: Path) -> tuple[dict[str, str], Saved]:
     try:
         marks, record, phase, done = (json.loads(text[name]) for name in ("marks", "record", "phase", "done"))
     except (ValueError, KeyError, RecursionError) as error:
-        raise ProtocolError(f"its text is not that of a state: {error!r}") from error
+        raise ProtocolError(f"its text is not that of a state: {error!r:.200}") from error
+    if not (isinstance(marks, dict) and all(isinstance(value, str) for value in marks.values())):
+        raise ProtocolError(f"its marks must be texts by name, received {marks!r:.80}")
+    if not (isinstance(record, dict) and isinstance(record.get("rounds"), list)):
+        raise ProtocolError(f"its record must have a list of rounds, received {record!r:.80}")
+    for name, number in {"phase": phase, "done": done}.items():
+        if type(number) is not int or number < 0:
+            raise ProtocolError(f"its {name} must be a whole number from 0 on, received {number!r:.80}")
+    if done > len(record["rounds"]):
+        raise ProtocolError(
+            f"it says that its phase has had {done} rounds, and has a record of {len(record['rounds'])}"
+        )
     odd = [name for name in tensors if not name.startswith(("shared.", "local.", "network."))]
     if odd:
         raise ProtocolError(f"it holds a tensor {odd[0][:80]!r}, expected shared.*, local.* and network.*")

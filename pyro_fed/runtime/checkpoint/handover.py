@@ -21,7 +21,7 @@ from pyro_fed.algorithm.capabilities import SiteKeeping, no_sites
 from pyro_fed.algorithm.contract import Algorithm, Start
 from pyro_fed.federation import Federation
 from pyro_fed.runtime.checkpoint.fingerprint import require_model
-from pyro_fed.runtime.checkpoint.folder import latest
+from pyro_fed.runtime.checkpoint.folder import Blamed, latest
 
 
 def hand_over(algorithm: Algorithm, federation: Federation, folder: Path) -> Start:
@@ -39,8 +39,9 @@ def hand_over(algorithm: Algorithm, federation: Federation, folder: Path) -> Sta
     """
     marks, saved = latest(folder)
     require_model(folder, marks, algorithm, federation)
-    before = json.loads(marks["clients"])
-    origin = torch.tensor([before.index(name) if name in before else -1 for name in federation.client_names])
     if not isinstance(algorithm, SiteKeeping):
         raise no_sites(algorithm)
-    return Start(*algorithm.regroup(federation.problem, saved.shared, saved.local, origin))
+    with Blamed(folder):
+        before = json.loads(marks["clients"])
+        origin = torch.tensor([before.index(name) if name in before else -1 for name in federation.client_names])
+        return Start(*algorithm.regroup(federation.problem, saved.shared, saved.local, origin))

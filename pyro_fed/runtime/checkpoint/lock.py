@@ -7,6 +7,7 @@ import os
 import socket
 from pathlib import Path
 
+from pyro_fed.conventions.output import open_lock
 from pyro_fed.errors import CheckpointError
 
 try:
@@ -44,7 +45,7 @@ class Lock:
     def _taken(self) -> int | None:
         """The locked file; None if its former holder has deleted it in the meantime."""
         try:
-            file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+            file = open_lock(self.path)
         except OSError as error:
             raise CheckpointError(
                 f"nothing can be written to {self.path.parent}: {error}; choose another folder"
@@ -68,7 +69,7 @@ class Lock:
     def _is_there(self, file: int) -> bool:
         """Whether the path still leads to this open file."""
         try:
-            return os.path.samestat(os.fstat(file), os.stat(self.path))
+            return os.path.samestat(os.fstat(file), os.lstat(self.path))
         except FileNotFoundError:
             return False
 

@@ -42,6 +42,7 @@ from pyro_fed.conventions.kinds import narrowed
 from pyro_fed.conventions.limits import Limits
 from pyro_fed.conventions.time_limit import is_time
 from pyro_fed.density.checks.funnels import with_hint
+from pyro_fed.density.problem import Problem
 from pyro_fed.density.size import is_large
 from pyro_fed.errors import DivergenceError, InterruptedRun, PyroFedError, TimeLimitError, listed, warn_user
 from pyro_fed.infer.sites.gaussian_sites import gaussian
@@ -173,7 +174,9 @@ class Finish:
             found = Noisy(draws, self.algorithm.warnings(record, context.problem), 0.0)
         else:
             found = with_noise(self.algorithm, context, shared, draws, self.num_draws)
-        record.doubts += found.doubts + still_shortened(context) + self.unsettled()
+        record.doubts += (
+            without_spread(context.problem, found.draws) + found.doubts + still_shortened(context) + self.unsettled()
+        )
         private = narrowed(context.combination, Private)
         releases = sum(bool(one.clients) for one in record.rounds)
         epsilon = private.epsilon(releases) if releases else 0.0
@@ -253,7 +256,7 @@ class Finish:
         said = any(sentence.startswith("not converged") for sentence in own)  # by the algorithm, with its reason
         unsettled = self.unsettled() if not said or record.stopped else []
         inaccurate = integration_notes(context.problem, draws.flatten(0, 1)) if context.problem.local_dim else []
-        record.doubts += [*own, *unsettled, *inaccurate]
+        record.doubts += [*without_spread(context.problem, draws), *own, *unsettled, *inaccurate]
         record.of_density = bool(inaccurate)
         record.notes += record.bounded()
         if isinstance(context.combination, Bounded):
@@ -442,3 +445,25 @@ def said_of(result: InferenceData, record: Record) -> InferenceData:
         error.result = result  # type: ignore[attr-defined]  # of this one warning
         raise
     return result
+
+
+def without_spread(problem: Problem, draws: Tensor) -> list[str]:
+    """A doubt if the draws of a site have an SD that is no finite number; else none.
+
+    Args:
+        problem: the model's densities.
+        draws: (chain, draw, D), unconstrained.
+    """
+    few = tuple(leaf[:1] for leaf in problem.rows)
+    values = problem.constrain(draws.flatten(0, 1), few)
+    names = [
+        name
+        for name, value in values.items()
+        if name in problem.sites and not bool(value.double().std(0, correction=0).isfinite().all())
+    ]
+    if not names:
+        return []
+    return [
+        f"the SD of {listed(map(repr, names))} is no finite number: draws lie beyond the range of its numbers. Divide "
+        "the data by their scale before the model, or narrow the priors"
+    ]

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 from agents_case import NAMES, free_ports, model, peers_file, rows_of
+from cryptography import x509
+from institutions import certified
 
 import pyro_fed as pf
 from pyro_fed.algorithm.capabilities import OnGraph
@@ -24,6 +26,7 @@ from pyro_fed.runtime.agents.outbox import At, Outbox, Refused, Why
 from pyro_fed.runtime.agents.peers import Peers, load_peers
 from pyro_fed.runtime.agents.rows import load_rows
 from pyro_fed.runtime.agents.settings import LinkSettings
+from pyro_fed.runtime.agents.statements import Statements
 from pyro_fed.runtime.agents.wire import SERVICE, WAITING, Unwelcome, Wire, with_step
 from pyro_fed.runtime.network import connect
 
@@ -49,6 +52,14 @@ def wired(peers, identity, me, settings=QUICK, said=SAID):
     links = Links(me, peers, settings, said)
     links.wire = Wire(me, peers, identity, settings, links)
     return links
+
+
+def introduced(links, rows="rows"):
+    """Every agent's first statement, over the graph, after which each knows the others' keys."""
+    statements = links.wire.statements
+    found, _ = links.spread(At(-1, -1, 0), statements.introduction(rows), 30.0, whole=True)
+    statements.bind(found["nonce"])
+    return found
 
 
 # -- who is let in --------------------------------------------------------------------------------------------
@@ -165,6 +176,144 @@ def _spec(value):
     from pyro_fed.runtime.messages import spec_of
 
     return spec_of({"q": value})
+
+
+# -- who speaks for whom ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def speakers(tmp_path):
+    """Four in a row: centre, north, east, south."""
+    pairs = [["north", "east"], ["east", "south"], ["north", "centre"]]
+    names = ("north", "east", "south", "centre")
+    path = peers_file(tmp_path, names, f"links = {pairs}")
+    return load_peers(path), tmp_path / "certificates"
+
+
+def everywhere(work):
+    """The errors of pieces of work that need each other, by name."""
+    errors = {}
+
+    def run(name, one):
+        try:
+            one()
+        except Exception as error:
+            errors[name] = error
+
+    threads = [threading.Thread(target=run, args=pair) for pair in work.items()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    return errors
+
+
+def spoken(agents, at, own=None, whole=True):
+    """What all hear as each says its number; errors by name."""
+    heard = {}
+
+    def one(name, links):
+        me = {"rows": torch.tensor([10 + links.me]), "nothing": torch.tensor([torch.nan])}
+        heard[name] = links.spread(at, me, 2.0, whole=whole)[0]["rows"].tolist()
+
+    return heard, everywhere({name: lambda n=name, k=links: one(n, k) for name, links in agents.items()})
+
+
+def forge(message, about, earlier):
+    """Its own number for another's."""
+    message["known"][about], message["of.rows"][about] = True, -5
+
+
+def replay(message, about, earlier):
+    """What the other has signed in an earlier round."""
+    message["known"][about] = True
+    for name in ("of.rows", "of.signature"):
+        message[name][about] = earlier[name][about]
+
+
+def conceal(message, about, earlier):
+    """Others' numbers, without its own."""
+    message["known"][:] = False
+    forge(message, about, earlier)
+
+
+@pytest.mark.parametrize(("liar", "about"), [("east", "south"), ("centre", "east"), ("east", "centre")])
+@pytest.mark.parametrize("lie", [forge, replay, conceal])
+def test_an_agent_that_speaks_for_another_is_named_and_nobody_else_is_blamed(speakers, liar, about, lie):
+    """North hears of south through east alone; of east, and of centre, also from these themselves."""
+    peers, folder = speakers
+    agents = {name: wired(peers, Identity.load(folder, name), i) for i, name in enumerate(peers.names)}
+    box, number = agents[liar].outbox, peers.number(about)
+    try:
+        assert not everywhere({name: lambda links=links: introduced(links) for name, links in agents.items()})
+        heard, errors = spoken(agents, At(0, 0, SPREAD))
+        assert not errors and set(map(tuple, heard.values())) == {(10, 11, 12, 13)}
+        earlier, put = box.get(At(0, 0, SPREAD + peers.diameter - 1), 0, 1.0), box.put
+
+        def lying(at, message):
+            message = {name: value.clone() for name, value in message.items()}
+            lie(message, number, earlier)
+            put(at, message)
+
+        box.put = lying
+        _, errors = spoken(agents, At(0, 1, SPREAD), whole=False)
+    finally:
+        for links in agents.values():
+            links.wire.close()
+    assert isinstance(errors["north"], ProtocolError)
+    said = str(errors["north"])
+    if lie is conceal:
+        assert said == f"agent {liar}, round 1: it passes on what others say, without its own. Look at what it runs"
+    else:
+        assert said.startswith(
+            f"agent {liar}, round 1: it has sent a statement of agent {about} that the key of {about}'s"
+        )
+        assert f"Look at agent {liar} alone" in said
+
+
+def test_a_statement_of_another_run_or_of_a_foreign_certificate_is_refused(speakers, tmp_path):
+    """Other rows make another run, though all settings are the same; the same rows and keys make the same one."""
+    peers, folder = speakers
+    write_certificates(tmp_path / "other", peers.names)  # of an authority of their own
+    identities = [Identity.load(folder, name) for name in peers.names]
+    foreign = Identity.load(tmp_path / "other", "south")
+
+    def statements(rows, who=identities):
+        made = [Statements(one, peers.names, "0" * 16) for one in who]
+        first = [one.signed(At(-1, -1, 0), one.introduction(own)) for one, own in zip(made, rows, strict=True)]
+        return made, first
+
+    at, own, settings = At(0, 3, 0), {"rows": torch.tensor([7])}, ["a", "b", "c", "d"]
+    runs = [statements(rows) for rows in (settings, settings, ["a", "b", "changed", "d"])]
+    for made, first in runs:
+        for one in made:
+            for i, statement in enumerate(first):
+                one.check(i, At(-1, -1, 0), statement, 1)
+            one.bind(torch.cat([statement["nonce"] for statement in first]))
+    north = runs[0][0][0]
+    north.check(2, at, runs[1][0][2].signed(at, own), 1)
+    for odd in (
+        runs[2][0][2].signed(at, own),  # of another run
+        runs[0][0][2].signed(At(0, 2, 0), own),  # of another round
+        runs[0][0][3].signed(at, own),  # of another agent
+        {**runs[0][0][2].signed(at, own), "rows": torch.tensor([8])},
+        {**own, "signature": torch.zeros(1, 74, dtype=torch.uint8)},
+    ):
+        with pytest.raises(ProtocolError, match=r"agent east, round 3: it has sent a statement of agent south"):
+            north.check(2, at, odd, 1)
+    _, first = statements(settings, [*identities[:2], foreign, identities[3]])
+    with pytest.raises(ProtocolError, match=r"round -1: .*\(the certificate is not the authority's"):
+        statements(settings)[0][0].check(2, At(-1, -1, 0), first[2], 1)
+
+
+@pytest.mark.parametrize("kind", ["rsa", "p521"])
+def test_certificates_of_institutions_sign_too(tmp_path, kind):
+    """RSA keys and other curves, certified by an authority through an intermediate one."""
+    certified(tmp_path, ["a", "b"], kind)
+    a, b = (Statements(Identity.load(tmp_path, name), ("a", "b"), "0" * 16) for name in "ab")
+    for at, own in ((At(-1, -1, 0), a.introduction("rows")), (At(0, 0, 0), {"rows": torch.tensor([3])})):
+        b.check(0, at, a.signed(at, own), 0)
 
 
 # -- who leaves ------------------------------------------------------------------------------------------------
@@ -289,6 +438,7 @@ class Node(threading.Thread):
             links.wire.close()
 
     def _rounds(self, links):
+        introduced(links)
         network = neighbours_of(links, self.algorithm)
         round, shared, put_in, kept = self.saved.get(
             self.me, (0, {"q": torch.zeros(5, 2, dtype=torch.float64)}, torch.zeros(2, dtype=torch.float64), {})
@@ -522,9 +672,70 @@ def test_certificates_are_for_one_name_and_keys_for_one_owner(tmp_path):
         Identity.load(tmp_path, "c")
 
 
-def test_certificates_do_not_outlive_their_authority(tmp_path, monkeypatch):
-    from cryptography import x509
+@pytest.mark.parametrize(
+    "alternative",
+    [
+        lambda name: [x509.DNSName(f"not-{name}"), x509.RFC822Name(name)],
+        lambda name: [x509.DNSName(f"not-{name}"), x509.UniformResourceIdentifier(name)],
+        lambda name: [],
+    ],
+)
+def test_nothing_but_a_dns_name_is_an_agents_name(tmp_path, alternative):
+    """An e-mail address, a URI or a common name of east's: at north's server, in its own folder, and in a statement."""
+    names, ports, folder = ("north", "east"), free_ports(2), tmp_path / "certificates"
+    certified(folder, names, alternative=lambda name: alternative(name) if name == "east" else [x509.DNSName(name)])
+    with pytest.raises(SettingError, match=r"east\.crt is (for \['not-east'\], expected 'east'|no certificate with a)"):
+        Identity.load(folder, "east")
+    peers = Peers(names, tuple(f"127.0.0.1:{port}" for port in ports), pf.graph.complete(2))
+    north = wired(peers, Identity.load(folder, "north"), 0)
+    parts = [(folder / file).read_bytes() for file in ("east.key", "east.crt", "ca.crt")]
+    east = wired(peers, Identity("east", *parts), 1)
+    try:
+        with pytest.raises(Unwelcome, match=r"the certificate is for .*, which is no neighbour of north"):
+            east.wire.hello(0, 10.0)
+        first = east.wire.statements
+        at = At(-1, -1, 0)
+        with pytest.raises(ProtocolError, match=r"the certificate is for|it has no alternative names"):
+            north.wire.statements.check(1, at, first.signed(at, first.introduction("rows")), 1)
+    finally:
+        east.wire.close()
+        north.wire.close()
 
+
+@pytest.mark.parametrize("mode", [0o666, 0o644, 0o640, 0o602])
+def test_a_key_that_others_can_use_is_refused(tmp_path, mode):
+    write_certificates(tmp_path, ["a"])
+    key = tmp_path / "a.key"
+    key.chmod(mode)
+    with pytest.raises(SettingError, match=rf"a\.key has mode 0{mode:o}: .* Run chmod 600 "):
+        Identity.load(tmp_path, "a")
+    key.chmod(0o600)
+    assert Identity.load(tmp_path, "a").key == key.read_bytes()
+
+
+def test_a_key_and_a_certificate_that_do_not_belong_together(tmp_path):
+    write_certificates(tmp_path, ["a"])
+    write_certificates(tmp_path / "other", ["a"])
+    for file, said in (("a.key", "is of another key than a.key"), ("ca.crt", "does not hold against ca.crt")):
+        kept = (tmp_path / file).read_bytes()
+        (tmp_path / file).write_bytes((tmp_path / "other" / file).read_bytes())
+        with pytest.raises(SettingError, match=said):
+            Identity.load(tmp_path, "a")
+        (tmp_path / file).write_bytes(kept)
+
+
+@pytest.mark.parametrize("file", ["a.crt", "a.key", "ca.crt", "ca.key"])
+def test_no_link_is_followed_where_certificates_are_written(tmp_path, file):
+    victim, folder = tmp_path / "victim", tmp_path / "certificates"
+    victim.write_text("precious")
+    folder.mkdir()
+    (folder / file).symlink_to(victim)
+    with pytest.raises(SettingError):
+        write_certificates(folder, ["a"])
+    assert victim.read_text() == "precious"
+
+
+def test_certificates_do_not_outlive_their_authority(tmp_path, monkeypatch):
     from pyro_fed.runtime.agents import certificates
 
     def end(file):
