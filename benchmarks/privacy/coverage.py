@@ -112,7 +112,9 @@ def trial(name: str, algorithm: Any, noise: float, seed: int) -> tuple[np.ndarra
 
     try:
         with mock.patch.object(finish, "with_noise", keep):
-            idata = pf.run(algorithm, fed, combination=private, num_rounds=rounds, progress=False, compile="off")
+            idata = pf.run(
+                algorithm, fed, combination=private, num_rounds=rounds, seed=seed, progress=False, compile="off"
+            )
     except PyroFedError:
         return None
     mean, exact = posterior(model, x, y)
@@ -141,7 +143,9 @@ def chain_trial(name: str, unit: str, noise: float, seed: int) -> tuple[np.ndarr
         row_norm=norm if unit == "row" else None,
     )
     private: Any = pf.Private(norm=norm, noise_multiplier=noise, delta=DELTA, unit=unit)  # type: ignore[arg-type]
-    idata = pf.run(algorithm, fed, combination=private, num_rounds=CHAIN_ROUNDS, progress=False, compile="trace")
+    idata = pf.run(
+        algorithm, fed, combination=private, num_rounds=CHAIN_ROUNDS, seed=seed, progress=False, compile="trace"
+    )
     draws = idata["posterior"]["w"].values.reshape(-1, DIM)
     mean, exact = posterior(model, x, y)
     low, high = np.quantile(draws, INTERVAL, axis=0)

@@ -51,7 +51,7 @@ GUESSES = 20
 #: Noise multipliers of one release, z.
 NOISE = (1.0,)
 #: Of a chain on sums, whose 400 rounds spend ε = 3 together, and its private rounds' step.
-NOISE_OF_CHAIN = 29.9
+NOISE_OF_CHAIN = 27.8
 FAMILIES: dict[str, Any] = {
     "Gaussian sites (FedEP)": pf.FedEP(start="prior", num_points=16),
     "beliefs (P2PVI)": pf.P2PVI(start="prior"),

@@ -9,7 +9,7 @@ C m̄ and of their mean, whatever the weights, m̄:
     Clipped       m̄ = mean_k m_k min(1, r / ‖m_k‖)
     TrimmedMean   m̄_d = mean of m_kd without the largest and smallest share of them      (Yin et al. 2018)
     Median        m̄_d = median_k m_kd                                                     (Yin et al. 2018)
-    Private       m̄ = (Σ_k m_k min(1, r / ‖m_k‖) + N(0, z² r² I)) / C                  (McMahan et al. 2018)
+    Private       m̄ = (Σ_k m_k min(1, r / ‖m_k‖) + noise of SD z r) / C, on a grid      (McMahan et al. 2018)
 
 Bias: all four leave the mean where clients differ. The median and the trimmed mean of skew messages are not their
 mean, clipping shortens the long ones, and the clients' shares of the rows are not used. With clients of equal size

@@ -1,35 +1,60 @@
 """Differential privacy of a client: clipped messages, Gaussian noise on their sum, and an accountant.
 
-Source: McMahan, Ramage, Talwar & Zhang (2018), *Learning differentially private recurrent language models*; Mironov
-(2017), Rényi differential privacy, by `opacus.accountants`.
+Source: McMahan, Ramage, Talwar & Zhang (2018), *Learning differentially private recurrent language models*; Canonne,
+Kamath & Steinke (2020), *The discrete Gaussian for differential privacy*; Kairouz et al. (2021), *Practical and private
+(deep) learning without sampling or shuffling*, for the adjacency; Casacuberta, Shoemate, Vadhan & Wagaman (2022),
+*Widespread underestimation of sensitivity in differentially private libraries*, for sums of rounded numbers.
 
-    m̄ = (Σ_k m_k min(1, r / ‖m_k‖) + ξ) / C,    ξ ~ N(0, z² r² I)
+    m̄ = γ (Σ_k ⌊m_k min(1, r / ‖m_k‖) / γ⌋ + ξ) / C,    ξ_d discrete Gaussian, P(ξ_d) ∝ exp(-ξ_d² / 2 s²)           (1)
+    s = z (r/γ + √D) rounded up
 
-Adding or removing one client with all its rows changes the sum by at most r. So a round is a Gaussian mechanism of
-noise multiplier z, and (ε, δ) follow from z and the number of rounds. That holds for who sees m̄ and what follows from
-it: the server adds the noise, and is trusted (see SECURITY.md). No reduction is claimed for clients that a schedule
-leaves out.
+⌊·⌋ rounds each number towards zero, D is how many numbers a message has, and C is how many clients sent one.
 
-The noise does not follow from the run's seed, which the result names: it is drawn from the operating system, so that a
-private run is the one kind that cannot be repeated to the bit.
+**Adjacency** is *zero-out* (Kairouz et al. 2021; Ponomareva et al. 2023, *How to DP-fy ML*): two federations are
+neighbours if one client's message is replaced by zero in every round, or with `unit="row"` one row's part of it. How
+many clients and rows there are, and who sent a message in which round, is public.
+
+**Sensitivity** of the sum in (1), of whole numbers and so without rounding errors, to one client: its message is at
+most r/γ long, as rounding towards zero makes none longer. To one row: its part of its client's message is at most r
+long, and the client's sum, rounded, moves by at most r/γ + √D, a step in each number. The noise has the larger of the
+two for both, which also covers the errors of float64 in the clip, D 2⁻⁵³ r. So a round is a Gaussian mechanism of noise
+multiplier z, and (ε, δ) follow from z and the number of rounds (`accountant`). That holds for who sees m̄ and what
+follows from it: the server adds the noise, and is trusted (see SECURITY.md). No reduction is claimed for clients that a
+schedule leaves out.
+
+**The grid.** γ is a power of two, 2⁻³⁶ to 2⁻³⁵ of max(1, z) r. All released numbers are whole multiples of γ over C,
+whatever the messages: neither noise nor messages show through the low bits of a floating-point number (Mironov 2012).
+Sums are exact in 64 bits: a number beyond 2⁶²/C steps, which no message shortened to r has, and a client's sum of rows
+only from 2²⁶/C rows on that all pull one way, is cut to that. Cutting brings no two sums further apart.
+
+The noise does not follow from the run's seed, which the result names: `secret_noise` has it from a cryptographic
+generator that the operating system seeds. A private run and one that can be repeated exclude each other.
+
+Letters: z `noise_multiplier`, r `norm`, γ `grid`.
 """
 
 from __future__ import annotations
 
 import math
-import secrets
-import warnings
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from pyro_fed.algorithm.accountant import gaussian_epsilon
 from pyro_fed.algorithm.combination import Shortened, as_numbers, clip
+from pyro_fed.algorithm.secret_noise import with_discrete_gaussian
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.setting_checks import check_between, check_choice, check_positive
 from pyro_fed.errors import SettingError
 
+#: Steps of the grid in `norm`, or in the noise where that is longer, as a power of two.
+GRID_BITS = 36
+#: No sum of a round's messages is larger, so that it fits in 64 bits with its noise.
+LARGEST_SUM = 2.0**62
+#: Norms and noise multipliers of which no product leaves float64.
+REPRESENTABLE = (1e-100, 1e100)
 #: The noise's squared length is taken for so many of its SDs more than its mean.
 SIGMAS = 3.0
 
@@ -50,15 +75,20 @@ class Private(Shortened):
         norm: r, the longest that a message may be, or with `unit="row"` that a row's part of it may be.
         noise_multiplier: z, the noise's SD in units of `norm`.
         delta: δ; well below one over the number of clients, or of rows.
-        unit: what is protected: "client", all its rows at once, whose messages the server shortens; or "row", one row
-            of any client, whose part of the message the client shortens, which is asked of an algorithm
-            (`SummedLangevin(row_norm=...)`).
+        unit: what is protected, in the sense of *zero-out* adjacency: "client", whether a client's messages, of all its
+            rows, are replaced by zero; the server shortens them. "row", whether one row's part of its client's messages
+            is; the client shortens it, which is asked of an algorithm (`SummedLangevin(row_norm=...)`). The number of
+            clients and of rows is public.
+
+    The noise comes from the operating system's secrets: the run's `seed` does not touch it, and no private run can be
+    repeated exactly.
 
     Raises:
-        SettingError: a setting out of its range, or no accountant is installed.
+        SettingError: a setting out of its range, or opendp, which draws the noise, is not installed.
 
     References:
-        McMahan, Ramage, Talwar & Zhang (2018). Mironov (2017).
+        McMahan, Ramage, Talwar & Zhang (2018). Canonne, Kamath & Steinke (2020). Balle & Wang (2018). Kairouz et al.
+        (2021).
 
     Example:
         >>> private = pf.Private(norm=1.0, noise_multiplier=2.0, delta=1e-5)
@@ -75,8 +105,15 @@ class Private(Shortened):
     def __post_init__(self) -> None:
         check_choice(self, "unit", ("client", "row"))
         check_positive(self, "norm", "noise_multiplier")
+        check_between(self, "norm", *REPRESENTABLE, "[]")
+        check_between(self, "noise_multiplier", *REPRESENTABLE, "[]")
         check_between(self, "delta", 0.0, 0.5)
-        self.epsilon(1)
+        try:
+            import opendp.measurements  # noqa: F401
+        except ImportError as error:
+            raise SettingError(
+                "Private needs opendp, which draws noise that nobody can search for: pip install 'pyro_fed[privacy]'"
+            ) from error
 
     def check_clients(self, num_clients: int) -> None:
         """δ is below one over the clients: else a mechanism that publishes one of them all would do.
@@ -103,13 +140,19 @@ class Private(Shortened):
                 f"would be as private; expected well below 1/{number}, such as {0.01 / number:.1g}"
             )
 
+    @property
+    def grid(self) -> float:
+        """γ: released sums are whole multiples of it."""
+        return 2.0 ** (math.frexp(self.norm * max(1.0, self.noise_multiplier))[1] - GRID_BITS)
+
     def middle(self, messages: Tensor) -> Tensor:
-        """The mean of the clipped messages, with noise."""
-        generator = torch.Generator().manual_seed(secrets.randbits(63))
-        noise = torch.randn(messages.shape[1], generator=generator, dtype=messages.dtype)
+        """Eq. (1)."""
         short = messages if self.unit == "row" else clip(messages, self.norm)
-        total = short.sum(0) + self.noise_multiplier * self.norm * noise.to(messages.device)
-        return total / len(messages)
+        largest = LARGEST_SUM / len(messages)
+        total = (short / self.grid).clamp(-largest, largest).trunc().to(torch.int64).sum(0)
+        sd = math.ceil(self.noise_multiplier * (self.norm / self.grid + math.sqrt(messages.shape[1])))
+        released = with_discrete_gaussian(total.cpu(), float(sd)).to(messages)
+        return self.grid * released / len(messages)
 
     def reach(self, combined: State) -> float:
         """How long a round's middle is, as a part of `norm`, less what its noise may be; of rows' parts, 0.
@@ -130,17 +173,7 @@ class Private(Shortened):
     def epsilon(self, releases: int) -> float:
         """ε after so many rounds.
 
-        Raises:
-            SettingError: no accountant is installed.
+        Args:
+            releases: at least 1.
         """
-        try:
-            from opacus.accountants import RDPAccountant
-        except ImportError as error:
-            raise SettingError(
-                "Private needs an accountant, and says no epsilon without: pip install 'pyro_fed[privacy]'"
-            ) from error
-        accountant = RDPAccountant()
-        accountant.history = [(self.noise_multiplier, 1.0, releases)]
-        with warnings.catch_warnings():  # beyond the range of its orders the bound is only looser
-            warnings.filterwarnings("ignore", message="Optimal order is the", category=UserWarning)
-            return float(accountant.get_epsilon(delta=self.delta))
+        return gaussian_epsilon(self.noise_multiplier, releases, self.delta)

@@ -23,7 +23,7 @@ EXTRAS = {
     "agents": (("grpc", "cryptography"), "peers without a server, pyro-fed agent"),
     "flower": (("flwr",), "clients on other machines, pyro-fed flower"),
     "ray": (("ray",), "several processes, --executor ray:N"),
-    "privacy": (("opacus",), "privacy accounting, pf.Private"),
+    "privacy": (("opendp",), "noise of differential privacy, pf.Private"),
 }
 
 

@@ -6,23 +6,26 @@ from collections.abc import Callable
 
 from flwr.app import Context, Message
 
+from pyro_fed.flower.masks import client_mod
+
 #: Name of the record by which Flower marks messages of its secure aggregation.
 PROTOCOL = "secaggplus_configs"
 
 
 def handed_on(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
-    """Handle messages of secure aggregation by Flower's own mod, and hand others on to the app.
+    """Handle messages of secure aggregation by Flower's own mod with strong masks, and hand others on to the app.
 
     Args:
         message: the message.
         context: the client's context.
         call_next: the app.
+
+    Raises:
+        SettingError: this Flower makes its masks otherwise than is known.
     """
     if not asks_for_a_sum(message):
         return call_next(message, context)
-    from flwr.client.mod import secaggplus_mod
-
-    return secaggplus_mod(message, context, call_next)
+    return client_mod()(message, context, call_next)
 
 
 def asks_for_a_sum(message: Message) -> bool:

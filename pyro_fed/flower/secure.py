@@ -3,7 +3,8 @@
 **The protocol** is Flower's own SecAgg+ (Bell et al. 2020). Every client adds masks to its numbers, which are whole
 ones modulo 2³²: one mask of its own, and one with each other client. The masks between clients cancel in the sum. The
 clients' own masks are reconstructed from shares, once it is known who has sent. Clients that leave before they have
-sent are left out of the sum; their masks with the others are reconstructed in the same way.
+sent are left out of the sum; their masks with the others are reconstructed in the same way. Masks are a ChaCha20 stream
+keyed by 256 bits, in place of Flower's generator with a seed of 32 (`masks`).
 
 **Stand-ins.** The round loop's `combine` takes C messages, and there is only their sum. So each client's message m_k is
 replaced by
@@ -21,10 +22,8 @@ so that Flower's random rounding, which would not follow from the seed, changes 
 the client.
 
 **Limits.** The server forwards the clients' keys; a server that forges them can read everything. It is trusted to
-follow the protocol, but may be curious. Flower 1.41 draws masks from a generator with a seed of 32 bits: with a
-client's masked message and unlimited computation the seed can be searched for; with C clients there are C - 1 such
-seeds in a message. Sums of the same clients in many rounds, or with and without one of them, reveal something about
-single clients; `Private` bounds that.
+follow the protocol, but may be curious. Sums of the same clients in many rounds, or with and without one of them,
+reveal something about single clients.
 """
 
 from __future__ import annotations
@@ -46,6 +45,7 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.calls import Checked
 from pyro_fed.conventions.setting_checks import check_between, check_positive
 from pyro_fed.errors import ProtocolError, SettingError
+from pyro_fed.flower.masks import server_workflow
 from pyro_fed.flower.mod import PROTOCOL
 from pyro_fed.flower.post import Post
 from pyro_fed.runtime.messages import Spec
@@ -148,12 +148,11 @@ class SecureRound:
             say: gives a clause for a message that is an error.
         """
         from flwr.server.compat.legacy_context import LegacyContext
-        from flwr.server.workflow import SecAggPlusWorkflow
         from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECORD
         from flwr.server.workflow.constant import Key as WorkflowKey
 
         clients = len(self.nodes)
-        workflow = SecAggPlusWorkflow(
+        workflow = server_workflow()(
             1.0,
             self.settings.stay(clients),
             max_weight=1.0,

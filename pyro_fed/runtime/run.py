@@ -99,7 +99,8 @@ def run(
         executor: "vectorised" (all clients of a round in one call), "sequential", or an Executor.
         num_draws: number of draws, where the result is a density (particles are returned as they are). None takes 1000,
             or, with more than 1000 parameters, as many as 20 million numbers have room for.
-        seed: the only source of randomness: the same seed gives the same answer with every executor.
+        seed: the only source of randomness: the same seed gives the same answer with every executor. The noise of
+            `pf.Private` does not follow from it: a private run cannot be repeated exactly.
         compile: "off", "trace" (steps become graphs of tensor operations, without Pyro), "inductor" (these graphs are
             compiled; one whose code cannot be had, or gives other numbers, is run as it is, with a warning), or "auto":
             the one that is fastest for the expected work, within `max_seconds`.
@@ -125,7 +126,8 @@ def run(
             `lambda idata: pf.metrics.test_metrics(idata, fed, test)`. The group `federation` has them by round.
         evaluate_every: number of rounds from one evaluation to the next; in between the figures are NaN.
         checkpoint: folder in which the state is saved after every round; the latest two are kept.
-        resume: continue from the checkpoint. The answer is that of an uninterrupted run, bit by bit. The run may have
+        resume: continue from the checkpoint. The answer is that of an uninterrupted run, bit by bit (with
+            `pf.Private` its remaining rounds have noise of their own). The run may have
             more rounds than the saved one, even if that was finished. The answer is then that of a run of so many
             rounds from the start; to the bit, unless `compile` is "auto", which chooses by the number of rounds.
 

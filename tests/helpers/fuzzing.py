@@ -169,7 +169,7 @@ def targets():
                                    "within": "sequential"}, 3),
         "Quadrature": (pf.Quadrature, {"order": 3, "max_order": 5, "max_nodes": 16, "shorten": 0.25}, 5),
     }  # fmt: skip
-    if find_spec("opacus") is not None:  # the extra `privacy`
+    if find_spec("opendp") is not None:  # the extra `privacy`
         found["Private"] = pf.Private, {"norm": 1.0, "noise_multiplier": 1.0, "delta": 1e-5}, 3
     components = {
         pf.schedule: {"RoundRobin": {"clients_per_round": 1}, "UniformRandom": {"clients_per_round": 2},

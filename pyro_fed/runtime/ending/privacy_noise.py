@@ -3,7 +3,8 @@
 The server has added noise of a known distribution to its last state, and draws of that state do not show it. So noise
 is drawn anew, many times, and added by the algorithm itself, as in one more round in which no client sends anything
 new. The resulting states scatter around the last state as this one scatters around the state without noise. Draws from
-all of them have both spreads. Only the released state is used, so that this costs no privacy.
+all of them have both spreads. Only the released state is used, so that this costs no privacy, and this noise is no
+secret: it follows from the run's seed.
 
 An algorithm may know how much of T rounds' noise is left in its state (`NoiseTracking`), from the share of each round's
 messages that it applied. If it does not, the variances of all rounds are added up. That is an upper bound: where
@@ -13,13 +14,14 @@ clients start from what they received, as in FedAvg, their messages undo a part 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.capabilities import NoiseTracking, NoisyRound, ServerWork, SiteKeeping
+from pyro_fed.algorithm.combination import Middle
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.privacy import Private
 from pyro_fed.algorithm.states import State
@@ -138,10 +140,30 @@ def _replayed(algorithm: Algorithm, context: Context, shared: State) -> list[Sta
     factor = math.sqrt(len(rounds))
     if isinstance(algorithm, NoiseTracking):
         algorithm, factor = algorithm.noise_kept(rounds, number)
-    louder = replace(private, noise_multiplier=factor * private.noise_multiplier)
+    generator = seeding.torch_generator(context.seed, seeding.DRAWS, 1)
+    anew = _NoiseAlone(sd=factor * private.noise_multiplier * private.norm, generator=generator)
     shares = torch.full((len(clients),), 1 / len(clients), dtype=problem.dtype)
-    after = (algorithm.combine(before, louder(nothing), shares) for _ in range(REPLAYS))
+    after = (algorithm.combine(before, anew(nothing), shares) for _ in range(REPLAYS))
     return [server.refine(problem, one) for one in after]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _NoiseAlone(Middle):
+    """The mean of messages with noise as `Private` has it, which is no secret.
+
+    Args:
+        sd: of the noise in the messages' sum.
+        generator: that it is drawn from.
+    """
+
+    private = True
+
+    sd: float
+    generator: torch.Generator
+
+    def middle(self, messages: Tensor) -> Tensor:
+        noise = torch.randn(messages.shape[1], generator=self.generator, dtype=messages.dtype)
+        return messages.mean(0) + self.sd / len(messages) * noise.to(messages.device)
 
 
 def _silent(algorithm: Algorithm, context: Context, shared: State, clients: Tensor) -> State:
