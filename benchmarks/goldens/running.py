@@ -1,0 +1,100 @@
+"""Records of cases, each from a fresh process: what a process has traced before changes the last digits of a step."""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import os
+import platform
+import time
+from collections.abc import Iterable, Iterator
+from functools import cache
+from importlib.metadata import version
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+
+from benchmarks.goldens.cases import ROOT, SETS
+from benchmarks.goldens.records import record
+
+#: Loaded once, by the process that the others are forked from.
+PRELOADED = ["pyro_fed.analysis.bench.warm", "benchmarks.goldens.running"]
+
+
+def run_all(name: str, wanted: Iterable[str], jobs: int) -> Iterator[tuple[dict[str, Any], float]]:
+    """Records of a set's cases as they end, each with its seconds of the processor.
+
+    Args:
+        name: of the set.
+        wanted: names of its cases.
+        jobs: how many processes at a time.
+
+    Raises:
+        RuntimeError: a process has died; the message names its case.
+    """
+    if name == "names":  # nothing is run
+        yield from (({**one.record(), "code": code()}, 0.0) for one in SETS[name]() if one.name in set(wanted))
+        return
+    os.environ["OMP_NUM_THREADS"] = "1"  # of the process from which the others are forked
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    waiting = iter(wanted)
+    running: dict[Connection, tuple[Any, str]] = {}
+    try:
+        while True:
+            while len(running) < jobs and (case := next(waiting, None)) is not None:
+                here, there = context.Pipe(duplex=False)
+                process = context.Process(target=_send, args=(there, name, case), daemon=True)
+                process.start()
+                there.close()
+                running[here] = (process, case)
+            if not running:
+                return
+            for here in wait(list(running)):
+                process, case = running.pop(here)  # type: ignore[index]  # they are connections
+                try:
+                    found, seconds = here.recv()  # type: ignore[union-attr]
+                except EOFError:
+                    process.join()
+                    raise RuntimeError(f"{name}: the process of '{case}' ended with code {process.exitcode}") from None
+                process.join()
+                yield found | {"code": code()}, seconds
+    finally:
+        for process, _ in running.values():
+            process.kill()
+
+
+def _send(there: Connection, name: str, case: str) -> None:
+    """What a process does: its case's record."""
+    (found,) = [one for one in SETS[name]() if one.name == case]
+    there.send((record(found), time.process_time()))
+    there.close()
+
+
+@cache
+def code() -> str:
+    """A digest of all files that records depend on."""
+    digest = hashlib.sha256()
+    for folder in ("pyro_fed", "models", "inference", "benchmarks/goldens", "benchmarks/trust", "tests/helpers"):
+        for file in sorted((ROOT / folder).rglob("*.*")):
+            if file.suffix in (".py", ".pyi", ".toml"):
+                digest.update(str(file.relative_to(ROOT)).encode() + file.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def header(name: str) -> dict[str, Any]:
+    """What the first line of a file says: on what its records depend besides the code.
+
+    Args:
+        name: of the set.
+    """
+    libraries = ("torch", "pyro-ppl", "arviz", "numpy", "scipy", "scikit-learn")
+    return {
+        "set": name,
+        "seed": 0,
+        "threads": 1,
+        "python": platform.python_version(),
+        "machine": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
+        "versions": {library: version(library) for library in libraries},
+    }
