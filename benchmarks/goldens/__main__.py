@@ -7,9 +7,10 @@
     python -m benchmarks.goldens --write --set quick --cases 'walk*' --again
 
 A record has, for seed 0 and one thread, what a run did (settings, phases with theirs, rounds, bytes, the steps of
-`fit`), what it said (doubts, notes, codes of findings, the refusal), and its draws: a digest of their bytes, mean and SD
-of each number. Each case has a fresh process, forked from one that has loaded the libraries. Records are kept as they
-end: both commands can be cut off and continue where they were. `--compare` ends with 1 if anything differs.
+`fit`), what it said (doubts, notes, codes of findings, the refusal), and its draws: a digest of their bytes, mean and
+SD of each number. Each case has a fresh process of one thread (OMP_NUM_THREADS=1), forked from one that has loaded the
+libraries. Records are kept as they end: both commands can be cut off and continue where they were. `--compare` ends
+with 1 if anything differs.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ HELPERS = ROOT / "tests" / "helpers"
 if str(HELPERS) not in sys.path:
     sys.path.append(str(HELPERS))
 CONTRACT, DRAWS, ROWS = (importlib.import_module(name) for name in ("contract", "contract_draws", "algorithms"))
-#: Algorithms of the sets `quick`, with the settings that are not defaults.
+#: Algorithms of the set `quick`, with arguments of `run`.
 QUICK: dict[str, Mapping[str, Any]] = {
     "FedEP": {},
     "FedLaplace": {},
@@ -32,8 +32,14 @@ QUICK: dict[str, Mapping[str, Any]] = {
     "DSVGD": {},
     "FSGLD": {"num_rounds": 60},
 }
-#: Posteriors of `quick`: each by the first algorithms, and one by all of them.
-QUICK_POSTERIORS = ("linear_sorted", "collinear", "logistic_labels", "half_cauchy_n4", "squared", "schools", "walk")
+SERVER_AND_PEERS = ("FedEP", "FedLaplace", "FedAIS", "P2PVI", "DSVGD")
+#: Posteriors of `quick`, and by what: small ones of most kinds.
+QUICK_POSTERIORS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("linear_sorted", "collinear", "logistic_labels"), SERVER_AND_PEERS),
+    **dict.fromkeys(("squared", "half_cauchy_n4"), (*SERVER_AND_PEERS, "Auto")),
+    **dict.fromkeys(("linear_improper", "years_float32", "poisson_rare", "simplex"), ("FedEP", "FedAIS")),
+    **dict.fromkeys(("centred_inside", "prior_of_data", "step_at_row"), ("FedEP", "FedAIS")),
+}
 #: Models of the gallery of which one run takes longer than 20 seconds, or that have no rows of data.
 LEFT_OUT: frozenset[str] = frozenset()
 CLIENTS = 5
@@ -109,9 +115,7 @@ def quick() -> list[Case]:
             cases.append(
                 Case(f"{where} / {label}", partial(_run, make, federation, options), make, federation, options)
             )
-    for trial in defaults():
-        if trial.posterior in QUICK_POSTERIORS and trial.label in QUICK and trial.label != "FSGLD":
-            cases.append(_of_trial(trial))
+    cases += [_of_trial(trial) for trial in defaults() if trial.label in QUICK_POSTERIORS.get(trial.posterior, ())]
     return cases
 
 
