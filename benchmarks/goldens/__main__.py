@@ -3,7 +3,8 @@
     python -m benchmarks.goldens --compare                              # names, quick, contract: three minutes
     python -m benchmarks.goldens --compare --set trust --jobs 2 --out out/goldens
     python -m benchmarks.goldens --compare --set quick --cases 'walk*' --ignore doubts,notes
-    python -m benchmarks.goldens --write --set gallery                  # the cases that the file does not have yet
+    python -m benchmarks.goldens --write --set trust                    # the cases that the file does not have yet
+    python -m benchmarks.goldens --write --set gallery --seconds 20     # but those that take longer
     python -m benchmarks.goldens --write --set quick --cases 'walk*' --again
 
 A record has, for seed 0 and one thread, what a run did (settings, phases with theirs, rounds, bytes, the steps of
@@ -38,6 +39,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--cases", default="*", help="patterns, separated by commas")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="take no more records after so many")
+    parser.add_argument(
+        "--seconds", type=float, help="give up a case after so many of the processor; no limit if unset"
+    )
     parser.add_argument("--out", type=Path, default=Path("out/goldens"), help="folder of the records to compare")
     parser.add_argument("--again", action="store_true", help="run what has been run already, too")
     parser.add_argument(
@@ -65,7 +69,7 @@ def _run(
         print(*wanted, sep="\n", end="\n" if wanted else "")
         return
     top = header(name)
-    for record, seconds in run_all(name, wanted, options.jobs):
+    for record, seconds in run_all(name, wanted, options.jobs, options.seconds):
         kept[record["case"]] = record
         files.write(path, top, kept)
         if name != "names":

@@ -40,8 +40,7 @@ QUICK_POSTERIORS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("linear_improper", "years_float32", "poisson_rare", "simplex"), ("FedEP", "FedAIS")),
     **dict.fromkeys(("centred_inside", "prior_of_data", "step_at_row"), ("FedEP", "FedAIS")),
 }
-#: Models of the gallery of which one run takes longer than 20 seconds, or that have no rows of data.
-LEFT_OUT: frozenset[str] = frozenset()
+#: Clients of the gallery's models.
 CLIENTS = 5
 
 
@@ -123,8 +122,6 @@ def gallery() -> list[Case]:
     """The models of `models/`, at five clients by chance, by `FedEP` and by `fit`."""
     cases = []
     for name in sorted(list_models()):
-        if name in LEFT_OUT:
-            continue
         federation = partial(_of_model, name)
         for label, make in (("FedEP", pf.FedEP), ("fit", pf.Auto)):
             options = {"log_likelihood": False}

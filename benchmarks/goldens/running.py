@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import multiprocessing
 import os
 import platform
+import resource
+import signal
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from functools import cache
@@ -18,17 +22,22 @@ import torch
 from benchmarks.goldens.cases import ROOT, SETS
 from benchmarks.goldens.records import record
 
+#: Seconds of the processor between the signal at a limit and the kill.
+GRACE = 2
 #: Loaded once, by the process that the others are forked from.
 PRELOADED = ["pyro_fed.analysis.bench.warm", "benchmarks.goldens.running"]
 
 
-def run_all(name: str, wanted: Iterable[str], jobs: int) -> Iterator[tuple[dict[str, Any], float]]:
+def run_all(
+    name: str, wanted: Iterable[str], jobs: int, limit: float | None = None
+) -> Iterator[tuple[dict[str, Any], float]]:
     """Records of a set's cases as they end, each with its seconds of the processor.
 
     Args:
         name: of the set.
         wanted: names of its cases.
         jobs: how many processes at a time.
+        limit: seconds of the processor after which a case is given up, without a record; None: no limit.
 
     Raises:
         RuntimeError: a process has died; the message names its case.
@@ -45,7 +54,7 @@ def run_all(name: str, wanted: Iterable[str], jobs: int) -> Iterator[tuple[dict[
         while True:
             while len(running) < jobs and (case := next(waiting, None)) is not None:
                 here, there = context.Pipe(duplex=False)
-                process = context.Process(target=_send, args=(there, name, case), daemon=True)
+                process = context.Process(target=_send, args=(there, name, case, limit), daemon=True)
                 process.start()
                 there.close()
                 running[here] = (process, case)
@@ -57,6 +66,9 @@ def run_all(name: str, wanted: Iterable[str], jobs: int) -> Iterator[tuple[dict[
                     found, seconds = here.recv()  # type: ignore[union-attr]
                 except EOFError:
                     process.join()
+                    if process.exitcode == -signal.SIGXCPU:
+                        print(f"{name}: {case} has taken {limit:g} s and is left out", file=sys.stderr, flush=True)
+                        continue
                     raise RuntimeError(f"{name}: the process of '{case}' ended with code {process.exitcode}") from None
                 process.join()
                 yield found | {"code": code()}, seconds
@@ -65,8 +77,10 @@ def run_all(name: str, wanted: Iterable[str], jobs: int) -> Iterator[tuple[dict[
             process.kill()
 
 
-def _send(there: Connection, name: str, case: str) -> None:
+def _send(there: Connection, name: str, case: str, limit: float | None) -> None:
     """What a process does: its case's record."""
+    if limit is not None:
+        resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(limit), math.ceil(limit) + GRACE))
     (found,) = [one for one in SETS[name]() if one.name == case]
     there.send((record(found), time.process_time()))
     there.close()
@@ -74,9 +88,9 @@ def _send(there: Connection, name: str, case: str) -> None:
 
 @cache
 def code() -> str:
-    """A digest of all files that records depend on."""
+    """A digest of the files that records depend on: package, models, recipes, posteriors and the contract's runs."""
     digest = hashlib.sha256()
-    for folder in ("pyro_fed", "models", "inference", "benchmarks/goldens", "benchmarks/trust", "tests/helpers"):
+    for folder in ("pyro_fed", "models", "inference", "benchmarks/trust", "tests/helpers"):
         for file in sorted((ROOT / folder).rglob("*.*")):
             if file.suffix in (".py", ".pyi", ".toml"):
                 digest.update(str(file.relative_to(ROOT)).encode() + file.read_bytes())
