@@ -97,7 +97,7 @@ def of_result(idata: pf.InferenceData) -> dict[str, Any]:
         "steps": steps,
         "attrs": {name: _number(value) for name, value in sorted(attrs.items()) if name not in APART},
         "digests": {name: _digest_of(idata[name]) for name in GROUPS if name in idata},
-        "draws": {str(name): _draws(posterior[name].values) for name in sorted(posterior.data_vars)},
+        "draws": {name: _draws(posterior[name].values) for name in sorted(map(str, posterior.data_vars))},
     }
 
 
@@ -135,7 +135,8 @@ def _bytes(values: np.ndarray) -> bytes:
 def _draws(values: np.ndarray) -> dict[str, Any]:
     """The digest of draws (chain, draw, ...), and mean and SD of its numbers."""
     flat = values.reshape(values.shape[0] * values.shape[1], -1).astype(np.float64)
-    some = np.unique(np.linspace(0, flat.shape[1] - 1, min(flat.shape[1], NUMBERS)).astype(int)) if flat.size else []
+    count = min(flat.shape[1], NUMBERS)
+    some: np.ndarray = np.unique(np.linspace(0, max(flat.shape[1] - 1, 0), count).astype(int))
     return {
         "shape": list(values.shape),
         "sha256": hashlib.sha256(_bytes(values)).hexdigest(),

@@ -60,10 +60,11 @@ def run_all(
                 running[here] = (process, case)
             if not running:
                 return
-            for here in wait(list(running)):
-                process, case = running.pop(here)  # type: ignore[index]  # they are connections
+            ready = wait(list(running))
+            for here in [one for one in running if one in ready]:
+                process, case = running.pop(here)
                 try:
-                    found, seconds = here.recv()  # type: ignore[union-attr]
+                    found, seconds = here.recv()
                 except EOFError:
                     process.join()
                     if process.exitcode == -signal.SIGXCPU:

@@ -17,6 +17,8 @@ import pyro_fed as pf
 from pyro_fed.recipes import load
 from pyro_fed.recipes.library import list_recipes
 
+#: The names of the public face.
+PUBLIC: list[str] = sorted(vars(pf)["__all__"])
 #: Where an object is in memory, in its `repr`.
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 #: Where a new word begins in the name of a class.
@@ -42,9 +44,9 @@ class Fact:
 
 def names() -> list[Fact]:
     """Every public name and every recipe."""
-    facts = [Fact("pyro_fed", lambda: {"names": sorted(pf.__all__)})]
-    facts += [Fact(f"pf.{name}", partial(_of_object, getattr(pf, name))) for name in sorted(pf.__all__)]
-    for name in sorted(pf.__all__):
+    facts = [Fact("pyro_fed", lambda: {"names": PUBLIC})]
+    facts += [Fact(f"pf.{name}", partial(_of_object, getattr(pf, name))) for name in PUBLIC]
+    for name in PUBLIC:
         module = getattr(pf, name)
         if isinstance(module, ModuleType):
             facts += [
@@ -81,7 +83,7 @@ def _arguments(value: Any) -> list[str]:
         parameters = inspect.signature(value).parameters.values()
     except ValueError:  # a class of C has none
         return []
-    stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+    stars: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
     return [
         f"{stars.get(p.kind, '')}{p.name}" + ("" if p.default is p.empty else f"={plain(p.default)!r}")
         for p in parameters
