@@ -21,6 +21,7 @@ STOREYS = """
     ops
     conventions
     graph
+    codes
     density
     federation
     algorithm

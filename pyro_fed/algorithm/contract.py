@@ -25,6 +25,7 @@ goes through `problem.scan` or `problem.mapped`, which map it over that axis and
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -34,6 +35,7 @@ from torch import Tensor
 from pyro_fed.algorithm import message_limits
 from pyro_fed.algorithm.schedule import All, Schedule
 from pyro_fed.algorithm.states import State as State
+from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.settings_repr import SettingsRepr
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
@@ -179,8 +181,8 @@ class Algorithm(SettingsRepr, ABC):
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
         """Draws from the result, (chain, draw, D), unconstrained."""
 
-    def warnings(self, record: Record, problem: Problem) -> list[str]:
-        """Why the result should not be trusted, one sentence each; empty where it can be.
+    def warnings(self, record: Record, problem: Problem) -> Sequence[Finding | str]:
+        """Why the result should not be trusted, a finding or a sentence each; empty where it can be.
 
         Args:
             record: what happened in the run.

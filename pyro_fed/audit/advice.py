@@ -57,11 +57,11 @@ def cure(evidence: Evidence, beyond: bool = False) -> str:
         evidence: the result.
         beyond: whether weighted points have found that the posterior is wider than the draws.
     """
-    if "epsilon" in evidence.record.latest:
+    if evidence.record.has_private_noise:
         return "The noise of privacy is part of that: a larger epsilon, more rows or more clients reduce it"
     if why := evidence.record.refused():
         return f"All clients replied, and rounds went on without replies that could not be used: {why}"
-    if evidence.record.failed():
+    if evidence.record.clients_failed():
         return "Clients failed, and rounds went on without them: run it again, with all clients taking part"
     if evidence.problem.layout.improper and evidence.problem.num_rows <= FEW_ROWS * evidence.problem.dim:
         return _of_improper(evidence.problem)
