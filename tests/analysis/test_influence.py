@@ -303,7 +303,7 @@ def test_a_client_of_forty_times_as_many_rows_is_no_reason_to_warn(seed):
     said = apart_by_sites(
         q.product(told.quotient(sites).product_over(0)), told, fed.client_names, list("abc"), fed.row_counts
     )
-    assert "client clinic 5 moves" in said
+    assert "client clinic 5 moves" in said.text
 
 
 @pytest.mark.filterwarnings("error")

@@ -86,7 +86,8 @@ def test_metrics(idata: InferenceData, federation: Federation, test: tuple[Any, 
     predictions = predict_rows(federation.problem, unconstrained_draws(idata, federation.problem), test)
     if lost := predictions.lost:
         raise DataError(
-            f"test_metrics: {lost[0].text}; look for draws far from all others in the result, or run the model in float64"
+            f"test_metrics: {lost[0].text}; look for draws far from all others in the result, or run the model in "
+            "float64"
         )
     metrics = {
         "num_rows": float(predictions.log_prob.shape[1]),

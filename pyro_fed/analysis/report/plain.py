@@ -18,6 +18,10 @@ from pyro_fed.ops.arviz_versions import summary
 from pyro_fed.results.inference_data import InferenceData
 
 
+#: Attributes of a result that `of_run` gives as lists.
+LISTS = ("doubts", "warnings", "steps", "findings")
+
+
 def as_json(values: Mapping[str, Any]) -> str:
     """Plain values as JSON. NaN and infinities, which JSON does not have, become null.
 
@@ -51,17 +55,24 @@ def of_run(idata: InferenceData, measured: Mapping[str, float]) -> dict[str, Any
         measured: result of `pyro_fed.metrics.test_metrics`; empty without test data.
     """
     record = idata["federation"]
-    texts = {
-        name: value for name, value in idata.attrs.items() if name not in ("doubts", "warnings", "steps", "findings")
-    }
-    lists: dict[str, Any] = {
-        name: [line for line in str(idata.attrs[name]).split("\n") if line] for name in ("doubts", "warnings")
+    attributes = {name: value for name, value in idata.attrs.items() if name not in LISTS}
+    found = recorded(idata)
+    lists = {
+        "doubts": texts(one for one in found if one.is_doubt),
+        "warnings": texts(found),
+        "findings": [one.to_plain() for one in found],
     }
     steps = {"steps": json.loads(idata.attrs["steps"])} if "steps" in idata.attrs else {}
     cost = {name: float(record[name].sum()) for name in ("bytes_up", "bytes_down", "seconds")}
     cost |= {"rounds": int(record.sizes["round"])}
-    lists["findings"] = [one.to_plain() for one in recorded(idata)]
-    return {**lists, "posterior": posterior(idata), "test": dict(measured), "cost": cost, "attributes": texts, **steps}
+    return {
+        **lists,
+        "posterior": posterior(idata),
+        "test": dict(measured),
+        "cost": cost,
+        "attributes": attributes,
+        **steps,
+    }
 
 
 def posterior(idata: InferenceData) -> dict[str, dict[str, float]]:
