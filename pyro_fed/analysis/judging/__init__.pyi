@@ -12,6 +12,5 @@ from . import laplace_sds as laplace_sds
 from . import loo as loo
 from . import metrics as metrics
 from . import moments as moments
-from . import recorded as recorded
 from . import reference as reference
 from . import steps as steps

@@ -18,7 +18,6 @@ from pyro_fed.analysis.judging.draws import Draws
 from pyro_fed.analysis.judging.inputs import check_inputs
 from pyro_fed.analysis.judging.laplace_sds import laplace_sds
 from pyro_fed.analysis.judging.loo import loo
-from pyro_fed.analysis.judging.recorded import recorded
 from pyro_fed.analysis.judging.reference import reference_doubts
 from pyro_fed.analysis.judging.tables import Column, Table
 from pyro_fed.analysis.numbers import digits, percent, readable_bytes, readable_seconds
@@ -28,6 +27,7 @@ from pyro_fed.conventions.calls import checked_but
 from pyro_fed.errors import SettingError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.ops.importance import LARGEST_PARETO_K
+from pyro_fed.results.findings import recorded
 from pyro_fed.results.inference_data import InferenceData, flag
 from pyro_fed.results.same_data import unlike_federation, unlike_result
 from pyro_fed.results.to_arviz import unconstrained_draws

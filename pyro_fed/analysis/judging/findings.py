@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pyro_fed.analysis.judging.compare import findings_of
-from pyro_fed.analysis.judging.recorded import recorded
 from pyro_fed.conventions.calls import checked_but
 from pyro_fed.errors import SettingError, shown
+from pyro_fed.results.findings import recorded
 
 if TYPE_CHECKING:
     import pandas as pd
