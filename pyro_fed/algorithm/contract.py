@@ -81,6 +81,7 @@ class Algorithm(SettingsRepr, ABC):
     Class attributes:
         draws_are: what `sample` returns: "particles", "independent" draws of a density, Markov "chains",
             "agents" (one chain an agent), or a "point".
+        remedy: what to do where the audit finds its draws wrong; "" takes what fits the kind of draws.
         needs_all: a round without one of its clients means nothing, so that a client that failed is asked again.
         additive: `combine` asks for no more of the messages than their sums, each weighted by the client's share of
             the rows, and the clients keep nothing that follows from their own: the messages could be added up by
@@ -90,6 +91,7 @@ class Algorithm(SettingsRepr, ABC):
     """
 
     draws_are: ClassVar[str] = "independent"
+    remedy: ClassVar[str] = ""
     needs_all: ClassVar[bool] = False
     additive: ClassVar[bool] = False
     may_be_infinite: ClassVar[frozenset[str]] = frozenset()

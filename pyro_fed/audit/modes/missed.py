@@ -35,14 +35,13 @@ import math
 import torch
 from torch import Tensor
 
-from pyro_fed.audit.advice import LEFT
 from pyro_fed.audit.chains.motion import CLEAR, DENSITIES
 from pyro_fed.audit.evidence import Evidence
 from pyro_fed.audit.few_rows import WIDER, on_rows_alone
 from pyro_fed.audit.modes.climbs import CLIMB, LARGEST_DIM, NEAR, Mode, added, ascended, searched
 from pyro_fed.audit.modes.masses import FREEDOM, MANY_WEIGHED, WEIGHED, nearest, weighed
 from pyro_fed.audit.target import Target
-from pyro_fed.codes import sentences
+from pyro_fed.codes import cures, sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.limits import MATTERS, SD_MATTERS
@@ -333,7 +332,7 @@ def _cure(evidence: Evidence) -> str:
     if evidence.algorithm.draws_are == "particles":
         return "Its search has not found all of them: try more particles or another seed, or a model with one mode"
     if "DSVGD" in evidence.record.planned:
-        return LEFT
+        return cures.LEFT_TO_TRY
     return "DSVGD searches for modes and gives each its share of particles"
 
 

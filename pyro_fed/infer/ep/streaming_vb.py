@@ -17,7 +17,7 @@ from typing import ClassVar, Literal, cast
 
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.record import Record
-from pyro_fed.codes import sentences
+from pyro_fed.codes import cures, sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import Variant, explains_unknown, refuse_unused
 from pyro_fed.density.problem import Problem
@@ -73,6 +73,8 @@ class StreamingVB(PVI):
     Example:
         >>> idata = pf.run(pf.StreamingVB(), fed)
     """
+
+    remedy: ClassVar[str] = cures.OF_ONE_PASS
 
     guided: ClassVar[type[GuidedFedEP] | None] = None
     steered: ClassVar[bool] = False

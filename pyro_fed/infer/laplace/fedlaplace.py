@@ -38,7 +38,7 @@ from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
-from pyro_fed.codes import sentences
+from pyro_fed.codes import cures, sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice, check_positive
@@ -114,6 +114,8 @@ class FedLaplace(GaussianAlgorithm, Sites, Bounding, Moving, ServerWork, FitsSiz
     Example:
         >>> idata = pf.run(pf.FedLaplace(), fed)
     """
+
+    remedy: ClassVar[str] = cures.OF_LAPLACE
 
     needs_all: ClassVar[bool] = True
     additive: ClassVar[bool] = True

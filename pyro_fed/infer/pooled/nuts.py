@@ -27,6 +27,7 @@ from pyro_fed.algorithm.capabilities import DrawStats, OnCPU, Pooled
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
+from pyro_fed.codes import cures
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
@@ -70,6 +71,8 @@ class NUTS(Algorithm, Pooled, DrawStats, OnCPU):
         >>> reference = pf.run(pf.NUTS(), fed)
         >>> reference = pf.run(pf.NUTS(num_chains=2, target_accept_prob=0.95), fed)
     """
+
+    remedy: ClassVar[str] = cures.OF_TRAJECTORIES
 
     joint: ClassVar[bool] = True
     draws_are: ClassVar[str] = "chains"

@@ -37,6 +37,7 @@ from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
+from pyro_fed.codes import cures
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
@@ -81,6 +82,8 @@ class ConsensusMC(Algorithm, Bounding, Moving, OnCPU):
         >>> idata = pf.run(pf.ConsensusMC(), fed)
         >>> idata = pf.run(pf.ConsensusMC(rule="nonparametric", num_chains=4), fed)
     """
+
+    remedy: ClassVar[str] = cures.OF_AVERAGED_DRAWS
 
     draws_are: ClassVar[str] = "chains"
     needs_all: ClassVar[bool] = True

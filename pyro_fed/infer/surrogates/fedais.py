@@ -45,7 +45,7 @@ from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start, started
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
-from pyro_fed.codes import sentences
+from pyro_fed.codes import cures, sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.kinds import narrowed
 from pyro_fed.conventions.limits import MATTERS
@@ -135,6 +135,8 @@ class FedAIS(Algorithm, Bounding, Moving, Advice, FitsSize, OwnErrors, Tempered)
         >>> idata = pf.run(pf.FedAIS(), fed)
         >>> evidence, error = idata.attrs["log_evidence"], idata.attrs["log_evidence_se"]
     """
+
+    remedy: ClassVar[str] = cures.OF_WEIGHTS
 
     needs_all: ClassVar[bool] = True
     additive: ClassVar[bool] = True
