@@ -772,7 +772,7 @@ def mode_is_not_the_mean(parameter: str, off: str) -> str:
 
 
 @doubt(Topic.MODES)
-def around_the_point(found: str) -> str:
+def around_the_point(found: str, lost: float) -> str:
     """What was found about draws around a point."""
     return f"of draws around this point, with its curvature: {found}"
 

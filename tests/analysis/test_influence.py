@@ -376,7 +376,7 @@ def test_the_corrupted_client_is_named_without_sites(kind):
         fed, bad = trial(seed, kind, rows=6 if kind == "rows duplicated" else 40)  # a hundred times as many at one
         point = torch.tensor(pf.run(pf.FedAvg(step_size=0.1), fed, **QUIET, num_rounds=10).posterior["w"].values[0])
         with torch.no_grad():
-            said = who_stands_apart(answer_and_sites(fed, point), fed.client_names, ["w[0]", "w[1]", "w[2]"])
+            said = who_stands_apart(answer_and_sites(fed, point), fed.client_names, ["w[0]", "w[1]", "w[2]"]).text
         named.append(said.startswith(f"client {bad} moves") if kind != "none" else said == "")
     assert all(named), named
 

@@ -60,7 +60,8 @@ def loo(idata: InferenceData) -> tuple[dict[str, float], list[Finding]]:
     if not bad.any():
         return values, []
     found, rows = int(bad.sum()), len(bad)
-    share = float(costs[bad].sum()) / values["elpd_loo_se"]
-    if share <= SHARE_THAT_MATTERS:
+    cost, error = float(costs[bad].sum()), values["elpd_loo_se"]
+    if cost <= SHARE_THAT_MATTERS * error:
+        share = cost / error if error else 0.0
         return values, [sentences.loo_rows_beyond(rows=found, of_rows=rows, limit=LARGEST_PARETO_K, share=share)]
     return values, [sentences.loo_not_reliable(rows=found, of_rows=rows, limit=LARGEST_PARETO_K)]

@@ -189,9 +189,9 @@ class DSVGD(ParticleAlgorithm, Indicators, Bounding, Moving, FitsSize, Provision
         >>> idata = pf.run(pf.DSVGD(start="apart"), fed, num_rounds=200)  # a neural network
     """
 
-    #: What is taken on large models, where it is not set.
     #: Scores at the particles tell less than exact chains where the particles are in modes far apart.
     provisional: ClassVar[frozenset[str]] = frozenset({sentences.particles_are_off.code})
+    #: What is taken on large models, where it is not set.
     of_large_models: ClassVar[Mapping[str, Any]] = OF_LARGE_MODELS
     #: And beside them, where clients take turns from the Gaussian.
     turns_of_large_models: ClassVar[Mapping[str, Any]] = SHORT_TURNS

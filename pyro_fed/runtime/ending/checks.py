@@ -45,9 +45,8 @@ def algorithms_own(judged: Judged) -> list[Finding]:
 def convergence(judged: Judged) -> list[Finding]:
     """The algorithm has not converged, unless it has said so itself, with its reason; or its time was over."""
     record = judged.record
-    if judged.has(Topic.CONVERGENCE) and not record.stopped:
-        return []
-    return not_converged(record)
+    own = [one for one in judged.doubts if one.topic is Topic.CONVERGENCE and one.code != sentences.interrupted.code]
+    return [] if own and not record.stopped else not_converged(record)
 
 
 def not_converged(record: Record) -> list[Finding]:
