@@ -10,12 +10,13 @@ from pyro_fed.results.inference_data import InferenceData
 
 
 def recorded(idata: InferenceData) -> list[Finding]:
-    """What a run has found about its result; sentences alone of a result that has no codes.
+    """What a run has found about its result: notes, and then doubts; sentences alone of a result that has no codes.
 
     Args:
         idata: a result.
     """
     if "findings" in idata.attrs:
-        return [Finding.from_plain(one) for one in json.loads(idata.attrs["findings"])]
+        found = [Finding.from_plain(one) for one in json.loads(idata.attrs["findings"])]
+        return sorted(found, key=lambda one: one.is_doubt)
     lines = str(idata.attrs.get("warnings", "")).split("\n")
     return [sentences.recorded_warning(warning=line) for line in lines if line]

@@ -57,7 +57,7 @@ ADVISED = {
 #: Figures of rounds that all of them object to.
 BAD = {
     **{"in_vain": 1.0, "answered": 1.0, "pareto_k": 1.0, "effective_draws": 1e9, "mean_error": math.inf, "apart": 0.0},
-    **{"mean_off": 9.0, "sd_off": 9.0},
+    **{"mean_off": 9.0, "sd_off": 9.0, "spread": 1.0},
 }
 
 

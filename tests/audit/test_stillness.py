@@ -206,7 +206,8 @@ def test_an_estimate_beyond_a_finer_aim_is_told_from_one_that_may_be_wrong(ratio
     aim = Limits(0.1, 1.1)
     assert off_aim(found, aim) == pytest.approx(off, abs=0.01)
     assert bool(perhaps_wrong(found, aim)) == perhaps
-    assert [f"'b', its SD is {1 / ratio:.2f} times" in said.text for said in missed_aim(found, aim)] == [True] * bool(off)
+    said = missed_aim(found, aim)
+    assert [f"'b', its SD is {1 / ratio:.2f} times" in one.text for one in said] == [True] * bool(off)
 
 
 @pytest.mark.parametrize(

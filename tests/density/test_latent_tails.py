@@ -14,7 +14,7 @@ import pyro_fed as pf
 from pyro_fed.density.latents.draws import draw_locals
 from pyro_fed.density.latents.quadrature import Quadrature
 from pyro_fed.density.latents.tails import Profile, line
-from pyro_fed.runtime.ending.collecting import integration_error, integral_findings
+from pyro_fed.runtime.ending.collecting import integral_findings, integration_error
 
 TRIALS = 6
 HITS = torch.arange(TRIALS + 1).double()

@@ -131,9 +131,7 @@ def _off_mean(evidence: Evidence, target: Target, mode: Mode, points: Tensor) ->
     found = replace(found, mean=away.nan_to_num(0.0))
     bad = wrong(found)
     if not bool(bad.any()):
-        return [
-            sentences.around_the_point(found=one.text, lost=float(one.figures["lost"])) for one in missed(around)
-        ]
+        return [sentences.around_the_point(found=one.text, lost=float(one.figures["lost"])) for one in missed(around)]
     what, number = divmod(int((found.excess * bad).argmax()), len(away))
     name = quantities.labels[number]
     many = f"{float(found.mean[number].abs()):.2f} ± {float(found.mean_error[number]):.2f}"
