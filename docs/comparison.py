@@ -16,7 +16,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pyro_fed.analysis.judging.loo import ABOUT_LOO
 from pyro_fed.analysis.numbers import digits, percent, readable_bytes
 
 ROOT = Path(__file__).parents[1]
@@ -64,13 +63,13 @@ def row(name: str, found: dict[str, Any]) -> list[str]:
         percent(found["accuracy"]),
         whole(found["rounds"]) if found["bytes_up"] is not None else "",
         readable_bytes(found["bytes_up"]) if found["bytes_up"] is not None else "",
-        spoken(found["warnings"]),
+        spoken([one["text"] for one in found["findings"] if one["severity"] == "doubt"]),
     ]
 
 
 def spoken(sentences: list[str]) -> str:
     """What speaks against a posterior: the beginning of each sentence, without the cure."""
-    said = [one.split(". ")[0].split("; ")[0] for one in sentences if not one.startswith(ABOUT_LOO)]
+    said = [one.split(". ")[0].split("; ")[0] for one in sentences]
     more = [f"and {len(said) - MOST_SENTENCES} more"] if len(said) > MOST_SENTENCES else []
     return re.sub(r"'(\S+)'", r"`\1`", "; ".join([*said[:MOST_SENTENCES], *more])) or "nothing"
 

@@ -98,9 +98,9 @@ def judged(data: Trial) -> Judged:
     q = FullGaussian(precision.sum(0) + prior, eta.sum(0))
     sites = FullGaussian(precision, eta)
     found = by_sites(q, sites)
-    told = [f"<{k}>" for k in range(len(counts))], ["a", "b", "c"]
+    told = [str(k) for k in range(len(counts))], ["a", "b", "c"]
     said = apart_by_sites(q, sites, *told), apart_by_sites(q, sites, *told, counts)
-    named, warned = ([part.split(">")[0] for part in text.split("client <")[1:]] for text in said)
+    named, warned = (list(one.clauses) for one in said)
     sign = 2 * data.y - 1
 
     def log_lik(client: int, points: Tensor) -> Tensor:

@@ -32,6 +32,8 @@ from torch import Tensor
 
 from pyro_fed.algorithm.bounding import BoundedSites, bounded
 from pyro_fed.algorithm.states import State
+from pyro_fed.codes import sentences
+from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.calls import Checked
 from pyro_fed.conventions.doors import listing
 from pyro_fed.conventions.setting_checks import check_between, check_positive
@@ -107,19 +109,13 @@ class Bounded(Combination):
                 "more for a bound below two SDs"
             )
 
-    def doubt(self, num_clients: int) -> str:
-        """That so few clients are no cohort, and what that means for the result; "" where they are one.
+    def small_cohort(self, num_clients: int) -> list[Finding]:
+        """That so few clients are no cohort, and what that means for the result; none where they are one.
 
         Args:
             num_clients: that took part.
         """
-        if num_clients >= ENOUGH:
-            return ""
-        return (
-            f"Bounded was asked to hold {num_clients} clients to each other: one liar of so few is not bounded, as the "
-            "limit of each is what the one or two next to it do, and an honest one may have been cut in its place. "
-            f"Compare the clients one by one (pf.influence), or have {ENOUGH} or more, ten for a bound below two SDs"
-        )
+        return [] if num_clients >= ENOUGH else [sentences.cohort_is_small(clients_held=num_clients, enough=ENOUGH)]
 
     def sites(self, base: Gaussian, sites: Gaussian, centre: Tensor, rows: Tensor | None = None) -> BoundedSites:
         """Sites (K,) within the limits.

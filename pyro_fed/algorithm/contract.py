@@ -25,6 +25,7 @@ goes through `problem.scan` or `problem.mapped`, which map it over that axis and
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -34,6 +35,7 @@ from torch import Tensor
 from pyro_fed.algorithm import message_limits
 from pyro_fed.algorithm.schedule import All, Schedule
 from pyro_fed.algorithm.states import State as State
+from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.settings_repr import SettingsRepr
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
@@ -79,6 +81,7 @@ class Algorithm(SettingsRepr, ABC):
     Class attributes:
         draws_are: what `sample` returns: "particles", "independent" draws of a density, Markov "chains",
             "agents" (one chain an agent), or a "point".
+        remedy: what to do where the audit finds its draws wrong; "" takes what fits the kind of draws.
         needs_all: a round without one of its clients means nothing, so that a client that failed is asked again.
         additive: `combine` asks for no more of the messages than their sums, each weighted by the client's share of
             the rows, and the clients keep nothing that follows from their own: the messages could be added up by
@@ -88,6 +91,7 @@ class Algorithm(SettingsRepr, ABC):
     """
 
     draws_are: ClassVar[str] = "independent"
+    remedy: ClassVar[str] = ""
     needs_all: ClassVar[bool] = False
     additive: ClassVar[bool] = False
     may_be_infinite: ClassVar[frozenset[str]] = frozenset()
@@ -179,8 +183,8 @@ class Algorithm(SettingsRepr, ABC):
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
         """Draws from the result, (chain, draw, D), unconstrained."""
 
-    def warnings(self, record: Record, problem: Problem) -> list[str]:
-        """Why the result should not be trusted, one sentence each; empty where it can be.
+    def warnings(self, record: Record, problem: Problem) -> Sequence[Finding | str]:
+        """Why the result should not be trusted, a finding or a sentence each; empty where it can be.
 
         Args:
             record: what happened in the run.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,11 +11,11 @@ import numpy as np
 from torch import Tensor
 
 from pyro_fed.algorithm.states import State
+from pyro_fed.codes import sentences
+from pyro_fed.codes.finding import Finding, texts
 
 #: Among what a plan tries: the model's non-centred form.
 NONCENTRED = "non-centred"
-#: Clients that a warning of failures names.
-SHOWN = 5
 #: A message that was cut back by less than this, in SDs of a mean or as the logarithm of a factor, is not told of.
 TOLD = 0.25
 #: SDs that are so many times as wide as with a client's message uncut are told of: what is asked of honest cohorts.
@@ -132,9 +133,7 @@ class Record:
         until: the round after the last one of these, where others came after it.
         planned: what a plan tries: the names of its algorithms, and `NONCENTRED`; empty where there is none. Advice
             names nothing of it.
-        notes: what happened in the run that its user should know, one sentence each.
-        doubts: why the result should not be trusted, one sentence each.
-        of_density: whether some of them are about the densities as they are computed, which no algorithm mends.
+        findings: what speaks against the result, and what its user should know, in the order in which it was found.
         converged: whether the algorithm stopped by its own criterion; None where it has none.
         blocked: whether it stood still only since no change of a client's could be applied; it has not converged then.
         interrupted: whether the user stopped it.
@@ -142,14 +141,12 @@ class Record:
         audited: whether the result was judged at its draws.
         by_sums: what the clients' sums over rows have told of the result, where the rows are elsewhere.
         measured: what the audit measured: figures by name, each one a `parameter`, whose names are there too.
-        lost: the share of the posterior's mass in modes that the result has no draws of.
         modes: places (D,) of the posterior's maxima that the audit knows, in the coordinates of the form that was run;
             what one stage of a plan has found the next ones look at.
         sites: the clients' Gaussian sites, `precision` and `eta` (K, ...), with those of q as `q_precision` and
             `q_eta`; empty where there are none.
         sites_of: the algorithm that left them: the run's own, or one that it started from.
         stands_apart: what is to be said of clients that move the answer more than others do.
-        odd_clients: the note on those of them whose number of rows does not explain it.
         private: what a private run spent; None of any other.
     """
 
@@ -158,9 +155,7 @@ class Record:
     figures: list[dict[str, float]] = field(default_factory=list)
     until: int | None = None
     planned: frozenset[str] = frozenset()
-    notes: list[str] = field(default_factory=list)
-    doubts: list[str] = field(default_factory=list)
-    of_density: bool = False
+    findings: list[Finding] = field(default_factory=list)
     converged: bool | None = None
     blocked: bool = False
     interrupted: bool = False
@@ -168,12 +163,10 @@ class Record:
     audited: bool = False
     by_sums: BySums = field(default_factory=BySums)
     measured: dict[str, np.ndarray] = field(default_factory=dict)
-    lost: float = 0.0
     modes: list[Tensor] = field(default_factory=list)
     sites: State = field(default_factory=dict)
     sites_of: str = ""
     stands_apart: str = ""
-    odd_clients: str = ""
     private: Released | None = None
 
     @property
@@ -181,13 +174,24 @@ class Record:
         """Figures of the last round in which anybody worked; empty where there was none."""
         return next((figures for figures in reversed(self.figures) if figures), {})
 
-    def said(self) -> list[str]:
-        """All that a run warns of, each once: what happened, and why its result should not be trusted.
+    @property
+    def doubts(self) -> list[str]:
+        """Why the result should not be trusted, one sentence each."""
+        return texts(one for one in self.findings if one.is_doubt)
 
-        Stages of a plan note the same of the model or of the network, each for itself.
-        """
-        odd = [self.odd_clients] if self.odd_clients else []
-        return list(dict.fromkeys([*self.notes, *odd, *self.doubts]))
+    @property
+    def notes(self) -> list[str]:
+        """What happened in the run that its user should know, one sentence each."""
+        return texts(one for one in self.findings if not one.is_doubt)
+
+    @property
+    def has_private_noise(self) -> bool:
+        """Whether the noise of differential privacy was added to messages."""
+        return "epsilon" in self.latest
+
+    def said(self) -> list[str]:
+        """All that a run warns of, each once: what happened, and then why its result should not be trusted."""
+        return [*self.notes, *self.doubts]
 
     def untried(self, *names: str) -> str:
         """Those of some algorithms that no plan tries anyway, as one says them: "FSGLD, DSVGD or NUTS".
@@ -212,8 +216,7 @@ class Record:
         return {
             "rounds": [r.to_plain() for r in self.rounds],
             "figures": self.figures,
-            "notes": self.notes,
-            "doubts": self.doubts,
+            "findings": [one.to_plain() for one in self.findings],
             "converged": self.converged,
             "interrupted": self.interrupted,
         }
@@ -229,6 +232,7 @@ class Record:
         for name, value in plain.items():
             setattr(self, name, value)
         self.rounds = [Round.from_plain(r) for r in plain["rounds"]]
+        self.findings = [Finding.from_plain(one) for one in plain["findings"]]
 
     def by_client(self, name: str) -> dict[int, list[float]]:
         """Figures `name` of each client in the rounds in which it worked."""
@@ -238,54 +242,52 @@ class Record:
                 found.setdefault(client, []).append(float(value))
         return found
 
-    def bounded(self) -> list[str]:
-        """One sentence on the clients whose messages were cut back to what the cohort does; none where none were."""
+    def messages_cut_back(self) -> list[Finding]:
+        """The clients whose messages were cut back to what the cohort does; none where none were."""
         told = {k: [v for v in values if v > TOLD] for k, values in self.by_client("beyond").items()}
         cut = sorted((k for k in told if told[k]), key=lambda k: -len(told[k]))
         if not cut:
             return []
         asked = {k: len(values) for k, values in self.by_client("beyond").items()}
-        parts = [
-            f"client {self.client_names[k]} {len(told[k])} of {asked[k]} times, at most by {max(told[k]):.2g}"
-            for k in cut[:SHOWN]
-        ]
-        more = f"; and {len(cut) - SHOWN} more clients" if len(cut) > SHOWN else ""
-        more += self._price()
+        wider = {k: values[-1] for k, values in self.by_client("widened").items() if values[-1] > WIDER}
+        named = cut[: sentences.MOST_DESCRIBED]
         return [
-            "messages were cut back to what the other clients' messages do (in SDs of a mean and logarithms of a "
-            f"factor): {'; '.join(parts)}{more}. A liar, wrong units or labels, or another population: pf.influence "
-            "without combination= shows which; all cuts are in the group `federation` (beyond)"
+            sentences.messages_cut_back(
+                clients=self.names_of(named),
+                times=[len(told[k]) for k in named],
+                of_rounds=[asked[k] for k in named],
+                largest=[max(told[k]) for k in named],
+                more=len(cut) - len(named),
+                widened=[(self.client_names[k], wider[k]) for k in sorted(wider, key=lambda k: -wider[k])],
+            )
         ]
 
-    def _price(self) -> str:
-        """By how much cuts of what clients know have widened the last SDs, as a clause; "" where they have not."""
-        wider = {k: values[-1] for k, values in self.by_client("widened").items() if values[-1] > WIDER}
-        if not wider:
-            return ""
-        named = ", ".join(
-            f"{wider[k]:.2f} (client {self.client_names[k]})" for k in sorted(wider, key=lambda k: -wider[k])
-        )
-        return f". If they are honest SDs are too wide for it, by the factors {named}"
+    def share_cut_back(self) -> float:
+        """The share of the clients' messages that were cut back in the last rounds that are looked at."""
+        last = [one for one in self.rounds if "beyond" in one.info][-LAST_ROUNDS:]
+        cut = np.concatenate([one.info["beyond"] for one in last]) if last else np.zeros(0)
+        return float((cut > TOLD).mean()) if len(cut) else 0.0
 
     def unlike(self) -> str:
         """That the clients are no cohort, in the last rounds with cuts looked at; "" where they are one."""
-        last = [one for one in self.rounds if "beyond" in one.info][-LAST_ROUNDS:]
-        cut = np.concatenate([one.info["beyond"] for one in last]) if last else np.zeros(0)
-        share = float((cut > TOLD).mean()) if len(cut) else 0.0
-        if share <= UNLIKE:
-            return ""
-        return (
-            f"{100 * share:.0f} % of the clients' messages were cut back in the last rounds: they differ too much from "
-            "each other (one label a client, other populations, too few rows) for Bounded to hold each to what the "
-            "others say. Leave combination= out, raise its pull, or pool like clients"
-        )
+        share = self.share_cut_back()
+        return sentences.no_cohort(share) if share > UNLIKE else ""
+
+    def clients_are_no_cohort(self) -> list[Finding]:
+        """The same as a finding; none where they are one."""
+        share = self.share_cut_back()
+        return [sentences.clients_are_no_cohort(share=share)] if share > UNLIKE else []
+
+    def names_of(self, clients: Iterable[int]) -> list[str]:
+        """Names of clients by their numbers."""
+        return [self.client_names[client] for client in clients]
 
     def restless(self) -> bool:
         """Whether the run has not come to rest in as many rounds as are looked at: sites of one that has tell more."""
         return self.converged is False and len(self.figures) >= LAST_ROUNDS
 
-    def movers(self) -> list[str]:
-        """The clients that move the answer more than others do in most of their rounds, one sentence; none if none."""
+    def clients_move_the_answer(self) -> list[Finding]:
+        """The clients that move the answer more than others do in most of their rounds; none where none do."""
         usual = {k: float(np.median(values)) for k, values in self.by_client("moved").items()}
         if len(usual) < FEWEST_MOVERS:
             return []
@@ -293,12 +295,8 @@ class Record:
         far = sorted((k for k in usual if usual[k] > least), key=lambda k: -usual[k])
         if not far:
             return []
-        named = ", ".join(f"client {self.client_names[k]} by {usual[k]:.2g} SDs" for k in far)
-        return [
-            f"in most of their rounds some clients move the answer more than {MOVED_TIMES:g} times as far as others "
-            f"do: {named} (`moved` in the group `federation`). A liar, wrong units or labels, another population, or "
-            "one that puts right what another of them has done?"
-        ]
+        sds = [usual[k] for k in far]
+        return [sentences.clients_move_the_answer(clients=self.names_of(far), sds=sds, times=MOVED_TIMES)]
 
     def moved_first(self) -> str:
         """Who moved the answer far more than others before it was lost, as the end of a sentence; "" where nobody did.
@@ -329,8 +327,8 @@ class Record:
                 )
         return ""
 
-    def apart_from_cohort(self) -> list[str]:
-        """The clients most of whose messages were far from the others', one sentence; none where there are none."""
+    def messages_stand_apart(self) -> list[Finding]:
+        """The clients most of whose messages were far from the others'; none where there are none."""
         far = {
             k: sorted(values)[len(values) // 2]
             for k, values in self.by_client("apart").items()
@@ -338,34 +336,30 @@ class Record:
         }
         if not far:
             return []
-        named = ", ".join(
-            f"client {self.client_names[k]} by {far[k]:.2g} SDs" for k in sorted(far, key=lambda k: -far[k])
-        )
-        return [
-            f"messages stand apart from the cohort's in most rounds: {named} (the median number of a message, in the "
-            "cohort's SDs). Rows of another kind or population, or wrong units, labels or signs?"
-        ]
+        farthest = sorted(far, key=lambda k: -far[k])
+        return [sentences.messages_stand_apart(clients=self.names_of(farthest), sds=[far[k] for k in farthest])]
 
     def refused(self) -> str:
         """Why a reply could not be used, the last time; empty where none failed for that, or some did not reply."""
         reasons = [reason for one in self.rounds for _, reason in one.failures]
         return reasons[-1] if reasons and not any(one.gone for one in self.rounds) else ""
 
-    def failed(self) -> list[str]:
-        """One sentence on all clients that failed; none where none did."""
+    def clients_failed(self) -> list[Finding]:
+        """All clients that failed; none where none did."""
         every = [(client, i, reason) for i, r in enumerate(self.rounds) for client, reason in r.failures]
         if not every:
             return []
         last = {client: (i, reason) for client, i, reason in every}
-        often = Counter(client for client, _, _ in every).most_common(SHOWN)
-        parts = [
-            f"client {self.client_names[client]} {count} times, the last in round {last[client][0]}: {last[client][1]}"
-            for client, count in often
-        ]
-        more = f"; and {len(last) - SHOWN} more clients" if len(last) > SHOWN else ""
+        often = Counter(client for client, _, _ in every).most_common(sentences.MOST_DESCRIBED)
         return [
-            f"{len(every)} times a client failed, and its round went on without it: {'; '.join(parts)}{more}. All are "
-            "listed in the group `federation` (failure_round, failure_client, failure_reason)"
+            sentences.clients_failed(
+                failures=len(every),
+                clients=self.names_of(client for client, _ in often),
+                times=[count for _, count in often],
+                last=[last[client][0] for client, _ in often],
+                reasons=[last[client][1] for client, _ in often],
+                more=len(last) - len(often),
+            )
         ]
 
 

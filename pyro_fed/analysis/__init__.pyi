@@ -7,6 +7,7 @@ from .criticism.loo import loo as loo
 from .criticism.loo import waic as waic
 from .judging import metrics as metrics
 from .judging.compare import compare as compare
+from .judging.findings import findings as findings
 from .judging.ksd import ksd as ksd
 from .judging.steps import steps as steps
 from .plots import *

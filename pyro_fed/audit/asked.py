@@ -13,13 +13,15 @@ from torch import Tensor
 
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.audit.chains.motion import margin
+from pyro_fed.codes import sentences
+from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.limits import MATTERS
 
 #: The kinds of draws (`Algorithm.draws_are`) that come from a distribution, which can give any number of them.
 COUNTED = ("independent", "agents")
 
 
-def asked(algorithm: Algorithm, draws: Tensor) -> list[str]:
+def asked(algorithm: Algorithm, draws: Tensor) -> list[Finding]:
     """What may be misunderstood about a result because of the settings that it was asked for with.
 
     Args:
@@ -27,21 +29,15 @@ def asked(algorithm: Algorithm, draws: Tensor) -> list[str]:
         draws: (chain, draw, D).
 
     Returns:
-        One sentence a reason.
+        One finding a reason.
     """
     temperature = float(getattr(algorithm, "temperature", 1.0))
-    found = []
+    found = list[Finding]()
     if temperature != 1.0:
-        found.append(
-            f"temperature={temperature:g} asks for another posterior than the model's: the prior times the likelihood "
-            f"to the power 1/{temperature:g}. Its SDs are not those of Bayes' rule, which is temperature=1"
-        )
+        found.append(sentences.tempered_posterior(temperature=temperature))
     count, needed = draws.shape[0] * draws.shape[1], enough(draws.shape[2])
     if algorithm.draws_are in COUNTED and count < needed:
-        found.append(
-            f"{count} draws are too few: by chance alone their means are off by {count**-0.5:.2f} SDs, and SDs by "
-            f"{100 * (2 * count) ** -0.5:.0f} %. Take num_draws of {needed} or more"
-        )
+        found.append(sentences.too_few_draws(draws=count, needed=needed))
     return found
 
 

@@ -12,12 +12,13 @@ from pyro_fed.audit.modes.point import off_mode
 from pyro_fed.audit.precision import precision
 from pyro_fed.audit.splitting import splitting
 from pyro_fed.audit.stillness import stillness
+from pyro_fed.codes.finding import Finding
 
-#: From the evidence to sentences; none where there is nothing to say.
-Check = Callable[[Evidence], list[str]]
+#: From the evidence to findings; none where there is nothing to say.
+Check = Callable[[Evidence], list[Finding]]
 
 
-def draws(evidence: Evidence) -> list[str]:
+def draws(evidence: Evidence) -> list[Finding]:
     """Draws that are not the posterior's, by chains that begin at them, or else by modes that they miss.
 
     Modes are looked for only where chains find nothing wrong: an error that chains find comes first. Where weighted
@@ -27,7 +28,7 @@ def draws(evidence: Evidence) -> list[str]:
         evidence: the result.
 
     Returns:
-        One sentence, or none.
+        One finding, or none.
     """
     found = evidence.moments
     if found is not None and found.by == "weights":
@@ -41,28 +42,28 @@ FIRST: tuple[Check, ...] = (splitting, precision)
 CHECKS: tuple[Check, ...] = (draws, off_mode)
 
 
-def of_density(evidence: Evidence) -> list[str]:
+def of_density(evidence: Evidence) -> list[Finding]:
     """Why the densities are not the posterior's, or not exact enough; no algorithm can mend that.
 
     Args:
         evidence: the result.
 
     Returns:
-        One sentence a reason, or none.
+        One finding a reason, or none.
     """
-    return [sentence for check in FIRST for sentence in check(evidence)]
+    return [one for check in FIRST for one in check(evidence)]
 
 
-def of_draws(evidence: Evidence) -> list[str]:
+def of_draws(evidence: Evidence) -> list[Finding]:
     """Why the draws are not those of a posterior whose densities are right.
 
     Args:
         evidence: the result.
 
     Returns:
-        One sentence a reason, or none.
+        One finding a reason, or none.
     """
-    return [sentence for check in CHECKS for sentence in check(evidence)]
+    return [one for check in CHECKS for one in check(evidence)]
 
 
 def found_right(evidence: Evidence) -> bool:

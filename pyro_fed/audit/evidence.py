@@ -45,6 +45,7 @@ class Unknown:
     """Takes an algorithm's place where only the kind of its draws is known."""
 
     draws_are: str
+    remedy: str = ""
 
 
 @dataclass(frozen=True)

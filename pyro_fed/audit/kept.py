@@ -11,11 +11,12 @@ from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.record import Record
 from pyro_fed.audit.evidence import FEWEST_DRAWS, Evidence, Unknown
 from pyro_fed.audit.stillness import stillness
+from pyro_fed.codes.finding import Finding
 from pyro_fed.density.problem import Problem
 from pyro_fed.federation.federation import Federation
 
 
-def audit_draws(federation: Federation, draws: Tensor, draws_are: str, problem: Problem | None = None) -> list[str]:
+def audit_draws(federation: Federation, draws: Tensor, draws_are: str, problem: Problem | None = None) -> list[Finding]:
     """Why draws should not be trusted, by the checks that need nothing but the draws and the model.
 
     Args:
@@ -25,7 +26,7 @@ def audit_draws(federation: Federation, draws: Tensor, draws_are: str, problem: 
         problem: the model's densities, as a run compiles them; by default the federation's, which are not compiled.
 
     Returns:
-        One sentence a reason. Fewer than `FEWEST_DRAWS` independent draws are not judged, and give none.
+        One finding a reason. Fewer than `FEWEST_DRAWS` independent draws are not judged, and give none.
 
     Example:
         >>> audit_draws(fed, draws, "chains")

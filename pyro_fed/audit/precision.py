@@ -20,6 +20,8 @@ from torch import Tensor
 from pyro_fed.algorithm.capabilities import KnownDensity
 from pyro_fed.audit.evidence import Evidence
 from pyro_fed.audit.target import Tempered, for_checks, scores_at
+from pyro_fed.codes import sentences
+from pyro_fed.codes.finding import Finding
 from pyro_fed.ops.entries import evenly
 
 #: Draws at which both are computed. With many rows there are fewer, for `MOST_DENSITIES` densities of rows in all, but
@@ -31,14 +33,14 @@ LARGEST_SCORE_ERROR, LARGEST_ERROR = 0.1, 0.1
 LARGEST_VARIANCE_ERROR = 0.2
 
 
-def precision(evidence: Evidence) -> list[str]:
+def precision(evidence: Evidence) -> list[Finding]:
     """Rounding errors of float32 that matter at the result's draws.
 
     Args:
         evidence: the result.
 
     Returns:
-        One sentence, which recommends float64; none where float32 was enough, or was not used.
+        One finding, which recommends float64; none where float32 was enough, or was not used.
     """
     if evidence.draws.shape[1] > 1 and bool((evidence.draws.std(1) == 0).any()):
         return []  # chains that never moved are not at the posterior: scores and their errors mean nothing there
@@ -57,10 +59,7 @@ def precision(evidence: Evidence) -> list[str]:
         found = _inversion(finite.double())
     if found is None:
         return []
-    return [
-        f"float32 is not enough for this posterior: {found}. Compute in float64, by Federation(..., "
-        "dtype=torch.float64). Columns that are centred and scaled may be enough too"
-    ]
+    return [sentences.float32_is_not_enough(off=found)]
 
 
 def _factor(draws: Tensor) -> Tensor:

@@ -17,16 +17,6 @@ UNCONSTRAINED = " (unconstrained)"
 LOOKED_AT = 32
 
 
-def quoted(label: str) -> str:
-    """A number's name in a sentence: 'tau', 'tau' (unconstrained), 'tau' (mode 1 of 2).
-
-    Args:
-        label: one of `Evidence.labels`.
-    """
-    name, bracket, kind = label.partition(" (")
-    return f"'{name}'{bracket}{kind}"
-
-
 @dataclass(frozen=True)
 class Quantities:
     """F numbers of a draw: the D of the flat vector, then the values of the sites whose own scale is another one.

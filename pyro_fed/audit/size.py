@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pyro_fed.audit.chains.hmc import SCORES
 from pyro_fed.audit.chains.motion import FEWEST, FIRST
+from pyro_fed.codes import sentences
+from pyro_fed.codes.finding import Finding
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.size import LARGE_DIM, cost_of
 
@@ -13,20 +15,15 @@ MOST_OPERATIONS = 5_000_000_000
 SCORE = 3
 
 
-def not_audited(problem: Problem) -> str:
-    """Why a result is not audited, and what is therefore unchecked; "" where it can be audited.
+def not_audited(problem: Problem) -> list[Finding]:
+    """Why a result is not audited, and what is therefore unchecked; nothing where it can be audited.
 
     Args:
         problem: the model's densities.
     """
     if problem.dim <= LARGE_DIM:
-        return ""
+        return []
     operations = cost_of(problem).operations * SCORE * FEWEST * FIRST * SCORES
     if operations <= MOST_OPERATIONS:
-        return ""
-    return (
-        f"not audited: with {problem.dim:,} parameters exact chains from the draws would take {operations:.1g} "
-        "operations at least. Whether means and SDs are the posterior's, whether modes are missed, what rounding costs "
-        "and whether the clients add up at these draws was not checked; measure predictions on test data, by "
-        "pf.metrics.test_metrics"
-    )
+        return []
+    return [sentences.not_audited_by_size(parameters=problem.dim, operations=operations)]

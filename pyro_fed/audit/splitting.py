@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 
 from pyro_fed.audit.evidence import Evidence
+from pyro_fed.codes import sentences
+from pyro_fed.codes.finding import Finding
 from pyro_fed.density.checks.blame import blame
 from pyro_fed.density.compiling.batched import vmap
 from pyro_fed.density.problem import Problem
@@ -42,14 +44,14 @@ Key = tuple[str, str]
 NOT_RUN = (PyroFedError, RuntimeError, ValueError, IndexError)
 
 
-def splitting(evidence: Evidence) -> list[str]:
+def splitting(evidence: Evidence) -> list[Finding]:
     """Clients whose log-likelihoods do not add up to that of all rows.
 
     Args:
         evidence: the result.
 
     Returns:
-        One sentence, which names the site, the client and the difference; or none.
+        One finding, which names the site, the client and the difference; or none.
     """
     problem = evidence.problem.doubled()
     points = evidence.points[evidence.points.isfinite().all(1)].double()
@@ -63,8 +65,8 @@ def splitting(evidence: Evidence) -> list[str]:
         return _compared(evidence, problem, z, local)
 
 
-def _compared(evidence: Evidence, problem: Problem, z: Tensor, local: Tensor) -> list[str]:
-    """Compare the clients' terms with those of the same rows among all rows: one sentence, or none.
+def _compared(evidence: Evidence, problem: Problem, z: Tensor, local: Tensor) -> list[Finding]:
+    """Compare the clients' terms with those of the same rows among all rows: one finding, or none.
 
     Args:
         evidence: the result.
@@ -83,10 +85,8 @@ def _compared(evidence: Evidence, problem: Problem, z: Tensor, local: Tensor) ->
         try:
             own_outside, own = together.get(k) or _terms(problem, z, _of(problem, at), local[at])
         except NOT_RUN as error:
-            return [
-                f"the model does not run on the rows of client {evidence.federation.client_names[k]} alone, as it "
-                f"would there: {str(error).splitlines()[0]}"
-            ]
+            name, line = evidence.federation.client_names[k], str(error).splitlines()[0]
+            return [sentences.model_does_not_run_alone(client=name, error=line)]
         found = {("inside", name): _difference(own[name], terms[:, at]).sum(1) for name, terms in inside.items()}
         found |= {("outside", name): _difference(own_outside[name], value) for name, value in outside.items()}
         for key, difference in found.items():
@@ -99,11 +99,14 @@ def _compared(evidence: Evidence, problem: Problem, z: Tensor, local: Tensor) ->
         return []
     site = f"site '{key[1]}'" if key[1] else "the support of a latent site"
     return [
-        f"the model does not split over plate '{problem.plate}': at the result's draws the log densities of "
-        f"{len(chosen)} clients, each with its rows alone, and those of the same rows among all differ by "
-        f"{apart:.3g} in {site}, most of all at client {evidence.federation.client_names[client]}: this is no "
-        f"posterior of all rows. {_cause(problem, z[0], local, client_rows[client], key)}Each row's term may depend on "
-        "that row, its own latents and the latents outside the plate alone"
+        sentences.model_does_not_split(
+            plate=problem.plate,
+            clients=len(chosen),
+            difference=apart,
+            site=site,
+            client=evidence.federation.client_names[client],
+            cause=_cause(problem, z[0], local, client_rows[client], key),
+        )
     ]
 
 

@@ -1,4 +1,4 @@
-"""The sentences on means and SDs that are off, by chains from the draws (`motion`) or weighted points, with the cure.
+"""Findings on means and SDs that are off, by chains from the draws (`motion`) or weighted points, with the cure.
 
 A doubt is one sentence, on the worst mean or SD. A mean or an SD that is within the limits, but plainly off and near
 a limit, is reported too. That is no doubt, but the result is not exact.
@@ -13,16 +13,15 @@ import numpy as np
 from pyro_fed.audit.advice import cure
 from pyro_fed.audit.chains.motion import PLAIN, Moments, margin, wrong
 from pyro_fed.audit.evidence import Evidence
-from pyro_fed.audit.quantities import quoted
-from pyro_fed.conventions.limits import MATTERS, SD_MATTERS, WRONG, Limits
+from pyro_fed.codes import sentences
+from pyro_fed.codes.finding import Finding
+from pyro_fed.conventions.limits import SD_MATTERS, WRONG, Limits
 
 #: What the posterior's moments are estimated by.
 BY = {
     "chains": "short exact Markov chains that start at them",
     "weights": "importance weights of points that are spread more widely",
 }
-#: The end of a sentence with figures: what estimated them, and where they are.
-MEASURED = "as short exact chains or weights estimate. The group 'audit' has all estimates"
 #: SDs, or a factor: a larger error is reported as "more than" this, since chains that move so far may not have arrived.
 FAR = 3.0
 #: Part of the limits from which on an error is near them: a mean 0.2 SDs off, an SD of 0.84 or 1.2 times the right one.
@@ -32,14 +31,14 @@ NEAR = 0.8
 UNSURE = 1.0
 
 
-def stillness(evidence: Evidence) -> list[str]:
+def stillness(evidence: Evidence) -> list[Finding]:
     """The worst mean or SD that is wrong by chains from the draws or by weighted points.
 
     Args:
         evidence: the result.
 
     Returns:
-        One sentence, or none.
+        One finding, or none.
     """
     found = evidence.moments
     if found is None:
@@ -50,52 +49,36 @@ def stillness(evidence: Evidence) -> list[str]:
     if not bool(bad.any()):
         return []
     what, number = divmod(int((found.excess * bad).argmax()), len(found.mean))
-    name = quoted(evidence.labels[number])
-    said = _mean(found, number, name) if what == 0 else _sd(found, number, name)
+    name = evidence.labels[number]
     beyond = found.by == "weights" and float(found.log_sd[number].exp()) > SD_MATTERS
-    return [f"these draws are not the posterior's: {BY[found.by]} {said}. {cure(evidence, beyond)}"]
+    by, cures = BY[found.by], [cure(evidence, beyond)]
+    if what == 0:
+        size, error = abs(float(found.mean[number])), float(found.mean_error[number])
+        return [sentences.mean_is_off(parameter=name, by=by, size=size, error=error, largest=FAR, cures=cures)]
+    ratio = float(found.log_sd[number].exp())
+    error = ratio * float(found.log_sd_error[number])
+    return [sentences.sd_is_off(parameter=name, by=by, ratio=ratio, error=error, largest=FAR, cures=cures)]
 
 
-def _mean(found: Moments, number: int, name: str) -> str:
-    size, error = abs(float(found.mean[number])), float(found.mean_error[number])
-    many = f"more than {FAR:g}" if size > FAR else f"{size:.2f} ± {error:.2f}"
-    return f"move the mean of {name} by {many} SDs"
-
-
-def _sd(found: Moments, number: int, name: str) -> str:
-    ratio, error = float(found.log_sd[number].exp()), float(found.log_sd_error[number])
-    if ratio > FAR or ratio < 1 / FAR:
-        many = f"more than {FAR:g}" if ratio > 1 else "less than a third"
-    else:
-        many = f"{ratio:.2f} ± {ratio * error:.2f}"
-    return f"multiply the SD of {name} by {many}"
-
-
-def _stuck(evidence: Evidence, found: Moments) -> list[str]:
+def _stuck(evidence: Evidence, found: Moments) -> list[Finding]:
     if not found.whole:
         return []  # steps may only be too long for correlations, which coordinates without them do not show
-    return [
-        "these draws are not the posterior's: no exact Markov chain can move away from them, even by steps far shorter "
-        f"than their own spread, so the posterior must be much narrower there. {cure(evidence)}"
-    ]
+    return [sentences.chains_are_stuck(cures=[cure(evidence)])]
 
 
-def close_call(measured: Mapping[str, np.ndarray]) -> list[str]:
+def close_call(measured: Mapping[str, np.ndarray]) -> list[Finding]:
     """A mean or an SD that is within the limits, but near them, and plainly off.
 
     Args:
         measured: the figures of `Evidence.measured`, of a result without doubts.
 
     Returns:
-        One sentence, or none.
+        One finding, or none.
     """
     plain = _off(measured, WRONG, PLAIN)
     if not plain.max() > NEAR:
         return []
-    return [
-        f"means and SDs are within the limits ({MATTERS:g} SDs, a factor of {SD_MATTERS:g}), but close to them: "
-        f"{_worst(measured, plain)}, {MEASURED}"
-    ]
+    return [sentences.moments_close_to_limits(*_worst(measured, plain))]
 
 
 def off_aim(measured: Mapping[str, np.ndarray], aim: Limits) -> float:
@@ -109,7 +92,7 @@ def off_aim(measured: Mapping[str, np.ndarray], aim: Limits) -> float:
     return worst if worst > 1 else 0.0
 
 
-def missed_aim(measured: Mapping[str, np.ndarray], aim: Limits) -> list[str]:
+def missed_aim(measured: Mapping[str, np.ndarray], aim: Limits) -> list[Finding]:
     """A mean or an SD that is within the limits, but likely to miss a finer aim.
 
     Args:
@@ -117,24 +100,22 @@ def missed_aim(measured: Mapping[str, np.ndarray], aim: Limits) -> list[str]:
         aim: the limits to which it should have kept.
 
     Returns:
-        One sentence, or none.
+        One finding, or none.
     """
     if not off_aim(measured, aim):
         return []
-    return [
-        f"no answer that was tried is surely within the aim, {aim.mean_error:g} SDs and a factor of {aim.sd_factor:g}: "
-        f"{_worst(measured, _likely(measured, aim))}, {MEASURED}"
-    ]
+    worst = _worst(measured, _likely(measured, aim))
+    return [sentences.aim_missed(*worst, mean_error=aim.mean_error, sd_factor=aim.sd_factor)]
 
 
-def at_limit(evidence: Evidence) -> list[str]:
+def at_limit(evidence: Evidence) -> list[Finding]:
     """An SD that is plainly too small, and as near to the limit as its standard error.
 
     Args:
         evidence: the result, without doubts.
 
     Returns:
-        One sentence, or none.
+        One finding, or none.
     """
     measured = evidence.measured
     plain = _off(measured, WRONG, PLAIN)
@@ -144,13 +125,10 @@ def at_limit(evidence: Evidence) -> list[str]:
     at[0] = 0.0  # the means
     if not at.any():
         return []
-    return [
-        f"an SD may be too small by more than the limit, a factor of {SD_MATTERS:g}: {_worst(measured, at)}, "
-        f"{MEASURED}. {cure(evidence)}"
-    ]
+    return [sentences.sd_at_the_limit(*_worst(measured, at), cures=[cure(evidence)])]
 
 
-def perhaps_wrong(measured: Mapping[str, np.ndarray], aim: Limits) -> list[str]:
+def perhaps_wrong(measured: Mapping[str, np.ndarray], aim: Limits) -> list[Finding]:
     """A mean or an SD that plainly misses a finer aim, and may even be beyond the limits, given its standard error.
 
     Args:
@@ -158,7 +136,7 @@ def perhaps_wrong(measured: Mapping[str, np.ndarray], aim: Limits) -> list[str]:
         aim: the limits to which it should have kept.
 
     Returns:
-        One sentence, or none.
+        One finding, or none.
     """
     missed = _off(measured, aim, PLAIN)
     if not missed.max() > 1:
@@ -167,10 +145,7 @@ def perhaps_wrong(measured: Mapping[str, np.ndarray], aim: Limits) -> list[str]:
     missed = missed * (missed > 1) * (most > 1)
     if not missed.any():
         return []
-    return [
-        f"means and SDs may be beyond the limits ({MATTERS:g} SDs, a factor of {SD_MATTERS:g}), and no answer that was "
-        f"tried is closer: {_worst(measured, missed)}, {MEASURED}"
-    ]
+    return [sentences.moments_may_be_off(*_worst(measured, missed))]
 
 
 def _off(measured: Mapping[str, np.ndarray], limits: Limits, errors: float = 0.0) -> np.ndarray:
@@ -200,11 +175,11 @@ def _noise(measured: Mapping[str, np.ndarray], limits: Limits) -> np.ndarray:
     return np.asarray(np.stack([measured["mean_error_se"], measured["sd_ratio_se"] / ratio]) / units)
 
 
-def _worst(measured: Mapping[str, np.ndarray], off: np.ndarray) -> str:
-    """A clause on the largest of some errors (2, F)."""
+def _worst(measured: Mapping[str, np.ndarray], off: np.ndarray) -> tuple[str, str]:
+    """The parameter with the largest of some errors (2, F), and a clause on that."""
     what, number = divmod(int(off.argmax()), off.shape[1])
     if what == 0:
         clause = f"its mean is {abs(measured['mean_error'][number]):.2f} SDs off"
     else:
         clause = f"its SD is {1 / max(measured['sd_ratio'][number], np.finfo(float).tiny):.2f} times the posterior's"
-    return f"{quoted(str(measured['parameter'][number]))}, {clause}"
+    return str(measured["parameter"][number]), clause

@@ -19,8 +19,10 @@ from torch import Tensor
 
 from pyro_fed.audit.census import Weighed
 from pyro_fed.audit.chains.motion import LONG, Moments, kurtosis, told_by_tails
-from pyro_fed.audit.quantities import Quantities, quoted
+from pyro_fed.audit.quantities import Quantities
 from pyro_fed.audit.target import Target
+from pyro_fed.codes import sentences
+from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.limits import SD_MATTERS
 from pyro_fed.density.problem import Problem
 from pyro_fed.ops.entries import evenly
@@ -39,8 +41,6 @@ POWERS_AT, FAR_OUT = 16, (300.0, 3000.0)
 #: A density that falls like this power of |x| or a smaller one has no variance: three, and what other terms add so far
 #: out.
 NO_VARIANCE = 3.05
-#: What to report of a number without a variance.
-QUANTILES = "Report its median and quantiles: az.summary(idata, stat_focus='median')"
 
 
 def beyond(target: Target, quantities: Quantities, draws: Tensor, found: Weighed) -> Moments:
@@ -58,7 +58,7 @@ def beyond(target: Target, quantities: Quantities, draws: Tensor, found: Weighed
 
 def few_draws_tell(
     target: Target, quantities: Quantities, draws: Tensor, census: Callable[[], Weighed | None]
-) -> list[str]:
+) -> list[Finding]:
     """A number whose tail is so long that the draws do not determine its SD, even if all of them are right.
 
     Args:
@@ -68,16 +68,13 @@ def few_draws_tell(
         census: gives weighted points; called only where some draws have a long tail.
 
     Returns:
-        One sentence, on the longest tail; none where no tail is long, or the weighted points do not show it.
+        One finding, on the longest tail; none where no tail is long, or the weighted points do not show it.
     """
     long = kurtosis(quantities(draws.double())) > LONG
     if not bool(long.any()):
         return []
     if none := _without_variance(target, draws, long):
-        return [
-            f"{quoted(quantities.labels[none[0]])} has no variance: its density falls no faster than |x|^-3 far out. "
-            f"Its mean and SD depend on a few draws. {QUANTILES}"
-        ]
+        return [sentences.no_variance(parameter=quantities.labels[none[0]])]
     if (found := census()) is None:
         return []
     weights, points = found.weights, quantities(target.model(found.white))
@@ -88,12 +85,8 @@ def few_draws_tell(
     if not bool(untold.any()):
         return []
     number = int(torch.where(untold, longest, 0.0).argmax())
-    name = quoted(quantities.labels[number])
-    return [
-        f"a few draws far out make the SD of {name}, and its mean: the posterior's tail is so long (a kurtosis of "
-        f"{float(longest[number]):.2g}) that {len(draws)} draws do not determine them, even if all draws are right. "
-        f"{QUANTILES}"
-    ]
+    name = quantities.labels[number]
+    return [sentences.draws_do_not_tell(parameter=name, kurtosis=float(longest[number]), draws=len(draws))]
 
 
 def _without_variance(target: Target, draws: Tensor, long: Tensor) -> list[int]:
@@ -132,7 +125,7 @@ def _tail(terms: Tensor) -> float:
     return smoothed(terms.clamp_min(torch.finfo(terms.dtype).tiny).log()).pareto_k
 
 
-def reported_without_variance(problem: Problem, draws: Tensor) -> list[str]:
+def reported_without_variance(problem: Problem, draws: Tensor) -> list[Finding]:
     """A deterministic site whose draws have the tail of a distribution without a variance, as a ratio of normals has.
 
     Args:
@@ -140,7 +133,7 @@ def reported_without_variance(problem: Problem, draws: Tensor) -> list[str]:
         draws: (S, D), the model's coordinates.
 
     Returns:
-        One sentence, on the longest tail, or none. Sites inside the plate are not looked at, nor fewer draws than
+        One finding, on the longest tail, or none. Sites inside the plate are not looked at, nor fewer draws than
         `FEWEST_OF_A_TAIL`.
     """
     names = [name for name, site in problem.reported.items() if problem.plate not in site.dims]
@@ -155,13 +148,10 @@ def reported_without_variance(problem: Problem, draws: Tensor) -> list[str]:
                 continue
             k = smoothed(away.clamp_min(torch.finfo(away.dtype).tiny).log()).pareto_k
             if k > longest:
-                longest, said = k, quoted(problem.entry_of(problem.reported[name], number))
+                longest, said = k, problem.entry_of(problem.reported[name], number)
     if not said:
         return []
-    return [
-        f"{said} seems to have no variance: the tail of its draws is that of a Pareto distribution with k = "
-        f"{longest:.1f}, which has none from 0.5 on. Its mean and SD depend on a few draws. {QUANTILES}"
-    ]
+    return [sentences.no_variance_of_draws(parameter=said, pareto_k=longest)]
 
 
 def weighted(weights: Tensor, points: Tensor, draws: Tensor, dim: int) -> Moments:

@@ -21,6 +21,8 @@ from pyro_fed.algorithm.capabilities import KnownDensity
 from pyro_fed.audit.advice import cure
 from pyro_fed.audit.chains.motion import Moments, wrong
 from pyro_fed.audit.evidence import Evidence, measured
+from pyro_fed.codes import sentences
+from pyro_fed.codes.finding import Finding
 from pyro_fed.ops.importance import LARGEST_PARETO_K, PARTS, smoothed
 
 #: The fewest draws of which each of `PARTS` parts has a tail whose shape can be estimated.
@@ -34,8 +36,8 @@ UNCHECKED = (
 )
 
 
-def judged_by_weights(evidence: Evidence, points: Tensor, log_density: Tensor) -> list[str]:
-    """Judge a result by importance weights; figures and doubts are added to its record.
+def judged_by_weights(evidence: Evidence, points: Tensor, log_density: Tensor) -> list[Finding]:
+    """Judge a result by importance weights; figures are added to its record.
 
     Args:
         evidence: the result; its rows are elsewhere.
@@ -43,7 +45,7 @@ def judged_by_weights(evidence: Evidence, points: Tensor, log_density: Tensor) -
         log_density: log density of the posterior at these draws (S,), float64, up to a constant.
 
     Returns:
-        A sentence that says why the result was not judged; none where it was.
+        What was found; or a note that says why the result was not judged.
     """
     record, algorithm = evidence.record, evidence.algorithm
     name = type(algorithm).__name__
@@ -52,28 +54,27 @@ def judged_by_weights(evidence: Evidence, points: Tensor, log_density: Tensor) -
         return []
     log_q = algorithm.log_density(evidence.shared, points[None]) if isinstance(algorithm, KnownDensity) else None
     if log_q is None:
-        return [
-            f"not audited: {name} draws from no density that is known, so that the clients' sums give no weights for "
-            "its draws, and chains would need the clients' gradients. FedAIS, started from it, weighs draws by sums"
-        ]
+        return [sentences.not_audited_without_density(algorithm=name)]
     if len(points) < FEWEST:
-        return [f"not audited: {len(points)} draws are too few for weights, which take {FEWEST} (num_draws)"]
+        return [sentences.not_audited_by_few_draws(draws=len(points), needed=FEWEST)]
     log_weights = log_density - log_q[0].double()
     found = smoothed(log_weights)
     k = found.pareto_k
     record.audited = True
     record.by_sums = replace(record.by_sums, unchecked=UNCHECKED, pareto_k=k, effective=found.effective)
     if k > LARGEST_PARETO_K and found.effective < TRUSTED_SHARE * len(points):
-        record.doubts.append(
-            f"these draws are not the posterior's, as far as importance weights by all clients' likelihoods can tell: "
-            f"the weights' Pareto k is {k:.2f}, above {LARGEST_PARETO_K}, so that means and SDs cannot be corrected by "
-            f"them, and {len(points)} draws are worth {found.effective:.0f}. {cure(evidence)}"
-        )
-        return []
+        return [
+            sentences.weights_have_long_tails(
+                pareto_k=k,
+                limit=LARGEST_PARETO_K,
+                draws=len(points),
+                effective=found.effective,
+                cures=[cure(evidence)],
+            )
+        ]
     moments = weighted_moments(evidence.quantities(points), log_weights)
     record.measured = measured(moments, evidence.quantities.labels)
-    record.doubts += _said(evidence, moments)
-    return []
+    return _moments_off(evidence, moments)
 
 
 def weighted_moments(numbers: Tensor, log_weights: Tensor) -> Moments:
@@ -100,19 +101,16 @@ def _against(numbers: Tensor, log_weights: Tensor) -> tuple[Tensor, Tensor]:
     return (mean - numbers.mean(0)) / sd.clamp_min(tiny), (sd.clamp_min(tiny) / plain.clamp_min(tiny)).log()
 
 
-def _said(evidence: Evidence, found: Moments) -> list[str]:
-    """A sentence on the worst mean or SD, or none where all are within the limits."""
+def _moments_off(evidence: Evidence, found: Moments) -> list[Finding]:
+    """The worst mean or SD, or none where all are within the limits."""
     bad = wrong(found)
     if not bool(bad.any()):
         return []
     what, number = divmod(int((found.excess * bad).argmax()), len(found.mean))
-    name = evidence.quantities.labels[number]
+    name, cures = evidence.quantities.labels[number], [cure(evidence)]
     if what == 0:
-        said = f"move the mean of '{name}' by {float(found.mean[number].abs()):.2f}"
-        said += f" ± {float(found.mean_error[number]):.2f} SDs"
-    else:
-        ratio = math.exp(float(found.log_sd[number]))
-        said = f"multiply the SD of '{name}' by {ratio:.2f} ± {ratio * float(found.log_sd_error[number]):.2f}"
-    return [
-        f"these draws are not the posterior's: importance weights by all clients' likelihoods {said}. {cure(evidence)}"
-    ]
+        size, error = float(found.mean[number].abs()), float(found.mean_error[number])
+        return [sentences.mean_is_off_by_sums(parameter=name, size=size, error=error, cures=cures)]
+    ratio = math.exp(float(found.log_sd[number]))
+    error = ratio * float(found.log_sd_error[number])
+    return [sentences.sd_is_off_by_sums(parameter=name, ratio=ratio, error=error, cures=cures)]

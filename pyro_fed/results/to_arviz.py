@@ -17,6 +17,7 @@ from torch import Tensor
 from pyro_fed.algorithm.capabilities import Pooled
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.record import Record
+from pyro_fed.codes import sentences
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.settings_repr import whole
 from pyro_fed.conventions.version import VERSION
@@ -77,7 +78,7 @@ def to_inference_data(
         "sites": sites_group(record, federation.problem),
     }
     if federation.holds_data:
-        groups |= _from_data(federation, problem, draws, stats, log_likelihood, record.notes)
+        groups |= _from_data(federation, problem, draws, stats, log_likelihood, record)
     else:
         groups["sample_stats"] = _stats(stats)
     attrs = _attributes(algorithm, federation, record, seed)
@@ -145,17 +146,15 @@ def _from_data(
     draws: Tensor,
     stats: dict[str, Tensor],
     log_likelihood: bool,
-    notes: list[str],
+    record: Record,
 ) -> dict[str, xr.Dataset]:
-    """The groups that need the rows; a sentence on what is left out is added to `notes`."""
+    """The groups that need the rows; a note on what is left out is added to the record."""
     flat = draws.reshape(-1, draws.shape[-1])
     pointwise: dict[str, Tensor] = {}
     lp: dict[str, Tensor] = {}
     if log_likelihood and len(flat) * problem.widest > MAX_POINTWISE:
-        notes.append(
-            f"log_likelihood of {len(flat)} draws × {problem.widest} rows is left out (more than {MAX_POINTWISE:.0e} "
-            f"numbers), and the draws' log density, lp; run with fewer draws (num_draws) to have them"
-        )
+        left_out = sentences.log_likelihood_left_out(draws=len(flat), rows=problem.widest, most=MAX_POINTWISE)
+        record.findings.append(left_out)
         log_likelihood = False
     if log_likelihood or len(flat) * problem.evaluations <= MAX_UNASKED:
         pointwise, total = _log_likelihoods(problem, flat, log_likelihood)
@@ -410,6 +409,7 @@ def _attributes(algorithm: Algorithm, federation: Federation, record: Record, se
         **({"stopped": record.stopped} if record.stopped else {}),
         "warnings": "\n".join(record.said()),
         "doubts": "\n".join(record.doubts),
+        "findings": json.dumps([one.to_plain() for one in record.findings]),
         "audited": int(record.audited),
         **record.by_sums.attributes(),
         **{name: record.latest[name] for name in EVIDENCE if name in record.latest},

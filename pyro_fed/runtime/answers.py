@@ -18,6 +18,8 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.audit import off_aim
 from pyro_fed.audit.chains.motion import LONG, kurtosis
 from pyro_fed.audit.tails import SIGMAS
+from pyro_fed.codes import sentences
+from pyro_fed.codes.finding import Finding, Topic
 from pyro_fed.conventions.limits import Limits
 from pyro_fed.density.problem import Problem
 
@@ -35,7 +37,7 @@ class Answer:
         number: its place among the stages.
         shared: the server's last state.
         draws: (chain, draw, D), unconstrained.
-        doubts: one sentence for each reason not to trust it.
+        findings: what was found about it.
         figures: the figures of its rounds.
         until: the number of the round after the last of these.
         converged: whether it stopped by its own criterion; None where it has none.
@@ -43,18 +45,15 @@ class Answer:
         sites: the clients' Gaussian sites, as in `Record.sites`; empty where there are none in the model's own form.
         sites_of: the name of the algorithm that made the sites.
         stands_apart: a sentence on clients that move the answer more than others do, or "".
-        odd_clients: the note on those of them whose number of rows does not explain it, or "".
         by_sums: what the clients' log-likelihoods say about it, where rows are elsewhere.
         audited: whether the audit has judged it.
-        of_density: whether the doubts are about the densities themselves.
-        lost: the share of the posterior's mass in modes of which it has no draws.
     """
 
     stage: Stage
     number: int
     shared: State
     draws: Tensor
-    doubts: list[str]
+    findings: list[Finding]
     figures: list[dict[str, float]]
     until: int
     converged: bool | None
@@ -62,11 +61,26 @@ class Answer:
     sites: State = field(default_factory=dict)
     sites_of: str = ""
     stands_apart: str = ""
-    odd_clients: str = ""
     by_sums: BySums = field(default_factory=BySums)
     audited: bool = False
-    of_density: bool = False
-    lost: float = 0.0
+
+    @property
+    def doubts(self) -> list[Finding]:
+        """The findings that speak against it."""
+        return [one for one in self.findings if one.is_doubt]
+
+    def has(self, topic: Topic) -> bool:
+        """Whether something was found about a topic.
+
+        Args:
+            topic: the topic.
+        """
+        return any(one.topic is topic for one in self.findings)
+
+    @property
+    def lost(self) -> float:
+        """The share of the posterior's mass in modes of which it has no draws."""
+        return max((float(one.figures.get("lost", 0.0)) for one in self.findings), default=0.0)
 
     @property
     def name(self) -> str:
@@ -174,13 +188,13 @@ class Choice:
 
     Args:
         answer: the answer.
-        doubts: all remaining doubts, one sentence each.
+        doubts: all remaining doubts.
         settled: whether no other stage is to be tried: there are no doubts, or enough was tried to confirm the answer;
             and it keeps to the plan's aim, or enough was tried to find one that does.
     """
 
     answer: Answer
-    doubts: list[str]
+    doubts: list[Finding]
     settled: bool
 
 
@@ -244,7 +258,7 @@ def choose(plan: Plan, problem: Problem, answers: list[Answer], tried: Sequence[
     best = max(answers, key=rank)
     others = [one for one in answers if one is not best]
     against = [
-        f"{best.name} and {one.name} disagree: {clause}"
+        sentences.answers_disagree(answer=best.name, other=one.name, how=clause)
         for one in others
         if not one.doubts and not explained(one) and not outvoted(one) and (clause := apart[best.number, one.number])
     ]
@@ -256,5 +270,5 @@ def choose(plan: Plan, problem: Problem, answers: list[Answer], tried: Sequence[
         return Choice(best, doubts, settled=not doubts and aimed)
     names = ", ".join(one.name for one in others)
     why = f"{names} differ from it, and were doubted themselves" if names else "no other was found"
-    unconfirmed = f"no second answer confirms that of {best.name}: {why}"
+    unconfirmed = sentences.answer_not_confirmed(answer=best.name, why=why)
     return Choice(best, [unconfirmed], settled=more >= plan.confirm and aimed)

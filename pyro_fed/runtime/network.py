@@ -21,6 +21,8 @@ from pyro_fed.algorithm.capabilities import OnGraph
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.schedule import All, Schedule
 from pyro_fed.algorithm.states import State, packed, unpacked
+from pyro_fed.codes import sentences
+from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.kinds import narrowed
 from pyro_fed.errors import SettingError
@@ -133,7 +135,7 @@ class Network(ABC):
         """The network's own figures of the round."""
         return {}
 
-    def notes(self) -> list[str]:
+    def findings(self) -> list[Finding]:
         """Notes for the user, about the whole run."""
         return []
 
@@ -289,16 +291,12 @@ class Peers(Network):
         """Spectral gap and bytes that one link carries in a consensus step, on average over those of a round."""
         return {"spectral_gap": self.graph.gap, "bytes_per_edge": float(self._bytes_per_edge)}
 
-    def notes(self) -> list[str]:
+    def findings(self) -> list[Finding]:
         """A note if the graph has fallen apart, with its parts."""
         patience = max(self.graph.window, self.graph.consensus_rounds(APART_AFTER))
         if self._links is None or self._rounds < patience:
             return []
-        return [
-            f"the graph fell apart: the links of the last {self._rounds} consensus steps leave "
-            f"{list_components(components(self._links))}; each part ended at a posterior of its "
-            "own data since then"
-        ]
+        return [sentences.graph_fell_apart(steps=self._rounds, parts=list_components(components(self._links)))]
 
 
 #: How a run finds its network: from the algorithm, the graph, the schedule, the number of clients and the seed.

@@ -18,6 +18,8 @@ from pyro_fed.algorithm.plan import chain_of
 from pyro_fed.algorithm.record import Asked, Round
 from pyro_fed.algorithm.schedule import Informed, Schedule
 from pyro_fed.algorithm.states import State
+from pyro_fed.codes import sentences
+from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions import memory, progress, seeding
 from pyro_fed.conventions.kinds import narrowed
 from pyro_fed.conventions.time_limit import tick
@@ -75,7 +77,7 @@ def run_phases(
         context.combination, chain, federation.num_clients, context.graph, int(federation.row_counts.sum())
     )
     networks = _connected(chain, context, given)
-    context.record.notes += _not_on_device(chain, context)
+    context.record.findings += _not_on_device(chain, context)
     first, start = _taken_over(chain, finished)
     told: Start | None = None  # `start`, as the server's record of the clients' sites has it
     for number, part in enumerate(chain):
@@ -124,11 +126,11 @@ def _connected(chain: list[Algorithm], context: Context, given: Schedule | None)
     return networks[::-1]
 
 
-def _not_on_device(chain: list[Algorithm], context: Context) -> list[str]:
+def _not_on_device(chain: list[Algorithm], context: Context) -> list[Finding]:
     """A note for each algorithm of the chain that was computed on another device than the problem's."""
     device = context.problem.device
     return [
-        f"{type(part).__name__} draws random numbers within its steps and was computed on the CPU, not on {device}"
+        sentences.computed_on_cpu(algorithm=type(part).__name__, device=str(device))
         for part in chain
         if device_of(part, context.problem) != device
     ]
@@ -321,7 +323,7 @@ def _loop(phase: Phase, context: Context, network: Network) -> None:
         record.converged = True
     finally:
         bar.close()
-    record.notes += network.notes()
+    record.findings += network.findings()
     record.blocked = record.converged is True and record.latest.get("fraction", 1.0) <= 0
     if record.blocked:
         record.converged = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # it is there
@@ -15,6 +15,8 @@ from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.plan import Plan, Stage, chain_of
 from pyro_fed.algorithm.record import NONCENTRED, BySums
 from pyro_fed.audit import perhaps_wrong
+from pyro_fed.codes import sentences
+from pyro_fed.codes.finding import Finding, Topic, texts
 from pyro_fed.conventions.settings_repr import whole
 from pyro_fed.density.noncentred import NonCentred
 from pyro_fed.density.problem import Problem
@@ -24,6 +26,7 @@ from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.runtime.answers import Answer, Choice, choose, named
 from pyro_fed.runtime.context import Context
 from pyro_fed.runtime.ending import Finish, said_of
+from pyro_fed.runtime.ending.judged import Judged
 from pyro_fed.runtime.rounds import Finished, run_phases
 
 logger = logging.getLogger(__name__)
@@ -48,6 +51,7 @@ class Step:
         bytes: what the clients received and sent in these rounds.
         seconds: on the clock, with the judgement of the answer.
         doubts: the doubts about its answer; None where it has no answer.
+        codes: the codes of all that was found about it.
         end: why it has no answer: an error, or the budget; "" where it has one.
         chosen: whether its answer is the result.
     """
@@ -57,6 +61,7 @@ class Step:
     bytes: int = 0
     seconds: float = 0.0
     doubts: list[str] | None = None
+    codes: list[str] = field(default_factory=list)
     end: str = ""
     chosen: bool = False
 
@@ -98,8 +103,7 @@ def run_stages(plan: Plan, stages: list[Stage], finish: Finish) -> InferenceData
         )
     if not choice.settled and budget.ended:
         untried = ", ".join(named(stage) for stage in stages[len(trial.steps) :])
-        more = f"; {untried} were not tried" if untried else ""
-        choice.doubts.append(f"the budget ended the search, {budget.ended}{more}")
+        choice.doubts.append(sentences.search_ended_by_budget(budget=budget.ended, untried=untried))
     return _result(plan, choice, trial, finish)
 
 
@@ -119,6 +123,7 @@ class _Trial:
         answers: the answers of those that have one.
         errors: the errors of those that failed.
         tried: the numbers of the stages that had a round or an answer.
+        earlier: what was found in the stages before the present one.
         deserted: whether too few clients replied to a stage, so that another would fail as well.
     """
 
@@ -128,6 +133,7 @@ class _Trial:
         self.answers: list[Answer] = []
         self.errors: list[Exception] = []
         self.tried: list[int] = []
+        self.earlier: list[Finding] = []
         self.deserted = False
         self._finished: dict[bool, Finished] = {False: [], True: []}  # by whether the form is non-centred
         self._failed: dict[bool, list[Algorithm]] = {False: [], True: []}
@@ -137,7 +143,18 @@ class _Trial:
     def hopeless(self) -> bool:
         """Whether the last stages' doubts are about the densities themselves, which the next stage would share."""
         last = self.answers[-MOST_OF_DENSITY:]
-        return len(last) == MOST_OF_DENSITY and all(answer.of_density for answer in last)
+        return len(last) == MOST_OF_DENSITY and all(answer.has(Topic.DENSITY) for answer in last)
+
+    def notes_of(self, answer: Answer) -> list[Finding]:
+        """The notes on what happened in all stages, and those on an answer, each once.
+
+        Args:
+            answer: the answer that is returned; notes on the clients of others are about these.
+        """
+        every = [*self.earlier, *self.finish.context.record.findings]
+        shared = [one for one in every if one.code != sentences.clients_stand_apart.code]
+        notes = [one for one in [*shared, *answer.findings] if not one.is_doubt]
+        return [one for number, one in enumerate(notes) if one not in notes[:number]]
 
     def run(self, number: int, stage: Stage) -> None:
         """Run one stage, and add its step, and its answer or error.
@@ -179,7 +196,8 @@ class _Trial:
             failed.append(getattr(error, "algorithm", None) or stage.algorithm)
             self.deserted = isinstance(error, QuorumError)
         else:
-            step.doubts = answer.doubts if answer else None
+            step.doubts = texts(answer.doubts) if answer else None
+            step.codes = [one.code for one in answer.findings] if answer else []
             step.end = "" if answer else self._cut()
             self.answers += [answer] if answer else []
         step.rounds = len(record.rounds) - before
@@ -191,9 +209,10 @@ class _Trial:
     def _answer(self, number: int, stage: Stage) -> Answer | None:
         """The stage's answer; None where it was cut short and there is an earlier answer."""
         record, algorithm = self.finish.context.record, stage.algorithm
-        record.doubts, record.measured, record.by_sums, record.audited = [], {}, BySums(), False
-        record.of_density, record.lost, record.modes = False, 0.0, self._modes[stage.noncentred]
-        record.sites, record.sites_of, record.stands_apart, record.odd_clients = {}, "", "", ""
+        self.earlier += record.findings
+        record.findings, record.measured, record.by_sums, record.audited = [], {}, BySums(), False
+        record.modes = self._modes[stage.noncentred]
+        record.sites, record.sites_of, record.stands_apart = {}, "", ""
         context = self._on_form(stage)
         rounds = algorithm.default_rounds(context.federation.num_clients)
         shared = run_phases(algorithm, context, rounds, None, self._finished[stage.noncentred])
@@ -205,14 +224,14 @@ class _Trial:
         finish.judged(shared, draws)
         if isinstance(context.problem, NonCentred):
             draws = context.problem.centred(draws.flatten(0, 1)).unflatten(0, draws.shape[:2])
-        said = cut and not record.stopped  # a stop by the limit of time is among the doubts already
-        doubts = [*record.doubts, *([f"the run of {named(stage)} was {cut}"] if said else [])]
+        if cut and not record.stopped:  # a stop by the limit of time is among the doubts already
+            record.findings.append(sentences.stage_cut_short(stage=named(stage), by=cut))
         return Answer(
             stage=stage,
             number=number,
             shared=shared,
             draws=draws,
-            doubts=doubts,
+            findings=record.findings,
             figures=list(record.figures),
             until=len(record.rounds),
             converged=record.converged,
@@ -220,11 +239,8 @@ class _Trial:
             sites={} if stage.noncentred else record.sites,  # sites in non-centred coordinates are other ones
             sites_of=record.sites_of,
             stands_apart=record.stands_apart,
-            odd_clients=record.odd_clients,
             by_sums=record.by_sums,
             audited=record.audited,
-            of_density=record.of_density,
-            lost=record.lost,
         )
 
     def _on_form(self, stage: Stage) -> Context:
@@ -255,14 +271,14 @@ def _result(plan: Plan, choice: Choice, trial: _Trial, finish: Finish) -> Infere
     """The chosen answer as InferenceData, with what all stages did."""
     record, answer = finish.context.record, choice.answer
     record.figures, record.until, record.converged = answer.figures, answer.until, answer.converged
-    record.notes += record.failed()
     record.measured = answer.measured
-    record.doubts = choice.doubts or perhaps_wrong(answer.measured, plan.aim)
+    doubts = choice.doubts or perhaps_wrong(answer.measured, plan.aim)
+    record.findings = [*trial.notes_of(answer), *record.clients_failed(), *doubts]
     record.sites, record.sites_of = answer.sites, answer.sites_of
-    record.stands_apart, record.odd_clients = answer.stands_apart, answer.odd_clients
+    record.stands_apart = answer.stands_apart
     record.by_sums, record.audited = answer.by_sums, answer.audited
     last = replace(finish, algorithm=answer.stage.algorithm, aim=plan.aim)
-    last.weigh(answer.draws)
+    last.weigh(Judged(last.algorithm, last.context, {}, answer.draws, last.audit, last.aim))
     trial.steps[answer.number].chosen = True
     found = last.result(answer.shared, answer.draws)
     more = {

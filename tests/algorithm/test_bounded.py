@@ -605,4 +605,6 @@ def test_what_a_cut_has_widened_is_said():
     record = Record([str(k) for k in range(CLIENTS)])
     info = {"beyond": found.beyond.numpy(), "widened": found.widened.numpy()}
     record.rounds.append(Round("FedEP", list(range(CLIENTS)), 0, 0, 0.0, info))
-    assert f"SDs are too wide for it, by the factors {float(ratio):.2f} (client {LIAR})" in record.bounded()[0]
+    (said,) = record.messages_cut_back()
+    assert said.figures["widened"] == [(str(LIAR), pytest.approx(float(ratio)))]
+    assert f"SDs are too wide for it, by the factors {float(ratio):.2f} (client {LIAR})" in said.text

@@ -103,8 +103,8 @@ def test_laplace_sds_of_a_gaussian_are_exact(fed):
     sds = laplace_sds(fed)
     np.testing.assert_allclose(sds, np.sqrt(np.diag(exact()[1])), rtol=1e-6)
     collapsed = torch.as_tensor(draws_of(exact()[0], exact()[1] / 16))
-    assert "variance collapse: SDs are 0.2" in doubts.spread_warnings(collapsed, sds)[0]
-    assert doubts.spread_warnings(torch.as_tensor(draws_of(*exact())), sds) == []
+    assert "variance collapse: SDs are 0.2" in doubts.spread_findings(collapsed, sds)[0].text
+    assert doubts.spread_findings(torch.as_tensor(draws_of(*exact())), sds) == []
 
 
 def test_laplace_sds_are_none_where_no_mode_was_found(fed, monkeypatch):

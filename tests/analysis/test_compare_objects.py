@@ -14,6 +14,7 @@ from pyro_fed.analysis.judging.draws import Draws, blocks, worth
 from pyro_fed.analysis.judging.ksd import RIGHT, WRONG, discrepancy
 from pyro_fed.analysis.judging.loo import loo
 from pyro_fed.analysis.judging.reference import reference_doubts
+from pyro_fed.codes.finding import texts
 from pyro_fed.ops.kernels import IMQ
 from pyro_fed.results.to_arviz import make_inference_data
 
@@ -69,7 +70,7 @@ def test_moments_are_doubted_beyond_the_limits(shift, scale, said):
     values[..., 0] = shift + scale * values[..., 0]
     found = moments.gap_warnings(moments.gaps(draws_of(values), draws_of(standard(seed=1))))
     assert len(found) == len(said)
-    assert all(any(re.match(pattern, one) for one in found) for pattern in said)
+    assert all(any(re.match(pattern, one.text) for one in found) for pattern in said)
 
 
 def test_noise_is_not_doubted():
@@ -86,7 +87,7 @@ def test_a_reference_is_doubted_for_what_it_cannot_tell():
         posterior = xr.Dataset({"w": (("chain", "draw", "i"), values)})
         flags = np.arange(values[..., 0].size).reshape(values.shape[:2]) < diverging
         groups = {"posterior": posterior, "sample_stats": xr.Dataset({"diverging": (("chain", "draw"), flags)})}
-        return reference_doubts(make_inference_data(groups, {}), Draws(values, ["w[0]", "w[1]"], kind))
+        return texts(reference_doubts(make_inference_data(groups, {}), Draws(values, ["w[0]", "w[1]"], kind)))
 
     good, apart = standard(chains=4), standard(chains=4)
     apart[0, :, 1] += 1.5
@@ -232,8 +233,11 @@ def test_loo_says_when_it_cannot_be_relied_on():
     assert said == []
     values, said = of(np.where(np.arange(50) < 15, 3.0, 0.1))
     assert 5 < values["bad_pareto_k"] <= 15
-    assert f"{values['bad_pareto_k']} of 50 rows have a Pareto k above 0.7" in said[0]
-    assert "says nothing against the posterior" in said[0]
+    assert f"{values['bad_pareto_k']} of 50 rows have a Pareto k above 0.7" in said[0].text
+    assert [one.code for one in said] == ["loo_not_reliable"] and not said[0].is_doubt
+    assert "says nothing against the posterior" in said[0].text
     assert of(np.full(50, np.nan))[0] == {}
-    assert "(LOO) cannot be had" in of(np.full(50, np.nan))[1][0]
+    assert "(LOO) cannot be had" in of(np.full(50, np.nan))[1][0].text
     assert of(np.full(50, 0.1), draws=10) == ({}, [])
+    values, said = of(np.array([3.0]), rows=1)  # of one row, whose estimate has no standard error
+    assert values["elpd_loo_se"] == 0 and [one.code for one in said] == ["loo_not_reliable"]

@@ -19,7 +19,7 @@ MEASURED = ["mean_error", "sd_ratio_min", "sliced_wasserstein", "mmd2", "ksd", "
 
 
 def sentences(table):
-    return comparison.sentences(table)
+    return {name: [one.text for one in found] for name, found in comparison.findings_of(table).items()}
 
 
 def broken():

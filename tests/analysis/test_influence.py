@@ -130,7 +130,7 @@ def test_of_many_clients_that_stand_apart_ten_are_described_and_the_rest_counted
     eta = sites.eta.index_add(0, liars, shift)
     q = type(q)(q.precision, q.eta + shift.sum(0))
     names = [f"clinic {k}" for k in range(400)]
-    said = apart_by_sites(q, type(sites)(sites.precision, eta), names, ["a", "b"])
+    said = apart_by_sites(q, type(sites)(sites.precision, eta), names, ["a", "b"]).text
     assert said.count("disagrees with the others") == MOST_SAID
     assert said.endswith(f"and {len(liars) - MOST_SAID} more clients stand apart")
     assert all(int(k) % 13 == 0 for k in re.findall(r"clinic (\d+)", said))
@@ -142,7 +142,7 @@ def test_nobody_stands_apart_from_what_is_no_distribution():
 
     q, sites = cohort(6, 2, "full")
     improper = type(q)(q.precision - 2 * q.precision[0, 0] * torch.eye(2, dtype=torch.float64), q.eta)
-    assert apart_by_sites(improper, sites, [str(k) for k in range(6)], ["a", "b"]) == ""
+    assert apart_by_sites(improper, sites, [str(k) for k in range(6)], ["a", "b"]).text == ""
 
 
 def test_the_opposite_of_what_the_others_say():
@@ -303,7 +303,7 @@ def test_a_client_of_forty_times_as_many_rows_is_no_reason_to_warn(seed):
     said = apart_by_sites(
         q.product(told.quotient(sites).product_over(0)), told, fed.client_names, list("abc"), fed.row_counts
     )
-    assert "client clinic 5 moves" in said
+    assert "client clinic 5 moves" in said.text
 
 
 @pytest.mark.filterwarnings("error")
@@ -376,7 +376,7 @@ def test_the_corrupted_client_is_named_without_sites(kind):
         fed, bad = trial(seed, kind, rows=6 if kind == "rows duplicated" else 40)  # a hundred times as many at one
         point = torch.tensor(pf.run(pf.FedAvg(step_size=0.1), fed, **QUIET, num_rounds=10).posterior["w"].values[0])
         with torch.no_grad():
-            said = who_stands_apart(answer_and_sites(fed, point), fed.client_names, ["w[0]", "w[1]", "w[2]"])
+            said = who_stands_apart(answer_and_sites(fed, point), fed.client_names, ["w[0]", "w[1]", "w[2]"]).text
         named.append(said.startswith(f"client {bad} moves") if kind != "none" else said == "")
     assert all(named), named
 
@@ -405,7 +405,7 @@ def test_of_skewed_draws_no_honest_client_stands_apart():
         log_p = dist.Normal(grid[:, :1] * w / 1.49, sds).log_prob(y).sum(1) - (2 * grid[:, 1]).exp() / 2 + grid[:, 1]
         draws = grid[torch.multinomial((log_p - log_p.max()).exp(), 4000, replacement=True, generator=g)]
         with torch.no_grad():
-            named.append(who_stands_apart(answer_and_sites(fed, draws), fed.client_names, ["b", "s"]))
+            named.append(who_stands_apart(answer_and_sites(fed, draws), fed.client_names, ["b", "s"]).text)
     assert named == [""] * 6
 
 
@@ -470,4 +470,4 @@ def test_a_site_that_bends_the_other_way_or_has_no_rows_is_no_chance_of_few_rows
     q = FullGaussian(precision.sum(0) + torch.eye(2, dtype=torch.float64), eta.sum(0))
     counts = torch.full((6,), 20)
     counts[3] = rows
-    assert apart_by_sites(q, sites, list("abcdef"), ["u", "v"], counts).startswith("client d moves")
+    assert apart_by_sites(q, sites, list("abcdef"), ["u", "v"], counts).text.startswith("client d moves")

@@ -1,5 +1,6 @@
 """The page of a comparison with results that are broken, foreign, or doubted in several ways."""
 
+import json
 import re
 
 import numpy as np
@@ -8,8 +9,8 @@ from algorithms import line, line_data
 from test_compare import draws_of, exact, result
 
 import pyro_fed as pf
-from pyro_fed.analysis.judging.loo import ABOUT_LOO
 from pyro_fed.analysis.report.page import check_report, write_report
+from pyro_fed.codes import sentences
 from pyro_fed.errors import SettingError
 
 
@@ -17,12 +18,13 @@ from pyro_fed.errors import SettingError
 def test_the_page_says_beside_each_result_what_speaks_against_it(tmp_path):
     fed = pf.Federation(line, line_data(), plate="data", num_clients=3)
     draws = draws_of(*exact())
+    remark = sentences.loo_not_reliable(rows=9, of_rows=23, limit=0.7)
     results = {
         "truth": result(draws, algorithm="NUTS", settings="{}"),
         "broken": result(np.full_like(draws, np.nan)),
         "point": result(draws[:1], draws_are="point"),
         "doubted": result(draws, warnings="the KDE is dead; so are others\nhalf of it"),
-        "remarked": result(draws, warnings=f"{ABOUT_LOO} is not reliable"),
+        "remarked": result(draws, findings=json.dumps([remark.to_plain()])),
     }
     table = pf.compare(results, "truth", federation=fed)
     write_report(tmp_path / "page.html", table, results, fed, title="Five", reference="truth")

@@ -11,6 +11,7 @@ from conjugate import federation
 
 import pyro_fed as pf
 from pyro_fed.audit import asked, close_call
+from pyro_fed.codes.finding import texts
 
 QUIET = {"progress": False, "log_likelihood": False, "compile": "off"}
 
@@ -35,7 +36,7 @@ def test_too_few_draws_of_a_distribution_are_said_with_how_many_are_enough(fed):
     with pytest.warns(UserWarning, match="20 draws are too few: by chance alone .* off by 0.22 SDs, and SDs by 16 %"):
         pf.run(pf.FedLaplace(), fed, num_draws=20, **QUIET)
     (said,) = asked(pf.FedEP(), draws(72))
-    assert "num_draws of 73 or more" in said
+    assert said.code == "too_few_draws" and "num_draws of 73 or more" in said.text
     assert asked(pf.FedEP(), draws(73)) == []
     # Particles and chains are told by other figures than their number.
     assert asked(pf.DSVGD(), draws(20)) == asked(pf.NUTS(), draws(20)) == []
@@ -60,7 +61,7 @@ def measured(mean=0.0, ratio=1.0, error=0.01):
 def test_errors_near_their_limits_are_noted(figures, said):
     found = close_call(figures)
     assert len(found) == bool(said)
-    assert said in "".join(found)
+    assert said in "".join(texts(found))
 
 
 def test_a_point_is_judged_by_its_distance_from_the_mode(fed):

@@ -131,7 +131,7 @@ def test_a_mode_that_is_missed_is_found_by_few_rows_and_weighed_by_all():
     draws = laplace(fed.problem, torch.full((1,), 0.7), generator)
     evidence = Evidence(Unknown("independent"), fed, fed.problem, {}, draws[None], Record(fed.client_names), seed=0)
     (said,) = missed(evidence)
-    assert "another mode, with about 50 % of its mass" in said
+    assert "another mode, with about 50 % of its mass" in said.text
     assert on_rows_alone(evidence.target, generator).evaluations == ROWS
 
 

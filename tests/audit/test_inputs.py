@@ -7,6 +7,7 @@ import torch
 
 from pyro_fed.audit.inputs.range import out_of_range
 from pyro_fed.audit.inputs.use import of_no_use
+from pyro_fed.codes.finding import texts
 from pyro_fed.federation.federation import Federation
 
 UNITS, COLUMNS, ROWS = 3, 4, 200
@@ -78,7 +79,7 @@ def problem(model, x, y):
 )
 def test_a_column_beyond_what_weights_can_take_is_named(model, scale, shift, said):
     found = out_of_range(problem(model, *rows(scale, shift)), 0)
-    assert bool(found) == bool(said) and said in "".join(found)
+    assert bool(found) == bool(said) and said in "".join(texts(found))
 
 
 @pytest.mark.parametrize(("most", "said"), [(1.0, ""), (255.0, "an input of argument 'x' is out of range")])
@@ -86,7 +87,7 @@ def test_a_convolution_is_told_of_its_pixels(most, said):
     generator = torch.Generator().manual_seed(0)
     x = most * torch.rand(ROWS, 1, 6, 6, generator=generator)
     found = out_of_range(problem(filters, x, torch.randn(ROWS, generator=generator)), 0)
-    assert bool(found) == bool(said) and said in "".join(found)
+    assert bool(found) == bool(said) and said in "".join(texts(found))
 
 
 def test_weights_that_know_the_curve_are_told_from_those_that_do_not():
@@ -99,7 +100,8 @@ def test_weights_that_know_the_curve_are_told_from_those_that_do_not():
     v = torch.tensor([1.0, 0.0, 0.0])
     assert of_no_use(posed, noise + torch.cat([w.flatten(), v])) == []
     for wrong in (torch.zeros(posed.dim), torch.cat([w.roll(2, 0).flatten(), v])):
-        assert "the inputs tell this network nothing of 'y'" in of_no_use(posed, 0 * noise + wrong)[0]
+        (said,) = of_no_use(posed, 0 * noise + wrong)
+        assert said.code == "inputs_tell_nothing" and "the inputs tell this network nothing of 'y'" in said.text
 
 
 def test_other_models_are_not_asked():

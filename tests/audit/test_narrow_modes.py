@@ -60,16 +60,16 @@ def test_modes_are_judged_in_their_own_sds(tops, width, count):
     counts = [count // len(tops)] * len(tops)
     assert audit(evidence_of(model, ONES, drawn(tops, factor, counts))) == []
     (said,) = stillness(evidence_of(model, ONES, drawn(tops, factor, counts, wider=0.6)))
-    assert re.search(rf"multiply the SD of 'b\[\d\]' \(mode \d of {len(tops)}\) by [12]\.", said)
+    assert re.search(rf"multiply the SD of 'b\[\d\]' \(mode \d of {len(tops)}\) by [12]\.", said.text)
     (said,) = stillness(evidence_of(model, ONES, drawn(tops, factor, counts, shift=0.5)))
-    assert re.search(rf"move the mean of 'b\[\d\]' \(mode \d of {len(tops)}\) by [01]\.", said)
+    assert re.search(rf"move the mean of 'b\[\d\]' \(mode \d of {len(tops)}\) by [01]\.", said.text)
 
 
 def test_modes_that_have_not_their_shares_are_said_to_be_that():
     model, factor = narrow(PAIR, 1e-3)
     (said,) = audit(evidence_of(model, ONES, drawn(PAIR, factor, [400, 100])))
-    assert "the shares of the draws are not their shares of its mass" in said
-    assert abs(float(re.search(r"(\d+) % of the mass", said)[1]) - 50) < 3  # 512 weights: ± 1
+    assert "the shares of the draws are not their shares of its mass" in said.text
+    assert abs(float(re.search(r"(\d+) % of the mass", said.text)[1]) - 50) < 3  # 512 weights: ± 1
 
 
 def test_draws_that_are_far_too_wide_are_no_modes():
@@ -78,7 +78,7 @@ def test_draws_that_are_far_too_wide_are_no_modes():
     wide = drawn(PAIR[:1], factor, [500], wider=1e3)
     assert groups(wide) == []
     (said,) = stillness(evidence_of(model, ONES, wide))
-    assert "no exact Markov chain can move" in said or "less than a third" in said
+    assert "no exact Markov chain can move" in said.text or "less than a third" in said.text
 
 
 @pytest.mark.parametrize("seed", range(5))

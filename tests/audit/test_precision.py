@@ -62,7 +62,7 @@ def test_float32_is_enough(condition):
 @pytest.mark.parametrize("condition", [1e4, 1e5])
 def test_float32_is_too_little(condition):
     (said,) = precision(evidence(*data(condition)))
-    assert "dtype=torch.float64" in said
+    assert said.code == "float32_is_not_enough" and "dtype=torch.float64" in said.text
 
 
 def test_columns_that_float32_cannot_take_are_computed_in_float64():

@@ -288,7 +288,7 @@ def test_a_latent_without_a_variance_is_told_by_its_density(prior, none):
     draws = torch.from_numpy(np.stack([0.5 * random.normal(size=1000), random.standard_t(3, size=1000)], 1))
     evidence = evidence_of(beside_a_mean(prior), (torch.zeros(4, dtype=torch.float64),), draws)
     said = few_draws_tell(evidence.target, evidence.quantities, draws, lambda: None)
-    assert [sentence.startswith("'z' has no variance") for sentence in said] == [True] * none
+    assert [one.text.startswith("'z' has no variance") for one in said] == [True] * none
 
 
 def horseshoe(y):

@@ -14,7 +14,7 @@ import pyro_fed as pf
 from pyro_fed.density.latents.draws import draw_locals
 from pyro_fed.density.latents.quadrature import Quadrature
 from pyro_fed.density.latents.tails import Profile, line
-from pyro_fed.runtime.ending.collecting import integration_error, integration_notes
+from pyro_fed.runtime.ending.collecting import integral_findings, integration_error
 
 TRIALS = 6
 HITS = torch.arange(TRIALS + 1).double()
@@ -150,10 +150,10 @@ def test_draws_of_such_latents_have_their_conditional_distribution():
 def test_a_rule_that_is_advised_is_one_that_is_accurate():
     coarse = federation("beta-binomial", order=21, tails=False).problem
     theta = -1.0 + 0.4 * torch.randn(16, 2, generator=torch.Generator().manual_seed(0)).double()
-    (note,) = integration_notes(coarse, theta)
-    assert "quadrature=pf.Quadrature(order=41, tails=True)" in note
+    (note,) = integral_findings(coarse, theta)
+    assert "quadrature=pf.Quadrature(order=41, tails=True)" in note.text
     assert integration_error(federation("beta-binomial", order=41, tails=True).problem, theta) < 1e-3
-    assert integration_notes(federation("beta-binomial").problem, theta) == []
+    assert integral_findings(federation("beta-binomial").problem, theta) == []
 
 
 def test_no_rule_is_advised_where_none_is_accurate():
@@ -165,9 +165,9 @@ def test_no_rule_is_advised_where_none_is_accurate():
             pyro.sample("y", dist.Normal(x, 1.0), obs=y)
 
     problem = pf.Federation(model, (hierarchies.Y,), plate="group", num_clients=2).problem
-    (note,) = integration_notes(problem, torch.linspace(-1, 1, 16).double().unsqueeze(-1))
-    assert "miss modes: given the rest 9 of 9 rows" in note
-    assert "and so they do from other places. Integrate these latents out by hand" in note
+    (note,) = integral_findings(problem, torch.linspace(-1, 1, 16).double().unsqueeze(-1))
+    assert "miss modes: given the rest 9 of 9 rows" in note.text
+    assert "and so they do from other places. Integrate these latents out by hand" in note.text
 
 
 def test_no_rule_is_advised_for_a_spike_on_top_of_a_slab():
@@ -179,8 +179,8 @@ def test_no_rule_is_advised_for_a_spike_on_top_of_a_slab():
             pyro.sample("y", dist.Normal(x, tau + 0.1), obs=y)
 
     problem = pf.Federation(model, (hierarchies.Y,), plate="group", num_clients=2).problem
-    (note,) = integration_notes(problem, torch.linspace(-1, 1, 16).double().unsqueeze(-1))
-    assert "tails, jumps or modes that no such rule covers. Integrate these latents out by hand" in note
+    (note,) = integral_findings(problem, torch.linspace(-1, 1, 16).double().unsqueeze(-1))
+    assert "tails, jumps or modes that no such rule covers. Integrate these latents out by hand" in note.text
 
 
 def test_draws_are_not_doubted_by_densities_that_are_known_to_be_off():

@@ -210,10 +210,11 @@ def test_a_rule_that_is_too_coarse_is_reported(monkeypatch):
     expected = float(errors.std(correction=0))
     assert integration_error(coarse, theta) == pytest.approx(expected, rel=0.02)
     monkeypatch.setattr(collecting, "LARGEST_ERROR", 0.5 * expected)
-    (note,) = collecting.integration_notes(coarse, theta)
-    assert f"{expected:.1g}"[:4] in note
-    assert "order=21" in note
-    assert collecting.integration_notes(hierarchies.federation("rates").problem, theta) == []
+    (note,) = collecting.integral_findings(coarse, theta)
+    assert note.code == "integrals_are_inaccurate" and note.figures["error"] == pytest.approx(expected, rel=0.02)
+    assert f"{expected:.1g}"[:4] in note.text
+    assert "order=21" in note.text
+    assert collecting.integral_findings(hierarchies.federation("rates").problem, theta) == []
 
 
 def neighbours(sd, y):

@@ -16,7 +16,7 @@ from pyro_fed.density.latents.ascent import Climber
 from pyro_fed.density.latents.draws import draw_locals
 from pyro_fed.density.latents.several import MOST_STARTS, needed_starts
 from pyro_fed.errors import SettingError
-from pyro_fed.runtime.ending.collecting import integration_notes
+from pyro_fed.runtime.ending.collecting import integral_findings
 
 GRID = np.linspace(-30, 30, 120_001)
 STEP = GRID[1] - GRID[0]
@@ -127,12 +127,13 @@ def test_one_mode_is_looked_for_where_there_is_one():
 
 def test_modes_that_are_missed_are_told_with_places_that_find_them():
     theta = torch.linspace(-1, 1.4, 16).double().unsqueeze(-1)
-    (note,) = integration_notes(federation("square", starts=()).problem, theta)
-    assert "miss modes: given the rest 6 of 6 rows" in note
-    setting = note.partition("quadrature=pf.")[2]
+    (note,) = integral_findings(federation("square", starts=()).problem, theta)
+    assert note.code == "integrals_miss_modes"
+    assert "miss modes: given the rest 6 of 6 rows" in note.text
+    setting = note.text.partition("quadrature=pf.")[2]
     rule = eval(setting, {"Quadrature": pf.Quadrature})
-    assert integration_notes(federation("square", starts=rule.starts).problem, theta) == []
-    assert integration_notes(federation("square").problem, theta) == []
+    assert integral_findings(federation("square", starts=rule.starts).problem, theta) == []
+    assert integral_findings(federation("square").problem, theta) == []
 
 
 def test_two_latents_a_row_have_modes_too():

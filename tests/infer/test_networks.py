@@ -264,9 +264,10 @@ def test_the_cost_of_a_network_is_that_of_its_matrix_products(fed):
 
 
 def test_the_audit_says_what_it_has_not_checked(fed, monkeypatch):
-    assert not_audited(separate_columns()[0].problem) == ""
+    assert not_audited(separate_columns()[0].problem) == []
     monkeypatch.setattr("pyro_fed.audit.size.MOST_OPERATIONS", 1.0)
-    assert "not audited: with 1,060 parameters" in not_audited(fed.problem)
+    (said,) = not_audited(fed.problem)
+    assert said.code == "not_audited_by_size" and "not audited: with 1,060 parameters" in said.text
 
 
 # -- answers ----------------------------------------------------------------------------------------------------
@@ -556,7 +557,7 @@ def with_noise(x, y):
 @pytest.mark.parametrize(("growth", "said"), [(0.02, 1), (-0.02, 1), (0.005, 0)])
 def test_sds_that_still_change_are_said_to(fed, growth, said):
     notes = network_warnings(SimpleNamespace(figures=[{"sd_growth": growth}] * 3), fed.problem)
-    assert sum("not settled" in note for note in notes) == said
+    assert sum("not settled" in note.text for note in notes) == said
 
 
 @pytest.mark.parametrize(("growth", "rounds", "said"), [(1.03, 100, 1), (1.0, 100, 0), (0.95, 100, 0), (1.03, 30, 0)])
@@ -564,7 +565,7 @@ def test_a_point_whose_steps_grow_is_said_to_be_on_its_way(fed, growth, rounds, 
     """A convolution had the base rate's predictions after 100 rounds of FedAvg, in silence, and good ones after 200."""
     figures = [{"change": growth**number} for number in range(rounds)]
     notes = pf.FedAvg().warnings(SimpleNamespace(figures=figures), fed.problem)
-    assert sum("the server's steps grow" in note for note in notes) == len(notes) == said
+    assert sum("the server's steps grow" in note.text for note in notes) == len(notes) == said
 
 
 @pytest.mark.filterwarnings("ignore:the SDs still changed")  # by 1 % a round, where that is said

@@ -311,5 +311,7 @@ def test_particles_that_have_drawn_together_are_told():
     """Row 24."""
     problem, right = unequal_lines().problem, {"apart": 0.0, "mean_off": 0.01, "sd_off": 1.01}
     together, wide = (Record(["0"], figures=[{"spread": width, **right}, {}]) for width in (0.3, 0.8))
-    assert "drawn together: their spread is 0.3" in pf.DSVGD().warnings(together, problem)[0]
+    (said,) = pf.DSVGD().warnings(together, problem)
+    assert said.code == "particles_collapsed_on_their_way" and said.figures["spread"] == 0.3
+    assert "drawn together: their spread is 0.3" in said.text
     assert pf.DSVGD().warnings(wide, problem) == []

@@ -55,6 +55,7 @@ def test_a_posterior_that_there_is_is_marked():
     assert idata.attrs["interrupted"] == 1
     for where in ("warnings", "doubts"):
         assert "FedEP was interrupted after 2 of 4 rounds: the result is incomplete" in idata.attrs[where]
+        assert "not converged after 2 rounds: the last change was" in idata.attrs[where]
 
 
 def nuts(monkeypatch, draws, **settings):

@@ -169,14 +169,14 @@ def test_a_run_that_stops_before_there_are_draws_keeps_its_own_error(monkeypatch
 
 def test_a_check_that_fails_costs_no_rounds(monkeypatch):
     """The result is there, as the rounds left it, and says that it is unjudged, with the reason and its place."""
-    from pyro_fed.runtime.ending import finish
+    from pyro_fed.runtime.ending import checks
 
     expected = quiet(pf.FedEP(), unequal_lines(), audit=False)
 
     def broken(evidence):
         raise ArithmeticError("of a check")
 
-    monkeypatch.setattr(finish, "of_density", broken)
+    monkeypatch.setattr(checks, "of_density", broken)
     with pytest.warns(UserWarning, match=r"one ended in ArithmeticError \(of a check; test_run_ends.py, line \d+\)"):
         found = pf.run(pf.FedEP(), unequal_lines(), seed=0, progress=False)
     assert np.array_equal(values(found), values(expected))
@@ -185,12 +185,12 @@ def test_a_check_that_fails_costs_no_rounds(monkeypatch):
 
 @pytest.mark.filterwarnings("ignore:the budget ended")
 def test_a_check_that_fails_in_every_stage_costs_no_answer_of_fit(monkeypatch):
-    from pyro_fed.runtime.ending import finish
+    from pyro_fed.runtime.ending import checks
 
     def broken(evidence):
         raise ArithmeticError("of a check")
 
-    monkeypatch.setattr(finish, "of_density", broken)
+    monkeypatch.setattr(checks, "of_density", broken)
     with pytest.warns(UserWarning, match="one ended in ArithmeticError"):
         found = pf.fit(unequal_lines(), max_rounds=20, seed=0, progress=False, compile="trace")
     assert "unjudged" in found.attrs["doubts"] and not found.attrs["audited"]

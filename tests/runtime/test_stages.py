@@ -16,6 +16,7 @@ import pyro_fed as pf
 from pyro_fed.algorithm.plan import Plan, Stage
 from pyro_fed.algorithm.record import Record
 from pyro_fed.audit import Evidence
+from pyro_fed.codes import sentences
 from pyro_fed.runtime.answers import Answer, choose, disagreement
 
 
@@ -129,22 +130,24 @@ def test_where_all_are_doubted_it_gives_one_that_another_agrees_with():
 
 def test_what_no_algorithm_mends_ends_the_search(monkeypatch):
     """Two stages whose densities are doubted, in the same words; a third would be of the same densities."""
-    said = "float32 is not enough for this posterior"
-    monkeypatch.setattr("pyro_fed.runtime.ending.finish.of_density", lambda evidence: [said])
+    said = sentences.float32_is_not_enough(off="scores are off by 0.3 SDs")
+    monkeypatch.setattr("pyro_fed.runtime.ending.checks.of_density", lambda evidence: [said])
     idata, steps = tried(pf.FedLaplace(), pf.FedEP(), pf.FedAIS(), pf.FSGLD(), audit=True)
     assert [step["algorithm"] for step in steps] == ["FedLaplace", "FedEP"]
-    assert said in idata.attrs["doubts"]
+    assert said.text in idata.attrs["doubts"]
+    assert [step["codes"] for step in steps] == [[said.code]] * 2
 
 
 def test_what_every_stage_notes_is_said_once(monkeypatch):
     """As that integrals over rows' latents are not exact enough, or that a model is too large for the audit."""
-    monkeypatch.setattr("pyro_fed.runtime.ending.finish.not_audited", lambda problem: "not audited: too large")
+    unaudited = sentences.not_audited_by_size(parameters=5000, operations=1e12)
+    monkeypatch.setattr("pyro_fed.runtime.ending.checks.not_audited", lambda problem: [unaudited])
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         plan = Listed(tried=(Doubtful(wrong_by=9.0), Doubtful(wrong_by=3.0), pf.FedLaplace()))
         pf.run(plan, unequal_lines(), **QUIET | {"audit": True})
     said = [str(one.message) for one in caught]
-    assert said.count("not audited: too large") == 1
+    assert [one.partition(":")[0] for one in said].count("not audited") == said.count(unaudited.text) == 1
 
 
 def test_two_answers_without_doubts_that_disagree_are_told():
@@ -205,17 +208,21 @@ def test_a_doubted_answer_confirms_what_the_audits_chains_came_to(wrong_by):
 def test_of_two_that_are_doubted_one_with_all_modes_goes_before_one_without_half_the_mass():
     """It has more to doubt, and is nearer to the posterior; to within a tenth of the mass the doubts decide."""
     one, other = (answer_of(Doubtful(wrong_by=2.0), number) for number in range(2))
-    doubts = ["its SD is 0.7 times", "and another is"]
+    narrow = sentences.sd_is_off(parameter="w", by="chains", ratio=1.4, error=0.01, largest=3.0, cures=["Sample it"])
+    doubts = [narrow, *other.findings]
+    assert len(doubts) == 2
     problem = unequal_lines().problem
     for lost, number in ((0.5, 1), (0.05, 0)):
-        answers = [replace(one, doubts=["a mode is missed"], lost=lost), replace(other, doubts=doubts)]
+        missed = sentences.mode_without_draws(site="w", value="1", lost=lost, by="by Laplace", cures=["Search for it"])
+        answers = [replace(one, findings=[missed]), replace(other, findings=doubts)]
         assert choose(Listed(), problem, answers, (0, 1)).answer.number == number
 
 
 def test_of_two_that_are_doubted_the_nearer_one_is_given_however_many_its_doubts():
     """Chains say that one is four SDs off and another one; its own figures doubt the nearer one twice more."""
     far, near = (answer_of(Doubtful(wrong_by=by), number) for number, by in enumerate((4.0, 1.0)))
-    near = replace(near, doubts=[*near.doubts, "few effective draws", "chains disagree"])
+    more = sentences.as_findings(["few effective draws", "chains disagree"])
+    near = replace(near, findings=[*near.findings, *more])
     problem = unequal_lines().problem
     assert choose(Listed(), problem, [far, near], (0, 1)).answer.number == 1
     unmeasured = [replace(one, measured={}) for one in (far, near)]
@@ -231,8 +238,8 @@ def answer_of(algorithm, number):
         idata = pf.run(algorithm, fed, **QUIET)
     draws = torch.from_numpy(idata.posterior["w"].values).flatten(0, 1)  # real: its unconstrained values
     evidence = Evidence(algorithm, fed, fed.problem, {}, draws[None], Record(fed.client_names), 0)
-    doubts = algorithm.warnings(None, None)
-    return Answer(Stage(algorithm), number, {}, draws[None], doubts, [], 1, True, evidence.measured)
+    findings = sentences.as_findings(algorithm.warnings(None, None))
+    return Answer(Stage(algorithm), number, {}, draws[None], findings, [], 1, True, evidence.measured)
 
 
 def drawn(count, degrees, factor=1.0, seed=0):

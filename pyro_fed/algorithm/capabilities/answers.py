@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from pyro_fed.algorithm.record import Record
     from pyro_fed.algorithm.states import State
     from pyro_fed.density.problem import Problem
 
@@ -34,16 +33,14 @@ class OwnErrors(ABC):
         """
 
 
-class Provisional(ABC):
-    """What its own figures have against its answer's moments counts unless exact chains find these right."""
+class Provisional:
+    """What its own figures have against its answer's moments counts unless exact chains find these right.
 
-    @abstractmethod
-    def provisional(self, record: Record) -> str:
-        """That one of its `warnings`, or "" where its figures have nothing against the moments.
+    Attributes:
+        provisional: the codes of those of its `warnings`.
+    """
 
-        Args:
-            record: of the run.
-        """
+    provisional: ClassVar[frozenset[str]]
 
 
 class DrawStats(ABC):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pyro_fed.algorithm.capabilities.answers import Advice, DrawStats, KnownDensity, OwnErrors, Provisional
+from pyro_fed.algorithm.capabilities.answers import Advice, DrawStats, KnownDensity, OwnErrors
 from pyro_fed.algorithm.capabilities.choice import Delegates, DrawsAhead, FitsSize
 from pyro_fed.algorithm.capabilities.graphs import OnGraph
 from pyro_fed.algorithm.capabilities.messages import Bounding, Moving
@@ -32,7 +32,6 @@ WITH_METHODS = (
     NoiseWithin,
     KnownDensity,
     OwnErrors,
-    Provisional,
     DrawStats,
     Advice,
     Delegates,

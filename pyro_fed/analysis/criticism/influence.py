@@ -73,7 +73,7 @@ def influence(idata: InferenceData, federation: Federation | None = None) -> xr.
     if kept is not None:
         q, sites = kept_sites(kept)
         names, labels = kept["client"].values.tolist(), kept["parameter"].values.tolist()
-        found, said = by_sites(q, sites), apart_by_sites(q, sites, names, labels)
+        found, said = by_sites(q, sites), apart_by_sites(q, sites, names, labels).text
     else:
         asked = federation_to_ask("influence", idata, federation)
         names, labels = asked.client_names, [asked.problem.name_of(number) for number in range(asked.problem.dim)]

@@ -5,6 +5,7 @@ from . import density as density
 from . import distances as distances
 from . import doubts as doubts
 from . import draws as draws
+from . import findings as findings
 from . import inputs as inputs
 from . import ksd as ksd
 from . import laplace_sds as laplace_sds

@@ -21,10 +21,13 @@ from pyro_fed.analysis.judging.loo import loo
 from pyro_fed.analysis.judging.reference import reference_doubts
 from pyro_fed.analysis.judging.tables import Column, Table
 from pyro_fed.analysis.numbers import digits, percent, readable_bytes, readable_seconds
+from pyro_fed.codes import sentences
+from pyro_fed.codes.finding import Finding, texts
 from pyro_fed.conventions.calls import checked_but
 from pyro_fed.errors import SettingError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.ops.importance import LARGEST_PARETO_K
+from pyro_fed.results.findings import recorded
 from pyro_fed.results.inference_data import InferenceData, flag
 from pyro_fed.results.same_data import unlike_federation, unlike_result
 from pyro_fed.results.to_arviz import unconstrained_draws
@@ -32,8 +35,8 @@ from pyro_fed.results.to_arviz import unconstrained_draws
 #: The spread is not compared with the Laplace approximation in more dimensions: the Hessian would cost too much.
 LARGEST_DIM_FOR_LAPLACE = 300
 
-#: What is found on a result for a group of columns: figures by column name, and sentences that speak against it.
-Found = tuple[dict[str, Any], list[str]]
+#: What is found on a result for a group of columns: figures by column name, and findings.
+Found = tuple[dict[str, Any], list[Finding]]
 
 #: Notes above the tables, which say how to read them.
 CLOSENESS = """
@@ -150,7 +153,7 @@ def compare(
         - `test_log_density`, a mean over test rows; `accuracy`, `ece` and `mce` for classes, otherwise `rmse`; for
           rows with several labels `precision`, `recall`, `micro_f1` and `macro_f1`;
         - `rounds`, `bytes_up`, `bytes_down`, `seconds`; bytes are NaN if the run worked on pooled data;
-        - `warnings`: sentences that speak against the result, separated by "; ". `sentences` gives them as a list.
+        - `warnings`: what was found, separated by "; ". `findings` gives it as a list, with codes and figures.
 
         Figures that cannot be measured are NaN. A mean that is 0.25 reference SDs off, or an SD ratio outside 0.8 to
         1.25, gives a warning if the Monte Carlo errors of result and reference do not explain it, see
@@ -177,21 +180,22 @@ def compare(
         found += _of_other_data(idata, None if reference in (None, name) else results[str(reference)], federation)
         if name == reference:
             found += reference_doubts(idata, draws)
-        found += [text for text in (draws.fault, draws.spreadless) if text]
+        found += [sentences.draws_unusable(why=draws.fault)] if draws.fault else []
+        found += [sentences.no_uncertainty(what=draws.spreadless)] if draws.spreadless else []
         truth = read[reference] if reference is not None and usable and name != reference else None
         for values, more in _measured(idata, read[name], truth, federation, test, sds):
             row |= values
             found += more
-        said[name] = list(dict.fromkeys(found))
-        rows[name] = row | {"warnings": "; ".join(said[name])}
+        said[name] = [one for number, one in enumerate(found) if one not in found[:number]]
+        rows[name] = row | {"warnings": "; ".join(texts(said[name]))}
     table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("result")
     table = table[[name for name in COLUMNS if name in table]]
-    table.attrs["sentences"] = said
+    table.attrs["findings"] = {name: [one.to_plain() for one in every] for name, every in said.items()}
     return table
 
 
-def sentences(table: pd.DataFrame) -> dict[str, list[str]]:
-    """The sentences that speak against each result, as a list for each result's name.
+def findings_of(table: pd.DataFrame) -> dict[str, list[Finding]]:
+    """What was found about each result, by its name.
 
     Args:
         table: returned by `compare`, or some of its rows.
@@ -200,14 +204,14 @@ def sentences(table: pd.DataFrame) -> dict[str, list[str]]:
         SettingError: the table is not one of `compare`, or was joined from several tables.
 
     Example:
-        >>> sentences(pf.compare({"FedEP": idata}))["FedEP"]
+        >>> findings_of(pf.compare({"FedEP": idata}))["FedEP"][0].code
     """
     try:
-        return {str(name): table.attrs["sentences"][name] for name in table.index}
+        return {str(name): [Finding.from_plain(one) for one in table.attrs["findings"][name]] for name in table.index}
     except KeyError:
         raise SettingError(
-            "sentences takes the table that pf.compare returns, or rows of it, received a table with rows "
-            f"{[str(name) for name in table.index]} without their sentences: pass the table as pf.compare returned it"
+            "findings takes the table that pf.compare returns, or rows of it, received a table with rows "
+            f"{[str(name) for name in table.index]} without their findings: pass the table as pf.compare returned it"
         ) from None
 
 
@@ -254,18 +258,19 @@ def _measured(
     return found
 
 
-def _recorded(idata: InferenceData) -> list[str]:
-    """Warnings that the run has kept in its result, and the reason if it stopped before its end."""
-    stopped = [f"the run stopped before its end: {idata.attrs['stopped']}"] if "stopped" in idata.attrs else []
-    return stopped + [line for line in str(idata.attrs.get("warnings", "")).split("\n") if line]
+def _recorded(idata: InferenceData) -> list[Finding]:
+    """What the run has found about its result, and the reason if it stopped before its end."""
+    stopped = "stopped" in idata.attrs
+    own = [sentences.stopped_before_its_end(why=str(idata.attrs["stopped"]))] if stopped else []
+    return own + recorded(idata)
 
 
-def _of_other_data(idata: InferenceData, truth: InferenceData | None, federation: Federation | None) -> list[str]:
+def _of_other_data(idata: InferenceData, truth: InferenceData | None, federation: Federation | None) -> list[Finding]:
     """That a result is of other rows than the reference, or than the federation."""
     than_truth = unlike_result(idata, truth) if truth is not None else ""
     than_federation = unlike_federation(idata, federation) if federation is not None else ""
     said = {"the reference": than_truth, "the federation": than_federation}
-    return [f"it is of other data than {what}: {unlike}" for what, unlike in said.items() if unlike]
+    return [sentences.other_data(than=what, how=unlike) for what, unlike in said.items() if unlike]
 
 
 def _cost(idata: InferenceData) -> dict[str, Any]:
@@ -303,7 +308,7 @@ def _predictive(idata: InferenceData, federation: Federation, test: Any) -> Foun
     draws = unconstrained_draws(thinned(idata, distances.DRAWS_COMPARED), problem)
     predictions = metrics.predict_rows(problem, draws, test)
     if predictions.lost:
-        return {}, [predictions.lost]
+        return {}, predictions.lost
     row: dict[str, float] = {"test_log_density": metrics.log_predictive_density(predictions.log_prob)}
     if predictions.probs is not None:
         row["accuracy"] = metrics.accuracy(predictions.probs, predictions.value)

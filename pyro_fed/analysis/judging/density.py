@@ -13,6 +13,8 @@ from pyro_fed.analysis.judging import distances, doubts
 from pyro_fed.analysis.judging.draws import Draws, blocks, labels_of
 from pyro_fed.analysis.judging.ksd import discrepancy
 from pyro_fed.audit import audit_draws
+from pyro_fed.codes import sentences
+from pyro_fed.codes.finding import Finding
 from pyro_fed.density.compiling.levels import compiled
 from pyro_fed.density.problem import Problem
 from pyro_fed.federation.federation import Federation
@@ -26,7 +28,7 @@ DRAWS_FOR_SCORES = 1000
 
 def against_density(
     idata: InferenceData, federation: Federation, sds: Tensor | None
-) -> tuple[dict[str, Any], list[str]]:
+) -> tuple[dict[str, Any], list[Finding]]:
     """Judge draws by the Stein discrepancy, the prior's count, the Laplace approximation's spread, and the audit.
 
     Args:
@@ -35,26 +37,23 @@ def against_density(
         sds: (D,), from `laplace_sds`; None to leave the spread out.
 
     Returns:
-        The figures by column name, and sentences that speak against the result. If the draws or the scores at them are
-        not finite, or a parameter does not vary, there are no figures, and a sentence says why.
+        The figures by column name, and findings on the result. If the draws or the scores at them are not finite, or a
+        parameter does not vary, there are no figures, and a finding says why.
     """
     problem = federation.problem
     draws = unconstrained(thinned(idata, DRAWS_FOR_SCORES), problem, str(idata.attrs.get("draws_are", "")))
-    fault = _outside(draws, problem.dtype) or _still(draws)
-    if fault:
-        return {}, [fault]
+    if outside := _outside(draws, problem.dtype):
+        return {}, [sentences.draws_unusable(why=outside)]
+    if still := _still(draws):
+        return {}, [sentences.no_uncertainty(what=still)]
     z = torch.from_numpy(draws.flat)
     with torch.no_grad():
         prior, likelihood = (part.double() for part in distances.scores(problem, z.to(problem.dtype)))
     total = prior + likelihood
     lost = ~total.isfinite()
     if bool(lost.any()):
-        where = draws.labels[int(lost.any(0).int().argmax())]
-        return {}, [
-            f"the posterior's score is not finite at {int(lost.any(1).sum())} of {len(z)} draws, first in '{where}', "
-            "so that KSD and the prior's count cannot be told: draws so far out that the density is zero there, or a "
-            "model that needs dtype=torch.float64"
-        ]
+        where, many = draws.labels[int(lost.any(0).int().argmax())], int(lost.any(1).sum())
+        return {}, [sentences.scores_not_finite(parameter=where, draws=many, of_draws=len(z))]
     count = doubts.prior_count(z, prior, likelihood)
     both = np.concatenate([draws.values, total.numpy().reshape(draws.values.shape)], 2)
     distance = discrepancy(z, total, blocks(both, draws.kind))
@@ -64,9 +63,9 @@ def against_density(
         "prior_count": count.value,
         "prior_count_se": count.error,
     }
-    said = doubts.density_warnings(count, distance, draws.labels[distance.farthest])
+    said = doubts.density_findings(count, distance, draws.labels[distance.farthest])
     if sds is not None:
-        said += doubts.spread_warnings(z, sds)
+        said += doubts.spread_findings(z, sds)
     if not flag(idata.attrs, "audited"):
         whole = unconstrained(idata, problem, draws.kind)
         # A problem that no run has compiled is compiled here. Others keep the level that their run has found to work.

@@ -40,6 +40,8 @@ from scipy import special
 from torch import Tensor
 
 from pyro_fed.analysis.judging.ksd import Discrepancy, whitened
+from pyro_fed.codes import sentences
+from pyro_fed.codes.finding import Finding
 
 #: Blocks of draws whose equations give standard errors.
 BLOCKS = 20
@@ -69,8 +71,12 @@ class PriorCount(NamedTuple):
     @property
     def wrong(self) -> bool:
         """Whether the count differs from one by more than chance and by enough to matter, and explains the draws."""
-        chance = -float(special.stdtrit(BLOCKS - 2, FALSE_ALARMS / 2))
-        return self.explains and abs(self.value - 1) > WRONG_BY and self.away > chance
+        return self.off and abs(self.value - 1) > WRONG_BY
+
+    @property
+    def off(self) -> bool:
+        """Whether the count differs from one by more than chance, and explains the draws."""
+        return self.explains and self.away > -float(special.stdtrit(BLOCKS - 2, FALSE_ALARMS / 2))
 
 
 def prior_count(draws: Tensor, prior_score: Tensor, likelihood_score: Tensor) -> PriorCount:
@@ -158,24 +164,22 @@ def _violation(z: Tensor, scores: Tensor, a: float, b: float) -> tuple[float, fl
     return float(blocks.mean(0).square().sum()), float(chance)
 
 
-def spread_warnings(draws: Tensor, sds: Tensor) -> list[str]:
-    """Say whether the SDs are far below those of the Laplace approximation.
+def spread_findings(draws: Tensor, sds: Tensor) -> list[Finding]:
+    """Whether the SDs are far below those of the Laplace approximation.
 
     Args:
         draws: (S, D), unconstrained and finite.
         sds: (D,), from `laplace_sds`.
 
     Returns:
-        A list of one sentence, or an empty list.
+        One finding, or none.
     """
     typical = float((draws.double().std(0, correction=0) / sds).median())
-    if typical >= LEAST_SPREAD:
-        return []
-    return [f"variance collapse: SDs are {typical:.2g} of the Laplace approximation's (median over parameters)"]
+    return [] if typical >= LEAST_SPREAD else [sentences.variance_collapse(ratio=typical)]
 
 
-def density_warnings(count: PriorCount, distance: Discrepancy, site: str) -> list[str]:
-    """Say whether the prior's count and the kernelised Stein discrepancy speak against the result.
+def density_findings(count: PriorCount, distance: Discrepancy, site: str) -> list[Finding]:
+    """What the prior's count and the kernelised Stein discrepancy say of the result.
 
     Args:
         count: from `prior_count`.
@@ -183,14 +187,13 @@ def density_warnings(count: PriorCount, distance: Discrepancy, site: str) -> lis
         site: name of the coordinate whose mean score is farthest from zero.
 
     Returns:
-        Up to two sentences.
+        Up to two findings.
     """
-    found = []
+    found = list[Finding]()
     if count.wrong:
-        found.append(f"the prior counts {count.value:.1f} ± {count.error:.1f} times instead of once")
+        found.append(sentences.prior_miscounted(count=count.value, error=count.error))
+    elif count.off:
+        found.append(sentences.prior_count_near_one(count=count.value, error=count.error, limit=WRONG_BY))
     if distance.wrong:
-        found.append(
-            f"the draws are not those of the model's posterior: KSD is {distance.value:.2g}, where chance and small "
-            f"errors explain {distance.limit:.2g}, most of all in '{site}'"
-        )
+        found.append(sentences.draws_far_from_density(parameter=site, ksd=distance.value, limit=distance.limit))
     return found

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from pyro_fed.codes import sentences
+from pyro_fed.codes.finding import Finding
 from pyro_fed.ops.arviz_versions import psis
 from pyro_fed.ops.importance import LARGEST_PARETO_K
 from pyro_fed.results.inference_data import InferenceData
 
-#: Beginning of the sentences that doubt this estimate only, and not the posterior.
-ABOUT_LOO = "its ELPD by leave-one-out (LOO)"
 #: With fewer draws PSIS has no tail of large weights to fit: it takes the largest fifth, and at least five of them.
 FEWEST_DRAWS_FOR_LOO = 25
 #: Rows with a large Pareto k give a warning if leaving them out lowers the sum of log densities, by their unreliable
@@ -17,15 +17,15 @@ FEWEST_DRAWS_FOR_LOO = 25
 SHARE_THAT_MATTERS = 0.25
 
 
-def loo(idata: InferenceData) -> tuple[dict[str, float], list[str]]:
+def loo(idata: InferenceData) -> tuple[dict[str, float], list[Finding]]:
     """The expected log predictive density by PSIS-LOO.
 
     Args:
         idata: a result.
 
     Returns:
-        `elpd_loo`, `elpd_loo_se` and `bad_pareto_k`, the number of rows with a large Pareto k; and a list of one
-        sentence if these rows make the estimate unreliable, else of none. There are no figures if the result has no
+        `elpd_loo`, `elpd_loo_se` and `bad_pareto_k`, the number of rows with a large Pareto k; and a
+        note on these rows, if there are any. There are no figures if the result has no
         group `log_likelihood`, has too few draws, or is a single point.
     """
     if "log_likelihood" not in idata:
@@ -39,8 +39,12 @@ def loo(idata: InferenceData) -> tuple[dict[str, float], list[str]]:
     lost = ~np.isfinite(total)
     if lost.any():
         return {}, [
-            f"{ABOUT_LOO} cannot be had: the log-likelihood is not finite at {lost.any(1).sum()} "
-            f"of {len(total)} draws, for {lost.any(0).sum()} of {total.shape[1]} rows"
+            sentences.loo_not_finite(
+                draws=int(lost.any(1).sum()),
+                of_draws=len(total),
+                rows=int(lost.any(0).sum()),
+                of_rows=total.shape[1],
+            )
         ]
     if np.ptp(total, axis=0).max() == 0:
         return {}, []  # a single point, repeated: nothing can be left out
@@ -53,11 +57,11 @@ def loo(idata: InferenceData) -> tuple[dict[str, float], list[str]]:
         "elpd_loo_se": float((len(without) * without.var()) ** 0.5),
         "bad_pareto_k": int(bad.sum()),
     }
-    if costs[bad].sum() <= SHARE_THAT_MATTERS * values["elpd_loo_se"]:
+    if not bad.any():
         return values, []
-    return values, [
-        f"{ABOUT_LOO} is not reliable: {bad.sum()} of {len(bad)} rows have a Pareto k above "
-        f"{LARGEST_PARETO_K}, as single rows weigh much in the posterior, or there are few draws. This says nothing "
-        "against the posterior; compare predictions by test data, K-fold cross-validation, or leaving out a client "
-        "at a time"
-    ]
+    found, rows = int(bad.sum()), len(bad)
+    cost, error = float(costs[bad].sum()), values["elpd_loo_se"]
+    if cost <= SHARE_THAT_MATTERS * error:
+        share = cost / error if error else 0.0
+        return values, [sentences.loo_rows_beyond(rows=found, of_rows=rows, limit=LARGEST_PARETO_K, share=share)]
+    return values, [sentences.loo_not_reliable(rows=found, of_rows=rows, limit=LARGEST_PARETO_K)]

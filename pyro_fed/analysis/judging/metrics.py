@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from pyro_fed.codes import sentences
+from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.calls import checked, explained
 from pyro_fed.conventions.doors import listing
 from pyro_fed.density.observations import observation
@@ -54,10 +56,10 @@ class Predictions(NamedTuple):
     labels: Tensor | None = None
 
     @property
-    def lost(self) -> str:
-        """A sentence on the number of draws at which the log density of some row is NaN; "" if there are none."""
+    def lost(self) -> list[Finding]:
+        """That the log density of some row is NaN at some draws; none if there are none."""
         lost = int(self.log_prob.isnan().any(1).sum())
-        return f"the density of the test data is no number at {lost} of {len(self.log_prob)} draws" if lost else ""
+        return [sentences.test_density_not_finite(draws=lost, of_draws=len(self.log_prob))] if lost else []
 
 
 @checked
@@ -84,7 +86,8 @@ def test_metrics(idata: InferenceData, federation: Federation, test: tuple[Any, 
     predictions = predict_rows(federation.problem, unconstrained_draws(idata, federation.problem), test)
     if lost := predictions.lost:
         raise DataError(
-            f"test_metrics: {lost}; look for draws far from all others in the result, or run the model in float64"
+            f"test_metrics: {lost[0].text}; look for draws far from all others in the result, or run the model in "
+            "float64"
         )
     metrics = {
         "num_rows": float(predictions.log_prob.shape[1]),

@@ -23,6 +23,8 @@ import numpy as np
 from scipy import special
 
 from pyro_fed.analysis.judging.draws import Draws, worth
+from pyro_fed.codes import sentences
+from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.limits import MATTERS, SD_MATTERS
 
 #: A mean is wrong if it is further away than this, in reference SDs.
@@ -127,16 +129,16 @@ def gaps(draws: Draws, reference: Draws) -> Gaps:
     )
 
 
-def gap_warnings(found: Gaps, *, spread: bool = True, where: str = "") -> list[str]:
-    """Sentences on means and SDs that are wrong by more than chance.
+def gap_warnings(found: Gaps, *, spread: bool = True, where: str = "") -> list[Finding]:
+    """Findings on means and SDs that are wrong by more than chance.
 
     Args:
         found: from `gaps`.
         spread: False for a result without uncertainty, whose SDs are not judged.
-        where: words on the scale, put at the end of each sentence.
+        where: words on the scale, put at the end of each text.
 
     Returns:
-        Up to three sentences: on the mean that is farthest off, on the smallest SD ratio, and on the largest.
+        Up to three findings: on the mean that is farthest off, on the smallest SD ratio, and on the largest.
     """
     chance = -special.stdtrit(found.freedom, FALSE_ALARMS / (4 * len(found.labels)))  # two sides, and means and SDs
     with np.errstate(divide="ignore"):
@@ -148,16 +150,16 @@ def gap_warnings(found: Gaps, *, spread: bool = True, where: str = "") -> list[s
         "small": ((found.ratio < low) & sure, -log_ratio),
         "large": ((found.ratio > high) & sure, log_ratio),
     }
-    said = []
+    said = list[Finding]()
     for what, (flagged, size) in wrong.items():
-        if flagged.any() and (spread or what == "mean"):
-            i = int(np.where(flagged, size, -np.inf).argmax())
-            value = f"{found.mean[i]:.2g} ± {found.mean_error[i]:.1g}" if what == "mean" else f"{found.ratio[i]:.2g}"
-            text = {
-                "mean": f"the mean of '{found.labels[i]}' is {value} reference SDs off",
-                "small": f"the SD of '{found.labels[i]}' is {value} of the reference's",
-                "large": f"the SD of '{found.labels[i]}' is {value} times the reference's",
-            }
-            more = int(flagged.sum()) - 1
-            said.append(text[what] + where + (f" (and {more} more)" if more else ""))
+        if not flagged.any() or not (spread or what == "mean"):
+            continue
+        i, more = int(np.where(flagged, size, -np.inf).argmax()), int(flagged.sum()) - 1
+        name, ratio = found.labels[i], float(found.ratio[i])
+        if what == "mean":
+            sds, error = float(found.mean[i]), float(found.mean_error[i])
+            said.append(sentences.mean_differs(parameter=name, sds=sds, error=error, scale=where, more=more))
+        else:
+            differs = sentences.sd_too_small if what == "small" else sentences.sd_too_large
+            said.append(differs(parameter=name, ratio=ratio, scale=where, more=more))
     return said

@@ -7,6 +7,8 @@ from scipy import special
 
 from pyro_fed.analysis.judging.draws import FEWEST_OF_A_CHAIN, Draws, worth
 from pyro_fed.analysis.judging.moments import FALSE_ALARMS, LARGEST_MEAN_ERROR
+from pyro_fed.codes import sentences
+from pyro_fed.codes.finding import Finding
 from pyro_fed.ops.arviz_versions import rhat
 from pyro_fed.results.inference_data import InferenceData
 
@@ -14,7 +16,7 @@ from pyro_fed.results.inference_data import InferenceData
 LARGEST_RHAT = (1 + LARGEST_MEAN_ERROR**2) ** 0.5
 
 
-def reference_doubts(idata: InferenceData, draws: Draws) -> list[str]:
+def reference_doubts(idata: InferenceData, draws: Draws) -> list[Finding]:
     """Say what speaks against a result as the reference.
 
     Args:
@@ -22,12 +24,12 @@ def reference_doubts(idata: InferenceData, draws: Draws) -> list[str]:
         draws: its draws.
 
     Returns:
-        A list of one sentence if the draws cannot be used, the chains disagree, the Monte Carlo errors of the means are
-        too large to tell a wrong mean from a right one, or trajectories diverged; otherwise an empty list.
+        One finding if the draws cannot be used, the chains disagree, the Monte Carlo errors of the means are
+        too large to tell a wrong mean from a right one, or trajectories diverged; otherwise none.
     """
     if draws.fault or draws.spreadless:
-        return ["as it has no usable draws, it is no reference: the others are not measured by it"]
-    found = []
+        return [sentences.no_reference()]
+    found = list[str]()
     chains, each, dim = draws.values.shape
     markov = draws.kind in ("chains", "")
     if markov and chains > 1 and each >= FEWEST_OF_A_CHAIN:
@@ -48,7 +50,7 @@ def reference_doubts(idata: InferenceData, draws: Draws) -> list[str]:
     diverged = int(idata["sample_stats"]["diverging"].sum()) if _has(idata, "sample_stats", "diverging") else 0
     if diverged:
         found.append(f"{diverged} of its {chains * each} trajectories diverged")
-    return [f"as a reference it is doubtful: {', and '.join(found)}"] if found else []
+    return [sentences.reference_doubtful(reasons=found)] if found else []
 
 
 def _has(idata: InferenceData, group: str, name: str) -> bool:

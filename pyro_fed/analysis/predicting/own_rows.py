@@ -47,10 +47,9 @@ def with_own_latents(posterior: xr.Dataset, federation: Federation, seed: int) -
         draws = unconstrained_draws({"posterior": posterior}, problem)
         draws = draws.unflatten(0, (posterior.sizes["chain"], posterior.sizes["draw"]))
         if problem.local_dim:
-            notes: list[str] = []
-            federation, problem, draws = collected(federation, problem, draws, seed, notes)
-            for note in notes:
-                warn_user(note)
+            federation, problem, draws, left_out = collected(federation, problem, draws, seed)
+            for note in left_out:
+                warn_user(note.text)
         return posterior_group(federation, problem, draws, seed)
 
 

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from pyro_fed.analysis.judging.compare import TABLES, sentences
-from pyro_fed.analysis.judging.loo import ABOUT_LOO
+from pyro_fed.analysis.judging.compare import TABLES, findings_of
 from pyro_fed.analysis.report import made, pictures, posterior, svg
+from pyro_fed.codes.finding import Finding, texts
 from pyro_fed.conventions.calls import checked
 from pyro_fed.conventions.output import PAGE_ENDINGS, check_writable
 from pyro_fed.errors import SettingError
@@ -32,7 +32,7 @@ class Verdict(NamedTuple):
         reference: whether it is the reference.
         sentence: the verdict in a sentence.
         doubts: sentences that speak against the result.
-        remarks: sentences that doubt one of its figures only.
+        remarks: sentences that its user should know, and that do not speak against it.
     """
 
     name: str
@@ -95,7 +95,7 @@ def write_report(
         >>> pf.write_report("report.html", table, results, fed, reference="NUTS")
     """
     check_report(path)
-    said = sentences(table)
+    said = findings_of(table)
     if set(said) != set(results):
         raise SettingError(
             f"write_report takes results and their table, received results {list(results)} and a table of "
@@ -152,9 +152,9 @@ def _tables(table: pd.DataFrame) -> list[dict[str, Any]]:
     return shown
 
 
-def _verdict(name: str, said: list[str], table: pd.DataFrame, reference: str | None) -> Verdict:
-    remarks = [one for one in said if one.startswith(ABOUT_LOO)]
-    doubts = [one for one in said if one not in remarks]
+def _verdict(name: str, found: list[Finding], table: pd.DataFrame, reference: str | None) -> Verdict:
+    remarks = texts(one for one in found if not one.is_doubt)
+    doubts = texts(one for one in found if one.is_doubt)
     if doubts:
         sentence = re.split(r"\. |; ", doubts[0])[0].rstrip(".")
     else:

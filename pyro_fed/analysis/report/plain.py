@@ -10,10 +10,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pyro_fed.analysis.judging.compare import sentences
+from pyro_fed.analysis.judging.compare import findings_of
 from pyro_fed.analysis.judging.draws import Draws
+from pyro_fed.codes.finding import texts
 from pyro_fed.ops.arviz_versions import summary
+from pyro_fed.results.findings import recorded
 from pyro_fed.results.inference_data import InferenceData
+
+#: Attributes of a result that `of_run` gives as lists.
+LISTS = ("doubts", "warnings", "steps", "findings")
 
 
 def as_json(values: Mapping[str, Any]) -> str:
@@ -26,14 +31,17 @@ def as_json(values: Mapping[str, Any]) -> str:
 
 
 def comparison(table: pd.DataFrame) -> dict[str, dict[str, Any]]:
-    """The columns of `pyro_fed.compare` by result, `warnings` as a list of sentences.
+    """The columns of `pyro_fed.compare` by result, `findings` and `warnings`, their texts, as lists.
 
     Args:
         table: the table of `pyro_fed.compare`.
     """
-    said = sentences(table)
+    said = findings_of(table)
+    lists = {
+        name: {"findings": [one.to_plain() for one in every], "warnings": texts(every)} for name, every in said.items()
+    }
     return {
-        str(name): {str(key): value for key, value in row.items()} | {"warnings": said[str(name)]}
+        str(name): {str(key): value for key, value in row.items()} | lists[str(name)]
         for name, row in table.drop(columns="warnings").iterrows()
     }
 
@@ -46,12 +54,24 @@ def of_run(idata: InferenceData, measured: Mapping[str, float]) -> dict[str, Any
         measured: result of `pyro_fed.metrics.test_metrics`; empty without test data.
     """
     record = idata["federation"]
-    texts = {name: value for name, value in idata.attrs.items() if name not in ("doubts", "warnings", "steps")}
-    lists = {name: [line for line in str(idata.attrs[name]).split("\n") if line] for name in ("doubts", "warnings")}
+    attributes = {name: value for name, value in idata.attrs.items() if name not in LISTS}
+    found = recorded(idata)
+    lists = {
+        "doubts": texts(one for one in found if one.is_doubt),
+        "warnings": texts(found),
+        "findings": [one.to_plain() for one in found],
+    }
     steps = {"steps": json.loads(idata.attrs["steps"])} if "steps" in idata.attrs else {}
     cost = {name: float(record[name].sum()) for name in ("bytes_up", "bytes_down", "seconds")}
     cost |= {"rounds": int(record.sizes["round"])}
-    return {**lists, "posterior": posterior(idata), "test": dict(measured), "cost": cost, "attributes": texts, **steps}
+    return {
+        **lists,
+        "posterior": posterior(idata),
+        "test": dict(measured),
+        "cost": cost,
+        "attributes": attributes,
+        **steps,
+    }
 
 
 def posterior(idata: InferenceData) -> dict[str, dict[str, float]]:

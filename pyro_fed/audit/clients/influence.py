@@ -40,6 +40,8 @@ figures say what differs, and decide nothing.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -93,6 +95,35 @@ class Without(NamedTuple):
     opposed: np.ndarray
     pareto_k: np.ndarray
     by: np.ndarray
+
+
+@dataclass(frozen=True)
+class StandingApart:
+    """Clients that stand apart.
+
+    Args:
+        clauses: what is to be said of each, by its name.
+        more: how many further ones there are.
+    """
+
+    clauses: Mapping[str, str] = field(default_factory=dict)
+    more: int = 0
+
+    @property
+    def text(self) -> str:
+        """All in a sentence; "" where there are none."""
+        return "; ".join(
+            [*self.clauses.values(), *([f"and {self.more} more clients stand apart"] if self.more else [])]
+        )
+
+    def with_client(self, name: str, clause: str) -> StandingApart:
+        """With one more client, unless it is described already.
+
+        Args:
+            name: the client's.
+            clause: what is to be said of it.
+        """
+        return self if name in self.clauses else replace(self, clauses={**self.clauses, name: clause})
 
 
 def by_sites(q: Gaussian, sites: Gaussian) -> Without:
@@ -163,8 +194,8 @@ def _distances(q: Gaussian, others: Gaussian, delta: Tensor, other_mean: Tensor)
     return torch.stack([torch.where(degrees > 0, torch.maximum(sds, unfounded), unfounded), opposed])
 
 
-def who_stands_apart(sites: State, names: list[str], labels: list[str], rows: Tensor | None = None) -> str:
-    """A sentence on the clients that stand apart; "" where none does, or there are no sites.
+def who_stands_apart(sites: State, names: list[str], labels: list[str], rows: Tensor | None = None) -> StandingApart:
+    """The clients that stand apart; none where there are no sites.
 
     Args:
         sites: as in `Record.sites`.
@@ -173,13 +204,15 @@ def who_stands_apart(sites: State, names: list[str], labels: list[str], rows: Te
         rows: the clients' numbers of rows (K,), by which honest clients are spared, see the module's header; None where
             they are not known.
     """
-    return apart_by_sites(gaussian(sites, "q_"), gaussian(sites), names, labels, rows) if sites else ""
+    if not sites:
+        return StandingApart()
+    return apart_by_sites(gaussian(sites, "q_"), gaussian(sites), names, labels, rows)
 
 
 def apart_by_sites(
     q: Gaussian, sites: Gaussian, names: list[str], labels: list[str], rows: Tensor | None = None
-) -> str:
-    """A sentence on the clients that stand apart, from Gaussians; "" where none does.
+) -> StandingApart:
+    """The clients that stand apart, from Gaussians.
 
     A client that stands apart is divided out before the others are compared again. Otherwise one liar of ten would move
     the posterior so far that honest clients disagree with it, and two liars would hide each other.
@@ -192,7 +225,7 @@ def apart_by_sites(
         rows: the clients' numbers of rows (K,), by which honest clients are spared, see the module's header; None where
             they are not known.
     """
-    said, more, left = list[str](), 0, list(range(len(names)))
+    said, more, left = dict[str, str](), 0, list(range(len(names)))
     fewest = max(FEWEST, len(names) // 2 + 1)
     while len(left) >= fewest and bool(q.is_proper()):  # what is left need not be a distribution
         rest = type(sites)(sites.precision[left], sites.eta[left])
@@ -202,12 +235,12 @@ def apart_by_sites(
         if not chosen:
             break
         described = chosen[: max(0, MOST_SAID - len(said))]
-        said += [_said(found, k, names[left[k]], labels) for k in described]
+        said |= {names[left[k]]: _said(found, k, names[left[k]], labels) for k in described}
         more += len(chosen) - len(described)
         q = type(q)(q.precision - rest.precision[chosen].sum(0), q.eta - rest.eta[chosen].sum(0))
         gone = {left[k] for k in chosen}
         left = [client for client in left if client not in gone]
-    return "; ".join([*said, *([f"and {more} more clients stand apart"] if more else [])])
+    return StandingApart(said, more)
 
 
 def apart(found: Without, names: list[str], labels: list[str]) -> str:

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
+from pyro_fed.codes import sentences
+from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions import seeding
 from pyro_fed.density.compiling.compiler import FAILURES
 from pyro_fed.density.compiling.layers import first_products, has_layers
@@ -30,7 +32,7 @@ MEDIAN = 0.6745
 ROWS, DRAWS = 64, 16
 
 
-def out_of_range(problem: Problem, seed: int) -> list[str]:
+def out_of_range(problem: Problem, seed: int) -> list[Finding]:
     """The column that is furthest out of range of a network's units.
 
     Args:
@@ -38,7 +40,7 @@ def out_of_range(problem: Problem, seed: int) -> list[str]:
         seed: seed of the draws of the prior.
 
     Returns:
-        One sentence, or none.
+        One finding, or none.
     """
     if problem.layout.improper or not has_layers(problem):
         return []
@@ -52,11 +54,7 @@ def out_of_range(problem: Problem, seed: int) -> list[str]:
     what = "an input" if worst.column is None else f"column {worst.column}"
     if worst.leaf is not None and len(names) == len(problem.rows):
         what += f" of argument '{names[worst.leaf]}'"
-    return [
-        f"{what} is out of range of the network's units: its values are of size {worst.of_rows:.2g}, and the prior's "
-        f"weights of size {worst.of_weights:.2g}, so that each unit has the same value for nearly all rows. Centre and "
-        "scale columns before the model (pf.column_sums and pf.pooled_moments do it without pooling rows)"
-    ]
+    return [sentences.input_out_of_range(column=what, of_rows=worst.of_rows, of_weights=worst.of_weights)]
 
 
 class _Size(NamedTuple):

@@ -14,6 +14,8 @@ import math
 import torch
 from torch import Tensor
 
+from pyro_fed.codes import sentences
+from pyro_fed.codes.finding import Finding
 from pyro_fed.density.compiling.layers import has_layers
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.running.trace_sites import frame_of, sum_to_rows
@@ -25,7 +27,7 @@ ROWS, DRAWS, OTHERS, FEWEST_ROWS = 500, 20, 4, 20
 PLAIN = 2.0
 
 
-def of_no_use(problem: Problem, draws: Tensor) -> list[str]:
+def of_no_use(problem: Problem, draws: Tensor) -> list[Finding]:
     """A network that predicts rows no better by their own inputs than by those of other rows.
 
     Args:
@@ -33,7 +35,7 @@ def of_no_use(problem: Problem, draws: Tensor) -> list[str]:
         draws: draws of the result (S, D), unconstrained.
 
     Returns:
-        One sentence, or none.
+        One finding, or none.
     """
     if not has_layers(problem) or problem.layout.local or len(problem.layout.observed) != 1 or problem.layout.factors:
         return []
@@ -47,12 +49,7 @@ def of_no_use(problem: Problem, draws: Tensor) -> list[str]:
     if not mean <= PLAIN * error:
         return []
     name = problem.layout.single_observed()
-    return [
-        f"the inputs tell this network nothing of '{name}': the {len(gain)} rows that were looked at are predicted no "
-        f"better by their own inputs than by those of other rows ({mean:.2g} ± {error:.1g} nats a row). Either there "
-        "is nothing to learn, or the weights have stayed near their start or their prior, as happens to many layers "
-        "under a Gaussian without correlations. To see which, try DSVGD, or fewer layers"
-    ]
+    return [sentences.inputs_tell_nothing(site=name, rows=len(gain), gain=mean, error=error)]
 
 
 def _log_densities(problem: Problem, z: Tensor, rows: tuple[Tensor, ...]) -> list[Tensor]:

@@ -30,6 +30,8 @@ from torch import Tensor
 from pyro_fed.audit.evidence import Evidence
 from pyro_fed.audit.modes.climbs import LARGEST_DIM
 from pyro_fed.audit.target import Target
+from pyro_fed.codes import sentences
+from pyro_fed.codes.finding import Finding
 from pyro_fed.density.layout import Site
 from pyro_fed.ops.entries import evenly
 
@@ -67,20 +69,17 @@ class Angle:
     centre: float
 
     @property
-    def across(self) -> str:
-        """A clause that says so."""
-        return (
-            f"'{self.label}' is an angle, or periodic otherwise, and its posterior goes on across the ends of its "
-            f"interval, {self.lower:.3g} and {self.upper:.3g}, which are the same angle"
-        )
-
-    @property
     def cure(self) -> str:
         """A sentence on what the user can do."""
         return (
             f"Measure it from where its posterior is: sample the difference to {self.centre:.3g} in its place, on the "
             "same interval, or sample two coordinates whose angle it is"
         )
+
+    def is_in(self, finding: Finding) -> bool:
+        """Whether something was found about this angle, or another entry of its site."""
+        parameter = str(finding.where.get("parameter", "")).partition(" (")[0]
+        return parameter in (self.label, self.name) or finding.where.get("site") == self.name
 
 
 def across_ends(evidence: Evidence) -> list[Angle]:
@@ -159,32 +158,34 @@ def _angle(evidence: Evidence, site: Site, number: int, lower: float, upper: flo
     return Angle(site.name, label, lower, upper, lower + mean / (2 * math.pi) * (upper - lower))
 
 
-def explained(evidence: Evidence, said: list[str]) -> list[str]:
-    """Sentences against draws, in which the cause replaces its consequences where it is such an angle.
+def explained(evidence: Evidence, findings: list[Finding]) -> list[Finding]:
+    """Findings against draws, in which the cause replaces its consequences where it is such an angle.
 
     Args:
         evidence: the result.
-        said: the sentences; without any, no angle is looked for.
+        findings: what was found; without any, no angle is looked for.
     """
-    for angle in across_ends(evidence) if said else []:
-        its = [f"'{angle.label}'" in sentence or f"'{angle.name}'" in sentence for sentence in said]
-        if any(its):
-            cause = f"{angle.across}: one mode looks like two there, and the draws do not have both as they should"
-            return [f"{cause}. {angle.cure}", *(sentence for sentence, own in zip(said, its, strict=True) if not own)]
-    return said
+    for angle in across_ends(evidence) if findings else []:
+        its = [one for one in findings if angle.is_in(one)]
+        if its:
+            lost = max(float(one.figures.get("lost", 0.0)) for one in its)
+            cause = sentences.angle_across_its_ends(
+                parameter=angle.label, lower=angle.lower, upper=angle.upper, lost=lost, cures=[angle.cure]
+            )
+            return [cause, *(one for one in findings if one not in its)]
+    return findings
 
 
-def as_numbers(evidence: Evidence) -> list[str]:
+def as_numbers(evidence: Evidence) -> list[Finding]:
     """A note on correct draws of such an angle: the mean and the SD of its values mean nothing.
 
     Args:
         evidence: the result, against which nothing was found.
 
     Returns:
-        One sentence, on the first such angle, or none.
+        One finding, on the first such angle, or none.
     """
     return [
-        f"{angle.across}: the mean and SD of its values say nothing, but scipy.stats.circmean and circstd with these "
-        f"ends do. {angle.cure}"
+        sentences.angle_has_no_mean(parameter=angle.label, lower=angle.lower, upper=angle.upper, cures=[angle.cure])
         for angle in across_ends(evidence)[:1]
     ]

@@ -35,13 +35,14 @@ import math
 import torch
 from torch import Tensor
 
-from pyro_fed.audit.advice import LEFT
 from pyro_fed.audit.chains.motion import CLEAR, DENSITIES
 from pyro_fed.audit.evidence import Evidence
 from pyro_fed.audit.few_rows import WIDER, on_rows_alone
 from pyro_fed.audit.modes.climbs import CLIMB, LARGEST_DIM, NEAR, Mode, added, ascended, searched
 from pyro_fed.audit.modes.masses import FREEDOM, MANY_WEIGHED, WEIGHED, nearest, weighed
 from pyro_fed.audit.target import Target
+from pyro_fed.codes import cures, sentences
+from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.limits import MATTERS, SD_MATTERS
 from pyro_fed.density.images import images
@@ -71,15 +72,15 @@ STOOD_STILL = 1e-12
 EQUAL_MASS, EQUAL = 0.1, 0.05
 
 
-def missed(evidence: Evidence, strict: bool = False) -> list[str]:
+def missed(evidence: Evidence, strict: bool = False) -> list[Finding]:
     """Modes that no draw is near, or that do not have their shares of the draws.
 
     Args:
-        evidence: the result; its record gets the share of the mass that has no draws.
+        evidence: the result.
         strict: also tell errors above the part `CLEAR` of what matters, whether or not chance could explain them.
 
     Returns:
-        One sentence, or none.
+        One finding, with the share of the mass that has no draws, `lost`; or none.
     """
     target, dim = evidence.target, evidence.problem.dim
     if target is None or dim > LARGEST_DIM:
@@ -114,9 +115,7 @@ def missed(evidence: Evidence, strict: bool = False) -> list[str]:
     shares = torch.softmax(torch.tensor([mode.log_mass for mode in modes], dtype=torch.float64), 0)
     lost = torch.where(torch.tensor(seen), 0.0, shares)
     if _matters(target, modes, lost / ROUGH, _part(strict)):
-        if not strict:
-            evidence.record.lost = float(lost.sum())
-        return [_sentence(evidence, target, modes, seen, shares)]
+        return [_without_draws(evidence, target, modes, seen, shares)]
     if evidence.problem.looped or evidence.problem.evaluations * WEIGHED * len(modes) > DENSITIES:
         return []  # weights are hundreds of runs of the model
     return _wrong_shares(evidence, target, modes, seen, white, generator, strict)
@@ -185,11 +184,11 @@ def _wrong_shares(
     white: Tensor,
     generator: torch.Generator,
     strict: bool,
-) -> list[str]:
-    """Modes whose share of the draws is not their share of the mass, by importance weights: one sentence, or none.
+) -> list[Finding]:
+    """Modes whose share of the draws is not their share of the mass, by importance weights: one finding, or none.
 
     Args:
-        evidence: the result; its record gets the share of the mass that has no draws.
+        evidence: the result.
         target: the posterior.
         modes: all modes that are known.
         seen: which of them have draws.
@@ -215,21 +214,27 @@ def _wrong_shares(
     by = "by importance weights" if bool(told.all()) else "by importance weights and Laplace"
     if not counts(plain):
         return []
-    if not strict:
-        evidence.record.lost = float(shares[~torch.tensor(seen)].sum())
     if not all(seen):
-        return [_sentence(evidence, target, modes, seen, shares, by)]
+        return [_without_draws(evidence, target, modes, seen, shares, by)]
     lacking = plain if _matters(target, modes, plain, part) else torch.where(held == 0, plain, 0.0)
     at = int((lacking if bool((lacking > 0).any()) else lacking.abs()).argmax())
     name, shown = _place(evidence, target, modes, at, 0 if at else 1)
-    mass_there = f"{_percent(float(shares[at]))} %"
+    bound, share = "", float(shares[at])
     if not bool(told.all()):
-        limit, bound = ("least", fewest) if float(plain[at]) > 0 else ("most", most)
-        mass_there = f"at {limit} {_percent(float(bound[at]))} %"
+        bound, limit = ("least", fewest) if float(plain[at]) > 0 else ("most", most)
+        share = float(limit[at])
     return [
-        f"the posterior has {len(modes)} modes, and the shares of the draws are not their shares of its mass: where "
-        f"'{name}' is {shown} there are {_percent(float(held[at]))} % of the draws, and {mass_there} of the mass {by}. "
-        f"{_cure(evidence)}"
+        sentences.mode_shares_are_wrong(
+            modes=len(modes),
+            site=name,
+            value=shown,
+            of_draws=float(held[at]),
+            of_mass=share,
+            bound=bound,
+            by=by,
+            lost=float(shares[~torch.tensor(seen)].sum()),
+            cures=[_cure(evidence)],
+        )
     ]
 
 
@@ -299,10 +304,10 @@ def _matters(target: Target, modes: list[Mode], more: Tensor, part: float) -> bo
     return moves or bool(((variance > most) | (variance < 1 / most)).any())
 
 
-def _sentence(
+def _without_draws(
     evidence: Evidence, target: Target, modes: list[Mode], seen: list[bool], shares: Tensor, by: str = "by Laplace"
-) -> str:
-    """What to say of modes without draws.
+) -> Finding:
+    """The finding on modes without draws.
 
     Args:
         evidence: the result.
@@ -316,18 +321,10 @@ def _sentence(
     places = _values(evidence, target, modes)
     found = [i for i, near in enumerate(seen) if near]
     if all(any(_relabelled(modes, places, i, j) for j in found) for i, near in enumerate(seen) if not near):
-        return (
-            f"the posterior has {len(modes)} modes that differ only in the order of their components, and these draws "
-            "have one order. They predict as well as draws of all modes would, but means and SDs of single components, "
-            "and the evidence, are those of this order. Order the components in the model, or read the result so"
-        )
+        return sentences.modes_relabelled(modes=len(modes), lost=lost)
     worst = max((i for i, near in enumerate(seen) if not near), key=lambda i: float(shares[i]))
     name, shown = _place(evidence, target, modes, worst, found[0])
-    return (
-        f"the posterior has another mode, with about {_percent(lost)} % of its mass ({by}), where "
-        f"none of these draws is: '{name}' is {shown} there. Means and SDs of one mode are not the posterior's. "
-        f"{_cure(evidence)}"
-    )
+    return sentences.mode_without_draws(site=name, value=shown, lost=lost, by=by, cures=[_cure(evidence)])
 
 
 def _cure(evidence: Evidence) -> str:
@@ -335,13 +332,8 @@ def _cure(evidence: Evidence) -> str:
     if evidence.algorithm.draws_are == "particles":
         return "Its search has not found all of them: try more particles or another seed, or a model with one mode"
     if "DSVGD" in evidence.record.planned:
-        return LEFT
+        return cures.LEFT_TO_TRY
     return "DSVGD searches for modes and gives each its share of particles"
-
-
-def _percent(share: float) -> str:
-    """A share in per cent, to two digits or the whole number."""
-    return f"{100 * share:.0f}" if share >= 0.1 else f"{100 * share:.2g}"
 
 
 def _values(evidence: Evidence, target: Target, modes: list[Mode]) -> dict[str, Tensor]:

@@ -23,8 +23,9 @@ from pyro_fed.audit.chains.motion import DENSITIES, wrong
 from pyro_fed.audit.evidence import FEWEST_DRAWS, Evidence, Unknown
 from pyro_fed.audit.modes.climbs import APART, CLIMB, LARGEST_DIM, Mode, ascended, climbed
 from pyro_fed.audit.modes.missed import missed
-from pyro_fed.audit.quantities import quoted
 from pyro_fed.audit.target import Target, for_checks, scores_at
+from pyro_fed.codes import sentences
+from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.limits import MATTERS
 
@@ -34,14 +35,14 @@ STARTS = 4
 PARTS = (1.0, 0.5, 0.2, 0.05, 0.01)
 
 
-def off_mode(evidence: Evidence) -> list[str]:
+def off_mode(evidence: Evidence) -> list[Finding]:
     """A point that is not the posterior's mode; or that is, where the posterior's mean or SD is not at the mode.
 
     Args:
         evidence: the result.
 
     Returns:
-        One sentence; none of results that are not points, and of points against which nothing was found.
+        One finding; none of results that are not points, and of points against which nothing was found.
     """
     problem, points = evidence.problem, evidence.flat.double()
     if evidence.algorithm.draws_are != "point":
@@ -65,9 +66,11 @@ def off_mode(evidence: Evidence) -> list[str]:
     away = ((target.white(points) - mode.at) / sd).abs().amax(0)
     if not float(away.max()) > MATTERS:
         return _off_mean(evidence, target, mode, points)
+    worst = int(away.argmax())
     return [
-        f"this point is not the posterior's mode: '{problem.name_of(int(away.argmax()))}' is {float(away.max()):.3g} "
-        f"posterior SDs (by Laplace) from it. {_cure(evidence)}; FedEP and FedLaplace give SDs too"
+        sentences.point_is_not_the_mode(
+            parameter=problem.name_of(worst), sds=float(away[worst]), cures=[_cure(evidence)]
+        )
     ]
 
 
@@ -77,8 +80,8 @@ def _mode(target: Target, start: Tensor) -> Mode | None:
     return ascended(target, ends[0]) if bool(arrived[0]) else None
 
 
-def _below(evidence: Evidence, at: Tensor) -> list[str]:
-    """Whether a point (D,) is farther below the posterior's mode than most draws would be: one sentence, or none."""
+def _below(evidence: Evidence, at: Tensor) -> list[Finding]:
+    """Whether a point (D,) is farther below the posterior's mode than most draws would be: one finding, or none."""
     problem = for_checks(evidence.problem)
 
     def heights(points: Tensor) -> tuple[Tensor, Tensor]:
@@ -87,7 +90,7 @@ def _below(evidence: Evidence, at: Tensor) -> list[str]:
 
     score, value = heights(at[None])
     if not (bool(value.isfinite().all()) and bool(score.isfinite().all())):
-        return [f"the model has no log density at this point. {_cure(evidence)}"]
+        return [sentences.point_has_no_density(cures=[_cure(evidence)])]
     along = score[0] / score[0].norm().clamp_min(torch.finfo(torch.float64).tiny)
     gap = APART * float(at.abs().max().clamp_min(1.0))
     bend = float(along @ (score[0] - heights((at + gap * along)[None])[0][0])) / gap
@@ -97,11 +100,7 @@ def _below(evidence: Evidence, at: Tensor) -> list[str]:
     risen = float(torch.where(tried.isfinite(), tried, -torch.inf).max() - value[0])
     if not risen > problem.dim / 2:
         return []
-    return [
-        f"this point is not the posterior's mode: along its gradient the log density rises by {risen:.3g} nats, where "
-        f"most draws of a posterior of {problem.dim} parameters are {problem.dim / 2:.3g} below the mode. "
-        f"{_cure(evidence)}"
-    ]
+    return [sentences.point_is_below_the_mode(nats=risen, dim=problem.dim, cures=[_cure(evidence)])]
 
 
 def _cure(evidence: Evidence) -> str:
@@ -110,8 +109,8 @@ def _cure(evidence: Evidence) -> str:
     return f"Take more rounds, with fewer steps each or shorter ones{without}"
 
 
-def _off_mean(evidence: Evidence, target: Target, mode: Mode, points: Tensor) -> list[str]:
-    """A mean or an SD of the posterior that is not what the mode suggests, or other modes: one sentence, or none.
+def _off_mean(evidence: Evidence, target: Target, mode: Mode, points: Tensor) -> list[Finding]:
+    """A mean or an SD of the posterior that is not what the mode suggests, or other modes: one finding, or none.
 
     Args:
         evidence: the result.
@@ -132,20 +131,17 @@ def _off_mean(evidence: Evidence, target: Target, mode: Mode, points: Tensor) ->
     found = replace(found, mean=away.nan_to_num(0.0))
     bad = wrong(found)
     if not bool(bad.any()):
-        return [f"of draws around this point, with its curvature: {said}" for said in missed(around)]
+        return [sentences.around_the_point(found=one.text, lost=float(one.figures["lost"])) for one in missed(around)]
     what, number = divmod(int((found.excess * bad).argmax()), len(away))
-    name = quoted(quantities.labels[number])
+    name = quantities.labels[number]
     many = f"{float(found.mean[number].abs()):.2f} ± {float(found.mean_error[number]):.2f}"
     ratio = float(found.log_sd[number].exp())
-    said = (
-        f"its mean of {name} is {many} posterior SDs away"
-        if what == 0
-        else f"its SD of {name} is {ratio:.2f} ± {ratio * float(found.log_sd_error[number]):.2f} times the curvature's"
-    )
-    return [
-        f"this point is the posterior's mode, but the posterior is not Gaussian around it: {said}, by short exact "
-        "chains. A point tells neither means nor SDs of skewed or bent posteriors: take FedEP, FedAIS or Auto"
-    ]
+    if what == 0:
+        said = f"its mean of {sentences.quoted(name)} is {many} posterior SDs away"
+    else:
+        factor = f"{ratio:.2f} ± {ratio * float(found.log_sd_error[number]):.2f}"
+        said = f"its SD of {sentences.quoted(name)} is {factor} times the curvature's"
+    return [sentences.mode_is_not_the_mean(parameter=name, off=said)]
 
 
 def _prior(evidence: Evidence) -> bool:

@@ -26,6 +26,8 @@ from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State, prefixed, within
+from pyro_fed.codes import sentences
+from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import Variant, explains_unknown, resolve
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
 from pyro_fed.density.compiling.layers import has_layers
@@ -224,7 +226,7 @@ class FedAvg(Algorithm, Bounding):
         """Length of the server's step."""
         return {"change": float((after["point"] - before["point"]).norm())}
 
-    def warnings(self, record: Record, problem: Problem) -> list[str]:
+    def warnings(self, record: Record, problem: Problem) -> list[Finding]:
         """Steps that grow at the end, where the point is only on its way."""
         steps = [figures["change"] for figures in record.figures if "change" in figures]
         if len(steps) < 4 * RECENT:
@@ -233,11 +235,7 @@ class FedAvg(Algorithm, Bounding):
         before, late = (sum(part) / RECENT for part in (steps[half - RECENT : half], steps[-RECENT:]))
         if not late > GROWN * before:
             return []
-        return [
-            f"the server's steps grow: {late:.2g} a round at the end, {before:.2g} in the middle of the run. The point "
-            "is on its way off a plateau, as where gradients of a network's first layers were small: run more rounds "
-            "(num_rounds=)"
-        ]
+        return [sentences.server_steps_grow(late=late, before=before)]
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
         """The point, (1, 1, D)."""

@@ -53,6 +53,8 @@ from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State, prefixed
+from pyro_fed.codes import sentences
+from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused, resolve
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
 from pyro_fed.density.compiling.layers import has_layers
@@ -88,7 +90,7 @@ from pyro_fed.infer.ep.step_control import StepControl, nothing_added
 from pyro_fed.infer.ep.tilted import IVON, Identity, Newton, Numerics, Received, TiltedInference
 from pyro_fed.infer.guides.automatic import covariance_of, is_hand_written
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
-from pyro_fed.infer.laplace.laplace_point import ESCAPING, IMPROPER, flat_direction, mode_level
+from pyro_fed.infer.laplace.laplace_point import ESCAPING, flat_direction, mode_level
 from pyro_fed.infer.sites.few_rows import of_some_rows
 from pyro_fed.infer.sites.gaussian_sites import (
     FEWEST_POINTS,
@@ -111,19 +113,6 @@ from pyro_fed.infer.sites.prior_gaussian import fit_prior
 from pyro_fed.infer.sites.rowwise import jumps
 from pyro_fed.ops.gaussian import Gaussian
 
-#: What is said of rounds that were in vain, before the names of what samples.
-IN_VAIN = (
-    f"the last rounds were in vain: {ascent.RETURNS} times steps from the best Gaussian, which is the result, led to "
-    "where the evidence's lower bound is lower by more than step_control.fall. The curvature of the density is another "
-    "at every point, as where it has steps or several modes, or is that of a network. More rounds do not help: sample "
-    "it, by "
-)
-#: What is said of a network's rounds that hardly win any more.
-SLOW = (
-    f"a network's weights have not come to rest: in the last {ascent.RECENT} rounds the evidence's lower bound rose by "
-    f"less than {ascent.SLOW:g} nats a row, so that more rounds would hardly change what it predicts. For the weights "
-    "themselves sample it, by "
-)
 #: Widths of Gaussians, in those of q, under which a Gaussian prior has the same site.
 NEAR_AND_FAR = (1.0, 100.0)
 #: Settings that only a Gaussian q has, and no hand-written guide.
@@ -411,7 +400,7 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
             raise SettingError(f"{type(self).__name__}: a hand-written guide is federated by `delegate()`, as run does")
         structure = self.structure(problem)
         if start is not None and float(start.shared.get("fall", 0.0)) > ESCAPING:
-            raise ModelError(f"{type(self).__name__}: {IMPROPER}")
+            raise ModelError(f"{type(self).__name__}: {sentences.MODE_AT_INFINITY}")
         if start is not None and problem.layout.improper and (free := flat_direction(gaussian(start.shared), problem)):
             raise ModelError(
                 f"{type(self).__name__}: the posterior is improper: along {free} the density is flat, since the data "
@@ -832,19 +821,25 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
             return True
         return at_rest(figures, self.tolerance) if self.deterministic else None
 
-    def warnings(self, record: Record, problem: Problem) -> list[str]:
+    def warnings(self, record: Record, problem: Problem) -> list[Finding]:
         """Clients whose last message could not be used, a q that moves on, optimisers that give up the invariant."""
         newton, diagonal = isinstance(self.client, Newton), self.structure(problem) == "diag"
-        ends = [said for name, said in (("slow", SLOW), ("in_vain", IN_VAIN)) if record.latest.get(name)]
-        notes = [said + record.untried("FSGLD", "DSVGD", "NUTS") for said in ends[:1]] or site_warnings(record, newton)
+        ends = self._ends_without_rest(record)
+        notes = ends or site_warnings(record, newton)
         notes += of_some_rows(problem, self._few_rows)
         if self.settles and not ends:
             notes += unsettled_warnings(record, newton=newton, diagonal=diagonal)
         if isinstance(self.client, IVON):
             notes += network_warnings(record, problem)
         if self._optimised:
-            notes.append(
-                "an adaptive optimiser moves q and the sites by different amounts: q is not the product of prior "
-                "and sites any more (Guo et al., Section 2.2.3)"
-            )
+            notes.append(sentences.sites_are_not_the_quotient())
         return notes
+
+    def _ends_without_rest(self, record: Record) -> list[Finding]:
+        """Why the rounds ended though q moves on: they win too little, or are in vain."""
+        samplers = record.untried("FSGLD", "DSVGD", "NUTS")
+        if record.latest.get("slow"):
+            return [sentences.weights_still_move(rounds=ascent.RECENT, nats=ascent.SLOW, samplers=samplers)]
+        if record.latest.get("in_vain"):
+            return [sentences.rounds_in_vain(returns=ascent.RETURNS, samplers=samplers)]
+        return []

@@ -41,6 +41,8 @@ from torch import Tensor
 from pyro_fed.algorithm.contract import Algorithm, Noise
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
+from pyro_fed.codes import sentences
+from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import explains_unknown, given
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
@@ -241,17 +243,12 @@ class FedLap(FedLapCov):
         held = any(f["cut"] or f["fraction"] <= 0 for f in recent)
         return len(recent) == window and not held and sum(f["bound"] for f in recent) < self.tolerance
 
-    def warnings(self, record: Record, problem: Problem) -> list[str]:
+    def warnings(self, record: Record, problem: Problem) -> list[Finding]:
         """Besides those of `FedEP`: how far the point may be from the mode."""
         notes = super().warnings(record, problem)
         if record.converged is False or not self.deterministic:
-            bound = record.latest.get("bound", math.inf)
-            why = "not converged" if self.deterministic else "by random steps, which have no criterion,"
-            notes.append(
-                f"{why} after {len(record.figures)} rounds: the point may be {bound:.2g} posterior SDs "
-                "from the mode; where the prior is weak against the data that takes many rounds: raise "
-                "num_rounds, or use FedLapCov or FedLaplace"
-            )
+            sentence = sentences.point_not_converged if self.deterministic else sentences.point_by_random_steps
+            notes.append(sentence(rounds=len(record.figures), sds=record.latest.get("bound", math.inf)))
         return notes
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:

@@ -31,12 +31,14 @@ from pyro_fed.algorithm.capabilities import OnCPU, ServerWork, SiteKeeping
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
+from pyro_fed.codes import sentences
+from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
 from pyro_fed.density.scores import likelihood_scores
-from pyro_fed.errors import SettingError, listed
+from pyro_fed.errors import SettingError
 from pyro_fed.infer.ep.site_updates import at_rest
 from pyro_fed.infer.guides.automatic import is_hand_written
 from pyro_fed.infer.guides.kept_draws import KeptDraws
@@ -212,13 +214,13 @@ class GuidedFedEP(KeptDraws, Algorithm, SiteKeeping, ServerWork, OnCPU):
         """Whether q did not move in as many rounds as let every client work once."""
         return at_rest(figures, self.tolerance)
 
-    def warnings(self, record: Record, problem: Problem) -> list[str]:
+    def warnings(self, record: Record, problem: Problem) -> list[Finding]:
         """Clients whose message was not finite."""
         usable = record.last("usable")
         bad = [record.client_names[k] for k, good in zip(record.rounds[-1].clients, usable, strict=True) if not good]
         if not bad:
             return []
-        return [f"in the last round the sites of clients {listed(bad)} were not finite and were not used"]
+        return [sentences.sites_not_finite(clients=bad)]
 
 
 def _site(draws: Draws, scores: Tensor) -> Tensor:

@@ -24,6 +24,8 @@ from torch import Tensor
 from pyro_fed.algorithm import message_limits
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
+from pyro_fed.codes import sentences
+from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import given
 from pyro_fed.density.problem import Problem
 from pyro_fed.infer.ep.tilted.ivon import IVON
@@ -107,26 +109,20 @@ def mean_growth(before: State, after: State) -> float:
     return float((before["precision"].log() - after["precision"].log()).mean() / 2)
 
 
-def network_warnings(record: Record, problem: Problem) -> list[str]:
+def network_warnings(record: Record, problem: Problem) -> list[Finding]:
     """SDs that have not come to rest, and parameters that nothing holds.
 
     Args:
         record: of the run.
         problem: the model's densities.
     """
-    notes = []
+    notes = list[Finding]()
     recent = [figures["sd_growth"] for figures in record.figures[-RECENT:] if "sd_growth" in figures]
     growth = sum(recent) / max(1, len(recent))
     if abs(growth) > SETTLED_GROWTH:
-        notes.append(
-            f"the SDs still changed by {100 * growth:+.2g} % a round on average at the end: they are those of a run "
-            "that has not settled; run more rounds (num_rounds=)"
-        )
+        notes.append(sentences.sds_still_change(percent_a_round=100 * growth))
     if problem.layout.improper:
-        notes.append(
-            f"sites {sorted(problem.layout.improper)} have improper priors: those of their parameters that the data do "
-            "not determine, as weights behind a pixel that is always dark, have no posterior; give them proper priors"
-        )
+        notes.append(sentences.improper_priors(sites=sorted(problem.layout.improper)))
     return notes
 
 

@@ -26,7 +26,8 @@ from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
-from pyro_fed.errors import listed
+from pyro_fed.codes import sentences
+from pyro_fed.codes.finding import Finding
 from pyro_fed.infer.ep.tilted.base import Tilted
 from pyro_fed.infer.sites.gaussian_sites import absolute, at_mean, gaussian, kept_where, where
 from pyro_fed.ops.backtrack import backtrack
@@ -109,7 +110,7 @@ def _free(figures: list[dict[str, float]], window: int) -> bool:
     return len(figures) == window and all(f["fraction"] > 0 and not f.get("cut") for f in figures)
 
 
-def site_warnings(record: Record, newton: bool) -> list[str]:
+def site_warnings(record: Record, newton: bool) -> list[Finding]:
     """Clients whose last message could not be used, by name.
 
     Args:
@@ -128,25 +129,17 @@ def site_warnings(record: Record, newton: bool) -> list[str]:
     if not skipped:
         return []
     if newton and usable.all() and len(skipped) == len(clients):
-        return [
-            "the last round's step was taken back, since it lowered the evidence's lower bound or led to a likelihood "
-            "that is not finite; the result is a shorter step, which no round has checked. Raise num_rounds, or set "
-            "start='laplace'"
-        ]
-    cure = "Give the model a proper prior, or pool small clients" + ("" if newton else ", or use client='newton'")
+        return [sentences.last_step_taken_back()]
+    cures = ["Give the model a proper prior, or pool small clients" + ("" if newton else ", or use client='newton'")]
     if len(skipped) == len(clients):
-        cure += (
-            ". It may also be that the density has no finite second derivative at some row, as 0 ** k, sqrt(0) and "
+        cures.append(
+            "It may also be that the density has no finite second derivative at some row, as 0 ** k, sqrt(0) and "
             "the logarithm of a difference that is rounded to 0 have none: write these rows in another form"
         )
-    return [
-        f"in the last round the messages of clients {listed(skipped)} ({len(skipped)} of {len(clients)}) "
-        "were not used: their tilted distributions or the updated q were no numbers, or not positive definite; their "
-        f"sites are those of an earlier round. {cure}"
-    ]
+    return [sentences.sites_not_used(clients=skipped, of_clients=len(clients), cures=cures)]
 
 
-def unsettled_warnings(record: Record, newton: bool, diagonal: bool) -> list[str]:
+def unsettled_warnings(record: Record, newton: bool, diagonal: bool) -> list[Finding]:
     """Whether q still moved by more than `UNSETTLED` in its last round, with the cure.
 
     Args:
@@ -156,16 +149,12 @@ def unsettled_warnings(record: Record, newton: bool, diagonal: bool) -> list[str
     """
     latest, last = record.latest, record.figures[-STOPPED:]
     if newton and record.converged is False and all(f.get("cut") and f["fraction"] < SHORTENED for f in last):
-        return [
-            f"not converged after {len(record.figures)} rounds: steps were shortened to "
-            f"{max(f['fraction'] for f in last):.2g} of their length, since the likelihood falls, or is not finite, "
-            "where they lead. It may end at an edge that depends on a latent, such as a factor that is -inf beyond it, "
-            "which gradients do not show: choose a prior under which all rows are possible"
-        ]
+        fraction = max(f["fraction"] for f in last)
+        return [sentences.steps_shortened(rounds=len(record.figures), fraction=fraction)]
     change = latest.get("change", 0.0)
     if change <= UNSETTLED or len(record.figures) <= 1:
         return []
-    if "epsilon" in latest:
+    if record.has_private_noise:
         cure = (
             "the noise of differential privacy moves it: use lower damping, a smaller noise_multiplier, or more "
             "clients a round"
@@ -182,7 +171,7 @@ def unsettled_warnings(record: Record, newton: bool, diagonal: bool) -> list[str
         )
     else:
         cure = "use lower damping, or more steps or samples a round"
-    return [f"q moved by {change:.3g} SDs in the last round: it has not settled; {cure}"]
+    return [sentences.gaussian_still_moves(sds=change, cures=[cure])]
 
 
 def warm_sites(

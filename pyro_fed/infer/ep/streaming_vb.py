@@ -17,9 +17,11 @@ from typing import ClassVar, Literal, cast
 
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.record import Record
+from pyro_fed.codes import cures, sentences
+from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import Variant, explains_unknown, refuse_unused
 from pyro_fed.density.problem import Problem
-from pyro_fed.errors import SettingError, listed
+from pyro_fed.errors import SettingError
 from pyro_fed.infer.ep import tilted
 from pyro_fed.infer.ep.guided import GuidedFedEP
 from pyro_fed.infer.ep.large import exact
@@ -72,6 +74,8 @@ class StreamingVB(PVI):
         >>> idata = pf.run(pf.StreamingVB(), fed)
     """
 
+    remedy: ClassVar[str] = cures.OF_ONE_PASS
+
     guided: ClassVar[type[GuidedFedEP] | None] = None
     steered: ClassVar[bool] = False
     settles: ClassVar[bool] = False
@@ -106,14 +110,14 @@ class StreamingVB(PVI):
         """The whole change, whatever the client's inference."""
         return 1.0
 
-    def warnings(self, record: Record, problem: Problem) -> list[str]:
+    def warnings(self, record: Record, problem: Problem) -> list[Finding]:
         """Clients whose rows have not gone in whole, beside those of the last turn."""
         turns = [(past.clients, float(past.info["fraction"][0])) for past in record.rounds if "fraction" in past.info]
         partly = [record.client_names[k] for clients, taken in turns if taken < 1 for k in clients]
         missing = set(record.client_names) - {record.client_names[k] for clients, _ in turns for k in clients}
         notes = super().warnings(record, problem)
         if partly:
-            notes.append(f"the rows of clients {listed(partly)} went in by a part of their only turn: use PVI")
+            notes.append(sentences.rows_went_in_partly(clients=partly))
         if turns and missing:
-            notes.append(f"clients {listed(sorted(missing))} never had a turn, and the result lacks their rows")
+            notes.append(sentences.clients_had_no_turn(clients=sorted(missing)))
         return notes

@@ -35,6 +35,8 @@ from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import All, Schedule
 from pyro_fed.algorithm.states import State
+from pyro_fed.codes import sentences
+from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_positive
 from pyro_fed.density.problem import Problem
@@ -161,22 +163,19 @@ class FALD(ReplayedVisits):
         """What all chains tell, and h T of a visit."""
         return {**super().monitor(before, after), "visit_time": self.local_steps * float(after["step_size"])}
 
-    def warnings(self, record: Record, problem: Problem) -> list[str]:
+    def warnings(self, record: Record, problem: Problem) -> list[Finding]:
         """Those of all chains, the cure of visits that are short, and visits whose bias nobody has measured."""
         notes = super().warnings(record, problem)
         visit = record.latest["visit_time"]
         if notes and self.step_size is None and visit < SHORT * self.visit_time:
-            notes[0] += (
-                f". Visits last {visit:.2g} in place of visit_time={self.visit_time:g}, as long as the noise that "
+            notes[0] = notes[0].with_cure(
+                f"Visits last {visit:.2g} in place of visit_time={self.visit_time:g}, as long as the noise that "
                 f"clients have of their own moves nothing by more than visit_error={self.visit_error:g}: use FSGLD(), "
                 "or local_steps=1 with midpoint=False, which has none"
             )
         if self.step_size is None and is_large(problem) and noise_time(self.local_steps, self.midpoint):
-            notes.append(
-                f"how far the clients' own noise moves their average is not measured on a model of {problem.dim} "
-                "parameters, and the more clients there are the farther it does: use FSGLD(), or local_steps=1 with "
-                "midpoint=False, which has none"
-            )
+            cure = "use FSGLD(), or local_steps=1 with midpoint=False, which has none"
+            notes.append(sentences.noise_of_clients_unmeasured(parameters=problem.dim, cures=[cure]))
         return notes
 
     def download(self, shared: State, clients: Tensor) -> State:

@@ -47,6 +47,8 @@ from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import NONCENTRED, Record
 from pyro_fed.algorithm.schedule import Categorical, Schedule, Shuffled
 from pyro_fed.algorithm.states import State
+from pyro_fed.codes import sentences
+from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import refuse_unused
 from pyro_fed.conventions.setting_checks import (
     check_at_least,
@@ -81,8 +83,7 @@ from pyro_fed.ops.step_sizes import polynomial_step
 
 #: Effective draws below which a run warns: so many a chain, as is usual, up to four chains.
 FEWEST_EFFECTIVE_A_CHAIN = 100
-#: What is said of chains that have no R-hat, and why that is so where their steps are derived.
-STOOD_STILL = "parameters of the chains did not move at all, so that there is no R-hat and no effective draw: "
+#: Why chains that have no R-hat have none where their steps are derived.
 TOO_NARROW = (
     "steps are scaled by the Gaussian's SDs, which are narrower there than the dtype can tell, as in "
     "the neck of a funnel, where a Gaussian says nothing of the rest. float64 and more rounds do not help: give "
@@ -99,9 +100,10 @@ SAME_STEP = 0.999
 STEP_GIVEN = "the step is not derived where step_size is given; leave step_size out"
 
 
-def _hint(record: Record, problem: Problem) -> list[str]:
+def _hint(record: Record, problem: Problem) -> list[Finding]:
     """The non-centred form for a funnel, unless a plan tries it."""
-    return [] if NONCENTRED in record.planned else funnel_hint(problem)
+    hints = [] if NONCENTRED in record.planned else funnel_hint(problem)
+    return [sentences.funnel_is_likely(hint=hint) for hint in hints]
 
 
 def fewest_effective(num_chains: int) -> int:
@@ -613,33 +615,31 @@ class Langevin(Algorithm, Chains, Uninterrupted, DrawStats, Advice, Tempered):
         reduce = "reduce step_size below its present" if self.step_size else "give a step_size below the derived"
         return f"{reduce} {step:.3g}, or raise batch_size"
 
-    def warnings(self, record: Record, problem: Problem) -> list[str]:
+    def warnings(self, record: Record, problem: Problem) -> list[Finding]:
         """Chains that disagree, too few effective draws, and clients whose surrogates are poor."""
         last = record.latest
         if last.get("kept", 0) == 0:
             end = f"the run ended within burn_in={self.burn_in} steps of full length"
-            return [f"no draw was kept: {end}; run more rounds", *tempered_clients(record)]
-        notes = []
+            return [sentences.no_draw_kept(end=end), *tempered_clients(record)]
+        notes = list[Finding]()
         if last["kept"] >= FEWEST and math.isnan(last["ess"]):
             why = (
                 TOO_NARROW if self.step_size is None else f"step_size={self.step_size:.3g} is too small for its numbers"
             )
-            return [STOOD_STILL + why, *_hint(record, problem), *tempered_clients(record)]
+            return [sentences.chains_stood_still(why=why), *_hint(record, problem), *tempered_clients(record)]
         if math.isnan(last["ess"]):
-            few = f"only {last['kept']:.0f} draws of a chain are kept, too few for R-hat and effective draws"
-            return [f"{few}: run more rounds", *_hint(record, problem), *tempered_clients(record)]
+            few = sentences.too_few_draws_of_a_chain(draws=round(last["kept"]))
+            return [few, *_hint(record, problem), *tempered_clients(record)]
         limit = r_hat_limit(self.num_chains)
         if self.num_chains > 1 and not last["r_hat"] <= limit:
-            notes.append(
-                f"the {self.num_chains} chains disagree: R-hat is {last['r_hat']:.4g} (at most {limit:.3g} is wanted); "
-                "run more rounds"
-            )
+            notes.append(sentences.chains_disagree(chains=self.num_chains, r_hat=last["r_hat"], limit=f"{limit:.3g}"))
             notes += _hint(record, problem)
         fewest = fewest_effective(self.num_chains)
         if not last["ess"] >= fewest:
             notes.append(
-                f"only {last['ess']:.3g} effective draws of the slowest coordinate (at least {fewest} are "
-                "wanted): run more rounds"
+                sentences.too_few_effective_draws(
+                    effective=last["ess"], needed=fewest, chain_is_short=False, cures=["run more rounds"]
+                )
             )
         return notes + tempered_clients(record)
 

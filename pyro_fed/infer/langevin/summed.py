@@ -50,6 +50,8 @@ from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.secret_noise import standard_normal
 from pyro_fed.algorithm.states import State
+from pyro_fed.codes import sentences
+from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.limits import SD_MATTERS
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
@@ -270,31 +272,28 @@ class SummedLangevin(Algorithm, NoiseWithin, ServerWork, Advice):
             "narrowest posterior variance"
         )
 
-    def warnings(self, record: Record, problem: Problem) -> list[str]:
+    def warnings(self, record: Record, problem: Problem) -> list[Finding]:
         """Too few effective draws, chains that disagree, and steps that are too long for the posterior."""
         last = record.latest
         if not last.get("kept"):
-            return [f"no draw was kept: the run ended within burn_in={self.burn_in} rounds; run more rounds"]
-        notes = []
+            return [sentences.no_draw_kept(end=f"the run ended within burn_in={self.burn_in} rounds")]
+        notes = list[Finding]()
         fewest = fewest_effective(self.num_chains)
         if not last["ess"] >= fewest:
             cure = "run more rounds"
             if self.released_noise:
                 cure = "raise temperature, spend more epsilon, or have more clients"
             notes.append(
-                f"only {last['ess']:.3g} effective draws of the slowest coordinate (at least {fewest} are wanted): "
-                f"the chain is short, and its intervals are rough; {cure}"
+                sentences.too_few_effective_draws(
+                    effective=last["ess"], needed=fewest, chain_is_short=True, cures=[cure]
+                )
             )
         limit = r_hat_limit(self.num_chains)
         if self.num_chains > 1 and not last["r_hat"] <= limit:
-            notes.append(f"the chains disagree: R-hat is {last['r_hat']:.4g} (at most {limit:.4g} is wanted)")
+            notes.append(sentences.chains_disagree(r_hat=last["r_hat"], limit=f"{limit:.4g}", cures=()))
         known = [one["widened"] for one in record.figures if one and not math.isnan(one["widened"])]
         if known and not known[-1] <= SD_MATTERS:
-            factor = f"{known[-1]:.3g} times" if math.isfinite(known[-1]) else "any number of times"
-            notes.append(
-                f"the steps are too long for this posterior: SDs come out {factor} what they are. Give a smaller "
-                "step_size (beside which the chain draws the rest of its noise itself), or a lower temperature"
-            )
+            notes.append(sentences.steps_widen_draws(factor=known[-1]))
         return notes
 
 

@@ -38,6 +38,8 @@ from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
+from pyro_fed.codes import cures, sentences
+from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice, check_positive
 from pyro_fed.density.compiling.layers import has_layers
@@ -46,7 +48,7 @@ from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.density.scores import clients_log_likelihoods, prior_values
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.averaging.burn_in import BurnIn, rounds_for
-from pyro_fed.infer.laplace.laplace_point import ESCAPING, IMPROPER, JUMPS, SPIKE, aimed, arrived, semidefinite
+from pyro_fed.infer.laplace.laplace_point import ESCAPING, aimed, arrived, semidefinite
 from pyro_fed.infer.laplace.line import held_values
 from pyro_fed.infer.sites.few_rows import of_some_rows, picked
 from pyro_fed.infer.sites.gaussian_sites import (
@@ -112,6 +114,8 @@ class FedLaplace(GaussianAlgorithm, Sites, Bounding, Moving, ServerWork, FitsSiz
     Example:
         >>> idata = pf.run(pf.FedLaplace(), fed)
     """
+
+    remedy: ClassVar[str] = cures.OF_LAPLACE
 
     needs_all: ClassVar[bool] = True
     additive: ClassVar[bool] = True
@@ -360,21 +364,17 @@ class FedLaplace(GaussianAlgorithm, Sites, Bounding, Moving, ServerWork, FitsSiz
         fractions = point.new_tensor([*self.fractions, self.fractions[self._shortest]])
         return (fractions - shared["aim"]).unsqueeze(-1) * shared["direction"]
 
-    def warnings(self, record: Record, problem: Problem) -> list[str]:
+    def warnings(self, record: Record, problem: Problem) -> list[Finding]:
         """A point that is not a maximum, or that is on its way to infinity."""
         return [*self._no_maximum(record, problem), *of_some_rows(problem, self.few_rows)]
 
-    def _no_maximum(self, record: Record, problem: Problem) -> list[str]:
+    def _no_maximum(self, record: Record, problem: Problem) -> list[Finding]:
         if record.latest.get("fall", 0.0) > ESCAPING:
-            return [IMPROPER]
+            return [sentences.improper_posterior()]
         if record.latest.get("back"):
-            return [SPIKE]
+            return [sentences.no_mode_found()]
         if bool(prior_jumps(problem).any()) or (record.latest.get("indefinite") and jumps(problem)):
-            return [JUMPS]
+            return [sentences.no_second_derivative()]
         if not record.latest.get("indefinite"):
             return []
-        return [
-            "the curvature at the last point is not positive definite, so it is no maximum and Laplace's approximation "
-            "does not exist there: draws use the curvature's absolute value. A flat prior with data that do not "
-            "determine every parameter (separable classes, say) has no mode: give it a proper prior"
-        ]
+        return [sentences.point_is_no_maximum()]

@@ -29,25 +29,6 @@ LOST_MASS = 7.0
 #: The same where H was not positive definite: masses of |H| may be wrong by some nats. So many then, and so many points
 #: on the way without a larger one.
 LOST_ROUGHLY, POINTS = 20.0, 5
-#: What is said of such a mode.
-SPIKE = (
-    "no mode was found: the climb to one left the mass behind. Either the density rises without end towards a place "
-    "that holds none of it, as where a hierarchy's scale goes to zero (write the hierarchy non-centred, "
-    "`fed.noncentred`), or its modes are narrow beside what is around them, as a network's. This is an approximation "
-    "at the point on the way around which most mass was found: take an algorithm that looks at more than a point"
-)
-#: What is said where scores jump.
-JUMPS = (
-    "scores jump, as those of an absolute value do (rows' in a median's or a quantile's regression, the prior's in a "
-    "lasso), so that second derivatives say nothing, and there is no Laplace approximation. FedEP takes its curvatures "
-    "from scores there"
-)
-#: What is said of a mode at infinity.
-IMPROPER = (
-    "the posterior is improper, or nearly so: its mode is at infinity. The density goes on rising while its curvature "
-    "vanishes, as with separable classes under a flat prior. Draws mean nothing: give the model a proper prior"
-)
-
 #: Units of rounding, of the model's dtype and for each parameter, that the smallest eigenvalue of a precision whose
 #: diagonal is scaled to one may have where there is no curvature; and parts of such a direction that are named.
 ROUNDING, NAMED, NAMED_PART = 10.0, 4, 0.1

@@ -30,6 +30,7 @@ from pyro_fed.algorithm import message_limits
 from pyro_fed.algorithm.capabilities import OnGraph
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.states import State
+from pyro_fed.codes import cures
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.graph import Consensus, Graph
@@ -59,6 +60,8 @@ class ConsensusLaplace(Algorithm, OnGraph):
         newton: settings of Newton's method.
         gossip_tolerance: disagreement that is left in the sums of a round, relative to what it was.
     """
+
+    remedy: ClassVar[str] = cures.OF_LAPLACE
 
     draws_are: ClassVar[str] = "agents"
     needs_all: ClassVar[bool] = True

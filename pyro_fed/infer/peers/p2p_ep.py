@@ -36,6 +36,8 @@ from torch import Tensor
 from pyro_fed.algorithm.contract import Algorithm, Noise
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
+from pyro_fed.codes import sentences
+from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_between
 from pyro_fed.density.problem import Problem
@@ -150,7 +152,7 @@ class P2PEP(PeerGaussian):
         values: Tensor = problem.vmap(at)(points)
         return values
 
-    def warnings(self, record: Record, problem: Problem) -> list[str]:
+    def warnings(self, record: Record, problem: Problem) -> list[Finding]:
         """Agents whose tilted distribution lies elsewhere than the belief."""
         effective = record.last("effective_points")
         if len(effective) == 0 or effective.min() >= self.min_effective:
@@ -158,6 +160,5 @@ class P2PEP(PeerGaussian):
         worst = record.workers("effective_points")[int(effective.argmin())]
         return [
             *super().warnings(record, problem),
-            f"agent {worst} has {effective.min():.1%} effective points for its tilted moments and keeps its site: "
-            "raise tilted_points, or lower damping",
+            sentences.tilted_points_are_few(client=worst, share=float(effective.min())),
         ]

@@ -29,6 +29,8 @@ from pyro_fed.algorithm.capabilities import OnGraph, Tempered
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
+from pyro_fed.codes import sentences
+from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import (
     check_at_least,
@@ -220,20 +222,17 @@ class P2PFinite(Algorithm, OnGraph, Tempered):
         chosen = torch.multinomial(shared["log_belief"].exp(), num_draws, replacement=True, generator=generator)
         return shared["candidates"].gather(1, chosen[..., None].expand(-1, -1, shared["candidates"].shape[-1]))
 
-    def warnings(self, record: Record, problem: Problem) -> list[str]:
+    def warnings(self, record: Record, problem: Problem) -> list[Finding]:
         """Another target, rows that no round has reached, and draws of the prior that hardly meet the posterior."""
-        notes, left, worth = [], record.last("rows_left"), record.last("effective")
+        notes, left, worth = list[Finding](), record.last("rows_left"), record.last("effective")
         if self.weighting == "paper":
-            notes.append(
-                "weighting='paper' does not end at the posterior: a row of agent i counts v_i times, about 1 over the "
-                "number of agents; use weighting='exact' for the posterior"
-            )
+            notes.append(sentences.published_weighting_of_finitely_many())
         if len(left) and left.sum() > 0:
-            notes.append(f"{int(left.sum())} rows were never used: run more rounds, or larger batches")
+            cure = "run more rounds, or larger batches"
+            notes.append(sentences.rows_never_used(rows=int(left.sum()), cures=[cure]))
         if self.candidates is None and len(worth) and worth.min() < FEWEST:
             notes.append(
-                f"the posterior on {self.num_candidates} draws of the prior is worth {worth.min():.3g} of them: raise "
-                "num_candidates, or use P2PVI"
+                sentences.candidates_miss_the_posterior(candidates=self.num_candidates, worth=float(worth.min()))
             )
         return notes
 

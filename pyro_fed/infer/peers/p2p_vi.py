@@ -49,6 +49,8 @@ from pyro_fed.algorithm.combination_check import all_hear_all
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
+from pyro_fed.codes import sentences
+from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused, resolve, with_defaults
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice
 from pyro_fed.density.problem import Problem
@@ -449,19 +451,17 @@ class P2PVI(PeerGaussian, Sites, Bounding, Moving, FitsSize):
         settled = super().converged(figures)
         return settled if self.batch_size is None else settled and figures[-1]["change"] < STILL
 
-    def warnings(self, record: Record, problem: Problem) -> list[str]:
+    def warnings(self, record: Record, problem: Problem) -> list[Finding]:
         """Another target than the posterior, and rows that no round has reached."""
         notes = [*self._other_target(record), *super().warnings(record, problem)]
         left = record.last("rows_left")
         if left.sum() == 0:
             return notes
         more = -(-int(left.max()) // int(self.batch_size or 1))
-        return [
-            *notes,
-            f"{int(left.sum())} rows were never used: run at least {more} more rounds, or larger batches",
-        ]
+        cure = f"run at least {more} more rounds, or larger batches"
+        return [*notes, sentences.rows_never_used(rows=int(left.sum()), cures=[cure])]
 
-    def _other_target(self, record: Record) -> list[str]:
+    def _other_target(self, record: Record) -> list[Finding]:
         """What the published weighting ends at in place of the posterior."""
         if self.weighting == "exact":
             return []
@@ -469,8 +469,4 @@ class P2PVI(PeerGaussian, Sites, Bounding, Moving, FitsSize):
         counted = (len(record.figures) if self.batch_size is None else 1) / agents
         how = "again in every round" if self.batch_size is None else "once"
         drawn = "; and a mean drawn at random stands for the prior's" if self.start == "draw" else ""
-        return [
-            "weighting='paper' does not end at the posterior: an agent's likelihood enters with its centrality, about "
-            f"1/{agents}, {how}, so that a row counts about {counted:.2g} times in place of once{drawn}. It is the "
-            "published recursion; use weighting='exact' for the posterior"
-        ]
+        return [sentences.published_weighting(agents=agents, counted=counted, again=how, start=drawn)]

@@ -34,10 +34,12 @@ from pyro_fed.algorithm.capabilities import OnGraph
 from pyro_fed.algorithm.contract import Algorithm, Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
+from pyro_fed.codes import sentences
+from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import refuse_unused
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice
 from pyro_fed.density.problem import Problem
-from pyro_fed.errors import GraphError, listed
+from pyro_fed.errors import GraphError
 from pyro_fed.graph import Consensus, Graph
 from pyro_fed.graph.consensus import LOOSEST
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
@@ -257,20 +259,14 @@ class PeerGaussian(GaussianAlgorithm, OnGraph):
         """
         return gaussian(shared).require_proper("the agents' beliefs").even_sample(num_draws, generator).transpose(0, 1)
 
-    def warnings(self, record: Record, problem: Problem) -> list[str]:
+    def warnings(self, record: Record, problem: Problem) -> list[Finding]:
         """Agents that disagree at the end, and sites that could not move."""
-        notes = []
+        notes = list[Finding]()
         apart = record.latest.get("disagreement", 0.0)
         if apart > DISAGREEMENT:
-            notes.append(
-                f"agents disagree by up to {apart:.2g} SD after the last round: run more rounds or consensus steps"
-            )
+            notes.append(sentences.agents_disagree(sds=apart))
         stalled = (record.last("fraction") == 0).nonzero()[0].tolist()
         if stalled:
             workers = record.workers("fraction")
-            names = listed(workers[i] for i in stalled)
-            notes.append(
-                f"in the last round the sites of agents {names} could not move without undoing their beliefs. If that "
-                "goes on, no Gaussian is near this posterior"
-            )
+            notes.append(sentences.agents_could_not_move(clients=[workers[i] for i in stalled]))
         return notes

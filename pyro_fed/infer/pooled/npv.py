@@ -34,6 +34,8 @@ from pyro_fed.algorithm.capabilities import KnownDensity, OnCPU, Pooled
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
+from pyro_fed.codes import sentences
+from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.problem import Problem
@@ -173,15 +175,12 @@ class NPV(Algorithm, Pooled, KnownDensity, OnCPU):
         found = _log_normals(squared_distances(flat, shared["means"]), level, draws.shape[-1]).logsumexp(-1)
         return found.reshape(draws.shape[:-1])
 
-    def warnings(self, record: Record, problem: Problem) -> list[str]:
+    def warnings(self, record: Record, problem: Problem) -> list[Finding]:
         """Components whose variance nothing says."""
         upwards = record.last("curving_up")
         if not len(upwards) or not upwards.sum():
             return []
-        return [
-            f"{int(upwards.sum())} of {self.num_components} components lie where the log density curves upwards, and "
-            "keep the variance they began with: run more rounds, or use SVI or DSVGD"
-        ]
+        return [sentences.components_curve_upwards(components=int(upwards.sum()), of_components=self.num_components)]
 
 
 def _log_normals(squared: Tensor, level: Tensor, dim: int) -> Tensor:

@@ -27,15 +27,16 @@ from pyro_fed.algorithm.capabilities import DrawStats, OnCPU, Pooled
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
+from pyro_fed.codes import cures
+from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
-from pyro_fed.density.checks.funnels import funnel_hint
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import PartialWork
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.pooled.nuts_chains import Chains, Potential
-from pyro_fed.infer.pooled.nuts_diagnostics import struggled, trajectory_figures, trajectory_warnings
+from pyro_fed.infer.pooled.nuts_diagnostics import trajectory_figures, trajectory_warnings
 from pyro_fed.infer.pooled.nuts_kernel import STATISTICS, Stopped
 from pyro_fed.infer.sites.gaussian_sites import gaussian
 
@@ -70,6 +71,8 @@ class NUTS(Algorithm, Pooled, DrawStats, OnCPU):
         >>> reference = pf.run(pf.NUTS(), fed)
         >>> reference = pf.run(pf.NUTS(num_chains=2, target_accept_prob=0.95), fed)
     """
+
+    remedy: ClassVar[str] = cures.OF_TRAJECTORIES
 
     joint: ClassVar[bool] = True
     draws_are: ClassVar[str] = "chains"
@@ -168,6 +171,6 @@ class NUTS(Algorithm, Pooled, DrawStats, OnCPU):
         whole = {name: stats[name].long() for name in ("tree_depth", "n_steps")}
         return {**stats, **whole, "diverging": stats["diverging"].bool()}
 
-    def warnings(self, record: Record, problem: Problem) -> list[str]:
+    def warnings(self, record: Record, problem: Problem) -> list[Finding]:
         """Divergences, saturated trees, chains that have not mixed, energies that are badly explored."""
-        return trajectory_warnings(record) + (funnel_hint(problem) if struggled(record) else [])
+        return trajectory_warnings(record, problem)

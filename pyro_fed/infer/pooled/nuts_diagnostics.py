@@ -6,6 +6,10 @@ import torch
 
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
+from pyro_fed.codes import sentences
+from pyro_fed.codes.finding import Finding
+from pyro_fed.density.checks.funnels import funnel_hint
+from pyro_fed.density.problem import Problem
 from pyro_fed.ops.arviz_versions import bfmi, ess, rhat
 
 #: Above this R-hat chains have not mixed (Vehtari et al. 2021); below this BFMI energies are explored badly.
@@ -45,32 +49,22 @@ def struggled(record: Record) -> bool:
     return divergences > 0 or rhat > LARGEST_RHAT or bfmi < SMALLEST_BFMI
 
 
-def trajectory_warnings(record: Record) -> list[str]:
-    """Divergences, saturated trees, chains that have not mixed, energies that are badly explored."""
+def trajectory_warnings(record: Record, problem: Problem) -> list[Finding]:
+    """Divergences, saturated trees, chains that have not mixed, energies that are badly explored; what may help.
+
+    Args:
+        record: of the run.
+        problem: the model's densities.
+    """
     divergences, deepest, rhat, bfmi = _diagnosis(record)
-    found = [
-        (
-            divergences > 0,
-            f"{divergences:.0f} trajectories diverged: the posterior has places that the chains did not "
-            "reach, often a funnel; raise target_accept_prob, or give its scale a non-centred form",
-        ),
-        (
-            deepest > OFTEN_DEEPEST,
-            f"{100 * deepest:.0f} % of the draws used the deepest tree: raise max_tree_depth, or set "
-            "full_mass=True where parameters are correlated",
-        ),
-        (
-            rhat > LARGEST_RHAT,
-            f"the chains have not mixed: R-hat is {rhat:.3f} where {LARGEST_RHAT} is allowed; raise "
-            "warmup_steps and num_samples, or look for several modes",
-        ),
-        (
-            bfmi < SMALLEST_BFMI,
-            f"BFMI is {bfmi:.2f} where {SMALLEST_BFMI} is the least: the tails are badly explored; "
-            "reparameterise the model",
-        ),
+    hints = funnel_hint(problem) if struggled(record) else []
+    return [
+        *([sentences.trajectories_diverged(trajectories=divergences)] if divergences > 0 else []),
+        *([sentences.trees_saturated(share=deepest)] if deepest > OFTEN_DEEPEST else []),
+        *([sentences.chains_not_mixed(r_hat=rhat, limit=LARGEST_RHAT)] if rhat > LARGEST_RHAT else []),
+        *([sentences.energies_badly_explored(bfmi=bfmi, limit=SMALLEST_BFMI)] if bfmi < SMALLEST_BFMI else []),
+        *(sentences.funnel_is_likely(hint=hint) for hint in hints),
     ]
-    return [text for holds, text in found if holds]
 
 
 def _diagnosis(record: Record) -> tuple[float, float, float, float]:

@@ -35,6 +35,8 @@ from pyro_fed.algorithm.capabilities import KnownDensity, Pooled
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
+from pyro_fed.codes import sentences
+from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
 from pyro_fed.density.problem import Problem
@@ -219,22 +221,16 @@ class PMD(Algorithm, Pooled, KnownDensity):
         flat = draws.reshape(-1, draws.shape[-1]).to(q[0].dtype)
         return _log_estimate(q, shared["log_weights"], flat).reshape(draws.shape[:-1])
 
-    def warnings(self, record: Record, problem: Problem) -> list[str]:
+    def warnings(self, record: Record, problem: Problem) -> list[Finding]:
         """A step that was held back to the end, or weights that few particles have."""
         held, worth = record.last("step_taken"), record.last("effective")
         if not len(held):
             return []
         if self.min_effective is not None and self.decay == 0 and float(held[0]) < self.step_size:
-            return [
-                f"the last step was held back to γ = {float(held[0]):.2g} of {self.step_size:g}: q is not yet the "
-                "posterior; run more rounds, or give more particles"
-            ]
+            return [sentences.step_held_back(step=float(held[0]), of_step=self.step_size)]
         if float(worth[0]) >= FEWEST:
             return []
-        return [
-            f"the last weights are worth {float(worth[0]):.1%} of the {self.num_particles} particles: give more of "
-            "them, a smaller step_size or min_effective=0.3, or use DSVGD"
-        ]
+        return [sentences.few_particles_have_weight(share=float(worth[0]), particles=self.num_particles)]
 
 
 def _worth(level: Tensor) -> Tensor:

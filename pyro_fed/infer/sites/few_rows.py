@@ -20,6 +20,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pyro_fed.codes import sentences
+from pyro_fed.codes.finding import Finding
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.density.scores import clients_log_likelihoods
@@ -88,7 +90,7 @@ def have_few(problem: Problem) -> bool:
     return many and all(isinstance(leaf, Tensor) for leaf in problem.rows)
 
 
-def of_some_rows(problem: Problem, count: int | None) -> list[str]:
+def of_some_rows(problem: Problem, count: int | None) -> list[Finding]:
     """What to say of an answer whose rounds were made by so many rows of all clients; nothing where it is all of them.
 
     Args:
@@ -97,10 +99,7 @@ def of_some_rows(problem: Problem, count: int | None) -> list[str]:
     """
     if count is None or count >= problem.num_rows:
         return []
-    return [
-        f"few_rows={count} of {problem.num_rows}: this is the posterior given those rows alone, whose SDs are wider; "
-        "leave few_rows out for that of all rows"
-    ]
+    return [sentences.some_rows_alone(few_rows=count, rows=problem.num_rows)]
 
 
 def _worth_a_try(problem: Problem, draws: Tensor) -> bool:

@@ -73,6 +73,8 @@ from pyro_fed.algorithm.contract import Algorithm, Noise, Start, started
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import RoundRobin, Schedule
 from pyro_fed.algorithm.states import State
+from pyro_fed.codes import sentences
+from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.limits import MATTERS, SD_MATTERS
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused, with_defaults
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
@@ -187,6 +189,8 @@ class DSVGD(ParticleAlgorithm, Indicators, Bounding, Moving, FitsSize, Provision
         >>> idata = pf.run(pf.DSVGD(start="apart"), fed, num_rounds=200)  # a neural network
     """
 
+    #: Scores at the particles tell less than exact chains where the particles are in modes far apart.
+    provisional: ClassVar[frozenset[str]] = frozenset({sentences.particles_are_off.code})
     #: What is taken on large models, where it is not set.
     of_large_models: ClassVar[Mapping[str, Any]] = OF_LARGE_MODELS
     #: And beside them, where clients take turns from the Gaussian.
@@ -573,49 +577,35 @@ class DSVGD(ParticleAlgorithm, Indicators, Bounding, Moving, FitsSize, Provision
         passes = [sum(f["ksd"] for f in figures[i : i + width]) for i in range(0, len(figures), width)]
         return min(passes[-self.patience :]) > (1.0 - self.min_fall) * min(passes[: -self.patience])
 
-    def warnings(self, record: Record, problem: Problem) -> list[str]:
+    def warnings(self, record: Record, problem: Problem) -> list[Finding]:
         """Moments that the scores object to, and too few particles to span the space."""
         latest = record.latest
         if not latest or latest["apart"]:
             return []
         if latest["spread"] < COLLAPSED:
-            end = "" if record.converged else f"not converged after {len(record.figures)} rounds: "
-            return [
-                f"{end}the particles have drawn together: their spread is {latest['spread']:.2g} times that of the "
-                "Gaussian they started from. Take more particles, or a smaller step_size"
-            ]
+            rounds, spread = len(record.figures), latest["spread"]
+            if record.converged:
+                return [sentences.particles_collapsed(spread=spread)]
+            return [sentences.particles_collapsed_on_their_way(rounds=rounds, spread=spread)]
         span = ((self.num_particles - 1) / problem.dim) ** 0.5
         if span * SD_MATTERS < 1.0:
-            return [
-                f"{self.num_particles} particles span {self.num_particles - 1} of {problem.dim} dimensions, and "
-                f"standard deviations come out about {span:.2f} times as large as they are: take "
-                f"num_particles > {problem.dim}"
-            ]
-        return self._too_few(problem.dim) if at_rest(latest) else [self.provisional(record)]
+            return [sentences.particles_span_too_little(particles=self.num_particles, dim=problem.dim, factor=span)]
+        if at_rest(latest):
+            return self._too_few(problem.dim)
+        return [
+            sentences.particles_are_off(
+                rounds=len(record.figures),
+                mean_off=latest["mean_off"],
+                sd_off=latest["sd_off"],
+                cures=[self.cure(record)],
+            )
+        ]
 
-    def provisional(self, record: Record) -> str:
-        """Moments that the scores at the particles object to.
-
-        Weights that take what the scores say away are those of one cloud of particles: in modes far apart they move
-        mass from one to the other for what the scores are off within each.
-        """
-        latest = record.latest
-        if not latest or latest["apart"] or at_rest(latest):
-            return ""
-        return (
-            f"not converged after {len(record.figures)} rounds: by the clients' scores at the particles, a mean is "
-            f"{latest['mean_off']:.2g} standard deviations off, and a standard deviation by a factor of "
-            f"{latest['sd_off']:.2g}. " + self.cure(record)
-        )
-
-    def _too_few(self, dim: int) -> list[str]:
+    def _too_few(self, dim: int) -> list[Finding]:
         """Few particles satisfy the identities that judge them, whatever the posterior."""
         if self.num_particles >= min(FEWEST, ENOUGH * dim):
             return []
-        return [
-            f"{self.num_particles} particles are too few to follow a posterior that is not Gaussian, or to tell "
-            f"whether it is: take num_particles of {FEWEST} or more"
-        ]
+        return [sentences.too_few_particles(particles=self.num_particles, needed=FEWEST)]
 
     def cure(self, record: Record) -> str:
         """What to do about particles that are not at rest."""

@@ -43,6 +43,7 @@ from pyro_fed.algorithm.capabilities import Bounding, Held, Pooled, Sent, Server
 from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start, started
 from pyro_fed.algorithm.states import State, select
+from pyro_fed.codes import sentences
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
@@ -52,7 +53,6 @@ from pyro_fed.infer.ep.fedep import FedEP
 from pyro_fed.infer.ep.point_sites import PointSites
 from pyro_fed.infer.ep.site_updates import warm_sites
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
-from pyro_fed.infer.laplace.laplace_point import JUMPS
 from pyro_fed.infer.sites.gaussian_sites import as_state
 from pyro_fed.infer.sites.rowwise import jumps
 from pyro_fed.infer.sites.whitening import Coordinates, site_scores
@@ -171,7 +171,7 @@ class Survey(Algorithm, Bounding, ServerWork):
         sites = sites.power(1.0 / self.temperature)
         q = sites.product_over(0).product(prior)
         if not bool(q.is_proper()):
-            raise ImproperGaussianError(NOWHERE if not jumps(problem) else f"{NOWHERE}. Here {JUMPS}")
+            raise ImproperGaussianError(NOWHERE if not jumps(problem) else f"{NOWHERE}. Here {sentences.SCORES_JUMP}")
         coordinates = Coordinates.of(q)
         white = coordinates.site(sites)
         seed = int(torch.randint(2**31, (), generator=generator))

@@ -37,14 +37,16 @@ from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
+from pyro_fed.codes import cures
+from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
-from pyro_fed.density.checks.funnels import Neck, funnel_hint, necks_of_rows
+from pyro_fed.density.checks.funnels import Neck, necks_of_rows
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import ModelError
 from pyro_fed.infer.pooled.nuts_chains import Chains, Potential
-from pyro_fed.infer.pooled.nuts_diagnostics import struggled, trajectory_figures, trajectory_warnings
+from pyro_fed.infer.pooled.nuts_diagnostics import trajectory_figures, trajectory_warnings
 from pyro_fed.infer.subposteriors import products
 from pyro_fed.infer.subposteriors.lanes import Lanes
 
@@ -80,6 +82,8 @@ class ConsensusMC(Algorithm, Bounding, Moving, OnCPU):
         >>> idata = pf.run(pf.ConsensusMC(), fed)
         >>> idata = pf.run(pf.ConsensusMC(rule="nonparametric", num_chains=4), fed)
     """
+
+    remedy: ClassVar[str] = cures.OF_AVERAGED_DRAWS
 
     draws_are: ClassVar[str] = "chains"
     needs_all: ClassVar[bool] = True
@@ -190,9 +194,9 @@ class ConsensusMC(Algorithm, Bounding, Moving, OnCPU):
         """The draws, (chains, num_samples, D); their number is a setting of the algorithm."""
         return shared["draws"]
 
-    def warnings(self, record: Record, problem: Problem) -> list[str]:
+    def warnings(self, record: Record, problem: Problem) -> list[Finding]:
         """What the clients' trajectories say: divergences, chains that have not mixed."""
-        return trajectory_warnings(record) + (funnel_hint(problem) if struggled(record) else [])
+        return trajectory_warnings(record, problem)
 
 
 def _watched(problem: Problem, clients: int) -> Callable[[NDArray[Any]], None]:

@@ -45,6 +45,8 @@ from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start, started
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
+from pyro_fed.codes import cures, sentences
+from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.kinds import narrowed
 from pyro_fed.conventions.limits import MATTERS
 from pyro_fed.conventions.nested_settings import explains_unknown
@@ -133,6 +135,8 @@ class FedAIS(Algorithm, Bounding, Moving, Advice, FitsSize, OwnErrors, Tempered)
         >>> idata = pf.run(pf.FedAIS(), fed)
         >>> evidence, error = idata.attrs["log_evidence"], idata.attrs["log_evidence_se"]
     """
+
+    remedy: ClassVar[str] = cures.OF_WEIGHTS
 
     needs_all: ClassVar[bool] = True
     additive: ClassVar[bool] = True
@@ -359,22 +363,19 @@ class FedAIS(Algorithm, Bounding, Moving, Advice, FitsSize, OwnErrors, Tempered)
         """Whether all clients have answered."""
         return figures[-1]["answered"] >= 1
 
-    def warnings(self, record: Record, problem: Problem) -> list[str]:
+    def warnings(self, record: Record, problem: Problem) -> list[Finding]:
         """Clients that have not answered, and weights with too long a tail or of too few."""
         latest, answered = record.latest, record.latest.get("answered", 0.0)
         if answered < 1:
-            return [f"{100 * answered:.0f} % of the clients have answered: the result lacks the others' likelihoods"]
+            return [sentences.clients_have_not_answered(share=answered)]
         k, effective = latest["pareto_k"], latest["effective_draws"]
         error = max(latest.get(name, math.inf) for name in ("mean_error", "sd_error"))
         long_tail = k > LARGEST_PARETO_K and effective < self.trusted_share * self.num_proposals
         if error > self.largest_error and (long_tail or effective >= self.min_effective):
-            size = "" if math.isinf(error) else f", a mean or an SD is off by {error:.2g} SDs"
-            return [
-                f"the sites do not fit: the weights' Pareto k is {k:.2f}{size} as parts of the draws show. Raise "
-                f"num_proposals, give other surrogates, or sample by {record.untried('FSGLD', 'DSVGD', 'NUTS')}"
-            ]
+            samplers = record.untried("FSGLD", "DSVGD", "NUTS")
+            return [sentences.sites_do_not_fit(pareto_k=k, error=error, samplers=samplers)]
         if effective < self.min_effective:
-            return [f"the weights are worth {effective:.0f} draws: raise num_proposals"]
+            return [sentences.weights_are_few(effective=effective)]
         return []
 
     def advice(self, problem: Problem, before: State) -> str:

@@ -27,11 +27,12 @@ from pyro_fed.algorithm.capabilities import Tempered
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
+from pyro_fed.codes import sentences
+from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData, batch_of, draw_minibatches, with_batches
-from pyro_fed.errors import listed
 from pyro_fed.infer.sites.derivatives import Derivatives, Structure
 from pyro_fed.infer.sites.gaussian_sites import as_state, flat_site, gaussian, structure_of, where
 from pyro_fed.infer.sites.power_iteration import largest_likelihood_curvature
@@ -205,13 +206,13 @@ class LocalSGLD(Algorithm, Tempered):
         product = gaussian(shared, "product_").require_proper("LocalSGLD: the product of the surrogates")
         return product.sample(num_draws, generator)[None]
 
-    def warnings(self, record: Record, problem: Problem) -> list[str]:
+    def warnings(self, record: Record, problem: Problem) -> list[Finding]:
         """The clients with tempered surrogates."""
         return tempered_clients(record)
 
 
-def tempered_clients(record: Record) -> list[str]:
-    """A sentence that names the clients with tempered surrogates, where there are any."""
+def tempered_clients(record: Record) -> list[Finding]:
+    """The clients with tempered surrogates, where there are any."""
     names = [
         record.client_names[client]
         for r in record.rounds
@@ -221,8 +222,4 @@ def tempered_clients(record: Record) -> list[str]:
     ]
     if not names:
         return []
-    return [
-        f"the likelihoods of clients {listed(names)} are flat or improper "
-        "in some direction (separable classes, fewer rows than parameters): their surrogates are tempered, and the "
-        "variance between clients may be larger"
-    ]
+    return [sentences.surrogates_tempered(clients=names)]

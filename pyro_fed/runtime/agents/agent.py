@@ -47,6 +47,7 @@ from pyro_fed.runtime.agents.wire import Unwelcome, Wire, with_step
 from pyro_fed.runtime.checkpoint import Checkpoint, fingerprint
 from pyro_fed.runtime.context import Context
 from pyro_fed.runtime.ending import Finish, said_of
+from pyro_fed.runtime.ending.judged import Judged
 from pyro_fed.runtime.executors.local import Sequential
 from pyro_fed.runtime.network import Network, connect
 from pyro_fed.runtime.rounds import run_phases
@@ -338,9 +339,9 @@ def _result(finish: Finish, shared: State, me: int) -> InferenceData:
     """The agent's own chain."""
     alone = {name: value[me : me + 1].expand(len(value), *value.shape[1:]).clone() for name, value in shared.items()}
     draws = finish.drawn(alone)[me : me + 1]
-    finish.judge(alone, draws)
+    finish.judge(Judged(finish.algorithm, finish.context, alone, draws, finish.audit))
     record = finish.context.record
-    record.notes += record.failed()
+    record.findings += record.clients_failed()
     return said_of(finish.result(alone, draws), record)
 
 

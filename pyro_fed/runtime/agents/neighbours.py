@@ -32,6 +32,8 @@ from torch import Tensor
 from pyro_fed.algorithm.capabilities import OnGraph
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.states import State, concatenate, packed, prefixed, select, unpacked, within
+from pyro_fed.codes import sentences
+from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.kinds import narrowed
 from pyro_fed.density.fingerprint import hashed
 from pyro_fed.errors import ProtocolError, PyroFedError, QuorumError, listed
@@ -518,26 +520,17 @@ class Neighbours(Network):
         """Spectral gap, and bytes that a link carries in a consensus step, as in a simulation."""
         return {"spectral_gap": self.peers.graph.gap, "bytes_per_edge": self._bytes}
 
-    def notes(self) -> list[str]:
+    def findings(self) -> list[Finding]:
         """Notes on agents that were missing at the end, and on links that were down."""
-        notes = []
+        me, names, found = self.peers.names[self.me], self.peers.names, list[Finding]()
         if self._unheard:
-            notes.append(
-                f"{self.peers.names[self.me]} has heard nothing of agents {listed(self._unheard)} in its last round: "
-                "its belief lacks their changes since they were last heard, and the disagreement is that of the other "
-                "agents"
-            )
-        parts = [
-            f"{self.peers.names[j]} in {len(rounds)} rounds, the last one {rounds[-1]}"
-            for j, rounds in sorted(self._down_rounds.items())
-        ]
-        if not parts:
-            return notes
-        return [
-            *notes,
-            f"links of {self.peers.names[self.me]} were down: to {'; '.join(parts)}. Meanwhile their weight went to "
-            "the agent's own belief; what one end had missed was added before a link was used again",
-        ]
+            found.append(sentences.agents_not_heard(client=me, clients=list(self._unheard)))
+        if self._down_rounds:
+            down = sorted(self._down_rounds.items())
+            clients, counts = [names[j] for j, _ in down], [len(rounds) for _, rounds in down]
+            last = [rounds[-1] for _, rounds in down]
+            found.append(sentences.links_were_down(client=me, clients=clients, rounds=counts, last=last))
+        return found
 
 
 def neighbours_of(links: Links, algorithm: OnGraph, everyone: bool = False) -> Neighbours:

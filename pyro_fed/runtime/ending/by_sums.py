@@ -15,6 +15,8 @@ from pyro_fed.algorithm.record import BySums
 from pyro_fed.algorithm.states import State
 from pyro_fed.audit import Evidence
 from pyro_fed.audit.weights import judged_by_weights
+from pyro_fed.codes import sentences
+from pyro_fed.codes.finding import Finding
 from pyro_fed.density.rows.batches import in_chunks
 from pyro_fed.density.size import LARGE_DIM
 from pyro_fed.errors import StoppedError
@@ -23,26 +25,26 @@ from pyro_fed.runtime.executors import Executor, Work
 from pyro_fed.runtime.executors.base import LOG_LIK, MOST_DRAWS
 
 
-def judge_by_sums(evidence: Evidence, executor: Executor) -> list[str]:
-    """Judge a result by the clients' log-likelihoods at its draws; figures and doubts are added to its record.
+def judge_by_sums(evidence: Evidence, executor: Executor) -> list[Finding]:
+    """Judge a result by the clients' log-likelihoods at its draws; figures are added to its record.
 
     Args:
         evidence: the result.
         executor: the run's executor, whose clients are asked.
 
     Returns:
-        A sentence that says why the result was not judged; none where it was.
+        What was found; or a note that says why the result was not judged.
     """
     record, problem, flat = evidence.record, evidence.problem, evidence.draws.flatten(0, 1)
     if problem.dim > LARGE_DIM:
-        return [_not(f"importance weights of {problem.dim:,} parameters say nothing")]
+        return [sentences.not_audited_by_sums(why=f"importance weights of {problem.dim:,} parameters say nothing")]
     points = flat[evenly(len(flat), MOST_DRAWS)]
     try:
         log_lik = _asked(executor, points, evidence)
     except StoppedError as error:
-        return [_not(str(error))]
+        return [sentences.not_audited_by_sums(why=str(error))]
     if not bool(log_lik.isfinite().all()):
-        return [_not("a client's log-likelihood is not a number at one of the draws")]
+        return [sentences.not_audited_by_sums(why="a client's log-likelihood is not a number at one of the draws")]
     log_prior = torch.cat([problem.log_prior(piece).double() for piece in in_chunks(points, 1)])
     if len(points) == len(flat):
         record.by_sums = BySums({"lp": (log_prior + log_lik).reshape(evidence.draws.shape[:2])})
@@ -56,7 +58,3 @@ def _asked(executor: Executor, points: Tensor, evidence: Evidence) -> Tensor:
     received: State = {"draws": draws}
     work = Work(len(evidence.record.rounds), evidence.seed, clients, received)
     return executor.ask(LOG_LIK, work)[LOG_LIK].double().sum(0)
-
-
-def _not(why: str) -> str:
-    return f"not audited: {why}. Nobody has checked whether the draws are the posterior's"

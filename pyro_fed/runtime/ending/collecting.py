@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from pyro_fed.codes import sentences
+from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions import seeding
 from pyro_fed.density.joint import JointProblem
 from pyro_fed.density.latents.draws import draw_locals
@@ -31,15 +33,6 @@ MAX_COLLECTED = 100_000_000
 CHECK_DRAWS, LARGEST_ERROR = 32, 0.1
 #: The finer rule of that check: so many more nodes for each dimension, and so many times as many in all.
 MORE_NODES, MORE_TIMES = 20, 4
-#: The note where integrals are not accurate, in place of the audit, which would take them for exact.
-INACCURATE = (
-    "not audited: the checks of means, SDs and modes take the model's densities, which are off where integrals are"
-)
-#: The cure where no quadrature rule is accurate.
-BY_HAND = (
-    "Integrate these latents out by hand, as BetaBinomial does for a Beta and Binomial counts, and GammaPoisson or "
-    "NegativeBinomial for a Gamma and Poisson counts"
-)
 #: Draws of θ, and rows, at which further modes are looked for; a mode counts if it has more than this share of its
 #: row's mass.
 MODES_DRAWS, MODES_ROWS, MISSED_SHARE = 4, 128, 0.05
@@ -48,27 +41,27 @@ TRIED = 2
 
 
 def collected(
-    federation: Federation, problem: Problem, draws: Tensor, seed: int, notes: list[str]
-) -> tuple[Federation, Problem, Tensor]:
+    federation: Federation, problem: Problem, draws: Tensor, seed: int
+) -> tuple[Federation, Problem, Tensor, list[Finding]]:
     """A result with the rows' latents: the federation and the problem in joint form, and joint draws.
+
+    If there are too many latents to be collected, everything is returned as it is, with a note.
 
     Args:
         federation: the federation of the run.
         problem: the model's densities, as the run compiled them.
         draws: draws of θ (chain, draw, D).
         seed: the run's seed.
-        notes: gets a sentence if there are too many latents to be collected; then everything is returned as it is.
     """
     theta = draws.flatten(0, 1)
     if len(theta) * problem.num_rows * problem.local_dim > MAX_COLLECTED:
-        notes.append(
-            f"{sorted(problem.layout.local)} of {len(theta)} draws × {problem.num_rows} rows are not collected (more "
-            f"than {MAX_COLLECTED:.0e} numbers); run with fewer draws to have them, or with collect_local=False"
+        left_out = sentences.latents_left_out(
+            sites=sorted(problem.layout.local), draws=len(theta), rows=problem.num_rows, most=MAX_COLLECTED
         )
-        return federation, problem, draws
+        return federation, problem, draws, [left_out]
     local = draw_locals(problem, theta, problem.all_rows, seeding.torch_generator(seed, seeding.LOCALS))
     joint = JointProblem.of(problem)
-    return federation.joint, joint, joint.join(theta, local).unflatten(0, draws.shape[:2])
+    return federation.joint, joint, joint.join(theta, local).unflatten(0, draws.shape[:2]), []
 
 
 def integration_error(problem: Problem, theta: Tensor) -> float:
@@ -77,35 +70,35 @@ def integration_error(problem: Problem, theta: Tensor) -> float:
     return _apart(problem, theta, rule, replace(_finer(problem, rule), mode_steps=rule.max_mode_steps))
 
 
-def integration_notes(problem: Problem, theta: Tensor) -> list[str]:
+def integral_findings(problem: Problem, theta: Tensor) -> list[Finding]:
     """Doubts about the integrals over the rows' latents, at draws of θ (S, D).
 
     A finer rule is recommended if a still finer one agrees with it.
     """
     if missed := _missed_modes(problem, theta):
-        return [missed]
+        return missed
     error = integration_error(problem, theta)
     if error <= LARGEST_ERROR:
         return []
-    what = (
-        f"the integrals over {sorted(problem.layout.local)}, inside plate '{problem.plate}', are not accurate: the "
-        f"log-likelihood is off by {error:.2g} (SD over posterior draws)"
-    )
     rule = replace(problem.quadrature, mode_steps=problem.quadrature.max_mode_steps)
     for _ in range(TRIED):
         rule = _finer(problem, rule)
         left = _apart(problem, theta, rule, _finer(problem, rule))
-        setting = f"pf.Quadrature({_settings(problem, rule)})"
         if left <= LARGEST_ERROR:
-            return [f"{what}. Give the federation a finer rule, such as quadrature={setting}"]
+            break
     return [
-        f"{what}, and by {left:.2g} with quadrature={setting}: their density given the rest has tails, jumps or modes "
-        f"that no such rule covers. {BY_HAND}"
+        sentences.integrals_are_inaccurate(
+            sites=sorted(problem.layout.local),
+            plate=problem.plate,
+            error=error,
+            finer=f"pf.Quadrature({_settings(problem, rule)})",
+            left=left if left > LARGEST_ERROR else None,
+        )
     ]
 
 
-def _missed_modes(problem: Problem, theta: Tensor) -> str:
-    """A sentence on rows whose latents have modes that the rule does not find, at draws of θ (S, D); "" for none."""
+def _missed_modes(problem: Problem, theta: Tensor) -> list[Finding]:
+    """Rows whose latents have modes that the rule does not find, at draws of θ (S, D)."""
     rule, draws = problem.quadrature, theta[evenly(len(theta), MODES_DRAWS)]
     at = evenly(len(problem.all_rows[0]), MODES_ROWS).unique()  # not `num_rows`: an agent has only its own rows
     rows = tuple(leaf[at] for leaf in problem.all_rows)
@@ -115,19 +108,23 @@ def _missed_modes(problem: Problem, theta: Tensor) -> str:
 
     share = lacking(rule)
     if not bool((share > MISSED_SHARE).any()):
-        return ""
-    row, many = int(at[share.argmax()]), int((share > MISSED_SHARE).sum())
-    what = (
-        f"the integrals over {sorted(problem.layout.local)}, inside plate '{problem.plate}', miss modes: given the "
-        f"rest {many} of {len(at)} rows that were looked at have one elsewhere with more than {MISSED_SHARE:.0%} of "
-        f"their mass (row {row}: {float(share.max()):.0%})"
-    )
+        return []
     starts = needed_starts(problem, rule, draws, rows)
     finer = replace(rule, starts=starts, order=max(rule.order or 0, rule.max_order))
-    if bool((lacking(finer) > MISSED_SHARE).any()):
-        return f"{what}, and so they do from other places. {BY_HAND}"
+    lost = bool((lacking(finer) > MISSED_SHARE).any())
     rounded = tuple(tuple(float(f"{x:.4g}") for x in place) for place in starts)
-    return f"{what}. Give the federation places from which they are found: quadrature=pf.Quadrature(starts={rounded})"
+    return [
+        sentences.integrals_miss_modes(
+            sites=sorted(problem.layout.local),
+            plate=problem.plate,
+            rows=int((share > MISSED_SHARE).sum()),
+            looked_at=len(at),
+            share=MISSED_SHARE,
+            worst_row=int(at[share.argmax()]),
+            largest=float(share.max()),
+            starts="" if lost else str(rounded),
+        )
+    ]
 
 
 def _apart(problem: Problem, theta: Tensor, rule: Quadrature, exact: Quadrature) -> float:

@@ -25,6 +25,8 @@ from pyro_fed.algorithm.combination import Middle
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.privacy import Private
 from pyro_fed.algorithm.states import State
+from pyro_fed.codes import sentences
+from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.kinds import narrowed
 from pyro_fed.ops.gaussian import ImproperGaussianError
@@ -47,12 +49,12 @@ class Noisy(NamedTuple):
 
     Args:
         draws: (chain, draw, D); where the answer is a point, the point itself.
-        doubts: one sentence each.
+        findings: doubts about it.
         noise: the largest SD of the noise: of a mean, in posterior SDs without noise; of a point, in its own units.
     """
 
     draws: Tensor
-    doubts: list[str]
+    findings: list[Finding]
     noise: float
 
 
@@ -76,16 +78,13 @@ def with_noise(algorithm: Algorithm, context: Context, shared: State, draws: Ten
             continue
     name = context.problem.name_of
     if not samples:
-        return Noisy(draws, [f"the noise of differential privacy leaves no distribution. {_advice()}"], math.inf)
+        return Noisy(draws, [sentences.noise_leaves_no_distribution()], math.inf)
     means = torch.stack([one.double().flatten(0, 1).mean(0) for one in samples])
     noise = (means - means.mean(0)).square().mean(0).sqrt()
     if algorithm.draws_are == "point":
         worst = int(noise.argmax())
-        sentence = (
-            f"the noise of differential privacy has an SD of up to {float(noise[worst]):.2g} in the point "
-            f"({name(worst)}, unconstrained), and the result no spread that could hold it. {_advice()}"
-        )
-        return Noisy(draws, [sentence], float(noise[worst]))
+        doubt = sentences.noise_of_the_point(parameter=name(worst), sd=float(noise[worst]))
+        return Noisy(draws, [doubt], float(noise[worst]))
     sds = draws.double().flatten(0, 1).std(0)
     ratio = (noise / sds).nan_to_num(nan=math.inf)
     worst, count = int(ratio.argmax()), len(samples)
@@ -95,32 +94,16 @@ def with_noise(algorithm: Algorithm, context: Context, shared: State, draws: Ten
     if float(ratio[worst]) <= LARGEST_NOISE:
         return Noisy(spread, [], float(ratio[worst]))
     wider = float((spread.double().flatten(0, 1).std(0) / sds)[worst])
-    sentence = (
-        f"the noise of differential privacy moves the mean of {name(worst)} by {float(ratio[worst]):.2g} posterior SDs "
-        f"(one SD of the noise); the result's SDs have it in them, and are {wider:.2g} times as wide there. What "
-        f"clipping takes away is not in them. {_advice()}"
-    )
-    return Noisy(spread, [sentence], float(ratio[worst]))
+    doubt = sentences.noise_moves_means(parameter=name(worst), sds=float(ratio[worst]), wider=wider)
+    return Noisy(spread, [doubt], float(ratio[worst]))
 
 
-def still_shortened(context: Context) -> list[str]:
+def still_shortened(context: Context) -> list[Finding]:
     """A doubt if the last release is nearly as long as `norm` allows: messages were still shortened."""
     private, worked = narrowed(context.combination, Private), [one for one in context.record.rounds if one.clients]
     if not worked or worked[-1].reach < BINDING:
         return []
-    return [
-        f"the last round's mean of messages is {worked[-1].reach:.2g} of norm={private.norm:g} long, its noise aside: "
-        "messages were still shortened to the norm, or nearly so, and the answer is on its way from its start: a "
-        "posterior is too wide then, and its mean lags behind. Give a larger norm, with more clients for as little "
-        "noise, or more rounds"
-    ]
-
-
-def _advice() -> str:
-    return (
-        "For less of it: more clients; fewer rounds, which at the same epsilon allow a smaller noise_multiplier; or a "
-        "smaller norm, as far as honest messages are not shortened by it"
-    )
+    return [sentences.messages_still_shortened(reach=worked[-1].reach, norm=private.norm)]
 
 
 def _replayed(algorithm: Algorithm, context: Context, shared: State) -> list[State]:

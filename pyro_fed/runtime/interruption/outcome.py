@@ -10,6 +10,7 @@ import torch
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.record import Round, as_figures
 from pyro_fed.algorithm.states import State
+from pyro_fed.codes import sentences
 from pyro_fed.conventions.time_limit import is_time
 from pyro_fed.errors import InterruptedRun, PartialWork, TimeLimitError
 from pyro_fed.runtime.context import Context, Phase
@@ -51,7 +52,7 @@ def cut_short(phase: Phase, context: Context, stop: KeyboardInterrupt) -> None:
         record.interrupted = True
         kept = "the draws that there were" if part else "what it had found by then"
         after = "" if part else f" {when}"
-        record.doubts.append(f"{name} was interrupted{after}: the result is incomplete, {kept}")
+        record.findings.append(sentences.interrupted(algorithm=name, after=after, kept=kept))
     if not phase.last or not (part or phase.done or phase.settled):
         where = "" if phase.last else ", with which the run starts"
         raise no_posterior(f"{name}{where}, {when}", context, algorithm, phase.shared)

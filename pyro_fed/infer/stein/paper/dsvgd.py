@@ -48,6 +48,8 @@ from pyro_fed.algorithm.contract import Noise, Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import RoundRobin, Schedule
 from pyro_fed.algorithm.states import State
+from pyro_fed.codes import sentences
+from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.limits import MATTERS, SD_MATTERS
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
@@ -182,19 +184,19 @@ class SiteParticles(ParticleAlgorithm, Indicators):
         own = likelihood_scores(problem, particles, batch) / self.temperature
         return linear_identities(particles, own + share * prior_scores(problem, particles))
 
-    def warnings(self, record: Record, problem: Problem) -> list[str]:
+    def warnings(self, record: Record, problem: Problem) -> list[Finding]:
         """A kernel density estimate in which particles see themselves alone, or particles that are elsewhere."""
         alive = record.last("kde_alive")
         if self.num_particles > 1 and len(alive) > 0 and np.mean(alive) < ALIVE:
             dead = 1 - float(np.mean(alive))
             return [
-                f"the KDE of bandwidth {self.kde_bandwidth} carries no information: {100 * dead:.0f} % of the "
-                f"particles have fewer than {FEWEST_NEIGHBOURS:g} effective neighbours in it, so that it only holds "
-                "each to its old place, and the prior may be counted more than once; use DSVGD, which has no KDE"
+                sentences.density_estimate_is_empty(
+                    bandwidth=self.kde_bandwidth, share=dead, neighbours=FEWEST_NEIGHBOURS
+                )
             ]
         return self._elsewhere(record, problem)
 
-    def _elsewhere(self, record: Record, problem: Problem) -> list[str]:
+    def _elsewhere(self, record: Record, problem: Problem) -> list[Finding]:
         """What the clients' last figures say of the particles."""
         seen: dict[int, tuple[Tensor, Tensor]] = {}
         for past in reversed(record.rounds):
@@ -204,21 +206,17 @@ class SiteParticles(ParticleAlgorithm, Indicators):
                     seen.setdefault(client, (found[0][row], found[1][row]))
         if not seen:
             return []
-        name = type(self).__name__
         missing = len(record.client_names) - len(seen)
         if missing:
-            return [
-                f"{missing} of {len(record.client_names)} clients never had a turn, and the result lacks their rows: "
-                "give more rounds (num_rounds)"
-            ]
+            return [sentences.some_clients_had_no_turn(missing=missing, of_clients=len(record.client_names))]
         mean, share = (torch.stack(parts).sum(0) for parts in zip(*seen.values(), strict=True))
         mean_off, sd_off = (float(value) for value in largest_off(mean, share))
         if mean_off <= MATTERS and sd_off <= SD_MATTERS:
             return []
         return [
-            f"{name} as published ends where its kernel density estimates of bandwidth {self.kde_bandwidth} balance, "
-            f"which is not the posterior: by the clients' scores at the particles, a mean is {mean_off:.2g} standard "
-            f"deviations off, and a standard deviation by a factor of {sd_off:.2g}. Use DSVGD, which has no KDE"
+            sentences.particles_balance_elsewhere(
+                algorithm=type(self).__name__, bandwidth=self.kde_bandwidth, mean_off=mean_off, sd_off=sd_off
+            )
         ]
 
 

@@ -19,6 +19,8 @@ from pyro_fed.algorithm.capabilities import Pooled
 from pyro_fed.algorithm.contract import Noise, Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
+from pyro_fed.codes import sentences
+from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.limits import MATTERS, SD_MATTERS
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.density.problem import Problem
@@ -107,7 +109,7 @@ class PaperSVGD(ParticleAlgorithm, Pooled):
     def _judged(self, problem: Problem, particles: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         return moments_off(particles, self._scores(problem, particles, batch))
 
-    def warnings(self, record: Record, problem: Problem) -> list[str]:
+    def warnings(self, record: Record, problem: Problem) -> list[Finding]:
         """Moments that the scores at the particles object to."""
         found = [record.last(name) for name in ("mean_off", "sd_off")]
         if not len(found[0]):
@@ -115,8 +117,5 @@ class PaperSVGD(ParticleAlgorithm, Pooled):
         mean_off, sd_off = (float(value[0]) for value in found)
         if mean_off <= MATTERS and sd_off <= SD_MATTERS:
             return []
-        return [
-            f"the particles are not at rest after {len(record.figures)} rounds: by the scores there, a mean is "
-            f"{mean_off:.2g} standard deviations off, and a standard deviation by a factor of {sd_off:.2g}. Give more "
-            "rounds (num_rounds), another step_size, or use SVGD, which whitens the particles' coordinates"
-        ]
+        rounds = len(record.figures)
+        return [sentences.particles_not_at_rest(rounds=rounds, mean_off=mean_off, sd_off=sd_off)]

@@ -1,0 +1,1364 @@
+"""Every sentence of a finding, by topic. A function's name is the code, its arguments are the figures.
+
+Texts have no full stop at their end. Arguments named as in `finding.PLACES` say where something was found; `cures` are
+what to do about it, and are part of the text. A text may change from version to version, a code may not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from pyro_fed.codes.finding import Finding, Topic, doubt, note
+from pyro_fed.conventions.limits import MATTERS, SD_MATTERS
+from pyro_fed.errors import listed
+
+#: What to do about a finding, a sentence each.
+Cures = Sequence[str]
+
+#: Beginning of sentences on draws that are not the posterior's.
+NOT_THE_POSTERIORS = "these draws are not the posterior's"
+#: Where the audit's estimates are.
+MEASURED = "as short exact chains or weights estimate. The group 'audit' has all estimates"
+#: What to report of a number without a variance.
+QUANTILES = "Report its median and quantiles: az.summary(idata, stat_focus='median')"
+#: Beginning of the sentences that doubt an estimate by leave-one-out only, and not the posterior.
+ABOUT_LOO = "its ELPD by leave-one-out (LOO)"
+#: The most clients that a sentence describes one by one; further ones are counted.
+MOST_DESCRIBED = 5
+
+
+# -- Convergence ----------------------------------------------------------------------------------------------
+
+
+@doubt(Topic.CONVERGENCE)
+def not_converged(rounds: int, change: float, cures: Cures = ("run more rounds",)) -> str:
+    """The rounds ended before the algorithm's own criterion held."""
+    return f"not converged after {rounds} rounds: the last change was {change:.3g}; {cures[0]}"
+
+
+@doubt(Topic.CONVERGENCE)
+def not_converged_and_blocked(rounds: int) -> str:
+    """The algorithm stood still only because no change of a client's could be applied; other findings say why."""
+    return f"not converged after {rounds} rounds, and more rounds do not help"
+
+
+@doubt(Topic.CONVERGENCE)
+def stopped_by_time(stopped: str) -> str:
+    """The limit of time ended the rounds."""
+    return f"not converged: {stopped}"
+
+
+@doubt(Topic.CONVERGENCE)
+def interrupted(algorithm: str, after: str, kept: str) -> str:
+    """Ctrl-C ended the rounds."""
+    return f"{algorithm} was interrupted{after}: the result is incomplete, {kept}"
+
+
+@doubt(Topic.CONVERGENCE)
+def stage_cut_short(stage: str, by: str) -> str:
+    """A stage of a plan was interrupted, or ended by the budget."""
+    return f"the run of {stage} was {by}"
+
+
+# -- What algorithms say of their own figures -----------------------------------------------------------------
+
+
+@doubt(Topic.DIAGNOSTICS)
+def algorithm_warning(warning: str) -> str:
+    """A sentence that an algorithm has written itself."""
+    return warning
+
+
+@doubt(Topic.DIAGNOSTICS)
+def sites_not_finite(clients: Sequence[str]) -> str:
+    """Sites of a hand-written guide were not finite in the last round."""
+    return f"in the last round the sites of clients {listed(clients)} were not finite and were not used"
+
+
+@doubt(Topic.DIAGNOSTICS)
+def sites_not_used(clients: Sequence[str], of_clients: int, cures: Cures) -> str:
+    """Messages of the last round could not be used."""
+    return (
+        f"in the last round the messages of clients {listed(clients)} ({len(clients)} of {of_clients}) "
+        "were not used: their tilted distributions or the updated q were no numbers, or not positive definite; their "
+        f"sites are those of an earlier round. {'. '.join(cures)}"
+    )
+
+
+@doubt(Topic.DIAGNOSTICS)
+def last_step_taken_back(cures: Cures = ("Raise num_rounds, or set start='laplace'",)) -> str:
+    """The last step lowered the evidence's lower bound, and a shorter one was not checked."""
+    return (
+        "the last round's step was taken back, since it lowered the evidence's lower bound or led to a likelihood "
+        f"that is not finite; the result is a shorter step, which no round has checked. {cures[0]}"
+    )
+
+
+@doubt(Topic.DIAGNOSTICS)
+def rounds_in_vain(returns: int, samplers: str) -> str:
+    """Steps from the best Gaussian lower the evidence's bound again and again."""
+    return (
+        f"the last rounds were in vain: {returns} times steps from the best Gaussian, which is the result, led to "
+        "where the evidence's lower bound is lower by more than step_control.fall. The curvature of the density is "
+        "another at every point, as where it has steps or several modes, or is that of a network. More rounds do not "
+        f"help: sample it, by {samplers}"
+    )
+
+
+@doubt(Topic.DIAGNOSTICS)
+def weights_still_move(rounds: int, nats: float, samplers: str) -> str:
+    """A network's rounds hardly win any more, and its weights are not at rest."""
+    return (
+        f"a network's weights have not come to rest: in the last {rounds} rounds the evidence's lower bound rose by "
+        f"less than {nats:g} nats a row, so that more rounds would hardly change what it predicts. For the weights "
+        f"themselves sample it, by {samplers}"
+    )
+
+
+@doubt(Topic.CONVERGENCE)
+def steps_shortened(rounds: int, fraction: float) -> str:
+    """Steps are shortened at an edge of the likelihood."""
+    return (
+        f"not converged after {rounds} rounds: steps were shortened to "
+        f"{fraction:.2g} of their length, since the likelihood falls, or is not finite, "
+        "where they lead. It may end at an edge that depends on a latent, such as a factor that is -inf beyond it, "
+        "which gradients do not show: choose a prior under which all rows are possible"
+    )
+
+
+@doubt(Topic.DIAGNOSTICS)
+def gaussian_still_moves(sds: float, cures: Cures) -> str:
+    """The Gaussian moved in the last round."""
+    return f"q moved by {sds:.3g} SDs in the last round: it has not settled; {cures[0]}"
+
+
+@doubt(Topic.DIAGNOSTICS)
+def sites_are_not_the_quotient() -> str:
+    """An optimiser breaks the invariant of EP."""
+    return (
+        "an adaptive optimiser moves q and the sites by different amounts: q is not the product of prior "
+        "and sites any more (Guo et al., Section 2.2.3)"
+    )
+
+
+@doubt(Topic.DIAGNOSTICS)
+def sds_still_change(percent_a_round: float) -> str:
+    """The SDs of a large model have not come to rest."""
+    return (
+        f"the SDs still changed by {percent_a_round:+.2g} % a round on average at the end: they are those of a run "
+        "that has not settled; run more rounds (num_rounds=)"
+    )
+
+
+@doubt(Topic.DIAGNOSTICS)
+def improper_priors(sites: Sequence[str]) -> str:
+    """Parameters of a network under improper priors may have no posterior."""
+    return (
+        f"sites {list(sites)} have improper priors: those of their parameters that the data do "
+        "not determine, as weights behind a pixel that is always dark, have no posterior; give them proper priors"
+    )
+
+
+@doubt(Topic.CONVERGENCE)
+def point_not_converged(rounds: int, sds: float) -> str:
+    """A point may be far from the mode."""
+    return f"not converged after {rounds} rounds: {_point_from_mode(sds)}"
+
+
+@doubt(Topic.DIAGNOSTICS)
+def point_by_random_steps(rounds: int, sds: float) -> str:
+    """A point that random steps have found may be far from the mode."""
+    return f"by random steps, which have no criterion, after {rounds} rounds: {_point_from_mode(sds)}"
+
+
+def _point_from_mode(sds: float) -> str:
+    return (
+        f"the point may be {sds:.2g} posterior SDs "
+        "from the mode; where the prior is weak against the data that takes many rounds: raise "
+        "num_rounds, or use FedLapCov or FedLaplace"
+    )
+
+
+@doubt(Topic.CLIENTS)
+def rows_went_in_partly(clients: Sequence[str], cures: Cures = ("use PVI",)) -> str:
+    """Streaming visited clients once and took a part of their change."""
+    return f"the rows of clients {listed(clients)} went in by a part of their only turn: {cures[0]}"
+
+
+@doubt(Topic.CLIENTS)
+def clients_had_no_turn(clients: Sequence[str]) -> str:
+    """Clients were never visited."""
+    return f"clients {listed(clients)} never had a turn, and the result lacks their rows"
+
+
+@doubt(Topic.CLIENTS)
+def some_clients_had_no_turn(missing: int, of_clients: int, cures: Cures = ("give more rounds (num_rounds)",)) -> str:
+    """The last turns of clients are missing for the check of particles."""
+    return f"{missing} of {of_clients} clients never had a turn, and the result lacks their rows: {cures[0]}"
+
+
+@doubt(Topic.CLIENTS)
+def clients_have_not_answered(share: float) -> str:
+    """Weights lack some clients' likelihoods."""
+    return f"{100 * share:.0f} % of the clients have answered: the result lacks the others' likelihoods"
+
+
+@doubt(Topic.CLIENTS)
+def rows_never_used(rows: int, cures: Cures) -> str:
+    """Stochastic rounds have not reached all rows."""
+    return f"{rows} rows were never used: {cures[0]}"
+
+
+@doubt(Topic.DIAGNOSTICS)
+def surrogates_tempered(clients: Sequence[str]) -> str:
+    """Clients' likelihoods are flat in some direction."""
+    return (
+        f"the likelihoods of clients {listed(clients)} are flat or improper "
+        "in some direction (separable classes, fewer rows than parameters): their surrogates are tempered, and the "
+        "variance between clients may be larger"
+    )
+
+
+@doubt(Topic.DIAGNOSTICS)
+def no_draw_kept(end: str, cures: Cures = ("run more rounds",)) -> str:
+    """A run of chains ended before a draw was kept."""
+    return f"no draw was kept: {end}; {cures[0]}"
+
+
+@doubt(Topic.DIAGNOSTICS)
+def too_few_effective_draws(effective: float, needed: float, chain_is_short: bool, cures: Cures) -> str:
+    """Chains are worth few independent draws."""
+    short = "the chain is short, and its intervals are rough; " if chain_is_short else ""
+    return (
+        f"only {effective:.3g} effective draws of the slowest coordinate (at least {needed} are wanted): "
+        f"{short}{cures[0]}"
+    )
+
+
+@doubt(Topic.DIAGNOSTICS)
+def chains_disagree(r_hat: float, limit: str, chains: int | None = None, cures: Cures = ("run more rounds",)) -> str:
+    """R-hat of the chains is too large."""
+    which = "the chains" if chains is None else f"the {chains} chains"
+    cure = f"; {cures[0]}" if cures else ""
+    return f"{which} disagree: R-hat is {r_hat:.4g} (at most {limit} is wanted){cure}"
+
+
+@doubt(Topic.DIAGNOSTICS)
+def chains_stood_still(why: str) -> str:
+    """Parameters of the chains did not move at all."""
+    return f"parameters of the chains did not move at all, so that there is no R-hat and no effective draw: {why}"
+
+
+@doubt(Topic.DIAGNOSTICS)
+def too_few_draws_of_a_chain(draws: int, cures: Cures = ("run more rounds",)) -> str:
+    """Chains are too short for R-hat."""
+    return f"only {draws} draws of a chain are kept, too few for R-hat and effective draws: {cures[0]}"
+
+
+@doubt(Topic.DIAGNOSTICS)
+def funnel_is_likely(hint: str) -> str:
+    """A site's scale is itself latent."""
+    return hint
+
+
+@doubt(Topic.DIAGNOSTICS)
+def steps_widen_draws(factor: float) -> str:
+    """Langevin steps are too long for the posterior."""
+    many = f"{factor:.3g} times" if math.isfinite(factor) else "any number of times"
+    return (
+        f"the steps are too long for this posterior: SDs come out {many} what they are. Give a smaller "
+        "step_size (beside which the chain draws the rest of its noise itself), or a lower temperature"
+    )
+
+
+@doubt(Topic.DIAGNOSTICS)
+def noise_of_clients_unmeasured(parameters: int, cures: Cures) -> str:
+    """How far clients' own noise moves their average is not known for a large model."""
+    return (
+        f"how far the clients' own noise moves their average is not measured on a model of {parameters} "
+        f"parameters, and the more clients there are the farther it does: {cures[0]}"
+    )
+
+
+@doubt(Topic.DIAGNOSTICS)
+def server_steps_grow(late: float, before: float) -> str:
+    """Averaging is on its way off a plateau."""
+    return (
+        f"the server's steps grow: {late:.2g} a round at the end, {before:.2g} in the middle of the run. The point "
+        "is on its way off a plateau, as where gradients of a network's first layers were small: run more rounds "
+        "(num_rounds=)"
+    )
+
+
+@doubt(Topic.SETTINGS)
+def published_weighting(agents: int, counted: float, again: str, start: str) -> str:
+    """The published weighting of agents does not end at the posterior."""
+    return (
+        "weighting='paper' does not end at the posterior: an agent's likelihood enters with its centrality, about "
+        f"1/{agents}, {again}, so that a row counts about {counted:.2g} times in place of once{start}. It is the "
+        "published recursion; use weighting='exact' for the posterior"
+    )
+
+
+@doubt(Topic.SETTINGS)
+def published_weighting_of_finitely_many() -> str:
+    """The published weighting of agents over finitely many parameters does not end at the posterior."""
+    return (
+        "weighting='paper' does not end at the posterior: a row of agent i counts v_i times, about 1 over the "
+        "number of agents; use weighting='exact' for the posterior"
+    )
+
+
+@doubt(Topic.DIAGNOSTICS)
+def candidates_miss_the_posterior(candidates: int, worth: float) -> str:
+    """Draws of the prior hardly meet the posterior."""
+    return (
+        f"the posterior on {candidates} draws of the prior is worth {worth:.3g} of them: raise "
+        "num_candidates, or use P2PVI"
+    )
+
+
+@doubt(Topic.DIAGNOSTICS)
+def agents_disagree(sds: float, cures: Cures = ("run more rounds or consensus steps",)) -> str:
+    """Agents' beliefs differ after the last round."""
+    return f"agents disagree by up to {sds:.2g} SD after the last round: {cures[0]}"
+
+
+@doubt(Topic.DIAGNOSTICS)
+def agents_could_not_move(clients: Sequence[str]) -> str:
+    """Agents' sites could not move in the last round."""
+    return (
+        f"in the last round the sites of agents {listed(clients)} could not move without undoing their beliefs. If "
+        "that goes on, no Gaussian is near this posterior"
+    )
+
+
+@doubt(Topic.DIAGNOSTICS)
+def tilted_points_are_few(client: str, share: float) -> str:
+    """An agent's tilted distribution lies elsewhere than its belief."""
+    return (
+        f"agent {client} has {share:.1%} effective points for its tilted moments and keeps its site: "
+        "raise tilted_points, or lower damping"
+    )
+
+
+@doubt(Topic.DIAGNOSTICS)
+def step_held_back(step: float, of_step: float) -> str:
+    """Mirror descent's last step was held back."""
+    return (
+        f"the last step was held back to γ = {step:.2g} of {of_step:g}: q is not yet the "
+        "posterior; run more rounds, or give more particles"
+    )
+
+
+@doubt(Topic.DIAGNOSTICS)
+def few_particles_have_weight(share: float, particles: int) -> str:
+    """Few particles have weight in mirror descent."""
+    return (
+        f"the last weights are worth {share:.1%} of the {particles} particles: give more of "
+        "them, a smaller step_size or min_effective=0.3, or use DSVGD"
+    )
+
+
+@doubt(Topic.DIAGNOSTICS)
+def components_curve_upwards(components: int, of_components: int) -> str:
+    """Components of a mixture keep the variance they began with."""
+    return (
+        f"{components} of {of_components} components lie where the log density curves upwards, and "
+        "keep the variance they began with: run more rounds, or use SVI or DSVGD"
+    )
+
+
+@doubt(Topic.DIAGNOSTICS)
+def trajectories_diverged(trajectories: float) -> str:
+    """Trajectories of NUTS diverged."""
+    return (
+        f"{trajectories:.0f} trajectories diverged: the posterior has places that the chains did not "
+        "reach, often a funnel; raise target_accept_prob, or give its scale a non-centred form"
+    )
+
+
+@doubt(Topic.DIAGNOSTICS)
+def trees_saturated(share: float) -> str:
+    """Trajectories of NUTS often end at the deepest tree."""
+    return (
+        f"{100 * share:.0f} % of the draws used the deepest tree: raise max_tree_depth, or set "
+        "full_mass=True where parameters are correlated"
+    )
+
+
+@doubt(Topic.DIAGNOSTICS)
+def chains_not_mixed(r_hat: float, limit: float) -> str:
+    """Chains of NUTS have not mixed."""
+    return (
+        f"the chains have not mixed: R-hat is {r_hat:.3f} where {limit} is allowed; raise "
+        "warmup_steps and num_samples, or look for several modes"
+    )
+
+
+@doubt(Topic.DIAGNOSTICS)
+def energies_badly_explored(bfmi: float, limit: float) -> str:
+    """BFMI of NUTS is small."""
+    return f"BFMI is {bfmi:.2f} where {limit} is the least: the tails are badly explored; reparameterise the model"
+
+
+@doubt(Topic.DIAGNOSTICS)
+def improper_posterior() -> str:
+    """The mode is at infinity."""
+    return MODE_AT_INFINITY
+
+
+#: What is said, of results and in errors, of a mode at infinity.
+MODE_AT_INFINITY = (
+    "the posterior is improper, or nearly so: its mode is at infinity. The density goes on rising while its curvature "
+    "vanishes, as with separable classes under a flat prior. Draws mean nothing: give the model a proper prior"
+)
+
+
+@doubt(Topic.DIAGNOSTICS)
+def no_mode_found() -> str:
+    """The climb to a mode has left the mass behind."""
+    return (
+        "no mode was found: the climb to one left the mass behind. Either the density rises without end towards a "
+        "place that holds none of it, as where a hierarchy's scale goes to zero (write the hierarchy non-centred, "
+        "`fed.noncentred`), or its modes are narrow beside what is around them, as a network's. This is an "
+        "approximation at the point on the way around which most mass was found: take an algorithm that looks at more "
+        "than a point"
+    )
+
+
+@doubt(Topic.DIAGNOSTICS)
+def no_second_derivative() -> str:
+    """Scores jump, so that there is no Laplace approximation."""
+    return SCORES_JUMP
+
+
+#: What is said, of results and in errors, where scores jump.
+SCORES_JUMP = (
+    "scores jump, as those of an absolute value do (rows' in a median's or a quantile's regression, the prior's in a "
+    "lasso), so that second derivatives say nothing, and there is no Laplace approximation. FedEP takes its curvatures "
+    "from scores there"
+)
+
+
+@doubt(Topic.DIAGNOSTICS)
+def point_is_no_maximum() -> str:
+    """The curvature at a Laplace approximation's point is not positive definite."""
+    return (
+        "the curvature at the last point is not positive definite, so it is no maximum and Laplace's approximation "
+        "does not exist there: draws use the curvature's absolute value. A flat prior with data that do not "
+        "determine every parameter (separable classes, say) has no mode: give it a proper prior"
+    )
+
+
+@doubt(Topic.DIAGNOSTICS)
+def sites_do_not_fit(pareto_k: float, error: float, samplers: str) -> str:
+    """Importance weights have too long a tail."""
+    size = "" if math.isinf(error) else f", a mean or an SD is off by {error:.2g} SDs"
+    return (
+        f"the sites do not fit: the weights' Pareto k is {pareto_k:.2f}{size} as parts of the draws show. Raise "
+        f"num_proposals, give other surrogates, or sample by {samplers}"
+    )
+
+
+@doubt(Topic.DIAGNOSTICS)
+def weights_are_few(effective: float, cures: Cures = ("raise num_proposals",)) -> str:
+    """Importance weights are worth few draws."""
+    return f"the weights are worth {effective:.0f} draws: {cures[0]}"
+
+
+@doubt(Topic.DIAGNOSTICS)
+def particles_not_at_rest(rounds: int, mean_off: float, sd_off: float) -> str:
+    """Scores at the particles of published SVGD object to their moments."""
+    return (
+        f"the particles are not at rest after {rounds} rounds: by the scores there, a mean is "
+        f"{mean_off:.2g} standard deviations off, and a standard deviation by a factor of {sd_off:.2g}. Give more "
+        "rounds (num_rounds), another step_size, or use SVGD, which whitens the particles' coordinates"
+    )
+
+
+@doubt(Topic.DIAGNOSTICS)
+def density_estimate_is_empty(bandwidth: float, share: float, neighbours: float) -> str:
+    """Particles see only themselves in a kernel density estimate."""
+    return (
+        f"the KDE of bandwidth {bandwidth} carries no information: {100 * share:.0f} % of the "
+        f"particles have fewer than {neighbours:g} effective neighbours in it, so that it only holds "
+        "each to its old place, and the prior may be counted more than once; use DSVGD, which has no KDE"
+    )
+
+
+@doubt(Topic.DIAGNOSTICS)
+def particles_balance_elsewhere(algorithm: str, bandwidth: float, mean_off: float, sd_off: float) -> str:
+    """Published DSVGD ends where its density estimates balance."""
+    return (
+        f"{algorithm} as published ends where its kernel density estimates of bandwidth {bandwidth} balance, "
+        f"which is not the posterior: by the clients' scores at the particles, a mean is {mean_off:.2g} standard "
+        f"deviations off, and a standard deviation by a factor of {sd_off:.2g}. Use DSVGD, which has no KDE"
+    )
+
+
+@doubt(Topic.DIAGNOSTICS)
+def particles_collapsed(spread: float) -> str:
+    """Particles have drawn together."""
+    return _drawn_together(spread)
+
+
+@doubt(Topic.CONVERGENCE)
+def particles_collapsed_on_their_way(rounds: int, spread: float) -> str:
+    """Particles have drawn together, and have not converged."""
+    return f"not converged after {rounds} rounds: {_drawn_together(spread)}"
+
+
+def _drawn_together(spread: float) -> str:
+    return (
+        f"the particles have drawn together: their spread is {spread:.2g} times that of the "
+        "Gaussian they started from. Take more particles, or a smaller step_size"
+    )
+
+
+@doubt(Topic.DIAGNOSTICS)
+def particles_span_too_little(particles: int, dim: int, factor: float) -> str:
+    """There are fewer particles than dimensions."""
+    return (
+        f"{particles} particles span {particles - 1} of {dim} dimensions, and "
+        f"standard deviations come out about {factor:.2f} times as large as they are: take "
+        f"num_particles > {dim}"
+    )
+
+
+@doubt(Topic.CONVERGENCE)
+def particles_are_off(rounds: int, mean_off: float, sd_off: float, cures: Cures) -> str:
+    """Clients' scores at the particles object to their moments."""
+    return (
+        f"not converged after {rounds} rounds: by the clients' scores at the particles, a mean is "
+        f"{mean_off:.2g} standard deviations off, and a standard deviation by a factor of {sd_off:.2g}. {cures[0]}"
+    )
+
+
+@doubt(Topic.DIAGNOSTICS)
+def too_few_particles(particles: int, needed: int) -> str:
+    """Few particles satisfy the identities that judge them, whatever the posterior."""
+    return (
+        f"{particles} particles are too few to follow a posterior that is not Gaussian, or to tell "
+        f"whether it is: take num_particles of {needed} or more"
+    )
+
+
+# -- Means and SDs --------------------------------------------------------------------------------------------
+
+
+@doubt(Topic.MOMENTS)
+def sds_not_finite(
+    sites: Sequence[str],
+    cures: Cures = ("Divide the data by their scale before the model, or narrow the priors",),
+) -> str:
+    """Draws lie so far out that their SD is no finite number."""
+    named = listed(map(repr, sites))
+    return f"the SD of {named} is no finite number: draws lie beyond the range of its numbers. {cures[0]}"
+
+
+@doubt(Topic.MOMENTS)
+def mean_is_off(parameter: str, by: str, size: float, error: float, largest: float, cures: Cures) -> str:
+    """Chains or weighted points move a mean."""
+    many = f"more than {largest:g}" if size > largest else f"{size:.2f} ± {error:.2f}"
+    return f"{NOT_THE_POSTERIORS}: {by} move the mean of {quoted(parameter)} by {many} SDs. {cures[0]}"
+
+
+@doubt(Topic.MOMENTS)
+def sd_is_off(parameter: str, by: str, ratio: float, error: float, largest: float, cures: Cures) -> str:
+    """Chains or weighted points multiply an SD."""
+    if ratio > largest or ratio < 1 / largest:
+        many = f"more than {largest:g}" if ratio > 1 else "less than a third"
+    else:
+        many = f"{ratio:.2f} ± {error:.2f}"
+    return f"{NOT_THE_POSTERIORS}: {by} multiply the SD of {quoted(parameter)} by {many}. {cures[0]}"
+
+
+@doubt(Topic.MOMENTS)
+def chains_are_stuck(cures: Cures) -> str:
+    """No exact chain can move away from the draws."""
+    return (
+        f"{NOT_THE_POSTERIORS}: no exact Markov chain can move away from them, even by steps far shorter "
+        f"than their own spread, so the posterior must be much narrower there. {cures[0]}"
+    )
+
+
+@doubt(Topic.MOMENTS)
+def weights_have_long_tails(pareto_k: float, limit: float, draws: int, effective: float, cures: Cures) -> str:
+    """Importance weights of the clients' sums do not tell the moments."""
+    return (
+        f"{NOT_THE_POSTERIORS}, as far as importance weights by all clients' likelihoods can tell: "
+        f"the weights' Pareto k is {pareto_k:.2f}, above {limit}, so that means and SDs cannot be corrected by "
+        f"them, and {draws} draws are worth {effective:.0f}. {cures[0]}"
+    )
+
+
+@doubt(Topic.MOMENTS)
+def mean_is_off_by_sums(parameter: str, size: float, error: float, cures: Cures) -> str:
+    """Importance weights of the clients' sums move a mean."""
+    return (
+        f"{NOT_THE_POSTERIORS}: importance weights by all clients' likelihoods move the mean of '{parameter}' by "
+        f"{size:.2f} ± {error:.2f} SDs. {cures[0]}"
+    )
+
+
+@doubt(Topic.MOMENTS)
+def sd_is_off_by_sums(parameter: str, ratio: float, error: float, cures: Cures) -> str:
+    """Importance weights of the clients' sums multiply an SD."""
+    return (
+        f"{NOT_THE_POSTERIORS}: importance weights by all clients' likelihoods multiply the SD of '{parameter}' by "
+        f"{ratio:.2f} ± {error:.2f}. {cures[0]}"
+    )
+
+
+@doubt(Topic.MOMENTS)
+def sd_at_the_limit(parameter: str, off: str, cures: Cures) -> str:
+    """An SD is plainly too small, and as near to the limit as its standard error."""
+    return (
+        f"an SD may be too small by more than the limit, a factor of {SD_MATTERS:g}: {quoted(parameter)}, {off}, "
+        f"{MEASURED}. {cures[0]}"
+    )
+
+
+@doubt(Topic.MOMENTS)
+def moments_may_be_off(parameter: str, off: str) -> str:
+    """A moment plainly misses a plan's aim, and may be beyond the limits."""
+    return (
+        f"means and SDs may be beyond the limits ({MATTERS:g} SDs, a factor of {SD_MATTERS:g}), and no answer that was "
+        f"tried is closer: {quoted(parameter)}, {off}, {MEASURED}"
+    )
+
+
+@note(Topic.MOMENTS)
+def moments_close_to_limits(parameter: str, off: str) -> str:
+    """A moment is within the limits, near them, and plainly off."""
+    return (
+        f"means and SDs are within the limits ({MATTERS:g} SDs, a factor of {SD_MATTERS:g}), but close to them: "
+        f"{quoted(parameter)}, {off}, {MEASURED}"
+    )
+
+
+@note(Topic.MOMENTS)
+def aim_missed(parameter: str, off: str, mean_error: float, sd_factor: float) -> str:
+    """A moment is within the limits, and likely to miss a plan's finer aim."""
+    return (
+        f"no answer that was tried is surely within the aim, {mean_error:g} SDs and a factor of {sd_factor:g}: "
+        f"{quoted(parameter)}, {off}, {MEASURED}"
+    )
+
+
+@note(Topic.MOMENTS)
+def no_variance(parameter: str, cures: Cures = (QUANTILES,)) -> str:
+    """A density falls so slowly that there is no variance."""
+    return (
+        f"{quoted(parameter)} has no variance: its density falls no faster than |x|^-3 far out. "
+        f"Its mean and SD depend on a few draws. {cures[0]}"
+    )
+
+
+@note(Topic.MOMENTS)
+def no_variance_of_draws(parameter: str, pareto_k: float, cures: Cures = (QUANTILES,)) -> str:
+    """The draws of a deterministic site have the tail of a distribution without a variance."""
+    return (
+        f"{quoted(parameter)} seems to have no variance: the tail of its draws is that of a Pareto distribution with "
+        f"k = {pareto_k:.1f}, which has none from 0.5 on. Its mean and SD depend on a few draws. {cures[0]}"
+    )
+
+
+@note(Topic.MOMENTS)
+def draws_do_not_tell(parameter: str, kurtosis: float, draws: int, cures: Cures = (QUANTILES,)) -> str:
+    """A posterior's tail is so long that the draws do not determine its moments."""
+    return (
+        f"a few draws far out make the SD of {quoted(parameter)}, and its mean: the posterior's tail is so long (a "
+        f"kurtosis of {kurtosis:.2g}) that {draws} draws do not determine them, even if all draws are right. "
+        f"{cures[0]}"
+    )
+
+
+@note(Topic.MOMENTS)
+def evidence_not_known(error: float, pareto_k: float) -> str:
+    """The evidence has a large error, though draws may be right."""
+    many = f"its standard error is {error:.2g} nats" if math.isfinite(error) else "its weights have no mean"
+    return (
+        f"log_evidence is not known ({many}, by their tail, whose Pareto k is {pareto_k:.2f}): compare"
+        " no models by it. More num_proposals or other surrogates may tell it; means and SDs do not depend on that tail"
+    )
+
+
+@doubt(Topic.MOMENTS)
+def angle_across_its_ends(parameter: str, lower: float, upper: float, lost: float, cures: Cures) -> str:
+    """A posterior goes on across the ends of an angle's interval, so that one mode looks like two."""
+    across = across_its_ends(parameter, lower, upper)
+    return f"{across}: one mode looks like two there, and the draws do not have both as they should. {cures[0]}"
+
+
+@note(Topic.MOMENTS)
+def angle_has_no_mean(parameter: str, lower: float, upper: float, cures: Cures) -> str:
+    """Draws of an angle are right, and their mean and SD mean nothing."""
+    across = across_its_ends(parameter, lower, upper)
+    return (
+        f"{across}: the mean and SD of its values say nothing, but scipy.stats.circmean and circstd with these "
+        f"ends do. {cures[0]}"
+    )
+
+
+def across_its_ends(parameter: str, lower: float, upper: float) -> str:
+    """The clause that both sentences on angles begin with."""
+    return (
+        f"'{parameter}' is an angle, or periodic otherwise, and its posterior goes on across the ends of its "
+        f"interval, {lower:.3g} and {upper:.3g}, which are the same angle"
+    )
+
+
+# -- Modes ----------------------------------------------------------------------------------------------------
+
+
+@doubt(Topic.MODES)
+def mode_without_draws(site: str, value: str, lost: float, by: str, cures: Cures) -> str:
+    """A mode has mass and no draws."""
+    return (
+        f"the posterior has another mode, with about {percent(lost)} % of its mass ({by}), where "
+        f"none of these draws is: '{site}' is {value} there. Means and SDs of one mode are not the posterior's. "
+        f"{cures[0]}"
+    )
+
+
+@doubt(Topic.MODES)
+def modes_relabelled(modes: int, lost: float) -> str:
+    """Modes without draws differ from those with draws by the order of components only."""
+    return (
+        f"the posterior has {modes} modes that differ only in the order of their components, and these draws "
+        "have one order. They predict as well as draws of all modes would, but means and SDs of single components, "
+        "and the evidence, are those of this order. Order the components in the model, or read the result so"
+    )
+
+
+@doubt(Topic.MODES)
+def mode_shares_are_wrong(
+    modes: int, site: str, value: str, of_draws: float, of_mass: float, bound: str, by: str, lost: float, cures: Cures
+) -> str:
+    """Shares of the draws are not the modes' shares of the mass."""
+    mass = f"{f'at {bound} ' if bound else ''}{percent(of_mass)} %"
+    return (
+        f"the posterior has {modes} modes, and the shares of the draws are not their shares of its mass: where "
+        f"'{site}' is {value} there are {percent(of_draws)} % of the draws, and {mass} of the mass {by}. "
+        f"{cures[0]}"
+    )
+
+
+@doubt(Topic.MODES)
+def point_is_not_the_mode(parameter: str, sds: float, cures: Cures) -> str:
+    """A point is away from the mode."""
+    return (
+        f"this point is not the posterior's mode: '{parameter}' is {sds:.3g} "
+        f"posterior SDs (by Laplace) from it. {cures[0]}; FedEP and FedLaplace give SDs too"
+    )
+
+
+@doubt(Topic.MODES)
+def point_is_below_the_mode(nats: float, dim: int, cures: Cures) -> str:
+    """The density rises from a point by more than most draws are below the mode."""
+    return (
+        f"this point is not the posterior's mode: along its gradient the log density rises by {nats:.3g} nats, where "
+        f"most draws of a posterior of {dim} parameters are {dim / 2:.3g} below the mode. "
+        f"{cures[0]}"
+    )
+
+
+@doubt(Topic.MODES)
+def point_has_no_density(cures: Cures) -> str:
+    """A point's density is not finite."""
+    return f"the model has no log density at this point. {cures[0]}"
+
+
+@doubt(Topic.MODES)
+def mode_is_not_the_mean(parameter: str, off: str) -> str:
+    """A posterior is not Gaussian around its mode."""
+    return (
+        f"this point is the posterior's mode, but the posterior is not Gaussian around it: {off}, by short exact "
+        "chains. A point tells neither means nor SDs of skewed or bent posteriors: take FedEP, FedAIS or Auto"
+    )
+
+
+@doubt(Topic.MODES)
+def around_the_point(found: str, lost: float) -> str:
+    """What was found about draws around a point."""
+    return f"of draws around this point, with its curvature: {found}"
+
+
+# -- The model's densities ------------------------------------------------------------------------------------
+
+
+@doubt(Topic.DENSITY)
+def float32_is_not_enough(
+    off: str,
+    cures: Cures = (
+        "Compute in float64, by Federation(..., dtype=torch.float64)",
+        "Columns that are centred and scaled may be enough too",
+    ),
+) -> str:
+    """Rounding errors of single precision matter at the draws."""
+    return f"float32 is not enough for this posterior: {off}. {'. '.join(cures)}"
+
+
+@doubt(Topic.DENSITY)
+def model_does_not_run_alone(client: str, error: str) -> str:
+    """The model fails on one client's rows."""
+    return f"the model does not run on the rows of client {client} alone, as it would there: {error}"
+
+
+@doubt(Topic.DENSITY)
+def model_does_not_split(plate: str, clients: int, difference: float, site: str, client: str, cause: str) -> str:
+    """Clients' log-likelihoods do not add up."""
+    return (
+        f"the model does not split over plate '{plate}': at the result's draws the log densities of "
+        f"{clients} clients, each with its rows alone, and those of the same rows among all differ by "
+        f"{difference:.3g} in {site}, most of all at client {client}: this is no "
+        f"posterior of all rows. {cause}Each row's term may depend on "
+        "that row, its own latents and the latents outside the plate alone"
+    )
+
+
+@doubt(Topic.DENSITY)
+def integrals_are_inaccurate(sites: Sequence[str], plate: str, error: float, finer: str, left: float | None) -> str:
+    """Integrals over rows' latents are not accurate; `left` is what a finer rule leaves, None if that is enough."""
+    said = (
+        f"the integrals over {list(sites)}, inside plate '{plate}', are not accurate: the "
+        f"log-likelihood is off by {error:.2g} (SD over posterior draws)"
+    )
+    if left is None:
+        return f"{said}. Give the federation a finer rule, such as quadrature={finer}"
+    return (
+        f"{said}, and by {left:.2g} with quadrature={finer}: their density given the rest has tails, jumps or modes "
+        f"that no such rule covers. {INTEGRATE_BY_HAND}"
+    )
+
+
+@doubt(Topic.DENSITY)
+def integrals_miss_modes(
+    sites: Sequence[str],
+    plate: str,
+    rows: int,
+    looked_at: int,
+    share: float,
+    worst_row: int,
+    largest: float,
+    starts: str,
+) -> str:
+    """Rows' latents have modes that the rule does not find; `starts` are places that find them, "" if none do."""
+    said = (
+        f"the integrals over {list(sites)}, inside plate '{plate}', miss modes: given the "
+        f"rest {rows} of {looked_at} rows that were looked at have one elsewhere with more than {share:.0%} of "
+        f"their mass (row {worst_row}: {largest:.0%})"
+    )
+    if not starts:
+        return f"{said}, and so they do from other places. {INTEGRATE_BY_HAND}"
+    return f"{said}. Give the federation places from which they are found: quadrature=pf.Quadrature(starts={starts})"
+
+
+#: The cure where no quadrature rule is accurate.
+INTEGRATE_BY_HAND = (
+    "Integrate these latents out by hand, as BetaBinomial does for a Beta and Binomial counts, and GammaPoisson or "
+    "NegativeBinomial for a Gamma and Poisson counts"
+)
+
+
+# -- What settings ask for ------------------------------------------------------------------------------------
+
+
+@doubt(Topic.SETTINGS)
+def tempered_posterior(temperature: float) -> str:
+    """A temperature other than one was asked for."""
+    return (
+        f"temperature={temperature:g} asks for another posterior than the model's: the prior times the likelihood "
+        f"to the power 1/{temperature:g}. Its SDs are not those of Bayes' rule, which is temperature=1"
+    )
+
+
+@doubt(Topic.SETTINGS)
+def too_few_draws(draws: int, needed: int) -> str:
+    """So few draws were asked for that chance moves their means."""
+    return (
+        f"{draws} draws are too few: by chance alone their means are off by {draws**-0.5:.2f} SDs, and SDs by "
+        f"{100 * (2 * draws) ** -0.5:.0f} %. Take num_draws of {needed} or more"
+    )
+
+
+@doubt(Topic.SETTINGS)
+def some_rows_alone(few_rows: int, rows: int) -> str:
+    """The rounds were made by some of the rows."""
+    return (
+        f"few_rows={few_rows} of {rows}: this is the posterior given those rows alone, whose SDs are wider; "
+        "leave few_rows out for that of all rows"
+    )
+
+
+@note(Topic.SETTINGS)
+def computed_on_cpu(algorithm: str, device: str) -> str:
+    """An algorithm ran on the CPU, though the problem is on a device."""
+    return f"{algorithm} draws random numbers within its steps and was computed on the CPU, not on {device}"
+
+
+# -- Clients --------------------------------------------------------------------------------------------------
+
+
+@doubt(Topic.CLIENTS)
+def clients_took_no_part(clients: Sequence[str]) -> str:
+    """Clients with rows worked in no round."""
+    return (
+        f"clients {listed(clients)} took part in no round: this is the posterior without their rows. Take more "
+        "rounds, or a schedule that reaches all clients"
+    )
+
+
+@doubt(Topic.CLIENTS)
+def clients_are_no_cohort(share: float) -> str:
+    """So many messages were cut back that the clients are no cohort."""
+    return f"{no_cohort(share)}. This is not the posterior of all rows"
+
+
+def no_cohort(share: float) -> str:
+    """The clause that sentence begins with, and errors have too."""
+    return (
+        f"{100 * share:.0f} % of the clients' messages were cut back in the last rounds: they differ too much from "
+        "each other (one label a client, other populations, too few rows) for Bounded to hold each to what the "
+        "others say. Leave combination= out, raise its pull, or pool like clients"
+    )
+
+
+@note(Topic.CLIENTS)
+def messages_cut_back(
+    clients: Sequence[str],
+    times: Sequence[int],
+    of_rounds: Sequence[int],
+    largest: Sequence[float],
+    more: int,
+    widened: Sequence[tuple[str, float]],
+) -> str:
+    """Messages were cut back to what the cohort's do; `widened` are clients by whose cuts SDs are wider."""
+    parts = [
+        f"client {client} {count} of {rounds} times, at most by {most:.2g}"
+        for client, count, rounds, most in zip(clients, times, of_rounds, largest, strict=True)
+    ]
+    named = ", ".join(f"{factor:.2f} (client {client})" for client, factor in widened)
+    price = f". If they are honest SDs are too wide for it, by the factors {named}" if widened else ""
+    return (
+        "messages were cut back to what the other clients' messages do (in SDs of a mean and logarithms of a "
+        f"factor): {'; '.join(parts)}{f'; and {more} more clients' if more else ''}{price}. A liar, wrong units or "
+        "labels, or another population: pf.influence without combination= shows which; all cuts are in the group "
+        "`federation` (beyond)"
+    )
+
+
+@note(Topic.CLIENTS)
+def clients_move_the_answer(clients: Sequence[str], sds: Sequence[float], times: float) -> str:
+    """Clients move the answer far more than others in most of their rounds."""
+    named = ", ".join(f"client {client} by {size:.2g} SDs" for client, size in zip(clients, sds, strict=True))
+    return (
+        f"in most of their rounds some clients move the answer more than {times:g} times as far as others "
+        f"do: {named} (`moved` in the group `federation`). A liar, wrong units or labels, another population, or "
+        "one that puts right what another of them has done?"
+    )
+
+
+@note(Topic.CLIENTS)
+def messages_stand_apart(clients: Sequence[str], sds: Sequence[float]) -> str:
+    """Most messages of clients are far from the cohort's."""
+    named = ", ".join(f"client {client} by {size:.2g} SDs" for client, size in zip(clients, sds, strict=True))
+    return (
+        f"messages stand apart from the cohort's in most rounds: {named} (the median number of a message, in the "
+        "cohort's SDs). Rows of another kind or population, or wrong units, labels or signs?"
+    )
+
+
+@note(Topic.CLIENTS)
+def clients_stand_apart(clients: Sequence[str], said: str) -> str:
+    """Clients disagree with the others, and their numbers of rows do not explain it."""
+    return (
+        f"{said}: see pf.influence. Its rows may be of another kind than the others' (the one event, the largest "
+        "value, a split by the outcome), or of another population; or units, labels or counts may be wrong"
+    )
+
+
+@note(Topic.CLIENTS)
+def clients_failed(
+    failures: int,
+    clients: Sequence[str],
+    times: Sequence[int],
+    last: Sequence[int],
+    reasons: Sequence[str],
+    more: int,
+) -> str:
+    """Clients failed, and their rounds went on without them."""
+    parts = [
+        f"client {client} {count} times, the last in round {number}: {reason}"
+        for client, count, number, reason in zip(clients, times, last, reasons, strict=True)
+    ]
+    return (
+        f"{failures} times a client failed, and its round went on without it: {'; '.join(parts)}"
+        f"{f'; and {more} more clients' if more else ''}. All are "
+        "listed in the group `federation` (failure_round, failure_client, failure_reason)"
+    )
+
+
+@note(Topic.CLIENTS)
+def cohort_is_small(clients_held: int, enough: int) -> str:
+    """Few clients are held to each other."""
+    return (
+        f"Bounded was asked to hold {clients_held} clients to each other: one liar of so few is not bounded, as the "
+        "limit of each is what the one or two next to it do, and an honest one may have been cut in its place. "
+        f"Compare the clients one by one (pf.influence), or have {enough} or more, ten for a bound below two SDs"
+    )
+
+
+@note(Topic.CLIENTS)
+def graph_fell_apart(steps: int, parts: str) -> str:
+    """The links of the last consensus steps leave parts of the graph by themselves."""
+    return (
+        f"the graph fell apart: the links of the last {steps} consensus steps leave "
+        f"{parts}; each part ended at a posterior of its "
+        "own data since then"
+    )
+
+
+@note(Topic.CLIENTS)
+def agents_not_heard(client: str, clients: Sequence[str]) -> str:
+    """An agent has heard nothing of others in its last round."""
+    return (
+        f"{client} has heard nothing of agents {listed(clients)} in its last round: "
+        "its belief lacks their changes since they were last heard, and the disagreement is that of the other "
+        "agents"
+    )
+
+
+@note(Topic.CLIENTS)
+def links_were_down(client: str, clients: Sequence[str], rounds: Sequence[int], last: Sequence[int]) -> str:
+    """Links of an agent were down in some rounds."""
+    parts = [
+        f"{other} in {count} rounds, the last one {number}"
+        for other, count, number in zip(clients, rounds, last, strict=True)
+    ]
+    return (
+        f"links of {client} were down: to {'; '.join(parts)}. Meanwhile their weight went to "
+        "the agent's own belief; what one end had missed was added before a link was used again"
+    )
+
+
+# -- A network's inputs ---------------------------------------------------------------------------------------
+
+
+@note(Topic.INPUTS)
+def input_out_of_range(column: str, of_rows: float, of_weights: float) -> str:
+    """A column is out of range of a network's units."""
+    return (
+        f"{column} is out of range of the network's units: its values are of size {of_rows:.2g}, and the prior's "
+        f"weights of size {of_weights:.2g}, so that each unit has the same value for nearly all rows. Centre and "
+        "scale columns before the model (pf.column_sums and pf.pooled_moments do it without pooling rows)"
+    )
+
+
+@note(Topic.INPUTS)
+def inputs_tell_nothing(site: str, rows: int, gain: float, error: float) -> str:
+    """A network predicts rows no better by their own inputs than by those of others."""
+    return (
+        f"the inputs tell this network nothing of '{site}': the {rows} rows that were looked at are predicted no "
+        f"better by their own inputs than by those of other rows ({gain:.2g} ± {error:.1g} nats a row). Either there "
+        "is nothing to learn, or the weights have stayed near their start or their prior, as happens to many layers "
+        "under a Gaussian without correlations. To see which, try DSVGD, or fewer layers"
+    )
+
+
+# -- Privacy --------------------------------------------------------------------------------------------------
+
+#: What makes the noise of differential privacy smaller.
+LESS_NOISE = (
+    "For less of it: more clients; fewer rounds, which at the same epsilon allow a smaller noise_multiplier; or a "
+    "smaller norm, as far as honest messages are not shortened by it"
+)
+
+
+@doubt(Topic.PRIVACY)
+def noise_leaves_no_distribution(cures: Cures = (LESS_NOISE,)) -> str:
+    """No state with the noise added is a distribution."""
+    return f"the noise of differential privacy leaves no distribution. {cures[0]}"
+
+
+@doubt(Topic.PRIVACY)
+def noise_of_the_point(parameter: str, sd: float, cures: Cures = (LESS_NOISE,)) -> str:
+    """The noise in a point, which has no spread of its own."""
+    return (
+        f"the noise of differential privacy has an SD of up to {sd:.2g} in the point "
+        f"({parameter}, unconstrained), and the result no spread that could hold it. {cures[0]}"
+    )
+
+
+@doubt(Topic.PRIVACY)
+def noise_moves_means(parameter: str, sds: float, wider: float, cures: Cures = (LESS_NOISE,)) -> str:
+    """The noise is large against the posterior's spread."""
+    return (
+        f"the noise of differential privacy moves the mean of {parameter} by {sds:.2g} posterior SDs "
+        f"(one SD of the noise); the result's SDs have it in them, and are {wider:.2g} times as wide there. What "
+        f"clipping takes away is not in them. {cures[0]}"
+    )
+
+
+@doubt(Topic.PRIVACY)
+def messages_still_shortened(reach: float, norm: float) -> str:
+    """The last release is nearly as long as the norm allows."""
+    return (
+        f"the last round's mean of messages is {reach:.2g} of norm={norm:g} long, its noise aside: "
+        "messages were still shortened to the norm, or nearly so, and the answer is on its way from its start: a "
+        "posterior is too wide then, and its mean lags behind. Give a larger norm, with more clients for as little "
+        "noise, or more rounds"
+    )
+
+
+# -- Checks that were not made, and what is left out ----------------------------------------------------------
+
+
+@doubt(Topic.UNCHECKED)
+def checks_cut_short(why: str, left: str) -> str:
+    """Not all checks of the result were made."""
+    return f"not all checks were made: {why}. The result is {left}"
+
+
+@note(Topic.UNCHECKED)
+def not_audited_by_integrals() -> str:
+    """The audit would take inaccurate integrals for exact."""
+    return (
+        "not audited: the checks of means, SDs and modes take the model's densities, which are off where integrals are"
+    )
+
+
+@note(Topic.UNCHECKED)
+def not_audited_by_size(parameters: int, operations: float) -> str:
+    """The audit would take longer than most runs."""
+    return (
+        f"not audited: with {parameters:,} parameters exact chains from the draws would take {operations:.1g} "
+        "operations at least. Whether means and SDs are the posterior's, whether modes are missed, what rounding costs "
+        "and whether the clients add up at these draws was not checked; measure predictions on test data, by "
+        "pf.metrics.test_metrics"
+    )
+
+
+@note(Topic.UNCHECKED)
+def not_audited_by_sums(why: str) -> str:
+    """The clients' sums could not be asked for, or tell nothing."""
+    return f"not audited: {why}. Nobody has checked whether the draws are the posterior's"
+
+
+@note(Topic.UNCHECKED)
+def not_audited_without_density(algorithm: str) -> str:
+    """No density of the draws is known, so that sums give no weights."""
+    return (
+        f"not audited: {algorithm} draws from no density that is known, so that the clients' sums give no weights for "
+        "its draws, and chains would need the clients' gradients. FedAIS, started from it, weighs draws by sums"
+    )
+
+
+@note(Topic.UNCHECKED)
+def not_audited_by_few_draws(draws: int, needed: int) -> str:
+    """There are too few draws for weights."""
+    return f"not audited: {draws} draws are too few for weights, which take {needed} (num_draws)"
+
+
+@note(Topic.UNCHECKED)
+def latents_left_out(sites: Sequence[str], draws: int, rows: int, most: float) -> str:
+    """The rows' latents are too many numbers to be collected."""
+    return (
+        f"{list(sites)} of {draws} draws × {rows} rows are not collected (more "
+        f"than {most:.0e} numbers); run with fewer draws to have them, or with collect_local=False"
+    )
+
+
+@note(Topic.UNCHECKED)
+def log_likelihood_left_out(draws: int, rows: int, most: float) -> str:
+    """The pointwise log-likelihood is too many numbers."""
+    return (
+        f"log_likelihood of {draws} draws × {rows} rows is left out (more than {most:.0e} "
+        f"numbers), and the draws' log density, lp; run with fewer draws (num_draws) to have them"
+    )
+
+
+# -- Several answers ------------------------------------------------------------------------------------------
+
+
+@doubt(Topic.COMPARISON)
+def answers_disagree(answer: str, other: str, how: str) -> str:
+    """Two answers of a plan without doubts differ."""
+    return f"{answer} and {other} disagree: {how}"
+
+
+@doubt(Topic.COMPARISON)
+def answer_not_confirmed(answer: str, why: str) -> str:
+    """No second answer of a plan agrees with the best one."""
+    return f"no second answer confirms that of {answer}: {why}"
+
+
+@doubt(Topic.COMPARISON)
+def search_ended_by_budget(budget: str, untried: str) -> str:
+    """A plan's budget was over before an answer was settled."""
+    return f"the budget ended the search, {budget}{f'; {untried} were not tried' if untried else ''}"
+
+
+def quoted(parameter: str) -> str:
+    """A parameter's name in a sentence: 'tau', 'tau' (unconstrained), 'tau' (mode 1 of 2)."""
+    name, bracket, kind = parameter.partition(" (")
+    return f"'{name}'{bracket}{kind}"
+
+
+def percent(share: float) -> str:
+    """A share in per cent, to two digits or the whole number."""
+    return f"{100 * share:.0f}" if share >= 0.1 else f"{100 * share:.2g}"
+
+
+# -- A result beside others -----------------------------------------------------------------------------------
+
+
+@doubt(Topic.CONVERGENCE)
+def stopped_before_its_end(why: str) -> str:
+    """An error ended the run, whose last good state this is."""
+    return f"the run stopped before its end: {why}"
+
+
+@doubt(Topic.DIAGNOSTICS)
+def recorded_warning(warning: str) -> str:
+    """A sentence that a result of another library, or of an earlier version, has kept."""
+    return warning
+
+
+@doubt(Topic.MOMENTS)
+def draws_unusable(why: str) -> str:
+    """No figures can be computed from the draws."""
+    return why
+
+
+@doubt(Topic.MOMENTS)
+def no_uncertainty(what: str) -> str:
+    """All draws, or those of a parameter, are one point."""
+    return what
+
+
+@doubt(Topic.COMPARISON)
+def other_data(than: str, how: str) -> str:
+    """A result is of other rows than the reference or the federation."""
+    return f"it is of other data than {than}: {how}"
+
+
+@doubt(Topic.COMPARISON)
+def no_reference() -> str:
+    """The reference has no usable draws."""
+    return "as it has no usable draws, it is no reference: the others are not measured by it"
+
+
+@doubt(Topic.COMPARISON)
+def reference_doubtful(reasons: Sequence[str]) -> str:
+    """The reference's own errors are too large."""
+    return f"as a reference it is doubtful: {', and '.join(reasons)}"
+
+
+@doubt(Topic.COMPARISON)
+def mean_differs(parameter: str, sds: float, error: float, scale: str, more: int) -> str:
+    """A mean is off the reference's by more than chance."""
+    return f"the mean of '{parameter}' is {sds:.2g} ± {error:.1g} reference SDs off{scale}{_and_more(more)}"
+
+
+@doubt(Topic.COMPARISON)
+def sd_too_small(parameter: str, ratio: float, scale: str, more: int) -> str:
+    """An SD is smaller than the reference's by more than chance."""
+    return f"the SD of '{parameter}' is {ratio:.2g} of the reference's{scale}{_and_more(more)}"
+
+
+@doubt(Topic.COMPARISON)
+def sd_too_large(parameter: str, ratio: float, scale: str, more: int) -> str:
+    """An SD is larger than the reference's by more than chance."""
+    return f"the SD of '{parameter}' is {ratio:.2g} times the reference's{scale}{_and_more(more)}"
+
+
+def _and_more(count: int) -> str:
+    return f" (and {count} more)" if count else ""
+
+
+@doubt(Topic.MOMENTS)
+def prior_miscounted(count: float, error: float) -> str:
+    """The draws count the prior otherwise than once, by enough to matter."""
+    return f"the prior counts {count:.1f} ± {error:.1f} times instead of once"
+
+
+@note(Topic.MOMENTS)
+def prior_count_near_one(count: float, error: float, limit: float) -> str:
+    """The draws count the prior otherwise than once, by more than chance and less than matters."""
+    return (
+        f"the prior counts {count:.2f} ± {error:.2f} times in place of once: more than chance explains, and within "
+        f"what matters ({limit:g})"
+    )
+
+
+@doubt(Topic.MOMENTS)
+def draws_far_from_density(parameter: str, ksd: float, limit: float) -> str:
+    """The kernelised Stein discrepancy is above its limit."""
+    return (
+        f"the draws are not those of the model's posterior: KSD is {ksd:.2g}, where chance and small "
+        f"errors explain {limit:.2g}, most of all in '{parameter}'"
+    )
+
+
+@doubt(Topic.MOMENTS)
+def variance_collapse(ratio: float) -> str:
+    """SDs are far below those of the Laplace approximation."""
+    return f"variance collapse: SDs are {ratio:.2g} of the Laplace approximation's (median over parameters)"
+
+
+@doubt(Topic.DENSITY)
+def scores_not_finite(parameter: str, draws: int, of_draws: int) -> str:
+    """The posterior's score is not finite at some draws."""
+    return (
+        f"the posterior's score is not finite at {draws} of {of_draws} draws, first in '{parameter}', "
+        "so that KSD and the prior's count cannot be told: draws so far out that the density is zero there, or a "
+        "model that needs dtype=torch.float64"
+    )
+
+
+@doubt(Topic.ROWS)
+def test_density_not_finite(draws: int, of_draws: int) -> str:
+    """The density of test rows is not finite at some draws."""
+    return f"the density of the test data is no number at {draws} of {of_draws} draws"
+
+
+@note(Topic.ROWS)
+def loo_not_finite(draws: int, of_draws: int, rows: int, of_rows: int) -> str:
+    """The log-likelihood of rows is not finite at some draws."""
+    return (
+        f"{ABOUT_LOO} cannot be had: the log-likelihood is not finite at {draws} "
+        f"of {of_draws} draws, for {rows} of {of_rows} rows"
+    )
+
+
+@note(Topic.ROWS)
+def loo_not_reliable(rows: int, of_rows: int, limit: float) -> str:
+    """Rows with a large Pareto k change the estimate by leave-one-out."""
+    return (
+        f"{ABOUT_LOO} is not reliable: {rows} of {of_rows} rows have a Pareto k above "
+        f"{limit}, as single rows weigh much in the posterior, or there are few draws. This says nothing "
+        "against the posterior; compare predictions by test data, K-fold cross-validation, or leaving out a client "
+        "at a time"
+    )
+
+
+@note(Topic.ROWS)
+def loo_rows_beyond(rows: int, of_rows: int, limit: float, share: float) -> str:
+    """Rows have a large Pareto k, and change the estimate by leave-one-out by little."""
+    return (
+        f"{ABOUT_LOO} has {rows} of {of_rows} rows with a Pareto k above {limit}; they change it by {share:.2f} of "
+        "its standard error"
+    )
+
+
+def as_findings(said: Iterable[Finding | str]) -> list[Finding]:
+    """An algorithm's warnings as findings: sentences of its own get the code `algorithm_warning`.
+
+    Args:
+        said: findings, or sentences without a full stop.
+    """
+    return [algorithm_warning(warning=one) if isinstance(one, str) else one for one in said]

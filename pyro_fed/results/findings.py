@@ -1,0 +1,22 @@
+"""What a run has found about its result, read from the result."""
+
+from __future__ import annotations
+
+import json
+
+from pyro_fed.codes import sentences
+from pyro_fed.codes.finding import Finding
+from pyro_fed.results.inference_data import InferenceData
+
+
+def recorded(idata: InferenceData) -> list[Finding]:
+    """What a run has found about its result: notes, and then doubts; sentences alone of a result that has no codes.
+
+    Args:
+        idata: a result.
+    """
+    if "findings" in idata.attrs:
+        found = [Finding.from_plain(one) for one in json.loads(idata.attrs["findings"])]
+        return sorted(found, key=lambda one: one.is_doubt)
+    lines = str(idata.attrs.get("warnings", "")).split("\n")
+    return [sentences.recorded_warning(warning=line) for line in lines if line]

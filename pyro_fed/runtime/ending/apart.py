@@ -1,0 +1,74 @@
+"""The check of clients: who moves the answer more than the others do, or says the opposite of what they say."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from pyro_fed.algorithm.capabilities import Pooled
+from pyro_fed.algorithm.states import State
+from pyro_fed.audit import not_audited
+from pyro_fed.audit.clients.dealt import by_the_outcome
+from pyro_fed.audit.clients.influence import FEWEST, StandingApart, who_stands_apart
+from pyro_fed.audit.clients.mirrored import mirrored
+from pyro_fed.audit.clients.say import answer_and_sites, log_likelihoods_of
+from pyro_fed.codes import sentences
+from pyro_fed.codes.finding import Finding
+from pyro_fed.conventions import seeding
+from pyro_fed.density.size import is_large
+from pyro_fed.infer.sites.gaussian_sites import gaussian
+from pyro_fed.runtime.ending.judged import Judged
+
+
+def clients_apart(judged: Judged) -> list[Finding]:
+    """Clients that stand apart, as notes: the user decides what it means. The record gets the sentence on all of them.
+
+    Args:
+        judged: the result.
+    """
+    record, context, problem = judged.record, judged.context, judged.problem
+    labels = [problem.name_of(number) for number in range(problem.dim)]
+    sites = record.sites or _asked_of_clients(judged)
+    every = who_stands_apart(sites, record.client_names, labels)
+    odd = who_stands_apart(sites, record.client_names, labels, context.federation.row_counts) if every.text else every
+    for name, clause in _opposites(judged, sites).items():
+        odd, every = (one.with_client(name, clause) for one in (odd, every))
+    record.stands_apart = every.text
+    found = record.messages_stand_apart()
+    own = record.sites_of == type(judged.algorithm).__name__
+    if context.combination is None and ((record.restless() and not every.text) or not own):
+        found += record.clients_move_the_answer()
+    if context.federation.holds_data and by_the_outcome(context.federation, problem):
+        odd = StandingApart()  # whoever dealt out the rows by their outcome knows that clients differ
+    return [*found, *([sentences.clients_stand_apart(clients=list(odd.clauses), said=odd.text)] if odd.text else [])]
+
+
+def _opposites(judged: Judged, sites: State) -> dict[str, str]:
+    """Clients whose rows say the opposite of the others', by name, with a clause on each."""
+    context, problem = judged.context, judged.problem
+    tempered = getattr(judged.algorithm, "temperature", 1.0) != 1  # sites are then not those of the likelihoods
+    whole = sites and context.federation.holds_data and context.combination is None and not tempered
+    if not whole or is_large(problem) or not_audited(problem):
+        return {}
+
+    def log_lik(client: int, points: Tensor) -> Tensor:
+        return log_likelihoods_of(context.federation, client, points.to(problem.dtype))
+
+    generator = seeding.torch_generator(context.seed, seeding.AUDIT, 8)
+    found = mirrored(gaussian(sites, "q_"), gaussian(sites), context.federation.row_counts, log_lik, generator)
+    names = {k: context.record.client_names[k] for k in found}
+    return {
+        names[k]: f"the rows of client {names[k]} are e^{ratio:.1f} times as likely under the opposite of what the "
+        "others say"
+        for k, ratio in found.items()
+    }
+
+
+def _asked_of_clients(judged: Judged) -> State:
+    """The clients' sites at the draws, for algorithms that keep none; empty where they cannot be computed."""
+    context, federation, problem = judged.context, judged.context.federation, judged.problem
+    several = not isinstance(judged.algorithm, Pooled) and federation.num_clients >= FEWEST
+    if not several or not federation.holds_data or context.combination is not None or not_audited(problem):
+        return {}
+    if is_large(problem):  # sites would take each row's curvature, which is too expensive
+        return {}
+    return answer_and_sites(federation, judged.draws.flatten(0, 1))

@@ -1,0 +1,81 @@
+"""A run's result while it is judged: its draws, the run, and what has been found so far."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+from torch import Tensor
+
+from pyro_fed.algorithm.contract import Algorithm
+from pyro_fed.algorithm.record import Record
+from pyro_fed.algorithm.states import State
+from pyro_fed.audit import Evidence
+from pyro_fed.codes.finding import Finding, Topic
+from pyro_fed.conventions.limits import Limits
+from pyro_fed.density.problem import Problem
+from pyro_fed.runtime.context import Context
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What checks of a result look at.
+
+    Args:
+        algorithm: the algorithm that was run.
+        context: the run; its record has what was found so far.
+        shared: the server's last state; empty where it is not known any more.
+        draws: (chain, draw, D), unconstrained.
+        audit: whether the user wants the result to be audited.
+        aim: limits finer than `WRONG`, up to which the audit should measure errors; None: none.
+    """
+
+    algorithm: Algorithm
+    context: Context
+    shared: State
+    draws: Tensor
+    audit: bool
+    aim: Limits | None = None
+
+    @property
+    def record(self) -> Record:
+        """The run's record."""
+        return self.context.record
+
+    @property
+    def problem(self) -> Problem:
+        """The model's densities."""
+        return self.context.problem
+
+    @cached_property
+    def evidence(self) -> Evidence:
+        """What the audit works on."""
+        context = self.context
+        return Evidence(
+            self.algorithm,
+            context.federation,
+            context.problem,
+            self.shared,
+            self.draws,
+            context.record,
+            context.seed,
+            self.aim,
+        )
+
+    @property
+    def doubts(self) -> list[Finding]:
+        """The findings so far that speak against the result."""
+        return [one for one in self.record.findings if one.is_doubt]
+
+    def has(self, topic: Topic) -> bool:
+        """Whether something was found about a topic.
+
+        Args:
+            topic: the topic.
+        """
+        return any(one.topic is topic for one in self.record.findings)
+
+
+#: From a result to what was found; nothing where there is nothing to say.
+Check = Callable[[Judged], list[Finding]]
