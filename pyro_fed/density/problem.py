@@ -37,6 +37,7 @@ from pyro_fed.density.running.handlers import Execution, Source
 from pyro_fed.density.running.torch_modes import Writable
 from pyro_fed.density.running.trace_sites import Message, frame_of, is_deterministic, plate_of, sum_to_rows
 from pyro_fed.density.starts import draw_starts
+from pyro_fed.density.traits.record import Search, Traits
 from pyro_fed.errors import DataError, ModelError
 
 CPU = torch.device("cpu")
@@ -60,6 +61,7 @@ class Problem:
         progress: whether a long local step shows a progress bar of its own.
         device: where clients' steps are computed; the tensors here lie on the CPU all the same, see `placed`.
         labels: of a site, what its entries along each dimension are called; None where they have numbers alone.
+        search: finds those of the model's traits that take a run of it; `build` gives it.
 
     Example:
         >>> problem = pf.Federation(model, (x, y), plate="data", num_clients=10).problem
@@ -78,6 +80,7 @@ class Problem:
     device: torch.device = CPU
     num_clients: int = 1
     labels: Mapping[str, tuple[Sequence[Any] | None, ...]] = field(default_factory=dict)
+    search: Callable[[Problem], Search] | None = field(default=None, repr=False)
 
     # -- the model and its data ------------------------------------------------------------------------------
     @property
@@ -187,6 +190,25 @@ class Problem:
     def evaluations(self) -> int:
         """Densities of rows computed in one log-likelihood of all data."""
         return self.widest * self.num_nodes
+
+    @cached_property
+    def traits(self) -> Traits:
+        """What the model is, which choices of settings depend on."""
+        if self.search is None:
+            raise TypeError("this problem has no search for its traits: make it by `pyro_fed.density.build`")
+        return Traits(
+            dim=self.dim,
+            num_rows=self.num_rows,
+            evaluations=self.evaluations,
+            num_clients=self.num_clients,
+            improper=self.layout.improper,
+            local_dim=self.local_dim,
+            looped=self.looped,
+            in_units_of_scale=self.in_units_of_scale,
+            dtype=self.dtype,
+            device=self.device,
+            search=self.search(self),
+        )
 
     # -- running the model -------------------------------------------------------------------------------------
     def execute(

@@ -20,8 +20,9 @@ from pyro_fed.algorithm.capabilities import run_as
 from pyro_fed.audit import not_audited
 from pyro_fed.conventions.nested_settings import given
 from pyro_fed.density.rows.batches import Batch
-from pyro_fed.density.size import LARGE_DIM, affordable_draws, affordable_points, cost_of, is_large
+from pyro_fed.density.size import LARGE_DIM, affordable_draws, affordable_points, cost_of
 from pyro_fed.density.starts import central_start
+from pyro_fed.density.traits import Traits
 from pyro_fed.infer.ep.large import network_warnings
 from pyro_fed.infer.ep.point_sites import PointSites
 from pyro_fed.infer.sites import derivatives, online_newton
@@ -404,7 +405,7 @@ def test_clients_of_a_large_model_are_not_asked_for_curvatures_of_rows():
     federation = pf.Federation(
         model_of(with_priors(Recurrent(nn.GRU))), (x, (x[:, 0] > 0).long()), plate="data", num_clients=4
     )
-    assert federation.problem.dim > 100 and is_large(federation.problem)
+    assert federation.problem.dim > 100 and federation.problem.traits.large()
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         pf.run(pf.FedAvg(chain_steps=2), federation, num_rounds=2, progress=False, log_likelihood=False)
@@ -441,11 +442,11 @@ def test_a_network_of_few_parameters_is_large_and_a_linear_model_is_not():
     torch.manual_seed(0)
     x, wide = torch.randn(3000, 4), torch.randn(3000, 200)
     fed = pf.Federation(small_network(20), (x, torch.randint(3, (3000,))), plate="data", num_clients=2)
-    assert fed.problem.dim == 140 and is_large(fed.problem)
+    assert fed.problem.dim == 140 and fed.problem.traits.large()
     few = pf.Federation(small_network(20), (x[:50], torch.randint(3, (50,))), plate="data", num_clients=2)
-    assert is_large(few.problem, pf.FedEP.num_points)
+    assert few.problem.traits.large(pf.FedEP.num_points)
     some = pf.Federation(small_network(20), (x[:250], torch.randint(3, (250,))), plate="data", num_clients=2)
-    assert is_large(some.problem, pf.FedEP.num_points) and is_large(some.problem)
+    assert some.problem.traits.large(pf.FedEP.num_points) and some.problem.traits.large()
     assert run_as(pf.DSVGD(), some.problem) != pf.DSVGD()
     langevin = run_as(pf.FSGLD(), some.problem)
     assert (langevin.num_chains, langevin.batch_size, langevin.default_rounds(2)) == (4, 32, 300)
@@ -457,7 +458,7 @@ def test_a_network_of_few_parameters_is_large_and_a_linear_model_is_not():
     ):  # cheap rounds, and more of them than a larger one has
         assert run_as(algorithm, some.problem).default_rounds(2) == SMALL_ROUNDS > pf.tilted.IVON.rounds
     linear = pf.Federation(logistic, (wide, torch.rand(3000).round()), plate="data", num_clients=2)
-    assert linear.problem.dim == 200 and not is_large(linear.problem)
+    assert linear.problem.dim == 200 and not linear.problem.traits.large()
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
@@ -536,7 +537,7 @@ def test_shares_of_the_points_are_exact_where_the_curvature_is_constant(monkeypa
     x, y = torch.randn(23, 2, dtype=torch.float64), torch.randn(23, dtype=torch.float64)
     fed = pf.Federation(line, (x, y), plate="data", num_clients=1)
     monkeypatch.setattr(derivatives, "MOST_NUMBERS", 1)
-    monkeypatch.setattr(derivatives, "has_predictors", lambda problem: False)
+    monkeypatch.setattr(Traits, "linear_predictors", False)
     exact = torch.linalg.inv(torch.eye(2).double() + x.T @ x)
     batch = Batch(tuple(leaf[None] for leaf in fed.problem.rows), torch.ones(1, 23).double())
     found = Derivatives("full", "hessian").of_likelihood(fed.problem, standardised_sobol(128, 2)[:, None], batch)

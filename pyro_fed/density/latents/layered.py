@@ -15,7 +15,8 @@ from pyro_fed.density.compiling.layers import shows_layers
 from pyro_fed.density.compiling.predictors import CHECK_ROWS, some_rows, tidied
 from pyro_fed.density.compiling.tracing import to_graph
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.size import NETWORK_POINTS, cost_of
+from pyro_fed.density.size import cost_of
+from pyro_fed.density.traits.record import NETWORK_POINTS
 from pyro_fed.errors import ModelError
 
 #: A network of such rows is refused if a round computes more numbers than this: rows × points × parameters × those of

@@ -14,7 +14,7 @@ from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData, batch_of, with_batches
-from pyro_fed.density.size import LARGE_DIM, has_labels
+from pyro_fed.density.size import LARGE_DIM
 from pyro_fed.infer.averaging.fedavg import FedAvg
 
 #: Rounds of a network of at most `LARGE_DIM` parameters that does not classify: its curve is fitted to the noise, which
@@ -113,4 +113,4 @@ def rounds_for(problem: Problem) -> int:
     Args:
         problem: the model's densities.
     """
-    return CURVE_ROUNDS if problem.dim <= LARGE_DIM and not has_labels(problem) else BurnIn.rounds
+    return CURVE_ROUNDS if problem.dim <= LARGE_DIM and not problem.traits.labels else BurnIn.rounds

@@ -28,7 +28,6 @@ from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State, prefixed, within
 from pyro_fed.conventions.nested_settings import Variant, explains_unknown, resolve
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
-from pyro_fed.density.compiling.layers import has_layers
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import (
     Batch,
@@ -120,7 +119,7 @@ class FedAvg(Algorithm, Bounding):
         if problem.layout.improper:
             point = torch.zeros(problem.dim, dtype=problem.dtype)
         else:
-            point = central_start(problem, generator, has_layers(problem))
+            point = central_start(problem, generator, problem.traits.layers)
         optimiser = self._optimiser
         state = {} if optimiser is None else prefixed(OPTIM, optimiser.init({"point": point}, self.damping))
         return {"point": point, "num_rows": torch.tensor(problem.num_rows), **state}, {}

@@ -55,7 +55,6 @@ from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State, prefixed
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused, resolve
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
-from pyro_fed.density.compiling.layers import has_layers
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import ModelError, SettingError
@@ -105,10 +104,8 @@ from pyro_fed.infer.sites.gaussian_sites import (
     spread_points,
     unbatched,
 )
-from pyro_fed.infer.sites.kinks import begins_under_prior
 from pyro_fed.infer.sites.moments import Moments
 from pyro_fed.infer.sites.prior_gaussian import fit_prior
-from pyro_fed.infer.sites.rowwise import jumps
 from pyro_fed.ops.gaussian import Gaussian
 
 #: What is said of rounds that were in vain, before the names of what samples.
@@ -394,7 +391,7 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
     def starts_at_prior(self, problem: Problem) -> bool:
         """Whether the run starts from q = prior."""
         if self.start == "auto":
-            kinks = jumps(problem) or begins_under_prior(problem)
+            kinks = problem.traits.non_smooth_scores or problem.traits.kinked_prior
             return not problem.layout.improper and (problem.dim > self.full_dim or kinks)
         return self.start == "prior"
 
@@ -426,7 +423,7 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
                 q, share = rows_first.as_of_more(q, prior, self._rows_of(problem) / fewer, num_clients)
                 sites = flat_site(problem, structure, num_clients).product(batched(share))
         shared, local = self._states(problem, q, prior, sites)
-        if start is not None and "level" in shared and has_layers(problem):
+        if start is not None and "level" in shared and problem.traits.layers:
             dim = problem.dim if self._few_rows is not None else 0
             told = ascent.of_network(mode_level(start.shared), self._rows_of(problem), dim)
             if self.fewer_rows(problem) is not None:

@@ -34,7 +34,7 @@ from pyro_fed.algorithm.schedule import Schedule
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused, with_defaults
 from pyro_fed.conventions.setting_checks import check_positive
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.size import LARGE_DIM, is_large
+from pyro_fed.density.size import LARGE_DIM
 from pyro_fed.infer.langevin.curvature import SHORTENED
 from pyro_fed.infer.langevin.langevin import STEP_GIVEN, one_client
 from pyro_fed.infer.langevin.replayed_visits import ReplayedVisits
@@ -151,7 +151,7 @@ class FSGLD(ReplayedVisits, FitsSize):
 
     def fitted(self, problem: Problem) -> Algorithm:
         """For a large model: longer visits by minibatches, and an end."""
-        if not is_large(problem):
+        if not problem.traits.large():
             return self
         few = OF_SMALL_NETWORKS if problem.dim <= LARGE_DIM else {}
         return with_defaults(self, OF_LARGE_MODELS | few)

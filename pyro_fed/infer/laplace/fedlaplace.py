@@ -40,7 +40,6 @@ from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice, check_positive
-from pyro_fed.density.compiling.layers import has_layers
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.density.scores import clients_log_likelihoods, prior_values
@@ -60,8 +59,6 @@ from pyro_fed.infer.sites.gaussian_sites import (
     site_of,
     with_full,
 )
-from pyro_fed.infer.sites.kinks import prior_jumps
-from pyro_fed.infer.sites.rowwise import jumps
 from pyro_fed.ops.gaussian import Gaussian
 
 #: Longest step of an entry that is a logarithm or a logit: a factor of 5e8.
@@ -147,7 +144,7 @@ class FedLaplace(GaussianAlgorithm, Sites, Bounding, Moving, ServerWork, FitsSiz
 
     def averages(self, problem: Problem) -> bool:
         """Whether Newton's method begins where averaging ends."""
-        return self.start == "fedavg" or (self.start == "auto" and has_layers(problem))
+        return self.start == "fedavg" or (self.start == "auto" and problem.traits.layers)
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """The averaging, where it begins with one."""
@@ -369,7 +366,8 @@ class FedLaplace(GaussianAlgorithm, Sites, Bounding, Moving, ServerWork, FitsSiz
             return [IMPROPER]
         if record.latest.get("back"):
             return [SPIKE]
-        if bool(prior_jumps(problem).any()) or (record.latest.get("indefinite") and jumps(problem)):
+        traits = problem.traits
+        if bool(traits.prior_kinks.any()) or (record.latest.get("indefinite") and traits.non_smooth_scores):
             return [JUMPS]
         if not record.latest.get("indefinite"):
             return []

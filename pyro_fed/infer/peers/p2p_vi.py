@@ -65,8 +65,6 @@ from pyro_fed.infer.peers.peer_sites import new_site, public_belief, seen_whole,
 from pyro_fed.infer.peers.screening import centre_of, screened
 from pyro_fed.infer.peers.update import IVON, SVI, Name, Newton, Update
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian, sds_moved, where
-from pyro_fed.infer.sites.kinks import begins_under_prior
-from pyro_fed.infer.sites.rowwise import jumps
 from pyro_fed.ops.gaussian import Gaussian
 
 #: Share of a change that is made in a round where rows' scores jump and none is set.
@@ -220,8 +218,8 @@ class P2PVI(PeerGaussian, Sites, Bounding, Moving, FitsSize):
         """
         peers: P2PVI = networks.fitted(self, problem)
         newton = isinstance(peers.update, Newton) and peers.weighting == "exact"
-        kinks = begins_under_prior(problem)
-        if not newton or problem.layout.improper or not (kinks or jumps(problem)):
+        kinks = problem.traits.kinked_prior
+        if not newton or problem.layout.improper or not (kinks or problem.traits.non_smooth_scores):
             return peers
         halved = with_defaults(peers, {"damping": DAMPING_OF_JUMPS})
         begin: Any = "local" if kinks else "prior"

@@ -54,7 +54,6 @@ from pyro_fed.infer.sites.gaussian_sites import (
     moves,
     where,
 )
-from pyro_fed.infer.sites.kinks import begins_under_prior
 from pyro_fed.infer.sites.prior_gaussian import fit_prior
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.mixing import mix
@@ -180,7 +179,7 @@ class PeerGaussian(GaussianAlgorithm, OnGraph):
         if start is None:
             point = problem.init(START_DRAWS, generator).median(0).values.double()
             local["start"] = point.expand(num_clients, -1).clone()
-            if begins_under_prior(problem):
+            if problem.traits.kinked_prior:
                 nearest = as_state(fit_prior(self, problem, generator))  # no agent has a Laplace approximation
                 anchor = gaussian({name: value.expand(num_clients, *value.shape) for name, value in nearest.items()})
         else:

@@ -30,14 +30,12 @@ from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import given
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice, check_positive
-from pyro_fed.density.compiling.layers import has_layers
 from pyro_fed.density.noncentred import effects_of
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.size import LARGE_DIM, full_is_cheap, has_predictors, is_large
+from pyro_fed.density.size import LARGE_DIM, full_is_cheap
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.sites.derivatives import Derivatives, Kind, Structure
 from pyro_fed.infer.sites.moments import Moments
-from pyro_fed.infer.sites.rowwise import bends_by_jumps
 from pyro_fed.ops.entries import choose
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import STRUCTURES
@@ -79,7 +77,7 @@ class GaussianAlgorithm(Algorithm, KnownDensity, Tempered, Advice):
     def advice(self, problem: Problem, before: State) -> str:
         """The cure of natural parameters that left the finite numbers: no step size, as the cause is the model's."""
         funnel = set(effects_of(problem)) - set(problem.in_units_of_scale)
-        if not funnel and problem.dim <= LARGE_DIM and self.structure(problem) == "full" and has_layers(problem):
+        if not funnel and problem.dim <= LARGE_DIM and self.structure(problem) == "full" and problem.traits.layers:
             return (
                 "the approximation that it starts at had not come to rest: a network's log density has many modes, and "
                 "full steps lead away from them; leave covariance, full_dim and start out, which takes diagonal "
@@ -108,7 +106,7 @@ class GaussianAlgorithm(Algorithm, KnownDensity, Tempered, Advice):
 
     def derivatives(self, problem: Problem, structure: Structure | None = None) -> Derivatives:
         """How scores and curvatures are computed for this model."""
-        exact = problem.dim <= self.full_dim or (problem.dim <= LARGE_DIM and has_predictors(problem))
+        exact = problem.dim <= self.full_dim or (problem.dim <= LARGE_DIM and problem.traits.linear_predictors)
         kind: Kind = "hessian" if exact else "fisher"
         if self.curvature != "auto":
             kind = "hessian" if self.curvature == "hessian" else "fisher"
@@ -187,9 +185,9 @@ def takes_gradients(algorithm: Any, problem: Problem, held_back: bool = False) -
     full = algorithm.structure(problem) == "full"
     if full and (algorithm.covariance == "full" or "full_dim" in given(algorithm)):
         return False
-    if is_large(problem, algorithm.num_points, algorithm.full_dim):
+    if problem.traits.large(algorithm.num_points, algorithm.full_dim):
         return not full
-    return not held_back and has_layers(problem)
+    return not held_back and problem.traits.layers
 
 
 def diagonal(algorithm: Any, problem: Problem) -> dict[str, Any]:
@@ -321,7 +319,7 @@ def likelihood_points(problem: Problem, q: Gaussian, count: int) -> Tensor:
         q: proper, (C,).
         count: points where curvatures are Hessians.
     """
-    return spread_points(q, POINTS_OF_JUMPS * count if bends_by_jumps(problem) else count)
+    return spread_points(q, POINTS_OF_JUMPS * count if problem.traits.non_smooth_rows else count)
 
 
 @lru_cache(maxsize=8)

@@ -42,7 +42,7 @@ from pyro_fed.algorithm.contract import Noise
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, ClientData, batch_of, draw_minibatches, with_batches
-from pyro_fed.density.size import LARGE_DIM, has_labels
+from pyro_fed.density.size import LARGE_DIM
 from pyro_fed.infer.sites.antithetic import draw, score_and_curvature, turned
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import DiagGaussian
@@ -199,5 +199,5 @@ def of_small_networks(problem: Problem) -> dict[str, int]:
     """
     if problem.dim > LARGE_DIM:
         return {}
-    few = problem.num_clients < FEW_CLIENTS and has_labels(problem)
+    few = problem.num_clients < FEW_CLIENTS and problem.traits.labels
     return {"rounds": SMALL_ROUNDS} | ({"steps": FEW_STEPS} if few else {})

@@ -76,16 +76,13 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.limits import MATTERS, SD_MATTERS
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused, with_defaults
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
-from pyro_fed.density.compiling.layers import has_layers
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, ClientData, batch_of, with_batches
 from pyro_fed.density.scores import clients_likelihood_scores, prior_scores
-from pyro_fed.density.size import has_labels, is_large
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.ep.fedep import FedEP
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
 from pyro_fed.infer.sites.nodes import MANY
-from pyro_fed.infer.sites.rowwise import jumps
 from pyro_fed.infer.sites.whitening import Coordinates, site_scores
 from pyro_fed.infer.stein.held_turns import held_particles, held_residuals
 from pyro_fed.infer.stein.particles import ParticleAlgorithm
@@ -244,20 +241,21 @@ class DSVGD(ParticleAlgorithm, Indicators, Bounding, Moving, FitsSize, Provision
 
     def fitted(self, problem: Problem) -> Algorithm:
         """For a large model: fewer particles and steps, minibatches, and of some networks another kernel."""
-        if not is_large(problem):
+        if not problem.traits.large():
             return self
         if self.start not in ("auto", "gaussian"):
             return with_defaults(self, self.of_large_models)
-        kernel = OF_CURVES if has_layers(problem) and not has_labels(problem) else {}
+        kernel = OF_CURVES if problem.traits.layers and not problem.traits.labels else {}
         return with_defaults(self, {**self.of_large_models, **self.turns_of_large_models, **kernel})
 
     def begin(self, problem: Problem) -> Begin:
         """Where the particles of this model start."""
         if self.start != "auto":
             return self.start
-        if is_large(problem):
+        if problem.traits.large():
             return "gaussian"
-        if problem.layout.improper or self.max_modes_dim < problem.dim <= FedEP.full_dim or jumps(problem):
+        non_smooth = problem.traits.non_smooth_scores
+        if problem.layout.improper or self.max_modes_dim < problem.dim <= FedEP.full_dim or non_smooth:
             return "gaussian"
         return "modes" if problem.dim <= self.max_modes_dim else "checked"
 

@@ -47,14 +47,13 @@ from pyro_fed.conventions.setting_checks import check_at_least, check_choice, ch
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.density.scores import clients_likelihood_scores, prior_scores
-from pyro_fed.density.size import LARGE_DIM, is_large
+from pyro_fed.density.size import LARGE_DIM
 from pyro_fed.infer.ep.fedep import FedEP
 from pyro_fed.infer.ep.point_sites import PointSites
 from pyro_fed.infer.ep.site_updates import warm_sites
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.laplace.laplace_point import JUMPS
 from pyro_fed.infer.sites.gaussian_sites import as_state
-from pyro_fed.infer.sites.rowwise import jumps
 from pyro_fed.infer.sites.whitening import Coordinates, site_scores
 from pyro_fed.infer.stein.census import LEAST, MOST_DIM, Census, census_of
 from pyro_fed.infer.stein.concave import OneMode
@@ -134,11 +133,11 @@ class Survey(Algorithm, Bounding, ServerWork):
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """The Gaussian, or the search for modes."""
-        if is_large(problem):
+        if problem.traits.large():
             return self.ep() if self.begin in ("gaussian", "checked") else self.point_sites(problem)
         if self.begin == "modes":
             return self.census() if problem.dim <= MOST_DIM else self.nearest()
-        if problem.dim <= FedEP.full_dim and (self.begin == "gaussian" or jumps(problem)):
+        if problem.dim <= FedEP.full_dim and (self.begin == "gaussian" or problem.traits.non_smooth_scores):
             return self.ep()
         return self.laplace()
 
@@ -171,7 +170,7 @@ class Survey(Algorithm, Bounding, ServerWork):
         sites = sites.power(1.0 / self.temperature)
         q = sites.product_over(0).product(prior)
         if not bool(q.is_proper()):
-            raise ImproperGaussianError(NOWHERE if not jumps(problem) else f"{NOWHERE}. Here {JUMPS}")
+            raise ImproperGaussianError(NOWHERE if not problem.traits.non_smooth_scores else f"{NOWHERE}. Here {JUMPS}")
         coordinates = Coordinates.of(q)
         white = coordinates.site(sites)
         seed = int(torch.randint(2**31, (), generator=generator))

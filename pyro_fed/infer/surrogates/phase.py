@@ -9,7 +9,6 @@ from pyro_fed.algorithm.capabilities import Tempered
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.conventions.setting_checks import check_choice
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.size import is_large
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.ep.fedep import FedEP
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
@@ -57,7 +56,7 @@ def surrogate_phase(surrogates: Surrogates, problem: Problem, temperature: float
     """
     if isinstance(surrogates, str):
         exact = problem.dim <= FedEP.full_dim
-        auto = "fedep" if exact or is_large(problem) else "laplace"
+        auto = "fedep" if exact or problem.traits.large() else "laplace"
         named: Any = BY_NAME[auto if surrogates == "auto" else surrogates]
         tempered = isinstance(named, Tempered) and temperature != 1
         chosen: Algorithm = replace(named, temperature=temperature) if tempered else named
