@@ -203,12 +203,18 @@ class Problem:
             num_clients=self.num_clients,
             improper=self.layout.improper,
             local_dim=self.local_dim,
+            rows_in_tensors=all(isinstance(leaf, Tensor) for leaf in self.rows),
             looped=self.looped,
             in_units_of_scale=self.in_units_of_scale,
             dtype=self.dtype,
             device=self.device,
             search=self.search(self),
+            centred=self._centred_traits(),
         )
+
+    def _centred_traits(self) -> Traits | None:
+        """Those of the model's own form, where this is its non-centred one."""
+        return None
 
     # -- running the model -------------------------------------------------------------------------------------
     def execute(

@@ -1,4 +1,4 @@
-"""What a model costs, and what a large one may take at once: draws, points, clients, threads."""
+"""What a model costs, and what a large one may take at once: points, clients, draws."""
 
 from __future__ import annotations
 
@@ -16,24 +16,12 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import CHUNK
 from pyro_fed.density.traits.record import LARGE_DIM
 
-#: Rows × parameters² up to which they take them of more parameters too, where rows have linear predictors: a second a
-#: round. Logistic regression of 200 parameters on 2,000 rows takes 1.2 s so, and 40 s with diagonal covariances.
-MOST_PRODUCTS = 10_000_000_000
-#: Clients × parameters² up to which they do: 80 MB in double precision.
-MOST_ENTRIES = 10_000_000
-#: Numbers that all draws of a large model may have together: 160 MB in double precision.
-DRAWN_NUMBERS = 20_000_000
 #: Numbers that a run of a large model on several draws may make at once.
 WORKED_NUMBERS = 50_000_000
 #: Numbers, parameters and what their rows make, that the clients of a large model whose steps are computed together may
 #: have in all; a step holds some ten times as many. Of 10⁵ parameters it is one client at a time then, which takes as
 #: long as ten at once (0.24 s and 0.23 a round of FedEP); of 10⁴, where one at a time takes 1.7 times as long, all ten.
 CLIENTS_NUMBERS = 1_000_000
-#: Rows × parameters from which on a pass over them is worth several threads: some 0.5 ms on one. Below, threads wait
-#: for one another longer than they work.
-THREADED_NUMBERS = 1_000_000
-#: Draws that a result has at least.
-FEWEST_DRAWS = 10
 
 
 def is_large(problem: Problem) -> bool:
@@ -43,39 +31,6 @@ def is_large(problem: Problem) -> bool:
         problem: the model's densities.
     """
     return problem.traits.large()
-
-
-def full_is_cheap(problem: Problem) -> bool:
-    """Whether a full covariance of up to `LARGE_DIM` parameters costs little: rows have linear predictors.
-
-    Args:
-        problem: the model's densities.
-    """
-    squared = problem.dim**2
-    few = problem.evaluations * squared <= MOST_PRODUCTS and problem.num_clients * squared <= MOST_ENTRIES
-    return problem.dim <= LARGE_DIM and few and problem.traits.linear_predictors
-
-
-def repays_threads(problem: Problem) -> bool:
-    """Whether a pass over the rows is long enough for several threads.
-
-    Args:
-        problem: the model's densities.
-    """
-    return problem.num_rows * problem.dim >= THREADED_NUMBERS
-
-
-def affordable_draws(problem: Problem, wanted: int, chains: int) -> int:
-    """So many draws, or as many as `DRAWN_NUMBERS` has room for where the model is large.
-
-    Args:
-        problem: the model's densities.
-        wanted: draws of a chain.
-        chains: of the result.
-    """
-    if problem.dim <= LARGE_DIM:
-        return wanted
-    return max(1, min(-(-wanted // chains), max(FEWEST_DRAWS, DRAWN_NUMBERS // problem.dim // chains)))
 
 
 def affordable_points(problem: Problem, rows: int, wanted: int) -> int:

@@ -8,9 +8,8 @@ from torch import nn
 from torch.nn import functional
 
 import pyro_fed as pf
-from pyro_fed.algorithm.capabilities import run_as
-from pyro_fed.algorithm.plan import chain_of
 from pyro_fed.infer.averaging.burn_in import BurnIn
+from pyro_fed.policy import chain_of, resolve
 
 ROWS = 40
 
@@ -137,9 +136,10 @@ def test_so_they_are_where_parameters_are_few(model, network):
     assert fed.problem.traits.layers is network
     assert not fed.problem.traits.large()
     for kind in (pf.PVI, pf.FedSEP, pf.FedLap, pf.BayesADMM, pf.P2PVI):
-        assert (run_as(kind(), fed.problem).structure(fed.problem) == "diag") is network
+        assert (resolve(kind(), fed.problem.traits).algorithm.structure == "diag") is network
         for asked in (kind(covariance="full"), kind(full_dim=90)):
-            assert run_as(asked, fed.problem) is asked
-    assert run_as(pf.FedEP(), fed.problem) == pf.FedEP()
+            assert resolve(asked, fed.problem.traits).algorithm.structure == "full"
+    exact = resolve(pf.FedEP(), fed.problem.traits).algorithm
+    assert (exact.client, exact.structure, exact.curvature) == (pf.tilted.Newton(), "full", "hessian")
     phases = [type(one) for one in chain_of(pf.FedEP(), fed.problem)]
     assert phases == ([BurnIn] if network else []) + [pf.FedLaplace, pf.FedEP]

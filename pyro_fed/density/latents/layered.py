@@ -52,7 +52,12 @@ def check_affordable(problem: Problem) -> None:
 
 
 def _has_layers(problem: Problem) -> bool:
-    """Whether a network has layers that the rows' own latents enter, as weights or as inputs."""
+    """Whether a network has layers that the rows' own latents enter, as weights or as inputs; found once."""
+    found: bool = problem.compiler.kept("layers of rows' latents", lambda: _shows_layers(problem), problem)
+    return found
+
+
+def _shows_layers(problem: Problem) -> bool:
     rows = some_rows(problem, CHECK_ROWS)
     width = problem.dim
     own = torch.zeros(len(rows[0]), problem.local_dim, dtype=problem.dtype, device=rows[0].device)

@@ -71,6 +71,10 @@ class Search(ABC):
         """Whether a latent's scale depends on another latent."""
 
     @abstractmethod
+    def require_affordable(self) -> None:
+        """Refuse a network whose rows' own latents cost too much to be integrated out."""
+
+    @abstractmethod
     def effects(self) -> tuple[str, ...]:
         """Names of the latents that have a form in units of their latent scale."""
 
@@ -86,11 +90,13 @@ class Traits:
         num_clients: that share the rows.
         improper: names of the sites with improper priors.
         local_dim: latents of one row that are integrated out of its likelihood.
+        rows_in_tensors: whether a row is one entry of tensors, and no group with a shape of its own.
         looped: whether the model is run point by point, since it cannot be mapped.
         in_units_of_scale: names of the sites that are in units of their scale, in the non-centred form.
         dtype: of the flat vector.
         device: where clients' steps are computed.
         search: finds the other traits.
+        centred: the traits of the model's own form, where this is its non-centred one.
 
     Example:
         >>> traits = fed.problem.traits
@@ -104,11 +110,18 @@ class Traits:
     num_clients: int
     improper: frozenset[str]
     local_dim: int
+    rows_in_tensors: bool
     looped: bool
     in_units_of_scale: tuple[str, ...]
     dtype: torch.dtype
     device: torch.device
     search: Search = field(repr=False)
+    centred: Traits | None = field(default=None, repr=False)
+
+    @property
+    def as_written(self) -> Traits:
+        """The traits of the model in the form in which it is written."""
+        return self.centred or self
 
     @cached_property
     def linear_predictors(self) -> bool:
@@ -170,6 +183,15 @@ class Traits:
     def effects(self) -> tuple[str, ...]:
         """Names of the latents that have a form in units of their latent scale."""
         return self.search.effects()
+
+    def require_affordable(self) -> None:
+        """Refuse a network whose rows' own latents cost too much to be integrated out.
+
+        Raises:
+            ModelError: names the latents, the cost and the cures.
+        """
+        if self.local_dim:
+            self.search.require_affordable()
 
     def large(self, points: int = 1, exact_dim: int = FULL_DIM) -> bool:
         """Whether the model is too large for curvatures row by row.

@@ -55,7 +55,7 @@ def with_prior(
     """The likelihood's moments and the prior's, times each agent's share."""
     if not bool((share != 0).any()):
         return moments
-    prior = algorithm.derivatives(problem).of_prior(problem, points)
+    prior = algorithm.derivatives().of_prior(problem, points)
     return Moments(*(part + extra * widened(share, part) for part, extra in zip(moments, prior, strict=True)))
 
 

@@ -39,7 +39,7 @@ def fit_prior(algorithm: GaussianAlgorithm, problem: Problem, generator: torch.G
         )
     draws = problem.sample_prior(NUM_DRAWS, generator).double()
     q = STRUCTURES["diag"].from_moments(draws.mean(0), draws.var(0))
-    q = q.to_full() if algorithm.structure(problem) == "full" else q
+    q = q.to_full() if algorithm.structure == "full" else q
     for _ in range(MAX_STEPS):
         delta = algorithm.prior_site(problem, q).quotient(q)
         new = q.product(delta.power(backtrack(q, delta)))

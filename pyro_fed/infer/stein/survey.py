@@ -33,6 +33,7 @@ Letters: z `white`, m and A as in `coordinates`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
@@ -43,6 +44,7 @@ from pyro_fed.algorithm.capabilities import Bounding, Held, Pooled, Sent, Server
 from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start, started
 from pyro_fed.algorithm.states import State, select
+from pyro_fed.conventions.nested_settings import chosen
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
@@ -55,7 +57,7 @@ from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.laplace.laplace_point import JUMPS
 from pyro_fed.infer.sites.gaussian_sites import as_state
 from pyro_fed.infer.sites.whitening import Coordinates, site_scores
-from pyro_fed.infer.stein.census import LEAST, MOST_DIM, Census, census_of
+from pyro_fed.infer.stein.census import LEAST, Census, census_of
 from pyro_fed.infer.stein.concave import OneMode
 from pyro_fed.infer.stein.held_turns import held_residuals
 from pyro_fed.infer.stein.modes import Modes, modes_of
@@ -97,6 +99,8 @@ class Survey(Algorithm, Bounding, ServerWork):
     Args:
         num_particles: N.
         begin: "gaussian", "modes", "prior", "apart" or "checked".
+        source: of the points: "ep", "laplace" (Gaussians), "points" (sites at the point of an averaging), "nearest" or
+            "census" (of modes).
         temperature: the likelihood is raised to 1/temperature.
         min_curvature: smallest relative eigenvalue of a q that is not positive definite, as in `FedLaplace`.
         probe: how far out the check looks, in SDs of q.
@@ -109,6 +113,7 @@ class Survey(Algorithm, Bounding, ServerWork):
 
     num_particles: int = 100
     begin: Begin = "gaussian"
+    source: Literal["auto", "ep", "points", "laplace", "nearest", "census"] = "auto"
     temperature: float = 1.0
     min_curvature: float = 1e-6
     probe: float = 0.1
@@ -132,18 +137,19 @@ class Survey(Algorithm, Bounding, ServerWork):
         return figures[-1]["steep"] == 0 or len(figures) > NEARER
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
-        """The Gaussian, or the search for modes."""
-        if problem.traits.large():
-            return self.ep() if self.begin in ("gaussian", "checked") else self.point_sites(problem)
-        if self.begin == "modes":
-            return self.census() if problem.dim <= MOST_DIM else self.nearest()
-        if problem.dim <= FedEP.full_dim and (self.begin == "gaussian" or problem.traits.non_smooth_scores):
-            return self.ep()
-        return self.laplace()
+        """The Gaussian, or the search for modes, as `source` says."""
+        made: dict[str, Callable[[], Algorithm]] = {
+            "ep": self.ep,
+            "points": self.point_sites,
+            "laplace": self.laplace,
+            "nearest": self.nearest,
+            "census": self.census,
+        }
+        return made[chosen(self, "source")]()
 
-    def point_sites(self, problem: Problem) -> Algorithm:
+    def point_sites(self) -> Algorithm:
         """Diagonal sites at the point that averaging finds, for a large model."""
-        return PointSites.of_model(problem)
+        return PointSites()
 
     def laplace(self) -> Algorithm:
         """Laplace's approximation at one mode."""
@@ -356,12 +362,12 @@ class PooledEP(FedEP, Pooled):
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """Newton's method on the pooled data, or where the model is large the point that averaging finds."""
         if self.start == "fedavg":
-            return self.point_sites(problem)
+            return self.point_sites()
         return PooledLaplace(min_curvature=self.min_curvature)
 
-    def point_sites(self, problem: Problem) -> Algorithm:
+    def point_sites(self) -> Algorithm:
         """As the clients' but of the pooled data."""
-        return PooledPointSites.of_model(problem)
+        return PooledPointSites()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -408,9 +414,9 @@ class PooledSurvey(Survey, Pooled):
         """Laplace's approximation of the pooled data."""
         return PooledLaplace(min_curvature=self.min_curvature)
 
-    def point_sites(self, problem: Problem) -> Algorithm:
+    def point_sites(self) -> Algorithm:
         """A diagonal site of the pooled data at the point that averaging finds."""
-        return PooledPointSites.of_model(problem)
+        return PooledPointSites()
 
     def ep(self) -> Algorithm:
         """The Gaussian nearest to the pooled data's posterior."""
