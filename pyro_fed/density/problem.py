@@ -36,7 +36,7 @@ from pyro_fed.density.rows.batches import Batch
 from pyro_fed.density.running.handlers import Execution, Source
 from pyro_fed.density.running.torch_modes import Writable
 from pyro_fed.density.running.trace_sites import Message, frame_of, is_deterministic, plate_of, sum_to_rows
-from pyro_fed.density.starts import draw_starts
+from pyro_fed.density.starts import central_start, draw_starts
 from pyro_fed.density.traits.record import Search, Traits
 from pyro_fed.errors import DataError, ModelError
 
@@ -616,6 +616,18 @@ class Problem:
                 "`init(...)`, which draws them uniformly on the unconstrained scale"
             )
         return self.init(num_samples, generator)
+
+    def central_start(self, generator: torch.Generator) -> Tensor:
+        """Where gradients are led from, (D,): near the prior's mean, or zeros where a flat prior has none.
+
+        Of a network it is further off, where gradients vanish there; see `starts.central_start`.
+
+        Args:
+            generator: source of randomness.
+        """
+        if self.layout.improper:
+            return torch.zeros(self.dim, dtype=self.dtype)
+        return central_start(self, generator, self.traits.layers)
 
     def init(
         self,

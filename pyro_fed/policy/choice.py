@@ -104,7 +104,7 @@ class Table:
 
     Attributes:
         rows: the rules; later ones see what earlier ones have chosen.
-        checks: refuse models that the algorithm cannot be run on.
+        checks: refuse models that the algorithm, as it is set and chosen, cannot be run on.
     """
 
     rows: tuple[Row, ...] = ()
@@ -153,8 +153,6 @@ def decided(algorithm: Algorithm, table: Table, traits: Traits, setup: Setup) ->
     own, draft = given(algorithm), algorithm
     changes: dict[str, Any] = {}
     choices: list[Choice] = []
-    for check in table.checks:
-        check(Case(algorithm, traits, own, frozenset(), setup))
     for row in table.rows:
         decision = row.rule(Case(draft, traits, own, frozenset(changes), setup))
         if decision is None:
@@ -166,6 +164,8 @@ def decided(algorithm: Algorithm, table: Table, traits: Traits, setup: Setup) ->
         new = {name: value for name, value in new.items() if getattr(draft, name) != value}
         changes |= new
         draft = _with(draft, new)
+    for check in table.checks:
+        check(Case(draft, traits, own, frozenset(changes), setup))
     if not changes:
         return Resolved(algorithm, tuple(choices))
     found: Any = dataclasses.replace(algorithm, **changes)  # type: ignore[type-var]  # every algorithm is a dataclass

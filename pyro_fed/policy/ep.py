@@ -11,6 +11,7 @@ from typing import Any
 
 from pyro_fed.infer.ep.fedep import FedEP
 from pyro_fed.infer.ep.fedlap import NARROW, FedLapCov
+from pyro_fed.infer.ep.fedpa import BCM
 from pyro_fed.infer.ep.pvi import PVI
 from pyro_fed.infer.ep.streaming_vb import StreamingVB
 from pyro_fed.infer.ep.tilted import IVON, Newton
@@ -20,7 +21,7 @@ from pyro_fed.policy import gaussian
 from pyro_fed.policy.choice import Case, Decision, Row, Table
 from pyro_fed.policy.gaussian import CURVATURE_ROW, parameters, takes_gradients
 from pyro_fed.policy.networks import gradient_steps
-from pyro_fed.policy.refusals import affordable_rows
+from pyro_fed.policy.refusals import affordable_rows, proper_prior
 
 #: Settings that say how the exact steps are taken: who sets one of them wants these.
 EXACT = frozenset({"client", "curvature", "step_control"})
@@ -131,9 +132,19 @@ NO_WARM_START: dict[Any, tuple[str, ...]] = {"prior": ("warm_tolerance",), "feda
 START = Row("start", start_of, "start='laplace', 'prior' or 'fedavg'", NO_WARM_START)
 WARM_TOLERANCE = Row("warm_tolerance", warm_tolerance_of, "start='prior', with a proper prior")
 
+AT_PRIOR = proper_prior(
+    "start='prior' begins at the Gaussian nearest to the prior",
+    "begin at the federated Laplace approximation, start='laplace'",
+    lambda case: case.algorithm.start == "prior",
+)
+A_COPY_EACH = proper_prior("every client has a copy of the whole prior", "use FedEP or FedPA")
+ONLY_PRIOR = proper_prior("it begins at the prior", "use FedEP or FedLaplace")
+CHECKS = (affordable_rows, AT_PRIOR)
+
 TABLES = {
-    FedEP: Table((FULL_DIM, CLIENT, COVARIANCE, START, WARM_TOLERANCE, CURVATURE_ROW), (affordable_rows,)),
-    PVI: Table((FULL_DIM, CLIENT, COVARIANCE, ORDER, START, WARM_TOLERANCE, CURVATURE_ROW), (affordable_rows,)),
-    StreamingVB: Table((FULL_DIM, COVARIANCE, CURVATURE_ROW), (affordable_rows,)),
-    FedLapCov: Table((NARROW_CLIENT, COVARIANCE, START, WARM_TOLERANCE, CURVATURE_ROW), (affordable_rows,)),
+    FedEP: Table((FULL_DIM, CLIENT, COVARIANCE, START, WARM_TOLERANCE, CURVATURE_ROW), CHECKS),
+    PVI: Table((FULL_DIM, CLIENT, COVARIANCE, ORDER, START, WARM_TOLERANCE, CURVATURE_ROW), CHECKS),
+    StreamingVB: Table((FULL_DIM, COVARIANCE, CURVATURE_ROW), (affordable_rows, ONLY_PRIOR)),
+    BCM: Table((COVARIANCE, CURVATURE_ROW), (affordable_rows, A_COPY_EACH)),
+    FedLapCov: Table((NARROW_CLIENT, COVARIANCE, START, WARM_TOLERANCE, CURVATURE_ROW), CHECKS),
 }

@@ -24,6 +24,7 @@ TABLES = {
     "langevin": "pyro_fed.policy.langevin",
     "laplace": "pyro_fed.policy.laplace",
     "peers": "pyro_fed.policy.peers",
+    "pooled": "pyro_fed.policy.pooled",
     "sites": "pyro_fed.policy.gaussian",
     "stein": "pyro_fed.policy.stein",
     "surrogates": "pyro_fed.policy.surrogates",

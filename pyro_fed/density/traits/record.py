@@ -184,6 +184,11 @@ class Traits:
         """Names of the latents that have a form in units of their latent scale."""
         return self.search.effects()
 
+    @property
+    def scores_dtype(self) -> torch.dtype:
+        """Of scores that are kept and sent: double precision, but the model's own where its parameters are many."""
+        return self.dtype if self.dim > LARGE_DIM else torch.float64
+
     def require_affordable(self) -> None:
         """Refuse a network whose rows' own latents cost too much to be integrated out.
 

@@ -39,7 +39,7 @@ from pyro_fed.density.compiling.predictors import CHECK_ROWS, predictors
 from pyro_fed.density.latents.beginnings import from_modes
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
-from pyro_fed.density.traits.record import NETWORK_NUMBERS
+from pyro_fed.density.traits.record import FULL_DIM, NETWORK_NUMBERS
 from pyro_fed.infer.sites.agreement import WORTH as WORTH_A_TRY
 from pyro_fed.infer.sites.agreement import as_many_as_needed, where_settled, where_straight
 from pyro_fed.infer.sites.composed_rows import at_each_composed, means_at, means_of_parabola, shares
@@ -93,7 +93,7 @@ class Derivatives:
 
     structure: Structure
     kind: Kind
-    hessian_dim: int = 100
+    hessian_dim: int = FULL_DIM
 
     def of_likelihood(self, problem: Problem, points: Tensor, batch: Batch) -> Moments:
         """Means over points (S, C, D) of the log-likelihoods of C clients' batches."""

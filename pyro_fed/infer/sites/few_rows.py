@@ -23,7 +23,7 @@ from torch import Tensor
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.density.scores import clients_log_likelihoods
-from pyro_fed.density.traits import Traits
+from pyro_fed.density.traits import FULL_DIM, Traits
 from pyro_fed.infer.sites.derivatives import Derivatives
 from pyro_fed.infer.sites.moments import Moments
 from pyro_fed.infer.sites.nodes import MANY
@@ -33,8 +33,6 @@ from pyro_fed.ops.entries import evenly, widened
 #: Rows of all clients that stand for all at first, and at least so many a parameter; `MORE` times as many where they do
 #: not.
 ROWS, ROWS_A_PARAMETER, MORE = 4096, 50, 4
-#: More parameters than this would take more second derivatives than they save.
-LARGEST_DIM = 100
 #: Draws at which both are compared, and nats that they may differ by at each, besides so many roundings.
 PROBES, AGREE, ROUNDING = 32, 0.05, 4
 #: Draws that say how far draws lie from their mean, and that are taken together.
@@ -106,7 +104,7 @@ def of_some_rows(problem: Problem, count: int | None) -> list[str]:
 
 def _worth_a_try(problem: Problem, draws: Tensor) -> bool:
     """Whether rows are many, have a shape of their own and are not looped over."""
-    many = have_few(problem.traits) and problem.dim <= LARGEST_DIM
+    many = have_few(problem.traits) and problem.dim <= FULL_DIM  # beyond, second derivatives cost more than they save
     return many and not problem.looped and draws.shape[1] > PROBES + 2 * problem.dim
 
 

@@ -32,7 +32,7 @@ from pyro_fed.conventions.nested_settings import chosen
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice, check_positive
 from pyro_fed.density.noncentred import effects_of
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.traits import LARGE_DIM
+from pyro_fed.density.traits import FULL_DIM, LARGE_DIM
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.sites.derivatives import Derivatives, Kind, Structure
 from pyro_fed.infer.sites.moments import Moments
@@ -69,7 +69,7 @@ class GaussianAlgorithm(Algorithm, KnownDensity, Tempered, Advice):
     """
 
     covariance: Literal["auto", "full", "diag"] = "auto"
-    full_dim: int = 100
+    full_dim: int = FULL_DIM
     curvature: Literal["auto", "hessian", "fisher"] = "auto"
     num_points: int = 128
     tolerance: float = 1e-3

@@ -49,7 +49,6 @@ from pyro_fed.conventions.setting_checks import check_at_least, check_choice, ch
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.density.scores import clients_likelihood_scores, prior_scores
-from pyro_fed.density.size import LARGE_DIM
 from pyro_fed.infer.ep.fedep import FedEP
 from pyro_fed.infer.ep.point_sites import PointSites
 from pyro_fed.infer.ep.site_updates import warm_sites
@@ -207,7 +206,7 @@ class Survey(Algorithm, Bounding, ServerWork):
         }
         # A large model's scores are many: no room is taken for them before they are known.
         count = len(points) if num_clients * points.numel() <= AT_ONCE else 0
-        unknown = points.new_zeros(num_clients, count, problem.dim, dtype=scores_dtype(problem))
+        unknown = points.new_zeros(num_clients, count, problem.dim, dtype=problem.traits.scores_dtype)
         return shared, as_state(white) | {"scores": unknown}
 
     def _census(
@@ -254,7 +253,7 @@ class Survey(Algorithm, Bounding, ServerWork):
         if shared["white"].numel() <= AT_ONCE:
             scores = self._white_scores(problem, shared, data)
         else:
-            scores = shared["white"].new_empty(shared["white"].shape, dtype=scores_dtype(problem))
+            scores = shared["white"].new_empty(shared["white"].shape, dtype=problem.traits.scores_dtype)
             for client in range(len(scores)):
                 own = slice(client, client + 1)
                 scores[own] = self._white_scores(problem, select(shared, own), data.of(own))
@@ -264,7 +263,7 @@ class Survey(Algorithm, Bounding, ServerWork):
         coordinates = Coordinates(shared["mean"], shared["factor"])
         points = coordinates.model(shared["white"]).to(problem.dtype)
         found = clients_likelihood_scores(problem, points, data)
-        return (coordinates.pull(found.double()) / self.temperature).to(scores_dtype(problem))
+        return (coordinates.pull(found.double()) / self.temperature).to(problem.traits.scores_dtype)
 
     def known(self, shared: State, local: State) -> State:
         """The clients' sites in whitened coordinates."""
@@ -322,11 +321,6 @@ class Survey(Algorithm, Bounding, ServerWork):
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
         """The points, (1, N, D)."""
         return Coordinates(shared["mean"], shared["factor"]).model(shared["white"])[None]
-
-
-def scores_dtype(problem: Problem) -> torch.dtype:
-    """Dtype of what clients keep and send: double precision, but the problem's own for models of many parameters."""
-    return problem.dtype if problem.dim > LARGE_DIM else torch.float64
 
 
 def residuals_at(scores: Tensor, sites: Gaussian, white: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

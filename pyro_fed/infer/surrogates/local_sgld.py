@@ -31,6 +31,7 @@ from pyro_fed.conventions.nested_settings import chosen, explains_unknown, refus
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData, batch_of, draw_minibatches, with_batches
+from pyro_fed.density.traits import FULL_DIM
 from pyro_fed.errors import listed
 from pyro_fed.infer.sites.derivatives import Derivatives, Structure
 from pyro_fed.infer.sites.gaussian_sites import as_state, flat_site, gaussian, where
@@ -81,7 +82,7 @@ class LocalSGLD(Algorithm, Tempered):
     share_of_stable: float = 0.05
     confined: float = 0.1
     covariance: Literal["auto", "full", "diag"] = "auto"
-    full_dim: int = 100
+    full_dim: int = FULL_DIM
 
     def __post_init__(self) -> None:
         check_at_least(self, 2, "num_samples")
