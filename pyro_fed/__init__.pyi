@@ -24,6 +24,7 @@ from .federation.federation import Federation as Federation
 from .federation.standardise import column_sums as column_sums
 from .federation.standardise import pooled_moments as pooled_moments
 from .infer import *
+from .policy.explanation import explain as explain
 from .results.inference_data import InferenceData as InferenceData
 from .runtime import executors as executors
 from .runtime.fit import fit as fit

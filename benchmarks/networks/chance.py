@@ -21,7 +21,7 @@ import pyro_fed as pf
 from benchmarks.networks.__main__ import ALGORITHMS, DATA, federation, predicted_ece, quiet
 from benchmarks.networks.cells import spread
 from pyro_fed.algorithm import Algorithm
-from pyro_fed.algorithm.capabilities import FitsSize
+from pyro_fed.policy import resolve
 
 #: What is printed of a run, in this order.
 FIGURES = ("accuracy", "log density", "ECE")
@@ -29,8 +29,7 @@ FIGURES = ("accuracy", "log density", "ECE")
 
 def with_gain(algorithm: Any, fed: pf.Federation, gain: float) -> Algorithm:
     """FedEP as it is by default, but for what its steps may promise."""
-    assert isinstance(algorithm, FitsSize)
-    fitted: Any = algorithm.fitted(fed.problem)
+    fitted: Any = resolve(algorithm, fed.problem.traits).algorithm
     return replace(fitted, client=replace(fitted.client, most_gain=gain), covariance="diag")
 
 

@@ -29,7 +29,6 @@ import torch
 import pyro_fed as pf
 from pyro_fed.algorithm import Algorithm
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.size import is_large
 from pyro_fed.infer.peers.peer_burn_in import PeerBurnIn
 from pyro_fed.infer.stein.survey import Survey
 
@@ -73,7 +72,7 @@ class ShortDSVGD(pf.DSVGD):
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """The short survey, of a large model."""
-        if not is_large(problem):
+        if not problem.traits.large():
             return super().warm_start(problem)
         return ShortSurvey(num_particles=self.num_particles, begin="gaussian", temperature=self.temperature)
 
@@ -107,7 +106,7 @@ def one(name: str, hidden: int) -> dict[str, float]:
     fed, _ = federation(hidden, 0)
     forget_peak()
     before = resident("VmRSS")
-    algorithm, options = SHORTENED[name](is_large(fed.problem))
+    algorithm, options = SHORTENED[name](fed.problem.traits.large())
     with quiet(), patch("time.perf_counter", time.process_time):  # rounds are timed by the processor's clock
         idata = pf.run(
             algorithm,

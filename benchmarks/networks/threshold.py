@@ -23,10 +23,10 @@ import torch
 
 import pyro_fed as pf
 from benchmarks.networks.__main__ import CLIENTS, DATA, federation, predicted_ece, quiet
-from pyro_fed.algorithm.capabilities import run_as
 from pyro_fed.infer.langevin import fsgld
-from pyro_fed.infer.sites.online_newton import SMALL_ROUNDS
 from pyro_fed.infer.stein import dsvgd
+from pyro_fed.policy import resolve
+from pyro_fed.policy.networks import SMALL_ROUNDS
 
 #: Hidden units of the networks below and above, by their data.
 SIZES = {"cancer": (2, 4), "digits": (1, 2), "wine": (5, 12)}
@@ -73,10 +73,17 @@ def one(algorithm: Any, hidden: int, seed: int, data: str, options: dict[str, An
     return [found["accuracy"], found["log_predictive_density"], ece, seconds, rounds]
 
 
+#: Settings that are chosen on every model.
+OPEN = ("covariance", "curvature", "start", "surrogates")
+
+
 def takes_large(name: str, problem: Any) -> bool:
     """Whether the algorithm by default takes the defaults of large models for this one."""
     algorithm = getattr(pf, name)()
-    return bool(run_as(algorithm, problem) != algorithm)
+    chosen = resolve(algorithm, problem.traits).choices
+    return any(
+        one.override and one.value != getattr(algorithm, one.setting) for one in chosen if one.setting not in OPEN
+    )
 
 
 def table(names: list[str], data: list[str], hidden_units: list[int] | None, seeds: int, sides: list[str]) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pyro_fed.algorithm.capabilities import OnGraph, run_as
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.conventions.limits import MATTERS, SD_MATTERS, Limits
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
@@ -86,28 +85,3 @@ class Plan(SettingsRepr, ABC):
             problem: the model's densities, which say what can be run on them.
             graph: who talks to whom; None where there is a server.
         """
-
-
-def stages_of(named: Algorithm | Plan, problem: Problem, graph: Graph | None) -> list[Stage]:
-    """The stages that are run where a user names this one or this plan, as the graph asks for them.
-
-    Args:
-        named: what a user gave.
-        problem: the model's densities.
-        graph: who talks to whom; None where there is a server.
-    """
-    given = named.stages(problem, graph) if isinstance(named, Plan) else [named]
-    stages = [one if isinstance(one, Stage) else Stage(one) for one in given]
-    return [replace(one, algorithm=_on(run_as(one.algorithm, problem), graph)) for one in stages]
-
-
-def _on(algorithm: Algorithm, graph: Graph | None) -> Algorithm:
-    return algorithm.on_graph(graph) if graph is not None and isinstance(algorithm, OnGraph) else algorithm
-
-
-def chain_of(algorithm: Algorithm, problem: Problem) -> list[Algorithm]:
-    """The algorithm after all that it starts from."""
-    chain = [run_as(algorithm, problem)]
-    while (first := chain[0].warm_start(problem)) is not None:
-        chain.insert(0, run_as(first, problem))
-    return chain

@@ -256,15 +256,25 @@ def _algorithms() -> dict[str, str]:
 
 @main.command()
 @options.recipe
-def show(recipe_name: str) -> None:
+@options.explained_model
+def show(recipe_name: str, model: str | None) -> None:
     """Print a RECIPE and all its settings.
 
-    The defaults of the settings that the recipe leaves out stand at the end.
+    The defaults of the settings that the recipe leaves out stand at the end. With --model it is printed besides what
+    would be run on that model, on ten clients: every phase with its settings, and why each was chosen.
     """
-    from pyro_fed.recipes import recipe
+    import pyro_fed as pf
+    from pyro_fed.recipes import library, recipe
+    from pyro_fed.recipes.experiment import build_federation
 
     chosen = recipe.load(recipe_name)
     defaults = chosen.left_out()
     click.echo(f"# {click.format_filename(chosen.path)}\n\n{chosen.path.read_text(encoding='utf-8').rstrip()}")
     click.echo(f"\n# Settings of {chosen.algorithm.__name__} that this recipe leaves at their defaults:")
     click.echo("\n".join(f"# {name} = {value}" for name, value in defaults.items()) or "# (none)")
+    if model is not None:
+        fed = build_federation(library.load_model(model), None, "iid", 0).federation
+        graph = chosen.run_options(fed.num_clients).get("graph")
+        said = str(pf.explain(chosen.build(), fed, graph=graph))
+        click.echo(f"\n# On {model}:")
+        click.echo("\n".join(f"# {line}" for line in said.splitlines()))

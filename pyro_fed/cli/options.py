@@ -116,6 +116,13 @@ partition = click.option(
     help="How the rows are dealt to the clients: iid, dirichlet:0.3, group:COLUMN, ...",
 )
 
+#: The model on which a recipe is explained.
+explained_model = click.option(
+    "--model",
+    help="A model's name or file: print what would be run on it, and why.",
+    shell_complete=complete_model,
+)
+
 #: Rounds, in place of the recipe's.
 rounds = click.option("--rounds", type=click.IntRange(min=1), help="Rounds; for auto in all. Default: the recipe's.")
 

@@ -184,6 +184,25 @@ def given(settings: Any) -> frozenset[str]:
     return frozenset(changed(settings)) if names >= fields else names
 
 
+def chosen(owner: Any, name: str) -> Any:
+    """A setting that is chosen for the model before an algorithm is run.
+
+    Args:
+        owner: whose setting it is.
+        name: the setting.
+
+    Raises:
+        SettingError: it has not been chosen yet.
+    """
+    value = getattr(owner, name)
+    if value in ("auto", None):
+        raise SettingError(
+            f"{type(owner).__name__}: {name}={value!r} has not been chosen yet: `run` does that by "
+            "`pyro_fed.policy.resolve(algorithm, problem.traits)`; do the same where you call an algorithm yourself"
+        )
+    return value
+
+
 def with_defaults(settings: Owner, defaults: Mapping[str, Any]) -> Owner:
     """The settings with other defaults: what a user has written stays, also where they are given others once more.
 

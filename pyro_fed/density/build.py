@@ -31,6 +31,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.density.running.counted import asks_for_double
 from pyro_fed.density.running.shared import is_shared
+from pyro_fed.density.traits.search import ModelSearch
 from pyro_fed.errors import DataError, ModelError, listed, warn_user
 
 
@@ -75,7 +76,8 @@ def build(
     bound.constants.update(seen.execution.filler.constants)
     layout = describe(bound, seen, whole)
     problem = _mapped(
-        Problem(bound, layout, num_rows, quadrature or Quadrature()), lambda candidate: _try(candidate, seen)
+        Problem(bound, layout, num_rows, quadrature or Quadrature(), search=ModelSearch),
+        lambda candidate: _try(candidate, seen),
     )
     if problem.local_dim:
         if problem.looped:

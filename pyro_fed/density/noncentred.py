@@ -24,6 +24,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.running.handlers import Execution, Source
 from pyro_fed.density.running.location_scale import LocationScale
 from pyro_fed.density.running.trace_sites import Message
+from pyro_fed.density.traits.record import Traits
 
 
 class Read(Protocol):
@@ -39,14 +40,20 @@ class NonCentred(Problem):
 
     Attributes:
         effects: names of the sites that are in units of their scale.
+        model_form: the problem as the model has it.
     """
 
     effects: tuple[str, ...] = field(default=())
+    model_form: Problem | None = field(default=None, repr=False)
 
     @property
     def in_units_of_scale(self) -> tuple[str, ...]:
         """`effects`."""
         return self.effects
+
+    def _centred_traits(self) -> Traits | None:
+        """Those of the model as it is written."""
+        return None if self.model_form is None else self.model_form.traits
 
     def collect(self, source: Source) -> Tensor:
         """The flat vector (D,), with e, of what `source` says of each latent site.
@@ -137,7 +144,9 @@ def noncentred(problem: Problem) -> NonCentred | None:
         return None
     parts = {part.name: getattr(problem, part.name) for part in fields(problem)}
     form = NonCentredJoint if isinstance(problem, JointProblem) else NonCentred
-    return form(**parts | {"compiler": problem.compiler.of_form("non-centred"), "effects": effects})
+    return form(
+        **parts | {"compiler": problem.compiler.of_form("non-centred"), "effects": effects, "model_form": problem}
+    )
 
 
 def effects_of(problem: Problem) -> tuple[str, ...]:

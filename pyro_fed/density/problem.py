@@ -36,7 +36,8 @@ from pyro_fed.density.rows.batches import Batch
 from pyro_fed.density.running.handlers import Execution, Source
 from pyro_fed.density.running.torch_modes import Writable
 from pyro_fed.density.running.trace_sites import Message, frame_of, is_deterministic, plate_of, sum_to_rows
-from pyro_fed.density.starts import draw_starts
+from pyro_fed.density.starts import central_start, draw_starts
+from pyro_fed.density.traits.record import Search, Traits
 from pyro_fed.errors import DataError, ModelError
 
 CPU = torch.device("cpu")
@@ -60,6 +61,7 @@ class Problem:
         progress: whether a long local step shows a progress bar of its own.
         device: where clients' steps are computed; the tensors here lie on the CPU all the same, see `placed`.
         labels: of a site, what its entries along each dimension are called; None where they have numbers alone.
+        search: finds those of the model's traits that take a run of it; `build` gives it.
 
     Example:
         >>> problem = pf.Federation(model, (x, y), plate="data", num_clients=10).problem
@@ -78,6 +80,7 @@ class Problem:
     device: torch.device = CPU
     num_clients: int = 1
     labels: Mapping[str, tuple[Sequence[Any] | None, ...]] = field(default_factory=dict)
+    search: Callable[[Problem], Search] | None = field(default=None, repr=False)
 
     # -- the model and its data ------------------------------------------------------------------------------
     @property
@@ -187,6 +190,31 @@ class Problem:
     def evaluations(self) -> int:
         """Densities of rows computed in one log-likelihood of all data."""
         return self.widest * self.num_nodes
+
+    @cached_property
+    def traits(self) -> Traits:
+        """What the model is, which choices of settings depend on."""
+        if self.search is None:
+            raise TypeError("this problem has no search for its traits: make it by `pyro_fed.density.build`")
+        return Traits(
+            dim=self.dim,
+            num_rows=self.num_rows,
+            evaluations=self.evaluations,
+            num_clients=self.num_clients,
+            improper=self.layout.improper,
+            local_dim=self.local_dim,
+            rows_in_tensors=all(isinstance(leaf, Tensor) for leaf in self.rows),
+            looped=self.looped,
+            in_units_of_scale=self.in_units_of_scale,
+            dtype=self.dtype,
+            device=self.device,
+            search=self.search(self),
+            centred=self._centred_traits(),
+        )
+
+    def _centred_traits(self) -> Traits | None:
+        """Those of the model's own form, where this is its non-centred one."""
+        return None
 
     # -- running the model -------------------------------------------------------------------------------------
     def execute(
@@ -588,6 +616,18 @@ class Problem:
                 "`init(...)`, which draws them uniformly on the unconstrained scale"
             )
         return self.init(num_samples, generator)
+
+    def central_start(self, generator: torch.Generator) -> Tensor:
+        """Where gradients are led from, (D,): near the prior's mean, or zeros where a flat prior has none.
+
+        Of a network it is further off, where gradients vanish there; see `starts.central_start`.
+
+        Args:
+            generator: source of randomness.
+        """
+        if self.layout.improper:
+            return torch.zeros(self.dim, dtype=self.dtype)
+        return central_start(self, generator, self.traits.layers)
 
     def init(
         self,

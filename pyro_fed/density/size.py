@@ -1,11 +1,4 @@
-"""How large a model is, and what it may take at once: the thresholds at which defaults for networks begin.
-
-Up to `LARGE_DIM` parameters, algorithms compute curvatures of single rows and expectations at many points, which is
-exact and costs rows × parameters × points. Beyond, that costs more than a whole run of stochastic gradients. A model of
-fewer parameters is as large where its rows have no linear predictors, as those of a network, and each row's scores at
-all values of its observation are too many: a network of 160 parameters took 17 s a round so, and as a diagonal Gaussian
-that starts at the prior it stayed there, at the accuracy of chance.
-"""
+"""What a model costs, and what a large one may take at once: points, clients, draws."""
 
 from __future__ import annotations
 
@@ -19,143 +12,25 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from pyro_fed.density.compiling.layers import has_layers
-from pyro_fed.density.compiling.predictors import CHECK_ROWS, predictors
-from pyro_fed.density.observations import observation_distribution
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import CHUNK
+from pyro_fed.density.traits.record import LARGE_DIM
 
-#: Models with more parameters than this are large.
-LARGE_DIM = 1000
-#: So are those whose curvature is diagonal, and of which a round takes more than so many numbers: rows × parameters ×
-#: points, about ten seconds a round.
-LARGE_WORK = 2_000_000_000
-#: Parameters up to which algorithms take full covariances by default.
-FULL_DIM = 100
-#: Rows × parameters² up to which they take them of more parameters too, where rows have linear predictors: a second a
-#: round. Logistic regression of 200 parameters on 2,000 rows takes 1.2 s so, and 40 s with diagonal covariances.
-MOST_PRODUCTS = 10_000_000_000
-#: Clients × parameters² up to which they do: 80 MB in double precision.
-MOST_ENTRIES = 10_000_000
-#: Points at which a network's size is judged, as many as algorithms take expectations at by default.
-NETWORK_POINTS = 128
-#: Rows × points × parameters × values of an observation, or parameters again for Hessians: 2 to 10 s a round. What has
-#: more and no linear predictors has its rows share the points.
-MOST_NUMBERS = 150_000_000
-#: The same above `FULL_DIM`, from which on a model is a network: half a second a round of a diagonal Gaussian, and 26 s
-#: a run where stochastic gradients take 2 s to a better log density (343 parameters, 142 rows). What takes no
-#: expectations begins with a Gaussian too, and Laplace's at the end of Newton's method is none of a network.
-NETWORK_NUMBERS = 10_000_000
-#: Values at which an observation that is not discrete is looked at.
-CONTINUOUS_VALUES = 3
-#: Numbers that all draws of a large model may have together: 160 MB in double precision.
-DRAWN_NUMBERS = 20_000_000
 #: Numbers that a run of a large model on several draws may make at once.
 WORKED_NUMBERS = 50_000_000
 #: Numbers, parameters and what their rows make, that the clients of a large model whose steps are computed together may
 #: have in all; a step holds some ten times as many. Of 10⁵ parameters it is one client at a time then, which takes as
 #: long as ten at once (0.24 s and 0.23 a round of FedEP); of 10⁴, where one at a time takes 1.7 times as long, all ten.
 CLIENTS_NUMBERS = 1_000_000
-#: Rows × parameters from which on a pass over them is worth several threads: some 0.5 ms on one. Below, threads wait
-#: for one another longer than they work.
-THREADED_NUMBERS = 1_000_000
-#: Draws that a result has at least.
-FEWEST_DRAWS = 10
 
 
-def is_large(problem: Problem, points: int = 1, exact_dim: int = FULL_DIM) -> bool:
-    """Whether a model is too large for curvatures row by row.
-
-    Args:
-        problem: the model's densities.
-        points: at which an algorithm takes expectations; 1 for one that takes none.
-        exact_dim: parameters up to which the algorithm is, or was told to be, exact.
-    """
-    if problem.dim > LARGE_DIM:
-        return True
-    if problem.dim <= exact_dim:
-        return False
-    return problem.dim * problem.evaluations * points > LARGE_WORK or _is_network(problem)
-
-
-def _is_network(problem: Problem) -> bool:
-    """Whether rows go through layers, or their scores at all values are many and no linear predictors spare them."""
-    numbers = problem.dim * problem.evaluations * NETWORK_POINTS
-    few = numbers * values_of(problem) <= NETWORK_NUMBERS
-    return has_layers(problem) if few else not has_predictors(problem)
-
-
-def values_of(problem: Problem) -> int:
-    """At how many values a row's observation is looked at for its expected scores.
+def is_large(problem: Problem) -> bool:
+    """Whether a model is too large for curvatures row by row, see `Traits.large`.
 
     Args:
         problem: the model's densities.
     """
-    if not _observes_once(problem):
-        return 1
-    fn = _observation(problem)
-    return len(fn.enumerate_support()) if fn.has_enumerate_support else CONTINUOUS_VALUES
-
-
-def has_labels(problem: Problem) -> bool:
-    """Whether a row's observation is one of finitely many values, so that a client may have but one of them.
-
-    Args:
-        problem: the model's densities.
-    """
-    return _observes_once(problem) and bool(_observation(problem).has_enumerate_support)
-
-
-def _observes_once(problem: Problem) -> bool:
-    return len(problem.layout.observed) == 1 and not problem.layout.factors and not problem.local_dim
-
-
-def _observation(problem: Problem) -> Any:
-    """The distribution of the first row's observation, at the origin."""
-    z = torch.zeros(problem.dim, dtype=problem.dtype, device=problem.rows[0].device)
-    return observation_distribution(problem, z, tuple(leaf[:1] for leaf in problem.rows))
-
-
-def has_predictors(problem: Problem) -> bool:
-    """Whether a row depends on a few numbers that are linear in the parameters, found once a run.
-
-    Args:
-        problem: the model's densities.
-    """
-    return predictors(problem, CHECK_ROWS) is not None
-
-
-def full_is_cheap(problem: Problem) -> bool:
-    """Whether a full covariance of up to `LARGE_DIM` parameters costs little: rows have linear predictors.
-
-    Args:
-        problem: the model's densities.
-    """
-    squared = problem.dim**2
-    few = problem.evaluations * squared <= MOST_PRODUCTS and problem.num_clients * squared <= MOST_ENTRIES
-    return problem.dim <= LARGE_DIM and few and has_predictors(problem)
-
-
-def repays_threads(problem: Problem) -> bool:
-    """Whether a pass over the rows is long enough for several threads.
-
-    Args:
-        problem: the model's densities.
-    """
-    return problem.num_rows * problem.dim >= THREADED_NUMBERS
-
-
-def affordable_draws(problem: Problem, wanted: int, chains: int) -> int:
-    """So many draws, or as many as `DRAWN_NUMBERS` has room for where the model is large.
-
-    Args:
-        problem: the model's densities.
-        wanted: draws of a chain.
-        chains: of the result.
-    """
-    if problem.dim <= LARGE_DIM:
-        return wanted
-    return max(1, min(-(-wanted // chains), max(FEWEST_DRAWS, DRAWN_NUMBERS // problem.dim // chains)))
+    return problem.traits.large()
 
 
 def affordable_points(problem: Problem, rows: int, wanted: int) -> int:

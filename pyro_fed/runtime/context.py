@@ -16,6 +16,7 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.density.problem import Problem
 from pyro_fed.federation.federation import Federation
 from pyro_fed.graph import Graph
+from pyro_fed.policy import Choice
 from pyro_fed.runtime.budget import Budget
 from pyro_fed.runtime.checkpoint import Checkpoint
 from pyro_fed.runtime.evaluation import Evaluation
@@ -46,6 +47,7 @@ class Context:
         budget: the limits of rounds, bytes and time.
         interruption: whether the user has asked the run to stop.
         connect: makes the network of a phase.
+        choices: of the settings of each algorithm that has been resolved, in the order in which they were.
         expected: what messages of the present phase must be, where the executor is a user's; None: they are as they
             should be.
     """
@@ -65,6 +67,7 @@ class Context:
     budget: Budget = field(default_factory=Budget)
     interruption: Interruption = field(default_factory=Interruption)
     connect: Connect = connect
+    choices: list[tuple[Algorithm, tuple[Choice, ...]]] = field(default_factory=list)
     expected: Expected | None = None
 
 

@@ -14,7 +14,6 @@ from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.combination_check import check_combination
 from pyro_fed.algorithm.contract import Algorithm, Start
 from pyro_fed.algorithm.ledger import opened
-from pyro_fed.algorithm.plan import chain_of
 from pyro_fed.algorithm.record import Asked, Round
 from pyro_fed.algorithm.schedule import Informed, Schedule
 from pyro_fed.algorithm.states import State
@@ -26,6 +25,7 @@ from pyro_fed.conventions.time_limit import tick
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.density.size import LARGE_DIM
 from pyro_fed.errors import CheckpointError, SettingError
+from pyro_fed.policy import Resolved, phases_of
 from pyro_fed.runtime.budget import BudgetEnded
 from pyro_fed.runtime.checkpoint import Saved
 from pyro_fed.runtime.context import Context, Phase
@@ -55,7 +55,7 @@ def run_phases(
     one with fewer rounds, is taken up where it was left.
 
     Args:
-        algorithm: the algorithm to run.
+        algorithm: the algorithm to run, without open settings.
         context: the run.
         rounds: number of rounds of the algorithm itself.
         given: the user's schedule for the algorithm itself; None takes its own.
@@ -69,7 +69,9 @@ def run_phases(
         CheckpointError: a checkpoint of another run, or of more rounds than this one is to have.
     """
     saved = context.checkpoint.load() if context.checkpoint is not None else None
-    chain = [algorithm] if context.start is not None else chain_of(algorithm, context.problem)
+    phases = [] if context.start is not None else phases_of(Resolved(algorithm), context.problem)[:-1]
+    context.choices += [(phase.algorithm, phase.choices) for phase in phases]
+    chain = [*(phase.algorithm for phase in phases), algorithm]
     if saved is not None:
         _check_rounds(saved, chain, context, rounds)
     federation = context.federation

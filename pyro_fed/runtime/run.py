@@ -12,7 +12,6 @@ import torch
 from pyro_fed.algorithm.capabilities import (
     Bounding,
     DrawsAhead,
-    FitsSize,
     NoiseTracking,
     NoiseWithin,
     OnGraph,
@@ -21,7 +20,7 @@ from pyro_fed.algorithm.capabilities import (
 )
 from pyro_fed.algorithm.combination import Bounded, Combination
 from pyro_fed.algorithm.contract import Algorithm
-from pyro_fed.algorithm.plan import Plan, stages_of
+from pyro_fed.algorithm.plan import Plan
 from pyro_fed.algorithm.privacy import Private
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import Schedule
@@ -31,15 +30,16 @@ from pyro_fed.conventions.progress import Show, showing
 from pyro_fed.density.checks.funnels import with_hint
 from pyro_fed.density.compiling.compiler import threads
 from pyro_fed.density.compiling.levels import compiled, recalled
-from pyro_fed.density.latents.layered import check_affordable
 from pyro_fed.density.no_number import no_number
 from pyro_fed.density.noncentred import NonCentred
 from pyro_fed.density.running.handlers import check_outside, default_of
-from pyro_fed.density.size import affordable_draws, repays_threads
 from pyro_fed.errors import DivergenceError, SettingError, StoppedError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.graph import Graph
 from pyro_fed.ops.gaussian import ImproperGaussianError
+from pyro_fed.policy import Resolved, Setup, prepared, stages_of
+from pyro_fed.policy.explanation import as_json
+from pyro_fed.policy.run_settings import affordable_draws, threads_of
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.runtime.budget import Budget
 from pyro_fed.runtime.checkpoint import Checkpoint, fingerprint
@@ -175,14 +175,18 @@ def run(
         stages = stages_of(algorithm, problem, graph)
     for one in stages:
         check_taken_up(one.algorithm)
-    first = _suited(stages[0].algorithm, combination)
-    if isinstance(first, FitsSize):
-        check_affordable(federation.problem)
+    whole = _as_one(federation) if _is_joint(stages[0].algorithm) else federation
+    problem, federation = problem if whole is federation else whole.problem, whole
+    with default_of(federation.problem.dtype):
+        found = Resolved(stages[0].algorithm)  # of a plan, each stage is resolved when its turn has come
+        if plan is None:
+            found = prepared(found.algorithm, problem, Setup(graph, combination))
+    first = _suited(found.algorithm, combination)
     rounds = first.default_rounds(federation.num_clients) if num_rounds is None else num_rounds
     if num_threads == "auto":
-        num_threads = None if repays_threads(federation.problem) else 1
+        num_threads = threads_of(problem.traits)
     if num_draws is None:
-        num_draws = affordable_draws(federation.problem, NUM_DRAWS, _chains(first, federation))
+        num_draws = affordable_draws(problem.traits, NUM_DRAWS, _chains(first, federation))
     check_numbers(rounds, num_draws, seed, min_clients, federation.num_clients, num_threads)
     check_seconds(max_seconds)
     check_indicator(first, schedule)
@@ -191,8 +195,6 @@ def run(
         raise SettingError("resume=True needs checkpoint=, the folder that holds the state")
     first = _for_draws(first, num_draws)
     stages = [replace(one, algorithm=_for_draws(one.algorithm, num_draws)) for one in stages]
-    whole = _as_one(federation) if isinstance(first, Pooled) and first.joint else federation
-    problem, federation = problem if whole is federation else whole.problem, whole
     with (
         threads(num_threads),
         torch.no_grad(),
@@ -224,8 +226,9 @@ def run(
         try:
             with context.interruption, blamed():
                 if plan is not None:
-                    return run_stages(plan, stages, finish)
+                    return _with_choices(run_stages(plan, stages, finish), context)
                 shared = run_phases(first, context, rounds, schedule)
+                context.choices.append((first, found.choices))
         except (StoppedError, ImproperGaussianError) as error:
             _say_cause(error, context)
             _keep_result(error, finish)
@@ -235,7 +238,7 @@ def run(
             if context.checkpoint is not None:
                 context.checkpoint.close()
         with blamed():
-            return finish(shared)
+            return _with_choices(finish(shared), context)
 
 
 def _budget(plan: Plan | None, max_seconds: float | None) -> Budget:
@@ -256,6 +259,18 @@ def _suited(algorithm: Algorithm, combination: Combination | None) -> Algorithm:
     if isinstance(combination, Bounded) and isinstance(algorithm, Bounding):
         algorithm = algorithm.boundable()
     return algorithm
+
+
+def _with_choices(result: InferenceData, context: Context) -> InferenceData:
+    """The result with the choices of settings of all that was run, and their reasons."""
+    for part in (result, result["posterior"]):
+        part.attrs["choices"] = as_json(context.choices)
+    return result
+
+
+def _is_joint(algorithm: Algorithm) -> bool:
+    """Whether it works on pooled data with the latents of rows among the model's parameters."""
+    return isinstance(algorithm, Pooled) and algorithm.joint
 
 
 def _as_one(federation: Federation) -> Federation:

@@ -10,9 +10,8 @@ from dataclasses import asdict, dataclass, field, replace
 from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # it is there
 
-from pyro_fed.algorithm.capabilities import resolved
 from pyro_fed.algorithm.contract import Algorithm
-from pyro_fed.algorithm.plan import Plan, Stage, chain_of
+from pyro_fed.algorithm.plan import Plan, Stage
 from pyro_fed.algorithm.record import NONCENTRED, BySums
 from pyro_fed.audit import perhaps_wrong
 from pyro_fed.codes import sentences
@@ -22,6 +21,7 @@ from pyro_fed.density.noncentred import NonCentred
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import DivergenceError, InterruptedRun, PyroFedError, QuorumError, SettingError
 from pyro_fed.ops.gaussian import ImproperGaussianError
+from pyro_fed.policy import Setup, chain_of, prepared
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.runtime.answers import Answer, Choice, choose, named
 from pyro_fed.runtime.context import Context
@@ -109,9 +109,8 @@ def run_stages(plan: Plan, stages: list[Stage], finish: Finish) -> InferenceData
 
 def _weighed_by(coming: list[Stage], answer: Answer, problem: Problem) -> bool:
     """Whether the next stage starts from this answer's particles, and weights them, which mends their spread."""
-    first = coming[0].algorithm.warm_start(problem) if coming else None
     own = answer.stage.algorithm
-    return own.draws_are == "particles" and first is not None and resolved(first) == own
+    return own.draws_are == "particles" and bool(coming) and own in chain_of(coming[0].algorithm, problem)[-2:-1]
 
 
 class _Trial:
@@ -173,12 +172,15 @@ class _Trial:
         if stage.noncentred and not self.finish.context.federation.holds_data:
             step.end = "not tried: clients elsewhere have the model in its own form"
             return
-        failed = self._failed[stage.noncentred]
-        if again := [part for part in chain_of(stage.algorithm, self.finish.context.problem) if part in failed]:
-            step.end = f"not tried: it starts from {type(again[0]).__name__}, which failed"
-            return
+        failed, context = self._failed[stage.noncentred], self._on_form(stage)
         try:
-            answer = self._answer(number, stage)
+            found = prepared(stage.algorithm, context.problem, Setup(context.graph))
+            stage = replace(stage, algorithm=found.algorithm)
+            if again := [part for part in chain_of(stage.algorithm, context.problem) if part in failed]:
+                step.end = f"not tried: it starts from {type(again[0]).__name__}, which failed"
+                return
+            answer = self._answer(number, stage, context)
+            context.choices.append((found.algorithm, found.choices))
         except InterruptedRun:
             if not self.answers:
                 raise
@@ -206,14 +208,13 @@ class _Trial:
         step.bytes = sum(one.bytes for one in record.rounds[before:])
         step.seconds = time.perf_counter() - began
 
-    def _answer(self, number: int, stage: Stage) -> Answer | None:
+    def _answer(self, number: int, stage: Stage, context: Context) -> Answer | None:
         """The stage's answer; None where it was cut short and there is an earlier answer."""
         record, algorithm = self.finish.context.record, stage.algorithm
         self.earlier += record.findings
         record.findings, record.measured, record.by_sums, record.audited = [], {}, BySums(), False
         record.modes = self._modes[stage.noncentred]
         record.sites, record.sites_of, record.stands_apart = {}, "", ""
-        context = self._on_form(stage)
         rounds = algorithm.default_rounds(context.federation.num_clients)
         shared = run_phases(algorithm, context, rounds, None, self._finished[stage.noncentred])
         cut = self._cut()

@@ -8,11 +8,8 @@ from torch import nn
 from torch.nn import functional
 
 import pyro_fed as pf
-from pyro_fed.algorithm.capabilities import run_as
-from pyro_fed.algorithm.plan import chain_of
-from pyro_fed.density.compiling.layers import has_layers
-from pyro_fed.density.size import is_large
 from pyro_fed.infer.averaging.burn_in import BurnIn
+from pyro_fed.policy import chain_of, resolve
 
 ROWS = 40
 
@@ -81,8 +78,8 @@ def test_layers_are_seen_in_the_rows(model, network):
     torch.manual_seed(0)
     x = torch.randn(ROWS, 12)
     fed = pf.Federation(model, (x, (x[:, 0] > 0).float()), plate="data", num_clients=2)
-    assert has_layers(fed.problem) is network
-    assert fed.problem.dim > 100 and is_large(fed.problem, pf.FedEP.num_points) is network
+    assert fed.problem.traits.layers is network
+    assert fed.problem.dim > 100 and fed.problem.traits.large(pf.FedEP.num_points) is network
 
 
 def of_two_units(x, y):
@@ -136,12 +133,13 @@ def test_so_they_are_where_parameters_are_few(model, network):
     torch.manual_seed(0)
     x = torch.randn(ROWS, 12)
     fed = pf.Federation(model, (x, (x[:, 0] > 0).float()), plate="data", num_clients=2)
-    assert has_layers(fed.problem) is network
-    assert not is_large(fed.problem)
+    assert fed.problem.traits.layers is network
+    assert not fed.problem.traits.large()
     for kind in (pf.PVI, pf.FedSEP, pf.FedLap, pf.BayesADMM, pf.P2PVI):
-        assert (run_as(kind(), fed.problem).structure(fed.problem) == "diag") is network
+        assert (resolve(kind(), fed.problem.traits).algorithm.structure == "diag") is network
         for asked in (kind(covariance="full"), kind(full_dim=90)):
-            assert run_as(asked, fed.problem) is asked
-    assert run_as(pf.FedEP(), fed.problem) == pf.FedEP()
+            assert resolve(asked, fed.problem.traits).algorithm.structure == "full"
+    exact = resolve(pf.FedEP(), fed.problem.traits).algorithm
+    assert (exact.client, exact.structure, exact.curvature) == (pf.tilted.Newton(), "full", "hessian")
     phases = [type(one) for one in chain_of(pf.FedEP(), fed.problem)]
     assert phases == ([BurnIn] if network else []) + [pf.FedLaplace, pf.FedEP]

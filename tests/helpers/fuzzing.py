@@ -149,6 +149,8 @@ def targets():
                          "schedule": None, "graph": None, "executor": "sequential", "num_threads": 1, "start": None,
                          "log_likelihood": False, "collect_local": True, "min_clients": None, "combination": None,
                          "evaluate": None, "evaluate_every": 1, "checkpoint": None, "resume": False, **FAST}, 30),
+        "explain": (pf.explain, {"algorithm": pf.FedAvg(), "federation": federation(), "graph": None,
+                                 "combination": None}, 10),
         "fit": (pf.fit, {"federation": federation(), "max_rounds": 1, "max_bytes": None, "seed": 0, **FAST}, 2),
         "Federation": (pf.Federation, {"model": model, "args": (x, y), "kwargs": None, "plate": "data", "rows": None,
                                        "num_clients": 3, "partition": None, "shard": None, "seed": 0, "dtype": None,

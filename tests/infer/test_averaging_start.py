@@ -12,8 +12,9 @@ from algorithms import unequal_lines
 
 import pyro_fed as pf
 from pyro_fed import infer
-from pyro_fed.infer.averaging.burn_in import BurnIn, rounds_for
+from pyro_fed.infer.averaging.burn_in import BurnIn
 from pyro_fed.infer.peers.peer_burn_in import PeerBurnIn
+from pyro_fed.policy import resolve
 
 HIDDEN, CLIENTS, SEEDS = 5, 10, 3
 #: A unit that is above zero for fewer rows than this share of all is dead.
@@ -126,9 +127,8 @@ def test_a_curve_with_little_noise_is_followed(algorithm):
 
 
 def test_curves_of_small_networks_have_more_rounds_of_averaging(feds):
-    assert rounds_for(curves(25)[0].problem) > BurnIn.rounds
-    assert rounds_for(feds[0].problem) == BurnIn.rounds  # labels
-    assert rounds_for(curves(300)[0].problem) == BurnIn.rounds  # 1,500 parameters
+    cases = [curves(25)[0], feds[0], curves(300)[0]]  # a small curve, labels, 1,500 parameters
+    assert [resolve(BurnIn(), fed.problem.traits).algorithm.rounds for fed in cases] == [100, 40, 40]
 
 
 def test_diagonal_sites_of_a_model_with_full_ones_are_refused_by_name():

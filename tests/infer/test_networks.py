@@ -3,6 +3,7 @@
 import copy
 import importlib
 import warnings
+from dataclasses import fields
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,23 +17,25 @@ from torch.utils import _pytree as pytree
 
 import pyro_fed as pf
 from models import item_response
-from pyro_fed.algorithm.capabilities import run_as
 from pyro_fed.audit import not_audited
 from pyro_fed.conventions.nested_settings import given
 from pyro_fed.density.rows.batches import Batch
-from pyro_fed.density.size import LARGE_DIM, affordable_draws, affordable_points, cost_of, is_large
+from pyro_fed.density.size import LARGE_DIM, affordable_points, cost_of
 from pyro_fed.density.starts import central_start
+from pyro_fed.density.traits import Traits
 from pyro_fed.infer.ep.large import network_warnings
 from pyro_fed.infer.ep.point_sites import PointSites
 from pyro_fed.infer.sites import derivatives, online_newton
 from pyro_fed.infer.sites.antithetic import score_and_curvature, turned
 from pyro_fed.infer.sites.derivatives import Derivatives
 from pyro_fed.infer.sites.gaussian_sites import batched, gaussian, site_of, spread_points, unbatched
-from pyro_fed.infer.sites.online_newton import SMALL_ROUNDS
 from pyro_fed.infer.stein.dsvgd import BALANCED
 from pyro_fed.ops.balanced import Marginal
 from pyro_fed.ops.gaussian_structures import DiagGaussian
 from pyro_fed.ops.points import MOST_SOBOL_DIMS, standardised_random, standardised_sobol
+from pyro_fed.policy import resolve
+from pyro_fed.policy.networks import SMALL_ROUNDS
+from pyro_fed.policy.run_settings import affordable_draws
 
 HIDDEN, CLIENTS = 14, 4
 
@@ -81,23 +84,29 @@ def separate_columns():
     return pf.Federation(columns, args, plate="data", num_clients=3, seed=0), args
 
 
+def as_run(algorithm, problem):
+    return resolve(algorithm, problem.traits).algorithm
+
+
 # -- defaults ---------------------------------------------------------------------------------------------------
 def test_defaults_of_large_models_are_taken_where_nothing_is_set(fed):
-    ep, pvi = run_as(pf.FedEP(), fed.problem), run_as(pf.PVI(), fed.problem)
-    assert ep == pf.FedEP(client=pf.tilted.IVON(), start="fedavg")
-    assert pvi == pf.PVI(client=pf.tilted.IVON(), start="fedavg", order="synchronous")
+    ep, pvi = as_run(pf.FedEP(), fed.problem), as_run(pf.PVI(), fed.problem)
+    chosen = {"client": pf.tilted.IVON(), "start": "fedavg", "covariance": "diag", "curvature": "fisher"}
+    assert ep == pf.FedEP(**chosen)
+    assert pvi == pf.PVI(**chosen, order="synchronous")
     assert ep.default_rounds(CLIENTS) == pvi.default_rounds(CLIENTS) == 40
-    p2p = run_as(pf.P2PVI(), fed.problem)
-    assert p2p == pf.P2PVI(update=pf.update.IVON(), start="fedavg") and p2p.default_rounds(CLIENTS) == 20
-    assert run_as(pf.DSVGD(local_steps=200), fed.problem).local_steps == 200
-    turns = {run_as(pf.DSVGD(start=start), fed.problem).local_steps for start in ("auto", "gaussian")}
-    assert turns == {10} and run_as(pf.DSVGD(start="apart"), fed.problem).local_steps == 50
-    assert run_as(pf.SVGD(), fed.problem).local_steps == 50
-    assert run_as(pf.DSVGD(), fed.problem).num_particles == run_as(pf.ParallelDSVGD(), fed.problem).num_particles == 20
-    langevin = run_as(pf.FSGLD(batch_size=None), fed.problem)
+    p2p = as_run(pf.P2PVI(), fed.problem)
+    update = pf.update.IVON()
+    assert p2p == pf.P2PVI(update=update, start="fedavg", covariance="diag") and p2p.default_rounds(CLIENTS) == 20
+    assert as_run(pf.DSVGD(local_steps=200), fed.problem).local_steps == 200
+    turns = {as_run(pf.DSVGD(start=start), fed.problem).local_steps for start in ("auto", "gaussian")}
+    assert turns == {10} and as_run(pf.DSVGD(start="apart"), fed.problem).local_steps == 50
+    assert as_run(pf.SVGD(), fed.problem).local_steps == 50
+    assert as_run(pf.DSVGD(), fed.problem).num_particles == as_run(pf.ParallelDSVGD(), fed.problem).num_particles == 20
+    langevin = as_run(pf.FSGLD(batch_size=None), fed.problem)
     assert (langevin.num_chains, langevin.batch_size, langevin.default_rounds(CLIENTS)) == (10, None, 120)
-    assert run_as(pf.FSGLD(num_chains=7), fed.problem).default_rounds(CLIENTS) == 172  # as many visits in all
-    assert run_as(pf.FSGLD(target_ess=500), fed.problem).default_rounds(CLIENTS) == 10_000
+    assert as_run(pf.FSGLD(num_chains=7), fed.problem).default_rounds(CLIENTS) == 172  # as many visits in all
+    assert as_run(pf.FSGLD(target_ess=500), fed.problem).default_rounds(CLIENTS) == 10_000
 
 
 FITTED = (
@@ -109,8 +118,8 @@ FITTED = (
 @pytest.mark.parametrize("algorithm", FITTED)
 def test_what_is_fitted_stays_the_same_object(fed, algorithm):
     """The phase of a run that has the rounds that were asked for is told by it: DSVGD's had all of its own."""
-    once = run_as(algorithm(), fed.problem)
-    assert run_as(once, fed.problem) is once
+    once = as_run(algorithm(), fed.problem)
+    assert as_run(once, fed.problem) is once
 
 
 @pytest.mark.parametrize(
@@ -125,7 +134,10 @@ def test_what_is_fitted_stays_the_same_object(fed, algorithm):
     ],
 )
 def test_what_is_set_stays(fed, algorithm):
-    assert run_as(algorithm, fed.problem) is algorithm
+    found, own = as_run(algorithm, fed.problem), given(algorithm)
+    assert {name: getattr(found, name) for name in own} == {name: getattr(algorithm, name) for name in own}
+    how = "update" if isinstance(found, pf.P2PVI) else "client"
+    assert getattr(found, how) == getattr(algorithm, how)
 
 
 @pytest.mark.parametrize(
@@ -138,17 +150,19 @@ def test_what_is_set_stays(fed, algorithm):
 )
 def test_what_is_set_as_small_models_have_it_stays(fed, algorithm, name):
     """A run asks for the settings more than once."""
-    found = run_as(algorithm, fed.problem)
+    found = as_run(algorithm, fed.problem)
     assert found is not algorithm
-    assert run_as(found, fed.problem) is found
+    assert as_run(found, fed.problem) is found
     assert getattr(found, name) == getattr(algorithm, name)
 
 
-def test_small_models_keep_their_algorithm():
+def test_small_models_keep_their_steps():
     federation, _ = separate_columns()
     for algorithm in (pf.FedEP(), pf.PVI(), pf.P2PVI(), pf.DSVGD(), pf.FSGLD(), pf.FedAIS()):
-        assert run_as(algorithm, federation.problem) is algorithm
-    assert affordable_draws(federation.problem, 1000, 1) == 1000
+        found = as_run(algorithm, federation.problem)
+        different = {one.name for one in fields(found) if getattr(found, one.name) != getattr(algorithm, one.name)}
+        assert different <= {"covariance", "curvature", "start", "surrogates"}
+    assert affordable_draws(federation.problem.traits, 1000, 1) == 1000
 
 
 def test_given_are_the_settings_that_were_written():
@@ -158,7 +172,7 @@ def test_given_are_the_settings_that_were_written():
 
 def test_importance_weights_are_refused_with_the_reason(fed):
     with pytest.raises(pf.errors.SettingError, match="FedAIS cannot weigh draws of 1,060 parameters"):
-        run_as(pf.FedAIS(), fed.problem)
+        as_run(pf.FedAIS(), fed.problem)
 
 
 @pytest.mark.parametrize("prior", [dist.Normal(1.0, 2.0), dist.StudentT(5.0, 0.0, 2.0)])
@@ -171,12 +185,12 @@ def test_few_points_serve_gaussian_priors_and_no_others(prior):
             pyro.sample("y", dist.Normal(x @ w, 1.0), obs=x[:, 0])
 
     problem = pf.Federation(model, (torch.randn(9, 3, dtype=torch.float64),), plate="data", num_clients=3).problem
-    algorithm = pf.FedEP(client="ivon", covariance="diag", start="prior")
+    algorithm = as_run(pf.FedEP(client="ivon", covariance="diag", start="prior"), problem)
     generator = torch.Generator().manual_seed(0)
     shared, _ = algorithm.init(problem, 3, generator, None)
     shared["eta"] = shared["eta"] + 0.3
     q = batched(gaussian(shared))
-    moments = algorithm.derivatives(problem).of_prior(problem, algorithm.points(q))
+    moments = algorithm.derivatives().of_prior(problem, algorithm.points(q))
     wanted = unbatched(site_of(moments, q.mean())).quotient(gaussian(shared, "prior_"))
     found = gaussian(algorithm.prepare(problem, shared), "prior_delta_")
     torch.testing.assert_close(found.precision, wanted.precision, rtol=0, atol=1e-9)
@@ -260,7 +274,7 @@ def test_the_cost_of_a_network_is_that_of_its_matrix_products(fed):
     assert affordable_points(fed.problem, 600, 128) == 128
     assert affordable_points(fed.problem, 10**9, 128) == 2
     assert fed.problem.dim > LARGE_DIM
-    assert affordable_draws(fed.problem, 10**6, 1) == 20_000_000 // 1060
+    assert affordable_draws(fed.problem.traits, 10**6, 1) == 20_000_000 // 1060
 
 
 def test_the_audit_says_what_it_has_not_checked(fed, monkeypatch):
@@ -405,7 +419,7 @@ def test_clients_of_a_large_model_are_not_asked_for_curvatures_of_rows():
     federation = pf.Federation(
         model_of(with_priors(Recurrent(nn.GRU))), (x, (x[:, 0] > 0).long()), plate="data", num_clients=4
     )
-    assert federation.problem.dim > 100 and is_large(federation.problem)
+    assert federation.problem.dim > 100 and federation.problem.traits.large()
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         pf.run(pf.FedAvg(chain_steps=2), federation, num_rounds=2, progress=False, log_likelihood=False)
@@ -442,13 +456,13 @@ def test_a_network_of_few_parameters_is_large_and_a_linear_model_is_not():
     torch.manual_seed(0)
     x, wide = torch.randn(3000, 4), torch.randn(3000, 200)
     fed = pf.Federation(small_network(20), (x, torch.randint(3, (3000,))), plate="data", num_clients=2)
-    assert fed.problem.dim == 140 and is_large(fed.problem)
+    assert fed.problem.dim == 140 and fed.problem.traits.large()
     few = pf.Federation(small_network(20), (x[:50], torch.randint(3, (50,))), plate="data", num_clients=2)
-    assert is_large(few.problem, pf.FedEP.num_points)
+    assert few.problem.traits.large(pf.FedEP.num_points)
     some = pf.Federation(small_network(20), (x[:250], torch.randint(3, (250,))), plate="data", num_clients=2)
-    assert is_large(some.problem, pf.FedEP.num_points) and is_large(some.problem)
-    assert run_as(pf.DSVGD(), some.problem) != pf.DSVGD()
-    langevin = run_as(pf.FSGLD(), some.problem)
+    assert some.problem.traits.large(pf.FedEP.num_points) and some.problem.traits.large()
+    assert as_run(pf.DSVGD(), some.problem) != pf.DSVGD()
+    langevin = as_run(pf.FSGLD(), some.problem)
     assert (langevin.num_chains, langevin.batch_size, langevin.default_rounds(2)) == (4, 32, 300)
     for algorithm in (
         pf.FedEP(),
@@ -456,9 +470,9 @@ def test_a_network_of_few_parameters_is_large_and_a_linear_model_is_not():
         pf.PVI(),
         pf.P2PVI(),
     ):  # cheap rounds, and more of them than a larger one has
-        assert run_as(algorithm, some.problem).default_rounds(2) == SMALL_ROUNDS > pf.tilted.IVON.rounds
+        assert as_run(algorithm, some.problem).default_rounds(2) == SMALL_ROUNDS > pf.tilted.IVON.rounds
     linear = pf.Federation(logistic, (wide, torch.rand(3000).round()), plate="data", num_clients=2)
-    assert linear.problem.dim == 200 and not is_large(linear.problem)
+    assert linear.problem.dim == 200 and not linear.problem.traits.large()
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
@@ -471,7 +485,7 @@ def test_three_clients_of_one_label_each_train_by_default(algorithm):
     y = torch.bucketize(score, score.quantile(torch.tensor([1 / 3, 2 / 3])))
     shards = [(x[:480][y[:480] == label], y[:480][y[:480] == label]) for label in range(3)]
     fed = pf.Federation.from_clients(small_network(17), shards, plate="data")
-    fitted, options = run_as(algorithm, fed.problem), graph_of(algorithm, fed)
+    fitted, options = as_run(algorithm, fed.problem), graph_of(algorithm, fed)
     steps = fitted.update if isinstance(algorithm, pf.P2PVI) else fitted.client
     assert (fed.problem.dim, steps.steps, steps.rounds) == (119, 3, SMALL_ROUNDS)
     idata = pf.run(algorithm, fed, num_draws=100, progress=False, log_likelihood=False, audit=False, **options)
@@ -537,7 +551,7 @@ def test_shares_of_the_points_are_exact_where_the_curvature_is_constant(monkeypa
     x, y = torch.randn(23, 2, dtype=torch.float64), torch.randn(23, dtype=torch.float64)
     fed = pf.Federation(line, (x, y), plate="data", num_clients=1)
     monkeypatch.setattr(derivatives, "MOST_NUMBERS", 1)
-    monkeypatch.setattr(derivatives, "has_predictors", lambda problem: False)
+    monkeypatch.setattr(Traits, "linear_predictors", False)
     exact = torch.linalg.inv(torch.eye(2).double() + x.T @ x)
     batch = Batch(tuple(leaf[None] for leaf in fed.problem.rows), torch.ones(1, 23).double())
     found = Derivatives("full", "hessian").of_likelihood(fed.problem, standardised_sobol(128, 2)[:, None], batch)
@@ -758,7 +772,7 @@ def test_particles_leave_a_curve_s_noise_to_the_noise():
     x, noise = torch.randn(800, 10, generator=drawn), torch.randn(800, generator=drawn)
     y = 0.7 * (torch.sin(2 * x[:, 0]) + 0.5 * x[:, 1]) + 0.8 * noise
     fed = pf.Federation(with_noise, (x[:400], y[:400]), plate="data", num_clients=10, seed=0)
-    assert isinstance(run_as(pf.DSVGD(), fed.problem).kernel, Marginal)
+    assert isinstance(as_run(pf.DSVGD(), fed.problem).kernel, Marginal)
     options = {"num_rounds": 60, "seed": 0, "progress": False, "audit": False, "log_likelihood": False}
     density, scales = {}, {}
     for kernel in (BALANCED, None):
@@ -770,7 +784,7 @@ def test_particles_leave_a_curve_s_noise_to_the_noise():
 
 
 def test_particles_of_labels_keep_two_moments(fed):
-    assert run_as(pf.DSVGD(), fed.problem).kernel == BALANCED
+    assert as_run(pf.DSVGD(), fed.problem).kernel == BALANCED
 
 
 def deep_curve(x, y):

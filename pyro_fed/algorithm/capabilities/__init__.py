@@ -33,11 +33,10 @@ The round loop asks by `isinstance`. What a capability does not say has a defaul
     choice
         Delegates      what a user names; by its settings another algorithm may be run in its place
         DrawsAhead     makes its draws during its rounds, and knows before them how many are wanted
-        FitsSize       its defaults are others where the model is large
 """
 
 from pyro_fed.algorithm.capabilities.answers import Advice, DrawStats, KnownDensity, OwnErrors, Provisional
-from pyro_fed.algorithm.capabilities.choice import Delegates, DrawsAhead, FitsSize, resolved, run_as
+from pyro_fed.algorithm.capabilities.choice import Delegates, DrawsAhead, resolved
 from pyro_fed.algorithm.capabilities.data import OnCPU, Pooled, Tempered
 from pyro_fed.algorithm.capabilities.graphs import OnGraph
 from pyro_fed.algorithm.capabilities.messages import Bounding, Held, Moving, Sent
@@ -53,7 +52,6 @@ __all__ = [
     "Delegates",
     "DrawStats",
     "DrawsAhead",
-    "FitsSize",
     "Held",
     "Indicators",
     "KnownDensity",
@@ -76,5 +74,4 @@ __all__ = [
     "check_taken_up",
     "no_sites",
     "resolved",
-    "run_as",
 ]

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     from pyro_fed.algorithm.contract import Algorithm
-    from pyro_fed.density.problem import Problem
 
 
 class DrawsAhead(ABC):
@@ -35,32 +34,6 @@ class Delegates(ABC):
         """The algorithm that is run: another one, or this."""
 
 
-class FitsSize(ABC):
-    """Its defaults are others where the model is large: a network, say."""
-
-    @abstractmethod
-    def fitted(self, problem: Problem) -> Algorithm:
-        """This algorithm with the settings that the model's size asks for; what a user has set stays as it is.
-
-        Args:
-            problem: the model's densities.
-
-        Raises:
-            SettingError: it cannot be run on a model of that size; names what can.
-        """
-
-
 def resolved(algorithm: Algorithm) -> Algorithm:
     """The algorithm that is run where a user names this one."""
     return algorithm.delegate() if isinstance(algorithm, Delegates) else algorithm
-
-
-def run_as(algorithm: Algorithm, problem: Problem) -> Algorithm:
-    """The algorithm that is run where a user names this one, with the settings that the model's size asks for.
-
-    Args:
-        algorithm: what a user or another algorithm names.
-        problem: the model's densities.
-    """
-    found = resolved(algorithm)
-    return found.fitted(problem) if isinstance(found, FitsSize) else found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pyro_fed.algorithm.capabilities.answers import Advice, DrawStats, KnownDensity, OwnErrors
-from pyro_fed.algorithm.capabilities.choice import Delegates, DrawsAhead, FitsSize
+from pyro_fed.algorithm.capabilities.choice import Delegates, DrawsAhead
 from pyro_fed.algorithm.capabilities.graphs import OnGraph
 from pyro_fed.algorithm.capabilities.messages import Bounding, Moving
 from pyro_fed.algorithm.capabilities.noise import NoiseTracking, NoiseWithin
@@ -36,7 +36,6 @@ WITH_METHODS = (
     Advice,
     Delegates,
     DrawsAhead,
-    FitsSize,
 )
 
 

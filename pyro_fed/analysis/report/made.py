@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import datetime
+import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ class Setting(NamedTuple):
         name: name of the setting; for a result without such settings, words that say why.
         value: the value.
         default: the default.
+        why: the reason for which it was chosen; "" of a setting that was given.
     """
 
     result: str
@@ -29,6 +31,7 @@ class Setting(NamedTuple):
     name: str
     value: str
     default: str
+    why: str = ""
 
 
 def settings(name: str, idata: InferenceData) -> list[Setting]:
@@ -49,8 +52,16 @@ def settings(name: str, idata: InferenceData) -> list[Setting]:
         given, default = ast.literal_eval(text), whole(known())
     except (ValueError, SyntaxError, TypeError):  # the user's own algorithm, or settings by another program
         return [Setting(name, algorithm, "as written", text, "")]
-    rows = _differing(given, default)
-    return [Setting(name, algorithm, *row) for row in rows or [("all at their defaults", "", "")]]
+    rows, why = _differing(given, default), _reasons(idata)
+    shown = rows or [("all at their defaults", "", "")]
+    return [Setting(name, algorithm, *row, why.get(row[0].partition(".")[0], "")) for row in shown]
+
+
+def _reasons(idata: InferenceData) -> dict[str, str]:
+    """Setting → why it was chosen, of the algorithm whose result it is."""
+    choices = json.loads(idata.attrs.get("choices", "[]"))
+    own = str(idata.attrs.get("chosen", idata.attrs["algorithm"])).split(",")[0]
+    return {one["setting"]: one["reason"] for one in choices if one["algorithm"] == own and one["override"]}
 
 
 def _differing(given: Mapping[str, Any], default: Mapping[str, Any], within: str = "") -> list[tuple[str, str, str]]:

@@ -11,14 +11,17 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.states import State
+from pyro_fed.conventions.kinds import narrowed
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, ClientData, in_chunks
 from pyro_fed.density.scores import log_likelihoods
+from pyro_fed.density.traits import FULL_DIM
 from pyro_fed.federation.federation import Federation
 from pyro_fed.infer import FedEP
 from pyro_fed.infer.sites.gaussian_sites import as_state, batched, gaussian, site_of
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import STRUCTURES
+from pyro_fed.policy import resolve
 
 #: Variance of the Gaussian that stands for a point: over it the expected curvature is the curvature at the point.
 NARROW = 1e-8
@@ -62,7 +65,7 @@ def around(problem: Problem, draws: Tensor) -> Gaussian:
         draws: (S, D), unconstrained.
     """
     z = draws.double()
-    if FedEP().structure(problem) == "full" and len(z) > 2 * z.shape[1]:
+    if problem.dim <= FULL_DIM and len(z) > 2 * z.shape[1]:
         q: Gaussian = STRUCTURES["full"].from_moments(z.mean(0), torch.atleast_2d(torch.cov(z.T)))
         if bool(q.is_proper()):
             return q
@@ -76,13 +79,14 @@ def sites_at(federation: Federation, q: Gaussian) -> Gaussian:
         federation: the model and its clients.
         q: the Gaussian over which scores and Hessians are averaged.
     """
-    algorithm, problem, data = _stepping(q), federation.problem, federation.client_data()
+    problem, data = federation.problem, federation.client_data()
+    algorithm = _stepping(problem, q)
     a_point = max(q.eta.shape[-1], data.row_index.shape[1] * problem.num_nodes)
     points = algorithm.points(batched(q))
     affordable = MOST_NUMBERS // max(1, a_point * len(data.num_rows))
     if affordable < len(points):
         points = replace(algorithm, num_points=max(FEWEST_POINTS, affordable // 2 * 2)).points(batched(q))
-    derivatives = algorithm.derivatives(problem, "full" if q.dense else "diag")
+    derivatives = algorithm.derivatives("full" if q.dense else "diag")
 
     def of_some(clients: ClientData) -> State:
         mean = q.mean().expand(len(clients.num_rows), -1)
@@ -101,9 +105,10 @@ def sites_at(federation: Federation, q: Gaussian) -> Gaussian:
     return gaussian(state)
 
 
-def _stepping(q: Gaussian) -> FedEP:
+def _stepping(problem: Problem, q: Gaussian) -> FedEP:
     """The algorithm whose steps give sites with the same structure as q, full or diagonal."""
-    return FedEP(covariance="full" if q.dense else "diag")
+    named = FedEP(client="newton", covariance="full" if q.dense else "diag", start="prior")
+    return narrowed(resolve(named, problem.traits).algorithm, FedEP)
 
 
 def with_product(federation: Federation, at: Gaussian) -> tuple[Gaussian, Gaussian]:
@@ -114,7 +119,7 @@ def with_product(federation: Federation, at: Gaussian) -> tuple[Gaussian, Gaussi
         at: the Gaussian over which scores and Hessians are averaged.
     """
     sites = sites_at(federation, at)
-    return _stepping(at).prior_site(federation.problem, at).product(sites.product_over(0)), sites
+    return _stepping(federation.problem, at).prior_site(federation.problem, at).product(sites.product_over(0)), sites
 
 
 def answer_and_sites(federation: Federation, draws: Tensor) -> State:
@@ -135,7 +140,7 @@ def answer_and_sites(federation: Federation, draws: Tensor) -> State:
     if len(draws) > 1 and bool((draws != draws[0]).any()):
         at = around(problem, draws)
     else:
-        structure = FedEP().structure(problem)
+        structure = "full" if problem.dim <= FULL_DIM else "diag"
         spread = draws.new_full((problem.dim,), NARROW, dtype=torch.float64)
         at = STRUCTURES[structure].from_moments(draws[0].double(), spread.diag() if structure == "full" else spread)
     q, sites = with_product(federation, at)

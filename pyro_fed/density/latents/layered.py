@@ -15,7 +15,8 @@ from pyro_fed.density.compiling.layers import shows_layers
 from pyro_fed.density.compiling.predictors import CHECK_ROWS, some_rows, tidied
 from pyro_fed.density.compiling.tracing import to_graph
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.size import NETWORK_POINTS, cost_of
+from pyro_fed.density.size import cost_of
+from pyro_fed.density.traits.record import NETWORK_POINTS
 from pyro_fed.errors import ModelError
 
 #: A network of such rows is refused if a round computes more numbers than this: rows × points × parameters × those of
@@ -51,7 +52,12 @@ def check_affordable(problem: Problem) -> None:
 
 
 def _has_layers(problem: Problem) -> bool:
-    """Whether a network has layers that the rows' own latents enter, as weights or as inputs."""
+    """Whether a network has layers that the rows' own latents enter, as weights or as inputs; found once."""
+    found: bool = problem.compiler.kept("layers of rows' latents", lambda: _shows_layers(problem), problem)
+    return found
+
+
+def _shows_layers(problem: Problem) -> bool:
     rows = some_rows(problem, CHECK_ROWS)
     width = problem.dim
     own = torch.zeros(len(rows[0]), problem.local_dim, dtype=problem.dtype, device=rows[0].device)

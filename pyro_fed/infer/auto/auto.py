@@ -21,10 +21,7 @@ from dataclasses import dataclass
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.plan import Plan, Stage
 from pyro_fed.conventions.nested_settings import explains_unknown
-from pyro_fed.density.compiling.layers import has_layers
-from pyro_fed.density.noncentred import effects_of
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.size import is_large
 from pyro_fed.graph import Graph
 from pyro_fed.infer.ep.fedep import FedEP
 from pyro_fed.infer.langevin.fsgld import FSGLD
@@ -73,10 +70,10 @@ class Auto(Plan):
 
     def stages(self, problem: Problem, graph: Graph | None) -> Sequence[Algorithm | Stage]:
         """What can be run on this model, in the order of what it costs."""
-        large, has_effects = is_large(problem), bool(effects_of(problem))
+        large, has_effects = problem.traits.large(), bool(problem.traits.effects)
         if large:  # where nothing is audited, nothing says that another would be better
             own: Algorithm = FedEP() if graph is None else P2PVI()
-            return [Stage(own, noncentred=True), own] if has_effects and has_layers(problem) else [own]
+            return [Stage(own, noncentred=True), own] if has_effects and problem.traits.layers else [own]
         if graph is not None:
             return [P2PVI(), P2PEP()]
         if problem.dim > FedEP.full_dim:  # importance weights fail there, and a few particles are too narrow

@@ -10,17 +10,11 @@ from torch import Tensor
 
 from pyro_fed.algorithm.contract import Noise, Start
 from pyro_fed.algorithm.states import State
-from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
+from pyro_fed.conventions.nested_settings import chosen, explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData, batch_of, with_batches
-from pyro_fed.density.size import LARGE_DIM, has_labels
 from pyro_fed.infer.averaging.fedavg import FedAvg
-
-#: Rounds of a network of at most `LARGE_DIM` parameters that does not classify: its curve is fitted to the noise, which
-#: may be small, and what averaging leaves of it the rounds that follow take ten times as long to find. Labels are
-#: learned in the default's 40, and more wear on the calibration.
-CURVE_ROUNDS = 100
 
 
 @explains_unknown
@@ -34,7 +28,7 @@ class BurnIn(FedAvg):
     and no gradient brings them back. So the rate rises over the first rounds, linearly.
 
     Args:
-        rounds: of averaging.
+        rounds: of averaging; None takes 40, and 100 of a network of at most 1000 parameters that does not classify.
         chain_steps: L, Adam's steps a round.
         step_size: Adam's rate, from round `rising` on.
         rising: rounds over which the rate rises to it; 1 has it from the start.
@@ -51,7 +45,7 @@ class BurnIn(FedAvg):
         >>> pf.run(pf.FedEP(start="fedavg"), fed)
     """
 
-    rounds: int = 40
+    rounds: int | None = None
     step_size: float = 0.03
     rising: int = 3
     second_moment: float = 0.99
@@ -60,7 +54,8 @@ class BurnIn(FedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(self, 1, "rounds", "rising")
+        check_at_least(self, 1, "rounds", allow_none=True)
+        check_at_least(self, 1, "rising")
         check_between(self, "second_moment", 0, 1, "[)")
         check_positive(self, "eps")
         refuse_unused(self, "its steps are counted", "unit")
@@ -104,13 +99,5 @@ class BurnIn(FedAvg):
 
     def default_rounds(self, num_clients: int) -> int:
         """As set."""
-        return self.rounds
-
-
-def rounds_for(problem: Problem) -> int:
-    """Rounds of averaging that a model takes where nothing is set.
-
-    Args:
-        problem: the model's densities.
-    """
-    return CURVE_ROUNDS if problem.dim <= LARGE_DIM and not has_labels(problem) else BurnIn.rounds
+        rounds: int = chosen(self, "rounds")
+        return rounds

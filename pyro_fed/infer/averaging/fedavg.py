@@ -30,7 +30,6 @@ from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import Variant, explains_unknown, resolve
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
-from pyro_fed.density.compiling.layers import has_layers
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import (
     Batch,
@@ -41,7 +40,6 @@ from pyro_fed.density.rows.batches import (
     draw_minibatches,
     with_batches,
 )
-from pyro_fed.density.starts import central_start
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.averaging import optim
 from pyro_fed.infer.averaging.descent import descended
@@ -119,10 +117,7 @@ class FedAvg(Algorithm, Bounding):
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
         """Near the prior's mean, further off where gradients vanish there, or at zeros where a flat prior has none."""
-        if problem.layout.improper:
-            point = torch.zeros(problem.dim, dtype=problem.dtype)
-        else:
-            point = central_start(problem, generator, has_layers(problem))
+        point = problem.central_start(generator)
         optimiser = self._optimiser
         state = {} if optimiser is None else prefixed(OPTIM, optimiser.init({"point": point}, self.damping))
         return {"point": point, "num_rows": torch.tensor(problem.num_rows), **state}, {}

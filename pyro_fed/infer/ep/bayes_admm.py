@@ -126,7 +126,7 @@ class BayesADMM(FedEP):
 
     def _states(self, problem: Problem, q: Gaussian, prior: Gaussian, sites: Gaussian) -> tuple[State, State]:
         shared, local = super()._states(problem, q, prior, sites)
-        return {**shared, **as_state(flat_site(problem, self.structure(problem)), "ahead_")}, local
+        return {**shared, **as_state(flat_site(problem, self.structure), "ahead_")}, local
 
     def cavity(self, shared: State, site: Gaussian) -> Gaussian:
         """q / t_k^(1/ρ), (C,)."""

@@ -39,7 +39,6 @@ from pyro_fed.algorithm import message_limits
 from pyro_fed.algorithm.capabilities import (
     Bounding,
     Delegates,
-    FitsSize,
     Held,
     Moving,
     NoiseTracking,
@@ -55,9 +54,8 @@ from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State, prefixed
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
-from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused, resolve
+from pyro_fed.conventions.nested_settings import chosen, explains_unknown, refuse_unused, resolve
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
-from pyro_fed.density.compiling.layers import has_layers
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import ModelError, SettingError
@@ -67,7 +65,6 @@ from pyro_fed.infer.ep import ascent, rows_first, tilted
 from pyro_fed.infer.ep.guided import GuidedFedEP
 from pyro_fed.infer.ep.large import (
     few_points,
-    fitted,
     large_objections,
     mean_growth,
     network_warnings,
@@ -91,7 +88,7 @@ from pyro_fed.infer.ep.tilted import IVON, Identity, Newton, Numerics, Received,
 from pyro_fed.infer.guides.automatic import covariance_of, is_hand_written
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.laplace.laplace_point import ESCAPING, flat_direction, mode_level
-from pyro_fed.infer.sites.few_rows import of_some_rows
+from pyro_fed.infer.sites.few_rows import MORE, of_some_rows
 from pyro_fed.infer.sites.gaussian_sites import (
     FEWEST_POINTS,
     GaussianAlgorithm,
@@ -107,10 +104,8 @@ from pyro_fed.infer.sites.gaussian_sites import (
     spread_points,
     unbatched,
 )
-from pyro_fed.infer.sites.kinks import begins_under_prior
 from pyro_fed.infer.sites.moments import Moments
 from pyro_fed.infer.sites.prior_gaussian import fit_prior
-from pyro_fed.infer.sites.rowwise import jumps
 from pyro_fed.ops.gaussian import Gaussian
 
 #: Widths of Gaussians, in those of q, under which a Gaussian prior has the same site.
@@ -138,7 +133,7 @@ DRAWS_A_POINT = 8
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracking, ServerWork, Delegates, FitsSize):
+class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracking, ServerWork, Delegates):
     """Federated expectation propagation with Gaussian sites, accurate by default.
 
     Args:
@@ -157,8 +152,9 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
         client: how the clients approximate their tilted distributions: a `pf.tilted` inference with its settings, or
             its name for their defaults: "newton", "laplace", "fisher" (L), "mcmc" (M), "identity" (I), "ngvi" (V),
             "svi", "ivon". On models of more than 1000 parameters "ivon" is taken where none is set.
-        start: "laplace" (federated, with all clients), "prior", or "fedavg" (diagonal sites at the point that averaging
-            finds), which "auto" takes on large models. Elsewhere "auto" takes a proper prior if there are more than
+        start: "laplace" (federated, with all clients), "prior", "fedavg" (diagonal sites at the point that averaging
+            finds), which "auto" takes on large models, or "few_rows" (the q of rounds by a quarter of the rows), which
+            "auto" takes on networks of many rows. Elsewhere "auto" takes a proper prior if there are more than
             `full_dim` parameters, or if scores jump, as those of a quantile regression or a lasso do (curvatures say
             nothing there); and otherwise "laplace".
         averaging: what start="fedavg" averages by: a `pf.Averaging`, as published. None takes 40 rounds by Adam
@@ -202,7 +198,7 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
     guide: Any = None
     num_guide_draws: int | None = GuidedFedEP.num_guide_draws
     client: TiltedInference | tilted.Name = Newton()
-    start: Literal["auto", "laplace", "prior", "fedavg"] = "auto"
+    start: Literal["auto", "laplace", "prior", "fedavg", "few_rows"] = "auto"
     averaging: Averaging | None = None
     warm_tolerance: float = 0.5
     damping: float | None = None
@@ -219,7 +215,7 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
         resolve(self, "client", TiltedInference)
         resolve(self, "server_optimiser", Optimiser, allow_none=True)
         resolve(self, "client_optimiser", Optimiser, allow_none=True)
-        check_choice(self, "start", ("auto", "laplace", "prior", "fedavg"))
+        check_choice(self, "start", ("auto", "laplace", "prior", "fedavg", "few_rows"))
         check_choice(self, "changes", ("sum", "mean"))
         check_between(self, "margin", 0, 1, "[)")
         check_positive(self, "damping", allow_none=True)
@@ -286,10 +282,6 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
         )
         return cast(Algorithm, kind(**self._guide_settings()))
 
-    def fitted(self, problem: Problem) -> Algorithm:
-        """For a large model: clients that take stochastic gradients, from the point that averaging finds."""
-        return cast(Algorithm, fitted(self, problem))
-
     def _guide_settings(self) -> dict[str, Any]:
         """What the form for hand-written guides takes of these settings."""
         return {
@@ -328,64 +320,51 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
         return 1.0 if self._optimised or not self.deterministic else self.fraction_for(len(after["fractions"]))
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
-        """The federated Laplace approximation, with all clients in its rounds, unless `start` is "prior".
-
-        Under an improper prior it is carried to its end, which tells whether there is a mode.
-        """
-        if self.starts_at_prior(problem):
-            return None
-        if self.start == "fedavg":
-            return self.point_sites(problem)
-        if (fewer := self.fewer_rows(problem)) is not None:
-            return replace(self, client=replace(cast(Newton, self.client), few_rows=fewer))
-        tolerance = FedLaplace.tolerance if problem.layout.improper else self.warm_tolerance
+        """What `start` names: Newton's method with all clients, averaging, or this algorithm by fewer rows."""
+        match chosen(self, "start"):
+            case "prior":
+                return None
+            case "fedavg":
+                return self.point_sites()
+            case "few_rows":
+                fewer = replace(cast(Newton, self.client), few_rows=self.rows_before(problem))
+                return replace(self, client=fewer, start="auto")
         return FedLaplace(
-            covariance=self.structure(problem),
+            covariance=self.structure,
             full_dim=self.full_dim,
             curvature=self.curvature,
             temperature=self.temperature,
-            tolerance=min(tolerance, self.warm_tolerance),
+            tolerance=self.warm_tolerance,
             few_rows=self._few_rows,
         )
 
-    def fewer_rows(self, problem: Problem) -> int | None:
-        """The rows by which the rounds before these are made, see `rows_first`; None where there are none before.
+    def rows_before(self, problem: Problem) -> int:
+        """The rows by which the rounds of start="few_rows" are made."""
+        return self.rows_of_rounds(problem.num_rows) // MORE
 
-        Nor are there where noise of privacy is added, of which each further round has its own.
-        """
-        rounds_are_free = self.step_control.memory != 0  # see `evenly`
-        return rows_first.fewer(problem, self._rows_of(problem)) if self.climbs and rounds_are_free else None
-
-    def _rows_of(self, problem: Problem) -> int:
+    def rows_of_rounds(self, num_rows: int) -> int:
         """Rows by which rounds are made, of all clients."""
-        return self._few_rows or problem.num_rows
+        return self._few_rows or num_rows
 
     @property
     def _few_rows(self) -> int | None:
         return self.client.few_rows if isinstance(self.client, Newton) else None
 
-    def point_sites(self, problem: Problem) -> Algorithm:
+    def point_sites(self) -> Algorithm:
         """What gives the clients their sites at the point of an averaging.
 
         Raises:
             SettingError: q has a full covariance.
         """
-        if self.structure(problem) == "full":
+        if self.structure == "full":
             raise SettingError(
-                f"{type(self).__name__}: the sites of start='fedavg' are diagonal, and those of this model of "
-                f"{problem.dim} parameters are full: take covariance='diag', or leave start out"
+                f"{type(self).__name__}: the sites of start='fedavg' are diagonal, and those of this model are full: "
+                "take covariance='diag', or leave start out"
             )
         if self.averaging is None:
-            return PointSites.of_model(problem, temperature=self.temperature)
+            return PointSites(temperature=self.temperature)
         averaging, scale = self.averaging.algorithm(), self.averaging.scale
         return PointSites(temperature=self.temperature, averaging=averaging, scale=scale)
-
-    def starts_at_prior(self, problem: Problem) -> bool:
-        """Whether the run starts from q = prior."""
-        if self.start == "auto":
-            kinks = jumps(problem) or begins_under_prior(problem)
-            return not problem.layout.improper and (problem.dim > self.full_dim or kinks)
-        return self.start == "prior"
 
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
@@ -398,7 +377,7 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
         """
         if is_hand_written(self.guide):
             raise SettingError(f"{type(self).__name__}: a hand-written guide is federated by `delegate()`, as run does")
-        structure = self.structure(problem)
+        structure = self.structure
         if start is not None and float(start.shared.get("fall", 0.0)) > ESCAPING:
             raise ModelError(f"{type(self).__name__}: {sentences.MODE_AT_INFINITY}")
         if start is not None and problem.layout.improper and (free := flat_direction(gaussian(start.shared), problem)):
@@ -411,14 +390,15 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
             sites = flat_site(problem, structure, num_clients)
         else:
             q, sites, prior = warm_sites(start, self.min_curvature, lambda q: self.narrowed(problem, q))
-            if (fewer := self.fewer_rows(problem)) is not None:
-                q, share = rows_first.as_of_more(q, prior, self._rows_of(problem) / fewer, num_clients)
+            if self.start == "few_rows":
+                times = self.rows_of_rounds(problem.num_rows) / self.rows_before(problem)
+                q, share = rows_first.as_of_more(q, prior, times, num_clients)
                 sites = flat_site(problem, structure, num_clients).product(batched(share))
         shared, local = self._states(problem, q, prior, sites)
-        if start is not None and "level" in shared and has_layers(problem):
+        if start is not None and "level" in shared and problem.traits.layers:
             dim = problem.dim if self._few_rows is not None else 0
-            told = ascent.of_network(mode_level(start.shared), self._rows_of(problem), dim)
-            if self.fewer_rows(problem) is not None:
+            told = ascent.of_network(mode_level(start.shared), self.rows_of_rounds(problem.num_rows), dim)
+            if self.start == "few_rows":
                 told["radius"] = ascent.FIRST_RADIUS  # q is that near
             shared |= {name: torch.full_like(shared[name], value) for name, value in told.items()}
         return shared, local
@@ -441,7 +421,7 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
 
     def _states(self, problem: Problem, q: Gaussian, prior: Gaussian, sites: Gaussian) -> tuple[State, State]:
         """The server's and the clients' states at given sites."""
-        num_clients, structure = len(sites.eta), self.structure(problem)
+        num_clients, structure = len(sites.eta), self.structure
         one = torch.ones((), dtype=torch.float64, device=q.eta.device)
         shared = {
             **as_state(q),
@@ -506,7 +486,7 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
 
     def _prior_change(self, problem: Problem, q: Gaussian, prior: Gaussian, points: Tensor) -> tuple[Moments, Gaussian]:
         """Means of the log prior over points under q, and the change of the prior's site by an expected Newton step."""
-        moments = self.derivatives(problem).of_prior(problem, points)
+        moments = self.derivatives().of_prior(problem, points)
         return moments, unbatched(site_of(moments, q.mean())).quotient(prior)
 
     def download(self, shared: State, clients: Tensor) -> State:
@@ -515,10 +495,10 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
 
     def _numerics(self, problem: Problem) -> Numerics:
         """How derivatives and expectations are computed for this model."""
-        small = problem.dim <= self.full_dim and self.curvature != "fisher"
+        small = problem.dim <= self.full_dim and self.curvature == "hessian"
         return Numerics(
-            derivatives=self.derivatives(problem),
-            exact=self.derivatives(problem, "full" if small else None),
+            derivatives=self.derivatives(),
+            exact=self.derivatives("full" if small else None),
             num_points=self.num_points,
             min_curvature=self.min_curvature,
             min_fraction=self.min_fraction,
@@ -699,7 +679,8 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
                 f"{type(self).__name__}: an optimiser takes a part of each round's noise that changes with the round, "
                 "and the result's SDs could not have it: leave it out"
             )
-        return self._steered(self.step_control.evenly())
+        lone = replace(self, start="laplace") if self.start == "few_rows" else self  # each round has noise of its own
+        return lone._steered(self.step_control.evenly())
 
     def noise_kept(self, rounds: list[NoisyRound], num_clients: int) -> tuple[Self, float]:
         """All that was taken: each client measures its change from its own site, which has no noise."""
@@ -823,7 +804,7 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
         """Clients whose last message could not be used, a q that moves on, optimisers that give up the invariant."""
-        newton, diagonal = isinstance(self.client, Newton), self.structure(problem) == "diag"
+        newton, diagonal = isinstance(self.client, Newton), self.structure == "diag"
         ends = self._ends_without_rest(record)
         notes = ends or site_warnings(record, newton)
         notes += of_some_rows(problem, self._few_rows)

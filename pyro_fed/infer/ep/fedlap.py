@@ -32,26 +32,26 @@ about K (1 + H_k / Λ_0) rounds for each factor of e.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal, cast
 
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Algorithm, Noise
+from pyro_fed.algorithm.contract import Noise
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
-from pyro_fed.conventions.nested_settings import explains_unknown, given
+from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.infer.ep import tilted
 from pyro_fed.infer.ep.fedep import FedEP
 from pyro_fed.infer.ep.guided import GuidedFedEP
-from pyro_fed.infer.ep.tilted import IVON, Laplace, Numerics, Received, TiltedInference
+from pyro_fed.infer.ep.tilted import Laplace, Numerics, Received, TiltedInference
 from pyro_fed.infer.ep.tilted.base import Around, Tilted
-from pyro_fed.infer.sites.gaussian_sites import diagonal, gaussian, takes_gradients
+from pyro_fed.infer.sites.gaussian_sites import gaussian
 from pyro_fed.ops.gaussian import Gaussian
 
 #: Spread of draws, in SDs, that stands for none: differences of scores over less are lost in single precision. No step
@@ -116,7 +116,7 @@ class FedLapCov(FedEP):
     guided: ClassVar[type[GuidedFedEP] | None] = None
 
     client: TiltedInference | tilted.Name = Laplace()
-    start: Literal["auto", "laplace", "prior", "fedavg"] = "prior"
+    start: Literal["auto", "laplace", "prior", "fedavg", "few_rows"] = "prior"
 
     def default_rounds(self, num_clients: int) -> int:
         """Ten times the clients, at least 50: a round takes one over them of what is left, e⁻¹⁰ is below tolerances."""
@@ -125,14 +125,6 @@ class FedLapCov(FedEP):
     def points(self, q: Gaussian) -> Tensor:
         """The mean alone, (1, 1, D): a prior that is not Gaussian is taken there too."""
         return q.mean()[None]
-
-    def fitted(self, problem: Problem) -> Algorithm:
-        """For a large model: stochastic gradients, from the point that averaging finds."""
-        own = given(self)
-        if "client" in own or isinstance(self.client, IVON) or not takes_gradients(self, problem):
-            return self
-        settings = diagonal(self, problem) | ({} if "start" in own else {"start": "fedavg"})
-        return cast(Algorithm, replace(self, client=IVON(spread=NARROW, longest=NARROW), **settings))
 
 
 @explains_unknown

@@ -19,11 +19,10 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Algorithm, Start
+from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.density.problem import Problem
-from pyro_fed.errors import ModelError
 from pyro_fed.infer.ep import tilted
 from pyro_fed.infer.ep.fedep import FedEP
 from pyro_fed.infer.ep.guided import GuidedFedEP
@@ -161,21 +160,6 @@ class BCM(FedEP):
     def default_rounds(self, num_clients: int) -> int:
         """A single round."""
         return 1
-
-    def init(
-        self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
-    ) -> tuple[State, State]:
-        """At the prior.
-
-        Raises:
-            ModelError: an improper prior, of which no client can have a copy.
-        """
-        if problem.layout.improper:
-            raise ModelError(
-                f"BCM gives every client the whole prior and divides by its copies, but the priors of sites "
-                f"{sorted(problem.layout.improper)} are improper: give them proper priors, or use FedEP or FedPA"
-            )
-        return super().init(problem, num_clients, generator, start)
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """None: one round is all."""

@@ -1,22 +1,6 @@
-"""What FedEP and its kin take by default on a large model, such as a network (see `density.size`).
-
-FedEP's kin, whose steps nothing holds back, take it on a network of any size (`gaussian_sites.takes_gradients`).
-
-    client   `tilted.IVON`: minibatches, an antithetic pair of draws a step, diagonal sites from scores alone
-             (three steps a round for few clients, see `online_newton.FEW_CLIENTS`)
-    start    "fedavg": sites at the point that averaging finds
-    order    of PVI: all clients at once
-
-Of up to `LARGE_DIM` parameters with linear predictors, as a regression on hundreds of covariates, a full covariance and
-exact Hessians cost less than diagonal ones elsewhere, and are taken.
-
-Only what a user has not set is taken so; with a full covariance, or another curvature or client, all stays as it was.
-"""
+"""What FedEP and its kin do on large models, whose clients follow stochastic gradients."""
 
 from __future__ import annotations
-
-import dataclasses
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,53 +10,16 @@ from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
-from pyro_fed.conventions.nested_settings import given
 from pyro_fed.density.problem import Problem
-from pyro_fed.infer.ep.tilted.ivon import IVON
-from pyro_fed.infer.ep.tilted.newton import Newton
-from pyro_fed.infer.sites.gaussian_sites import FEWEST_POINTS, diagonal, spread_points, takes_gradients, with_full
-from pyro_fed.infer.sites.online_newton import of_small_networks
+from pyro_fed.infer.sites.gaussian_sites import FEWEST_POINTS, spread_points
 from pyro_fed.ops.gaussian import Gaussian
 
-#: Settings that say how the exact steps are taken: who sets one of them wants these.
-EXACT = frozenset({"client", "curvature", "step_control"})
 #: Change of the prior's site, relative to it, that is single precision's rounding.
 ROUNDING = 1e-4
 #: Mean change of a log SD in a round from which on they have not settled.
 SETTLED_GROWTH = 0.01
 #: Rounds over which that is the mean.
 RECENT = 5
-
-
-def fitted(algorithm: Any, problem: Problem) -> Any:
-    """The algorithm with the settings that the model's size asks for.
-
-    Args:
-        algorithm: FedEP or one of its kin, as a user has set it.
-        problem: the model's densities.
-    """
-    own, algorithm = given(algorithm), exact(algorithm, problem)
-    newton = isinstance(algorithm.client, Newton)
-    if not newton or own & EXACT or not takes_gradients(algorithm, problem, algorithm.held_back):
-        return algorithm
-    settings = {"client": IVON(**of_small_networks(problem)), **diagonal(algorithm, problem)}
-    if not own & {"start", "warm_tolerance"}:
-        settings["start"] = "fedavg"
-    if "order" not in own and any(field.name == "order" for field in dataclasses.fields(algorithm)):
-        settings["order"] = "synchronous"
-    return dataclasses.replace(algorithm, **settings)
-
-
-def exact(algorithm: Any, problem: Problem) -> Any:
-    """The algorithm with a full covariance where that is cheap, and nothing else was asked for.
-
-    Args:
-        algorithm: FedEP or one of its kin, as a user has set it.
-        problem: the model's densities.
-    """
-    if not isinstance(algorithm.client, Newton) or given(algorithm) & EXACT:
-        return algorithm
-    return with_full(algorithm, problem)
 
 
 def few_points(q: Gaussian, most: int) -> Tensor | None:

@@ -15,7 +15,7 @@ FedEP") with `Averaging`: FedAvg by SGD, and S_k = α_cov N_k, with which the au
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.infer.averaging import optim
-from pyro_fed.infer.averaging.burn_in import BurnIn, rounds_for
+from pyro_fed.infer.averaging.burn_in import BurnIn
 from pyro_fed.infer.averaging.fedavg import FedAvg
 from pyro_fed.infer.averaging.optim import Optimiser
 from pyro_fed.infer.sites.gaussian_sites import GaussianAlgorithm, as_state
@@ -124,16 +124,6 @@ class PointSites(GaussianAlgorithm):
     averaging: FedAvg = field(default_factory=BurnIn)
     measured: OnlineNewton = MEASURED
     scale: float | None = None
-
-    @classmethod
-    def of_model(cls, problem: Problem, **settings: Any) -> Self:
-        """At the point of as many rounds of averaging as the model takes.
-
-        Args:
-            problem: the model's densities.
-            settings: all but `averaging`.
-        """
-        return cls(averaging=BurnIn(rounds=rounds_for(problem)), **settings)
 
     def default_rounds(self, num_clients: int) -> int:
         """One."""

@@ -10,22 +10,7 @@ the posterior of these lies some 1.7 SDs away, and has half the SD.
 
 from __future__ import annotations
 
-from pyro_fed.density.compiling.layers import has_layers
-from pyro_fed.density.problem import Problem
-from pyro_fed.infer.sites.few_rows import MORE, fewest, have_few
 from pyro_fed.ops.gaussian import Gaussian
-
-
-def fewer(problem: Problem, rows: int) -> int | None:
-    """The rows by which the rounds before are made; None for a model that is no network, or where they were too few.
-
-    Args:
-        problem: the model's densities.
-        rows: by which these rounds are made, of all clients.
-    """
-    if problem.layout.improper or not (has_layers(problem) and have_few(problem)):
-        return None
-    return rows // MORE if rows // MORE >= fewest(problem) else None
 
 
 def as_of_more(q: Gaussian, prior: Gaussian, times: float, num_clients: int) -> tuple[Gaussian, Gaussian]:

@@ -13,9 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, cast
+from typing import ClassVar, Literal
 
-from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.record import Record
 from pyro_fed.codes import cures, sentences
 from pyro_fed.codes.finding import Finding
@@ -24,7 +23,6 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.ep import tilted
 from pyro_fed.infer.ep.guided import GuidedFedEP
-from pyro_fed.infer.ep.large import exact
 from pyro_fed.infer.ep.pvi import PVI, TEN_STEPS, Order
 from pyro_fed.infer.ep.step_control import StepControl
 from pyro_fed.infer.ep.tilted import TiltedInference
@@ -81,7 +79,7 @@ class StreamingVB(PVI):
     settles: ClassVar[bool] = False
     shorthands: ClassVar[Mapping[str, Mapping[str, Variant]]] = {"client": {"newton": TEN_STEPS}}
 
-    start: Literal["auto", "laplace", "prior", "fedavg"] = "prior"
+    start: Literal["auto", "laplace", "prior", "fedavg", "few_rows"] = "prior"
     client: TiltedInference | tilted.Name = TEN_STEPS
     step_control: StepControl = WHOLE
     order: Order = "sequential"
@@ -93,10 +91,6 @@ class StreamingVB(PVI):
         refuse_unused(self, "a client has one turn, which is taken whole; use PVI", "damping", "step_control")
         if self.server_optimiser is not None or self.client_optimiser is not None:
             raise SettingError("StreamingVB: an optimiser has no second round to remember for; use PVI")
-
-    def fitted(self, problem: Problem) -> Algorithm:
-        """With a full covariance where it is cheap; a client's only turn is by exact steps, on a network too."""
-        return cast(Algorithm, exact(self, problem))
 
     def default_rounds(self, num_clients: int) -> int:
         """One turn of each client."""

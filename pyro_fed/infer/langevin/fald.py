@@ -41,7 +41,6 @@ from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.density.size import is_large
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.langevin.langevin import STEP_GIVEN
 from pyro_fed.infer.langevin.replayed_visits import ReplayedVisits
@@ -148,7 +147,7 @@ class FALD(ReplayedVisits):
         """What fits the surrogates, and measures the clients' own noise where the step depends on it."""
         first = super().warm_start(problem)
         surrogates = first or self.surrogates
-        if self.step_size is not None or is_large(problem) or not isinstance(surrogates, Algorithm | Given):
+        if self.step_size is not None or problem.traits.large() or not isinstance(surrogates, Algorithm | Given):
             return first
         return OwnNoise(surrogates=surrogates, probabilities=self.probabilities)
 
@@ -173,7 +172,7 @@ class FALD(ReplayedVisits):
                 f"clients have of their own moves nothing by more than visit_error={self.visit_error:g}: use FSGLD(), "
                 "or local_steps=1 with midpoint=False, which has none"
             )
-        if self.step_size is None and is_large(problem) and noise_time(self.local_steps, self.midpoint):
+        if self.step_size is None and problem.traits.large() and noise_time(self.local_steps, self.midpoint):
             cure = "use FSGLD(), or local_steps=1 with midpoint=False, which has none"
             notes.append(sentences.noise_of_clients_unmeasured(parameters=problem.dim, cures=[cure]))
         return notes

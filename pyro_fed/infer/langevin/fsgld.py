@@ -26,15 +26,12 @@ each is at another client (`schedule.Shuffled`): nobody waits for one that has t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from pyro_fed.algorithm.capabilities import FitsSize
 from pyro_fed.algorithm.contract import Algorithm, Start, started
 from pyro_fed.algorithm.schedule import Schedule
-from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused, with_defaults
+from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_positive
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.size import LARGE_DIM, is_large
 from pyro_fed.infer.langevin.curvature import SHORTENED
 from pyro_fed.infer.langevin.langevin import STEP_GIVEN, one_client
 from pyro_fed.infer.langevin.replayed_visits import ReplayedVisits
@@ -43,26 +40,13 @@ from pyro_fed.infer.surrogates.surrogates import Given
 from pyro_fed.ops.langevin import STABLE
 from pyro_fed.ops.visits import longest_visit
 
-#: Settings of large models, where nothing is set: a visit costs its steps, whatever the rows, and a chain of thousands
-#: of parameters has never as many effective draws of the slowest as it is asked for. How long a visit may be in
-#: preconditioned time does not depend on its steps: of 5 in place of 20 each is up to four times as long. Chains are as
-#: many as elsewhere, and so are short: the wider a network, the shorter are its stable steps. Of 75,010 parameters
-#: even 300 rounds are below a tenth of a relaxation time, and what a chain predicts is worth little more than one draw.
-OF_LARGE_MODELS: dict[str, Any] = {
-    "local_steps": 5,
-    "batch_size": 32,
-    "thin": 25,
-    "target_ess": None,
-}
-#: Of up to `LARGE_DIM` parameters besides: steps are long there, and few chains move farther.
-OF_SMALL_NETWORKS: dict[str, Any] = {"num_chains": 4}
 #: Visits of all chains together where no effective draws are asked for; and rounds at most where they are.
 VISITS, MOST_ROUNDS = 1_200, 10_000
 
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class FSGLD(ReplayedVisits, FitsSize):
+class FSGLD(ReplayedVisits):
     """Federated SGLD: chains visit clients, whose stochastic gradients the conducive gradient keeps unbiased.
 
     Args:
@@ -148,13 +132,6 @@ class FSGLD(ReplayedVisits, FitsSize):
     def default_rounds(self, num_clients: int) -> int:
         """At most 10,000 visits a chain where it ends by itself; else 1,200 of all chains together."""
         return -(-VISITS // self.num_chains) if self.target_ess is None else MOST_ROUNDS
-
-    def fitted(self, problem: Problem) -> Algorithm:
-        """For a large model: longer visits by minibatches, and an end."""
-        if not is_large(problem):
-            return self
-        few = OF_SMALL_NETWORKS if problem.dim <= LARGE_DIM else {}
-        return with_defaults(self, OF_LARGE_MODELS | few)
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """What fits the surrogates, and measures them where the step depends on it."""

@@ -235,7 +235,7 @@ class Langevin(Algorithm, Chains, Uninterrupted, DrawStats, Advice, Tempered):
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """The algorithm that fits the surrogates, if one has to."""
-        return surrogate_phase(self.surrogates, problem, self.temperature)
+        return surrogate_phase(self.surrogates, self.temperature)
 
     def default_rounds(self, num_clients: int) -> int:
         """At most 10,000 visits a chain; it ends by itself, see `target_ess`."""

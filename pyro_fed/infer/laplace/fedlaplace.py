@@ -27,27 +27,26 @@ Letters: θ `point`, d `direction`, s_j `fractions`, H `precision`; sites as in 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, cast
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
-from pyro_fed.algorithm.capabilities import Bounding, FitsSize, Held, Moving, Sent, ServerWork, Sites
+from pyro_fed.algorithm.capabilities import Bounding, Held, Moving, Sent, ServerWork, Sites
 from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
 from pyro_fed.codes import cures, sentences
 from pyro_fed.codes.finding import Finding
-from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
+from pyro_fed.conventions.nested_settings import chosen, explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice, check_positive
-from pyro_fed.density.compiling.layers import has_layers
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.density.scores import clients_log_likelihoods, prior_values
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.averaging.burn_in import BurnIn, rounds_for
+from pyro_fed.infer.averaging.burn_in import BurnIn
 from pyro_fed.infer.laplace.laplace_point import ESCAPING, aimed, arrived, semidefinite
 from pyro_fed.infer.laplace.line import held_values
 from pyro_fed.infer.sites.few_rows import of_some_rows, picked
@@ -60,10 +59,7 @@ from pyro_fed.infer.sites.gaussian_sites import (
     kept_where,
     sds_moved,
     site_of,
-    with_full,
 )
-from pyro_fed.infer.sites.kinks import prior_jumps
-from pyro_fed.infer.sites.rowwise import jumps
 from pyro_fed.ops.gaussian import Gaussian
 
 #: Longest step of an entry that is a logarithm or a logit: a factor of 5e8.
@@ -77,7 +73,7 @@ SENT = ("point", "direction", "aim")
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class FedLaplace(GaussianAlgorithm, Sites, Bounding, Moving, ServerWork, FitsSize):
+class FedLaplace(GaussianAlgorithm, Sites, Bounding, Moving, ServerWork):
     """Federated Newton's method with a line search at the server.
 
     The final `local` state holds each client's Gaussian site at the mode; `shared` holds the mode (`point`) and q.
@@ -141,27 +137,19 @@ class FedLaplace(GaussianAlgorithm, Sites, Bounding, Moving, ServerWork, FitsSiz
         if not self.fractions or self.fractions[0] != 1.0 or min(self.fractions) <= 0:
             raise SettingError(f"FedLaplace: fractions must be positive and begin with 1, received {self.fractions}")
 
-    def fitted(self, problem: Problem) -> Algorithm:
-        """With a full covariance where it is cheap."""
-        return cast(Algorithm, with_full(self, problem))
-
     def default_rounds(self, num_clients: int) -> int:
         """At most 100; it stops by itself."""
         return 100
 
-    def averages(self, problem: Problem) -> bool:
-        """Whether Newton's method begins where averaging ends."""
-        return self.start == "fedavg" or (self.start == "auto" and has_layers(problem))
-
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """The averaging, where it begins with one."""
-        return BurnIn(rounds=rounds_for(problem)) if self.averages(problem) else None
+        return BurnIn() if chosen(self, "start") == "fedavg" else None
 
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
         """At zeros, a draw from the prior or what averaging has found, sites equal to one."""
-        structure = self.structure(problem)
+        structure = self.structure
         site = flat_site(problem, structure)
         point = torch.zeros_like(site.eta)
         if self.start == "prior":
@@ -206,7 +194,7 @@ class FedLaplace(GaussianAlgorithm, Sites, Bounding, Moving, ServerWork, FitsSiz
             asked: what the server sends, (C, ...).
         """
         points, line = self._trial_points(asked)
-        moments = self.derivatives(problem).of_prior(problem, points)
+        moments = self.derivatives().of_prior(problem, points)
         values = problem.mapped(prior_values, (0,))(line.to(problem.dtype)).double()
         return {"prior_value": values, **as_state(site_of(moments, points[0]), "prior_")}
 
@@ -221,7 +209,7 @@ class FedLaplace(GaussianAlgorithm, Sites, Bounding, Moving, ServerWork, FitsSiz
         points, line = self._trial_points(shared)
         if self.few_rows is not None:
             data = picked(problem, data, self.few_rows)[0]
-        derivatives = self.derivatives(problem)
+        derivatives = self.derivatives()
         moments = derivatives.under(problem, points[0], None, 1, data)
         if moments is None:
             moments = derivatives.of_likelihood(problem, points, data.full_batch())
@@ -373,7 +361,8 @@ class FedLaplace(GaussianAlgorithm, Sites, Bounding, Moving, ServerWork, FitsSiz
             return [sentences.improper_posterior()]
         if record.latest.get("back"):
             return [sentences.no_mode_found()]
-        if bool(prior_jumps(problem).any()) or (record.latest.get("indefinite") and jumps(problem)):
+        traits = problem.traits
+        if bool(traits.prior_kinks.any()) or (record.latest.get("indefinite") and traits.non_smooth_scores):
             return [sentences.no_second_derivative()]
         if not record.latest.get("indefinite"):
             return []

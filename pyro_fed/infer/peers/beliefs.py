@@ -11,7 +11,6 @@ from pyro_fed.density.rows.batches import Batch, row_dtype
 from pyro_fed.errors import ModelError
 from pyro_fed.infer.peers.local_laplace import local_laplace
 from pyro_fed.infer.sites.gaussian_sites import GaussianAlgorithm, as_state, batched
-from pyro_fed.infer.sites.kinks import prior_jumps
 from pyro_fed.infer.sites.moments import Moments
 from pyro_fed.infer.sites.prior_gaussian import fit_prior
 from pyro_fed.ops.entries import widened
@@ -36,7 +35,7 @@ def gaussian_prior(
         ModelError: the prior has no Gaussian approximation.
     """
     start = problem.init(1, generator).double()
-    if bool(prior_jumps(problem).any()) and not problem.layout.improper:
+    if bool(problem.traits.prior_kinks.any()) and not problem.layout.improper:
         nearest = batched(fit_prior(algorithm, problem, generator))
         return as_state(nearest if not drawn else type(nearest).from_moments(start, nearest.moments()[1]))
     row = tuple(leaf[None, :1] for leaf in problem.rows)
@@ -56,7 +55,7 @@ def with_prior(
     """The likelihood's moments and the prior's, times each agent's share."""
     if not bool((share != 0).any()):
         return moments
-    prior = algorithm.derivatives(problem).of_prior(problem, points)
+    prior = algorithm.derivatives().of_prior(problem, points)
     return Moments(*(part + extra * widened(share, part) for part, extra in zip(moments, prior, strict=True)))
 
 

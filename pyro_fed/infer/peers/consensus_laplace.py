@@ -31,10 +31,10 @@ from pyro_fed.algorithm.capabilities import OnGraph
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.states import State
 from pyro_fed.codes import cures
+from pyro_fed.conventions.nested_settings import chosen
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.graph import Consensus, Graph
-from pyro_fed.infer.averaging.burn_in import rounds_for
 from pyro_fed.infer.laplace.fedlaplace import SENT, FedLaplace
 from pyro_fed.infer.laplace.laplace_point import aimed
 from pyro_fed.infer.peers.peer_burn_in import PeerBurnIn
@@ -85,9 +85,9 @@ class ConsensusLaplace(Algorithm, OnGraph):
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """Averaging over the graph where Newton's method begins with one; its points are the same but for rounding."""
-        if not self.newton.averages(problem):
+        if chosen(self.newton, "start") != "fedavg":
             return None
-        return PeerBurnIn(rounds=rounds_for(problem), gossip_tolerance=self.gossip_tolerance)
+        return PeerBurnIn(gossip_tolerance=self.gossip_tolerance)
 
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
@@ -98,7 +98,7 @@ class ConsensusLaplace(Algorithm, OnGraph):
         if start is not None:
             at = start.shared["point"].to(local["point"])
             local |= {name: at.clone() for name in ("point", "best_point", "rough_point")}
-        site = flat_site(problem, self.newton.structure(problem), num_clients)
+        site = flat_site(problem, self.newton.structure, num_clients)
         none = site.eta.new_zeros(num_clients)
         shared = {
             "values": none[:, None].expand(-1, len(self.newton.fractions)).clone(),

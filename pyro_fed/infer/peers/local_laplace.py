@@ -55,8 +55,8 @@ def local_laplace(
     """
 
     def at(points: Tensor) -> Moments:
-        from_data = algorithm.derivatives(problem).of_likelihood(problem, points[None], batch)
-        prior = algorithm.derivatives(problem).of_prior(problem, points[None])
+        from_data = algorithm.derivatives().of_likelihood(problem, points[None], batch)
+        prior = algorithm.derivatives().of_prior(problem, points[None])
         return Moments(*(p + q * widened(share, p) for p, q in zip(from_data, prior, strict=True)))
 
     place, here = start, at(start)

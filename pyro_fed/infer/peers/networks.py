@@ -15,63 +15,34 @@ Letters: v_i `centrality`, Λ_0 the prior's precision, l_i `lik_*`, δ `damping`
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
 import torch
 
 from pyro_fed.algorithm.contract import Noise, Start, started
 from pyro_fed.algorithm.states import State
-from pyro_fed.conventions.nested_settings import given
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.density.size import LARGE_DIM
+from pyro_fed.density.traits import LARGE_DIM
 from pyro_fed.infer.peers.peer_sites import public_belief
 from pyro_fed.infer.peers.update import IVON
 from pyro_fed.infer.sites.gaussian_sites import (
     POINT_NUMBERS,
     GaussianAlgorithm,
     as_state,
-    diagonal,
     flat_site,
     gaussian,
     site_of,
     spread_points,
-    takes_gradients,
     where,
-    with_full,
 )
-from pyro_fed.infer.sites.online_newton import of_small_networks
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import DiagGaussian
 
-#: Settings that say how the exact steps are taken: who sets one of them wants these.
-EXACT = frozenset({"update", "curvature", "num_points", "tolerance", "batch_size", "weighting"})
 #: Variance about an agent's first point at which the prior is looked at.
 NARROW = 1e-4
 #: Points of the prior's expectations, up to `LARGE_DIM` parameters and of more; a prior that is Gaussian on the
 #: unconstrained scale needs two. All curvature of a half-Cauchy scale's logarithm is at one place, which eight points
 #: miss under an SD of five: that widened it further, until it overflowed (a horseshoe in units of its scales).
 PRIOR_POINTS, PRIOR_POINTS_OF_LARGE = 32, 8
-
-
-def fitted(algorithm: Any, problem: Problem) -> Any:
-    """The algorithm with the settings that the model's size asks for.
-
-    Args:
-        algorithm: `P2PVI` as a user has set it.
-        problem: the model's densities.
-    """
-    own = given(algorithm)
-    if "update" not in own:
-        algorithm = with_full(algorithm, problem)
-    if isinstance(algorithm.update, IVON) or own & EXACT or not takes_gradients(algorithm, problem):
-        return algorithm
-    begun, settings = own & {"start", "start_steps"}, diagonal(algorithm, problem)
-    if begun and settings:  # at exact steps' own
-        return algorithm
-    settings |= {} if begun else {"start": "fedavg"}
-    return replace(algorithm, update=IVON(**of_small_networks(problem)), **settings)
 
 
 def first_states(
@@ -151,7 +122,7 @@ def _prior(algorithm: GaussianAlgorithm, problem: Problem, q: Gaussian) -> Gauss
     """
     count = PRIOR_POINTS if q.dim <= LARGE_DIM else PRIOR_POINTS_OF_LARGE
     size = max(1, POINT_NUMBERS // (count * q.dim))
-    derivatives, found = algorithm.derivatives(problem, "diag"), []
+    derivatives, found = algorithm.derivatives("diag"), []
     for first in range(0, len(q.eta), size):
         some = slice(first, first + size)
         belief = type(q)(q.precision[some], q.eta[some])

@@ -41,7 +41,7 @@ from pyro_fed.conventions.setting_checks import (
 )
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData, row_dtype
-from pyro_fed.errors import DataError, GraphError, ModelError, SettingError
+from pyro_fed.errors import DataError, GraphError, SettingError
 from pyro_fed.graph import Graph
 from pyro_fed.graph.consensus import LOOSEST
 from pyro_fed.ops.mixing import mix
@@ -151,11 +151,6 @@ class P2PFinite(Algorithm, OnGraph, Tempered):
     def _points(self, problem: Problem, generator: torch.Generator) -> Tensor:
         """Θ, (M, D)."""
         if self.candidates is None:
-            if problem.layout.improper:
-                raise ModelError(
-                    f"P2PFinite: sites {sorted(problem.layout.improper)} have improper priors, which cannot be drawn "
-                    "from: give candidates"
-                )
             return problem.sample_prior(self.num_candidates, generator)
         values = {name: torch.as_tensor(value).to(problem.dtype) for name, value in self.candidates.items()}
         sizes = {name: len(value) for name, value in values.items()}

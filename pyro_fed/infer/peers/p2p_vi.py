@@ -38,12 +38,12 @@ updates of a round (it does here), how a minibatch's likelihood is scaled there 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Self, cast
+from typing import Literal, Self, cast
 
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import Bounding, FitsSize, Held, Moving, Sent, Sites
+from pyro_fed.algorithm.capabilities import Bounding, Held, Moving, Sent, Sites
 from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.combination_check import all_hear_all
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
@@ -51,13 +51,12 @@ from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
-from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused, resolve, with_defaults
+from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused, resolve
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, ClientData, row_dtype
 from pyro_fed.errors import SettingError
 from pyro_fed.graph import Graph
-from pyro_fed.infer.averaging.burn_in import rounds_for
 from pyro_fed.infer.ep.site_updates import held_changes
 from pyro_fed.infer.peers import networks
 from pyro_fed.infer.peers.acceleration import look_ahead, nothing_known
@@ -66,13 +65,10 @@ from pyro_fed.infer.peers.peer_gaussian import PeerGaussian
 from pyro_fed.infer.peers.peer_sites import new_site, public_belief, seen_whole, without_distribution
 from pyro_fed.infer.peers.screening import centre_of, screened
 from pyro_fed.infer.peers.update import IVON, SVI, Name, Newton, Update
+from pyro_fed.infer.sites.derivatives import Kind
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian, sds_moved, where
-from pyro_fed.infer.sites.kinks import begins_under_prior
-from pyro_fed.infer.sites.rowwise import jumps
 from pyro_fed.ops.gaussian import Gaussian
 
-#: Share of a change that is made in a round where rows' scores jump and none is set.
-DAMPING_OF_JUMPS = 0.5
 #: Share of their disagreement that agents have after a round's consensus where rounds are accelerated and none is set.
 SEEN_WHOLE = 1e-4
 #: Beliefs that move by less than this, in SDs, have no more data to come.
@@ -81,7 +77,7 @@ STILL = 1e-9
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class P2PVI(PeerGaussian, Sites, Bounding, Moving, FitsSize):
+class P2PVI(PeerGaussian, Sites, Bounding, Moving):
     """Peer-to-peer variational inference over an arbitrary graph, exact by default.
 
     Args:
@@ -194,6 +190,11 @@ class P2PVI(PeerGaussian, Sites, Bounding, Moving, FitsSize):
             )
 
     @property
+    def kind(self) -> Kind:
+        """As `curvature` of Newton steps; other updates take no curvature of likelihoods."""
+        return super().kind if isinstance(self.update, Newton) else "hessian"
+
+    @property
     def _newton(self) -> Newton:
         return cast(Newton, self.update)
 
@@ -206,33 +207,10 @@ class P2PVI(PeerGaussian, Sites, Bounding, Moving, FitsSize):
         """At most 100; the run stops when the agents agree and have stopped moving. Of "ivon", as it has them set."""
         return self.update.rounds if isinstance(self.update, IVON) else 100
 
-    @property
-    def begin(self) -> str:
-        """Where beliefs begin: "auto" is the prior as published, and for a guide, which needs a proper belief."""
-        if isinstance(self.update, IVON):
-            return "fedavg"
-        at_prior = self.weighting == "paper" or isinstance(self.update, SVI)
-        return "prior" if self.start == "auto" and at_prior else super().begin
-
-    def fitted(self, problem: Problem) -> Algorithm:
-        """For a large model: agents that take stochastic gradients, from the point that averaging finds.
-
-        Where scores jump: from the prior, by half of a change, see the module's header. The sites hold their shares of
-        a prior whose own scores jump, which is none of a Gaussian's.
-        """
-        peers: P2PVI = networks.fitted(self, problem)
-        newton = isinstance(peers.update, Newton) and peers.weighting == "exact"
-        kinks = begins_under_prior(problem)
-        if not newton or problem.layout.improper or not (kinks or jumps(problem)):
-            return peers
-        halved = with_defaults(peers, {"damping": DAMPING_OF_JUMPS})
-        begin: Any = "local" if kinks else "prior"
-        return replace(halved, start=begin) if halved.start == "auto" else halved
-
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """Averaging over the graph for "ivon"; Newton's method over the graph unless each agent starts by itself."""
-        if self.begin == "fedavg":
-            return PeerBurnIn(rounds=rounds_for(problem))
+        if self.start == "fedavg":
+            return PeerBurnIn()
         return super().warm_start(problem)
 
     def init(
@@ -243,8 +221,8 @@ class P2PVI(PeerGaussian, Sites, Bounding, Moving, FitsSize):
         Raises:
             SettingError: the beliefs have a full covariance, and "ivon" refines diagonal ones.
         """
-        if self.begin == "fedavg":
-            if self.structure(problem) == "full":
+        if self.start == "fedavg":
+            if self.structure == "full":
                 raise SettingError("P2PVI: the beliefs of update='ivon' are diagonal: take covariance='diag'")
             shared, local = networks.first_states(problem, num_clients, start, self)
             local["next_row"] = torch.zeros(num_clients, dtype=torch.int64, device=shared["eta"].device)
@@ -424,18 +402,16 @@ class P2PVI(PeerGaussian, Sites, Bounding, Moving, FitsSize):
         return sds_moved(common, (gaussian(sent.messages) / mine) ** (1.0 / count))
 
     def boundable(self) -> Algorithm:
-        """From the agents' own Laplace approximations, where a start is not asked for, and without acceleration.
+        """Without acceleration.
 
         Anderson's rule takes the steps of the last rounds for those of one map, and goes on where they point to. Noise
         that is new in every round is none: it would be followed up to five times as far as the limits let it.
         """
-        local = self.start == "auto" and self.begin == "consensus"
-        plain = replace(self.update, memory=1) if isinstance(self.update, Newton) else self.update
-        return replace(self, start="local" if local else self.start, update=plain)
+        return replace(self, update=replace(self.update, memory=1)) if isinstance(self.update, Newton) else self
 
     def cannot_bound(self) -> str:
         """Sums over a line cannot be checked without a server; nor can changes that are no site's."""
-        if self.begin == "consensus":
+        if self.start == "consensus":
             return "its start adds up log-likelihoods that nobody can check: start='local', or 'prior'"
         if not self._keeps_site or isinstance(self.update, IVON):
             return "the agents' changes are those of no sites: weighting='exact', batch_size=None, update='newton'"

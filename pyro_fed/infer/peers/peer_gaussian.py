@@ -23,7 +23,7 @@ Sites and the beliefs that follow from them are in `infer.peer_sites`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -36,7 +36,7 @@ from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
-from pyro_fed.conventions.nested_settings import refuse_unused
+from pyro_fed.conventions.nested_settings import chosen, refuse_unused
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import GraphError
@@ -56,7 +56,6 @@ from pyro_fed.infer.sites.gaussian_sites import (
     moves,
     where,
 )
-from pyro_fed.infer.sites.kinks import begins_under_prior
 from pyro_fed.infer.sites.prior_gaussian import fit_prior
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.mixing import mix
@@ -116,11 +115,11 @@ class PeerGaussian(GaussianAlgorithm, OnGraph):
     # -- over the graph -------------------------------------------------------------------------------------
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """Newton's method over the graph, unless each agent starts by itself."""
-        if self.begin != "consensus":
+        if chosen(self, "start") != "consensus":
             return None
         return ConsensusLaplace(
             newton=FedLaplace(
-                covariance=self.covariance,
+                covariance=self.structure,
                 full_dim=self.full_dim,
                 curvature=self.curvature,
                 tolerance=START_TOLERANCE,
@@ -128,15 +127,17 @@ class PeerGaussian(GaussianAlgorithm, OnGraph):
         )
 
     def on_graph(self, graph: Graph) -> Self:
-        """Where groups take turns, agents start by themselves: sums over all would take many rounds."""
-        if graph.active(0) is None or self.begin != "consensus":
-            return self
-        if self.start == "consensus":
+        """This algorithm.
+
+        Raises:
+            GraphError: it starts from sums over all agents, and groups of them take turns.
+        """
+        if graph.active(0) is not None and self.start == "consensus":
             raise GraphError(
                 f"{type(self).__name__}: start='consensus' needs sums over all agents, which take many rounds where "
                 "groups take turns: use start='auto' or 'local'"
             )
-        return replace(self, start="local")
+        return self
 
     @property
     def left_apart(self) -> float:
@@ -175,14 +176,14 @@ class PeerGaussian(GaussianAlgorithm, OnGraph):
         """Flat beliefs and sites, or those of the phase before."""
         if start is not None and "anchor_eta" in start.local:
             return dict(start.shared), dict(start.local)
-        flat = flat_site(problem, self.structure(problem), num_clients)
+        flat = flat_site(problem, self.structure, num_clients)
         local = as_state(flat)
         local["prior_share"] = torch.zeros(num_clients, dtype=torch.float64, device=flat.eta.device)
         anchor = flat
         if start is None:
             point = problem.init(START_DRAWS, generator).median(0).values.double()
             local["start"] = point.expand(num_clients, -1).clone()
-            if begins_under_prior(problem):
+            if problem.traits.kinked_prior:
                 nearest = as_state(fit_prior(self, problem, generator))  # no agent has a Laplace approximation
                 anchor = gaussian({name: value.expand(num_clients, *value.shape) for name, value in nearest.items()})
         else:
@@ -200,14 +201,9 @@ class PeerGaussian(GaussianAlgorithm, OnGraph):
         return copies[0], copies[1]
 
     @property
-    def begin(self) -> str:
-        """Where beliefs begin, with "auto" resolved."""
-        return "consensus" if self.start == "auto" else self.start
-
-    @property
     def starts_at_prior(self) -> bool:
         """Whether beliefs begin as the prior, so that no site holds a share of it."""
-        return self.begin in ("prior", "draw")
+        return self.start in ("prior", "draw")
 
     def objections(self, received: State, messages: State) -> message_limits.Objections:
         """Messages far above the other agents'."""

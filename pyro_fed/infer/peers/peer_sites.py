@@ -56,7 +56,7 @@ def expected_site(
         share: c_i, (C,).
         points: of the expectations, (S, C, D); q's mean alone for Laplace's.
     """
-    derivatives = algorithm.derivatives(problem)
+    derivatives = algorithm.derivatives()
     found = derivatives.under_batch(problem, q, len(points), batch) if len(points) > 1 else None
     moments = found or derivatives.of_likelihood(problem, points, batch)
     return site_of(with_prior(algorithm, problem, points, moments, share), q.mean())

@@ -62,7 +62,7 @@ class GVI(FedEP, Pooled):
 
     guided: ClassVar[type[GuidedFedEP] | None] = None
 
-    start: Literal["auto", "laplace", "prior", "fedavg"] = "prior"
+    start: Literal["auto", "laplace", "prior", "fedavg", "few_rows"] = "prior"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -41,7 +41,6 @@ from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, ClientData, batch_of, draw_anew, with_batches
-from pyro_fed.errors import ModelError
 from pyro_fed.ops.step_sizes import polynomial_step
 
 #: Halvings of the interval in which the largest allowed γ is sought.
@@ -116,11 +115,6 @@ class PMD(Algorithm, Pooled, KnownDensity):
         Raises:
             ModelError: the prior is improper.
         """
-        if problem.layout.improper:
-            raise ModelError(
-                f"PMD: q_1 is the prior, and sites {sorted(problem.layout.improper)} have improper ones, which cannot "
-                "be drawn from: give them proper priors, or use DSVGD"
-            )
         particles = problem.sample_prior(self.num_particles, generator)
         level = torch.full_like(particles[:, 0], -math.log(self.num_particles))
         return {"particles": particles, "log_weights": level, "steps": torch.zeros_like(level[0])}, {}

@@ -35,12 +35,11 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value, vjp
 
-from pyro_fed.density.compiling.layers import has_layers
 from pyro_fed.density.compiling.predictors import CHECK_ROWS, predictors
 from pyro_fed.density.latents.beginnings import from_modes
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
-from pyro_fed.density.size import MOST_NUMBERS, NETWORK_NUMBERS, has_predictors, values_of
+from pyro_fed.density.traits.record import FULL_DIM, NETWORK_NUMBERS
 from pyro_fed.infer.sites.agreement import WORTH as WORTH_A_TRY
 from pyro_fed.infer.sites.agreement import as_many_as_needed, where_settled, where_straight
 from pyro_fed.infer.sites.composed_rows import at_each_composed, means_at, means_of_parabola, shares
@@ -51,10 +50,8 @@ from pyro_fed.infer.sites.nodes import MANY
 from pyro_fed.infer.sites.rowwise import (
     WORTH,
     at_points,
-    bends_by_jumps,
     dealt_out,
     expected,
-    jumps,
     shared_curvature,
 )
 from pyro_fed.ops.gaussian import Gaussian
@@ -66,6 +63,9 @@ Kind = Literal["hessian", "fisher"]
 MAX_BLOCK = 8_000_000
 #: The same where values and scores alone are taken: all that a row makes is held until its score is there.
 SCORE_BLOCK = 2_000_000
+#: Rows × points × parameters × values of an observation, or parameters again for Hessians: 2 to 10 s a round. What has
+#: more and no linear predictors has its rows share the points.
+MOST_NUMBERS = 150_000_000
 #: The same as `MOST_NUMBERS` of rows whose own latents are integrated out: a node's density is one of all that the row
 #: has, as the eight answers of a person, and the curvature is that of a logarithm of sums besides. 1 to 5 s a round.
 MOST_INTEGRATED = MOST_NUMBERS // 8
@@ -93,7 +93,7 @@ class Derivatives:
 
     structure: Structure
     kind: Kind
-    hessian_dim: int = 100
+    hessian_dim: int = FULL_DIM
 
     def of_likelihood(self, problem: Problem, points: Tensor, batch: Batch) -> Moments:
         """Means over points (S, C, D) of the log-likelihoods of C clients' batches."""
@@ -102,7 +102,7 @@ class Derivatives:
 
     def _of_likelihood(self, problem: Problem, points: Tensor, batch: Batch) -> Moments:
         """`of_likelihood` by ascents to the modes of rows' latents that begin where the batch says."""
-        if self.kind == "hessian" and len(points) > 1 and bends_by_jumps(problem):
+        if self.kind == "hessian" and len(points) > 1 and problem.traits.non_smooth_rows:
             return self._by_scores(problem, points, batch)
         if self._worth(problem, len(points)):
             found = at_points(problem, points, batch, self.structure == "diag")
@@ -205,7 +205,7 @@ class Derivatives:
         """Numbers up to which every row has its derivatives at every point."""
         if problem.local_dim:
             return MOST_INTEGRATED
-        return MOST_NUMBERS // LAYERED if has_layers(problem) else MOST_NUMBERS
+        return MOST_NUMBERS // LAYERED if problem.traits.layers else MOST_NUMBERS
 
     def shares(self, problem: Problem, count: int, batch: Batch) -> int:
         """Into how many shares the points are cut, of which a row has one for its curvature; a power of two.
@@ -218,7 +218,7 @@ class Derivatives:
         if self._in_groups(batch):
             return 1
         numbers, most = self._numbers(problem, count), self._most(problem)
-        if numbers <= most or has_predictors(problem):
+        if numbers <= most or problem.traits.linear_predictors:
             return 1
         shares = 1
         while numbers > shares * most and count % (FEWEST * 2 * shares) == 0:
@@ -228,13 +228,13 @@ class Derivatives:
     def _numbers(self, problem: Problem, count: int) -> int:
         """Rows × points × parameters × directions of differentiation; the same for all executors."""
         numbers = problem.evaluations * count * problem.dim
-        return numbers * (problem.dim if self.kind == "hessian" else values_of(problem))
+        return numbers * (problem.dim if self.kind == "hessian" else problem.traits.observed_values)
 
     def _has_units(self, problem: Problem, count: int, batch: Batch) -> bool:
         """Whether rows are those of a network, and so much work that its structure saves more than it takes to find."""
         if self.structure != "full" or self.kind != "hessian" or self._numbers(problem, count) <= NETWORK_NUMBERS:
             return False
-        if self._in_groups(batch) or has_predictors(problem):
+        if self._in_groups(batch) or problem.traits.linear_predictors:
             return False
         return predictors(problem, CHECK_ROWS, wide=True) is not None
 
@@ -309,7 +309,7 @@ class Derivatives:
     def _worth(self, problem: Problem, num_points: int) -> bool:
         """Whether linear predictors save more than they take to look for, or curvatures say nothing without them."""
         work = problem.num_rows * problem.dim * num_points  # the same for all executors, whatever rows they have
-        return self.kind == "hessian" and (work >= WORTH or jumps(problem))
+        return self.kind == "hessian" and (work >= WORTH or problem.traits.non_smooth_scores)
 
     def of_prior(self, problem: Problem, points: Tensor) -> Moments:
         """Means over points (S, 1, D) of the log prior."""

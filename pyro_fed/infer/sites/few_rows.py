@@ -25,6 +25,7 @@ from pyro_fed.codes.finding import Finding
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.density.scores import clients_log_likelihoods
+from pyro_fed.density.traits import FULL_DIM, Traits
 from pyro_fed.infer.sites.derivatives import Derivatives
 from pyro_fed.infer.sites.moments import Moments
 from pyro_fed.infer.sites.nodes import MANY
@@ -34,8 +35,6 @@ from pyro_fed.ops.entries import evenly, widened
 #: Rows of all clients that stand for all at first, and at least so many a parameter; `MORE` times as many where they do
 #: not.
 ROWS, ROWS_A_PARAMETER, MORE = 4096, 50, 4
-#: More parameters than this would take more second derivatives than they save.
-LARGEST_DIM = 100
 #: Draws at which both are compared, and nats that they may differ by at each, besides so many roundings.
 PROBES, AGREE, ROUNDING = 32, 0.05, 4
 #: Draws that say how far draws lie from their mean, and that are taken together.
@@ -53,7 +52,7 @@ def log_likelihoods_at(problem: Problem, draws: Tensor, data: ClientData) -> Ten
         data: the clients' rows.
     """
     probes = evenly(draws.shape[1], PROBES)
-    count = fewest(problem)
+    count = fewest(problem.traits)
     if not _worth_a_try(problem, draws):
         return clients_log_likelihoods(problem, draws, data)
     exact = clients_log_likelihoods(problem, draws[:, probes], data)
@@ -71,23 +70,23 @@ def log_likelihoods_at(problem: Problem, draws: Tensor, data: ClientData) -> Ten
     return found.index_copy(0, others, clients_log_likelihoods(problem, draws[others], data.of(others)))
 
 
-def fewest(problem: Problem) -> int:
+def fewest(traits: Traits) -> int:
     """How many rows stand for all at first.
 
     Args:
-        problem: the model's densities.
+        traits: of the model.
     """
-    return max(ROWS, ROWS_A_PARAMETER * problem.dim)
+    return max(ROWS, ROWS_A_PARAMETER * traits.dim)
 
 
-def have_few(problem: Problem) -> bool:
+def have_few(traits: Traits) -> bool:
     """Whether rows are so many that some may stand for all, and rows in tensors, of which some can be taken.
 
     Args:
-        problem: the model's densities.
+        traits: of the model.
     """
-    many = problem.num_rows >= max(MANY * problem.dim, MORE * fewest(problem))
-    return many and all(isinstance(leaf, Tensor) for leaf in problem.rows)
+    many = traits.num_rows >= max(MANY * traits.dim, MORE * fewest(traits))
+    return many and traits.rows_in_tensors
 
 
 def of_some_rows(problem: Problem, count: int | None) -> list[Finding]:
@@ -104,7 +103,7 @@ def of_some_rows(problem: Problem, count: int | None) -> list[Finding]:
 
 def _worth_a_try(problem: Problem, draws: Tensor) -> bool:
     """Whether rows are many, have a shape of their own and are not looped over."""
-    many = have_few(problem) and problem.dim <= LARGEST_DIM
+    many = have_few(problem.traits) and problem.dim <= FULL_DIM  # beyond, second derivatives cost more than they save
     return many and not problem.looped and draws.shape[1] > PROBES + 2 * problem.dim
 
 

@@ -18,9 +18,9 @@ with expectations at standardised antithetic Sobol points, the same for all (see
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
@@ -28,16 +28,14 @@ from torch import Tensor
 from pyro_fed.algorithm.capabilities import Advice, KnownDensity, Tempered
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.states import State
-from pyro_fed.conventions.nested_settings import given
+from pyro_fed.conventions.nested_settings import chosen
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice, check_positive
-from pyro_fed.density.compiling.layers import has_layers
 from pyro_fed.density.noncentred import effects_of
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.size import LARGE_DIM, full_is_cheap, has_predictors, is_large
+from pyro_fed.density.traits import FULL_DIM, LARGE_DIM
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.sites.derivatives import Derivatives, Kind, Structure
 from pyro_fed.infer.sites.moments import Moments
-from pyro_fed.infer.sites.rowwise import bends_by_jumps
 from pyro_fed.ops.entries import choose
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import STRUCTURES
@@ -71,7 +69,7 @@ class GaussianAlgorithm(Algorithm, KnownDensity, Tempered, Advice):
     """
 
     covariance: Literal["auto", "full", "diag"] = "auto"
-    full_dim: int = 100
+    full_dim: int = FULL_DIM
     curvature: Literal["auto", "hessian", "fisher"] = "auto"
     num_points: int = 128
     tolerance: float = 1e-3
@@ -79,7 +77,7 @@ class GaussianAlgorithm(Algorithm, KnownDensity, Tempered, Advice):
     def advice(self, problem: Problem, before: State) -> str:
         """The cure of natural parameters that left the finite numbers: no step size, as the cause is the model's."""
         funnel = set(effects_of(problem)) - set(problem.in_units_of_scale)
-        if not funnel and problem.dim <= LARGE_DIM and self.structure(problem) == "full" and has_layers(problem):
+        if not funnel and problem.dim <= LARGE_DIM and self.structure == "full" and problem.traits.layers:
             return (
                 "the approximation that it starts at had not come to rest: a network's log density has many modes, and "
                 "full steps lead away from them; leave covariance, full_dim and start out, which takes diagonal "
@@ -102,17 +100,23 @@ class GaussianAlgorithm(Algorithm, KnownDensity, Tempered, Advice):
         if self.num_points % 2:
             raise SettingError(f"{type(self).__name__}: num_points must be even, received {self.num_points}")
 
-    def structure(self, problem: Problem) -> Structure:
-        """Full or diagonal for this model: "full" or "diag"."""
-        return structure_of(self.covariance, problem.dim, self.full_dim)
+    @property
+    def structure(self) -> Structure:
+        """Full or diagonal: "full" or "diag"."""
+        return cast(Structure, chosen(self, "covariance"))
 
-    def derivatives(self, problem: Problem, structure: Structure | None = None) -> Derivatives:
-        """How scores and curvatures are computed for this model."""
-        exact = problem.dim <= self.full_dim or (problem.dim <= LARGE_DIM and has_predictors(problem))
-        kind: Kind = "hessian" if exact else "fisher"
-        if self.curvature != "auto":
-            kind = "hessian" if self.curvature == "hessian" else "fisher"
-        return Derivatives(structure or self.structure(problem), kind, self.full_dim)
+    def derivatives(self, structure: Structure | None = None) -> Derivatives:
+        """How scores and curvatures are computed.
+
+        Args:
+            structure: in place of the algorithm's.
+        """
+        return Derivatives(structure or self.structure, self.kind, self.full_dim)
+
+    @property
+    def kind(self) -> Kind:
+        """The curvature of the likelihoods, "hessian" or "fisher"."""
+        return cast(Kind, chosen(self, "curvature"))
 
     def points(self, q: Gaussian) -> Tensor:
         """Sobol points under a batch of Gaussians (C,): (S, C, D), float64."""
@@ -121,7 +125,7 @@ class GaussianAlgorithm(Algorithm, KnownDensity, Tempered, Advice):
     def prior_site(self, problem: Problem, q: Gaussian) -> Gaussian:
         """The prior's site by an expected Newton step at q."""
         q = batched(q)
-        return unbatched(site_of(self.derivatives(problem).of_prior(problem, self.points(q)), q.mean()))
+        return unbatched(site_of(self.derivatives().of_prior(problem, self.points(q)), q.mean()))
 
     def narrowed(self, problem: Problem, q: Gaussian) -> Gaussian:
         """q () or (K,), with its SDs halved until the log prior falls off no further under it than `FAR_FALL`.
@@ -130,7 +134,7 @@ class GaussianAlgorithm(Algorithm, KnownDensity, Tempered, Advice):
         log scales; expectations under such a Gaussian overflow.
         """
         batch = q if q.eta.dim() > 1 else batched(q)
-        mean, log_prior = batch.mean(), self.derivatives(problem).of_prior
+        mean, log_prior = batch.mean(), self.derivatives().of_prior
         value = log_prior(problem, mean[None]).value
         for _ in range(NARROWINGS):
             fall = value - log_prior(problem, self.points(batch)).value
@@ -155,58 +159,6 @@ class GaussianAlgorithm(Algorithm, KnownDensity, Tempered, Advice):
     def log_density(self, shared: State, draws: Tensor) -> Tensor | None:
         """That of q, or of every agent's."""
         return gaussian(shared).log_factor(draws.transpose(0, 1)).T
-
-
-def with_full(algorithm: Any, problem: Problem) -> Any:
-    """The algorithm with full covariances and exact Hessians where they are cheap and nothing else was asked for.
-
-    Args:
-        algorithm: a `GaussianAlgorithm`, as a user has set it.
-        problem: the model's densities.
-    """
-    asked = algorithm.covariance == "diag" or given(algorithm) & {"full_dim", "curvature"}
-    if asked or problem.dim <= algorithm.full_dim or not full_is_cheap(problem):
-        return algorithm
-    return replace(algorithm, full_dim=LARGE_DIM)
-
-
-def takes_gradients(algorithm: Any, problem: Problem, held_back: bool = False) -> bool:
-    """Whether a model takes stochastic gradients and diagonal sites: it is large, or a network of any size.
-
-    A network has many modes. A client that climbs its own tilted density by several exact steps ends at another than
-    the other clients do, and where nobody knows the bound a step of thousands of SDs is taken as it is told: sites of
-    10 to 100 parameters ended at log densities of -2 to -1e6 a row, where these have -0.3. An algorithm whose clients
-    take one step at the same q, and that goes back where the bound has fallen, has full covariances there, and is the
-    better for them.
-
-    Args:
-        algorithm: a `GaussianAlgorithm`, as a user has set it; who asks for a full covariance does not get these.
-        problem: the model's densities.
-        held_back: whether it goes back where the bound has fallen.
-    """
-    full = algorithm.structure(problem) == "full"
-    if full and (algorithm.covariance == "full" or "full_dim" in given(algorithm)):
-        return False
-    if is_large(problem, algorithm.num_points, algorithm.full_dim):
-        return not full
-    return not held_back and has_layers(problem)
-
-
-def diagonal(algorithm: Any, problem: Problem) -> dict[str, Any]:
-    """The setting that makes full sites diagonal; none where they are.
-
-    Args:
-        algorithm: a `GaussianAlgorithm`.
-        problem: the model's densities.
-    """
-    return {"covariance": "diag"} if algorithm.structure(problem) == "full" else {}
-
-
-def structure_of(covariance: Literal["auto", "full", "diag"], dim: int, full_dim: int) -> Structure:
-    """The structure that a setting `covariance` stands for: "auto" is full up to `full_dim` parameters."""
-    if covariance == "auto":
-        return "full" if dim <= full_dim else "diag"
-    return covariance
 
 
 def gaussian(state: State, prefix: str = "") -> Gaussian:
@@ -321,7 +273,7 @@ def likelihood_points(problem: Problem, q: Gaussian, count: int) -> Tensor:
         q: proper, (C,).
         count: points where curvatures are Hessians.
     """
-    return spread_points(q, POINTS_OF_JUMPS * count if bends_by_jumps(problem) else count)
+    return spread_points(q, POINTS_OF_JUMPS * count if problem.traits.non_smooth_rows else count)
 
 
 @lru_cache(maxsize=8)

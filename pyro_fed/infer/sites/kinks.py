@@ -21,9 +21,6 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from pyro_fed.density.checks.funnels import latent_scales
-from pyro_fed.density.compiling.jumps import prior_turns
-from pyro_fed.density.compiling.layers import has_layers
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.scores import prior_scores_and_values
 from pyro_fed.infer.sites.moments import Moments
@@ -35,35 +32,6 @@ EDGES = torch.linspace(-4.5, 4.5, 25, dtype=torch.float64)
 POINTS, NUMBERS = 64, 4_000_000
 
 
-def prior_jumps(problem: Problem) -> Tensor:
-    """Along which coordinates the prior's score jumps, (D,); found once.
-
-    Args:
-        problem: the model's densities.
-    """
-    found: Tensor = problem.compiler.kept("prior turns", lambda: prior_turns(problem), problem)
-    return found
-
-
-def begins_under_prior(problem: Problem) -> bool:
-    """Whether the prior's kinks leave no Laplace approximation to begin with, and the prior is a place to begin at.
-
-    Where scales are latent, as a hierarchical lasso's, the Gaussian nearest to the prior is too wide to begin with: the
-    likelihood overflows there, and Laplace's is the better place. A network is stationary at its prior's mean.
-
-    Args:
-        problem: the model's densities.
-    """
-
-    def find() -> bool:
-        if not bool(prior_jumps(problem).any()) or has_layers(problem):
-            return False
-        return next(latent_scales(problem), None) is None
-
-    found: bool = problem.compiler.kept("begins under prior", find, problem)
-    return found and not problem.layout.improper
-
-
 def with_kinks(problem: Problem, points: Tensor, found: Moments) -> Moments:
     """The prior's moments, scores and curvatures along coordinates along which its score jumps by the scores there.
 
@@ -72,7 +40,7 @@ def with_kinks(problem: Problem, points: Tensor, found: Moments) -> Moments:
         points: under Gaussians, (S, C, D), with their first two moments.
         found: means of the prior's value, score and negative Hessian (or its diagonal) at these points.
     """
-    turns = prior_jumps(problem).to(points.device)
+    turns = problem.traits.prior_kinks.to(points.device)
     if len(points) == 1 or not bool(turns.any()):
         return found
     points = points.double()

@@ -42,18 +42,10 @@ from pyro_fed.algorithm.contract import Noise
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, ClientData, batch_of, draw_minibatches, with_batches
-from pyro_fed.density.size import LARGE_DIM, has_labels
 from pyro_fed.infer.sites.antithetic import draw, score_and_curvature, turned
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import DiagGaussian
 
-#: Rounds of a network of at most `LARGE_DIM` parameters, which cost little and are too few otherwise: of 160
-#: parameters on the digits SDs and means still move after 40 (`benchmarks/networks/README.md`).
-SMALL_ROUNDS = 200
-#: At fewer clients than this, which may have one label each, such a network that classifies has so many steps a round:
-#: in ten each client forgets the others' rows. Where they are alike three steps do as well, but not where a noise scale
-#: is learned, which rises over many.
-FEW_CLIENTS, FEW_STEPS = 5, 3
 #: Curvature that a row is taken to have where nothing is known of it.
 FIRST_CURVATURE = 0.1
 
@@ -189,15 +181,3 @@ class OnlineNewton:
         """
         away = (1 - self.curvature_memory) * (curvature - site)
         return site + away + torch.minimum(away.square() / (2 * total), away.abs())
-
-
-def of_small_networks(problem: Problem) -> dict[str, int]:
-    """Rounds and steps that a network of at most `LARGE_DIM` parameters takes; none of a larger one's are others.
-
-    Args:
-        problem: the model's densities.
-    """
-    if problem.dim > LARGE_DIM:
-        return {}
-    few = problem.num_clients < FEW_CLIENTS and has_labels(problem)
-    return {"rounds": SMALL_ROUNDS} | ({"steps": FEW_STEPS} if few else {})

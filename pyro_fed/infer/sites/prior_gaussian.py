@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from pyro_fed.density.problem import Problem
-from pyro_fed.errors import ModelError
 from pyro_fed.ops.backtrack import backtrack
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import STRUCTURES
@@ -27,19 +26,10 @@ SMALLEST_KL = 1e-12
 
 
 def fit_prior(algorithm: GaussianAlgorithm, problem: Problem, generator: torch.Generator) -> Gaussian:
-    """The Gaussian closest to the prior, in the algorithm's structure.
-
-    Raises:
-        ModelError: an improper prior has none.
-    """
-    if problem.layout.improper:
-        raise ModelError(
-            f"{type(algorithm).__name__} cannot start from the prior: sites {sorted(problem.layout.improper)} have "
-            "improper priors. Start from the federated Laplace approximation (start='laplace')"
-        )
+    """The Gaussian closest to a proper prior, in the algorithm's structure."""
     draws = problem.sample_prior(NUM_DRAWS, generator).double()
     q = STRUCTURES["diag"].from_moments(draws.mean(0), draws.var(0))
-    q = q.to_full() if algorithm.structure(problem) == "full" else q
+    q = q.to_full() if algorithm.structure == "full" else q
     for _ in range(MAX_STEPS):
         delta = algorithm.prior_site(problem, q).quotient(q)
         new = q.product(delta.power(backtrack(q, delta)))

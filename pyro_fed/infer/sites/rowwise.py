@@ -9,7 +9,6 @@ clients are worked through, picked by number, so that memory stays near a few ti
     at_each            at each of some points, not their mean
     shared_curvature   the curvature alone, of rows that are given, also where their numbers are many, as the first
                        layer's units and all weights behind them in a network
-    jumps              whether a model's scores jump, so that derivatives are those of values
 """
 
 from __future__ import annotations
@@ -21,11 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_fed.density.compiling.jumps import scores_jump, scores_turn
 from pyro_fed.density.compiling.predictors import CHECK_ROWS, Predictors, predictors
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BLOCK, Batch, ClientData, row_pieces
-from pyro_fed.density.size import is_large
 from pyro_fed.infer.sites.nodes import CLOSE, MANY, NEAR, PAIRS, SCARCE, may_be_straight, order_of, rule
 from pyro_fed.infer.sites.row_sums import Rowwise, Sums, unwhitened
 from pyro_fed.ops.entries import choose
@@ -90,7 +87,7 @@ def _where_straight(
     none = torch.zeros(len(mean), dtype=torch.bool, device=mean.device)
     if parts is None or not may_be_straight(problem.num_rows / problem.dim, parts.width + len(parts.direct)):
         return None, none
-    if not several and jumps(problem):
+    if not several and problem.traits.non_smooth_scores:
         return None, none
     thin = problem.num_rows // TRIED
     if several and thin > 1 and isinstance(data, ClientData):
@@ -159,36 +156,10 @@ def _plan(problem: Problem, longest: int, order: int, several: bool) -> tuple[Ro
     """What is done with pieces of how many rows, and clients × rows at once; None without linear predictors."""
     if several:
         return _plan_by(lambda size: predictors(problem, size, wide=True), problem.dim, longest, order, False)
-    by_values = order != 1 and jumps(problem)
+    by_values = order != 1 and problem.traits.non_smooth_scores
     wide = order != 1 and (scarce(problem) or (by_values and problem.num_rows < MANY * problem.dim))
     found = _plan_by(lambda size: predictors(problem, size), problem.dim, longest, order, wide)
     return None if found is None else (replace(found[0], by_values=by_values), *found[1:])
-
-
-def jumps(problem: Problem) -> bool:
-    """Whether rows' scores jump, in linear predictors or, of most rows and by all that they are, without; found once.
-
-    Args:
-        problem: the model's densities.
-    """
-
-    def find() -> bool:
-        parts, z = predictors(problem, CHECK_ROWS), torch.zeros(problem.dim, dtype=problem.dtype)
-        if parts is None:
-            return not is_large(problem) and scores_turn(problem)
-        return scores_jump(problem, parts, z.to(problem.rows[0].device))
-
-    found: bool = problem.compiler.kept("scores jump", find, problem)
-    return found
-
-
-def bends_by_jumps(problem: Problem) -> bool:
-    """Whether rows without linear predictors have scores that jump, so that curvatures are those of scores.
-
-    Args:
-        problem: the model's densities.
-    """
-    return predictors(problem, CHECK_ROWS) is None and jumps(problem)
 
 
 def _plan_by(find: Find, dim: int, longest: int, order: int, wide: bool) -> tuple[Rowwise, int, int] | None:

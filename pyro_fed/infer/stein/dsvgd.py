@@ -58,7 +58,6 @@ n / n_k `own_weight`. A client receives: particles, Σ_j r_j, AdaGrad's state (N
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Self, cast
 
@@ -67,7 +66,7 @@ from torch import Tensor
 from torch.func import grad
 
 from pyro_fed.algorithm import message_limits
-from pyro_fed.algorithm.capabilities import Bounding, FitsSize, Held, Indicators, Moving, Provisional, Sent
+from pyro_fed.algorithm.capabilities import Bounding, Held, Indicators, Moving, Provisional, Sent
 from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start, started
 from pyro_fed.algorithm.record import Record
@@ -76,23 +75,19 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.limits import MATTERS, SD_MATTERS
-from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused, with_defaults
+from pyro_fed.conventions.nested_settings import chosen, explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
-from pyro_fed.density.compiling.layers import has_layers
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, ClientData, batch_of, with_batches
 from pyro_fed.density.scores import clients_likelihood_scores, prior_scores
-from pyro_fed.density.size import has_labels, is_large
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.ep.fedep import FedEP
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
 from pyro_fed.infer.sites.nodes import MANY
-from pyro_fed.infer.sites.rowwise import jumps
 from pyro_fed.infer.sites.whitening import Coordinates, site_scores
 from pyro_fed.infer.stein.held_turns import held_particles, held_residuals
 from pyro_fed.infer.stein.particles import ParticleAlgorithm
 from pyro_fed.infer.stein.survey import BEGINNINGS, Begin, Survey, residuals_at
-from pyro_fed.ops.balanced import Balanced, Marginal
+from pyro_fed.ops.balanced import Balanced
 from pyro_fed.ops.kernel_base import Kernel
 from pyro_fed.ops.kernels import MEDIAN_RBF
 from pyro_fed.ops.stein import ENOUGH, effective_number, ksd_and_noise, moments_off, spread
@@ -127,23 +122,10 @@ TOWARDS_SITES = ("mean", "factor", "precision", "eta", "pace")
 #: One kernel object for all defaults, so that equal settings are equal.
 BALANCED = Balanced()
 
-#: Settings of networks that do not predict labels. With 20 particles in hundreds of dimensions the linear part of
-#: `Balanced` moves all spread into 19 directions, and between these a network follows the rows' noise. That costs up to
-#: a quarter of a nat a row (-1.42 and -1.58 in place of -1.26 and -1.33, `benchmarks/networks/kinds.py`, noisy) and
-#: gains nothing elsewhere. For labels the linear part is kept: it makes up for Gaussians that are too unsure, by one to
-#: two points of accuracy on the digits.
-OF_CURVES = {"kernel": Marginal()}
-#: Settings of large models, where a particle is a network.
-OF_LARGE_MODELS = {"num_particles": 20, "local_steps": 50, "batch_size": 32}
-#: Settings of large models where the other clients are surrogates: short turns. The surrogates are diagonal, and along
-#: directions of many parameters together they hold a particle back by far less than those clients' rows would. After 50
-#: steps of 0.05 SDs a network has forgotten the labels that this client's rows do not have.
-SHORT_TURNS = {"local_steps": 10, "step_size": 0.02}
-
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class DSVGD(ParticleAlgorithm, Indicators, Bounding, Moving, FitsSize, Provisional):
+class DSVGD(ParticleAlgorithm, Indicators, Bounding, Moving, Provisional):
     """Accurate distributed SVGD: one client a round moves the particles, the others are sites corrected at each.
 
     Args:
@@ -191,10 +173,6 @@ class DSVGD(ParticleAlgorithm, Indicators, Bounding, Moving, FitsSize, Provision
 
     #: Scores at the particles tell less than exact chains where the particles are in modes far apart.
     provisional: ClassVar[frozenset[str]] = frozenset({sentences.particles_are_off.code})
-    #: What is taken on large models, where it is not set.
-    of_large_models: ClassVar[Mapping[str, Any]] = OF_LARGE_MODELS
-    #: And beside them, where clients take turns from the Gaussian.
-    turns_of_large_models: ClassVar[Mapping[str, Any]] = SHORT_TURNS
 
     local_steps: int = 20
     decay: float = 0.6
@@ -240,30 +218,12 @@ class DSVGD(ParticleAlgorithm, Indicators, Bounding, Moving, FitsSize, Provision
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """The Gaussian or the search for modes, and the scores where the particles start."""
-        return self.survey()(num_particles=self.num_particles, begin=self.begin(problem), temperature=self.temperature)
+        begin: Begin = chosen(self, "start")
+        return self.survey()(num_particles=self.num_particles, begin=begin, temperature=self.temperature)
 
     def survey(self) -> type[Survey]:
         """The algorithm of the phase before."""
         return Survey
-
-    def fitted(self, problem: Problem) -> Algorithm:
-        """For a large model: fewer particles and steps, minibatches, and of some networks another kernel."""
-        if not is_large(problem):
-            return self
-        if self.start not in ("auto", "gaussian"):
-            return with_defaults(self, self.of_large_models)
-        kernel = OF_CURVES if has_layers(problem) and not has_labels(problem) else {}
-        return with_defaults(self, {**self.of_large_models, **self.turns_of_large_models, **kernel})
-
-    def begin(self, problem: Problem) -> Begin:
-        """Where the particles of this model start."""
-        if self.start != "auto":
-            return self.start
-        if is_large(problem):
-            return "gaussian"
-        if problem.layout.improper or self.max_modes_dim < problem.dim <= FedEP.full_dim or jumps(problem):
-            return "gaussian"
-        return "modes" if problem.dim <= self.max_modes_dim else "checked"
 
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
@@ -489,13 +449,9 @@ class DSVGD(ParticleAlgorithm, Indicators, Bounding, Moving, FitsSize, Provision
         """By where the particles are on average after the turn, in SDs of the Gaussian that they are whitened by."""
         return (sent.messages["white"].mean(-2) - shared["white"].mean(-2)).abs().amax(-1).double()
 
-    def boundable(self) -> Algorithm:
-        """From the Gaussian, where a start is not asked for."""
-        return replace(self, start="gaussian") if self.start == "auto" else self
-
     def cannot_bound(self) -> str:
         """A turn is compared with one towards the clients' sites."""
-        if self.start in ("auto", "gaussian"):
+        if self.start == "gaussian":
             return ""
         return "turns are compared with those towards Gaussian sites: start='gaussian'"
 

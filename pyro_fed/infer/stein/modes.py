@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,6 +37,7 @@ from torch.func import grad_and_value, vjp
 from pyro_fed.algorithm.capabilities import ServerWork
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start, started
 from pyro_fed.algorithm.states import State
+from pyro_fed.conventions.nested_settings import chosen
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.images import images
 from pyro_fed.density.problem import Problem
@@ -44,7 +45,7 @@ from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
 from pyro_fed.density.scores import are_many, by_pieces
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.sites.composed_rows import at_each_composed
-from pyro_fed.infer.sites.few_rows import fewest, have_few, picked
+from pyro_fed.infer.sites.few_rows import fewest, picked
 from pyro_fed.infer.sites.rowwise import WORTH, at_each
 from pyro_fed.infer.stein.concave import OneMode, is_only, spread_points
 from pyro_fed.ops.cholesky import equilibrated_cholesky
@@ -76,6 +77,7 @@ class Modes(Algorithm, ServerWork):
         growth: λ grows by this factor after a fall, and shrinks by it after a rise.
         min_curvature: floor under |E|.
         by_few_rows: climb by few rows of each client; the phase before, where these are many.
+        after: what goes before: "few_rows" (climbs by few rows) or "one_mode" (the search for one).
     """
 
     draws_are: ClassVar[str] = "particles"
@@ -90,6 +92,7 @@ class Modes(Algorithm, ServerWork):
     growth: float = 5.0
     min_curvature: float = 1e-6
     by_few_rows: bool = False
+    after: Literal["auto", "few_rows", "one_mode"] = "auto"
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "num_starts", "max_rounds")
@@ -101,8 +104,8 @@ class Modes(Algorithm, ServerWork):
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """With many rows the climbs by few rows; else the search for one mode, or for whether it is the only one."""
-        if have_few(problem) and not self.by_few_rows:
-            return replace(self, by_few_rows=True)
+        if chosen(self, "after") == "few_rows":
+            return replace(self, by_few_rows=True, after="one_mode")
         return self.newton() if spread_points(problem) is None else self.question()
 
     def newton(self) -> Algorithm:

@@ -15,9 +15,7 @@ Letters: as in `dsvgd`; L_s `local_steps`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -83,9 +81,6 @@ class ParallelDSVGD(DSVGD, ServerWork):
     Example:
         >>> idata = pf.run(pf.ParallelDSVGD(num_particles=100), fed)
     """
-
-    of_large_models: ClassVar[Mapping[str, Any]] = {"num_particles": 20}
-    turns_of_large_models: ClassVar[Mapping[str, Any]] = {}  # nobody has a turn
 
     local_steps: int = 50
 

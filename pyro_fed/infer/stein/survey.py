@@ -33,6 +33,7 @@ Letters: z `white`, m and A as in `coordinates`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
@@ -44,19 +45,18 @@ from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start, started
 from pyro_fed.algorithm.states import State, select
 from pyro_fed.codes import sentences
+from pyro_fed.conventions.nested_settings import chosen
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.density.scores import clients_likelihood_scores, prior_scores
-from pyro_fed.density.size import LARGE_DIM, is_large
 from pyro_fed.infer.ep.fedep import FedEP
 from pyro_fed.infer.ep.point_sites import PointSites
 from pyro_fed.infer.ep.site_updates import warm_sites
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.sites.gaussian_sites import as_state
-from pyro_fed.infer.sites.rowwise import jumps
 from pyro_fed.infer.sites.whitening import Coordinates, site_scores
-from pyro_fed.infer.stein.census import LEAST, MOST_DIM, Census, census_of
+from pyro_fed.infer.stein.census import LEAST, Census, census_of
 from pyro_fed.infer.stein.concave import OneMode
 from pyro_fed.infer.stein.held_turns import held_residuals
 from pyro_fed.infer.stein.modes import Modes, modes_of
@@ -98,6 +98,8 @@ class Survey(Algorithm, Bounding, ServerWork):
     Args:
         num_particles: N.
         begin: "gaussian", "modes", "prior", "apart" or "checked".
+        source: of the points: "ep", "laplace" (Gaussians), "points" (sites at the point of an averaging), "nearest" or
+            "census" (of modes).
         temperature: the likelihood is raised to 1/temperature.
         min_curvature: smallest relative eigenvalue of a q that is not positive definite, as in `FedLaplace`.
         probe: how far out the check looks, in SDs of q.
@@ -110,6 +112,7 @@ class Survey(Algorithm, Bounding, ServerWork):
 
     num_particles: int = 100
     begin: Begin = "gaussian"
+    source: Literal["auto", "ep", "points", "laplace", "nearest", "census"] = "auto"
     temperature: float = 1.0
     min_curvature: float = 1e-6
     probe: float = 0.1
@@ -133,18 +136,19 @@ class Survey(Algorithm, Bounding, ServerWork):
         return figures[-1]["steep"] == 0 or len(figures) > NEARER
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
-        """The Gaussian, or the search for modes."""
-        if is_large(problem):
-            return self.ep() if self.begin in ("gaussian", "checked") else self.point_sites(problem)
-        if self.begin == "modes":
-            return self.census() if problem.dim <= MOST_DIM else self.nearest()
-        if problem.dim <= FedEP.full_dim and (self.begin == "gaussian" or jumps(problem)):
-            return self.ep()
-        return self.laplace()
+        """The Gaussian, or the search for modes, as `source` says."""
+        made: dict[str, Callable[[], Algorithm]] = {
+            "ep": self.ep,
+            "points": self.point_sites,
+            "laplace": self.laplace,
+            "nearest": self.nearest,
+            "census": self.census,
+        }
+        return made[chosen(self, "source")]()
 
-    def point_sites(self, problem: Problem) -> Algorithm:
+    def point_sites(self) -> Algorithm:
         """Diagonal sites at the point that averaging finds, for a large model."""
-        return PointSites.of_model(problem)
+        return PointSites()
 
     def laplace(self) -> Algorithm:
         """Laplace's approximation at one mode."""
@@ -171,7 +175,8 @@ class Survey(Algorithm, Bounding, ServerWork):
         sites = sites.power(1.0 / self.temperature)
         q = sites.product_over(0).product(prior)
         if not bool(q.is_proper()):
-            raise ImproperGaussianError(NOWHERE if not jumps(problem) else f"{NOWHERE}. Here {sentences.SCORES_JUMP}")
+            said = f"{NOWHERE}. Here {sentences.SCORES_JUMP}" if problem.traits.non_smooth_scores else NOWHERE
+            raise ImproperGaussianError(said)
         coordinates = Coordinates.of(q)
         white = coordinates.site(sites)
         seed = int(torch.randint(2**31, (), generator=generator))
@@ -202,7 +207,7 @@ class Survey(Algorithm, Bounding, ServerWork):
         }
         # A large model's scores are many: no room is taken for them before they are known.
         count = len(points) if num_clients * points.numel() <= AT_ONCE else 0
-        unknown = points.new_zeros(num_clients, count, problem.dim, dtype=scores_dtype(problem))
+        unknown = points.new_zeros(num_clients, count, problem.dim, dtype=problem.traits.scores_dtype)
         return shared, as_state(white) | {"scores": unknown}
 
     def _census(
@@ -249,7 +254,7 @@ class Survey(Algorithm, Bounding, ServerWork):
         if shared["white"].numel() <= AT_ONCE:
             scores = self._white_scores(problem, shared, data)
         else:
-            scores = shared["white"].new_empty(shared["white"].shape, dtype=scores_dtype(problem))
+            scores = shared["white"].new_empty(shared["white"].shape, dtype=problem.traits.scores_dtype)
             for client in range(len(scores)):
                 own = slice(client, client + 1)
                 scores[own] = self._white_scores(problem, select(shared, own), data.of(own))
@@ -259,7 +264,7 @@ class Survey(Algorithm, Bounding, ServerWork):
         coordinates = Coordinates(shared["mean"], shared["factor"])
         points = coordinates.model(shared["white"]).to(problem.dtype)
         found = clients_likelihood_scores(problem, points, data)
-        return (coordinates.pull(found.double()) / self.temperature).to(scores_dtype(problem))
+        return (coordinates.pull(found.double()) / self.temperature).to(problem.traits.scores_dtype)
 
     def known(self, shared: State, local: State) -> State:
         """The clients' sites in whitened coordinates."""
@@ -319,11 +324,6 @@ class Survey(Algorithm, Bounding, ServerWork):
         return Coordinates(shared["mean"], shared["factor"]).model(shared["white"])[None]
 
 
-def scores_dtype(problem: Problem) -> torch.dtype:
-    """Dtype of what clients keep and send: double precision, but the problem's own for models of many parameters."""
-    return problem.dtype if problem.dim > LARGE_DIM else torch.float64
-
-
 def residuals_at(scores: Tensor, sites: Gaussian, white: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Clients' scores (C, N, D) less their sites' at the particles, and the sum over clients in double precision.
 
@@ -357,12 +357,12 @@ class PooledEP(FedEP, Pooled):
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """Newton's method on the pooled data, or where the model is large the point that averaging finds."""
         if self.start == "fedavg":
-            return self.point_sites(problem)
+            return self.point_sites()
         return PooledLaplace(min_curvature=self.min_curvature)
 
-    def point_sites(self, problem: Problem) -> Algorithm:
+    def point_sites(self) -> Algorithm:
         """As the clients' but of the pooled data."""
-        return PooledPointSites.of_model(problem)
+        return PooledPointSites()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -409,9 +409,9 @@ class PooledSurvey(Survey, Pooled):
         """Laplace's approximation of the pooled data."""
         return PooledLaplace(min_curvature=self.min_curvature)
 
-    def point_sites(self, problem: Problem) -> Algorithm:
+    def point_sites(self) -> Algorithm:
         """A diagonal site of the pooled data at the point that averaging finds."""
-        return PooledPointSites.of_model(problem)
+        return PooledPointSites()
 
     def ep(self) -> Algorithm:
         """The Gaussian nearest to the pooled data's posterior."""

@@ -6,9 +6,7 @@ fixed point; the form of the DSVGD paper's experiments is `paper.svgd`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 from pyro_fed.algorithm.capabilities import Pooled
 from pyro_fed.conventions.nested_settings import explains_unknown
@@ -60,8 +58,6 @@ class SVGD(DSVGD, Pooled):
     Example:
         >>> idata = pf.run(pf.SVGD(num_particles=100), fed)
     """
-
-    turns_of_large_models: ClassVar[Mapping[str, Any]] = {}  # there is one client
 
     local_steps: int = 50
 

@@ -40,7 +40,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.bounding import HALF, LARGEST, descending, median_of, relative_rows, within_cohort
-from pyro_fed.algorithm.capabilities import Advice, Bounding, FitsSize, Held, Moving, OwnErrors, Sent, Tempered
+from pyro_fed.algorithm.capabilities import Advice, Bounding, Held, Moving, OwnErrors, Sent, Tempered
 from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start, started
 from pyro_fed.algorithm.record import Record
@@ -54,8 +54,7 @@ from pyro_fed.conventions.setting_checks import check_at_least, check_between, c
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData, in_chunks
 from pyro_fed.density.scores import prior_scores_and_values
-from pyro_fed.density.size import LARGE_DIM
-from pyro_fed.errors import DivergenceError, SettingError
+from pyro_fed.errors import DivergenceError
 from pyro_fed.infer.sites.few_rows import log_likelihoods_at
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
 from pyro_fed.infer.sites.whitening import Coordinates, turned
@@ -97,7 +96,7 @@ LEAST = 0.5
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class FedAIS(Algorithm, Bounding, Moving, Advice, FitsSize, OwnErrors, Tempered):
+class FedAIS(Algorithm, Bounding, Moving, Advice, OwnErrors, Tempered):
     """Federated annealed importance sampling: exact in the limit, and it says how near that is.
 
     Args:
@@ -166,23 +165,9 @@ class FedAIS(Algorithm, Bounding, Moving, Advice, FitsSize, OwnErrors, Tempered)
         """One with all clients; it stops when each has answered."""
         return num_clients
 
-    def fitted(self, problem: Problem) -> Algorithm:
-        """This algorithm.
-
-        Raises:
-            SettingError: the model has too many parameters for importance weights.
-        """
-        if problem.dim > LARGE_DIM:
-            raise SettingError(
-                f"FedAIS cannot weigh draws of {problem.dim:,} parameters: the ratio of two densities varies by more "
-                f"nats than there are parameters that the sites miss, so that one draw has all the weight. It takes at "
-                f"most {LARGE_DIM:,}; use FedEP, which takes stochastic gradients there, or DSVGD"
-            )
-        return self
-
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """What fits the sites."""
-        return surrogate_phase(self.surrogates, problem, self.temperature)
+        return surrogate_phase(self.surrogates, self.temperature)
 
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None

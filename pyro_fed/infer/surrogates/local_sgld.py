@@ -17,7 +17,7 @@ Letters: h_s `step`, λ_s `curvature`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor
@@ -29,12 +29,13 @@ from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
-from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
+from pyro_fed.conventions.nested_settings import chosen, explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData, batch_of, draw_minibatches, with_batches
+from pyro_fed.density.traits import FULL_DIM
 from pyro_fed.infer.sites.derivatives import Derivatives, Structure
-from pyro_fed.infer.sites.gaussian_sites import as_state, flat_site, gaussian, structure_of, where
+from pyro_fed.infer.sites.gaussian_sites import as_state, flat_site, gaussian, where
 from pyro_fed.infer.sites.power_iteration import largest_likelihood_curvature
 from pyro_fed.ops.entries import choose, widened
 from pyro_fed.ops.gaussian import Gaussian
@@ -82,7 +83,7 @@ class LocalSGLD(Algorithm, Tempered):
     share_of_stable: float = 0.05
     confined: float = 0.1
     covariance: Literal["auto", "full", "diag"] = "auto"
-    full_dim: int = 100
+    full_dim: int = FULL_DIM
 
     def __post_init__(self) -> None:
         check_at_least(self, 2, "num_samples")
@@ -101,9 +102,10 @@ class LocalSGLD(Algorithm, Tempered):
     def _stage_steps(self) -> int:
         return -(-self.burn_in // self.stages)
 
-    def structure(self, problem: Problem) -> Structure:
-        """Full or diagonal for this model: "full" or "diag"."""
-        return structure_of(self.covariance, problem.dim, self.full_dim)
+    @property
+    def structure(self) -> Structure:
+        """Full or diagonal: "full" or "diag"."""
+        return cast(Structure, chosen(self, "covariance"))
 
     def default_rounds(self, num_clients: int) -> int:
         """One round, with all clients."""
@@ -113,7 +115,7 @@ class LocalSGLD(Algorithm, Tempered):
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
         """All clients start at the same draw from the prior."""
-        structure = self.structure(problem)
+        structure = self.structure
         shared = {"position": problem.init(1, generator)[0], **as_state(flat_site(problem, structure), "product_")}
         return shared, as_state(flat_site(problem, structure, num_clients))
 
@@ -140,9 +142,7 @@ class LocalSGLD(Algorithm, Tempered):
             done += self._stage_steps
         mean, spread = self._walk(problem, position, data, noise, done, self.num_samples, keep=True)
         curvature = (
-            Derivatives(self.structure(problem), "hessian")
-            .of_likelihood(problem, mean[None], data.full_batch())
-            .curvature
+            Derivatives(self.structure, "hessian").of_likelihood(problem, mean[None], data.full_batch()).curvature
         )
         site, tempered = self._surrogate(mean.double(), spread.double(), curvature)
         return as_state(site), as_state(site), {"tempered": tempered.double()}
@@ -157,7 +157,7 @@ class LocalSGLD(Algorithm, Tempered):
         if picks is not None:
             xs["picks"] = type(picks)(*(part[first : first + steps] for part in picks))
         rows, dims = with_batches(data, self.batch_size)
-        wide = self.structure(problem) == "full"
+        wide = self.structure == "full"
         zeros = position.new_zeros(*position.shape, *position.shape[1:] if wide else ())
         carry = (position, torch.zeros_like(position), zeros, position.new_zeros(len(position)))
         (position, mean, squares, count), _ = problem.scan(self._step, carry, (step, rows), xs, steps, (0, dims))

@@ -8,8 +8,6 @@ from typing import Any, Literal
 from pyro_fed.algorithm.capabilities import Tempered
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.conventions.setting_checks import check_choice
-from pyro_fed.density.problem import Problem
-from pyro_fed.density.size import is_large
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.ep.fedep import FedEP
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
@@ -46,19 +44,15 @@ def check_surrogates(owner: Any, *, allow_none: bool = False) -> None:
         )
 
 
-def surrogate_phase(surrogates: Surrogates, problem: Problem, temperature: float = 1.0) -> Algorithm | None:
+def surrogate_phase(surrogates: Surrogates, temperature: float = 1.0) -> Algorithm | None:
     """The algorithm that fits the surrogates, if one has to.
 
     Args:
-        surrogates: as the setting has it; "auto" is FedEP up to its `full_dim` parameters and for large models, and
-            Laplace between.
-        problem: the model's densities.
+        surrogates: as the setting has it, where "auto" has been chosen for the model.
         temperature: of the likelihood, which what a name stands for takes too where it can.
     """
     if isinstance(surrogates, str):
-        exact = problem.dim <= FedEP.full_dim
-        auto = "fedep" if exact or is_large(problem) else "laplace"
-        named: Any = BY_NAME[auto if surrogates == "auto" else surrogates]
+        named: Any = BY_NAME[surrogates]
         tempered = isinstance(named, Tempered) and temperature != 1
         chosen: Algorithm = replace(named, temperature=temperature) if tempered else named
         return chosen

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 
+from pyro_fed import policy
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
@@ -49,6 +50,7 @@ def final_state(algorithm: Algorithm, federation: Federation, *, seed: int = 0) 
     """
     record = Record(federation.client_names)
     context = Context(federation, federation.problem, None, resolve("vectorised"), seed, progress=False, record=record)
+    algorithm = policy.resolve(algorithm, federation.problem.traits).algorithm
     with threads(1), torch.no_grad():
         try:
             shared = run_phases(algorithm, context, algorithm.default_rounds(federation.num_clients), None)

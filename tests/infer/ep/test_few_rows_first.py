@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import pyro_fed as pf
-from pyro_fed.algorithm.plan import chain_of
 from pyro_fed.infer.ep import ascent
+from pyro_fed.policy import chain_of
 
 QUIET = {"progress": False, "log_likelihood": False, "audit": False, "seed": 0}
 F64 = torch.float64

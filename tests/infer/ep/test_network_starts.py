@@ -16,6 +16,7 @@ from pyro_fed.infer.laplace.laplace_point import mode_level
 from pyro_fed.infer.sites.derivatives import Derivatives
 from pyro_fed.infer.sites.gaussian_sites import as_state, batched
 from pyro_fed.ops.gaussian_structures import DiagGaussian, FullGaussian
+from pyro_fed.policy import resolve
 
 F64 = torch.float64
 KINDS = pytest.mark.parametrize("kind", [DiagGaussian, FullGaussian])
@@ -142,4 +143,4 @@ def test_a_network_whose_priors_scores_jump_begins_at_no_prior(layers, at_prior)
     """A lasso does; a network is stationary there, and had a log density of -0.63 in place of -0.25."""
     x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
     fed = pf.Federation(partial(of_heavy_weights, layers=layers), (x, x[:, 0]), plate="data", num_clients=2)
-    assert pf.FedEP().starts_at_prior(fed.problem) == at_prior
+    assert (resolve(pf.FedEP(), fed.problem.traits).algorithm.start == "prior") == at_prior

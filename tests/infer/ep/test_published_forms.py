@@ -16,6 +16,7 @@ from pyro_fed.infer.ep.tilted import Received
 from pyro_fed.infer.sites.fisher import fisher_information
 from pyro_fed.infer.sites.gaussian_sites import gaussian
 from pyro_fed.ops.gaussian_structures import DiagGaussian
+from pyro_fed.policy import resolve
 
 SGD = {"sampler": "sgd", "preconditioned": False, "unit": "epochs", "steps": 4, "burn_in": 0, "batch_size": 7}
 SGD |= {"step_size": 0.02}
@@ -41,7 +42,8 @@ def received(precision):
 
 def inferred(client):
     """What three clients find, and their noise."""
-    algorithm = pf.FedEP(client=client, start="prior", covariance="diag")
+    named = pf.FedEP(client=client, start="prior", covariance="diag")
+    algorithm = resolve(named, unequal().problem.traits).algorithm
     given = received(torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))
     sizes = enumerate((5, 20, 35))
     every = [client.draw_noise(unequal().problem, n, torch.Generator().manual_seed(k)) for k, n in sizes]
@@ -141,7 +143,8 @@ def test_one_number_stands_for_a_client_s_precision():
 
 
 def test_published_burn_in_leaves_sites_of_alpha_a_row_at_the_averaged_point():
-    sites = pf.FedEP(start="fedavg", averaging=AVERAGING, covariance="diag").point_sites(unequal().problem)
+    named = pf.FedEP(start="fedavg", averaging=AVERAGING, covariance="diag").point_sites()
+    sites = resolve(named, unequal().problem.traits).algorithm
     point = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)
     shared, local = sites.init(unequal().problem, 3, torch.Generator(), Start({"point": point}, {}))
     message, local, _ = sites.local_step(

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import pyro_fed as pf
+from pyro_fed.density.traits import Traits
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.surrogates.own_noise import OwnNoise, longest_parallel_visit, noise_time
 
@@ -174,7 +175,7 @@ def test_the_longest_visit_keeps_the_larger_of_both():
 
 
 def test_a_large_model_is_not_measured_and_says_so(monkeypatch):
-    monkeypatch.setattr("pyro_fed.infer.langevin.fald.is_large", lambda problem: True)
+    monkeypatch.setattr(Traits, "large", lambda *sizes: True)
     exposure, y = case(4, one_informative=False)
     given = surrogates(exposure, y)[0]
     with pytest.warns(UserWarning, match="own noise moves their average is not measured on a model of 1 parameters"):

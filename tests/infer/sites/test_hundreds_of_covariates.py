@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import pyro_fed as pf
-from pyro_fed.algorithm.capabilities import run_as
-from pyro_fed.density.size import MOST_ENTRIES, full_is_cheap
 from pyro_fed.infer.sites.derivatives import Derivatives
 from pyro_fed.infer.sites.rowwise import at_points
+from pyro_fed.policy import resolve
+from pyro_fed.policy.gaussian import CHEAP_ENTRIES, full_is_cheap
 
 DIM, ROWS, NOISE = 130, 400, 0.5
 
@@ -70,10 +70,10 @@ def test_the_posterior_of_hundreds_of_coefficients_is_exact_by_default(correlate
 def test_what_is_asked_for_stays_and_memory_is_bounded(correlated):
     federation = pf.Federation(linear, correlated, plate="data", num_clients=4)
     problem = federation.problem
-    assert problem.num_clients == 4 and full_is_cheap(problem)
+    assert problem.num_clients == 4 and full_is_cheap(problem.traits)
     for algorithm in (pf.FedEP(), pf.FedEP(covariance="full"), pf.FedLaplace(), pf.P2PVI()):
-        fits = run_as(algorithm, problem)
-        assert fits.structure(problem) == "full" and fits.derivatives(problem).kind == "hessian"
+        fits = resolve(algorithm, problem.traits).algorithm
+        assert fits.structure == "full" and fits.derivatives().kind == "hessian"
     for algorithm in (
         pf.FedEP(covariance="diag"),
         pf.FedEP(full_dim=100),
@@ -81,9 +81,9 @@ def test_what_is_asked_for_stays_and_memory_is_bounded(correlated):
         pf.FedLaplace(covariance="diag"),
         pf.P2PVI(covariance="diag"),
     ):
-        assert run_as(algorithm, problem).structure(problem) == "diag"
-    many = replace(problem, num_clients=MOST_ENTRIES // DIM**2 + 1)
-    assert not full_is_cheap(many) and run_as(pf.FedEP(), many).structure(many) == "diag"
+        assert resolve(algorithm, problem.traits).algorithm.structure == "diag"
+    many = replace(problem, num_clients=CHEAP_ENTRIES // DIM**2 + 1)
+    assert not full_is_cheap(many.traits) and resolve(pf.FedEP(), many.traits).algorithm.structure == "diag"
 
 
 def test_the_diagonal_alone_is_that_of_every_rows_hessian():
@@ -101,4 +101,4 @@ def test_the_diagonal_alone_is_that_of_every_rows_hessian():
 
 def test_a_client_of_one_row_has_the_same_structure_as_the_whole(correlated):
     one = pf.Federation.from_clients(linear, {"a": tuple(leaf[:1] for leaf in correlated)}, plate="data")
-    assert full_is_cheap(one.problem)
+    assert full_is_cheap(one.problem.traits)

@@ -7,7 +7,6 @@ import torch
 
 import pyro_fed as pf
 from pyro_fed.infer.sites.derivatives import Derivatives
-from pyro_fed.infer.sites.rowwise import jumps
 from pyro_fed.ops.gaussian import ImproperGaussianError
 from pyro_fed.ops.points import standardised_sobol
 
@@ -134,20 +133,20 @@ def federation(model, count=200, features=1, dtype=torch.float64, clients=3):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("model", [median, quantile, median_of_a_sum, saturating, shrunk, margins])
 def test_jumps_are_found(model, dtype):
-    assert jumps(federation(model, 60, 3, dtype).problem)
+    assert federation(model, 60, 3, dtype).problem.traits.non_smooth_scores
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("model", [robust, grades, coins, counts, two, bent_line, smooth_curve, clamped, threshold])
 @pytest.mark.filterwarnings("ignore:the log density jumps along 'at'")  # itself, where its score does not
 def test_smooth_rows_have_none(model, dtype):
-    assert not jumps(federation(model, 60, 3, dtype).problem)
+    assert not federation(model, 60, 3, dtype).problem.traits.non_smooth_scores
 
 
 def test_jumps_far_from_zero_and_of_other_sizes_are_found():
     x, y = rows(60, 3)
     for scale in (1e-2, 1e3):
-        assert jumps(pf.Federation(median, (x, scale * y), plate="data", num_clients=3).problem)
+        assert pf.Federation(median, (x, scale * y), plate="data", num_clients=3).problem.traits.non_smooth_scores
 
 
 @pytest.mark.parametrize("model", [median, quantile])

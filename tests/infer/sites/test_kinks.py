@@ -10,7 +10,8 @@ import torch
 
 import pyro_fed as pf
 from pyro_fed.density.compiling import jumps
-from pyro_fed.infer.sites.kinks import begins_under_prior, prior_jumps, with_kinks
+from pyro_fed.density.traits import Traits
+from pyro_fed.infer.sites.kinks import with_kinks
 from pyro_fed.infer.sites.moments import Moments
 
 QUIET = {"progress": False, "log_likelihood": False, "audit": False}
@@ -86,12 +87,12 @@ def test_a_prior_without_data_has_the_width_of_its_nearest_gaussian():
 
 
 def test_it_is_seen_which_sites_have_kinks():
-    assert prior_jumps(pf.Federation(lasso, orthogonal(), plate="data", num_clients=3).problem).tolist() == [
+    assert pf.Federation(lasso, orthogonal(), plate="data", num_clients=3).problem.traits.prior_kinks.tolist() == [
         *[False],
         *[True] * 4,
     ]
-    assert prior_jumps(pf.Federation(fused, orthogonal(), plate="data", num_clients=3).problem).all()
-    assert not prior_jumps(pf.Federation(ridge, orthogonal(), plate="data", num_clients=3).problem).any()
+    assert pf.Federation(fused, orthogonal(), plate="data", num_clients=3).problem.traits.prior_kinks.all()
+    assert not pf.Federation(ridge, orthogonal(), plate="data", num_clients=3).problem.traits.prior_kinks.any()
 
 
 @pytest.mark.parametrize("name", HERE)
@@ -102,7 +103,7 @@ def test_a_lasso_whose_scale_is_latent_begins_at_laplaces_place(name, dtype):
     x = torch.randn(60, 8, generator=generator).to(dtype)
     y = 2 * x[:, 0] - x[:, 1] + torch.randn(60, generator=generator).to(dtype)
     fed = pf.Federation(scaled, (x, y), plate="data", num_clients=3)
-    assert not begins_under_prior(fed.problem)
+    assert not fed.problem.traits.kinked_prior
     idata = pf.run(getattr(pf, name)(), fed, seed=0, **QUIET, **HERE[name])
     assert idata.attrs["converged"]
     w = torch.as_tensor(idata["posterior"]["w"].values).double().reshape(-1, 8)
@@ -114,7 +115,7 @@ def test_a_lasso_whose_scale_is_latent_begins_at_laplaces_place(name, dtype):
 @pytest.mark.parametrize("full", [True, False])
 def test_scores_that_are_linear_are_followed_exactly(full, monkeypatch):
     problem = pf.Federation(ridge, orthogonal(), plate="data", num_clients=3).problem
-    monkeypatch.setattr("pyro_fed.infer.sites.kinks.prior_jumps", lambda problem: torch.ones(4, dtype=torch.bool))
+    monkeypatch.setattr(Traits, "prior_kinks", torch.ones(4, dtype=torch.bool))
     points = torch.randn(30, 2, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     points = points @ torch.randn(4, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     curvature = torch.eye(4, dtype=torch.float64).expand(2, 4, 4) / WIDTH**2

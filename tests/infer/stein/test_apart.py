@@ -9,8 +9,8 @@ import torch
 
 import pyro_fed as pf
 from models import bnn_regression
+from pyro_fed.density.traits import Traits
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.laplace import fedlaplace
 from pyro_fed.infer.stein.starting_points import gaussian_points, lowest_curvature
 from pyro_fed.ops.points import MOST_SOBOL_DIMS
 
@@ -75,7 +75,7 @@ def test_a_gaussian_posterior_keeps_its_surrogates():
 @pytest.fixture
 def unseen(monkeypatch):
     """Layers are not seen, as those of a model that cannot be mapped, so that Newton's method begins at zeros."""
-    monkeypatch.setattr(fedlaplace, "has_layers", lambda problem: False)
+    monkeypatch.setattr(Traits, "layers", False)
 
 
 @pytest.mark.parametrize("algorithm", [pf.DSVGD, pf.SVGD])

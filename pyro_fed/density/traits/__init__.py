@@ -1,0 +1,5 @@
+"""What a model is: its size, and the structure of its rows and of its prior. `Problem.traits` has it."""
+
+from pyro_fed.density.traits.record import FULL_DIM, LARGE_DIM, Search, Traits
+
+__all__ = ["FULL_DIM", "LARGE_DIM", "Search", "Traits"]

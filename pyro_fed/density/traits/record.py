@@ -1,0 +1,219 @@
+"""The traits of a model: everything that a choice of settings may depend on, in one record.
+
+Sizes are known from the beginning. What has to be looked for in the model's operations, or takes a run of the model, is
+found when it is first asked for, and kept.
+
+Up to `LARGE_DIM` parameters, curvatures of single rows and expectations at many points are exact, and cost rows ×
+parameters × points. Beyond, that costs more than a whole run of stochastic gradients. A model of fewer parameters is as
+large where its rows have no linear predictors, as those of a network, and each row's scores at all values of its
+observation are too many: a network of 160 parameters took 17 s a round so, and as a diagonal Gaussian that starts at
+the prior it stayed there, at the accuracy of chance.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+#: Models with more parameters than this are large.
+LARGE_DIM = 1000
+#: Parameters up to which curvatures of rows, and full covariances, are affordable whatever the model.
+FULL_DIM = 100
+#: A model is large, too, if its curvature is diagonal and a round takes more than so many numbers: rows × parameters ×
+#: points, about ten seconds a round.
+LARGE_WORK = 2_000_000_000
+#: Points at which a network's size is judged, as many as algorithms take expectations at by default.
+NETWORK_POINTS = 128
+#: Rows × points × parameters × values of an observation above which a model of more than `FULL_DIM` parameters is a
+#: network: half a second a round of a diagonal Gaussian, and 26 s a run where stochastic gradients take 2 s to a better
+#: log density (343 parameters, 142 rows). What takes no expectations begins with a Gaussian too, and Laplace's at the
+#: end of Newton's method is none of a network.
+NETWORK_NUMBERS = 10_000_000
+
+
+class Search(ABC):
+    """Finds the traits of one model that take a run of it, or a look at its operations."""
+
+    @abstractmethod
+    def linear_predictors(self) -> bool:
+        """Whether a row depends on a few numbers that are linear in the parameters."""
+
+    @abstractmethod
+    def layers(self) -> bool:
+        """Whether rows go through layers of weights."""
+
+    @abstractmethod
+    def labels(self) -> bool:
+        """Whether a row's observation is one of finitely many values."""
+
+    @abstractmethod
+    def observed_values(self) -> int:
+        """At how many values a row's observation is looked at for its expected scores."""
+
+    @abstractmethod
+    def scores_jump(self, in_predictors: bool) -> bool:
+        """Whether rows' scores jump: in their linear predictors, or else by all that they are.
+
+        Args:
+            in_predictors: which of the two.
+        """
+
+    @abstractmethod
+    def prior_kinks(self) -> Tensor:
+        """Along which coordinates the prior's score jumps, (D,)."""
+
+    @abstractmethod
+    def latent_scales(self) -> bool:
+        """Whether a latent's scale depends on another latent."""
+
+    @abstractmethod
+    def require_affordable(self) -> None:
+        """Refuse a network whose rows' own latents cost too much to be integrated out."""
+
+    @abstractmethod
+    def effects(self) -> tuple[str, ...]:
+        """Names of the latents that have a form in units of their latent scale."""
+
+
+@dataclass(frozen=True, eq=False)
+class Traits:
+    """What a model is, on the data of all clients.
+
+    Args:
+        dim: D, parameters of the flat vector.
+        num_rows: rows of all clients.
+        evaluations: densities of rows computed in one log-likelihood of all data.
+        num_clients: that share the rows.
+        improper: names of the sites with improper priors.
+        local_dim: latents of one row that are integrated out of its likelihood.
+        rows_in_tensors: whether a row is one entry of tensors, and no group with a shape of its own.
+        looped: whether the model is run point by point, since it cannot be mapped.
+        in_units_of_scale: names of the sites that are in units of their scale, in the non-centred form.
+        dtype: of the flat vector.
+        device: where clients' steps are computed.
+        search: finds the other traits.
+        centred: the traits of the model's own form, where this is its non-centred one.
+
+    Example:
+        >>> traits = fed.problem.traits
+        >>> traits.dim, traits.linear_predictors, traits.layers
+        (8, True, False)
+    """
+
+    dim: int
+    num_rows: int
+    evaluations: int
+    num_clients: int
+    improper: frozenset[str]
+    local_dim: int
+    rows_in_tensors: bool
+    looped: bool
+    in_units_of_scale: tuple[str, ...]
+    dtype: torch.dtype
+    device: torch.device
+    search: Search = field(repr=False)
+    centred: Traits | None = field(default=None, repr=False)
+
+    @property
+    def as_written(self) -> Traits:
+        """The traits of the model in the form in which it is written."""
+        return self.centred or self
+
+    @cached_property
+    def linear_predictors(self) -> bool:
+        """Whether a row depends on a few numbers that are linear in the parameters, as in a regression."""
+        return self.search.linear_predictors()
+
+    @cached_property
+    def layers(self) -> bool:
+        """Whether rows go through layers of weights, which makes the model a network of any size."""
+        return self.search.layers()
+
+    @cached_property
+    def labels(self) -> bool:
+        """Whether a row's observation is one of finitely many values, so that a client may have but one of them."""
+        return self.search.labels()
+
+    @cached_property
+    def observed_values(self) -> int:
+        """At how many values a row's observation is looked at for its expected scores."""
+        return self.search.observed_values()
+
+    @cached_property
+    def non_smooth_scores(self) -> bool:
+        """Whether rows' scores jump, as those of a quantile regression: in predictors, or of most rows without them.
+
+        Rows of a large model without linear predictors are not looked at.
+        """
+        if self.linear_predictors:
+            return self.search.scores_jump(in_predictors=True)
+        return not self.large() and self.search.scores_jump(in_predictors=False)
+
+    @property
+    def non_smooth_rows(self) -> bool:
+        """Whether scores jump and there are no linear predictors, so that curvatures are those of scores alone."""
+        return not self.linear_predictors and self.non_smooth_scores
+
+    @cached_property
+    def prior_kinks(self) -> Tensor:
+        """Along which coordinates the prior's score jumps, as a lasso's does at zero, (D,) bool."""
+        return self.search.prior_kinks()
+
+    @cached_property
+    def kinked_prior(self) -> bool:
+        """Whether the prior's kinks leave no Laplace approximation, and the prior is a place to begin at.
+
+        Where scales are latent, as a hierarchical lasso's, the Gaussian nearest to the prior is too wide to begin with:
+        the likelihood overflows there, and Laplace's is the better place. A network is stationary at its prior's mean.
+        """
+        if self.improper or not bool(self.prior_kinks.any()) or self.layers:
+            return False
+        return not self.latent_scales
+
+    @cached_property
+    def latent_scales(self) -> bool:
+        """Whether a latent's scale depends on another latent, as in a hierarchical model."""
+        return self.search.latent_scales()
+
+    @cached_property
+    def effects(self) -> tuple[str, ...]:
+        """Names of the latents that have a form in units of their latent scale."""
+        return self.search.effects()
+
+    @property
+    def scores_dtype(self) -> torch.dtype:
+        """Of scores that are kept and sent: double precision, but the model's own where its parameters are many."""
+        return self.dtype if self.dim > LARGE_DIM else torch.float64
+
+    def require_affordable(self) -> None:
+        """Refuse a network whose rows' own latents cost too much to be integrated out.
+
+        Raises:
+            ModelError: names the latents, the cost and the cures.
+        """
+        if self.local_dim:
+            self.search.require_affordable()
+
+    def large(self, points: int = 1, exact_dim: int = FULL_DIM) -> bool:
+        """Whether the model is too large for curvatures row by row.
+
+        Args:
+            points: at which an algorithm takes expectations; 1 for one that takes none.
+            exact_dim: parameters up to which the algorithm is, or was told to be, exact.
+        """
+        if self.dim > LARGE_DIM:
+            return True
+        if self.dim <= exact_dim:
+            return False
+        return self.dim * self.evaluations * points > LARGE_WORK or self._is_network
+
+    @cached_property
+    def _is_network(self) -> bool:
+        """Whether rows go through layers, or scores at all values are many and no linear predictors spare them."""
+        numbers = self.dim * self.evaluations * NETWORK_POINTS
+        few = numbers * self.observed_values <= NETWORK_NUMBERS
+        return self.layers if few else not self.linear_predictors

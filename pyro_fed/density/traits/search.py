@@ -1,0 +1,100 @@
+"""How the traits of a model are found that take a run of it, or a look at its operations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_fed.density.checks.funnels import latent_scales
+from pyro_fed.density.compiling.jumps import prior_turns, scores_jump, scores_turn
+from pyro_fed.density.compiling.layers import has_layers
+from pyro_fed.density.compiling.predictors import CHECK_ROWS, predictors
+from pyro_fed.density.latents.layered import check_affordable
+from pyro_fed.density.noncentred import effects_of
+from pyro_fed.density.observations import observation_distribution
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.traits.record import Search
+
+#: Values at which an observation that is not discrete is looked at.
+CONTINUOUS_VALUES = 3
+
+
+class ModelSearch(Search):
+    """Finds the traits of a problem. What holds no rows is kept for other federations of the same model.
+
+    Args:
+        problem: the model's densities.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+
+    def linear_predictors(self) -> bool:
+        """Found in the operations of a few rows, and checked on these."""
+        return predictors(self.problem, CHECK_ROWS) is not None
+
+    def layers(self) -> bool:
+        """Found in the operations of a few rows."""
+        return has_layers(self.problem)
+
+    def labels(self) -> bool:
+        """Of the first row's distribution at the origin."""
+        return self._observes_once and bool(self._observation().has_enumerate_support)
+
+    def observed_values(self) -> int:
+        """All of a discrete observation, `CONTINUOUS_VALUES` of another."""
+        if not self._observes_once:
+            return 1
+        fn = self._observation()
+        return len(fn.enumerate_support()) if fn.has_enumerate_support else CONTINUOUS_VALUES
+
+    def scores_jump(self, in_predictors: bool) -> bool:
+        """Followed along lines, see `compiling.jumps`."""
+        problem = self.problem
+
+        def find() -> bool:
+            parts = predictors(problem, CHECK_ROWS) if in_predictors else None
+            if parts is None:
+                return scores_turn(problem)
+            z = torch.zeros(problem.dim, dtype=problem.dtype, device=problem.rows[0].device)
+            return scores_jump(problem, parts, z)
+
+        found: bool = problem.compiler.kept("scores jump", find, problem)
+        return found
+
+    def prior_kinks(self) -> Tensor:
+        """Followed along coordinates, see `compiling.jumps`."""
+        problem = self.problem
+        found: Tensor = problem.compiler.kept("prior turns", lambda: prior_turns(problem), problem)
+        return found
+
+    def latent_scales(self) -> bool:
+        """Found in a run of the model at the origin."""
+        problem = self.problem
+
+        def find() -> bool:
+            return next(latent_scales(problem), None) is not None
+
+        found: bool = problem.compiler.kept("latent scales", find, problem)
+        return found
+
+    def effects(self) -> tuple[str, ...]:
+        """Found in a run of the model at the origin."""
+        return effects_of(self.problem)
+
+    def require_affordable(self) -> None:
+        """By what a round would compute, see `latents.layered`."""
+        check_affordable(self.problem)
+
+    @property
+    def _observes_once(self) -> bool:
+        layout = self.problem.layout
+        return len(layout.observed) == 1 and not layout.factors and not self.problem.local_dim
+
+    def _observation(self) -> Any:
+        """The distribution of the first row's observation, at the origin."""
+        problem = self.problem
+        z = torch.zeros(problem.dim, dtype=problem.dtype, device=problem.rows[0].device)
+        return observation_distribution(problem, z, tuple(leaf[:1] for leaf in problem.rows))

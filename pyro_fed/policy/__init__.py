@@ -1,0 +1,17 @@
+"""Which settings an algorithm is run with on a model, and why: one table of rules for each kind of algorithm.
+
+The only place that reads sizes, shapes and costs of a model to choose settings. Each rule is a function of what the
+model is (`Problem.traits`), and gives a value with its reason; what a user has set stays.
+
+    resolving    resolve: an algorithm without open settings; the phases and stages of a run
+    choice       what a rule may look at and what it says; tables of rules
+    explanation  pf.explain: what will be run, and why
+    refusals     models that an algorithm cannot be run on
+    run_settings what `run` itself chooses: threads, draws
+    gaussian networks ep laplace stein surrogates langevin peers    the tables, by family
+"""
+
+from pyro_fed.policy.choice import Choice, Resolved, Setup
+from pyro_fed.policy.resolving import chain_of, phases_of, prepared, resolve, stages_of
+
+__all__ = ["Choice", "Resolved", "Setup", "chain_of", "phases_of", "prepared", "resolve", "stages_of"]

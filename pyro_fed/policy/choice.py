@@ -1,0 +1,190 @@
+"""A choice of a setting, with its reason; and the tables of rules by which settings are chosen."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from pyro_fed.algorithm.combination import Bounded, Combination
+from pyro_fed.algorithm.contract import Algorithm
+from pyro_fed.algorithm.privacy import Private
+from pyro_fed.conventions.nested_settings import GIVEN, given
+from pyro_fed.density.traits import Traits
+from pyro_fed.graph import Graph
+
+#: The reasons of settings that no rule changes.
+AS_SET, DEFAULT = "as it is set", "its default"
+
+
+class Decision(NamedTuple):
+    """What a rule says of a setting.
+
+    Attributes:
+        value: that it takes.
+        reason: why, as a clause.
+    """
+
+    value: Any
+    reason: str
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a run is told besides the algorithm, as far as choices depend on it.
+
+    Attributes:
+        graph: who talks to whom; None where there is a server.
+        combination: what becomes of the clients' messages; None adds them up.
+    """
+
+    graph: Graph | None = None
+    combination: Combination | None = None
+
+    @property
+    def groups_take_turns(self) -> bool:
+        """Whether different agents are awake in each round."""
+        return self.graph is not None and self.graph.active(0) is not None
+
+    @property
+    def private(self) -> bool:
+        """Whether each round adds noise of privacy."""
+        return isinstance(self.combination, Private)
+
+    @property
+    def bounded(self) -> bool:
+        """Whether what one client's message does is held to what the others' do."""
+        return isinstance(self.combination, Bounded)
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a rule may look at.
+
+    Attributes:
+        algorithm: with what has been chosen so far.
+        traits: of the model.
+        own: names of the settings that were given a value before the first choice.
+        chosen: names of those to which rules have given another value so far.
+        setup: of the run.
+    """
+
+    algorithm: Any
+    traits: Traits
+    own: frozenset[str]
+    chosen: frozenset[str]
+    setup: Setup
+
+
+#: A rule chooses one setting; None leaves it as it is set.
+Rule = Callable[[Case], Decision | None]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a table: a setting, and the rule that chooses it.
+
+    Attributes:
+        setting: its name.
+        rule: chooses it.
+        override: how a user sets it.
+        clears: settings that have no effect beside these values, value → names; they go back to their defaults.
+    """
+
+    setting: str
+    rule: Rule
+    override: str
+    clears: dict[Any, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Table:
+    """The rules of one kind of algorithm, in the order in which they are asked.
+
+    Attributes:
+        rows: the rules; later ones see what earlier ones have chosen.
+        checks: refuse models that the algorithm, as it is set and chosen, cannot be run on.
+    """
+
+    rows: tuple[Row, ...] = ()
+    checks: tuple[Callable[[Case], None], ...] = ()
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One setting as it is run.
+
+    Attributes:
+        setting: its name.
+        value: that it has.
+        reason: why.
+        override: how a user sets it; "" where its value was given.
+    """
+
+    setting: str
+    value: Any
+    reason: str
+    override: str
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """An algorithm without open settings.
+
+    Attributes:
+        algorithm: as it is run.
+        choices: the settings that rules have looked at.
+    """
+
+    algorithm: Algorithm
+    choices: tuple[Choice, ...] = ()
+
+
+def decided(algorithm: Algorithm, table: Table, traits: Traits, setup: Setup) -> Resolved:
+    """An algorithm with its settings chosen by a table of rules; the same object where none of them changes.
+
+    Args:
+        algorithm: as a user or another algorithm names it.
+        table: its rules.
+        traits: of the model.
+        setup: of the run.
+    """
+    own, draft = given(algorithm), algorithm
+    changes: dict[str, Any] = {}
+    choices: list[Choice] = []
+    for row in table.rows:
+        decision = row.rule(Case(draft, traits, own, frozenset(changes), setup))
+        if decision is None:
+            reason = AS_SET if row.setting in own else DEFAULT
+            choices.append(Choice(row.setting, getattr(draft, row.setting), reason, ""))
+            continue
+        choices.append(Choice(row.setting, decision.value, decision.reason, row.override))
+        new = {row.setting: decision.value, **_cleared(draft, row, decision.value)}
+        new = {name: value for name, value in new.items() if getattr(draft, name) != value}
+        changes |= new
+        draft = _with(draft, new)
+    for check in table.checks:
+        check(Case(draft, traits, own, frozenset(changes), setup))
+    if not changes:
+        return Resolved(algorithm, tuple(choices))
+    found: Any = dataclasses.replace(algorithm, **changes)  # type: ignore[type-var]  # every algorithm is a dataclass
+    object.__setattr__(found, GIVEN, own | changes.keys())  # `replace` has written all of them
+    return Resolved(found, tuple(choices))
+
+
+def _cleared(draft: Any, row: Row, value: Any) -> dict[str, Any]:
+    """The defaults of the settings that have no effect beside a value."""
+    names = row.clears.get(value, ()) if row.clears else ()
+    defaults = {one.name: one.default for one in dataclasses.fields(draft)}
+    return {name: defaults[name] for name in names}
+
+
+def _with(draft: Any, changes: dict[str, Any]) -> Any:
+    """A copy with other values, unchecked: settings are checked together once all are chosen."""
+    if not changes:
+        return draft
+    copy = object.__new__(type(draft))
+    for name, value in (vars(draft) | changes).items():
+        object.__setattr__(copy, name, value)
+    return copy

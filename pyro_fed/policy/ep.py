@@ -1,0 +1,150 @@
+"""Settings of FedEP and its kin.
+
+A network, or another model that is too large for exact steps, takes clients that follow stochastic gradients, diagonal
+sites, and begins at the point that averaging finds. Of up to `LARGE_DIM` parameters with linear predictors, as a
+regression on hundreds of covariates, a full covariance and exact Hessians cost less, and are taken.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyro_fed.infer.ep.fedep import FedEP
+from pyro_fed.infer.ep.fedlap import NARROW, FedLapCov
+from pyro_fed.infer.ep.fedpa import BCM
+from pyro_fed.infer.ep.pvi import PVI
+from pyro_fed.infer.ep.streaming_vb import StreamingVB
+from pyro_fed.infer.ep.tilted import IVON, Newton
+from pyro_fed.infer.laplace.fedlaplace import FedLaplace
+from pyro_fed.infer.sites.few_rows import MORE, fewest, have_few
+from pyro_fed.policy import gaussian
+from pyro_fed.policy.choice import Case, Decision, Row, Table
+from pyro_fed.policy.gaussian import CURVATURE_ROW, parameters, takes_gradients
+from pyro_fed.policy.networks import gradient_steps
+from pyro_fed.policy.refusals import affordable_rows, proper_prior
+
+#: Settings that say how the exact steps are taken: who sets one of them wants these.
+EXACT = frozenset({"client", "curvature", "step_control"})
+
+
+def full_dim_of(case: Case) -> Decision | None:
+    """Up to how many parameters "auto" is full, where clients take exact Newton steps and nothing else is set."""
+    if not isinstance(case.algorithm.client, Newton) or case.own & EXACT:
+        return None
+    return gaussian.full_dim_of(case)
+
+
+def client_of(case: Case) -> Decision | None:
+    """How clients approximate their tilted densities: stochastic gradients for what is too large for Newton steps."""
+    algorithm = case.algorithm
+    if not isinstance(algorithm.client, Newton) or case.own & EXACT:
+        return None
+    if why := takes_gradients(case, algorithm.held_back):
+        return Decision(IVON(**gradient_steps(case.traits)), f"{why}: stochastic gradients")
+    return Decision(algorithm.client, "exact Newton steps, of which a round costs little")
+
+
+def narrow_client_of(case: Case) -> Decision | None:
+    """How FedLap's clients find their modes: by stochastic gradients near their means, where the model is large."""
+    algorithm = case.algorithm
+    if "client" in case.own or isinstance(algorithm.client, IVON):
+        return None
+    if why := takes_gradients(case):
+        return Decision(IVON(spread=NARROW, longest=NARROW), f"{why}: stochastic gradients")
+    return Decision(algorithm.client, "exact Newton steps, of which a round costs little")
+
+
+def covariance_of(case: Case) -> Decision | None:
+    """Full or diagonal: diagonal by stochastic gradients."""
+    if "client" in case.chosen and case.algorithm.covariance == "auto":
+        return Decision("diag", "stochastic gradients are those of diagonal sites")
+    return gaussian.covariance_of(case)
+
+
+def order_of(case: Case) -> Decision | None:
+    """One client a round, or all."""
+    if "order" in case.own or "client" not in case.chosen:
+        return None
+    return Decision("synchronous", "stochastic gradients take all clients at once")
+
+
+def start_of(case: Case) -> Decision | None:
+    """Where a run begins."""
+    algorithm, traits = case.algorithm, case.traits
+    if "client" in case.chosen and not case.own & {"start", "warm_tolerance"}:
+        return Decision("fedavg", "stochastic gradients begin at the point that averaging finds")
+    if algorithm.start != "auto":
+        return None
+    if traits.improper:
+        return Decision("laplace", f"the priors of {sorted(traits.improper)} are improper: q cannot begin as the prior")
+    if traits.dim > algorithm.full_dim:
+        return Decision("prior", f"{parameters(traits.dim)}, for which Newton's method costs too much")
+    if traits.non_smooth_scores:
+        return Decision("prior", "rows' scores jump: a curvature at a point says nothing")
+    if traits.kinked_prior:
+        return Decision("prior", "the prior's score jumps: a curvature at a point says nothing")
+    if few_rows_lead(case):
+        return Decision("few_rows", f"a network of {traits.num_rows:,} rows, a quarter of which lead most of the way")
+    return Decision("laplace", f"{parameters(traits.dim)}: Newton's method finds the mode in few rounds")
+
+
+def few_rows_lead(case: Case) -> bool:
+    """Whether rounds by a quarter of the rows go before: of a network of many rows, in rounds that cost nothing else.
+
+    Args:
+        case: of FedEP.
+    """
+    algorithm, traits = case.algorithm, case.traits
+    if not algorithm.climbs or case.setup.private or algorithm.step_control.memory == 0:
+        return False  # each round has noise of privacy of its own
+    if not (traits.layers and have_few(traits)):
+        return False
+    return algorithm.rows_of_rounds(traits.num_rows) // MORE >= fewest(traits)
+
+
+def pooled_start_of(case: Case) -> Decision | None:
+    """Where a phase on pooled data begins."""
+    found = start_of(case)
+    if found is None or found.value == "fedavg":
+        return found
+    return Decision("laplace", "a phase from which particles start")
+
+
+def nearest_start_of(case: Case) -> Decision | None:
+    """Where the Gaussian nearest to the one mode begins: there."""
+    return Decision("laplace", "at the mode that was found") if case.algorithm.start == "auto" else None
+
+
+def warm_tolerance_of(case: Case) -> Decision | None:
+    """How far Newton's method goes before."""
+    algorithm = case.algorithm
+    if algorithm.start != "laplace" or not case.traits.improper or algorithm.warm_tolerance <= FedLaplace.tolerance:
+        return None
+    return Decision(FedLaplace.tolerance, "under an improper prior Newton's end tells whether there is a mode")
+
+
+FULL_DIM = Row("full_dim", full_dim_of, "full_dim=")
+CLIENT = Row("client", client_of, "client='newton', or another of pf.tilted")
+NARROW_CLIENT = Row("client", narrow_client_of, "client=")
+COVARIANCE = Row("covariance", covariance_of, "covariance='full' or 'diag'")
+ORDER = Row("order", order_of, "order='sequential' or 'synchronous'")
+NO_WARM_START: dict[Any, tuple[str, ...]] = {"prior": ("warm_tolerance",), "fedavg": ("warm_tolerance",)}
+START = Row("start", start_of, "start='laplace', 'prior' or 'fedavg'", NO_WARM_START)
+WARM_TOLERANCE = Row("warm_tolerance", warm_tolerance_of, "start='prior', with a proper prior")
+
+AT_PRIOR = proper_prior(
+    "start='prior' begins at the Gaussian nearest to the prior",
+    "begin at the federated Laplace approximation, start='laplace'",
+    lambda case: case.algorithm.start == "prior",
+)
+A_COPY_EACH = proper_prior("every client has a copy of the whole prior", "use FedEP or FedPA")
+ONLY_PRIOR = proper_prior("it begins at the prior", "use FedEP or FedLaplace")
+CHECKS = (affordable_rows, AT_PRIOR)
+
+TABLES = {
+    FedEP: Table((FULL_DIM, CLIENT, COVARIANCE, START, WARM_TOLERANCE, CURVATURE_ROW), CHECKS),
+    PVI: Table((FULL_DIM, CLIENT, COVARIANCE, ORDER, START, WARM_TOLERANCE, CURVATURE_ROW), CHECKS),
+    StreamingVB: Table((FULL_DIM, COVARIANCE, CURVATURE_ROW), (affordable_rows, ONLY_PRIOR)),
+    BCM: Table((COVARIANCE, CURVATURE_ROW), (affordable_rows, A_COPY_EACH)),
+    FedLapCov: Table((NARROW_CLIENT, COVARIANCE, START, WARM_TOLERANCE, CURVATURE_ROW), CHECKS),
+}

@@ -1,0 +1,212 @@
+"""What will be run on a model, and why: every phase with its settings, each choice with its reason."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyro_fed.algorithm.combination import Combination
+from pyro_fed.algorithm.contract import Algorithm
+from pyro_fed.algorithm.plan import Plan, Stage
+from pyro_fed.conventions import html
+from pyro_fed.conventions.calls import checked
+from pyro_fed.conventions.settings_repr import changed
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.traits import Traits
+from pyro_fed.errors import PyroFedError, SettingError
+from pyro_fed.federation.federation import Federation
+from pyro_fed.graph import Graph
+from pyro_fed.policy.choice import AS_SET, DEFAULT, Choice, Setup
+from pyro_fed.policy.resolving import phases_of, prepared, stages_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+#: Characters up to which settings stand in a column.
+WIDEST = 40
+COLUMNS = ("stage", "algorithm", "setting", "value", "reason", "override")
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One algorithm that a run goes through.
+
+    Attributes:
+        stage: number of the stage of a plan that it belongs to, from 1.
+        algorithm: without open settings; None where the stage is not run on this model.
+        rounds: the most that it has, where `run` is not told how many.
+        choices: of its settings.
+        refused: why the stage is not run; "" where it is.
+    """
+
+    stage: int
+    algorithm: Algorithm | None
+    rounds: int = 0
+    choices: tuple[Choice, ...] = ()
+    refused: str = ""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What will be run on a model, and why; made by `pyro_fed.explain`.
+
+    Attributes:
+        traits: of the model.
+        phases: in the order in which they are run; those of a plan's later stages where earlier answers are doubted.
+
+    Example:
+        >>> print(pf.explain(pf.FedEP(), fed))
+        8 parameters, 1,000 rows, 10 clients
+        1. FedLaplace, at most 100 rounds
+        ...
+    """
+
+    traits: Traits
+    phases: tuple[Phase, ...]
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """One row a setting: stage, algorithm, setting, value, reason, override."""
+        import pandas as pd
+
+        return pd.DataFrame(_rows(self.phases), columns=list(COLUMNS))
+
+    def __str__(self) -> str:
+        lines, stage, known = [self._model], 0, list[Algorithm | None]()
+        several = self.phases[-1].stage > 1
+        for number, phase in enumerate(self.phases, 1):
+            if several and phase.stage != stage:
+                stage = phase.stage
+                lines.append(f"stage {stage}" + ("" if stage == 1 else ", where the answers before are doubted"))
+            if phase.algorithm is None:
+                lines.append(f"   not run: {phase.refused}")
+                continue
+            name = type(phase.algorithm).__name__
+            if phase.algorithm in known:
+                lines.append(f"{number}. {name}, of which an earlier stage has the result")
+                continue
+            known.append(phase.algorithm)
+            lines.append(f"{number}. {name}, at most {phase.rounds:,} round{'' if phase.rounds == 1 else 's'}")
+            lines += [f"   {said}" for said in _said(phase)]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """In a notebook: the phases, and the choices as a table."""
+        rows = [[str(cell) for cell in row] for row in _rows(self.phases)]
+        return html.block("what will be run", html.text(self._model), html.table(list(COLUMNS), rows))
+
+    @property
+    def _model(self) -> str:
+        traits = self.traits
+        counts = (traits.dim, "parameter"), (traits.num_rows, "row"), (traits.num_clients, "client")
+        return ", ".join(f"{count:,} {noun}{'' if count == 1 else 's'}" for count, noun in counts)
+
+
+@checked
+def explain(
+    algorithm: Algorithm | Plan,
+    federation: Federation,
+    *,
+    graph: Graph | None = None,
+    combination: Combination | None = None,
+) -> Explanation:
+    """What `run` will do with an algorithm on a federation, and why; nothing is run.
+
+    Settings that were left open are chosen for the model, by rules of which each says its reason and how the setting is
+    set in its place. What has been set stays. The phases from which an algorithm starts are listed before it, and the
+    stages of a plan, such as `pf.Auto()`, in the order in which they are tried.
+
+    Args:
+        algorithm: the algorithm, or the plan.
+        federation: the model and its clients.
+        graph: as given to `run`.
+        combination: as given to `run`.
+
+    Returns:
+        An object that prints as text, and as HTML in a notebook; its `table` is a DataFrame.
+
+    Raises:
+        SettingError: the algorithm cannot be run on this model; names what can.
+
+    Example:
+        >>> pf.explain(pf.FedEP(), fed).table[["algorithm", "setting", "value", "reason"]]
+    """
+    if not isinstance(algorithm, Algorithm | Plan) or not isinstance(federation, Federation):
+        raise SettingError(
+            "explain takes an algorithm and a federation, such as pf.explain(pf.FedEP(), fed), "
+            f"received {algorithm!r} and {federation!r}"
+        )
+    setup, problem = Setup(graph, combination), federation.problem
+    stages = stages_of(algorithm, problem, graph)
+    if not isinstance(algorithm, Plan):
+        return Explanation(problem.traits, _phases(1, stages[0], _form(stages[0], federation), setup))
+    found: list[Phase] = []
+    for number, stage in enumerate(stages, 1):
+        try:
+            found += _phases(number, stage, _form(stage, federation), setup)
+        except PyroFedError as error:
+            found.append(Phase(number, None, refused=str(error)))
+    return Explanation(problem.traits, tuple(found))
+
+
+def _form(stage: Stage, federation: Federation) -> Problem:
+    """The form of the model that a stage is run on."""
+    joint = getattr(stage.algorithm, "joint", False) and federation.problem.local_dim
+    federation = federation.joint if joint else federation
+    return federation.noncentred.problem if stage.noncentred else federation.problem
+
+
+def _phases(number: int, stage: Stage, problem: Problem, setup: Setup) -> tuple[Phase, ...]:
+    """The phases of a stage."""
+    chain = phases_of(prepared(stage.algorithm, problem, setup), problem)
+    clients = problem.num_clients
+    return tuple(Phase(number, one.algorithm, one.algorithm.default_rounds(clients), one.choices) for one in chain)
+
+
+def _rows(phases: Iterable[Phase]) -> list[tuple[Any, ...]]:
+    return [
+        (phase.stage, type(phase.algorithm).__name__, choice.setting, choice.value, choice.reason, choice.override)
+        for phase in phases
+        if phase.algorithm is not None
+        for choice in phase.choices
+    ]
+
+
+def _said(phase: Phase) -> list[str]:
+    """A phase's settings as lines of text: what was chosen, with the reason, and what is set to other than defaults."""
+    looked = {choice.setting for choice in phase.choices}
+    others = {name: value for name, value in changed(phase.algorithm).items() if name not in looked}
+    lines = [(f"{one.setting}={one.value!r}", one.reason) for one in phase.choices if one.reason != DEFAULT]
+    lines += [(f"{name}={value!r}", AS_SET) for name, value in others.items()]
+    width = min(WIDEST, max((len(setting) for setting, _ in lines), default=0))
+    return [f"{setting:{width}}  {reason}" for setting, reason in lines]
+
+
+def as_json(choices: Iterable[tuple[Algorithm, tuple[Choice, ...]]]) -> str:
+    """The choices of the algorithms of a run, as `attrs["choices"]` of its result has them.
+
+    Args:
+        choices: of each algorithm, in the order in which they were resolved; one that is named again is left out.
+
+    Returns:
+        JSON, a list of objects with the keys algorithm, setting, value (as text), reason and override.
+    """
+    seen: list[Algorithm] = []
+    found: list[dict[str, str]] = []
+    for algorithm, own in choices:
+        if algorithm in seen:
+            continue
+        seen.append(algorithm)
+        found += [
+            {
+                "algorithm": type(algorithm).__name__,
+                "setting": choice.setting,
+                "value": repr(choice.value),
+                "reason": choice.reason,
+                "override": choice.override,
+            }
+            for choice in own
+        ]
+    return json.dumps(found)

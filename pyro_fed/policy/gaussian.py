@@ -1,0 +1,95 @@
+"""Structure and curvature of Gaussian approximations, and where stochastic gradients take the place of exact ones."""
+
+from __future__ import annotations
+
+from pyro_fed.density.traits import LARGE_DIM, Traits
+from pyro_fed.infer.sites.gaussian_sites import GaussianAlgorithm
+from pyro_fed.policy.choice import Case, Decision, Row, Table
+
+#: Rows × parameters² up to which a full covariance of more than `full_dim` parameters is taken where rows have linear
+#: predictors: a second a round. Logistic regression of 200 parameters on 2,000 rows takes 1.2 s so, and 40 s with
+#: diagonal covariances.
+CHEAP_PRODUCTS = 10_000_000_000
+#: Clients × parameters² up to which it is: 80 MB in double precision.
+CHEAP_ENTRIES = 10_000_000
+
+
+def full_is_cheap(traits: Traits) -> bool:
+    """Whether a full covariance of up to `LARGE_DIM` parameters costs little: rows have linear predictors.
+
+    Args:
+        traits: of the model.
+    """
+    squared = traits.dim**2
+    few = traits.evaluations * squared <= CHEAP_PRODUCTS and traits.num_clients * squared <= CHEAP_ENTRIES
+    return traits.dim <= LARGE_DIM and few and traits.linear_predictors
+
+
+def full_dim_of(case: Case) -> Decision | None:
+    """Up to how many parameters "auto" is full."""
+    algorithm, traits = case.algorithm, case.traits
+    if case.own & {"full_dim", "curvature"} or algorithm.covariance == "diag" or traits.dim <= algorithm.full_dim:
+        return None
+    if not full_is_cheap(traits.as_written):
+        return None
+    return Decision(LARGE_DIM, f"rows have linear predictors, so that a full covariance of {traits.dim} costs little")
+
+
+def covariance_of(case: Case) -> Decision | None:
+    """Full or diagonal."""
+    algorithm, dim = case.algorithm, case.traits.dim
+    if algorithm.covariance != "auto":
+        return None
+    if dim <= algorithm.full_dim:
+        return Decision("full", f"{parameters(dim)}, at most full_dim={algorithm.full_dim}")
+    return Decision("diag", f"{parameters(dim)}, more than full_dim={algorithm.full_dim}")
+
+
+def curvature_of(case: Case) -> Decision | None:
+    """Hessians, or Fisher's information."""
+    algorithm, traits = case.algorithm, case.traits
+    if algorithm.curvature != "auto":
+        return None
+    if traits.dim <= algorithm.full_dim:
+        return Decision("hessian", f"{parameters(traits.dim)}, at most full_dim={algorithm.full_dim}")
+    if traits.dim <= LARGE_DIM and traits.linear_predictors:
+        return Decision("hessian", "rows have linear predictors, along which Hessians cost little")
+    return Decision("fisher", f"{parameters(traits.dim)}, for which Hessians cost too much")
+
+
+def takes_gradients(case: Case, held_back: bool = False) -> str:
+    """Why a model takes stochastic gradients and diagonal sites: it is large, or a network of any size; "" if not.
+
+    A network has many modes. A client that climbs its own tilted density by several exact steps ends at another than
+    the other clients do, and where nobody knows the bound a step of thousands of SDs is taken as it is told: sites of
+    10 to 100 parameters ended at log densities of -2 to -1e6 a row, where these have -0.3. An algorithm whose clients
+    take one step at the same q, and that goes back where the bound has fallen, has full covariances there, and is the
+    better for them.
+
+    Args:
+        case: of a Gaussian algorithm; who asks for a full covariance does not get these.
+        held_back: whether it goes back where the bound has fallen.
+    """
+    algorithm, traits = case.algorithm, case.traits
+    may_be_full = traits.dim <= algorithm.full_dim and algorithm.covariance != "diag"
+    full = algorithm.covariance == "full" or may_be_full
+    if full and (algorithm.covariance == "full" or "full_dim" in case.own | case.chosen):
+        return ""
+    if traits.large(algorithm.num_points, algorithm.full_dim):
+        return "" if full else f"a network or another large model, {parameters(traits.dim)}"
+    return "a network, whose exact steps lead clients to different modes" if not held_back and traits.layers else ""
+
+
+def parameters(dim: int) -> str:
+    """A number of parameters, as text.
+
+    Args:
+        dim: D.
+    """
+    return f"{dim:,} parameters" if dim != 1 else "1 parameter"
+
+
+FULL_DIM_ROW = Row("full_dim", full_dim_of, "full_dim=")
+COVARIANCE_ROW = Row("covariance", covariance_of, "covariance='full' or 'diag'")
+CURVATURE_ROW = Row("curvature", curvature_of, "curvature='hessian' or 'fisher'")
+TABLES = {GaussianAlgorithm: Table((COVARIANCE_ROW, CURVATURE_ROW))}

@@ -1,0 +1,61 @@
+"""Settings of Langevin chains.
+
+A visit costs its steps, whatever the rows, and a chain of thousands of parameters has never as many effective draws of
+the slowest as it is asked for. How long a visit may be in preconditioned time does not depend on its steps: of 5 in
+place of 20 each is up to four times as long. Chains are as many as elsewhere, and so are short: the wider a network,
+the shorter are its stable steps. Of 75,010 parameters even 300 rounds are below a tenth of a relaxation time, and what
+a chain predicts is worth little more than one draw. Of up to `LARGE_DIM` parameters steps are long, and few chains
+move farther.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyro_fed.density.traits import LARGE_DIM
+from pyro_fed.infer.langevin.fsgld import FSGLD
+from pyro_fed.infer.langevin.langevin import Langevin
+from pyro_fed.policy.choice import Case, Decision, Row, Rule, Table
+from pyro_fed.policy.gaussian import parameters
+from pyro_fed.policy.refusals import affordable_rows
+from pyro_fed.policy.surrogates import SURROGATES
+
+#: Steps of a visit to a large model, rows a step, and one step in so many that is kept.
+STEPS, BATCH, THIN = 5, 32, 25
+#: Chains of a network of at most `LARGE_DIM` parameters.
+CHAINS = 4
+
+
+def of_large(setting: str, value: Any, why: str) -> Rule:
+    """A rule that gives a setting another value on large models, where nothing is set.
+
+    Args:
+        setting: its name.
+        value: on large models.
+        why: the reason.
+    """
+
+    def rule(case: Case) -> Decision | None:
+        if setting in case.own or not case.traits.large():
+            return None
+        return Decision(value, f"{why} ({parameters(case.traits.dim)})")
+
+    return rule
+
+
+def chains_of(case: Case) -> Decision | None:
+    """How many chains."""
+    if "num_chains" in case.own or not case.traits.large() or case.traits.dim > LARGE_DIM:
+        return None
+    return Decision(CHAINS, "a small network, whose steps are long: few chains move farther")
+
+
+FSGLD_ROWS = (
+    Row("local_steps", of_large("local_steps", STEPS, "a visit to a large model costs its steps"), "local_steps="),
+    Row("batch_size", of_large("batch_size", BATCH, "a large model takes minibatches"), "batch_size="),
+    Row("thin", of_large("thin", THIN, "draws of a large model are long vectors"), "thin="),
+    Row("target_ess", of_large("target_ess", None, "the slowest of many parameters has few draws"), "target_ess="),
+    Row("num_chains", chains_of, "num_chains="),
+    SURROGATES,
+)
+TABLES = {Langevin: Table((SURROGATES,)), FSGLD: Table(FSGLD_ROWS, (affordable_rows,))}

@@ -1,0 +1,163 @@
+"""Settings of algorithms without a server."""
+
+from __future__ import annotations
+
+from pyro_fed.infer.peers.consensus_laplace import ConsensusLaplace
+from pyro_fed.infer.peers.p2p_ep import P2PEP
+from pyro_fed.infer.peers.p2p_finite import P2PFinite
+from pyro_fed.infer.peers.p2p_vi import P2PVI
+from pyro_fed.infer.peers.peer_gaussian import PeerGaussian
+from pyro_fed.infer.peers.push_sum import P2PPushSum
+from pyro_fed.infer.peers.update import IVON, SVI, Newton
+from pyro_fed.policy import gaussian, laplace
+from pyro_fed.policy.choice import Case, Decision, Row, Table, decided
+from pyro_fed.policy.gaussian import COVARIANCE_ROW, CURVATURE_ROW, takes_gradients
+from pyro_fed.policy.networks import gradient_steps
+from pyro_fed.policy.refusals import affordable_rows, proper_prior
+
+#: Settings that say how the exact steps are taken: who sets one of them wants these.
+EXACT = frozenset({"update", "curvature", "num_points", "tolerance", "batch_size", "weighting"})
+#: Share of a change that is made in a round where scores jump: whole changes overshoot, each by more than the last.
+NON_SMOOTH_DAMPING = 0.5
+
+
+def full_dim_of(case: Case) -> Decision | None:
+    """Up to how many parameters "auto" is full, where the update is not set."""
+    return None if "update" in case.own else gaussian.full_dim_of(case)
+
+
+def update_of(case: Case) -> Decision | None:
+    """How beliefs are updated: by gradients alone where the model is too large for Newton steps."""
+    algorithm = case.algorithm
+    if isinstance(algorithm.update, IVON) or case.own & EXACT:
+        return None
+    if why := takes_gradients(case):
+        full = algorithm.covariance == "auto" and case.traits.dim <= algorithm.full_dim
+        if full and case.own & {"start", "start_steps"}:  # at exact steps' own
+            return None
+        return Decision(IVON(**gradient_steps(case.traits)), f"{why}: stochastic gradients")
+    return Decision(algorithm.update, "exact Newton steps, of which a round costs little")
+
+
+def covariance_of(case: Case) -> Decision | None:
+    """Full or diagonal: diagonal by stochastic gradients."""
+    if "update" in case.chosen and case.algorithm.covariance == "auto":
+        return Decision("diag", "stochastic gradients are those of diagonal beliefs")
+    return gaussian.covariance_of(case)
+
+
+def curvature_of(case: Case) -> Decision | None:
+    """Hessians, or Fisher's information, of Newton steps; other updates take neither."""
+    return gaussian.curvature_of(case) if isinstance(case.algorithm.update, Newton) else None
+
+
+def non_smooth(case: Case) -> str:
+    """Why no Laplace approximation is a start, and whole changes overshoot; "" where neither is so."""
+    algorithm, traits = case.algorithm, case.traits
+    exact = isinstance(algorithm.update, Newton) and algorithm.weighting == "exact"
+    if not exact or traits.improper:
+        return ""
+    if traits.kinked_prior:
+        return "the prior's score jumps"
+    return "rows' scores jump" if traits.non_smooth_scores else ""
+
+
+def damping_of(case: Case) -> Decision | None:
+    """Share of a change that is made."""
+    why = non_smooth(case)
+    if "damping" in case.own or not why:
+        return None
+    return Decision(NON_SMOOTH_DAMPING, f"{why}: whole changes overshoot")
+
+
+def start_of(case: Case) -> Decision | None:
+    """Where beliefs begin."""
+    algorithm, traits = case.algorithm, case.traits
+    if algorithm.start != "auto":
+        return None
+    if isinstance(algorithm.update, IVON):
+        return Decision("fedavg", "stochastic gradients begin at the point that averaging finds")
+    if algorithm.weighting == "paper":
+        return Decision("prior", "weighting='paper' begins at the prior, as published")
+    if isinstance(algorithm.update, SVI):
+        return Decision("prior", "a guide is fitted around a proper belief")
+    if why := non_smooth(case):
+        return Decision("local" if traits.kinked_prior else "prior", f"{why}: a curvature at a point says nothing")
+    return consensus_or_local(case)
+
+
+def consensus_or_local(case: Case) -> Decision:
+    """Laplace's approximation of all data, or each agent's own where sums over all cannot be had or trusted.
+
+    Args:
+        case: of an algorithm whose start is open.
+    """
+    if case.setup.groups_take_turns:
+        return Decision("local", "groups of agents take turns: sums over all would take many rounds")
+    if case.setup.bounded:
+        return Decision("local", "sums over all agents cannot be checked by any of them")
+    return Decision("consensus", "Newton's method over the graph finds the mode of all data in few rounds")
+
+
+def start_of_p2p_ep(case: Case) -> Decision | None:
+    """Where the beliefs begin that P2PVI hands over."""
+    if case.algorithm.start != "auto":
+        return None
+    if case.setup.groups_take_turns:
+        return consensus_or_local(case)
+    if case.traits.kinked_prior:
+        return Decision("local", "the prior's score jumps: a curvature at a point says nothing")
+    if case.traits.non_smooth_scores and not case.traits.improper:
+        return Decision("prior", "rows' scores jump: a curvature at a point says nothing")
+    return consensus_or_local(case)
+
+
+def start_over_graph_of(case: Case) -> Decision | None:
+    """Where beliefs begin whose sums are taken over the graph."""
+    return consensus_or_local(case) if case.algorithm.start == "auto" else None
+
+
+def start_by_push_sum_of(case: Case) -> Decision | None:
+    """Where beliefs begin whose sums no graph keeps."""
+    return Decision("local", "links that fail keep no sums over all agents") if case.algorithm.start == "auto" else None
+
+
+def newton_of(case: Case) -> Decision | None:
+    """The Newton's method that every agent runs by itself, its own settings chosen."""
+    newton = case.algorithm.newton
+    found = decided(newton, NEWTON, case.traits, case.setup).algorithm
+    return None if found is newton else Decision(found, "; ".join(said_of(newton, found)))
+
+
+def said_of(before: object, after: object) -> list[str]:
+    """Which settings of a nested algorithm are chosen, as text.
+
+    Args:
+        before: the algorithm with open settings.
+        after: the same without.
+    """
+    names = [name for name, value in vars(after).items() if not name.startswith("_") and getattr(before, name) != value]
+    return [f"{name}={getattr(after, name)!r}" for name in names]
+
+
+FULL_DIM = Row("full_dim", full_dim_of, "full_dim=")
+UPDATE = Row("update", update_of, "update='newton', 'svi' or 'ivon'")
+COVARIANCE = Row("covariance", covariance_of, "covariance='full' or 'diag'")
+DAMPING = Row("damping", damping_of, "damping=")
+CURVATURE = Row("curvature", curvature_of, CURVATURE_ROW.override)
+START = Row("start", start_of, "start='consensus', 'local' or 'prior'")
+DRAWN_CANDIDATES = proper_prior(
+    "its candidates are draws of the prior where none are given",
+    "give candidates",
+    lambda case: case.algorithm.candidates is None,
+)
+NEWTON = Table((COVARIANCE_ROW, laplace.START, CURVATURE_ROW))
+
+TABLES = {
+    P2PVI: Table((FULL_DIM, UPDATE, COVARIANCE, DAMPING, START, CURVATURE), (affordable_rows,)),
+    P2PEP: Table((COVARIANCE_ROW, Row("start", start_of_p2p_ep, START.override), CURVATURE_ROW)),
+    P2PPushSum: Table((COVARIANCE_ROW, Row("start", start_by_push_sum_of, "start='prior'"), CURVATURE_ROW)),
+    PeerGaussian: Table((COVARIANCE_ROW, Row("start", start_over_graph_of, START.override), CURVATURE_ROW)),
+    P2PFinite: Table(checks=(DRAWN_CANDIDATES,)),
+    ConsensusLaplace: Table((Row("newton", newton_of, "start='local' or 'prior'"),)),
+}

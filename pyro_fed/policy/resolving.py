@@ -1,0 +1,118 @@
+"""An algorithm as it is run on a model: every open setting chosen by the table of its kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib import import_module
+
+from pyro_fed.algorithm.capabilities import OnGraph, resolved
+from pyro_fed.algorithm.contract import Algorithm
+from pyro_fed.algorithm.plan import Plan, Stage
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.traits import Traits
+from pyro_fed.graph import Graph
+from pyro_fed.policy.choice import Resolved, Setup, Table, decided
+
+NO_SETUP = Setup()
+#: Of an algorithm that has no table.
+OPEN = Table()
+#: Families of algorithms, and the modules with their tables, each loaded when one of them is first resolved.
+TABLES = {
+    "averaging": "pyro_fed.policy.networks",
+    "ep": "pyro_fed.policy.ep",
+    "langevin": "pyro_fed.policy.langevin",
+    "laplace": "pyro_fed.policy.laplace",
+    "peers": "pyro_fed.policy.peers",
+    "pooled": "pyro_fed.policy.pooled",
+    "sites": "pyro_fed.policy.gaussian",
+    "stein": "pyro_fed.policy.stein",
+    "surrogates": "pyro_fed.policy.surrogates",
+}
+INFER = "pyro_fed.infer."
+
+
+def resolve(algorithm: Algorithm, traits: Traits, setup: Setup = NO_SETUP) -> Resolved:
+    """The algorithm with every open setting chosen, each with its reason; what a user has set stays as it is.
+
+    An algorithm that no table knows is returned as it is, and so is one without open settings.
+
+    Args:
+        algorithm: what a user or another algorithm names.
+        traits: of the model.
+        setup: what a run is told besides.
+
+    Raises:
+        SettingError: it cannot be run on this model; names what can.
+
+    Example:
+        >>> resolve(pf.FedEP(), fed.problem.traits).algorithm
+        FedEP(covariance='full', curvature='hessian', start='laplace')
+    """
+    found = resolved(algorithm)
+    return decided(found, table_of(type(found)), traits, setup)
+
+
+def table_of(kind: type[Algorithm]) -> Table:
+    """The rules of a kind of algorithm: its own, or those of the nearest class that it is derived from.
+
+    Args:
+        kind: a class of algorithms.
+    """
+    for one in kind.__mro__:
+        family = one.__module__.removeprefix(INFER).partition(".")[0]
+        if one.__module__.startswith(INFER) and family in TABLES:
+            tables: Mapping[type, Table] = import_module(TABLES[family]).TABLES
+            if one in tables:
+                return tables[one]
+    return OPEN
+
+
+def prepared(algorithm: Algorithm, problem: Problem, setup: Setup = NO_SETUP) -> Resolved:
+    """`resolve`, in the form that the graph asks for.
+
+    Args:
+        algorithm: what a user names.
+        problem: the model's densities.
+        setup: what a run is told besides.
+    """
+    found = resolve(algorithm, problem.traits, setup)
+    if setup.graph is None or not isinstance(found.algorithm, OnGraph):
+        return found
+    return replace(found, algorithm=found.algorithm.on_graph(setup.graph))
+
+
+def stages_of(named: Algorithm | Plan, problem: Problem, graph: Graph | None) -> list[Stage]:
+    """What is run where a user names this algorithm or this plan, stage by stage; settings are still open.
+
+    Args:
+        named: what a user gave.
+        problem: the model's densities.
+        graph: who talks to whom; None where there is a server.
+    """
+    given = named.stages(problem, graph) if isinstance(named, Plan) else [named]
+    stages = [one if isinstance(one, Stage) else Stage(one) for one in given]
+    return [replace(one, algorithm=resolved(one.algorithm)) for one in stages]
+
+
+def phases_of(found: Resolved, problem: Problem) -> list[Resolved]:
+    """An algorithm after all that it starts from.
+
+    Args:
+        found: the algorithm, without open settings.
+        problem: the model's densities.
+    """
+    chain = [found]
+    while (first := chain[0].algorithm.warm_start(problem)) is not None:
+        chain.insert(0, resolve(first, problem.traits))
+    return chain
+
+
+def chain_of(algorithm: Algorithm, problem: Problem) -> list[Algorithm]:
+    """An algorithm after all that it starts from, none with open settings.
+
+    Args:
+        algorithm: what a user names, or the same without open settings.
+        problem: the model's densities.
+    """
+    return [one.algorithm for one in phases_of(resolve(algorithm, problem.traits), problem)]

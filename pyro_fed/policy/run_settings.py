@@ -1,0 +1,35 @@
+"""What `run` chooses itself: threads, and the number of draws."""
+
+from __future__ import annotations
+
+from pyro_fed.density.traits import LARGE_DIM, Traits
+
+#: Numbers that all draws of a large model may have together: 160 MB in double precision.
+DRAWN_NUMBERS = 20_000_000
+#: Rows × parameters from which on a pass over them is worth several threads: some 0.5 ms on one. Below, threads wait
+#: for one another longer than they work.
+THREADED_NUMBERS = 1_000_000
+#: Draws that a result has at least.
+FEWEST_DRAWS = 10
+
+
+def threads_of(traits: Traits) -> int | None:
+    """Threads where "auto" is asked for: one, or torch's own number where a pass over the rows is long enough.
+
+    Args:
+        traits: of the model.
+    """
+    return None if traits.num_rows * traits.dim >= THREADED_NUMBERS else 1
+
+
+def affordable_draws(traits: Traits, wanted: int, chains: int) -> int:
+    """So many draws, or as many as `DRAWN_NUMBERS` has room for where the model is large.
+
+    Args:
+        traits: of the model.
+        wanted: draws of a chain.
+        chains: of the result.
+    """
+    if traits.dim <= LARGE_DIM:
+        return wanted
+    return max(1, min(-(-wanted // chains), max(FEWEST_DRAWS, DRAWN_NUMBERS // traits.dim // chains)))

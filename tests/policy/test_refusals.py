@@ -1,0 +1,31 @@
+"""Models that an algorithm cannot be run on are refused before a run, in one place, with the cure."""
+
+import pytest
+from test_resolve import flat, over, regression
+
+import pyro_fed as pf
+from pyro_fed.policy import resolve
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "cure"),
+    [
+        (pf.BCM(), "use FedEP or FedPA"),
+        (pf.FedEP(start="prior"), "start='laplace'"),
+        (pf.FedLapCov(), "start='laplace'"),
+        (pf.GVI(), "use FedEP or FedLaplace"),
+        (pf.P2PFinite(), "give candidates"),
+        (pf.PMD(), "use DSVGD"),
+        (pf.StreamingVB(), "use FedEP or FedLaplace"),
+    ],
+)
+def test_what_draws_from_the_prior_or_begins_there_refuses_an_improper_one(algorithm, cure):
+    name = type(algorithm).__name__
+    with pytest.raises(pf.ModelError, match=rf"{name}: .*the priors of sites \['w'\] are improper.*{cure}"):
+        resolve(algorithm, over(flat).problem.traits)
+    resolve(algorithm, over(regression).problem.traits)
+
+
+@pytest.mark.parametrize("algorithm", [pf.FedEP(), pf.FedPA(), pf.P2PFinite(candidates={"w": [[0.0] * 3, [1.0] * 3]})])
+def test_what_does_not_takes_one(algorithm):
+    resolve(algorithm, over(flat).problem.traits)
