@@ -9,7 +9,12 @@ import pyro.distributions as dist
 import pytest
 import torch
 
+import pyro_fed as pf
+from pyro_fed.algorithm.plan import Stage
 from pyro_fed.audit.modes.missed import missed
+from pyro_fed.audit.modes.point import off_mode
+from pyro_fed.codes import sentences
+from pyro_fed.runtime.answers import Answer
 from tests.helpers.evidence import evidence_of
 
 #: Where a mode of `square` is, and its SD: 1 / (2 PLACE sqrt(rows)).
@@ -143,3 +148,19 @@ def test_a_mode_at_the_other_end_of_an_interval_has_its_share(held):
     assert "'mu' is -3" in said.text
     shown = float(re.search(r"([\d.]+) % of (its|the) mass", said.text.replace("the \nmass", "the mass"))[1])
     assert abs(shown - 100 * below) < 3
+
+
+def line(y):
+    t = pyro.sample("t", dist.Normal(y.new_tensor(0.0), 1.0))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(t, 1.0), obs=y)
+
+
+def test_what_draws_around_a_point_miss_is_mass_without_draws_too(monkeypatch):
+    found = sentences.mode_without_draws(site="t", value="9", lost=0.3, by="by Laplace", cures=["Search for it"])
+    monkeypatch.setattr("pyro_fed.audit.modes.point.missed", lambda around: [found])
+    data = (torch.zeros(4, dtype=torch.float64),)
+    evidence = evidence_of(line, data, torch.zeros(1, 1, dtype=torch.float64), pf.FedAvg())
+    (said,) = off_mode(evidence)
+    assert said.code == "around_the_point" and said.text.endswith(found.text)
+    assert Answer(Stage(pf.FedAvg()), 0, {}, evidence.draws, [said], [], 1, None, {}).lost == 0.3

@@ -90,6 +90,7 @@ def test_a_result_keeps_codes_and_figures_and_its_doubts_are_their_texts(doubted
     row = table[table.code == "mean_is_off"].iloc[0]
     assert row["where"]["parameter"].startswith("s") and row["figures"]["size"] > 0.25 and len(row["cures"]) == 1
     assert "\n".join(table[table.severity == "doubt"].text) == doubted.attrs["doubts"]
+    assert "\n".join(table.text) == doubted.attrs["warnings"]
     file = tmp_path / "result.nc"
     doubted.to_netcdf(str(file))
     pd.testing.assert_frame_equal(pf.findings(az.from_netcdf(str(file))), table)

@@ -162,6 +162,7 @@ def targets():
         "ksd": (pf.ksd, {"idata": result(), "federation": federation(), "kernel": None, "num_draws": 20,
                          "statistic": "V", "seed": 0}, 10),
         "compare": (pf.compare, {"results": {"a": result()}, "reference": None, "federation": None, "test": None}, 4),
+        "findings": (pf.findings, {"results": result()}, 2),
         "test_metrics": (pf.metrics.test_metrics, {"idata": result(), "federation": federation(), "test": (x, y)}, 5),
         "column_sums": (pf.column_sums, {"rows": x}, 2),
         "pooled_moments": (pf.pooled_moments, {"parts": [pf.column_sums(x)]}, 2),

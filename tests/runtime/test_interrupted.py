@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,9 +12,12 @@ from algorithms import unequal_lines
 from short_runs import Interrupting, quiet
 
 import pyro_fed as pf
+from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import Schedule
+from pyro_fed.codes import sentences
 from pyro_fed.infer.pooled.nuts_kernel import CompiledNUTS
 from pyro_fed.runtime import rounds
+from pyro_fed.runtime.ending.checks import convergence
 
 
 def interrupting(monkeypatch, begun):
@@ -55,7 +59,15 @@ def test_a_posterior_that_there_is_is_marked():
     assert idata.attrs["interrupted"] == 1
     for where in ("warnings", "doubts"):
         assert "FedEP was interrupted after 2 of 4 rounds: the result is incomplete" in idata.attrs[where]
-        assert "not converged after 2 rounds: the last change was" in idata.attrs[where]
+
+
+def test_an_interrupted_run_has_not_converged_either_unless_its_algorithm_says_why():
+    record = Record(["a"], figures=[{"change": 0.5}], converged=False)
+    record.findings.append(sentences.interrupted(algorithm="FedEP", after="", kept="what it had found by then"))
+    (said,) = convergence(SimpleNamespace(record=record, doubts=record.findings))
+    assert said.code == "not_converged" and said.figures == {"rounds": 1, "change": 0.5}
+    record.findings.append(sentences.steps_shortened(rounds=1, fraction=0.1))
+    assert convergence(SimpleNamespace(record=record, doubts=record.findings)) == []
 
 
 def nuts(monkeypatch, draws, **settings):

@@ -2,6 +2,7 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pyro
@@ -11,7 +12,7 @@ import torch
 
 import pyro_fed as pf
 from pyro_fed.algorithm.record import Record
-from pyro_fed.runtime.ending.finish import _untold_evidence
+from pyro_fed.runtime.ending.checks import evidence
 
 QUIET = {"progress": False, "log_likelihood": False, "compile": "off", "seed": 0}
 
@@ -50,5 +51,6 @@ def test_an_algorithm_without_it_has_none():
 @pytest.mark.parametrize(("error", "said"), [(0.1, False), (2.0, True), (np.inf, True)])
 def test_an_evidence_that_is_not_known_is_said_to_be_that(error, said):
     record = Record(["a"], figures=[{"log_evidence": -3.0, "log_evidence_se": error, "pareto_k": 1.2}])
-    notes = _untold_evidence(record)
-    assert len(notes) == said and all("log_evidence is not known" in note for note in notes)
+    notes = evidence(SimpleNamespace(record=record, doubts=[]))
+    assert [one.code for one in notes] == ["evidence_not_known"] * said
+    assert all("log_evidence is not known" in note.text and not note.is_doubt for note in notes)
