@@ -85,7 +85,7 @@ class OneMode(Algorithm):
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
         """How many tangents lie below; where rows are many, of a few of them, by which modes are searched."""
-        rows = picked(problem, data, fewest(problem.traits))[0] if have_few(problem.traits) else data
+        rows = picked(problem, data, fewest(problem.dim))[0] if have_few(problem.traits) else data
         return {"bent": bent(problem, shared["pairs"], rows)}, local, {}
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
