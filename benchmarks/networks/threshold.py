@@ -23,9 +23,7 @@ import torch
 
 import pyro_fed as pf
 from benchmarks.networks.__main__ import CLIENTS, DATA, federation, predicted_ece, quiet
-from pyro_fed.infer.langevin import fsgld
-from pyro_fed.infer.stein import dsvgd
-from pyro_fed.policy import resolve
+from pyro_fed.policy import langevin, resolve, stein
 from pyro_fed.policy.networks import SMALL_ROUNDS
 
 #: Hidden units of the networks below and above, by their data.
@@ -34,8 +32,20 @@ SIDES = ("small", "large")
 #: More parameters than any of them has: full covariances and exact curvatures at all of them.
 EXACT_DIM = 1000
 #: What `FSGLD` and `DSVGD` take of large models.
-CHAINS: dict[str, Any] = {**fsgld.OF_LARGE_MODELS, **fsgld.OF_SMALL_NETWORKS}
-PARTICLES: dict[str, Any] = {**dsvgd.OF_LARGE_MODELS, **dsvgd.SHORT_TURNS, "start": "gaussian"}
+CHAINS: dict[str, Any] = {
+    "local_steps": langevin.STEPS,
+    "batch_size": langevin.BATCH,
+    "thin": langevin.THIN,
+    "target_ess": None,
+    "num_chains": langevin.CHAINS,
+}
+PARTICLES: dict[str, Any] = {
+    "num_particles": stein.PARTICLES,
+    "batch_size": stein.BATCH,
+    "local_steps": stein.SHORT_TURN,
+    "step_size": stein.SHORT_STEP,
+    "start": "gaussian",
+}
 
 
 def by_hand(kind: Any, names: Iterable[str]) -> Any:

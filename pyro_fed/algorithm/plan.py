@@ -25,10 +25,12 @@ class Stage:
     Args:
         algorithm: what is run.
         noncentred: on the form of the model in which effects are in units of their own scale, where it has one.
+        title: what it is called where its open settings have been chosen; "" calls it by its settings.
     """
 
     algorithm: Algorithm
     noncentred: bool = False
+    title: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,7 +45,7 @@ def on_rows_alone(target: Target, generator: torch.Generator) -> Target:
         generator: source of randomness, by which rows are chosen.
     """
     order = _order(target, generator)
-    return target if order is None else replace(target, few=_alone(target, order[: fewest(target.problem)]))
+    return target if order is None else replace(target, few=_alone(target, order[: fewest(target.problem.dim)]))
 
 
 def on_few_rows(target: Target, white: Tensor, generator: torch.Generator) -> Target:
@@ -65,7 +65,7 @@ def on_few_rows(target: Target, white: Tensor, generator: torch.Generator) -> Ta
     if not bool(value.isfinite().all()):
         return target
     allowed = AGREE + ROUNDING * torch.finfo(target.problem.dtype).eps * float(value.abs().max())
-    count = fewest(target.problem)
+    count = fewest(target.problem.dim)
     while MORE * count <= len(order):
         found = _bent(target, _alone(target, order[:count]), at, value, score)
         if bool(((found(at)[0] - value).abs() <= allowed).all()):
@@ -78,7 +78,7 @@ def _order(target: Target, generator: torch.Generator) -> Tensor | None:
     """A random order of the rows; None where all are used: they are few, no tensors by row, or the model is looped."""
     problem = target.problem
     tensors = all(isinstance(leaf, Tensor) and len(leaf) == problem.num_rows for leaf in problem.all_rows)
-    if problem.looped or not tensors or problem.num_rows < MORE * fewest(target.problem):
+    if problem.looped or not tensors or problem.num_rows < MORE * fewest(target.problem.dim):
         return None
     return torch.randperm(problem.num_rows, generator=generator)
 

@@ -7,7 +7,8 @@ from pyro_fed.audit.chains.motion import FEWEST, FIRST
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.size import LARGE_DIM, cost_of
+from pyro_fed.density.size import cost_of
+from pyro_fed.density.traits import LARGE_DIM
 
 #: The audit is not made if the shortest one would take more operations than this, some seconds.
 MOST_OPERATIONS = 5_000_000_000

@@ -168,7 +168,7 @@ def decided(algorithm: Algorithm, table: Table, traits: Traits, setup: Setup) ->
         check(Case(draft, traits, own, frozenset(changes), setup))
     if not changes:
         return Resolved(algorithm, tuple(choices))
-    found: Any = dataclasses.replace(algorithm, **changes)  # type: ignore[type-var]  # every algorithm is a dataclass
+    found: Any = dataclasses.replace(algorithm, **changes)
     object.__setattr__(found, GIVEN, own | changes.keys())  # `replace` has written all of them
     return Resolved(found, tuple(choices))
 

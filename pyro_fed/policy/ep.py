@@ -99,7 +99,8 @@ def few_rows_lead(case: Case) -> bool:
         return False  # each round has noise of privacy of its own
     if not (traits.layers and have_few(traits)):
         return False
-    return algorithm.rows_of_rounds(traits.num_rows) // MORE >= fewest(traits)
+    rows: int = algorithm.rows_of_rounds(traits.num_rows)
+    return rows // MORE >= fewest(traits.dim)
 
 
 def pooled_start_of(case: Case) -> Decision | None:

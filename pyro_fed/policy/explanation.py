@@ -39,6 +39,7 @@ class Phase:
         rounds: the most that it has, where `run` is not told how many.
         choices: of its settings.
         refused: why the stage is not run; "" where it is.
+        before: the name of the algorithm that starts from this one; "" of the last.
     """
 
     stage: int
@@ -46,6 +47,7 @@ class Phase:
     rounds: int = 0
     choices: tuple[Choice, ...] = ()
     refused: str = ""
+    before: str = ""
 
 
 @dataclass(frozen=True)
@@ -161,8 +163,11 @@ def _form(stage: Stage, federation: Federation) -> Problem:
 def _phases(number: int, stage: Stage, problem: Problem, setup: Setup) -> tuple[Phase, ...]:
     """The phases of a stage."""
     chain = phases_of(prepared(stage.algorithm, problem, setup), problem)
-    clients = problem.num_clients
-    return tuple(Phase(number, one.algorithm, one.algorithm.default_rounds(clients), one.choices) for one in chain)
+    names = [*(type(one.algorithm).__name__ for one in chain[1:]), ""]
+    return tuple(
+        Phase(number, one.algorithm, one.algorithm.default_rounds(problem.num_clients), one.choices, before=name)
+        for one, name in zip(chain, names, strict=True)
+    )
 
 
 def _rows(phases: Iterable[Phase]) -> list[tuple[Any, ...]]:
@@ -179,7 +184,8 @@ def _said(phase: Phase) -> list[str]:
     looked = {choice.setting for choice in phase.choices}
     others = {name: value for name, value in changed(phase.algorithm).items() if name not in looked}
     lines = [(f"{one.setting}={one.value!r}", one.reason) for one in phase.choices if one.reason != DEFAULT]
-    lines += [(f"{name}={value!r}", AS_SET) for name, value in others.items()]
+    given = f"as {phase.before} has it" if phase.before else AS_SET
+    lines += [(f"{name}={value!r}", given) for name, value in others.items()]
     width = min(WIDEST, max((len(setting) for setting, _ in lines), default=0))
     return [f"{setting:{width}}  {reason}" for setting, reason in lines]
 

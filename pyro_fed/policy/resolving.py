@@ -12,7 +12,7 @@ from pyro_fed.algorithm.plan import Plan, Stage
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.traits import Traits
 from pyro_fed.graph import Graph
-from pyro_fed.policy.choice import Resolved, Setup, Table, decided
+from pyro_fed.policy.choice import AS_SET, Resolved, Setup, Table, decided
 
 NO_SETUP = Setup()
 #: Of an algorithm that has no table.
@@ -104,7 +104,9 @@ def phases_of(found: Resolved, problem: Problem) -> list[Resolved]:
     """
     chain = [found]
     while (first := chain[0].algorithm.warm_start(problem)) is not None:
-        chain.insert(0, resolve(first, problem.traits))
+        phase, name = resolve(first, problem.traits), type(chain[0].algorithm).__name__
+        choices = (replace(one, reason=f"as {name} has it") if one.reason == AS_SET else one for one in phase.choices)
+        chain.insert(0, replace(phase, choices=tuple(choices)))
     return chain
 
 

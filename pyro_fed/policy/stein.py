@@ -12,7 +12,9 @@ from typing import Any
 
 from pyro_fed.infer.ep.fedep import FedEP
 from pyro_fed.infer.sites.few_rows import have_few
-from pyro_fed.infer.stein.census import MOST_DIM
+from pyro_fed.infer.sites.nodes import MANY
+from pyro_fed.infer.stein.census import MOST_DIM, Census
+from pyro_fed.infer.stein.concave import OneMode
 from pyro_fed.infer.stein.dsvgd import DSVGD
 from pyro_fed.infer.stein.modes import Modes
 from pyro_fed.infer.stein.nearest import Nearest
@@ -29,6 +31,8 @@ from pyro_fed.policy.refusals import affordable_rows
 PARTICLES, STEPS, BATCH = 20, 50, 32
 #: Steps of a turn where the other clients are surrogates, and their size in SDs.
 SHORT_TURN, SHORT_STEP = 10, 0.02
+#: So many times fewer points show whether the modes' approximations are enough, where rows are many.
+FEWER_POINTS = 4
 #: Of more parameters no Hessian tells whether a Gaussian's centre is a maximum.
 EXACT_DIM = FedEP.full_dim
 
@@ -140,6 +144,26 @@ def by_few_rows_of(case: Case) -> Decision | None:
     return Decision("one_mode", "all rows from the beginning")
 
 
+def first_points_of(case: Case) -> Decision | None:
+    """How many points a census begins with."""
+    algorithm, traits = case.algorithm, case.traits
+    if algorithm.first_points is not None:
+        return None
+    if traits.num_rows >= MANY * traits.dim:
+        return Decision(algorithm.num_points // FEWER_POINTS, "many rows: the modes' approximations are mostly enough")
+    return Decision(algorithm.num_points, "few rows: the modes' approximations may not be enough")
+
+
+def one_mode_rows_of(case: Case) -> Decision | None:
+    """By which rows it is asked whether there is one mode."""
+    if case.algorithm.by_few_rows is not None:
+        return None
+    many = have_few(case.traits)
+    return Decision(
+        many, f"{case.traits.num_rows:,} rows: " + ("few of them, as modes are searched" if many else "all")
+    )
+
+
 #: Settings that only an open start, or particles that start apart, have.
 UNUSED_BESIDE: dict[Any, tuple[str, ...]] = {
     "gaussian": ("max_modes_dim", "averaged_rounds"),
@@ -163,6 +187,8 @@ TABLES = {
     ParallelDSVGD: Table((NUM_PARTICLES, KERNEL, START), (affordable_rows,)),
     Survey: Table((SOURCE,)),
     Modes: Table((Row("after", by_few_rows_of, "start='gaussian', of the algorithm that it is for"),)),
+    Census: Table((Row("first_points", first_points_of, "first_points="),)),
+    OneMode: Table((Row("by_few_rows", one_mode_rows_of, "by_few_rows="),)),
     Nearest: Table((ep.FULL_DIM, ep.CLIENT, ep.COVARIANCE, Row("start", ep.nearest_start_of, "start="), CURVATURE_ROW)),
     PooledEP: Table((ep.FULL_DIM, ep.CLIENT, ep.COVARIANCE, POOLED_START, CURVATURE_ROW)),
 }

@@ -132,7 +132,8 @@ class Answer:
 
 def named(stage: Stage) -> str:
     """A stage's name in steps and sentences: `FedEP`, `FedAIS(surrogates=DSVGD())`, `FedEP, non-centred`."""
-    return repr(stage.algorithm).removesuffix("()") + (", non-centred" if stage.noncentred else "")
+    own = repr(stage.algorithm).removesuffix("()") + (", non-centred" if stage.noncentred else "")
+    return stage.title or own
 
 
 def disagreement(

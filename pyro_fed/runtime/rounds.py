@@ -23,7 +23,7 @@ from pyro_fed.conventions import memory, progress, seeding
 from pyro_fed.conventions.kinds import narrowed
 from pyro_fed.conventions.time_limit import tick
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.density.size import LARGE_DIM
+from pyro_fed.density.traits import LARGE_DIM
 from pyro_fed.errors import CheckpointError, SettingError
 from pyro_fed.policy import Resolved, phases_of
 from pyro_fed.runtime.budget import BudgetEnded

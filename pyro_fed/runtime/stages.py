@@ -172,10 +172,11 @@ class _Trial:
         if stage.noncentred and not self.finish.context.federation.holds_data:
             step.end = "not tried: clients elsewhere have the model in its own form"
             return
-        failed, context = self._failed[stage.noncentred], self._on_form(stage)
+        failed = self._failed[stage.noncentred]
         try:
+            context = self._on_form(stage)
             found = prepared(stage.algorithm, context.problem, Setup(context.graph))
-            stage = replace(stage, algorithm=found.algorithm)
+            stage = replace(stage, algorithm=found.algorithm, title=named(stage))
             if again := [part for part in chain_of(stage.algorithm, context.problem) if part in failed]:
                 step.end = f"not tried: it starts from {type(again[0]).__name__}, which failed"
                 return

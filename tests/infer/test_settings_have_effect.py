@@ -77,11 +77,9 @@ def watched(algorithm, reads):
         if name in names:
             code, module = sys._getframe(1).f_code, sys._getframe(1).f_globals.get("__name__", "")
             checks = code.co_name == "__post_init__" or code.co_name.startswith("_check")
-            if (
-                module.startswith(("pyro_fed.infer", "pyro_fed.runtime.executors"))
-                and code.co_filename != "<string>"
-                and not checks
-            ):
+            rules = module.startswith("pyro_fed.policy.") and module != "pyro_fed.policy.choice"
+            own = module.startswith(("pyro_fed.infer", "pyro_fed.runtime.executors")) or rules
+            if (own or code.co_name == "chosen") and code.co_filename != "<string>" and not checks:
                 reads.add(name)
         return object.__getattribute__(self, name)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import datetime
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -60,7 +61,7 @@ def settings(name: str, idata: InferenceData) -> list[Setting]:
 def _reasons(idata: InferenceData) -> dict[str, str]:
     """Setting → why it was chosen, of the algorithm whose result it is."""
     choices = json.loads(idata.attrs.get("choices", "[]"))
-    own = str(idata.attrs.get("chosen", idata.attrs["algorithm"])).split(",")[0]
+    own = re.split(r"\W", str(idata.attrs.get("chosen", idata.attrs["algorithm"])))[0]
     return {one["setting"]: one["reason"] for one in choices if one["algorithm"] == own and one["override"]}
 
 

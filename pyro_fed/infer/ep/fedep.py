@@ -495,10 +495,10 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
 
     def _numerics(self, problem: Problem) -> Numerics:
         """How derivatives and expectations are computed for this model."""
-        small = problem.dim <= self.full_dim and self.curvature == "hessian"
+        derivatives = self.derivatives()
         return Numerics(
-            derivatives=self.derivatives(),
-            exact=self.derivatives("full" if small else None),
+            derivatives=derivatives,
+            exact=derivatives.exact(problem.dim),
             num_points=self.num_points,
             min_curvature=self.min_curvature,
             min_fraction=self.min_fraction,

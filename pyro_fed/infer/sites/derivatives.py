@@ -27,7 +27,7 @@ leave no noise of a score that is linear:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -94,6 +94,14 @@ class Derivatives:
     structure: Structure
     kind: Kind
     hessian_dim: int = FULL_DIM
+
+    def exact(self, dim: int) -> Derivatives:
+        """The same with full Hessians, where there are few enough parameters for these.
+
+        Args:
+            dim: D.
+        """
+        return replace(self, structure="full") if dim <= self.hessian_dim and self.kind == "hessian" else self
 
     def of_likelihood(self, problem: Problem, points: Tensor, batch: Batch) -> Moments:
         """Means over points (S, C, D) of the log-likelihoods of C clients' batches."""

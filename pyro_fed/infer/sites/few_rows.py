@@ -52,7 +52,7 @@ def log_likelihoods_at(problem: Problem, draws: Tensor, data: ClientData) -> Ten
         data: the clients' rows.
     """
     probes = evenly(draws.shape[1], PROBES)
-    count = fewest(problem.traits)
+    count = fewest(problem.dim)
     if not _worth_a_try(problem, draws):
         return clients_log_likelihoods(problem, draws, data)
     exact = clients_log_likelihoods(problem, draws[:, probes], data)
@@ -70,13 +70,13 @@ def log_likelihoods_at(problem: Problem, draws: Tensor, data: ClientData) -> Ten
     return found.index_copy(0, others, clients_log_likelihoods(problem, draws[others], data.of(others)))
 
 
-def fewest(traits: Traits) -> int:
+def fewest(dim: int) -> int:
     """How many rows stand for all at first.
 
     Args:
-        traits: of the model.
+        dim: parameters, D.
     """
-    return max(ROWS, ROWS_A_PARAMETER * traits.dim)
+    return max(ROWS, ROWS_A_PARAMETER * dim)
 
 
 def have_few(traits: Traits) -> bool:
@@ -85,7 +85,7 @@ def have_few(traits: Traits) -> bool:
     Args:
         traits: of the model.
     """
-    many = traits.num_rows >= max(MANY * traits.dim, MORE * fewest(traits))
+    many = traits.num_rows >= max(MANY * traits.dim, MORE * fewest(traits.dim))
     return many and traits.rows_in_tensors
 
 

@@ -36,11 +36,11 @@ from pyro_fed.algorithm.capabilities import ServerWork
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start, started
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions import seeding
+from pyro_fed.conventions.nested_settings import chosen
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.density.scores import clients_log_likelihoods
-from pyro_fed.infer.sites.nodes import MANY
 from pyro_fed.infer.stein.modes import Modes, modes_of
 from pyro_fed.ops.cholesky import equilibrated_cholesky
 from pyro_fed.ops.importance import LARGEST, LARGEST_PARETO_K, flattened, smoothed
@@ -53,8 +53,6 @@ MOST_DIM = 12
 LEAST = 0.25
 #: Draws of the prior for each component of the mixture that is fitted to them.
 STARTS_A_COMPONENT = 12
-#: With `MANY` rows a parameter the modes' approximations are mostly enough. So many times fewer points show that.
-FEWER = 4
 #: A point is too far from a mode for particles to come there if it is more than √D plus so many of its SDs away.
 FAR = 4.0
 #: Log-likelihood of points where the data cannot be. It is finite, so that a sum over clients is.
@@ -66,7 +64,8 @@ class Census(Algorithm, ServerWork):
     """Weighted points of the posterior.
 
     Args:
-        num_points: drawn a round; fewer in the first one of many rows.
+        num_points: drawn a round.
+        first_points: drawn in the first round; None takes a quarter of them where rows are many.
         num_starts: draws of the prior, at a run of the model each, to which a mixture is fitted.
         max_rounds: rounds at most.
         worth: points worth so many equal ones are enough: means are then known to 0.07 SD.
@@ -86,6 +85,7 @@ class Census(Algorithm, ServerWork):
     may_be_infinite: ClassVar[frozenset[str]] = frozenset({"census_value"})  # points where the data cannot be
 
     num_points: int = 1024
+    first_points: int | None = None
     num_starts: int = 48
     max_rounds: int = 10
     worth: float = 200.0
@@ -117,7 +117,7 @@ class Census(Algorithm, ServerWork):
     ) -> tuple[State, State]:
         """The first points: of the modes, and of a fit to draws of the prior."""
         start = started(start, self)
-        count = self.num_points // (FEWER if problem.num_rows >= MANY * problem.dim else 1)
+        count: int = chosen(self, "first_points")
         half = count // 2
         draws = problem.init(self.num_starts, generator).double()
         even = torch.full((self.num_starts,), 1 / self.num_starts, dtype=torch.float64)

@@ -30,7 +30,7 @@ from pyro_fed.density.compiling.predictors import CHECK_ROWS, Predictors, predic
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BLOCK, ClientData, row_pieces
 from pyro_fed.density.scores import prior_scores
-from pyro_fed.infer.sites.few_rows import fewest, have_few, picked
+from pyro_fed.infer.sites.few_rows import fewest, picked
 from pyro_fed.infer.sites.rowwise import SMALLEST, rounded
 from pyro_fed.infer.sites.whitening import Coordinates, site_scores
 from pyro_fed.ops.cholesky import symmetrised
@@ -50,6 +50,7 @@ class OneMode(Algorithm):
 
     Args:
         newton: the search for one mode.
+        by_few_rows: whether few rows of each client are asked; None asks few where rows are many.
     """
 
     draws_are: ClassVar[str] = "point"
@@ -57,6 +58,7 @@ class OneMode(Algorithm):
     additive: ClassVar[bool] = True
 
     newton: Algorithm
+    by_few_rows: bool | None = None
 
     def default_rounds(self, num_clients: int) -> int:
         """One."""
@@ -85,7 +87,7 @@ class OneMode(Algorithm):
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
         """How many tangents lie below; where rows are many, of a few of them, by which modes are searched."""
-        rows = picked(problem, data, fewest(problem.traits))[0] if have_few(problem.traits) else data
+        rows = picked(problem, data, fewest(problem.dim))[0] if self.by_few_rows else data
         return {"bent": bent(problem, shared["pairs"], rows)}, local, {}
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:

@@ -166,7 +166,7 @@ class Modes(Algorithm, ServerWork):
         """The log-likelihood at the trial points, with its derivatives."""
         points = shared["trial"].to(problem.dtype)
         if self.by_few_rows:
-            few, times = picked(problem, data, fewest(problem))
+            few, times = picked(problem, data, fewest(problem.dim))
             found = Look(*(widened(times, part) * part for part in look_at_likelihood(problem, points, few)))
         else:
             found = look_at_likelihood(problem, points, data)

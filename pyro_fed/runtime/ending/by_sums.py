@@ -18,7 +18,7 @@ from pyro_fed.audit.weights import judged_by_weights
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.density.rows.batches import in_chunks
-from pyro_fed.density.size import LARGE_DIM
+from pyro_fed.density.traits import LARGE_DIM
 from pyro_fed.errors import StoppedError
 from pyro_fed.ops.entries import evenly
 from pyro_fed.runtime.executors import Executor, Work
