@@ -9,8 +9,8 @@ import torch
 
 import pyro_fed as pf
 from benchmarks.goldens.surface import settings_of
-from pyro_fed.algorithm.plan import chain_of, stages_of
 from pyro_fed.density.running.handlers import default_of
+from pyro_fed.policy import chain_of, stages_of
 
 
 def codes(idata: pf.InferenceData) -> list[str] | None:
@@ -33,7 +33,7 @@ def phases(algorithm: Any, federation: pf.Federation, graph: pf.graph.Graph | No
     found: list[list[Any]] = []
     with default_of(problem.dtype), torch.no_grad():
         for stage in stages_of(algorithm, problem, graph):
-            parts = [_phase(part, problem) for part in chain_of(stage.algorithm, problem)]
+            parts = [_phase(part) for part in chain_of(stage.algorithm, problem)]
             before = [part for one in found for part in one]
             found.append([part["algorithm"] if part in before else part for part in parts])
             if stage.noncentred:
@@ -41,9 +41,9 @@ def phases(algorithm: Any, federation: pf.Federation, graph: pf.graph.Graph | No
     return found
 
 
-def _phase(algorithm: Any, problem: Any) -> dict[str, Any]:
+def _phase(algorithm: Any) -> dict[str, Any]:
     """An algorithm's settings for a model; `structure` is what covariance="auto" has become."""
     phase = {"algorithm": type(algorithm).__name__, "settings": settings_of(algorithm)}
     if hasattr(algorithm, "structure"):
-        phase["structure"] = algorithm.structure(problem)
+        phase["structure"] = algorithm.structure
     return phase
