@@ -3,7 +3,7 @@
     python -m benchmarks.networks                                    # 20 and 100 hidden units, three seeds
     python -m benchmarks.networks --hidden 1000 --seeds 1
     python -m benchmarks.networks --data cancer --hidden 20 --seeds 3 --algorithms FedDyn FedEP BayesADMM
-    python -m benchmarks.networks --write                            # docs/networks_measured.md from what is there
+    python -m benchmarks.networks --write                            # MEASURED.md from what is there
     python -m benchmarks.networks --cost --hidden 14 133 1333        # a round and memory against the parameters
 
 scikit-learn's digits (1,437 rows to train on, 360 to test), one hidden layer of ReLU units, N(0, 1) on all weights, ten
@@ -53,7 +53,7 @@ TITLES = (
     "seeds",
 )  # fmt: skip
 KEPT = Cells(Path(__file__).with_name("sizes.json"))
-PAGE = Path(__file__).parents[2] / "docs" / "networks_measured.md"
+PAGE = Path(__file__).parent / "MEASURED.md"
 BEGIN, END = "<!-- benchmarks/networks writes this table -->\n", "<!-- its end -->"
 #: What a cell has, as `measured` returns it.
 FIGURES = ("accuracy", "log_density", "ece", "seconds", "megabytes", "entropy_away", "peak_gb")

@@ -2,7 +2,7 @@
 
     python -m benchmarks.networks.calibration                              # all cells that are not there yet
     python -m benchmarks.networks.calibration --data wine --algorithms FedEP --seeds 3 --limit 150
-    python -m benchmarks.networks.calibration --write                   # docs/networks_measured.md from what is there
+    python -m benchmarks.networks.calibration --write                   # MEASURED.md from what is there
 
 Three sets of scikit-learn's: digits, breast cancer, wine, a fifth of the rows to test on (360 of the digits), one
 hidden layer of 20 ReLU units, N(0, 1) on all weights, ten clients (Dirichlet 0.5 by label), one thread. A cell is a
@@ -28,7 +28,7 @@ from benchmarks.networks.__main__ import DATA, EXACT, FIGURES, POOLED, federatio
 from benchmarks.networks.cells import Cells, put, spread
 
 KEPT = Cells(Path(__file__).with_suffix(".json"))
-PAGE = Path(__file__).parents[2] / "docs" / "networks_measured.md"
+PAGE = Path(__file__).parent / "MEASURED.md"
 BEGIN, END = "<!-- benchmarks/networks/calibration.py writes this table -->\n", "<!-- until here -->"
 HIDDEN = 20
 #: Columns of the table: a figure, and its title.
