@@ -908,7 +908,7 @@ def clients_took_no_part(clients: Sequence[str]) -> str:
     """Clients with rows worked in no round."""
     return (
         f"clients {listed(clients)} took part in no round: this is the posterior without their rows. Take more "
-        "rounds, or a schedule that reaches all clients"
+        "rounds, or a schedule that reaches all clients; if they failed, mend that and run it again"
     )
 
 

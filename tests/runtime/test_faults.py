@@ -155,6 +155,15 @@ def test_below_the_quorum_a_round_is_not_applied(tmp_path):
     assert np.array_equal(draws(rest), draws(run(PRIOR, unequal_lines())))
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_an_answer_without_any_clients_rows_is_doubted():
+    """Three rounds in which everybody fails are too few for the run to stop: what is left is the prior."""
+    idata = pf.run(PRIOR, unequal_lines(), executor=Faulty(probability=1.0), num_rounds=3, seed=0, progress=False)
+    found = pf.findings(idata)
+    (missing,) = found[found.code == "clients_took_no_part"]["where"]
+    assert missing["clients"] == ["0", "1", "2"] and "took part in no round" in idata.attrs["doubts"]
+
+
 @pytest.mark.parametrize("min_clients", [None, 0, 1])
 def test_when_all_fail_the_run_stops(min_clients):
     """Row 32."""

@@ -107,20 +107,20 @@ def absent_clients(judged: Judged) -> list[Finding]:
 
     It is not raised for pooled data, for agents, which always use their own rows, for a run that starts from the sites
     of an earlier one, and for a run that was cut short, which has a doubt of its own. Nor is it raised after a few
-    rounds, unless the run has come to rest.
+    rounds, unless the run has come to rest, or these clients have failed.
     """
     context, record = judged.context, judged.record
     pooled = isinstance(judged.algorithm, Pooled) or context.graph is not None or context.start is not None
     if pooled or record.interrupted or record.stopped:
         return []
     took = {client for one in record.rounds for client in one.clients}
-    failed = {client for one in record.rounds for client, _ in one.failures}  # the record reports these
-    rows = context.federation.row_counts.tolist()
-    left = [name for k, name in enumerate(context.federation.client_names) if rows[k] and k not in took | failed]
+    failed = {client for one in record.rounds for client, _ in one.failures}
+    rows, names = context.federation.row_counts.tolist(), context.federation.client_names
+    left = [k for k in range(len(rows)) if rows[k] and k not in took]
     asked_clients = sum(len(one.clients) for one in record.rounds)
-    if not left or (record.converged is not True and asked_clients < ENOUGH_PASSES * len(rows)):
-        return []
-    return [sentences.clients_took_no_part(clients=left)]
+    over = record.converged is True or asked_clients >= ENOUGH_PASSES * len(rows)
+    missing = [names[k] for k in left if over or k in failed]
+    return [sentences.clients_took_no_part(clients=missing)] if missing else []
 
 
 def no_cohort(judged: Judged) -> list[Finding]:
