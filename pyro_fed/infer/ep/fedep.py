@@ -52,7 +52,7 @@ from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State, prefixed
-from pyro_fed.conventions.nested_settings import chosen, explains_unknown, refuse_unused, resolve
+from pyro_fed.conventions.nested_settings import chosen_setting, explains_unknown, refuse_unused, resolve
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
@@ -332,7 +332,7 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """What `start` names: Newton's method with all clients, averaging, or this algorithm by fewer rows."""
-        match chosen(self, "start"):
+        match chosen_setting(self, "start"):
             case "prior":
                 return None
             case "fedavg":

@@ -27,7 +27,7 @@ from pyro_fed.algorithm.capabilities import Tempered
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
-from pyro_fed.conventions.nested_settings import chosen, explains_unknown, refuse_unused
+from pyro_fed.conventions.nested_settings import chosen_setting, explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData, batch_of, draw_minibatches, with_batches
@@ -104,7 +104,7 @@ class LocalSGLD(Algorithm, Tempered):
     @property
     def structure(self) -> Structure:
         """Full or diagonal: "full" or "diag"."""
-        return cast(Structure, chosen(self, "covariance"))
+        return cast(Structure, chosen_setting(self, "covariance"))
 
     def default_rounds(self, num_clients: int) -> int:
         """One round, with all clients."""
