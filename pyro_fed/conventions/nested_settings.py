@@ -184,7 +184,7 @@ def given(settings: Any) -> frozenset[str]:
     return frozenset(changed(settings)) if names >= fields else names
 
 
-def chosen(owner: Any, name: str) -> Any:
+def chosen_setting(owner: Any, name: str) -> Any:
     """A setting that is chosen for the model before an algorithm is run.
 
     Args:

@@ -19,7 +19,7 @@ from pyro_fed.flower.elsewhere import Elsewhere
 from pyro_fed.flower.executor import Flower
 from pyro_fed.flower.joining import Roll, joined
 from pyro_fed.flower.secure import SecAgg, check_secure
-from pyro_fed.policy import Setup, chain_of, prepared, stages_of
+from pyro_fed.policy import Setup, chain_of, resolve_for_run, stages_of
 from pyro_fed.recipes import recipe as recipes
 from pyro_fed.recipes.library import load_model
 from pyro_fed.results.saving import check_savable
@@ -118,7 +118,7 @@ def serve(grid: Grid, model: str | Path, recipe: str | Path, settings: Configura
                 "server: choose one of the two"
             )
         for stage in stages_of(algorithm, federation.problem, options.get("graph")):
-            named = prepared(stage.algorithm, federation.problem, Setup(options.get("graph"))).algorithm
+            named = resolve_for_run(stage.algorithm, federation.problem, Setup(options.get("graph"))).algorithm
             check_secure(chain_of(named, federation.problem))
     if settings.loo is not None:
         check_leaving_out(federation, settings.loo, settings.secure, options.get("combination"))

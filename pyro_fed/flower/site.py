@@ -36,7 +36,7 @@ from pyro_fed.flower.failure import Refusal, client_name, refusing
 from pyro_fed.flower.order import MAX_BYTES, STATES, WORK, Order, require
 from pyro_fed.flower.secure import flat, masked
 from pyro_fed.flower.wire import LOST, SETTINGS, bytes_of, pack, record_of, reply_tensors
-from pyro_fed.policy import Setup, chain_of, prepared, stages_of
+from pyro_fed.policy import Setup, chain_of, resolve_for_run, stages_of
 from pyro_fed.recipes import recipe as recipes
 from pyro_fed.recipes.library import load_model
 from pyro_fed.runtime.executors.base import LOG_LIK, Reply, Work
@@ -175,7 +175,7 @@ class Site:
             chosen = recipes.load(path)
             graph = chosen.run_options(order.num_clients).get("graph")
             stages = stages_of(chosen.build(), problem, graph)
-            named = (prepared(stage.algorithm, problem, Setup(graph)).algorithm for stage in stages)
+            named = (resolve_for_run(stage.algorithm, problem, Setup(graph)).algorithm for stage in stages)
             parts = (part for one in named for part in chain_of(one, problem))
             for part in (form for one in parts for form in _forms(one)):
                 known.append(described(part))

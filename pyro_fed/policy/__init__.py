@@ -12,6 +12,6 @@ model is (`Problem.traits`), and gives a value with its reason; what a user has 
 """
 
 from pyro_fed.policy.choice import Choice, Resolved, Setup
-from pyro_fed.policy.resolving import chain_of, phases_of, prepared, resolve, stages_of
+from pyro_fed.policy.resolving import chain_of, phases_of, resolve, resolve_for_run, stages_of
 
-__all__ = ["Choice", "Resolved", "Setup", "chain_of", "phases_of", "prepared", "resolve", "stages_of"]
+__all__ = ["Choice", "Resolved", "Setup", "chain_of", "phases_of", "resolve", "resolve_for_run", "stages_of"]

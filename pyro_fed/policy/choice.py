@@ -141,7 +141,7 @@ class Resolved:
     choices: tuple[Choice, ...] = ()
 
 
-def decided(algorithm: Algorithm, table: Table, traits: Traits, setup: Setup) -> Resolved:
+def apply_table(algorithm: Algorithm, table: Table, traits: Traits, setup: Setup) -> Resolved:
     """An algorithm with its settings chosen by a table of rules; the same object where none of them changes.
 
     Args:

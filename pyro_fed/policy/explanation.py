@@ -19,7 +19,7 @@ from pyro_fed.errors import PyroFedError, SettingError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.graph import Graph
 from pyro_fed.policy.choice import AS_SET, DEFAULT, Choice, Setup
-from pyro_fed.policy.resolving import phases_of, prepared, stages_of
+from pyro_fed.policy.resolving import phases_of, resolve_for_run, stages_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -162,7 +162,7 @@ def _form(stage: Stage, federation: Federation) -> Problem:
 
 def _phases(number: int, stage: Stage, problem: Problem, setup: Setup) -> tuple[Phase, ...]:
     """The phases of a stage."""
-    chain = phases_of(prepared(stage.algorithm, problem, setup), problem)
+    chain = phases_of(resolve_for_run(stage.algorithm, problem, setup), problem)
     names = [*(type(one.algorithm).__name__ for one in chain[1:]), ""]
     return tuple(
         Phase(number, one.algorithm, one.algorithm.default_rounds(problem.num_clients), one.choices, before=name)

@@ -10,7 +10,7 @@ from pyro_fed.infer.peers.peer_gaussian import PeerGaussian
 from pyro_fed.infer.peers.push_sum import P2PPushSum
 from pyro_fed.infer.peers.update import IVON, SVI, Newton
 from pyro_fed.policy import gaussian, laplace
-from pyro_fed.policy.choice import Case, Decision, Row, Table, decided
+from pyro_fed.policy.choice import Case, Decision, Row, Table, apply_table
 from pyro_fed.policy.gaussian import COVARIANCE_ROW, CURVATURE_ROW, takes_gradients
 from pyro_fed.policy.networks import gradient_steps
 from pyro_fed.policy.refusals import affordable_rows, proper_prior
@@ -125,7 +125,7 @@ def start_by_push_sum_of(case: Case) -> Decision | None:
 def newton_of(case: Case) -> Decision | None:
     """The Newton's method that every agent runs by itself, its own settings chosen."""
     newton = case.algorithm.newton
-    found = decided(newton, NEWTON, case.traits, case.setup).algorithm
+    found = apply_table(newton, NEWTON, case.traits, case.setup).algorithm
     return None if found is newton else Decision(found, "; ".join(said_of(newton, found)))
 
 

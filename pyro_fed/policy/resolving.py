@@ -12,7 +12,7 @@ from pyro_fed.algorithm.plan import Plan, Stage
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.traits import Traits
 from pyro_fed.graph import Graph
-from pyro_fed.policy.choice import AS_SET, Resolved, Setup, Table, decided
+from pyro_fed.policy.choice import AS_SET, Resolved, Setup, Table, apply_table
 
 NO_SETUP = Setup()
 #: Of an algorithm that has no table.
@@ -50,7 +50,7 @@ def resolve(algorithm: Algorithm, traits: Traits, setup: Setup = NO_SETUP) -> Re
         FedEP(covariance='full', curvature='hessian', start='laplace')
     """
     found = resolved(algorithm)
-    return decided(found, table_of(type(found)), traits, setup)
+    return apply_table(found, table_of(type(found)), traits, setup)
 
 
 def table_of(kind: type[Algorithm]) -> Table:
@@ -68,7 +68,7 @@ def table_of(kind: type[Algorithm]) -> Table:
     return OPEN
 
 
-def prepared(algorithm: Algorithm, problem: Problem, setup: Setup = NO_SETUP) -> Resolved:
+def resolve_for_run(algorithm: Algorithm, problem: Problem, setup: Setup = NO_SETUP) -> Resolved:
     """`resolve`, in the form that the graph asks for.
 
     Args:

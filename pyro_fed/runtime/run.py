@@ -37,7 +37,7 @@ from pyro_fed.errors import DivergenceError, SettingError, StoppedError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.graph import Graph
 from pyro_fed.ops.gaussian import ImproperGaussianError
-from pyro_fed.policy import Resolved, Setup, prepared, stages_of
+from pyro_fed.policy import Resolved, Setup, resolve_for_run, stages_of
 from pyro_fed.policy.explanation import as_json
 from pyro_fed.policy.run_settings import affordable_draws, threads_of
 from pyro_fed.results.inference_data import InferenceData
@@ -180,7 +180,7 @@ def run(
     with default_of(federation.problem.dtype):
         found = Resolved(stages[0].algorithm)  # of a plan, each stage is resolved when its turn has come
         if plan is None:
-            found = prepared(found.algorithm, problem, Setup(graph, combination))
+            found = resolve_for_run(found.algorithm, problem, Setup(graph, combination))
     first = _suited(found.algorithm, combination)
     rounds = first.default_rounds(federation.num_clients) if num_rounds is None else num_rounds
     if num_threads == "auto":

@@ -21,7 +21,7 @@ from pyro_fed.density.noncentred import NonCentred
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import DivergenceError, InterruptedRun, PyroFedError, QuorumError, SettingError
 from pyro_fed.ops.gaussian import ImproperGaussianError
-from pyro_fed.policy import Setup, chain_of, prepared
+from pyro_fed.policy import Setup, chain_of, resolve_for_run
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.runtime.answers import Answer, Choice, choose, named
 from pyro_fed.runtime.context import Context
@@ -175,7 +175,7 @@ class _Trial:
         failed = self._failed[stage.noncentred]
         try:
             context = self._on_form(stage)
-            found = prepared(stage.algorithm, context.problem, Setup(context.graph))
+            found = resolve_for_run(stage.algorithm, context.problem, Setup(context.graph))
             stage = replace(stage, algorithm=found.algorithm, title=named(stage))
             if again := [part for part in chain_of(stage.algorithm, context.problem) if part in failed]:
                 step.end = f"not tried: it starts from {type(again[0]).__name__}, which failed"

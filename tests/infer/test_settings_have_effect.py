@@ -79,7 +79,7 @@ def watched(algorithm, reads):
             checks = code.co_name == "__post_init__" or code.co_name.startswith("_check")
             rules = module.startswith("pyro_fed.policy.") and module != "pyro_fed.policy.choice"
             own = module.startswith(("pyro_fed.infer", "pyro_fed.runtime.executors")) or rules
-            if (own or code.co_name == "chosen") and code.co_filename != "<string>" and not checks:
+            if (own or code.co_name == "chosen_setting") and code.co_filename != "<string>" and not checks:
                 reads.add(name)
         return object.__getattribute__(self, name)
 

@@ -107,7 +107,7 @@ def sites_at(federation: Federation, q: Gaussian) -> Gaussian:
 
 def _stepping(problem: Problem, q: Gaussian) -> FedEP:
     """The algorithm whose steps give sites with the same structure as q, full or diagonal."""
-    named = FedEP(client="newton", covariance="full" if q.dense else "diag", start="prior")
+    named = FedEP(client="newton", covariance="full" if q.dense else "diag", start="laplace")
     return narrowed(resolve(named, problem.traits).algorithm, FedEP)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pyro_fed.algorithm.contract import Noise, Start
 from pyro_fed.algorithm.states import State
-from pyro_fed.conventions.nested_settings import chosen, explains_unknown, refuse_unused
+from pyro_fed.conventions.nested_settings import chosen_setting, explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData, batch_of, with_batches
@@ -99,5 +99,5 @@ class BurnIn(FedAvg):
 
     def default_rounds(self, num_clients: int) -> int:
         """As set."""
-        rounds: int = chosen(self, "rounds")
+        rounds: int = chosen_setting(self, "rounds")
         return rounds

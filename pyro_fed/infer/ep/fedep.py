@@ -54,7 +54,7 @@ from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State, prefixed
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
-from pyro_fed.conventions.nested_settings import chosen, explains_unknown, refuse_unused, resolve
+from pyro_fed.conventions.nested_settings import chosen_setting, explains_unknown, refuse_unused, resolve
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
@@ -321,7 +321,7 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """What `start` names: Newton's method with all clients, averaging, or this algorithm by fewer rows."""
-        match chosen(self, "start"):
+        match chosen_setting(self, "start"):
             case "prior":
                 return None
             case "fedavg":

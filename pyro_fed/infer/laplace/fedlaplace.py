@@ -40,7 +40,7 @@ from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
 from pyro_fed.codes import cures, sentences
 from pyro_fed.codes.finding import Finding
-from pyro_fed.conventions.nested_settings import chosen, explains_unknown, refuse_unused
+from pyro_fed.conventions.nested_settings import chosen_setting, explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
@@ -143,7 +143,7 @@ class FedLaplace(GaussianAlgorithm, Sites, Bounding, Moving, ServerWork):
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """The averaging, where it begins with one."""
-        return BurnIn() if chosen(self, "start") == "fedavg" else None
+        return BurnIn() if chosen_setting(self, "start") == "fedavg" else None
 
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None

@@ -31,7 +31,7 @@ from pyro_fed.algorithm.capabilities import OnGraph
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.states import State
 from pyro_fed.codes import cures
-from pyro_fed.conventions.nested_settings import chosen
+from pyro_fed.conventions.nested_settings import chosen_setting
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.graph import Consensus, Graph
@@ -85,7 +85,7 @@ class ConsensusLaplace(Algorithm, OnGraph):
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """Averaging over the graph where Newton's method begins with one; its points are the same but for rounding."""
-        if chosen(self.newton, "start") != "fedavg":
+        if chosen_setting(self.newton, "start") != "fedavg":
             return None
         return PeerBurnIn(gossip_tolerance=self.gossip_tolerance)
 

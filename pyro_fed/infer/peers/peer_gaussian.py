@@ -36,7 +36,7 @@ from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
-from pyro_fed.conventions.nested_settings import chosen, refuse_unused
+from pyro_fed.conventions.nested_settings import chosen_setting, refuse_unused
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import GraphError
@@ -115,7 +115,7 @@ class PeerGaussian(GaussianAlgorithm, OnGraph):
     # -- over the graph -------------------------------------------------------------------------------------
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """Newton's method over the graph, unless each agent starts by itself."""
-        if chosen(self, "start") != "consensus":
+        if chosen_setting(self, "start") != "consensus":
             return None
         return ConsensusLaplace(
             newton=FedLaplace(

@@ -28,7 +28,7 @@ from torch import Tensor
 from pyro_fed.algorithm.capabilities import Advice, KnownDensity, Tempered
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.states import State
-from pyro_fed.conventions.nested_settings import chosen
+from pyro_fed.conventions.nested_settings import chosen_setting
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice, check_positive
 from pyro_fed.density.noncentred import effects_of
 from pyro_fed.density.problem import Problem
@@ -103,7 +103,7 @@ class GaussianAlgorithm(Algorithm, KnownDensity, Tempered, Advice):
     @property
     def structure(self) -> Structure:
         """Full or diagonal: "full" or "diag"."""
-        return cast(Structure, chosen(self, "covariance"))
+        return cast(Structure, chosen_setting(self, "covariance"))
 
     def derivatives(self, structure: Structure | None = None) -> Derivatives:
         """How scores and curvatures are computed.
@@ -116,7 +116,7 @@ class GaussianAlgorithm(Algorithm, KnownDensity, Tempered, Advice):
     @property
     def kind(self) -> Kind:
         """The curvature of the likelihoods, "hessian" or "fisher"."""
-        return cast(Kind, chosen(self, "curvature"))
+        return cast(Kind, chosen_setting(self, "curvature"))
 
     def points(self, q: Gaussian) -> Tensor:
         """Sobol points under a batch of Gaussians (C,): (S, C, D), float64."""

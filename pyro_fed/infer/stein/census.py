@@ -36,7 +36,7 @@ from pyro_fed.algorithm.capabilities import ServerWork
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start, started
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions import seeding
-from pyro_fed.conventions.nested_settings import chosen
+from pyro_fed.conventions.nested_settings import chosen_setting
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
@@ -117,7 +117,7 @@ class Census(Algorithm, ServerWork):
     ) -> tuple[State, State]:
         """The first points: of the modes, and of a fit to draws of the prior."""
         start = started(start, self)
-        count: int = chosen(self, "first_points")
+        count: int = chosen_setting(self, "first_points")
         half = count // 2
         draws = problem.init(self.num_starts, generator).double()
         even = torch.full((self.num_starts,), 1 / self.num_starts, dtype=torch.float64)

@@ -75,7 +75,7 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.limits import MATTERS, SD_MATTERS
-from pyro_fed.conventions.nested_settings import chosen, explains_unknown, refuse_unused
+from pyro_fed.conventions.nested_settings import chosen_setting, explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, ClientData, batch_of, with_batches
@@ -218,7 +218,7 @@ class DSVGD(ParticleAlgorithm, Indicators, Bounding, Moving, Provisional):
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """The Gaussian or the search for modes, and the scores where the particles start."""
-        begin: Begin = chosen(self, "start")
+        begin: Begin = chosen_setting(self, "start")
         return self.survey()(num_particles=self.num_particles, begin=begin, temperature=self.temperature)
 
     def survey(self) -> type[Survey]:

@@ -37,7 +37,7 @@ from torch.func import grad_and_value, vjp
 from pyro_fed.algorithm.capabilities import ServerWork
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start, started
 from pyro_fed.algorithm.states import State
-from pyro_fed.conventions.nested_settings import chosen
+from pyro_fed.conventions.nested_settings import chosen_setting
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.images import images
 from pyro_fed.density.problem import Problem
@@ -104,7 +104,7 @@ class Modes(Algorithm, ServerWork):
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """With many rows the climbs by few rows; else the search for one mode, or for whether it is the only one."""
-        if chosen(self, "after") == "few_rows":
+        if chosen_setting(self, "after") == "few_rows":
             return replace(self, by_few_rows=True, after="one_mode")
         return self.newton() if spread_points(problem) is None else self.question()
 

@@ -45,7 +45,7 @@ from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start, started
 from pyro_fed.algorithm.states import State, select
 from pyro_fed.codes import sentences
-from pyro_fed.conventions.nested_settings import chosen
+from pyro_fed.conventions.nested_settings import chosen_setting
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
@@ -144,7 +144,7 @@ class Survey(Algorithm, Bounding, ServerWork):
             "nearest": self.nearest,
             "census": self.census,
         }
-        return made[chosen(self, "source")]()
+        return made[chosen_setting(self, "source")]()
 
     def point_sites(self) -> Algorithm:
         """Diagonal sites at the point that averaging finds, for a large model."""

@@ -29,7 +29,7 @@ from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
-from pyro_fed.conventions.nested_settings import chosen, explains_unknown, refuse_unused
+from pyro_fed.conventions.nested_settings import chosen_setting, explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData, batch_of, draw_minibatches, with_batches
@@ -105,7 +105,7 @@ class LocalSGLD(Algorithm, Tempered):
     @property
     def structure(self) -> Structure:
         """Full or diagonal: "full" or "diag"."""
-        return cast(Structure, chosen(self, "covariance"))
+        return cast(Structure, chosen_setting(self, "covariance"))
 
     def default_rounds(self, num_clients: int) -> int:
         """One round, with all clients."""

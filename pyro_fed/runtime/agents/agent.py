@@ -35,7 +35,7 @@ from pyro_fed.federation.apart import check_apart
 from pyro_fed.federation.federation import Federation
 from pyro_fed.federation.groups.naming import groups_alone
 from pyro_fed.ops.entries import evenly
-from pyro_fed.policy import Setup, prepared
+from pyro_fed.policy import Setup, resolve_for_run
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.runtime.agents.certificates import Identity
 from pyro_fed.runtime.agents.farewell import DifferError, Farewell
@@ -186,7 +186,7 @@ def _algorithm(agent: Agent, own: Federation) -> Algorithm:
         raise SettingError(
             f"{type(agent.algorithm).__name__} tries several algorithms; agents run one, such as P2PVI()"
         )
-    algorithm = prepared(agent.algorithm, own.problem, Setup(agent.peers.graph)).algorithm
+    algorithm = resolve_for_run(agent.algorithm, own.problem, Setup(agent.peers.graph)).algorithm
     if not isinstance(algorithm, OnGraph):
         raise SettingError(f"{type(algorithm).__name__} needs a server; agents run P2PVI, P2PEP or P2PFedAvg")
     return algorithm

@@ -47,7 +47,9 @@ def test_a_mode_that_exists_is_not(algorithm):
 
 
 def test_the_committee_machine_needs_a_proper_prior():
-    with pytest.raises(pf.errors.ModelError, match=r"BCM gives every client the whole prior.*\['w'\].*proper priors"):
+    with pytest.raises(
+        pf.errors.ModelError, match=r"BCM: every client has a copy of the whole prior.*\['w'\].*proper priors"
+    ):
         pf.run(pf.BCM(), federation(2.0), **QUIET)
 
 

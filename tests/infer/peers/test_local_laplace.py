@@ -9,6 +9,7 @@ from algorithms import unequal_lines
 import pyro_fed as pf
 from pyro_fed.infer.peers.local_laplace import local_laplace
 from pyro_fed.infer.sites.derivatives import Derivatives
+from pyro_fed.policy import resolve
 
 STEPS = 60
 
@@ -29,7 +30,7 @@ def found(monkeypatch, fed, covariance="full"):
         return looked(self, *args, **options)
 
     monkeypatch.setattr(Derivatives, "of_likelihood", counted)
-    algorithm = pf.P2PPushSum(covariance=covariance)
+    algorithm = resolve(pf.P2PPushSum(covariance=covariance), fed.problem.traits).algorithm
     clients = fed.num_clients
     share, start = torch.ones(clients).double(), torch.zeros(clients, fed.problem.dim, dtype=torch.float64)
     with torch.no_grad():
