@@ -15,7 +15,7 @@ from pyro.nn import PyroModule, PyroSample
 import pyro_fed as pf
 from pyro_fed.density.compiling import process
 from pyro_fed.density.compiling.digest import digest
-from pyro_fed.infer.sites import rowwise
+from pyro_fed.density.traits import search
 
 SCALE = 1.0
 SETTINGS = {"scale": 1.0, "parts": [1.0, 2.0]}
@@ -134,8 +134,8 @@ def test_algorithms_of_one_problem_share_what_coincides(monkeypatch):
 def test_what_a_run_asks_of_a_model_before_it_begins_is_found_once(dtype, monkeypatch):
     """Whether scores jump, by which agents choose their start."""
     asked = []
-    inner = rowwise.scores_jump
-    monkeypatch.setattr(rowwise, "scores_jump", lambda *args: asked.append(args) or inner(*args))
+    inner = search.scores_jump
+    monkeypatch.setattr(search, "scores_jump", lambda *args: asked.append(args) or inner(*args))
     options = {"compile": "trace", "audit": False, "progress": False, "log_likelihood": False, "num_rounds": 2}
     for seed in range(2):
         fed = pf.Federation(closed(1.0), data(seed, dtype=dtype), plate="data", num_clients=3)
