@@ -28,7 +28,7 @@ STOREYS = """
     results
     audit
     runtime
-    analysis
+    analysis testing
     door
     flower
     cli
@@ -61,7 +61,7 @@ ROOMS = {
 }
 
 #: What stands at the top of the package: folders and modules.
-TOP_ENTRIES = 16
+TOP_ENTRIES = 17
 #: Modules of a room that are in no room of their own.
 LOOSE_MODULES = 16
 #: ops/ is a library of small pure functions, grouped in its door's docstring; infer/ has families alone.
@@ -291,4 +291,4 @@ def test_rooms_without_doors_and_crowded_rooms_are_found(tmp_path):
     assert len(crowded(house, {"house.bare": 0})) == 1
     made_up(tmp_path, {f"full/m{i}.py": "" for i in range(LOOSE_MODULES + 1)})
     made_up(tmp_path, {f"top{i}.py": "" for i in range(TOP_ENTRIES)})
-    assert [fault.split(":")[1].split()[0] for fault in crowded(house)] == ["17", "21"]
+    assert [fault.split(":")[1].split()[0] for fault in crowded(house)] == ["17", "22"]
