@@ -1,5 +1,6 @@
 # The public face: every `pf.` name, read by type checkers and by `conventions.doors`; a name is one line here.
 from . import graph as graph
+from . import testing as testing
 from .algorithm import combination as combination
 from .algorithm import schedule as schedule
 from .algorithm.privacy import Private as Private
@@ -9,6 +10,7 @@ from .conventions.progress import set_progress as set_progress
 from .density.latents.quadrature import Quadrature as Quadrature
 from .density.running.shared import shared as shared
 from .errors import CheckpointError as CheckpointError
+from .errors import ContractError as ContractError
 from .errors import DataError as DataError
 from .errors import DivergenceError as DivergenceError
 from .errors import GraphError as GraphError

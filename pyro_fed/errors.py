@@ -95,6 +95,17 @@ class CheckpointError(ProtocolError, RuntimeError):
     """
 
 
+class ContractError(PyroFedError, AssertionError):
+    """An algorithm that does not do what every algorithm has to, see `pyro_fed.testing`.
+
+    Example:
+        >>> try:
+        ...     pf.testing.check_algorithm(MyAlgorithm())
+        ... except pf.ContractError as error:
+        ...     print(error)
+    """
+
+
 class StoppedError(PyroFedError):
     """A run that could not go on.
 

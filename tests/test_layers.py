@@ -30,7 +30,7 @@ STOREYS = """
     results
     audit
     runtime
-    analysis
+    analysis testing
     door
     flower
     cli

@@ -22,14 +22,14 @@ PROMISED = (
     *("PaperParallelDSVGD", "PaperSVGD", "ParallelDSVGD"),
     *("CheckpointError", "DataError", "DivergenceError", "GraphError", "ModelError", "ProtocolError", "PyroFedError"),
     *("QuorumError", "SettingError", "Federation", "InferenceData", "Overview", "Private", "Progress", "Quadrature"),
-    *("combination", "executors", "graph", "metrics", "partition", "schedule"),
+    *("combination", "executors", "graph", "metrics", "partition", "schedule", "testing", "ContractError"),
     *("Auto", "column_sums", "compare", "fit", "ksd", "pooled_moments", "predict", "run", "set_progress", "steps"),
     *("plot_comparison", "plot_consensus", "plot_convergence", "plot_graph", "plot_particles", "plot_partition"),
     "plot_reliability",
 )
 #: Rooms whose door is a stub.
 DOORS = (
-    *("pyro_fed", "pyro_fed.infer", "pyro_fed.results"),
+    *("pyro_fed", "pyro_fed.infer", "pyro_fed.results", "pyro_fed.testing"),
     *("pyro_fed.analysis", "pyro_fed.analysis.judging", "pyro_fed.analysis.plots", "pyro_fed.analysis.report"),
 )
 HEAVY = ("torch", "pyro", "arviz", "numpy", "pandas", "scipy", "matplotlib")
@@ -136,7 +136,7 @@ def test_names_version_and_help_load_nothing_heavy(code):
 
 
 LATE = ("sympy", "networkx", "pyro_fed.analysis", "pyro_fed.infer.stein", "ray", "flwr", "jinja2")
-MODULES = ("combination", "executors", "metrics", "partition", "schedule", "graph")
+MODULES = ("combination", "executors", "metrics", "partition", "schedule", "graph", "testing")
 #: What each fresh process prints in its last line; `pf.combination` is a module that the door of its room does not
 #: import.
 FRESH = {

@@ -127,7 +127,20 @@ class Algorithm(SettingsRepr, ABC):
         return {name: value.expand(len(clients), *value.shape) for name, value in shared.items()}
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
-        """All randomness of one client's round, a pytree with leading step axes, or ()."""
+        """All randomness of one client's round, a pytree with leading step axes, or ().
+
+        Args:
+            problem: the model's densities.
+            num_rows: rows of the client.
+            generator: of (seed, round, client).
+
+        Returns:
+            Tensors (steps, ...), or a dictionary of them; `local_step` gets those of C clients, (steps, C, ...).
+
+        Example:
+            def draw_noise(self, problem, num_rows, generator):
+                return {"normal": torch.randn(self.steps, problem.dim, generator=generator, dtype=problem.dtype)}
+        """
         return ()
 
     @abstractmethod
@@ -144,7 +157,8 @@ class Algorithm(SettingsRepr, ABC):
             noise: their randomness, (steps, C, ...).
 
         Returns:
-            messages (C, ...), new local states (C, ...), figures for the record (C,).
+            messages (C, ...), new local states (C, ...), figures for the record (C,). A client keeps its new state if
+            the server uses its message; otherwise it goes on from the state before.
         """
 
     def objections(self, received: State, messages: State) -> message_limits.Objections:

@@ -372,7 +372,9 @@ class Problem:
             const: pytree that does not change over the steps.
             xs: pytree of inputs of each step, (length, C, ...), or ().
             length: number of steps.
-            const_dims: client axes of `const`.
+            const_dims: client axes of `const`: 0 for all of it, or a pytree like it with 0 for a tensor that has one,
+                None for one that all clients share, and `BATCHES` for a batch; `{"center": 0, "batch": BATCHES}` for
+                `{"center": shared["point"], "batch": data.full_batch()}`.
         """
         return self.compiler.scan(function, self, carry, const, xs, length, const_dims)
 

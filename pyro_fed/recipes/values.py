@@ -38,7 +38,7 @@ def convert(value: Any, hint: Any) -> Any:
     """
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
-        return value
+        return None if value == NONE_WORD else value
     if origin in (typing.Union, types.UnionType):
         return _convert_union(value, inner)
     if origin is typing.Literal:

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 import pytest
-from algorithms import ALGORITHMS, unequal_lines
+from algorithms import unequal_lines
 
 import pyro_fed as pf
 from pyro_fed.algorithm import capabilities
-from pyro_fed.algorithm.capabilities import ServerWork, check_taken_up, resolved
+from pyro_fed.algorithm.capabilities import ServerWork, check_taken_up
 from pyro_fed.algorithm.capabilities.taken_up import WITH_METHODS
 
 
@@ -28,11 +28,6 @@ def test_methods_that_nobody_would_call_are_refused():
     with pytest.raises(pf.SettingError, match=r"Forgetful has prepare, .*`class Forgetful\(Algorithm, ServerWork\)`"):
         pf.run(Forgetful(), unequal_lines(), progress=False)
     check_taken_up(Mindful())
-
-
-@pytest.mark.parametrize("make", [row[1] for row in ALGORITHMS], ids=[row[0] for row in ALGORITHMS])
-def test_every_algorithm_has_taken_up_what_it_does(make):
-    check_taken_up(resolved(make()))
 
 
 def test_every_capability_with_methods_is_looked_for():

@@ -49,6 +49,7 @@ NOT_RUN = {
     'plate="group"': "likewise, which tests/density/test_quadrature.py has",
     "client_app(": "an app, which tests/flower starts",
     "pf.plot_chains(": "a result with chains, which tests/analysis/test_plots.py makes",
+    "pf.testing.": "an algorithm of one's own, which tests/testing has",
     "pf.steps(": "the result of several algorithms, which tests/runtime/test_stages.py makes",
 }
 

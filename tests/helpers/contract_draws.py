@@ -12,14 +12,15 @@ from pathlib import Path
 
 import numpy as np
 from algorithms import ALGORITHMS
-from contract import baseline, hierarchy
+from contract import CASES as CONTRACTS
+from contract import hierarchy
 
 FILE = Path(__file__).with_name("contract_draws.npz")
 
 
 def draws_of(name, make, where):
     """What a run gives, by `algorithm / federation / variable`."""
-    idata = baseline(make, where)
+    idata = CONTRACTS[name].integrated if where is hierarchy else CONTRACTS[name].untraced
     at = f"{name} / {where.__name__}"
     found = {f"{at} / {variable}": idata.posterior[variable].values for variable in idata.posterior.data_vars}
     return found | {f"{at} / bytes_up": idata["federation"]["bytes_up"].values}
@@ -43,9 +44,12 @@ if __name__ == "__main__":
     every = {}
     for case in CASES:
         every |= draws_of(*case)
-    if "--write" in sys.argv:
-        np.savez_compressed(FILE, **every)
     away = differences(every, dict(np.load(FILE)))
     for name, value in sorted(away.items(), key=lambda item: -item[1])[:10]:
-        print(f"{value:.3g}  {name}")
-    print(f"{len(away)} entries, {sum(value == 0 for value in away.values())} equal bit by bit")
+        print(f"{value:.3g}  {name}" + ("  (new, or of another shape)" if np.isinf(value) else ""))
+    print(f"{len(away)} entries, {sum(value == 0 for value in away.values())} equal to {FILE} bit by bit")
+    if "--write" in sys.argv:
+        np.savez_compressed(FILE, **every)
+        changed = sorted({name.rpartition(" / ")[0] for name, value in away.items() if value})
+        print(f"wrote {FILE}, {len(every)} entries; changed or new: {', '.join(changed) or 'none'}")
+        print("commit it with the algorithm, and say in the message why draws of others have changed, if any have")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
@@ -46,6 +46,7 @@ def test_mistakes_in_assignments(text):
         ([1, "a"], tuple, (1, "a")),
         ("none", float | None, None),
         ("none", str, "none"),
+        ("none", Any, None),
         (2, Literal[1, 2], 2),
     ],
 )

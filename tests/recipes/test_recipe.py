@@ -316,8 +316,13 @@ def test_every_shipped_recipe_builds(name):
 @pytest.mark.parametrize("name", sorted(library.list_recipes()))
 def test_every_shipped_setting_cites_its_source(name):
     """Each assignment under [settings] carries a comment on its line."""
-    text = library.find_recipe(name).read_text(encoding="utf-8")
-    lines = text.split("[settings]")[1].split("\n[run]")[0].split("\n[source]")[0].splitlines()
-    assignments = [line for line in lines if "=" in line.split("#")[0]]
-    assert assignments
-    assert all(len(line.partition("#")[2].strip()) > 10 for line in assignments)
+    path = library.find_recipe(name)
+    lines = path.read_text(encoding="utf-8").splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith("[settings"))
+    last = next((i for i, line in enumerate(lines) if line.strip() in ("[run]", "[source]")), len(lines))
+    given = {i: line for i, line in enumerate(lines[first:last], first + 1) if "=" in line.split("#")[0]}
+    assert given, f"{path}: [settings] is empty; say the settings that make the recipe"
+    bare = [f"{path}:{i}: {line}" for i, line in given.items() if len(line.partition("#")[2].strip()) <= 10]
+    assert not bare, "no source behind the value: add a comment such as `# Table 7` or `# ours: why`\n" + "\n".join(
+        bare
+    )

@@ -1,6 +1,5 @@
 """Checkpoints: a killed run goes on to the same bits; another run's state and foreign bytes are refused."""
 
-import contextlib
 import functools
 import gc
 import os
@@ -11,19 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
-import contract
 import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from contract import EVERY_ALGORITHM, again, traced
 from forks import ended, together
 from safetensors.torch import save
 from short_runs import Interrupting
 
 import pyro_fed as pf
 from pyro_fed.errors import CheckpointError, SettingError
-from pyro_fed.runtime import rounds
 from pyro_fed.runtime.checkpoint import folder as checkpoint_folder
 from pyro_fed.runtime.checkpoint.lock import Lock
 
@@ -78,28 +74,6 @@ def test_resume_equals_an_uninterrupted_run(tmp_path, algorithm):
         rest = run(algorithm=algorithm, schedule=KilledAt(NEVER), checkpoint=folder, resume=True)
         assert (whole.posterior["w"].values == rest.posterior["w"].values).all()
         assert whole.federation[same].equals(rest.federation[same])
-
-
-@EVERY_ALGORITHM
-def test_every_algorithm_resumes(tmp_path, factory, federation):
-    """Stopped before the third round it has begun, of whichever phase; before the second where one is all."""
-    one_round, begun = rounds.one_round, []
-    stop, options = (2, {"num_rounds": 2}) if contract.one_round(factory()) else (3, {})
-
-    def interrupted(*args):
-        begun.append(1)
-        if len(begun) == stop:
-            raise KeyboardInterrupt
-        return one_round(*args)
-
-    # Steps stay traced, which `monkeypatch` would drop: no step calls what is changed.
-    with mock.patch.object(rounds, "one_round", interrupted), contextlib.suppress(KeyboardInterrupt):
-        again(factory, federation, checkpoint=tmp_path / "state", **options)  # agents in a warm start have no draws yet
-    rest = again(factory, federation, checkpoint=tmp_path / "state", resume=True, **options)
-    whole = traced(factory, federation, **options)
-    same = [name for name in whole.federation if name != "seconds"]
-    assert whole.posterior.equals(rest.posterior)
-    assert whole.federation[same].equals(rest.federation[same])
 
 
 class Killed(KilledAt):

@@ -1,9 +1,8 @@
-"""The round loop: one answer whatever the executor and thread count, and wrong settings."""
+"""The round loop: wrong settings, schedules, threads. Its executors and seeds are in `algorithm/test_contract.py`."""
 
 import itertools
 import warnings
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import pyro
@@ -11,43 +10,11 @@ import pyro.distributions as dist
 import pytest
 import torch
 from algorithms import PAPER, line, small, unequal_lines
-from contract import EVERY_ALGORITHM, again, baseline, lasting, short_run, traced
 from short_runs import QUIET, quiet, values
 
 import pyro_fed as pf
 from pyro_fed.algorithm.schedule import All, Explicit, RoundRobin, Schedule, UniformRandom
 from pyro_fed.policy import run_settings
-
-
-@EVERY_ALGORITHM
-def test_executors_agree(factory, federation):
-    together = baseline(factory, federation)
-    apart = short_run(factory, partial(lasting, federation), executor="sequential")
-    np.testing.assert_allclose(values(together), values(apart), rtol=1e-9, atol=1e-9)
-    for name, series in together.federation.data_vars.items():
-        if name != "seconds" and np.issubdtype(series.dtype, np.number):
-            np.testing.assert_allclose(series.values, apart.federation[name].values, rtol=1e-7, atol=1e-9)
-
-
-@EVERY_ALGORITHM
-def test_compile_levels_agree(factory, federation):
-    compiled = traced(factory, federation)
-    np.testing.assert_allclose(values(baseline(factory, federation)), values(compiled), rtol=1e-9, atol=1e-9)
-
-
-@EVERY_ALGORITHM
-def test_the_seed_is_the_only_randomness_and_global_states_are_left_alone(factory, federation):
-    """Nor do threads matter: the run compared with has one."""
-    torch.manual_seed(123)
-    np.random.seed(5)
-    before, threads, state = torch.random.get_rng_state(), torch.get_num_threads(), np.random.get_state()[1].copy()
-    first = again(factory, federation, num_threads=2)
-    assert torch.equal(before, torch.random.get_rng_state())
-    assert np.array_equal(state, np.random.get_state()[1])
-    assert torch.get_num_threads() == threads
-    assert np.array_equal(values(first), values(traced(factory, federation)))
-    steps_alone = isinstance(factory(), pf.FedLap)  # Newton's, on all rows, to a point: nothing is drawn
-    assert np.allclose(values(first), values(again(factory, federation, seed=1))) == steps_alone
 
 
 @pytest.mark.parametrize(

@@ -539,7 +539,7 @@ class Langevin(Algorithm, Chains, Uninterrupted, DrawStats, Advice, Tempered):
         last = append(shared, columns, self.target_ess)
         kept = shared["kept"] + keep.reshape(rounds, sent).sum(1).cumsum(0)
         steps = shared["steps"] + self.local_steps * torch.arange(1, rounds + 1)
-        last |= adapted
+        last = last | adapted  # a new dictionary: without draws to store, `append` gives `shared` itself
         before = last | {name: shared[name] for name in ("r_hat", "ess", "judged")}
         each = zip(messages["position"], steps, kept, strict=True)
         states = [before | {"position": at, "steps": done, "kept": had} for at, done, had in each]

@@ -1,0 +1,275 @@
+"""Checks of whole runs: one answer whatever the executor, the compiler, an interruption or who looks on."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+from pyro_fed.algorithm import Algorithm
+from pyro_fed.algorithm.capabilities import Sites, resolved
+from pyro_fed.algorithm.contract import Noise
+from pyro_fed.algorithm.states import select
+from pyro_fed.errors import InterruptedRun
+from pyro_fed.results.inference_data import InferenceData
+from pyro_fed.runtime.executors import Sequential, Vectorised, Work
+from pyro_fed.runtime.executors.base import Reply
+from pyro_fed.runtime.executors.local import Step
+from pyro_fed.testing import problems
+from pyro_fed.testing.case import Case, require, values
+
+#: Relative and absolute difference of draws, and relative difference of the record's figures, between runs whose sums
+#: are in another order.
+DRAWS, FIGURES = 1e-9, 1e-7
+#: The same between a model and its twin whose latents are integrated out by hand.
+INTEGRATED = 1e-6
+#: The client that never answers, and the difference of q from the product of sites that rounding explains.
+ABSENT, SITES = 1, 1e-6
+#: What all runs' answers depend on.
+PURE = (
+    "A step must depend on its arguments alone: no state in the algorithm, no global generator, no reduction over the "
+    "axis of the clients in `local_step`"
+)
+
+
+class LastFirst(Sequential):
+    """One client after the other, the last first."""
+
+    def steps(self, work: Work, at: torch.Tensor, noise: Noise) -> Step:
+        """The local steps from the last client to the first, returned in the order of the work."""
+
+        def turned(tree: Noise) -> Noise:
+            return pytree.tree_map(lambda x: x.flip(1), tree)
+
+        back = Work(work.round, work.seed, work.clients[::-1], {name: x.flip(0) for name, x in work.shared.items()})
+        found = super().steps(back, at.flip(0), turned(noise))
+        order = torch.arange(len(at)).flip(0)
+        messages, states, figures = (select(part, order) for part in found)
+        return messages, states, figures
+
+
+class Interrupted(Vectorised):
+    """The user's Ctrl-C when a round's work is asked for.
+
+    Args:
+        at: the number of that round, from 1, over all phases.
+    """
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+
+    def execute(self, work: Work) -> Reply:
+        """The work, unless it is that round's."""
+        self.left -= 1
+        if not self.left:
+            raise KeyboardInterrupt
+        return super().execute(work)
+
+
+class WithoutOne(Vectorised):
+    """The second client never answers.
+
+    Args:
+        name: class of the algorithm in whose rounds it does not.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def execute(self, work: Work) -> Reply:
+        """The work of the others."""
+        if type(self.algorithm).__name__ != self.name:
+            return super().execute(work)
+        failures = {slot: "does not answer" for slot, client in enumerate(work.clients) if client == ABSENT}
+        slots = [slot for slot in range(len(work.clients)) if slot not in failures]
+        if not slots:
+            return Reply({}, {}, failures)
+        return replace(super().execute(work.part(torch.tensor(slots))), failures=failures)
+
+
+def check_executors_agree(algorithm: Algorithm, case: Case) -> None:
+    """All clients at once or one after the other: the same draws, and the same record."""
+    together, apart = case.untraced, case.one_by_one
+    _agree(together, apart, "one client after the other", "all at once", DRAWS)
+    for name, series in together["federation"].data_vars.items():
+        if name == "seconds" or not np.issubdtype(series.dtype, np.number):
+            continue
+        require(
+            bool(np.allclose(series.values, apart["federation"][name].values, FIGURES, DRAWS, equal_nan=True)),
+            f"the record's {name!r} of one client after the other as of all at once",
+            "other values",
+            PURE,
+        )
+
+
+def check_arrival_order(algorithm: Algorithm, case: Case) -> None:
+    """One client after the other, the last first: the same draws to the bit."""
+    _agree(case.one_by_one, case.run(executor=LastFirst()), "the last client first", "the first client first", 0.0)
+
+
+def check_compile_levels_agree(algorithm: Algorithm, case: Case) -> None:
+    """Traced steps give the draws of untraced ones."""
+    _agree(case.untraced, case.traced, "traced steps", "untraced steps", DRAWS)
+
+
+def check_seed(algorithm: Algorithm, case: Case) -> None:
+    """The seed is the only randomness: global states are left alone, threads do not matter, another seed does."""
+    number, numpy_state, threads = torch.random.get_rng_state(), np.random.get_state(), torch.get_num_threads()
+    try:
+        torch.manual_seed(123)
+        np.random.seed(5)
+        before, state = torch.random.get_rng_state(), np.random.get_state()[1].copy()  # type: ignore[index]
+        again = case.run(compile="trace", num_threads=2)
+        after = np.random.get_state()[1]  # type: ignore[index]
+        alone = torch.equal(before, torch.random.get_rng_state()) and np.array_equal(state, after)
+    finally:
+        torch.random.set_rng_state(number)
+        np.random.set_state(numpy_state)
+    require(
+        alone and torch.get_num_threads() == threads,
+        "the global generators of torch and NumPy, and the number of threads, as they were before the run",
+        "others",
+        "Draw from the generator that a method is given",
+    )
+    _agree(case.traced, again, "a second run of the same seed", "the first", 0.0)
+    if case.draws_by_chance:
+        require(
+            not np.allclose(values(again), values(case.run(compile="trace", seed=1))),
+            "other draws with another seed",
+            "the same",
+            "Draw a client's random numbers in `draw_noise`, and use them",
+        )
+
+
+def check_evaluation_changes_nothing(algorithm: Algorithm, case: Case) -> None:
+    """`evaluate=` sees the result after each round, the last as it is returned, and does not change the run."""
+    plain, watched = case.traced, case.run(compile="trace", evaluate=first_mean)
+    _agree(plain, watched, "a run with evaluate=", "the run without", 0.0)
+    series = watched["federation"]["first_mean"]
+    require(
+        series.dims == ("round",) and float(series[-1]) == first_mean(watched)["first_mean"],
+        "the figure of the last round to be that of the result",
+        f"{series.values[-1]} and {first_mean(watched)['first_mean']}",
+        "`sample` must give the same draws of the same state",
+    )
+    require("first_mean" not in plain["federation"], "no figure without evaluate=", "one", PURE)
+
+
+def first_mean(idata: InferenceData) -> dict[str, float]:
+    """The mean of the first site's draws."""
+    name = sorted(idata["posterior"].data_vars)[0]
+    return {"first_mean": float(idata["posterior"][name].mean())}
+
+
+def check_resume(algorithm: Algorithm, case: Case) -> None:
+    """Interrupted before the third round, of whichever phase, and resumed: the uninterrupted run, to the bit.
+
+    An algorithm that is done in one round is interrupted before its second.
+    """
+    stop = 2 if case.done_in_one_round else 3
+    options: dict[str, Any] = {"num_rounds": 2} if case.done_in_one_round else {}
+    with tempfile.TemporaryDirectory() as folder:
+        saved = Path(folder) / "state"
+        with contextlib.suppress(KeyboardInterrupt, InterruptedRun):  # agents in a warm start have no draws yet
+            case.run(compile="trace", checkpoint=saved, executor=Interrupted(stop), **options)
+        case.run(compile="trace", num_rounds=1)  # what an algorithm has hidden away is now another run's
+        rest = case.run(compile="trace", checkpoint=saved, resume=True, **options)
+    whole = case.run(compile="trace", **options) if options else case.traced
+    same = [name for name in whole["federation"] if name != "seconds"]
+    require(
+        bool(
+            whole["posterior"].equals(rest["posterior"]) and whole["federation"][same].equals(rest["federation"][same])
+        ),
+        "a run that was interrupted and resumed to give the draws and the record of an uninterrupted one",
+        "others",
+        "Keep everything that a round needs in the server's and the clients' states, such as a counter of rounds, and "
+        "nothing in the algorithm or in a module",
+    )
+
+
+def check_unused_messages(algorithm: Algorithm, case: Case) -> None:
+    """A client whose message is not used, here the second, which never answers, keeps the state that it had.
+
+    Where the answer is a product of Gaussian sites, it is the prior times the sites that the clients keep.
+    """
+    executor = WithoutOne(type(resolved(algorithm)).__name__)
+    seen = case.observe(executor=executor)
+    seen.ended()
+    before, after = seen.of("init")[-1].result[1], executor.collect()
+    moved = [name for name, value in before.items() if not _kept(value[ABSENT], after[name][ABSENT])]
+    require(
+        not moved,
+        "a client that never answered to have the state that `init` gave it",
+        f"another {', '.join(map(repr, moved))}",
+        "Return new tensors from `local_step` and `settle`: the run stores those of clients whose messages are used",
+    )
+    last = next((call.result for call in reversed(seen.calls) if call.method in ("refine", "combine")), None)
+    if not isinstance(algorithm, Sites) or last is None or case.given is not None:
+        return
+    sites = algorithm.sites(last, after)
+    if sites is None:
+        return
+    for name, prior in (("precision", torch.ones(2)), ("eta", torch.zeros(2))):
+        answer, product = last[name], sites[name].sum(0)
+        whole = product + (prior.diag() if product.dim() == 2 else prior)
+        require(
+            torch.allclose(answer, whole.to(answer), SITES, SITES),
+            f"q's {name} to be the prior's plus the sum of the clients' sites",
+            f"a difference of up to {float((answer - whole).abs().max()):g}",
+            "`settle` must keep what the server took of a client's message, as `feedback` tells it",
+        )
+
+
+def _kept(before: torch.Tensor, after: torch.Tensor) -> bool:
+    """Whether a client's entry is as it was; one that has grown for the others has room behind."""
+    return torch.equal(before, after[tuple(slice(size) for size in before.shape)])
+
+
+def check_integrated_latents(algorithm: Algorithm, case: Case) -> None:
+    """With latents in the plate the answer is that of the model with these integrated out by hand.
+
+    Draws and sizes of messages agree: the same random numbers, the same densities, to rounding.
+    """
+    whole, plain = case.integrated, case.run(problems.marginal_groups())
+    mu, expected = (np.asarray(one["posterior"]["mu"].values) for one in (whole, plain))
+    cure = "Ask the problem for the model's densities, `log_lik` and `log_prior`, and nothing else"
+    require(
+        mu.shape == expected.shape and np.allclose(mu, expected, INTEGRATED, INTEGRATED),
+        "the draws of the model without latents in the plate",
+        f"others, by up to {np.abs(mu - expected).max() if mu.shape == expected.shape else np.inf:g}",
+        cure,
+    )
+    effect = whole["posterior"]["effect"]
+    require(
+        effect.shape == (*mu.shape, len(problems.group_data()[0])) and bool(np.isfinite(effect.values).all()),
+        "finite draws of each group's latent",
+        f"shape {effect.shape}",
+        cure,
+    )
+    for sent in ("bytes_up", "bytes_down"):
+        one, other = (idata["federation"][sent].values for idata in (whole, plain))
+        require(np.array_equal(one, other, equal_nan=True), f"the same {sent} on both models", "others", cure)
+
+
+def _agree(first: InferenceData, second: InferenceData, what: str, than: str, tolerance: float) -> None:
+    one, other = values(first), values(second)
+    same = one.shape == other.shape
+    off = float(np.abs(one - other).max(initial=0.0)) if same else np.inf
+    exact = "to the bit" if not tolerance else f"to {tolerance:g}"
+    require(
+        same
+        and (
+            np.array_equal(one, other)
+            if not tolerance
+            else np.allclose(other, one, tolerance, tolerance, equal_nan=True)
+        ),
+        f"the draws of {what} to be those of {than}, {exact}",
+        f"draws that differ by {off:g}",
+        PURE,
+    )

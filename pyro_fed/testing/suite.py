@@ -1,0 +1,237 @@
+"""All checks in their order, those that apply to an algorithm, and what is said of those that fail."""
+
+from __future__ import annotations
+
+import functools
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pyro_fed.algorithm import Algorithm
+from pyro_fed.algorithm.capabilities import OnGraph, Pooled
+from pyro_fed.conventions.calls import checked
+from pyro_fed.conventions.spelling import closest
+from pyro_fed.errors import ContractError, SettingError
+from pyro_fed.federation.federation import Federation
+from pyro_fed.testing import posterior, runs, settings, steps
+from pyro_fed.testing.case import Case
+
+#: What a check is: it raises where the algorithm does not do what it has to.
+Function = Callable[[Algorithm, Case], None]
+#: The package's own folder, whose lines are not those of the algorithm under test.
+TESTING = str(Path(__file__).parent)
+
+
+class Check(NamedTuple):
+    """A check, and to which algorithms it applies."""
+
+    function: Function
+    applies: Callable[[Algorithm], bool] = lambda algorithm: True
+
+
+def _keeps_some(algorithm: Algorithm) -> bool:
+    """Whether a round can go on without one of its clients."""
+    return not algorithm.needs_all and not isinstance(algorithm, OnGraph | Pooled)
+
+
+CHECKS = {
+    check.function.__name__: check
+    for check in (
+        Check(settings.check_settings_are_frozen),
+        Check(settings.check_repr_shows_settings),
+        Check(settings.check_recipe_round_trip, settings.writable),
+        Check(settings.check_settings_are_checked),
+        Check(settings.check_capabilities_are_taken_up),
+        Check(steps.check_inputs_are_unchanged),
+        Check(steps.check_no_hidden_randomness),
+        Check(steps.check_order_of_messages),
+        Check(steps.check_states_are_tensors),
+        Check(steps.check_leading_axes),
+        Check(steps.check_messages_have_one_form),
+        Check(steps.check_figures),
+        Check(steps.check_draws),
+        Check(steps.check_empty_client),
+        Check(steps.check_one_row_clients),
+        # A graph of one agent has no links.
+        Check(steps.check_one_client, lambda algorithm: not isinstance(algorithm, OnGraph)),
+        Check(steps.check_single_precision),
+        Check(runs.check_executors_agree),
+        Check(runs.check_arrival_order),
+        Check(runs.check_compile_levels_agree),
+        Check(runs.check_seed),
+        Check(runs.check_evaluation_changes_nothing),
+        Check(runs.check_resume),
+        Check(runs.check_unused_messages, _keeps_some),
+        # What works on the joint density of all latents has those in the plate among its parameters.
+        Check(runs.check_integrated_latents, lambda algorithm: not getattr(algorithm, "joint", False)),
+        # Particles are few, and a point has no SD.
+        Check(
+            posterior.check_conjugate_posterior,
+            lambda algorithm: algorithm.draws_are in ("independent", "chains", "agents"),
+        ),
+    )
+}
+
+
+@checked
+def checks(
+    algorithm: Algorithm,
+    *,
+    federation: Federation | None = None,
+    num_rounds: int | None = None,
+    expected_failures: Mapping[str, str] | None = None,
+) -> Iterator[tuple[str, Callable[[Algorithm], None]]]:
+    """The checks that apply to an algorithm.
+
+    Args:
+        algorithm: under test, with settings whose rounds take milliseconds.
+        federation: of the short runs; None: linear regression, two parameters, three clients of 3, 7 and 13 rows. Some
+            checks have federations of their own, such as one with a client without rows.
+        num_rounds: of the short runs; None: 4, or 1 for an algorithm whose default is 1.
+        expected_failures: name of a check → why the algorithm need not pass it; it is left out.
+
+    Yields:
+        The name of a check, and a function that runs it, `check(algorithm)`, and raises `ContractError` where it fails.
+        The checks share their runs.
+
+    Raises:
+        SettingError: `expected_failures` names a check that there is not.
+
+    Example:
+        >>> for name, check in pf.testing.checks(MyAlgorithm()):
+        ...     check(MyAlgorithm())
+    """
+    excused = expected_failures or {}
+    for name in excused:
+        if name not in CHECKS:
+            raise SettingError(f"expected_failures: there is no check {name!r}; {closest(name, list(CHECKS))}")
+    case = Case(algorithm, federation, num_rounds)
+    return checks_of(case, excused)
+
+
+def checks_of(case: Case, excused: Mapping[str, str]) -> Iterator[tuple[str, Callable[[Algorithm], None]]]:
+    """`checks` of a case, whose runs they share."""
+    for name, check in CHECKS.items():
+        if name not in excused and check.applies(case.algorithm):
+            yield name, functools.partial(_run, check.function, case=case)
+
+
+def _run(function: Function, algorithm: Algorithm, *, case: Case) -> None:
+    """Run a check, on a case of its own where it is asked about another algorithm; errors get its name."""
+    if algorithm != case.algorithm:
+        case = Case(algorithm, case.given, case.num_rounds)
+    name = function.__name__
+    try:
+        function(algorithm, case)
+    except ContractError as error:
+        raise ContractError(f"{name}: {error}") from error.__cause__
+    except Exception as error:  # of any kind: the algorithm is anybody's
+        cure = "Run it by itself, pf.run(algorithm, federation), to see the whole traceback"
+        raise ContractError(
+            f"{name}: expected a run that ends well; received {type(error).__name__}: {error}{_place(error)}. {cure}"
+        ) from error
+
+
+def _place(error: Exception) -> str:
+    """The last line of an error's traceback that is neither the package's nor a library's."""
+    package = str(Path(TESTING).parent)
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith(package)
+        and "site-packages" not in frame.filename
+        and "<" not in frame.filename
+    ]
+    own = [frame for frame in frames if "pytest" not in frame.filename]
+    return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+
+
+@checked
+def check_algorithm(
+    algorithm: Algorithm,
+    *,
+    federation: Federation | None = None,
+    num_rounds: int | None = None,
+    expected_failures: Mapping[str, str] | None = None,
+) -> None:
+    """Check that an algorithm does what every algorithm has to: the contract, as tests.
+
+    Its settings are frozen, checked, shown and written to recipes; its methods are pure functions between flat
+    dictionaries of tensors, whose messages are finite and of one form; its answer does not depend on the executor, the
+    order of the clients, the compiler, an interruption or the precision; clients without rows, with one row and those
+    that never answer do no harm; and on a conjugate posterior mean and SDs are right, unless it gives particles or a
+    point.
+
+    Args:
+        algorithm: under test, with settings whose rounds take milliseconds.
+        federation: of the short runs; None: linear regression, two parameters, three clients of 3, 7 and 13 rows. Some
+            checks have federations of their own, such as one with a client without rows.
+        num_rounds: of the short runs; None: 4, or 1 for an algorithm whose default is 1. The conjugate posterior takes
+            the algorithm's default number of rounds.
+        expected_failures: name of a check → why the algorithm need not pass it; it is left out.
+
+    Raises:
+        ContractError: lists every check that failed: its name, what was expected and received, and the cure.
+        SettingError: `expected_failures` names a check that there is not.
+
+    Example:
+        >>> pf.testing.check_algorithm(pf.FedEP())
+        >>> pf.testing.check_algorithm(
+        ...     pf.FedPA(), expected_failures={"check_conjugate_posterior": "its samples are shrunk to the identity"}
+        ... )
+    """
+    options: dict[str, Any] = {
+        "federation": federation,
+        "num_rounds": num_rounds,
+        "expected_failures": expected_failures,
+    }
+    failed, count = dict[str, list[str]](), 0
+    for name, check in checks(algorithm, **options):
+        count += 1
+        try:
+            check(algorithm)
+        except ContractError as error:
+            failed.setdefault(str(error).removeprefix(f"{name}: "), []).append(name)
+    if failed:
+        listed = "\n".join(f"- {', '.join(names)}: {text}" for text, names in failed.items())
+        number = sum(map(len, failed.values()))
+        raise ContractError(f"{algorithm!r} fails {number} of {count} checks:\n{listed}")
+
+
+def parametrize_with_checks(
+    algorithms: Sequence[Algorithm],
+    *,
+    federation: Federation | None = None,
+    num_rounds: int | None = None,
+    expected_failures: Callable[[Algorithm], Mapping[str, str]] | None = None,
+) -> Any:
+    """Decorator of a test of pytest, which then runs once for each algorithm and each check that applies to it.
+
+    Args:
+        algorithms: under test.
+        federation: as for `check_algorithm`.
+        num_rounds: as for `check_algorithm`.
+        expected_failures: gives for an algorithm what `check_algorithm` takes; these tests are left out.
+
+    Returns:
+        `pytest.mark.parametrize` of the arguments `algorithm` and `check`.
+
+    Example:
+        >>> @pf.testing.parametrize_with_checks([MyAlgorithm(), MyAlgorithm(step_size=0.1)])
+        ... def test_contract(algorithm, check):
+        ...     check(algorithm)
+    """
+    import pytest
+
+    rows = [
+        pytest.param(algorithm, check, id=f"{algorithm!r}-{name}")
+        for algorithm in algorithms
+        for name, check in checks(
+            algorithm,
+            federation=federation,
+            num_rounds=num_rounds,
+            expected_failures=expected_failures(algorithm) if expected_failures else None,
+        )
+    ]
+    return pytest.mark.parametrize(("algorithm", "check"), rows)
