@@ -4,6 +4,7 @@ import copy
 import logging
 import re
 import resource
+from dataclasses import replace
 from importlib.util import find_spec
 
 import pytest
@@ -30,7 +31,7 @@ def client(flower, tmp_path):
 
     model, recipes = flower.write_case(tmp_path, RECIPE)
     grid = flower.grid(model, recipes)
-    algorithm = recipes_of.load(recipes["FedEP"]).build()
+    algorithm = replace(recipes_of.load(recipes["FedEP"]).build(), covariance="full", curvature="hessian")  # as chosen
     settings = {
         "job": "work",
         "algorithm": described(algorithm),
