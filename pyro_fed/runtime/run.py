@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -294,7 +295,8 @@ def _keep_result(error: StoppedError | ImproperGaussianError, finish: Finish) ->
     """Give an error the result of the last good state, if there is one, without audit: the error says enough."""
     if not isinstance(error, StoppedError) or error.state is None or error.result is not None:
         return
-    with suppress(DivergenceError):  # a state that was never a distribution has no draws
+    with suppress(DivergenceError), warnings.catch_warnings():  # a state that was never a distribution has no draws
+        warnings.simplefilter("ignore")  # the error says enough; what was found is in the result
         error.result = replace(finish, algorithm=error.algorithm, audit=False)(error.state)
         error.result.attrs["stopped"] = str(error)
 

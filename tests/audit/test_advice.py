@@ -25,7 +25,8 @@ def advice(dim, shared=None, beyond=False, **more):
         shared = {"precision": torch.ones(dim), "eta": torch.zeros(dim)}
     layout = SimpleNamespace(observed=[], factors=[], improper=[])
     compiler = SimpleNamespace(kept=lambda key, find, problem: False)  # rows without layers
-    problem = SimpleNamespace(dim=dim, evaluations=1, local_dim=0, layout=layout, compiler=compiler)
+    traits = SimpleNamespace(large=lambda: dim > LARGE_DIM)
+    problem = SimpleNamespace(dim=dim, layout=layout, compiler=compiler, traits=traits)
     return cure(
         SimpleNamespace(record=record, shared=shared, problem=problem, algorithm=pf.FedEP(), stepped={}), beyond
     )
@@ -50,7 +51,7 @@ ADVISED = {
     "draws": lambda record: advice(2, {}, planned=record.planned),
     "beyond": lambda record: advice(2, {}, beyond=True, planned=record.planned),
     "modes": lambda record: missed._cure(SimpleNamespace(algorithm=pf.FedEP(), record=record)),
-    "FedEP": lambda record: pf.FedEP().warnings(record, SimpleNamespace(dim=2, evaluations=1, local_dim=0))[0].text,
+    "FedEP": lambda record: pf.FedEP(covariance="full").warnings(record, SimpleNamespace(dim=2))[0].text,
     "FedAIS": lambda record: pf.FedAIS().warnings(record, None)[0].text,
     "DSVGD": lambda record: _provisional(record).text,
 }

@@ -45,7 +45,7 @@ def test_a_case_is_written_and_found_identical_and_a_changed_record_is_reported(
     header, kept = files.read(files.path_of("quick"))
     assert header["threads"] == 1 and list(kept) == [CASE]
     assert kept[CASE]["rounds"] and kept[CASE]["phases"] and kept[CASE]["draws"]["beta"]["sha256"]
-    assert kept[CASE]["codes"] is None, "codes are recorded: take out this line, and write the goldens with them"
+    assert kept[CASE]["codes"] == []
     again = ["--compare", *options, "--out", str(tmp_path / "out")]
     assert main(again) == 0
     assert "quick: 1 of 1 cases identical to the bit" in capsys.readouterr().out

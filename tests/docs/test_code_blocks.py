@@ -49,6 +49,7 @@ SUPPOSED = {
     "docs/runs_and_results.md": FEDERATION,
     "docs/from_pyro.md": REGRESSION,
     "docs/devices.md": REGRESSION,
+    "docs/checks.md": FITTED,
     "docs/criticism.md": FITTED,
     "docs/faults.md": FEDERATION,
     "docs/peer_to_peer.md": FEDERATION,

@@ -15,6 +15,7 @@ that the message has a line and a cause.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -242,15 +243,19 @@ def _leaving(problem: RowDensities, sample: _Sample) -> str:
 def _check_range(problem: RowDensities, seen: FirstRun, sample: _Sample, run: _Run) -> None:
     """Refuse rows whose densities are beyond the range of float64, or of its digits: latents change nothing of them.
 
-    The data are in the support, so that a density of zero is an overflow; and where it is so large that 1 nat is lost
-    in rounding, it is the same number at all points.
+    A density of zero is an overflow where data are so large that their squares are; elsewhere it may be that of an end
+    of the support. Where a density is so large that 1 nat is lost in rounding, it is the same number at all points.
 
     Raises:
         ModelError: names the site, the latents and the rows.
     """
-    for name in problem.layout.observed.keys() - problem.layout.factors:
+    numbers = [leaf for leaf in problem.all_rows if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    largest = max((float(leaf.abs().max()) for leaf in numbers if leaf.numel()), default=0.0)
+    huge = torch.finfo(torch.float64).max ** 0.5 < largest < math.inf
+    for name in run.inside.keys() & (problem.layout.observed.keys() - problem.layout.factors):
         terms, msg = run.inside[name], seen.execution.trace.nodes[name]  # (R, P, 2)
-        lost = ~terms.isfinite() | ((terms == terms[:, :1]) & (terms.abs() > 1.0 / torch.finfo(terms.dtype).eps))
+        lost = (terms == terms[:, :1]) & (terms.abs() > 1.0 / torch.finfo(terms.dtype).eps)
+        lost &= terms.isfinite() | huge
         gone = lost.all(1).flatten()
         if not bool(gone.any()) or not bool(msg["fn"].support.check(msg["value"]).all()):
             continue

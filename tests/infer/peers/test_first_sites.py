@@ -33,7 +33,7 @@ def federation():
 def test_a_small_network_has_a_posterior(federation, monkeypatch):
     """From zeros: as long as nobody bent the first sites no belief became proper in 100 rounds: a DivergenceError."""
     monkeypatch.setattr(Traits, "layers", False)
-    result = pf.run(pf.P2PVI(covariance="full"), federation, graph=pf.graph.ring(AGENTS), **QUIET)
+    result = pf.run(pf.P2PVI(covariance="full"), federation, graph=pf.graph.ring(AGENTS), num_rounds=400, **QUIET)
     assert result.attrs["converged"]
 
 
