@@ -99,8 +99,9 @@ def checks(
         SettingError: `expected_failures` names a check that there is not.
 
     Example:
-        >>> for name, check in pf.testing.checks(MyAlgorithm()):
-        ...     check(MyAlgorithm())
+        >>> algorithm = MyAlgorithm()
+        >>> for name, check in pf.testing.checks(algorithm):
+        ...     check(algorithm)
     """
     excused = expected_failures or {}
     for name in excused:
@@ -119,7 +120,7 @@ def checks_of(case: Case, excused: Mapping[str, str]) -> Iterator[tuple[str, Cal
 
 def _run(function: Function, algorithm: Algorithm, *, case: Case) -> None:
     """Run a check, on a case of its own where it is asked about another algorithm; errors get its name."""
-    if algorithm != case.algorithm:
+    if algorithm is not case.algorithm:
         case = Case(algorithm, case.given, case.num_rounds)
     name = function.__name__
     try:
