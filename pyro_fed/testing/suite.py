@@ -96,13 +96,15 @@ def checks(
         The checks share their runs.
 
     Raises:
-        SettingError: `expected_failures` names a check that there is not.
+        SettingError: `expected_failures` names a check that there is not, or a number of rounds below 1.
 
     Example:
         >>> algorithm = MyAlgorithm()
         >>> for name, check in pf.testing.checks(algorithm):
         ...     check(algorithm)
     """
+    if num_rounds is not None and num_rounds < 1:
+        raise SettingError(f"num_rounds must be at least 1, received {num_rounds}")
     excused = expected_failures or {}
     for name in excused:
         if name not in CHECKS:
@@ -200,6 +202,7 @@ def check_algorithm(
         raise ContractError(f"{algorithm!r} fails {number} of {count} checks:\n{listed}")
 
 
+@checked
 def parametrize_with_checks(
     algorithms: Sequence[Algorithm],
     *,
