@@ -129,7 +129,9 @@ def graph_of(algorithm: Algorithm, federation: Federation) -> dict[str, Any]:
 
 def values(idata: InferenceData) -> NDArray[np.float64]:
     """All draws of a result, one after the other."""
-    return np.concatenate([idata["posterior"][name].values.ravel() for name in sorted(idata["posterior"].data_vars)])
+    return np.concatenate(
+        [idata["posterior"][name].values.ravel() for name in sorted(map(str, idata["posterior"].data_vars))]
+    )
 
 
 def require(condition: bool, expected: str, received: str, cure: str) -> None:

@@ -163,7 +163,7 @@ def check_evaluation_changes_nothing(algorithm: Algorithm, case: Case) -> None:
 
 def first_mean(idata: InferenceData) -> dict[str, float]:
     """The mean of the first site's draws."""
-    name = sorted(idata["posterior"].data_vars)[0]
+    name = min(map(str, idata["posterior"].data_vars))
     return {"first_mean": float(idata["posterior"][name].mean())}
 
 

@@ -96,12 +96,15 @@ def checks(
         The checks share their runs.
 
     Raises:
-        SettingError: `expected_failures` names a check that there is not.
+        SettingError: `expected_failures` names a check that there is not, or a number of rounds below 1.
 
     Example:
-        >>> for name, check in pf.testing.checks(MyAlgorithm()):
-        ...     check(MyAlgorithm())
+        >>> algorithm = MyAlgorithm()
+        >>> for name, check in pf.testing.checks(algorithm):
+        ...     check(algorithm)
     """
+    if num_rounds is not None and num_rounds < 1:
+        raise SettingError(f"num_rounds must be at least 1, received {num_rounds}")
     excused = expected_failures or {}
     for name in excused:
         if name not in CHECKS:
@@ -119,7 +122,7 @@ def checks_of(case: Case, excused: Mapping[str, str]) -> Iterator[tuple[str, Cal
 
 def _run(function: Function, algorithm: Algorithm, *, case: Case) -> None:
     """Run a check, on a case of its own where it is asked about another algorithm; errors get its name."""
-    if algorithm != case.algorithm:
+    if algorithm is not case.algorithm:
         case = Case(algorithm, case.given, case.num_rounds)
     name = function.__name__
     try:
@@ -199,6 +202,7 @@ def check_algorithm(
         raise ContractError(f"{algorithm!r} fails {number} of {count} checks:\n{listed}")
 
 
+@checked
 def parametrize_with_checks(
     algorithms: Sequence[Algorithm],
     *,

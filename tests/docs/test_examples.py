@@ -50,6 +50,7 @@ NOT_RUN = {
     "client_app(": "an app, which tests/flower starts",
     "pf.plot_chains(": "a result with chains, which tests/analysis/test_plots.py makes",
     "pf.testing.": "an algorithm of one's own, which tests/testing has",
+    "MyAlgorithm()": "likewise",
     "pf.steps(": "the result of several algorithms, which tests/runtime/test_stages.py makes",
 }
 

@@ -10,13 +10,36 @@ import inspect
 import re
 from pathlib import Path
 
+import pyro
+import pyro.distributions as dist
+import torch
+
 import pyro_fed as pf
 from pyro_fed import infer
 from pyro_fed.algorithm import Algorithm
 from pyro_fed.testing.case import graph_of as graph_of
-from pyro_fed.testing.problems import line as line
-from pyro_fed.testing.problems import line_data as line_data
-from pyro_fed.testing.problems import unequal_lines as unequal_lines
+
+
+def line(x, y):
+    """Bayesian linear regression with known noise."""
+    w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(x @ w, 1.0), obs=y)
+
+
+def line_data(rows=23, seed=0):
+    """Covariates and targets in float64."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, 2, generator=generator, dtype=torch.float64)
+    noise = torch.randn(rows, generator=generator, dtype=torch.float64)
+    return x, x @ torch.tensor([1.0, -0.5], dtype=torch.float64) + noise
+
+
+def unequal_lines():
+    """Three clients of 3, 7 and 13 rows."""
+    parts = pf.partition.Explicit([list(range(3)), list(range(3, 10)), list(range(10, 23))])
+    return pf.Federation(line, line_data(), plate="data", partition=parts)
+
 
 SMALL = {"num_particles": 5, "local_steps": 4}
 #: Of `PaperDSVGD`, which else distills in 200 steps.

@@ -50,6 +50,6 @@ if __name__ == "__main__":
     print(f"{len(away)} entries, {sum(value == 0 for value in away.values())} equal to {FILE} bit by bit")
     if "--write" in sys.argv:
         np.savez_compressed(FILE, **every)
-        changed = sorted({name.rpartition(" / ")[0] for name, value in away.items() if value})
+        changed = sorted({name.rpartition(" / ")[0] for name, value in away.items() if value > 1e-12})
         print(f"wrote {FILE}, {len(every)} entries; changed or new: {', '.join(changed) or 'none'}")
         print("commit it with the algorithm, and say in the message why draws of others have changed, if any have")

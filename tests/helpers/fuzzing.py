@@ -34,6 +34,7 @@ import xarray as xr
 
 import pyro_fed as pf
 from pyro_fed.conventions.calls import checked
+from pyro_fed.testing.suite import CHECKS
 
 matplotlib.use("Agg")
 
@@ -172,6 +173,12 @@ def targets():
                                    "within": "sequential"}, 3),
         "Quadrature": (pf.Quadrature, {"order": 3, "max_order": 5, "max_nodes": 16, "shorten": 0.25}, 5),
     }  # fmt: skip
+    excused = {name: "takes a run" for name in CHECKS if name != "check_settings_are_frozen"}
+    options = {"federation": federation(), "num_rounds": 1}
+    one = {"algorithm": pf.FedLaplace(), **options, "expected_failures": excused}
+    found["checks"], found["check_algorithm"] = (pf.testing.checks, one, 1), (pf.testing.check_algorithm, one, 1)
+    many = {"algorithms": [pf.FedLaplace()], **options, "expected_failures": None}
+    found["parametrize_with_checks"] = pf.testing.parametrize_with_checks, many, 1
     if find_spec("opendp") is not None:  # the extra `privacy`
         found["Private"] = pf.Private, {"norm": 1.0, "noise_multiplier": 1.0, "delta": 1e-5}, 3
     components = {

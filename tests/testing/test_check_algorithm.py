@@ -184,6 +184,16 @@ class LargestOfClients(Newton):
         return {**messages, "slope": messages["slope"] - 0.1 * messages["slope"].amax(0)}, *rest
 
 
+class KeepsTooMuch(pf.FedEP):
+    """The clients keep twice what the server took of their messages."""
+
+    start: str = "prior"
+
+    def settle(self, told, local):
+        kept = super().settle(told, local)
+        return {**kept, "precision": 2 * kept["precision"]}
+
+
 class ForgottenCapability(Algorithm):
     """`prepare` without `ServerWork`."""
 
@@ -210,6 +220,7 @@ FAULTS = {
     TensorFigures: "check_figures",
     SeedUnused: "check_seed",
     LargestOfClients: "check_executors_agree",
+    KeepsTooMuch: "check_unused_messages",
     ForgottenCapability: "check_capabilities_are_taken_up",
 }
 #: Those that no other check can see.
