@@ -55,7 +55,7 @@ def test_a_mode_without_draws_is_told_though_no_moment_needs_it():
     assert float(without.std() / draws.std()) > 1 / SD_MATTERS
     assert abs(float((without.mean() - draws.mean()) / draws.std())) < MATTERS
     (said,) = of_these(evidence_of(wave, (ROWS,), without[:, None]))
-    assert "where none of these draws is: 'w' is 1.8" in said
+    assert said.code == "mode_without_draws" and "where none of these draws is: 'w' is 1.8" in said.text
 
 
 @pytest.mark.parametrize("seed", range(3))
