@@ -9,6 +9,7 @@ from short_runs import quiet
 
 import pyro_fed as pf
 from pyro_fed.infer.averaging.burn_in import BurnIn
+from pyro_fed.policy.networks import AVERAGING_ROUNDS
 from pyro_fed.runtime import rounds
 
 AGENTS, UNITS, COLUMNS, OWN = 3, 12, 10, 3
@@ -39,7 +40,7 @@ class Killed(Exception):
     """The process is gone."""
 
 
-@pytest.mark.parametrize("stop", [BurnIn.rising // 2, BurnIn.rounds + 1])
+@pytest.mark.parametrize("stop", [BurnIn.rising // 2, AVERAGING_ROUNDS + 1])
 def test_agents_of_a_network_go_on_to_the_same_bits(stop, fed, whole, tmp_path, monkeypatch):
     """Killed after so many rounds: while the averaging's rate rises, of which each agent keeps count, and after it."""
     save = rounds._save

@@ -134,7 +134,7 @@ def test_checks_have_as_long_again(clock):
 
 
 def test_the_user_may_end_the_checks(monkeypatch):
-    def interrupted(self, shared, draws):
+    def interrupted(self, result):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Finish, "judge", interrupted)
