@@ -249,7 +249,7 @@ def _check_range(problem: RowDensities, seen: FirstRun, sample: _Sample, run: _R
     Raises:
         ModelError: names the site, the latents and the rows.
     """
-    numbers = [leaf for leaf in problem.all_rows if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    numbers = [leaf for leaf in sample.all_together if isinstance(leaf, Tensor) and leaf.is_floating_point()]
     largest = max((float(leaf.abs().max()) for leaf in numbers if leaf.numel()), default=0.0)
     huge = torch.finfo(torch.float64).max ** 0.5 < largest < math.inf
     for name in run.inside.keys() & (problem.layout.observed.keys() - problem.layout.factors):
