@@ -251,7 +251,7 @@ def refuse_a_changed_app(deployment: Deployment, log: Log) -> None:
     for name in HOSPITALS:
         old = signed.with_name(f"{signed.name}.{name}.signature")
         changed.with_name(f"{changed.name}.{name}.signature").write_bytes(old.read_bytes())
-    process = run(deployment, "changed", resume=False, app=SIGNED.replace("1.0.0", "1.0.1"))
+    process = run(deployment, "changed", resume=False, app=SIGNED.replace("1.0.0", "1.0.1"), into="-changed")
     wait_until(lambda: process.code is not None, LIMIT, "the changed app ends", None)
     said = [line.strip() for line in process.text().splitlines() if "could not be verified" in line]
     log.check(said, f"   a changed app with the old signatures: {said[-1] if said else 'it ran'}")
@@ -289,16 +289,16 @@ def compare(folder: Path, log: Log) -> None:
     log.say(f"   {there.attrs.get('unchecked', 'not judged')}")
 
 
-def run(deployment: Deployment, name: str, resume: bool, app: str = SIGNED) -> Process:
-    """A run of the signed app, or of another one."""
+def run(deployment: Deployment, name: str, resume: bool, app: str = SIGNED, into: str = "") -> Process:
+    """A run of the signed app, or of another one, whose files then have names of their own."""
     return deployment.run(
         app,
         name,
         min_clients=2,
         timeout=TIMEOUT,
-        checkpoint=str(deployment.folder / "checkpoint"),
+        checkpoint=str(deployment.folder / f"checkpoint{into}"),
         resume=resume,
-        out=str(deployment.folder / "posterior.nc"),
+        out=str(deployment.folder / f"posterior{into}.nc"),
     )
 
 
