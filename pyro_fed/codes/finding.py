@@ -163,6 +163,25 @@ def note(topic: Topic) -> Callable[[Callable[Figures, str]], Sentence[Figures]]:
     return lambda write: Sentence(write, topic, Severity.NOTE)
 
 
+def doubts_among(findings: Iterable[Finding]) -> list[Finding]:
+    """The findings that speak against a result.
+
+    Args:
+        findings: of one result.
+    """
+    return [one for one in findings if one.is_doubt]
+
+
+def is_about(findings: Iterable[Finding], topic: Topic) -> bool:
+    """Whether something was found about a topic.
+
+    Args:
+        findings: of one result.
+        topic: the topic.
+    """
+    return any(one.topic is topic for one in findings)
+
+
 def texts(findings: Iterable[Finding]) -> list[str]:
     """The texts of findings, each once, in their order.
 

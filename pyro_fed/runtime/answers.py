@@ -19,7 +19,7 @@ from pyro_fed.audit import off_aim
 from pyro_fed.audit.chains.motion import LONG, kurtosis
 from pyro_fed.audit.tails import SIGMAS
 from pyro_fed.codes import sentences
-from pyro_fed.codes.finding import Finding, Topic
+from pyro_fed.codes.finding import Finding, Topic, doubts_among, is_about
 from pyro_fed.conventions.limits import Limits
 from pyro_fed.density.problem import Problem
 
@@ -67,7 +67,7 @@ class Answer:
     @property
     def doubts(self) -> list[Finding]:
         """The findings that speak against it."""
-        return [one for one in self.findings if one.is_doubt]
+        return doubts_among(self.findings)
 
     def has(self, topic: Topic) -> bool:
         """Whether something was found about a topic.
@@ -75,7 +75,7 @@ class Answer:
         Args:
             topic: the topic.
         """
-        return any(one.topic is topic for one in self.findings)
+        return is_about(self.findings, topic)
 
     @property
     def lost(self) -> float:

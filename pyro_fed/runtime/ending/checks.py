@@ -130,7 +130,8 @@ def no_cohort(judged: Judged) -> list[Finding]:
 
 def standing_apart(judged: Judged) -> list[Finding]:
     """Clients that move the answer more than others do; a client that has not worked has no site to compare with."""
-    return [] if not judged.audit or absent_clients(judged) else clients_apart(judged)
+    absent = any(one.code == sentences.clients_took_no_part.code for one in judged.record.findings)
+    return [] if not judged.audit or absent else clients_apart(judged)
 
 
 def network_inputs(judged: Judged) -> list[Finding]:

@@ -12,7 +12,7 @@ from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
 from pyro_fed.audit import Evidence
-from pyro_fed.codes.finding import Finding, Topic
+from pyro_fed.codes.finding import Finding, Topic, doubts_among, is_about
 from pyro_fed.conventions.limits import Limits
 from pyro_fed.density.problem import Problem
 from pyro_fed.runtime.context import Context
@@ -66,7 +66,7 @@ class Judged:
     @property
     def doubts(self) -> list[Finding]:
         """The findings so far that speak against the result."""
-        return [one for one in self.record.findings if one.is_doubt]
+        return doubts_among(self.record.findings)
 
     def has(self, topic: Topic) -> bool:
         """Whether something was found about a topic.
@@ -74,7 +74,7 @@ class Judged:
         Args:
             topic: the topic.
         """
-        return any(one.topic is topic for one in self.record.findings)
+        return is_about(self.record.findings, topic)
 
 
 #: From a result to what was found; nothing where there is nothing to say.
