@@ -16,6 +16,10 @@ from torch import Tensor
 
 from pyro_fed.ops.gaussian import Gaussian
 
+#: A fraction below this is not worth making; and the smallest eigenvalue that a step leaves of a precision, relative to
+#: what it was.
+MIN_FRACTION, MARGIN = 1e-6, 0.05
+
 
 def largest_fraction(q: Gaussian, delta: Gaussian) -> Tensor:
     """Supremum of the s >= 0 for which q δ^s is proper.
@@ -58,8 +62,8 @@ def backtrack(
     delta: Gaussian,
     *,
     max_fraction: float = 1.0,
-    min_fraction: float = 1e-6,
-    margin: float = 0.05,
+    min_fraction: float = MIN_FRACTION,
+    margin: float = MARGIN,
 ) -> Tensor:
     """The largest fraction of a change that leaves q positive definite, with a margin.
 
@@ -69,7 +73,7 @@ def backtrack(
         q: what is changed.
         delta: the change, of the same structure, its batch broadcasting with that of q.
         max_fraction: the fraction taken where nothing stands against it (the damping).
-        min_fraction: below this the step is not worth making.
+        min_fraction: below this, or below `max_fraction`, the step is not worth making.
         margin: smallest allowed eigenvalue of the new precision relative to the old one, in [0, 1).
 
     Returns:
@@ -86,8 +90,8 @@ def backtracked(
     delta: Gaussian,
     *,
     max_fraction: float = 1.0,
-    min_fraction: float = 1e-6,
-    margin: float = 0.05,
+    min_fraction: float = MIN_FRACTION,
+    margin: float = MARGIN,
 ) -> tuple[Tensor, Gaussian]:
     """The fraction of `backtrack` and, where that is not 0, the Gaussian q δ^fraction, whose factor is known already.
 
@@ -101,13 +105,15 @@ def backtracked(
     Raises:
         ValueError: if a setting is outside its range.
     """
-    if not (0 < min_fraction <= max_fraction and 0 <= margin < 1):
+    if not (min(min_fraction, max_fraction) > 0 and 0 <= margin < 1):
         raise ValueError(
-            "backtrack: expected 0 < min_fraction <= max_fraction and margin in [0, 1), received "
+            "backtrack: expected min_fraction > 0, max_fraction > 0 and margin in [0, 1), received "
             f"min_fraction={min_fraction}, max_fraction={max_fraction}, margin={margin}"
         )
     limit = largest_fraction(q, delta)
     fraction = ((1.0 - margin) * limit).clamp_max(max_fraction).to(q.eta.dtype)
     moved = move(q, delta, fraction)
-    stalled = (fraction < min_fraction) | ~moved.is_proper()  # in the fields' own dtype, after its rounding
+    stalled = (
+        fraction < min(min_fraction, max_fraction)
+    ) | ~moved.is_proper()  # in the fields' own dtype, after its rounding
     return torch.where(stalled, 0.0, fraction), moved

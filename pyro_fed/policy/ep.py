@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyro_fed.infer.ep.fedep import FedEP
+from pyro_fed.infer.ep.expectation_propagation import EP
 from pyro_fed.infer.ep.fedlap import NARROW, FedLapCov
 from pyro_fed.infer.ep.fedpa import BCM
 from pyro_fed.infer.ep.pvi import PVI
+from pyro_fed.infer.ep.settings import WarmStarted
 from pyro_fed.infer.ep.streaming_vb import StreamingVB
 from pyro_fed.infer.ep.tilted import IVON, Newton
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
@@ -39,7 +40,7 @@ def client_of(case: Case) -> Decision | None:
     algorithm = case.algorithm
     if not isinstance(algorithm.client, Newton) or case.own & EXACT:
         return None
-    if why := takes_gradients(case, algorithm.held_back):
+    if why := takes_gradients(case, algorithm.climbs):
         return Decision(IVON(**gradient_steps(case.traits)), f"{why}: stochastic gradients")
     return Decision(algorithm.client, "exact Newton steps, of which a round costs little")
 
@@ -142,9 +143,11 @@ A_COPY_EACH = proper_prior("every client has a copy of the whole prior", "use Fe
 ONLY_PRIOR = proper_prior("it begins at the prior", "use FedEP or FedLaplace")
 CHECKS = (affordable_rows, AT_PRIOR)
 
+EXACT_OR_NOT = (FULL_DIM, CLIENT, COVARIANCE)
 TABLES = {
-    FedEP: Table((FULL_DIM, CLIENT, COVARIANCE, START, WARM_TOLERANCE, CURVATURE_ROW), CHECKS),
-    PVI: Table((FULL_DIM, CLIENT, COVARIANCE, ORDER, START, WARM_TOLERANCE, CURVATURE_ROW), CHECKS),
+    EP: Table((*EXACT_OR_NOT, CURVATURE_ROW), (affordable_rows, ONLY_PRIOR)),
+    WarmStarted: Table((*EXACT_OR_NOT, START, WARM_TOLERANCE, CURVATURE_ROW), CHECKS),
+    PVI: Table((*EXACT_OR_NOT, ORDER, START, WARM_TOLERANCE, CURVATURE_ROW), CHECKS),
     StreamingVB: Table((FULL_DIM, COVARIANCE, CURVATURE_ROW), (affordable_rows, ONLY_PRIOR)),
     BCM: Table((COVARIANCE, CURVATURE_ROW), (affordable_rows, A_COPY_EACH)),
     FedLapCov: Table((NARROW_CLIENT, COVARIANCE, START, WARM_TOLERANCE, CURVATURE_ROW), CHECKS),

@@ -1,4 +1,4 @@
-"""FedEP's steps by what they gain: expected Newton steps that climb the evidence's lower bound, or are taken back.
+"""Steps that climb the evidence's lower bound, or are taken back: what keeps expected Newton steps from going astray.
 
     L(q) = Σ_k E_q[log p_k] + E_q[log p_0] + H(q)          at the same points as the scores and Hessians of the round
 
@@ -34,6 +34,8 @@ from the prior. No easy run takes a step back.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, fields, replace
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -63,32 +65,155 @@ CLOSE = 0.02
 WIDE = 3.0
 #: So often the SDs of a start are halved at which likelihoods overflow, and a fraction in search of the radius.
 NARROWINGS, HALVINGS = 20, 100
+#: Where a climb's Gaussians stand in the server's state.
+PREFIXES = {"best": "best_", "onward": "onward_"}
 
 
-def nothing_best(q: Gaussian) -> State:
-    """What is known before the first round: no best q, and no `level`, the log density at the mode that q is about.
+@dataclass(frozen=True)
+class Climb:
+    """What the server remembers of the lower bounds L of past rounds; each (), but for Gaussians and `climb`.
 
-    Nor does the bound have to rise: `enough` is what a network's has to, in nats, and `climb` its best values of late.
+    Args:
+        best: the q of the largest bound.
+        onward: the change of natural parameters that the clients proposed there.
+        best_value: that bound; -inf where there is none yet.
+        radius: no step moves a mean or a log SD by more SDs than this.
+        narrowed: how often the SDs of a start were halved.
+        level: the log density at the mode that a network's start is about; -inf where none is known.
+        returns: how often the last rounds have come back to one best q.
+        returned_to: its bound.
+        return_radius: the shortest radius with which they did.
+        climb: the best bounds of the last `RECENT` rounds.
+        enough: by how many nats these have to rise.
+        slow: 1 where they have risen by less.
     """
-    zero = type(q).zeros((), q.dim, device=q.eta.device)
-    return {
-        **as_state(zero, "best_"),
-        **as_state(zero, "onward_"),
-        "best_value": q.eta.new_full((), -torch.inf),
-        "radius": q.eta.new_full((), torch.inf),
-        "narrowed": q.eta.new_zeros(()),
-        "level": q.eta.new_full((), -torch.inf),
-        "returns": q.eta.new_zeros(()),
-        "returned_to": q.eta.new_full((), -torch.inf),
-        "return_radius": q.eta.new_full((), torch.inf),
-        "climb": q.eta.new_full((RECENT,), -torch.inf),
-        "enough": q.eta.new_zeros(()),
-        "slow": q.eta.new_zeros(()),
-    }
+
+    best: Gaussian
+    onward: Gaussian
+    best_value: Tensor
+    radius: Tensor
+    narrowed: Tensor
+    level: Tensor
+    returns: Tensor
+    returned_to: Tensor
+    return_radius: Tensor
+    climb: Tensor
+    enough: Tensor
+    slow: Tensor
+
+    @classmethod
+    def of(cls, memory: State) -> Self:
+        """Read it from the server's state."""
+        return cls(
+            **{
+                field.name: gaussian(memory, PREFIXES[field.name]) if field.name in PREFIXES else memory[field.name]
+                for field in fields(cls)
+            }
+        )
+
+    def state(self) -> State:
+        """Write it."""
+        rest = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in PREFIXES}
+        return {**as_state(self.best, "best_"), **as_state(self.onward, "onward_"), **rest}
+
+    def with_bound(self, bound: Tensor) -> Self:
+        """With the bound of this round among the best of the last rounds, and whether these have risen too little."""
+        best = torch.where(bound > self.best_value, bound, self.best_value)  # not a number is not more
+        slow = best - self.climb[0] < self.enough  # infinite before there are as many
+        return replace(self, climb=torch.cat([self.climb[1:], best[None]]), slow=slow.to(best))
+
+    def highest(self, q: Gaussian, bound: Tensor) -> Gaussian:
+        """The q of the largest bound, this one included."""
+        return q if bool(bound > self.best_value) else self.best
+
+    def way_back(self, q: Gaussian, bound: Tensor, fall: float) -> tuple[Gaussian, Self] | None:
+        """The q to try in place of one that is no good, and what is remembered; None: q is good, or nothing helps.
+
+        Args:
+            q: the server's Gaussian.
+            bound: L(q), not finite where a derivative is not.
+            fall: how much of L a step may lose.
+        """
+        if not bool(self.best_value.isfinite()):
+            return None if bool(bound.isfinite()) and not self._is_too_wide(q, bound) else self._narrowed(q)
+        if bool(bound.isfinite() & (bound >= self.best_value - fall)):
+            return None
+        tried = largest_move(moments_of(self.best), moments_of(q))
+        length = float(tried) if bool(tried.isfinite()) else math.inf
+        if length < CLOSE and bool(bound.isfinite()):
+            return None
+        radius = min(SHRINK * length, FIRST_RADIUS)
+        again = self._returned(q.eta.new_tensor(radius))
+        if bool(again.returns >= RETURNS):
+            return self.best, again
+        fraction = fraction_within(self.best, self.onward, 1.0, radius)
+        if not fraction:
+            return self._narrowed(self.best)
+        return self.best.product(self.onward.power(fraction)), replace(again, radius=q.eta.new_tensor(radius))
+
+    def kept(self, q: Gaussian, bound: Tensor, move: Gaussian, fall: float) -> Self:
+        """What is remembered of a q that is good: it is the best, if it is, and the radius grows.
+
+        So it is too where it was kept although L had fallen: the best value was not to be believed.
+
+        Args:
+            q: the server's Gaussian.
+            bound: L(q), finite.
+            move: what the clients propose there.
+            fall: how much of L a step may lose.
+        """
+        grown = replace(self, radius=self.radius * GROW)
+        unbelieved = bool(bound < self.best_value - fall)
+        if unbelieved or bool(bound >= self.best_value):
+            grown = replace(grown, best=q, onward=move, best_value=bound)
+        return replace(grown, climb=torch.full_like(self.climb, -torch.inf)) if unbelieved else grown
+
+    def _returned(self, radius: Tensor) -> Self:
+        """How often the best q has been returned to with this radius, and what that is measured by."""
+        best, shortest = self.best_value, self.return_radius
+        again = best <= self.returned_to + GAIN
+        return replace(
+            self,
+            returns=torch.where(again & (radius >= LESS * shortest), self.returns + 1, 1.0),
+            returned_to=torch.where(again, self.returned_to, best),
+            return_radius=torch.where(again, torch.minimum(shortest, radius), radius),
+        )
+
+    def _is_too_wide(self, q: Gaussian, bound: Tensor) -> bool:
+        """Whether the log density falls off further under a start than under any Gaussian near a mode of a network."""
+        expected = bound - lower_bound(q, torch.zeros_like(bound))
+        return bool(expected < self.level - WIDE * q.dim)
+
+    def _narrowed(self, q: Gaussian) -> tuple[Gaussian, Self] | None:
+        """A Gaussian with half its SDs, which is judged by itself; None where that has been tried often enough."""
+        if int(self.narrowed) >= NARROWINGS:
+            return None
+        nothing = {name: torch.full_like(getattr(self, name), -torch.inf) for name in ("best_value", "climb")}
+        anew = replace(self, narrowed=self.narrowed + 1, **nothing)
+        return at_mean(type(q)(q.precision * 4, q.eta), q.mean()), anew
+
+
+def first_climb(q: Gaussian) -> Climb:
+    """What is known before the first round: nothing; and the bound need not rise."""
+    zero, one = type(q).zeros((), q.dim, device=q.eta.device), q.eta.new_ones(())
+    return Climb(
+        best=zero,
+        onward=zero,
+        best_value=-torch.inf * one,
+        radius=torch.inf * one,
+        narrowed=0 * one,
+        level=-torch.inf * one,
+        returns=0 * one,
+        returned_to=-torch.inf * one,
+        return_radius=torch.inf * one,
+        climb=q.eta.new_full((RECENT,), -torch.inf),
+        enough=0 * one,
+        slow=0 * one,
+    )
 
 
 def of_network(level: float, rows: int, dim: int = 0) -> dict[str, float]:
-    """What is known of a network besides.
+    """What is known of a network besides: entries of the server's state.
 
     Args:
         level: log density at the mode that it starts at.
@@ -98,104 +223,13 @@ def of_network(level: float, rows: int, dim: int = 0) -> dict[str, float]:
     return {"level": level, "enough": max(SLOW * rows, START * dim)}
 
 
-def bound(q: Gaussian, expected: Tensor) -> Tensor:
+def lower_bound(q: Gaussian, expected: Tensor) -> Tensor:
     """L(q) from Σ_k E_q[log p_k] + E_q[log p_0]: (); NaN or infinite where that is."""
     entropy = 0.5 * (q.dim * (1 + math.log(2 * math.pi)) - q.log_det())
     return expected + entropy
 
 
-def climbed(shared: State, value: Tensor) -> State:
-    """The best values of the last rounds, this one's among them, and whether they have risen too little to go on."""
-    best = torch.where(value > shared["best_value"], value, shared["best_value"])  # not a number is not more
-    slow = best - shared["climb"][0] < shared["enough"]  # infinite before there are as many
-    return {"climb": torch.cat([shared["climb"][1:], best[None]]), "slow": slow.to(best)}
-
-
-def top(shared: State, value: Tensor) -> Gaussian:
-    """The best q, of those before and the one that has this value."""
-    return gaussian(shared) if bool(value > shared["best_value"]) else gaussian(shared, "best_")
-
-
-def way_back(shared: State, value: Tensor, fall: float) -> tuple[Gaussian, State] | None:
-    """The q to try in place of one that is no good, and what is remembered; None where q is good, or nothing helps.
-
-    Args:
-        shared: the server's state: q, and `nothing_best` or what became of it.
-        value: L(q), not finite where a derivative is not.
-        fall: how much of L a step may lose.
-    """
-    q, best = gaussian(shared), shared["best_value"]
-    if not bool(best.isfinite()):
-        return None if bool(value.isfinite()) and not _too_wide(shared, q, value) else _narrowed(shared, q)
-    if bool(value.isfinite() & (value >= best - fall)):
-        return None
-    start, onward = gaussian(shared, "best_"), gaussian(shared, "onward_")
-    tried = largest_move(moments_of(start), moments_of(q))
-    length = float(tried) if bool(tried.isfinite()) else math.inf
-    if length < CLOSE and bool(value.isfinite()):
-        return None
-    radius = min(SHRINK * length, FIRST_RADIUS)
-    known = _returned(shared, q.eta.new_tensor(radius))
-    if bool(known["returns"] >= RETURNS):
-        return start, known
-    fraction = within(start, onward, 1.0, radius)
-    if not fraction:
-        return _narrowed(shared, start)
-    return start.product(onward.power(fraction)), {"radius": q.eta.new_tensor(radius), **known}
-
-
-def _returned(shared: State, radius: Tensor) -> State:
-    """How often the best q has been returned to with this radius, and what that is measured by."""
-    best, shortest = shared["best_value"], shared["return_radius"]
-    again = best <= shared["returned_to"] + GAIN
-    count = torch.where(again & (radius >= LESS * shortest), shared["returns"] + 1, 1.0)
-    return {
-        "returns": count,
-        "returned_to": torch.where(again, shared["returned_to"], best),
-        "return_radius": torch.where(again, torch.minimum(shortest, radius), radius),
-    }
-
-
-def is_in_vain(state: State) -> bool:
-    """Whether the round that led to a state has come back to the best q for the last time."""
-    return "returns" in state and bool(state["reset"]) and bool(state["returns"] >= RETURNS)
-
-
-def is_slow(state: State) -> bool:
-    """Whether it has come back to it for the last time as the bound hardly rises any more."""
-    return "slow" in state and bool(state["slow"])
-
-
-def _too_wide(shared: State, q: Gaussian, value: Tensor) -> bool:
-    """Whether the log density falls off further under a start than under any Gaussian near a mode of a network."""
-    expected = value - bound(q, torch.zeros_like(value))
-    return bool(expected < shared["level"] - WIDE * q.dim)
-
-
-def _narrowed(shared: State, q: Gaussian) -> tuple[Gaussian, State] | None:
-    """A Gaussian with half its SDs, which is to be judged by itself; None where that has been tried often enough."""
-    if int(shared["narrowed"]) >= NARROWINGS:
-        return None
-    forgotten = {name: torch.full_like(shared[name], -torch.inf) for name in ("best_value", "climb")}
-    anew = {"narrowed": shared["narrowed"] + 1, **forgotten}
-    return at_mean(type(q)(q.precision * 4, q.eta), q.mean()), anew
-
-
-def kept(shared: State, value: Tensor, move: Gaussian, fall: float) -> State:
-    """What is remembered of a q that is good: it is the best, if it is, and the radius grows.
-
-    So it is too where it was kept although L had fallen: the best value was not to be believed.
-    """
-    known: State = {"radius": shared["radius"] * GROW}
-    unbelieved = bool(value < shared["best_value"] - fall)
-    if unbelieved or bool(value >= shared["best_value"]):
-        known |= {**as_state(gaussian(shared), "best_"), **as_state(move, "onward_"), "best_value": value}
-    if unbelieved:
-        known["climb"] = torch.full_like(shared["climb"], -torch.inf)
-    return known
-
-
-def within(q: Gaussian, move: Gaussian, fraction: float, radius: float) -> float:
+def fraction_within(q: Gaussian, move: Gaussian, fraction: float, radius: float) -> float:
     """A fraction of a change by halves until it leaves a Gaussian that is no further away than a radius; 0: none."""
     if math.isinf(radius):
         return fraction
@@ -206,3 +240,13 @@ def within(q: Gaussian, move: Gaussian, fraction: float, radius: float) -> float
             return fraction
         fraction /= 2
     return 0.0
+
+
+def is_in_vain(state: State) -> bool:
+    """Whether the round that led to a state has come back to the best q for the last time."""
+    return "returns" in state and bool(state["reset"]) and bool(state["returns"] >= RETURNS)
+
+
+def is_slow(state: State) -> bool:
+    """Whether it has come back to it for the last time as the bound hardly rises any more."""
+    return "slow" in state and bool(state["slow"])

@@ -30,43 +30,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Self, cast
+from typing import ClassVar, Self
 
 from torch import Tensor
 
 from pyro_fed.algorithm.contract import Noise
 from pyro_fed.algorithm.states import State
-from pyro_fed.conventions.nested_settings import Variant, explains_unknown, refuse_unused
+from pyro_fed.conventions.nested_settings import Variant, explains_unknown
 from pyro_fed.conventions.setting_checks import check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.ep import tilted
-from pyro_fed.infer.ep.fedep import FedEP
-from pyro_fed.infer.ep.guided import GuidedFedEP
 from pyro_fed.infer.ep.pvi import TEN_STEPS
-from pyro_fed.infer.ep.tilted import Newton, Numerics, Received, TiltedInference
-from pyro_fed.infer.ep.tilted.base import Around, Tilted
+from pyro_fed.infer.ep.settings import WarmStarted
+from pyro_fed.infer.ep.tilted import Received, Tilted, TiltedInference
 from pyro_fed.infer.sites.gaussian_sites import as_state, flat_site, gaussian
 from pyro_fed.ops.backtrack import backtrack
 from pyro_fed.ops.gaussian import Gaussian
 
 
-@dataclass(frozen=True)
-class _Tempered(Around):
-    """A tilted inference of p_k^(1/ρ) times the cavity, its site to the power ρ."""
-
-    rho: float
-
-    def infer(self, problem: Problem, numerics: Numerics, received: Received, data: ClientData, noise: Noise) -> Tilted:
-        """The site of the likelihood itself."""
-        found = self.client.infer(problem, numerics, received, data._replace(power=data.power / self.rho), noise)
-        return found._replace(site=found.site.power(self.rho))
-
-
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class BayesADMM(FedEP):
+class BayesADMM(WarmStarted):
     """Bayesian ADMM: sites are the duals, and the server averages the clients' Gaussians besides.
 
     Args:
@@ -77,19 +63,10 @@ class BayesADMM(FedEP):
         tolerance: the run has converged when no mean moves by more than this many SDs in a round, and no SD by
             more than this share.
         guide: an automatic Gaussian guide of Pyro, as of `FedEP`.
-        num_guide_draws: refused: hand-written guides are federated by FedEP and PVI.
         client: how a client minimises: "newton" is ten steps; "ivon" is taken on large models where none is set.
         start: as of `FedEP`.
         averaging: as of `FedEP`.
         warm_tolerance: as of `FedEP`.
-        damping: refused: ρ has its place.
-        min_fraction: a change of q is skipped where less than this share of it can be taken.
-        margin: smallest eigenvalue that one round may leave of q's precision, relative to what it was.
-        min_curvature: smallest eigenvalue of a scaled curvature where it is not positive definite.
-        step_control: refused: steps are the method's.
-        server_optimiser: refused likewise.
-        client_optimiser: refused likewise.
-        changes: refused likewise.
         rho: ρ, how hard a client is held to q; none of it changes the fixed point.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
 
@@ -103,9 +80,6 @@ class BayesADMM(FedEP):
         >>> idata = pf.run(pf.BayesADMM(), fed)
     """
 
-    guided: ClassVar[type[GuidedFedEP] | None] = None
-    held_back: ClassVar[bool] = False
-    steered: ClassVar[bool] = False
     shorthands: ClassVar[Mapping[str, Mapping[str, Variant]]] = {"client": {"newton": TEN_STEPS}}
 
     client: TiltedInference | tilted.Name = TEN_STEPS
@@ -114,30 +88,28 @@ class BayesADMM(FedEP):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(self, "rho")
-        unused = ("damping", "step_control", "server_optimiser", "client_optimiser", "changes")
-        refuse_unused(self, "the steps are the method's, by its rho", *unused)
-        if isinstance(self.client, Newton) and self.client.steps == 1:
+        if self.solver.newton_steps == 1:
             raise SettingError(f"{type(self).__name__}: one Newton step is FedEP's; take steps=2 or more, or FedEP")
 
-    @property
-    def inference(self) -> TiltedInference:
-        """The client, at the likelihood to the power 1/ρ."""
-        return cast(TiltedInference, _Tempered(super().inference, self.rho))
+    def tilted(self, problem: Problem, received: Received, data: ClientData, noise: Noise) -> Tilted:
+        """t̂_k of p_k^(1/ρ) q_-k, to the power ρ."""
+        answer = super().tilted(problem, received, data._replace(power=data.power / self.rho), noise)
+        return answer._replace(site=answer.site.power(self.rho))
 
-    def _states(self, problem: Problem, q: Gaussian, prior: Gaussian, sites: Gaussian) -> tuple[State, State]:
-        shared, local = super()._states(problem, q, prior, sites)
+    def first_states(self, problem: Problem, q: Gaussian, prior: Gaussian, sites: Gaussian) -> tuple[State, State]:
+        shared, local = super().first_states(problem, q, prior, sites)
         return {**shared, **as_state(flat_site(problem, self.structure), "ahead_")}, local
 
-    def cavity(self, shared: State, site: Gaussian) -> Gaussian:
+    def cavity(self, received: State, site: Gaussian) -> Gaussian:
         """q / t_k^(1/ρ), (C,)."""
-        return gaussian(shared).quotient(site.power(1 / self.rho))
+        return gaussian(received).quotient(site.power(1 / self.rho))
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """The server's average, and how far it is ahead of the product of the sites."""
         q, sent, ahead = gaussian(shared), self.changes_of(messages).product_over(0), gaussian(shared, "ahead_")
         prior = gaussian(shared, "prior_delta_")
         whole = sent.power(2.0).product(prior).quotient(ahead).power(1 / (1 + self.rho * int(shared["num_clients"])))
-        taken = float(backtrack(q, whole, min_fraction=self.min_fraction, margin=self.margin))
+        taken = float(backtrack(q, whole))
         step = whole.power(taken)
         told = messages["usable"].double()
         return {

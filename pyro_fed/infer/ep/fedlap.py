@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal, cast
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -47,10 +47,8 @@ from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.infer.ep import tilted
-from pyro_fed.infer.ep.fedep import FedEP
-from pyro_fed.infer.ep.guided import GuidedFedEP
-from pyro_fed.infer.ep.tilted import Laplace, Numerics, Received, TiltedInference
-from pyro_fed.infer.ep.tilted.base import Around, Tilted
+from pyro_fed.infer.ep.settings import ClientOptimised, Controlled, WarmStarted
+from pyro_fed.infer.ep.tilted import Laplace, Received, Tilted, TiltedInference
 from pyro_fed.infer.sites.gaussian_sites import gaussian
 from pyro_fed.ops.gaussian import Gaussian
 
@@ -60,25 +58,9 @@ from pyro_fed.ops.gaussian import Gaussian
 NARROW = 0.1
 
 
-@dataclass(frozen=True)
-class _Duals(Around):
-    """A tilted inference of which the mode alone is kept: sites without a precision."""
-
-    def infer(self, problem: Problem, numerics: Numerics, received: Received, data: ClientData, noise: Noise) -> Tilted:
-        """v_k = Λ_-k θ_k - η_-k, by which q_-k t_k has its mean at the tilted mode; and how far that is from m."""
-        found, cavity = self.client.infer(problem, numerics, received, data, noise), received.cavity
-        tilted = found.site.product(cavity)
-        mode = tilted.mean()
-        site = type(cavity)(torch.zeros_like(cavity.precision), -cavity.score(mode))
-        # The score at m of a Gaussian of precision P_k and mean θ_k is P_k (θ_k - m).
-        start = received.q.mean()
-        gap = ((mode - start) * tilted.score(start)).sum(-1).clamp_min(0).sqrt()
-        return found._replace(site=site, info={**found.info, "gap": gap, "curvature": found.site.precision})
-
-
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class FedLapCov(FedEP):
+class FedLapCov(WarmStarted, ClientOptimised, Controlled):
     """FedLap with covariances: partitioned variational inference by Laplace's approximation at each client.
 
     Args:
@@ -88,15 +70,11 @@ class FedLapCov(FedEP):
         num_points: Sobol points of a client that takes expectations; even.
         tolerance: the run has converged when no mean has more than this many SDs to go, and no SD more than this share.
         guide: an automatic Gaussian guide of Pyro, as of `FedEP`.
-        num_guide_draws: refused: hand-written guides are federated by FedEP and PVI.
         client: how the clients approximate: "laplace", and on large models "ivon" with narrow draws.
         start: as of `FedEP`, "prior" by default: sites of one.
         averaging: as of `FedEP`.
         warm_tolerance: as of `FedEP`.
         damping: δ, in (0, 1]; None takes one over the clients of the round.
-        min_fraction: a change of q is skipped where less than this share of it can be taken.
-        margin: smallest eigenvalue that one round may leave of q's precision, relative to what it was.
-        min_curvature: smallest eigenvalue of a scaled curvature where it is not positive definite.
         step_control: of client="newton" alone, as of `FedEP`.
         server_optimiser: as of `FedEP`.
         client_optimiser: as of `FedEP`.
@@ -113,14 +91,12 @@ class FedLapCov(FedEP):
         >>> idata = pf.run(pf.FedLapCov(), fed)
     """
 
-    guided: ClassVar[type[GuidedFedEP] | None] = None
-
     client: TiltedInference | tilted.Name = Laplace()
     start: Literal["auto", "laplace", "prior", "fedavg", "few_rows"] = "prior"
 
     def default_rounds(self, num_clients: int) -> int:
         """Ten times the clients, at least 50: a round takes one over them of what is left, e⁻¹⁰ is below tolerances."""
-        return max(50, 10 * num_clients) if self.deterministic else 20
+        return max(50, 10 * num_clients) if self.solver.deterministic else 20
 
     def points(self, q: Gaussian) -> Tensor:
         """The mean alone, (1, 1, D): a prior that is not Gaussian is taken there too."""
@@ -139,15 +115,11 @@ class FedLap(FedLapCov):
         num_points: Sobol points of a client that takes expectations; even.
         tolerance: the run has converged when the point is at most so many SDs of the posterior from the mode.
         guide: an automatic Gaussian guide of Pyro, as of `FedEP`.
-        num_guide_draws: refused: hand-written guides are federated by FedEP and PVI.
         client: how the clients find their modes: two steps of "laplace", and on large models "ivon" with narrow draws.
         start: as of `FedEP`, "prior" by default: sites of one.
         averaging: as of `FedEP`.
         warm_tolerance: as of `FedEP`.
         damping: δ, in (0, 1]; None takes one over the clients of the round.
-        min_fraction: a change of q is skipped where less than this share of it can be taken.
-        margin: smallest eigenvalue that one round may leave of q's precision, relative to what it was.
-        min_curvature: smallest eigenvalue of a scaled curvature where it is not positive definite.
         step_control: of client="newton" alone, as of `FedEP`.
         server_optimiser: as of `FedEP`.
         client_optimiser: as of `FedEP`.
@@ -168,29 +140,35 @@ class FedLap(FedLapCov):
 
     client: TiltedInference | tilted.Name = Laplace(steps=2)  # from m, which is its own fixed point however few
 
-    @property
-    def inference(self) -> TiltedInference:
-        """The client's modes."""
-        return cast(TiltedInference, _Duals(super().inference))
+    def tilted(self, problem: Problem, received: Received, data: ClientData, noise: Noise) -> Tilted:
+        """v_k = Λ_-k θ_k - η_-k, by which q_-k t_k has its mean at the tilted mode; and how far that is from m."""
+        answer, cavity = super().tilted(problem, received, data, noise), received.cavity
+        found = answer.site.product(cavity)
+        mode = found.mean()
+        site = type(cavity)(torch.zeros_like(cavity.precision), -cavity.score(mode))
+        # The score at m of a Gaussian of precision P_k and mean θ_k is P_k (θ_k - m).
+        start = received.q.mean()
+        gap = ((mode - start) * found.score(start)).sum(-1).clamp_min(0).sqrt()
+        return answer._replace(site=site, info={**answer.info, "gap": gap, "curvature": answer.site.precision})
 
     def default_rounds(self, num_clients: int) -> int:
         """At most 500: see the module's header."""
         return 500
 
-    def _states(self, problem: Problem, q: Gaussian, prior: Gaussian, sites: Gaussian) -> tuple[State, State]:
+    def first_states(self, problem: Problem, q: Gaussian, prior: Gaussian, sites: Gaussian) -> tuple[State, State]:
         """With duals in the place of sites that have a precision, so that the point stays where these had it."""
         curvature = sites.precision
         if bool((curvature != 0).any()):
             sites = type(sites)(torch.zeros_like(curvature), sites.score(q.mean()))
             q = prior.product(sites.product_over(0))
-        shared, local = super()._states(problem, q, prior, sites)
-        if not self.deterministic:
+        shared, local = super().first_states(problem, q, prior, sites)
+        if not self.solver.deterministic:
             local["curvature"] = curvature.clone()
         return {**shared, "gap": torch.full_like(shared["cut"], torch.inf)}, local
 
-    def begin_at(self, shared: State, local: State, cavity: Gaussian) -> Gaussian:
+    def begin_at(self, received: State, local: State, cavity: Gaussian) -> Gaussian:
         """At m; where curvatures are learnt in steps, with those that the client has learnt so far."""
-        q = gaussian(shared)
+        q = gaussian(received)
         if "curvature" not in local:
             return q
         precision = cavity.precision + local["curvature"]
@@ -228,7 +206,7 @@ class FedLap(FedLapCov):
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
         """Whether the bound, over as many rounds as let every client work once, is below the tolerance."""
-        if not self.deterministic:
+        if not self.solver.deterministic:
             return None
         window = math.ceil(1 / figures[-1]["share"])
         recent = figures[-window:]
@@ -238,8 +216,8 @@ class FedLap(FedLapCov):
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
         """Besides those of `FedEP`: how far the point may be from the mode."""
         notes = super().warnings(record, problem)
-        if record.converged is False or not self.deterministic:
-            sentence = sentences.point_not_converged if self.deterministic else sentences.point_by_random_steps
+        if record.converged is False or not self.solver.deterministic:
+            sentence = sentences.point_not_converged if self.solver.deterministic else sentences.point_by_random_steps
             notes.append(sentence(rounds=len(record.figures), sds=record.latest.get("bound", math.inf)))
         return notes
 

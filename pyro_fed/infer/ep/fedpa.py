@@ -14,18 +14,15 @@ sum's gradient, and keeps the mean alone. Its covariance by dynamic programming 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.states import State
-from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
-from pyro_fed.density.problem import Problem
+from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.infer.ep import tilted
-from pyro_fed.infer.ep.fedep import FedEP
-from pyro_fed.infer.ep.guided import GuidedFedEP
+from pyro_fed.infer.ep.settings import ClientOptimised, Controlled, WarmStarted
 from pyro_fed.infer.ep.tilted import MCMC, Laplace, TiltedInference
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
 from pyro_fed.ops.gaussian import Gaussian
@@ -33,7 +30,7 @@ from pyro_fed.ops.gaussian import Gaussian
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class FedPA(FedEP):
+class FedPA(WarmStarted, ClientOptimised, Controlled):
     """Federated posterior averaging: the product of Gaussians fitted to the clients' likelihoods.
 
     Args:
@@ -42,9 +39,7 @@ class FedPA(FedEP):
         curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians up to `full_dim`
             parameters.
         num_points: Sobol points for expectations under q; even.
-        tolerance: refused: the answers do not depend on q, so that there is nothing to converge.
-        guide: in place of `covariance`, an automatic Gaussian guide of Pyro, class or instance; a function is refused.
-        num_guide_draws: refused, as guides that are functions are.
+        guide: in place of `covariance`, an automatic Gaussian guide of Pyro, class or instance.
         client: how a client approximates its own likelihood: `pf.tilted.MCMC` (with shrinkage, as published),
             `pf.tilted.Laplace`, or another inference of `pf.tilted`, or its name for its defaults.
         start: where the clients' chains and searches start: "laplace" (federated, with all clients), "prior", or
@@ -55,9 +50,6 @@ class FedPA(FedEP):
             under an improper prior, at `FedLaplace`'s own tolerance.
         damping: δ, in (0, 1]; 1 is plain averaging. With an optimiser, its learning rate. None takes 1 for "newton",
             and else one over the clients of the round.
-        min_fraction: a change of q is skipped where less than this share of it can be taken.
-        margin: smallest eigenvalue that one round may leave of q's precision, relative to what it was.
-        min_curvature: smallest eigenvalue of a scaled curvature where it is not positive definite.
         step_control: how Newton steps are accelerated and held back.
         server_optimiser: of Σ_k Δ_k: a `pf.optim` optimiser, or its name for the defaults: "sgd", "adagrad", "adam".
             None adds the changes, each to the fraction that leaves q a distribution.
@@ -76,17 +68,11 @@ class FedPA(FedEP):
         >>> idata = pf.run(pf.FedPA(client=pf.tilted.MCMC(steps=500)), fed)
     """
 
-    guided: ClassVar[type[GuidedFedEP] | None] = None
-
     client: TiltedInference | tilted.Name = MCMC()
     damping: float | None = 1.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        refuse_unused(self, "the clients' answers do not depend on q, so that nothing converges", "tolerance")
-
-    def cavity(self, shared: State, site: Gaussian) -> Gaussian:
-        """One everywhere: a client looks at its own likelihood alone, (C,)."""
+    def cavity(self, received: State, site: Gaussian) -> Gaussian:
+        """q_-k = 1: a client looks at its own likelihood alone, (C,)."""
         return type(site)(torch.zeros_like(site.precision), torch.zeros_like(site.eta))
 
     def default_rounds(self, num_clients: int) -> int:
@@ -100,7 +86,7 @@ class FedPA(FedEP):
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class BCM(FedEP):
+class BCM(ClientOptimised):
     """The Bayesian committee machine: one round, each client with the whole prior.
 
     Args:
@@ -109,18 +95,9 @@ class BCM(FedEP):
         curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians up to `full_dim`
             parameters.
         num_points: Sobol points for expectations under q; even.
-        tolerance: refused: one round is all.
-        guide: in place of `covariance`, an automatic Gaussian guide of Pyro, class or instance; a function is refused.
-        num_guide_draws: refused, as guides that are functions are.
+        guide: in place of `covariance`, an automatic Gaussian guide of Pyro, class or instance.
         client: how a client approximates its own posterior: an inference of `pf.tilted`, or its name for its defaults.
-        start: "prior" alone.
-        averaging: refused, as a warm start is.
-        warm_tolerance: refused, as a warm start is.
         damping: δ, in (0, 1]; with an optimiser, its learning rate. 1 is the committee machine.
-        min_fraction: a change of q is skipped where less than this share of it can be taken.
-        margin: smallest eigenvalue that one round may leave of q's precision, relative to what it was.
-        min_curvature: smallest eigenvalue of a scaled curvature where it is not positive definite.
-        step_control: refused: there are no steps from round to round.
         server_optimiser: of Σ_k Δ_k: a `pf.optim` optimiser, or its name for the defaults: "sgd", "adagrad", "adam".
             None adds the changes, each to the fraction that leaves q a distribution.
         client_optimiser: the same, of each client's Δ_k.
@@ -138,32 +115,12 @@ class BCM(FedEP):
         >>> idata = pf.run(pf.BCM(), fed)
     """
 
-    guided: ClassVar[type[GuidedFedEP] | None] = None
-    steered: ClassVar[bool] = False
-
     client: TiltedInference | tilted.Name = Laplace()
     damping: float | None = 1.0
-    start: Literal["auto", "laplace", "prior"] = "prior"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        refuse_unused(
-            self,
-            "one round from the prior is all; use FedEP",
-            "start",
-            "averaging",
-            "warm_tolerance",
-            "tolerance",
-            "step_control",
-        )
 
     def default_rounds(self, num_clients: int) -> int:
         """A single round."""
         return 1
-
-    def warm_start(self, problem: Problem) -> Algorithm | None:
-        """None: one round is all."""
-        return None
 
     def download(self, shared: State, clients: Tensor) -> State:
         """The Gaussian q and the prior."""
@@ -171,9 +128,9 @@ class BCM(FedEP):
             self, {**as_state(gaussian(shared)), **as_state(gaussian(shared, "prior_"), "prior_")}, clients
         )
 
-    def cavity(self, shared: State, site: Gaussian) -> Gaussian:
-        """The prior, a copy of it at every client, (C,)."""
-        return gaussian(shared, "prior_")
+    def cavity(self, received: State, site: Gaussian) -> Gaussian:
+        """q_-k = p_0, a copy of it at every client, (C,)."""
+        return gaussian(received, "prior_")
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
         """After its one round."""

@@ -21,18 +21,17 @@ from pyro_fed.algorithm.capabilities import Held, NoisyRound, Sent, no_sites
 from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.states import State
-from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
+from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.density.problem import Problem
-from pyro_fed.infer.ep.fedep import FedEP
-from pyro_fed.infer.ep.guided import GuidedFedEP
-from pyro_fed.infer.ep.site_updates import held_changes, without_value
+from pyro_fed.infer.ep.settings import Controlled, ServerOptimised, WarmStarted
+from pyro_fed.infer.ep.site_contributions import held_changes, without_value
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
 from pyro_fed.ops.gaussian import Gaussian
 
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class FedSEP(FedEP):
+class FedSEP(WarmStarted, ServerOptimised, Controlled):
     """Stochastic expectation propagation: FedEP whose clients keep no state.
 
     Args:
@@ -44,8 +43,7 @@ class FedSEP(FedEP):
         num_points: Sobol points for expectations under q; even.
         tolerance: the run has converged when no mean moves by more than this many SDs in a round, and no SD by
             more than this share.
-        guide: in place of `covariance`, an automatic Gaussian guide of Pyro, class or instance; a function is refused.
-        num_guide_draws: refused, as guides that are functions are.
+        guide: in place of `covariance`, an automatic Gaussian guide of Pyro, class or instance.
         client: how the clients approximate their tilted distributions: a `pf.tilted` inference with its settings, or
             its name for their defaults: "newton", "laplace", "fisher" (L), "mcmc" (M), "identity" (I), "ngvi" (V),
             "svi", "ivon". On models of more than 1000 parameters "ivon" is taken where none is set.
@@ -59,13 +57,9 @@ class FedSEP(FedEP):
         damping: δ, in (0, 1]; with an optimiser, its learning rate. None takes 1 for "newton", and else one over the
             clients of the round: q is then the geometric mean of their tilted distributions, which no noise of theirs
             compounds.
-        min_fraction: a change of q is skipped where less than this share of it can be taken.
-        margin: smallest eigenvalue that one round may leave of q's precision, relative to what it was.
-        min_curvature: smallest eigenvalue of a scaled curvature where it is not positive definite.
         step_control: how Newton steps are accelerated and held back.
         server_optimiser: of Σ_k Δ_k: a `pf.optim` optimiser, or its name for the defaults: "sgd", "adagrad", "adam".
             None adds the changes, each to the fraction that leaves q a distribution.
-        client_optimiser: refused: there is no local state for it.
         changes: what the server's optimiser is given: the "sum" of the clients' changes, as Algorithm 3 says, or their
             "mean", as the authors' code.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
@@ -81,13 +75,7 @@ class FedSEP(FedEP):
     """
 
     additive: ClassVar[bool] = True
-    guided: ClassVar[type[GuidedFedEP] | None] = None
-    held_back: ClassVar[bool] = False
     corrected: ClassVar[bool] = False  # there is no site to correct
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        refuse_unused(self, "its clients keep no state for an optimiser; use FedEP", "client_optimiser")
 
     def regroup(self, problem: Problem, shared: State, local: State, origin: Tensor) -> tuple[State, State]:
         """Refused: the clients keep no sites.
@@ -107,9 +95,9 @@ class FedSEP(FedEP):
         average = q.quotient(gaussian(shared, "prior_")).power(1.0 / int(shared["num_clients"]))
         return Algorithm.download(self, {**as_state(q), **as_state(average, "average_")}, clients)
 
-    def old_site(self, shared: State, local: State) -> Gaussian:
+    def old_site(self, received: State, local: State) -> Gaussian:
         """The site that changes refer to: the average of all, (C,)."""
-        return gaussian(shared, "average_")
+        return gaussian(received, "average_")
 
     def settle(self, told: State, local: State) -> State:
         """What the clients keep of a round: nothing."""

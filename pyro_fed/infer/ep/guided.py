@@ -39,12 +39,13 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
 from pyro_fed.density.scores import likelihood_scores
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.ep.site_updates import at_rest
+from pyro_fed.infer.ep.findings import at_rest
 from pyro_fed.infer.guides.automatic import is_hand_written
 from pyro_fed.infer.guides.kept_draws import KeptDraws
 from pyro_fed.infer.guides.written import Draws, GuideFamily, read_guide
 from pyro_fed.infer.sites.derivatives import in_blocks
 from pyro_fed.infer.sites.gaussian_sites import largest_move
+from pyro_fed.ops.backtrack import MIN_FRACTION
 
 #: Seed of the draws behind expectations, the same at the server and at all clients.
 DRAWS_SEED = 0
@@ -63,7 +64,6 @@ class GuidedFedEP(KeptDraws, Algorithm, SiteKeeping, ServerWork, OnCPU):
         tolerance: the run has converged when no mean moves by more than this many SDs in a round, and no SD by
             more than this share.
         damping: δ, in (0, 1].
-        min_fraction: a change of λ is skipped where less than this can be taken.
 
     References:
         Khan & Lin (2017); Bui et al. (2018), Property 4.
@@ -79,12 +79,11 @@ class GuidedFedEP(KeptDraws, Algorithm, SiteKeeping, ServerWork, OnCPU):
     num_points: int = 1024
     tolerance: float = 1e-3
     damping: float = 1.0
-    min_fraction: float = 1e-6
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least(self, 2, "num_points")
-        check_positive(self, "tolerance", "min_fraction")
+        check_positive(self, "tolerance")
         check_between(self, "damping", 0, 1)
         if self.num_points % 2:
             raise SettingError(f"{type(self).__name__}: num_points must be even, received {self.num_points}")
@@ -174,7 +173,7 @@ class GuidedFedEP(KeptDraws, Algorithm, SiteKeeping, ServerWork, OnCPU):
         family, total, fraction = self.family(problem), shared["sum"], shared["fraction"]
         while not family.proper(shared["natural"] + fraction * total):
             fraction = fraction / 2
-            if fraction < self.min_fraction:
+            if fraction < MIN_FRACTION:
                 fraction = torch.zeros_like(fraction)
                 break
         natural = shared["natural"] + fraction * total

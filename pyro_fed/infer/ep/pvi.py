@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pyro_fed.algorithm.schedule import All, RoundRobin, Schedule
 from pyro_fed.conventions.nested_settings import Variant, explains_unknown
 from pyro_fed.conventions.setting_checks import check_choice
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.ep import tilted
+from pyro_fed.infer.ep.expectation_propagation import EP
 from pyro_fed.infer.ep.fedep import FedEP
 from pyro_fed.infer.ep.guided import GuidedFedEP
 from pyro_fed.infer.ep.tilted import IVON, SVI, Newton, TiltedInference
@@ -45,7 +46,6 @@ class GuidedPVI(GuidedFedEP):
         tolerance: the run has converged when no mean moves by more than this many SDs in a round, and no SD by
             more than this share.
         damping: δ, in (0, 1].
-        min_fraction: a change of λ is skipped where less than this can be taken.
         order: "sequential" or "synchronous".
 
     Example:
@@ -97,9 +97,6 @@ class PVI(FedEP):
             under an improper prior, at `FedLaplace`'s own tolerance.
         damping: δ, in (0, 1]; with an optimiser, its learning rate. None takes 1 for "newton", and for
             "svi" one over the clients of the round.
-        min_fraction: a change of q is skipped where less than this share of it can be taken.
-        margin: smallest eigenvalue that one round may leave of q's precision, relative to what it was.
-        min_curvature: smallest eigenvalue of a scaled curvature where it is not positive definite.
         step_control: how Newton steps are accelerated and held back.
         server_optimiser: of Σ_k Δ_k: a `pf.optim` optimiser, or its name for the defaults: "sgd", "adagrad", "adam".
             None adds the changes, each to the fraction that leaves q a distribution.
@@ -120,8 +117,7 @@ class PVI(FedEP):
         >>> idata = pf.run(pf.PVI(client=pf.tilted.Newton(steps=3), order="synchronous"), fed)
     """
 
-    guided: ClassVar[type[GuidedFedEP] | None] = GuidedPVI
-    held_back: ClassVar[bool] = False
+    guided: ClassVar[type[GuidedFedEP]] = GuidedPVI
     shorthands: ClassVar[Mapping[str, Mapping[str, Variant]]] = {"client": {"newton": TURN}}
 
     order: Order = "sequential"
@@ -130,14 +126,7 @@ class PVI(FedEP):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice(self, "order", ("sequential", "synchronous"))
-        if not isinstance(self.client, Newton | SVI | IVON):
-            raise SettingError(
-                "PVI: client must be 'newton', 'svi' or 'ivon', which minimise KL(q || tilted), received "
-                f"{self.client!r}; use FedEP for the others"
-            )
-
-    def _guide_settings(self) -> dict[str, Any]:
-        return super()._guide_settings() | {"order": self.order}
+        check_minimises(self)
 
     def default_schedule(self) -> Schedule:
         """One client in turn, or all."""
@@ -145,8 +134,8 @@ class PVI(FedEP):
 
     def default_rounds(self, num_clients: int) -> int:
         """Ten passes over the clients; rounds of all are as many as `FedEP`'s by "ivon"."""
-        if self.order == "synchronous" and isinstance(self.client, IVON):
-            return self.client.rounds
+        if self.order == "synchronous" and not self.solver.deterministic:
+            return self.solver.default_rounds
         return rounds_of(self.order, num_clients)
 
 
@@ -158,3 +147,16 @@ def schedule_of(order: Order) -> Schedule:
 def rounds_of(order: Order, num_clients: int) -> int:
     """Ten passes over the clients, or 20 rounds of all."""
     return 10 * num_clients if order == "sequential" else 20
+
+
+def check_minimises(algorithm: EP) -> None:
+    """Refuse a client's inference that does not minimise its free energy, KL(q ‖ tilted density).
+
+    Raises:
+        SettingError: it is another.
+    """
+    if not isinstance(algorithm.client, Newton | SVI | IVON):
+        raise SettingError(
+            f"{type(algorithm).__name__}: client must be 'newton', 'svi' or 'ivon', which minimise KL(q || tilted), "
+            f"received {algorithm.client!r}; use FedEP for the others"
+        )

@@ -1,4 +1,4 @@
-"""How far FedEP's server goes with the sum of its clients' expected Newton steps: held back, or accelerated.
+"""The step rule of expected Newton steps: how far the server goes with their sum, held back or accelerated.
 
 A diagonal precision P has not the posterior's curvature H. Where parameters are correlated (650 weights of positive
 pixels) the mean step P⁻¹r, with r the score of q's mean, is too long by up to the largest eigenvalue of P⁻¹H, which
@@ -22,18 +22,25 @@ which only ever shortens, whatever a client sends: q is still a product of sites
 
 With all clients at work Anderson acceleration (`ops.anderson`) is added instead: it removes the long steps' modes in
 fewer rounds than holding back takes, up to a few hundred parameters; where it does not, a run says so when it ends.
+
+Where the clients say what the evidence's lower bound is made of, a step after which that has fallen is taken back: see
+`ascent`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import Settings, explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
+from pyro_fed.infer.ep import ascent
+from pyro_fed.infer.ep.ascent import Climb
+from pyro_fed.infer.ep.states import Server
+from pyro_fed.infer.ep.steps import Step, StepRule, largest_fractions, nothing
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
 from pyro_fed.ops.anderson import acceleration, remember
 from pyro_fed.ops.gaussian import Gaussian
@@ -46,6 +53,10 @@ UNHELD = 1e30
 LEAST = 0.125
 #: Rounds that the acceleration remembers and its longest step where none are set, by structure.
 ACCELERATION = {"full": (4, 5.0), "diag": (20, 1e4)}
+
+
+#: Entries of the server's state that are NaN or infinite where nothing is remembered.
+UNKNOWN = frozenset({"shortest", "points_precision", "points_eta", "moves_precision", "moves_eta"})
 
 
 @explains_unknown
@@ -75,11 +86,6 @@ class StepControl(Settings):
         >>> pf.run(pf.FedEP(covariance="diag", step_control=pf.StepControl(reach=0.5)), fed)
     """
 
-    #: Entries of the server's state that are NaN or infinite where nothing is remembered.
-    unknown: ClassVar[frozenset[str]] = frozenset(
-        {"shortest", *(f"{kind}_{part}" for kind in ("points", "moves") for part in ("precision", "eta"))}
-    )
-
     memory: int | None = None
     longest_step: float | None = None
     growth: float = 2.0
@@ -100,95 +106,134 @@ class StepControl(Settings):
         """Likewise, and nothing is held back."""
         return replace(self, memory=0, reach=UNHELD)
 
-    def acceleration(self, q: Gaussian) -> tuple[int, float]:
-        """Rounds that the acceleration remembers, and its longest step."""
-        memory, longest = ACCELERATION["full" if q.dense else "diag"]
-        return memory if self.memory is None else self.memory, self.longest_step or longest
 
-    def before(self, q: Gaussian) -> State:
-        """What is remembered before the first round: an empty history, and that nothing was held back."""
+@dataclass(frozen=True)
+class NewtonSteps(StepRule):
+    """The sum of expected Newton steps, taken back where the bound falls, held back where it is not known, accelerated.
+
+    Args:
+        control: the user's settings.
+        damping: δ.
+        accelerates: whether each client's change is one step at q itself, as the acceleration needs.
+        climbs: whether the clients say what the bound is made of.
+    """
+
+    control: StepControl
+    damping: float
+    accelerates: bool
+    climbs: bool
+
+    @property
+    def wants_bound(self) -> bool:
+        """As `climbs`."""
+        return self.climbs
+
+    def memory(self, q: Gaussian) -> State:
+        """No best q, an empty history, and that nothing was held back."""
         never = {
             "caution": q.eta.new_ones(()),
             "shortest": q.eta.new_full((), torch.inf),
             "turning": q.eta.new_ones(()),
             "turned": q.eta.new_zeros(2 * q.dim),
         }
-        return {**self.nothing_known(q), **never}
+        return {**super().memory(q), **self._no_history(q), **never, **ascent.first_climb(q).state()}
 
-    def nothing_known(self, q: Gaussian) -> State:
-        """An empty history."""
-        rounds = self.acceleration(q)[0]
-        past = type(q)(*(part.new_full((rounds, *part.shape), torch.nan) for part in (q.precision, q.eta)))
-        return {**as_state(past, "points_"), **as_state(past, "moves_")}
+    def step(self, server: Server, changes: Gaussian, bound: Tensor | None) -> Step:
+        """q Π_k (Δ_k)^s_k and what acceleration adds; or a q to try in place of one at which the bound has fallen."""
+        q, move, memory = server.q, changes.product_over(0), server.memory
+        everyone = len(changes.eta) - 1 == int(server.num_clients)
+        radius = torch.inf
+        if self.climbs and everyone and bound is not None:
+            climb = Climb.of(memory).with_bound(bound)
+            if bool(climb.slow):
+                return self._back_to(climb.highest(q, bound), server, changes, climb)
+            if (back := climb.way_back(q, bound, self.control.fall)) is not None:
+                return self._back_to(back[0], server, changes, back[1])
+            if bool(bound.isfinite()):
+                climb = climb.kept(q, bound, move, self.control.fall)
+                radius = float(climb.radius)
+            memory = {**memory, **climb.state()}
+        # A step of all clients whose bound is known can be taken back: it need not be held back before.
+        revocable = everyone and (bound is not None or not self.climbs)
+        share, cautions = (1.0, State()) if revocable else self._held_back(server, move, everyone)
+        within = ascent.fraction_within(q, move, share, radius)
+        fractions = largest_fractions(q, changes, self.damping * within)
+        taken = changes.power(fractions)
+        whole = self.accelerates and revocable and bool((fractions == self.damping).all())
+        added, history = self._accelerated(server, move) if whole else (nothing(q), self._no_history(q))
+        cut = {"cut": q.eta.new_tensor(float(within < share))}
+        new = q.product(taken.product_over(0)).product(added)
+        return Step(new, taken, fractions, added, {**memory, **cautions, **history, **cut})
 
-    def held_back(self, shared: State, move: Gaussian, clients: int, told: bool = True) -> tuple[float, State]:
-        """The share of the damping that a step may take, and what is remembered of it.
+    def _back_to(self, new: Gaussian, server: Server, changes: Gaussian, climb: Climb) -> Step:
+        """Another q, whose sites are all its equal shares, as before any round.
 
-        Args:
-            shared: the server's state.
-            move: the undamped change of q.
-            clients: how many are at work.
-            told: whether their log-likelihoods are known, by which a step of all of them can be taken back.
+        What they had at the q that is given up says nothing, and a change from there could not be told from a dishonest
+        one.
         """
-        q = gaussian(shared)
-        known = {name: shared[name] for name in ("caution", "shortest")}
-        everyone = clients == int(shared["num_clients"])
-        if everyone and told:
-            return 1.0, known
-        if everyone and q.dense and self.memory != 0:
-            known |= _turned(shared, q, move)
-            return float(known["turning"]) * self._within_reach(q, move), known
+        none = changes.power(0.0)
+        flat = type(none)(torch.zeros_like(none.precision), torch.zeros_like(none.eta))  # also where they are NaN
+        memory = {**server.memory, **climb.state(), **self._no_history(server.q)}
+        fractions = new.eta.new_zeros(len(changes.eta))
+        return Step(new, flat, fractions, new.quotient(server.prior), memory, reset=True)
+
+    def _held_back(self, server: Server, move: Gaussian, everyone: bool) -> tuple[float, State]:
+        """The share of the damping that a step may take which nobody can take back, and what is remembered of it."""
+        q, memory, control = server.q, server.memory, self.control
+        if everyone and q.dense and control.memory != 0:
+            turned = _turned(memory, q, move)
+            return float(turned["turning"]) * self._within_reach(q, move), turned
         after = q.precision + move.precision
         if q.dense or not bool((after > 0).all()):
-            return self._within_reach(q, move), known
+            return self._within_reach(q, move), {}
         score = move.score(q.mean())
-        length, reach = (score.square() / after).sum().sqrt(), self.reach * q.dim**0.5
-        far = (length > self.growth * shared["shortest"]) & (length > reach)
-        known["caution"] = torch.where(far, shared["caution"] / 2, shared["caution"])
-        known["shortest"] = torch.where(far, length, torch.minimum(length, shared["shortest"]))
+        length, reach = (score.square() / after).sum().sqrt(), control.reach * q.dim**0.5
+        far = (length > control.growth * memory["shortest"]) & (length > reach)
+        caution = torch.where(far, memory["caution"] / 2, memory["caution"])
+        shortest = torch.where(far, length, torch.minimum(length, memory["shortest"]))
         step = ((score / after).square() * q.precision).sum().sqrt()
-        return float(known["caution"] * (reach / step).clamp_max(1.0)), known
+        return float(caution * (reach / step).clamp_max(1.0)), {"caution": caution, "shortest": shortest}
 
     def _within_reach(self, q: Gaussian, move: Gaussian) -> float:
         """The largest fraction 1, 1/2, ... of a change that moves the mean no further than q reaches."""
         mean, fraction = q.mean(), 1.0
         for _ in range(HALVINGS):
             step = q.product(move.power(fraction)).mean() - mean
-            if bool(-(step * (q.score(mean + step) - q.score(mean))).sum() <= self.reach**2 * q.dim):
+            if bool(-(step * (q.score(mean + step) - q.score(mean))).sum() <= self.control.reach**2 * q.dim):
                 break
             fraction /= 2
         return fraction
 
-    def added(self, shared: State, move: Gaussian, whole: bool, damping: float) -> State:
-        """What acceleration adds to q, and its history.
+    def _accelerated(self, server: Server, move: Gaussian) -> tuple[Gaussian, State]:
+        """What Anderson's rule adds to the undamped change of q, and the history of these."""
+        q, control = server.q, self.control
+        if control.memory == 0:
+            return nothing(q), self._no_history(q)
+        points = remember(gaussian(server.memory, "points_"), q)
+        moves = remember(gaussian(server.memory, "moves_"), move)
+        longest = control.longest_step or ACCELERATION[_structure(q)][1]
+        added = acceleration(points, moves, self.damping, control.growth, longest)
+        return added, {**as_state(points, "points_"), **as_state(moves, "moves_")}
 
-        Args:
-            shared: the server's state.
-            move: the undamped change of q.
-            whole: whether it is a step of all clients, none held back; only these are accelerated and remembered.
-            damping: the fraction of the move that q takes.
-        """
-        q = gaussian(shared)
-        if not whole or self.memory == 0:
-            return {**nothing_added(q), **self.nothing_known(q)}
-        points, moves = remember(gaussian(shared, "points_"), q), remember(gaussian(shared, "moves_"), move)
-        further = acceleration(points, moves, damping, self.growth, self.acceleration(q)[1])
-        return {**as_state(further, "added_"), **as_state(points, "points_"), **as_state(moves, "moves_")}
-
-
-def nothing_added(q: Gaussian) -> State:
-    """What `added` gives where q is not accelerated."""
-    return as_state(type(q).zeros((), q.dim, device=q.eta.device), "added_")
+    def _no_history(self, q: Gaussian) -> State:
+        """Points and moves of no round."""
+        rounds = ACCELERATION[_structure(q)][0] if self.control.memory is None else self.control.memory
+        past = type(q)(*(part.new_full((rounds, *part.shape), torch.nan) for part in (q.precision, q.eta)))
+        return {**as_state(past, "points_"), **as_state(past, "moves_")}
 
 
-def _turned(shared: State, q: Gaussian, move: Gaussian) -> State:
+def _structure(q: Gaussian) -> str:
+    return "full" if q.dense else "diag"
+
+
+def _turned(memory: State, q: Gaussian, move: Gaussian) -> State:
     """The share of a step by what the one before it has left, and what is remembered of this one."""
     covariance = q.moments()[1]
     variance = covariance.diagonal()
     mean = covariance @ move.score(q.mean()) * variance.rsqrt()
     narrower = 0.5 * (covariance @ move.precision * covariance).sum(-1) / variance
-    step, before = torch.cat([mean, narrower]), shared["turned"]
+    step, before = torch.cat([mean, narrower]), memory["turned"]
     away = before - step
-    share = shared["turning"] * (before * away).sum() / away.square().sum()
+    share = memory["turning"] * (before * away).sum() / away.square().sum()
     known = bool(before.any()) and bool(share.isfinite())
     return {"turned": step, "turning": share.clamp(LEAST, 1.0) if known else torch.ones_like(share)}

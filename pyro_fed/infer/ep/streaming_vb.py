@@ -13,17 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from pyro_fed.algorithm.record import Record
+from pyro_fed.algorithm.schedule import RoundRobin, Schedule
 from pyro_fed.codes import cures, sentences
 from pyro_fed.codes.finding import Finding
-from pyro_fed.conventions.nested_settings import Variant, explains_unknown, refuse_unused
+from pyro_fed.conventions.nested_settings import Variant, explains_unknown
 from pyro_fed.density.problem import Problem
-from pyro_fed.errors import SettingError
 from pyro_fed.infer.ep import tilted
-from pyro_fed.infer.ep.guided import GuidedFedEP
-from pyro_fed.infer.ep.pvi import PVI, TEN_STEPS, Order
+from pyro_fed.infer.ep.expectation_propagation import EP
+from pyro_fed.infer.ep.pvi import TEN_STEPS, check_minimises
 from pyro_fed.infer.ep.step_control import StepControl
 from pyro_fed.infer.ep.tilted import TiltedInference
 
@@ -33,7 +33,7 @@ WHOLE = StepControl(reach=1e12, growth=1e12)
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class StreamingVB(PVI):
+class StreamingVB(EP):
     """Streaming variational Bayes: one pass over the clients, each with the posterior so far as its prior.
 
     Args:
@@ -43,23 +43,9 @@ class StreamingVB(PVI):
         curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians up to `full_dim`
             parameters.
         num_points: Sobol points for expectations under q; even. A hand-written guide takes eight draws a point.
-        tolerance: refused: one pass is all.
-        guide: in place of `covariance`, an automatic Gaussian guide of Pyro, class or instance; a function is refused.
-        num_guide_draws: refused, as guides that are functions are.
+        guide: in place of `covariance`, an automatic Gaussian guide of Pyro, class or instance.
         client: how a client minimises its free energy: `pf.tilted.Newton`, `pf.tilted.SVI`, or its name; "newton" is
             ten steps; "ivon" is taken on models of more than 1000 parameters where none is set.
-        start: "prior" alone: what has been learnt so far is the prior of the next client.
-        averaging: refused, as a warm start is.
-        warm_tolerance: refused, as a warm start is.
-        damping: refused: a client has one turn, which is taken whole.
-        min_fraction: a change of q is skipped where less than this share of it can be taken.
-        margin: smallest eigenvalue that one round may leave of q's precision, relative to what it was.
-        min_curvature: smallest eigenvalue of a scaled curvature where it is not positive definite.
-        step_control: refused, likewise.
-        server_optimiser: refused: there is no second round to remember for.
-        client_optimiser: refused, likewise.
-        changes: refused: it is what a server's optimiser is given.
-        order: "sequential" alone.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
 
     Raises:
@@ -74,23 +60,22 @@ class StreamingVB(PVI):
 
     remedy: ClassVar[str] = cures.OF_ONE_PASS
 
-    guided: ClassVar[type[GuidedFedEP] | None] = None
-    steered: ClassVar[bool] = False
-    settles: ClassVar[bool] = False
     shorthands: ClassVar[Mapping[str, Mapping[str, Variant]]] = {"client": {"newton": TEN_STEPS}}
 
-    start: Literal["auto", "laplace", "prior", "fedavg", "few_rows"] = "prior"
     client: TiltedInference | tilted.Name = TEN_STEPS
-    step_control: StepControl = WHOLE
-    order: Order = "sequential"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        refuse_unused(self, "one pass from the prior is all; use PVI", "start", "averaging", "warm_tolerance", "order")
-        refuse_unused(self, "one pass from the prior is all; use PVI", "tolerance")
-        refuse_unused(self, "a client has one turn, which is taken whole; use PVI", "damping", "step_control")
-        if self.server_optimiser is not None or self.client_optimiser is not None:
-            raise SettingError("StreamingVB: an optimiser has no second round to remember for; use PVI")
+        check_minimises(self)
+
+    @property
+    def control(self) -> StepControl:
+        """None: a turn is taken whole."""
+        return WHOLE
+
+    def default_schedule(self) -> Schedule:
+        """One client in turn."""
+        return RoundRobin()
 
     def default_rounds(self, num_clients: int) -> int:
         """One turn of each client."""
@@ -100,9 +85,13 @@ class StreamingVB(PVI):
         """No criterion: it ends with the last client."""
         return None
 
-    def fraction_for(self, clients: int) -> float:
+    def damping_for(self, clients: int) -> float:
         """The whole change, whatever the client's inference."""
         return 1.0
+
+    def unsettled(self, record: Record, newton: bool, diagonal: bool) -> list[Finding]:
+        """Nothing: how far the last turn moved q does not say how far it has to go."""
+        return []
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
         """Clients whose rows have not gone in whole, beside those of the last turn."""

@@ -189,7 +189,7 @@ class PeerGaussian(GaussianAlgorithm, OnGraph):
         else:
             point, found = start.local["point"], gaussian(start.local)
             local["start"] = point
-            anchor, around = found, at_mean(absolute(found, FedLaplace.min_curvature)[0], point)
+            anchor, around = found, at_mean(absolute(found)[0], point)
             if bool(start.local["back"].any()):  # of a point that is no mode
                 anchor = where(start.local["back"].bool(), self.narrowed(problem, around), found)
         local |= as_state(anchor, "anchor_")

@@ -36,9 +36,6 @@ from pyro_fed.infer.sites.gaussian_sites import GaussianAlgorithm, gaussian, lik
 from pyro_fed.ops.backtrack import backtrack, move
 from pyro_fed.ops.gaussian import Gaussian
 
-#: The smallest share of a change that is worth making, and the smallest eigenvalue of a belief's new
-#: precision relative to its old one, see `ops.backtrack`.
-MIN_FRACTION, MARGIN = 1e-6, 0.05
 #: Negative precision of a site, as a part of the belief's, that is rounding.
 CONCAVE = 1e-9
 
@@ -125,7 +122,7 @@ def without_distribution(q: Gaussian, old: Gaussian) -> Tensor:
 def _near(anchor: Gaussian, site: Gaussian, base: Gaussian, weight: Tensor) -> Gaussian:
     """First sites bent towards a base whose product is the anchor, so that theirs is a distribution: see above."""
     change = site / base
-    share = backtrack(anchor, change**weight, max_fraction=1.0, min_fraction=MIN_FRACTION, margin=MARGIN)
+    share = backtrack(anchor, change**weight, max_fraction=1.0)
     return where(share == 1, site, move(base, change, share))
 
 
@@ -142,7 +139,7 @@ def public_belief(q: Gaussian, delta: Gaussian, known: Tensor, damping: float) -
         b, and s (C,): one for a belief that was flat, zero where the change would undo the belief.
     """
     safe = where(known, q, type(q).from_moments(q.eta, unit_spread(q)))
-    taken = backtrack(safe, delta, max_fraction=damping, min_fraction=min(MIN_FRACTION, damping), margin=MARGIN)
+    taken = backtrack(safe, delta, max_fraction=damping)
     fraction = torch.where(known, taken, 1.0)
     return q * delta**fraction, fraction
 
@@ -174,6 +171,6 @@ def seen_whole(
         return belief, fraction
     safe = where(known, q, type(q).from_moments(q.eta, unit_spread(q)))
     concave = torch.stack([safe.relative_change(one).amin(-1) for one in (site, old)]).amin(0) > -CONCAVE
-    alone = backtrack(safe, change, max_fraction=1.0, min_fraction=MIN_FRACTION, margin=MARGIN)
+    alone = backtrack(safe, change, max_fraction=1.0)
     further = torch.where(known & concave & ~strict, torch.maximum(alone, fraction), fraction)
     return where(further == fraction, belief, q * change ** (weight * further)), further

@@ -232,7 +232,7 @@ def where(condition: Tensor, yes: Gaussian, no: Gaussian) -> Gaussian:
     return type(yes)(choose(condition, yes.precision, no.precision), choose(condition, yes.eta, no.eta))
 
 
-def absolute(q: Gaussian, floor: float) -> tuple[Gaussian, Tensor]:
+def absolute(q: Gaussian, floor: float = 1e-6) -> tuple[Gaussian, Tensor]:
     """|H| in place of an indefinite precision H, for directions and starting points, and where that was so.
 
     H is scaled to a diagonal of ±1, its eigenvalues are taken in absolute value and not below `floor`, and it is

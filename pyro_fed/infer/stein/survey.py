@@ -52,7 +52,7 @@ from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.density.scores import clients_likelihood_scores, prior_scores
 from pyro_fed.infer.ep.fedep import FedEP
 from pyro_fed.infer.ep.point_sites import PointSites
-from pyro_fed.infer.ep.site_updates import warm_sites
+from pyro_fed.infer.ep.settings import warm_sites
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.sites.gaussian_sites import as_state
 from pyro_fed.infer.sites.whitening import Coordinates, site_scores
@@ -164,14 +164,14 @@ class Survey(Algorithm, Bounding, ServerWork):
 
     def ep(self) -> Algorithm:
         """The Gaussian nearest to the posterior."""
-        return FedEP(min_curvature=self.min_curvature)
+        return FedEP()
 
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
         """The points, and the sites in whitened coordinates."""
         start = nearest_of(started(start, self))
-        _, sites, prior = warm_sites(start, self.min_curvature)
+        _, sites, prior = warm_sites(start)
         sites = sites.power(1.0 / self.temperature)
         q = sites.product_over(0).product(prior)
         if not bool(q.is_proper()):
@@ -415,7 +415,7 @@ class PooledSurvey(Survey, Pooled):
 
     def ep(self) -> Algorithm:
         """The Gaussian nearest to the pooled data's posterior."""
-        return PooledEP(min_curvature=self.min_curvature)
+        return PooledEP()
 
     def nearest(self) -> Algorithm:
         """Modes of the pooled data's posterior, and the Gaussian nearest to one."""

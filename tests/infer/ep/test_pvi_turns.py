@@ -8,7 +8,7 @@ import torch
 
 import pyro_fed as pf
 from pyro_fed.infer.ep import fedep
-from pyro_fed.infer.ep.site_updates import at_rest
+from pyro_fed.infer.ep.findings import at_rest
 from pyro_fed.infer.ep.tilted import newton
 
 NORMAL = dist.Normal(0.0, 1.0)

@@ -8,14 +8,16 @@ An inference has its own settings alone; how derivatives are computed comes from
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from pyro_fed.algorithm import message_limits
 from pyro_fed.algorithm.contract import Noise
+from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
+from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import Variant
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
@@ -53,25 +55,18 @@ class Tilted(NamedTuple):
     info: State
 
 
-@dataclass(frozen=True, kw_only=True)
-class Numerics:
-    """How the algorithm that asks for an inference has derivatives and expectations computed, and steps guarded.
+class Numerics(NamedTuple):
+    """How the algorithm that asks for an inference has derivatives and expectations computed.
 
     Args:
         derivatives: scores and curvatures in the algorithm's structure.
         exact: the same with full Hessians, where the model is small enough for them; else `derivatives`.
         num_points: Sobol points for expectations.
-        min_curvature: smallest eigenvalue of a scaled curvature where it is not positive definite.
-        min_fraction: a backtracked step smaller than this is not made.
-        margin: smallest eigenvalue that a step may leave of a precision, relative to what it was.
     """
 
     derivatives: Derivatives
     exact: Derivatives
     num_points: int
-    min_curvature: float
-    min_fraction: float
-    margin: float
 
 
 class TiltedInference(Variant):
@@ -83,6 +78,25 @@ class TiltedInference(Variant):
 
     what: ClassVar[str] = "tilted inference"
     door: ClassVar[str] = "pf.tilted"
+
+    #: Whether a few points are tried first for the prior's expectations, which are enough for a Gaussian prior.
+    few_prior_points: ClassVar[bool] = False
+    #: Rows of all clients by which it works; None is all.
+    few_rows: int | None = None
+
+    @property
+    def newton_steps(self) -> int:
+        """How many expected Newton steps an answer is made of; 0: it is made otherwise.
+
+        A change by such steps is a step towards the common fixed point, which a server takes whole, accelerates, and
+        takes back where it was too long.
+        """
+        return 0
+
+    @property
+    def default_rounds(self) -> int:
+        """Rounds of a run that is given no number of them, where the inference is random."""
+        return 20
 
     @property
     def deterministic(self) -> bool:
@@ -114,21 +128,23 @@ class TiltedInference(Variant):
             noise: their randomness, (steps, C, ...).
         """
 
+    def objections(self, q: Gaussian, changes: Gaussian, values: Tensor | None) -> message_limits.Objections:
+        """Why clients' changes of their sites cannot be honest: reason → the clients (C,) that it holds for.
 
-@dataclass(frozen=True)
-class Around:
-    """What asks another inference and makes a site of its answer, by an `infer` of its own; no client to be chosen."""
+        Args:
+            q: what they received, (C,), alike.
+            changes: Δ_k, (C,).
+            values: their expected log-likelihoods, (C,), where they say them.
+        """
+        return message_limits.natural(type(q)(q.precision[:1], q.eta[:1]), changes, values)
 
-    client: TiltedInference
+    def figures(self, before: Gaussian, after: Gaussian) -> dict[str, float]:
+        """Figures of a round besides those of the algorithm, by q before and after it."""
+        return {}
 
-    @property
-    def deterministic(self) -> bool:
-        """As the inference."""
-        return self.client.deterministic
-
-    def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
-        """The inference's."""
-        return self.client.draw_noise(problem, num_rows, generator)
+    def findings(self, record: Record, problem: Problem) -> list[Finding]:
+        """What speaks against a result besides what the algorithm says."""
+        return []
 
 
 def tilted_scale(numerics: Numerics, problem: Problem, received: Received, data: ClientData) -> Gaussian:
@@ -136,7 +152,7 @@ def tilted_scale(numerics: Numerics, problem: Problem, received: Received, data:
     mean = received.q.mean()
     moments = numerics.derivatives.of_likelihood(problem, mean[None], data.full_batch())
     tilted = site_of(moments, mean).product(received.cavity)
-    metric = absolute(tilted, numerics.min_curvature)[0]
+    metric = absolute(tilted)[0]
     return at_mean(metric, mean + type(metric)(metric.precision, tilted.score(mean)).mean())
 
 

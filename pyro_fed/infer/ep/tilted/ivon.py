@@ -7,14 +7,26 @@ cavity's natural parameters.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
+import torch
+from torch import Tensor
+
+from pyro_fed.algorithm import message_limits
 from pyro_fed.algorithm.contract import Noise
+from pyro_fed.algorithm.record import Record
+from pyro_fed.codes import sentences
+from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.ep.tilted.base import Numerics, Received, Tilted, TiltedInference
 from pyro_fed.infer.sites.online_newton import OnlineNewton
+from pyro_fed.ops.gaussian import Gaussian
+
+#: Mean change of a log SD in a round from which on they have not settled, over so many rounds.
+SETTLED_GROWTH, RECENT = 0.01, 5
 
 
 @explains_unknown
@@ -42,6 +54,13 @@ class IVON(OnlineNewton, TiltedInference):
         >>> pf.run(pf.FedEP(client=pf.tilted.IVON(steps=50), covariance="diag"), fed)
     """
 
+    few_prior_points: ClassVar[bool] = True
+
+    @property
+    def default_rounds(self) -> int:
+        """As `rounds`."""
+        return self.rounds
+
     def infer(self, problem: Problem, numerics: Numerics, received: Received, data: ClientData, noise: Noise) -> Tilted:
         """Sites from the last step.
 
@@ -52,3 +71,37 @@ class IVON(OnlineNewton, TiltedInference):
             raise SettingError("IVON: its sites are diagonal: take covariance='diag', or client='newton'")
         site = self.fit(problem, received.q, received.cavity, data, noise)
         return Tilted(site, site.product(received.cavity).is_proper(), {})
+
+    def objections(self, q: Gaussian, changes: Gaussian, values: Tensor | None) -> message_limits.Objections:
+        """`message_limits.natural` with means over the other clients for medians, which would sort every parameter."""
+        own, mean, total = q.precision[0], q.mean()[0], changes.precision.abs().sum(0)
+        growth, steps, wrong = [], [], []
+        for precision, eta in zip(changes.precision, changes.eta, strict=True):  # all at once would be many numbers
+            scale = own + (total - precision.abs()) / max(1, len(changes.eta) - 1)
+            growth.append(_largest(precision / scale))
+            steps.append(_largest((eta - precision * mean) / scale.sqrt()))
+            wrong.append((precision < -message_limits.LARGEST_FALL * scale).any())
+        return {
+            **message_limits.outlying(torch.stack(growth), "change of the precision"),
+            **message_limits.outlying(torch.stack(steps), "step"),
+            "its precision has the wrong sign": torch.stack(wrong),
+        }
+
+    def figures(self, before: Gaussian, after: Gaussian) -> dict[str, float]:
+        """`sd_growth`, the mean change of a log SD in a round."""
+        return {"sd_growth": float((before.precision.log() - after.precision.log()).mean() / 2)}
+
+    def findings(self, record: Record, problem: Problem) -> list[Finding]:
+        """SDs that have not come to rest, and parameters that nothing holds."""
+        notes = list[Finding]()
+        recent = [figures["sd_growth"] for figures in record.figures[-RECENT:] if "sd_growth" in figures]
+        growth = sum(recent) / max(1, len(recent))
+        if abs(growth) > SETTLED_GROWTH:
+            notes.append(sentences.sds_still_change(percent_a_round=100 * growth))
+        if problem.layout.improper:
+            notes.append(sentences.improper_priors(sites=sorted(problem.layout.improper)))
+        return notes
+
+
+def _largest(value: Tensor) -> Tensor:
+    return value.double().abs().amax()

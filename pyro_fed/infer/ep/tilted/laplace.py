@@ -61,7 +61,7 @@ class Laplace(TiltedInference):
         point = received.q.mean()
         for _ in range(self.steps):
             tilted = _tilted(problem, numerics, point, inner, batch)
-            metric = absolute(tilted, numerics.min_curvature)[0]
+            metric = absolute(tilted)[0]
             point = self._search(
                 problem, point, type(metric)(metric.precision, tilted.score(point)).mean(), inner, batch
             )

@@ -30,7 +30,7 @@ from pyro_fed.infer.ep.tilted.base import Numerics, Received, Tilted, TiltedInfe
 from pyro_fed.infer.sites.few_rows import picked
 from pyro_fed.infer.sites.gaussian_sites import likelihood_points, moments_of, moves, site_of, where
 from pyro_fed.infer.sites.moments import Moments
-from pyro_fed.ops.backtrack import backtracked, move
+from pyro_fed.ops.backtrack import MIN_FRACTION, backtracked, move
 from pyro_fed.ops.gaussian import Gaussian
 
 #: A client's q̂ is at rest when no mean has moved by more than this many SDs in a step, and no SD by more than this
@@ -48,7 +48,7 @@ class Newton(TiltedInference):
     """Expected Newton steps at Sobol points, the same for all clients: natural-gradient variational inference.
 
     It has no randomness, and its fixed point in FedEP is the Gaussian of smallest KL(q ‖ posterior). The algorithm's
-    `num_points`, `min_fraction` and `margin` say how many points there are and how far a step may go.
+    `num_points` says how many points there are.
 
     Args:
         steps: steps a round, at most. With one the site is that of q itself; with more the cavity is held fixed and
@@ -77,6 +77,11 @@ class Newton(TiltedInference):
         check_at_least(self, 1, "steps")
         check_at_least(self, 1, "few_rows", allow_none=True)
         check_between(self, "enough", 0, 1, "[)")
+
+    @property
+    def newton_steps(self) -> int:
+        """As `steps`."""
+        return self.steps
 
     def infer(self, problem: Problem, numerics: Numerics, received: Received, data: ClientData, noise: Noise) -> Tilted:
         """Sites of the last step."""
@@ -108,7 +113,7 @@ class Newton(TiltedInference):
             radius = torch.where(fell, (ascent.SHRINK * length).clamp_max(ascent.FIRST_RADIUS), ascent.GROW * radius)
             step = site_of(moments, q_hat.mean()).product(received.cavity).quotient(q_hat)
             start, onward = _either(fell, start, q_hat), _either(fell, onward, step)
-            taken, moved = _within(start, onward, radius, numerics)
+            taken, moved = _within(start, onward, radius)
             q_hat = _either(moving & (taken > 0), moved, start)
             length = _length(start, q_hat)
             rest = torch.where(
@@ -133,15 +138,15 @@ def _expected(problem: Problem, numerics: Numerics, q: Gaussian, data: ClientDat
 
 def _gain(q: Gaussian, cavity: Gaussian, moments: Moments) -> Tensor:
     """The negative local free energy up to a constant, (C,); -inf where a derivative is not finite."""
-    value = ascent.bound(q, moments.value + cavity.mean_log_factor(q))
+    value = ascent.lower_bound(q, moments.value + cavity.mean_log_factor(q))
     return torch.where(moments.finite() & value.isfinite(), value, -torch.inf)
 
 
-def _within(q: Gaussian, step: Gaussian, radius: Tensor, numerics: Numerics) -> tuple[Tensor, Gaussian]:
+def _within(q: Gaussian, step: Gaussian, radius: Tensor) -> tuple[Tensor, Gaussian]:
     """The fractions of changes that are taken, (C,), 0 where none is, and where they lead: no further than a radius."""
-    taken, moved = backtracked(q, step, min_fraction=numerics.min_fraction, margin=numerics.margin)
+    taken, moved = backtracked(q, step)
     while bool((far := (taken > 0) & ~(_length(q, moved) <= radius)).any()):
-        taken = torch.where(far, torch.where(taken < numerics.min_fraction, 0.0, taken / 2), taken)
+        taken = torch.where(far, torch.where(taken < MIN_FRACTION, 0.0, taken / 2), taken)
         moved = move(q, step, taken)
     return taken, moved
 

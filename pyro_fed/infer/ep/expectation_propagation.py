@@ -1,0 +1,385 @@
+"""Expectation propagation over clients: the rounds of FedEP, PVI, FedSEP, FedPA, BCM, FedLap and their kin.
+
+Source: Guo et al., *Federated learning as variational inference*, Algorithms 1, 3 and 4; Vehtari et al. (2020).
+
+    q_-k ∝ q / t_k                                  cavity                      `cavity`
+    q̂_k ≈ p_k q_-k,   t̂_k = q̂_k / q_-k              tilted inference            `client`, see `tilted`
+    Δ_k = t̂_k / t_k                                 what the client sends       `local_step`
+    q ← q Π_k (Δ_k)^s_k,   t_k ← t_k (Δ_k)^s_k      server and client           `combine`, `settle`
+
+q = t_0 Π_k t_k in every round, Gaussians in natural parameters, so that a product is a sum. The prior has a site t_0 of
+its own at the server, which takes part by the same equations; that of a Gaussian prior never changes. How large the
+fractions s_k are is a step rule's business (`steps`), where a run begins that of `start` (`settings`).
+
+Letters: q, t_0, Δ_0 and s_k are `Server`'s `q`, `prior`, `prior_change` and `fractions`; t_k is `local`; δ `damping`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self, cast
+
+import torch
+from torch import Tensor
+
+from pyro_fed.algorithm import message_limits
+from pyro_fed.algorithm.capabilities import ServerWork, SiteKeeping
+from pyro_fed.algorithm.contract import Noise, Start
+from pyro_fed.algorithm.record import Record
+from pyro_fed.algorithm.states import State
+from pyro_fed.codes.finding import Finding
+from pyro_fed.conventions.nested_settings import resolve
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import ClientData
+from pyro_fed.errors import SettingError
+from pyro_fed.infer.ep import ascent, findings, step_control, tilted
+from pyro_fed.infer.ep.site_contributions import SiteContributions
+from pyro_fed.infer.ep.states import CHANGE, Server, first_server
+from pyro_fed.infer.ep.step_control import NewtonSteps, StepControl
+from pyro_fed.infer.ep.steps import Backtracked, StepRule
+from pyro_fed.infer.ep.tilted import Newton, Numerics, Received, Tilted, TiltedInference
+from pyro_fed.infer.guides.automatic import covariance_of, is_hand_written
+from pyro_fed.infer.sites.few_rows import of_some_rows
+from pyro_fed.infer.sites.gaussian_sites import (
+    FEWEST_POINTS,
+    GaussianAlgorithm,
+    as_state,
+    at_mean,
+    batched,
+    flat_site,
+    gaussian,
+    joined,
+    kept_where,
+    site_of,
+    spread_points,
+    unbatched,
+)
+from pyro_fed.infer.sites.moments import Moments
+from pyro_fed.infer.sites.prior_gaussian import fit_prior
+from pyro_fed.ops.gaussian import Gaussian
+
+#: Widths of Gaussians, in those of q, under which a Gaussian prior has the same site.
+NEAR_AND_FAR = (1.0, 100.0)
+#: Change of the prior's site, relative to it, that is single precision's rounding.
+ROUNDING = 1e-4
+
+
+@dataclass(frozen=True, kw_only=True)
+class EP(GaussianAlgorithm, SiteContributions, SiteKeeping, ServerWork):
+    """The rounds of expectation propagation; a public algorithm says how its clients infer and how far steps go.
+
+    Args:
+        guide: an automatic Gaussian guide of Pyro, class or instance, in place of `covariance`.
+        client: how the clients approximate their tilted densities.
+    """
+
+    may_be_infinite: ClassVar[frozenset[str]] = step_control.UNKNOWN | ascent.UNKNOWN
+    corrected: ClassVar[bool] = True
+
+    guide: Any = None
+    client: TiltedInference | tilted.Name = Newton()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        resolve(self, "client", TiltedInference)
+        self._check_guide()
+
+    def _check_guide(self) -> None:
+        """Take the covariance from an automatic guide."""
+        name = type(self).__name__
+        if self.guide is None:
+            return
+        if is_hand_written(self.guide):
+            raise SettingError(
+                f"{name}: a hand-written guide is federated by FedEP and PVI alone; use FedEP(guide=...), or an "
+                "automatic guide such as AutoMultivariateNormal"
+            )
+        covariance = covariance_of(self, self.guide)
+        if self.covariance not in ("auto", covariance):
+            raise SettingError(
+                f"{name}: covariance={self.covariance!r} is not that of the guide, {covariance!r}: give one of the two"
+            )
+        object.__setattr__(self, "covariance", covariance)
+
+    # What a public algorithm may say otherwise: the solver, the step rule, and two of the equations.
+
+    @property
+    def solver(self) -> TiltedInference:
+        """How a client approximates its tilted density: the setting `client` as an instance."""
+        return cast(TiltedInference, self.client)
+
+    def tilted(self, problem: Problem, received: Received, data: ClientData, noise: Noise) -> Tilted:
+        """t̂_k of q̂_k ≈ p_k q_-k, step 3 of Algorithm 4, (C,)."""
+        return self.solver.infer(problem, self._numerics(problem), received, data, noise)
+
+    def step_rule(self, clients: int) -> StepRule:
+        """How far the server follows the changes of a round's clients."""
+        damping = self.damping_for(clients)
+        if not self.solver.newton_steps:
+            return Backtracked(damping)
+        return NewtonSteps(self.control, damping, accelerates=self.solver.newton_steps == 1, climbs=self.climbs)
+
+    @property
+    def control(self) -> StepControl:
+        """How expected Newton steps are accelerated and held back."""
+        return StepControl()
+
+    @property
+    def climbs(self) -> bool:
+        """Whether a step after which the evidence's lower bound has fallen is taken back.
+
+        The bound is known where a client's change is one step, taken at the q that it was sent.
+        """
+        return self.solver.newton_steps == 1 and not self.additive
+
+    def controlled_by(self, control: StepControl) -> Self:
+        """With another control of its Newton steps, where a user may set that."""
+        return self
+
+    @property
+    def optimises_q(self) -> bool:
+        """Whether an optimiser decides on the steps of q."""
+        return False
+
+    @property
+    def is_optimised(self) -> bool:
+        """Whether an optimiser decides on the steps of q, or of the sites."""
+        return False
+
+    def damping_for(self, clients: int) -> float:
+        """δ: Newton's steps are taken whole, of others one over the clients, so that q is the mean of their q̂_k."""
+        return 1.0 if self.solver.newton_steps else 1.0 / clients
+
+    def cavity(self, received: State, site: Gaussian) -> Gaussian:
+        """q_-k = q / t_k, step 2 of Algorithm 4, (C,)."""
+        return gaussian(received).quotient(site)
+
+    def old_site(self, received: State, local: State) -> Gaussian:
+        """t_k, the site that a client's change refers to, (C,)."""
+        return gaussian(local)
+
+    def begin_at(self, received: State, local: State, cavity: Gaussian) -> Gaussian:
+        """Where the clients' inference begins, (C,): at q."""
+        return gaussian(received)
+
+    # The rounds.
+
+    def default_rounds(self, num_clients: int) -> int:
+        """At most 50, where it stops when q does not move any more; a random inference's own, or 20."""
+        return 50 if self.solver.deterministic else self.solver.default_rounds
+
+    def init(
+        self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
+    ) -> tuple[State, State]:
+        """At the prior, with sites equal to one."""
+        q = fit_prior(self, problem, generator)
+        return self.first_states(problem, q, q, flat_site(problem, self.structure, num_clients))
+
+    def first_states(self, problem: Problem, q: Gaussian, prior: Gaussian, sites: Gaussian) -> tuple[State, State]:
+        """The server's and the clients' states at given sites.
+
+        Args:
+            problem: the model's densities.
+            q: t_0 Π_k t_k.
+            prior: t_0.
+            sites: t_k, (K,).
+        """
+        num_clients = len(sites.eta)
+        server = first_server(q, prior, num_clients, self.step_rule(num_clients).memory(q))
+        known = not self.climbs and self._prior_stays(problem, q, prior)  # E_q[log p_0] is a part of the bound
+        return replace(server, prior_known=torch.tensor(known)).state(), self.client_state(sites)
+
+    def client_state(self, sites: Gaussian) -> State:
+        """What the clients keep, (K, ...): their sites."""
+        return as_state(sites)
+
+    def prepare(self, problem: Problem, shared: State) -> State:
+        """Δ_0, the change of the prior's site, by the same step as the clients'; none where it never changes."""
+        server = Server.of(shared)
+        if bool(server.prior_known):
+            return shared
+        q, most = batched(server.q), self.points(batched(server.q))
+        few = self.solver.few_prior_points and len(most) > FEWEST_POINTS
+        points = spread_points(q, FEWEST_POINTS) if few else most
+        moments, change = self._prior_change(problem, q, server.prior, points)
+        if few and not _unchanged(server.prior, change):  # the means of a Gaussian prior need no more
+            moments, change = self._prior_change(problem, q, server.prior, most)
+        return replace(server, prior_change=change, prior_value=moments.value[0]).state()
+
+    def _prior_stays(self, problem: Problem, q: Gaussian, prior: Gaussian) -> bool:
+        """Whether t_0 is the same near q and far from it, as a Gaussian prior's is: then no round asks for Δ_0."""
+        if not bool(q.is_proper()):
+            return False
+        for wide in NEAR_AND_FAR:
+            at = batched(at_mean(type(q)(q.precision / wide**2, q.eta), q.mean()))
+            if not _unchanged(prior, self._prior_change(problem, at, prior, spread_points(at, FEWEST_POINTS))[1]):
+                return False
+        return True
+
+    def _prior_change(self, problem: Problem, q: Gaussian, prior: Gaussian, points: Tensor) -> tuple[Moments, Gaussian]:
+        """Means of the log prior over points under q, and Δ_0 by an expected Newton step there."""
+        moments = self.derivatives().of_prior(problem, points)
+        return moments, unbatched(site_of(moments, q.mean())).quotient(prior)
+
+    def download(self, shared: State, clients: Tensor) -> State:
+        """q alone."""
+        return super().download(as_state(gaussian(shared)), clients)
+
+    def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
+        """The randomness of the clients' inference."""
+        return self.solver.draw_noise(problem, num_rows, generator)
+
+    def local_step(
+        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
+    ) -> tuple[State, State, State]:
+        """Δ_k, steps 2 to 4 of Algorithm 4; step 5 is in `settle`."""
+        site = self.old_site(shared, local)
+        cavity = self.cavity(shared, site)
+        received = Received(self.begin_at(shared, local, cavity), cavity)
+        answer = self.tilted(problem, received, data, noise)
+        empty = data.num_rows == 0  # a client without rows has the site one
+        finite = answer.site.precision.flatten(1).isfinite().all(1) & answer.site.eta.isfinite().all(1)
+        usable = (answer.usable & finite) | empty
+        change = kept_where(usable, kept_where(usable & ~empty, answer.site).quotient(site))
+        message = {**as_state(change), "usable": usable}
+        if self.isotropic:
+            message["precision"] = change.precision[:, :1]
+        if self.climbs:
+            message["value"] = torch.where(usable, answer.info["expected_log_lik"], 0.0).nan_to_num()
+        info = {**answer.info, "cavity_proper": cavity.is_proper().double(), "usable": usable.double()}
+        return message, {**local, **as_state(change, CHANGE)}, info
+
+    def _numerics(self, problem: Problem) -> Numerics:
+        """How derivatives and expectations are computed for this model."""
+        derivatives = self.derivatives()
+        return Numerics(derivatives, derivatives.exact(problem.dim), self.num_points)
+
+    @property
+    def isotropic(self) -> bool:
+        """Whether every site's precision is a multiple of the identity, of which one number is sent (Section 2.2.2)."""
+        return False
+
+    def changes_of(self, messages: State) -> Gaussian:
+        """Δ_k, (C,), from what the clients sent."""
+        precision, eta = messages["precision"], messages["eta"]
+        return gaussian({"precision": precision.expand_as(eta) if self.isotropic else precision, "eta": eta})
+
+    def objections(self, received: State, messages: State) -> message_limits.Objections:
+        """Changes beyond what q and the other clients' changes allow."""
+        return self.solver.objections(gaussian(received), self.changes_of(messages), messages.get("value"))
+
+    def combine(self, shared: State, messages: State, weights: Tensor) -> State:
+        """q ← q Π_k (Δ_k)^s_k and t_0 ← t_0 (Δ_0)^s_0, Algorithm 3."""
+        server = Server.of(shared)
+        changes = joined(server.prior_change, self.changes_of(messages))
+        step = self.step_rule(len(weights)).step(server, changes, self.lower_bound(server, messages))
+        return replace(
+            server,
+            q=step.q,
+            prior=server.prior.product(type(step.q)(step.taken.precision[0], step.taken.eta[0])),
+            fractions=step.fractions[1:] * messages["usable"],
+            added=step.added,
+            reset=torch.full_like(server.reset, float(step.reset)),
+            memory=step.memory,
+        ).state()
+
+    def lower_bound(self, server: Server, messages: State) -> Tensor | None:
+        """Σ_k E_q[log p_k] + E_q[log p_0] + H(q), the evidence's lower bound at q, (); NaN where a part is not finite.
+
+        Args:
+            server: the server's state.
+            messages: of this round's clients.
+
+        Returns:
+            None where the clients do not say, or their word is not to decide.
+        """
+        if "value" not in messages:
+            return None
+        change = server.prior_change
+        sound = messages["usable"].all() & change.precision.isfinite().all() & change.eta.isfinite().all()
+        value = ascent.lower_bound(server.q, server.prior_value + messages["value"].sum())
+        return torch.where(sound, value, torch.nan)
+
+    def feedback(self, after: State, clients: Tensor) -> tuple[State, State]:
+        """s_k of the clients' changes, their shares of what was added to q, and whether sites are forgotten."""
+        server = Server.of(after)
+        share = as_state(server.added.power(1.0 / len(clients)), "share_")
+        shares = {name: part.expand(len(clients), *part.shape) for name, part in share.items()}
+        told = {"fraction": server.fractions, "reset": server.reset.expand(len(clients)), **shares}
+        return told, {"fraction": server.fractions}
+
+    def settle(self, told: State, local: State) -> State:
+        """t_k ← t_k (Δ_k)^s_k, step 5 of Algorithm 4, and the client's share of what was added."""
+        change = gaussian(local, CHANGE)
+        if "correction_eta" in told:  # the server has shortened the message
+            change = change.product(gaussian(told, "correction_"))
+        if "weight" in told:
+            change = change.power(told["weight"])
+        steps, memory = self.client_steps(told, local, change)
+        site = gaussian(local).power(1 - told["reset"])
+        return {**as_state(site.product(steps).product(gaussian(told, "share_"))), **memory}
+
+    def client_steps(self, told: State, local: State, change: Gaussian) -> tuple[Gaussian, State]:
+        """What a client makes of its change, (Δ_k)^s_k, (C,), and what it remembers of that."""
+        return change.power(told["fraction"]), {}
+
+    # How it ends.
+
+    def part_taken(self, after: State) -> float:
+        """The part of a whole step that a round has taken; 1 where the clients' answers are random."""
+        return self.damping_for(len(after["fractions"])) if self.solver.deterministic else 1.0
+
+    def monitor(self, before: State, after: State) -> dict[str, float]:
+        """Besides `change`: the smallest fraction taken, sites skipped, whether the step was cut, the share at work.
+
+        `change` is by the whole step, of which a round may take a part: it is what is left to go.
+        """
+        fractions, figures = after["fractions"], super().monitor(before, after)
+        ends = {"in_vain": ascent.is_in_vain(after), "slow": ascent.is_slow(after)}
+        return {
+            **figures,
+            **self.solver.figures(gaussian(before), gaussian(after)),
+            **{name: 1.0 for name, ended in ends.items() if ended},
+            "change": figures["change"] / self.part_taken(after),
+            "fraction": float(fractions.min()),
+            "skipped": float((fractions == 0).sum()),
+            "cut": float(after["cut"]),
+            "share": len(fractions) / int(after["num_clients"]),
+        }
+
+    def converged(self, figures: list[dict[str, float]]) -> bool | None:
+        """Whether q did not move in as many rounds as let every client work once, and nothing was held back.
+
+        Where the clients' inference is random q never comes to rest, and there is no criterion. Rounds that are in vain
+        or win too little end the run, too, which has not converged then: its last takes nothing of clients' changes.
+        """
+        if figures[-1].get("in_vain") or figures[-1].get("slow"):
+            return True
+        return findings.at_rest(figures, self.tolerance) if self.solver.deterministic else None
+
+    def warnings(self, record: Record, problem: Problem) -> list[Finding]:
+        """Why rounds ended early, whose message was not used, how far q still moved, and what the inference says."""
+        newton, diagonal = self.solver.newton_steps > 0, self.structure == "diag"
+        ends = findings.ended_early(record)
+        notes = ends or findings.unused_sites(record, newton)
+        notes += of_some_rows(problem, self.solver.few_rows)
+        notes += [] if ends else self.unsettled(record, newton, diagonal)
+        return notes + self.solver.findings(record, problem)
+
+    def unsettled(self, record: Record, newton: bool, diagonal: bool) -> list[Finding]:
+        """Whether q still moved in the last round."""
+        return findings.still_moving(record, newton=newton, diagonal=diagonal)
+
+
+def _unchanged(prior: Gaussian, change: Gaussian) -> bool:
+    """Whether the prior's site is where it was, as a Gaussian prior's is at any q, up to rounding.
+
+    Args:
+        prior: t_0.
+        change: Δ_0, as few points show it.
+    """
+    own = prior.precision.diagonal() if prior.dense else prior.precision
+    root = own.abs().sqrt()
+    most = ROUNDING * (root.unsqueeze(-1) * root if prior.dense else own.abs())
+    still = change.eta.abs() <= ROUNDING * (prior.eta.abs() + root)  # not a number is not less
+    return bool(still.all() and (change.precision.abs() <= most).all())

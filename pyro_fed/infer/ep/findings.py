@@ -1,0 +1,125 @@
+"""What expectation propagation says of its own rounds: when q has come to rest, and what speaks against the answer."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from pyro_fed.algorithm.record import Record
+from pyro_fed.codes import sentences
+from pyro_fed.codes.finding import Finding
+from pyro_fed.infer.ep import ascent
+
+#: A q that still moves by more SDs than this in its last round has not settled.
+UNSETTLED = 1.0
+#: Steps of which less than this share could be taken, in so many of the last rounds, have come to an end of some kind.
+SHORTENED, STOPPED = 1e-3, 3
+#: What a pass over the clients may move q by, of what the one before it did, for the next to be foreseen: slower ones
+#: are many together. And the share of the tolerance that it is foreseen to take, for rates grow towards the end.
+FAST, GROWING = 0.1, 0.5
+
+
+def at_rest(figures: list[dict[str, float]], tolerance: float) -> bool:
+    """Whether q did not move in as many rounds as let every client work once, and nothing was held back.
+
+    Where clients work in turn, that pass over them need not be made where the two before it tell what it would be: of
+    passes that fall off as fast as `FAST` the next is taken to move q by as much less again than the last.
+
+    Args:
+        figures: of all rounds: `change`, `fraction`, `share`, that of the clients at work, and where the algorithm
+            shortens its steps `cut`, whether it did.
+        tolerance: largest change of a q that rests.
+    """
+    window = math.ceil(1 / figures[-1]["share"])
+    last, before = figures[-window:], figures[-2 * window : -window]
+    if not _free(last, window):
+        return False
+    largest = max(f["change"] for f in last)
+    if largest < tolerance or window == 1 or not _free(before, window):
+        return largest < tolerance
+    rate = sum(f["change"] for f in last) / sum(f["change"] for f in before)
+    return rate <= FAST and rate * largest < GROWING * tolerance
+
+
+def _free(figures: list[dict[str, float]], window: int) -> bool:
+    """Whether these are all rounds of a pass, and nothing was held back in them."""
+    return len(figures) == window and all(f["fraction"] > 0 and not f.get("cut") for f in figures)
+
+
+def ended_early(record: Record) -> list[Finding]:
+    """Why the rounds ended though q moves on: they win too little, or are in vain.
+
+    Args:
+        record: of the run.
+    """
+    samplers = record.untried("FSGLD", "DSVGD", "NUTS")
+    if record.latest.get("slow"):
+        return [sentences.weights_still_move(rounds=ascent.RECENT, nats=ascent.SLOW, samplers=samplers)]
+    if record.latest.get("in_vain"):
+        return [sentences.rounds_in_vain(returns=ascent.RETURNS, samplers=samplers)]
+    return []
+
+
+def unused_sites(record: Record, newton: bool) -> list[Finding]:
+    """Clients whose last message could not be used, by name.
+
+    Args:
+        record: of the run.
+        newton: whether the clients took expected Newton steps.
+    """
+    usable, fraction = record.last("usable"), record.last("fraction")
+    clients = next((r.clients for r in reversed(record.rounds) if "fraction" in r.info), [])
+    if not len(usable):  # where sums alone are known, a client's own word is in none of the figures
+        usable = np.ones(len(clients), bool)
+    skipped = [
+        record.client_names[k]
+        for k, good, taken in zip(clients, usable, fraction, strict=True)
+        if not good or not taken
+    ]
+    if not skipped:
+        return []
+    if newton and usable.all() and len(skipped) == len(clients):
+        return [sentences.last_step_taken_back()]
+    cures = ["Give the model a proper prior, or pool small clients" + ("" if newton else ", or use client='newton'")]
+    if len(skipped) == len(clients):
+        cures.append(
+            "It may also be that the density has no finite second derivative at some row, as 0 ** k, sqrt(0) and "
+            "the logarithm of a difference that is rounded to 0 have none: write these rows in another form"
+        )
+    return [sentences.sites_not_used(clients=skipped, of_clients=len(clients), cures=cures)]
+
+
+def still_moving(record: Record, newton: bool, diagonal: bool) -> list[Finding]:
+    """Whether q still moved by more than `UNSETTLED` in its last round, with the cure.
+
+    Args:
+        record: of the run.
+        newton: whether its steps were expected Newton steps.
+        diagonal: whether the precision of q was.
+    """
+    latest, last = record.latest, record.figures[-STOPPED:]
+    if newton and record.converged is False and all(f.get("cut") and f["fraction"] < SHORTENED for f in last):
+        fraction = max(f["fraction"] for f in last)
+        return [sentences.steps_shortened(rounds=len(record.figures), fraction=fraction)]
+    change = latest.get("change", 0.0)
+    if change <= UNSETTLED or len(record.figures) <= 1:
+        return []
+    if record.has_private_noise:
+        cure = (
+            "the noise of differential privacy moves it: use lower damping, a smaller noise_multiplier, or more "
+            "clients a round"
+        )
+    elif newton and diagonal:
+        cure = (
+            "expected Newton steps with a diagonal covariance are too long if parameters are correlated: use lower "
+            "damping, covariance='full', or client='ngvi'"
+        )
+    elif newton:
+        cure = (
+            "raise num_rounds; if it goes on moving, no Gaussian is near this posterior: sample it, with "
+            + record.untried("FSGLD", "DSVGD", "NUTS")
+        )
+    else:
+        cure = "use lower damping, or more steps or samples a round"
+    return [sentences.gaussian_still_moves(sds=change, cures=[cure])]

@@ -1,0 +1,394 @@
+"""Groups of settings that algorithms of expectation propagation share; each takes those that have an effect on it.
+
+Damped            δ
+ServerOptimised   an optimiser of q in place of fractions
+ClientOptimised   and of the clients' sites
+Controlled        how expected Newton steps are accelerated and held back
+WarmStarted       where a run begins
+Guided            guides that are functions, which another algorithm federates
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Literal, Self, cast
+
+import torch
+from torch import Tensor
+
+from pyro_fed.algorithm.capabilities import Delegates
+from pyro_fed.algorithm.contract import Algorithm, Start
+from pyro_fed.algorithm.record import Record
+from pyro_fed.algorithm.states import State, prefixed
+from pyro_fed.codes import sentences
+from pyro_fed.codes.finding import Finding
+from pyro_fed.conventions.nested_settings import chosen_setting, refuse_unused, resolve
+from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
+from pyro_fed.density.problem import Problem
+from pyro_fed.errors import ModelError, SettingError
+from pyro_fed.infer.averaging import optim
+from pyro_fed.infer.averaging.optim import OPTIM, Optimiser
+from pyro_fed.infer.ep import ascent, rows_first
+from pyro_fed.infer.ep.expectation_propagation import EP
+from pyro_fed.infer.ep.guided import GuidedFedEP
+from pyro_fed.infer.ep.point_sites import Averaging, PointSites
+from pyro_fed.infer.ep.step_control import StepControl
+from pyro_fed.infer.ep.steps import Optimised, StepRule, client_steps
+from pyro_fed.infer.ep.tilted import Identity
+from pyro_fed.infer.guides.automatic import is_hand_written
+from pyro_fed.infer.laplace.fedlaplace import FedLaplace
+from pyro_fed.infer.laplace.laplace_point import ESCAPING, flat_direction, mode_level
+from pyro_fed.infer.sites.few_rows import MORE
+from pyro_fed.infer.sites.gaussian_sites import absolute, as_state, at_mean, batched, flat_site, gaussian
+from pyro_fed.ops.gaussian import Gaussian
+
+#: A hand-written guide takes its expectations at so many times `num_points` draws: they are no polynomials.
+DRAWS_A_POINT = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Damped(EP):
+    """With a setting for δ.
+
+    Args:
+        damping: δ, in (0, 1].
+    """
+
+    damping: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "damping", allow_none=True)
+        if self.damping is not None and not self.optimises_q:
+            check_between(self, "damping", 0, 1)
+
+    def damping_for(self, clients: int) -> float:
+        """As set, or that of the clients' inference."""
+        return super().damping_for(clients) if self.damping is None else self.damping
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptimised(Damped):
+    """With an optimiser of q, Section 2.2.3 of Guo et al.
+
+    Args:
+        server_optimiser: of Π_k Δ_k; None takes fractions.
+        changes: what it is given: the "sum" of the changes, or their "mean".
+    """
+
+    server_optimiser: Optimiser | optim.Name | None = None
+    changes: Literal["sum", "mean"] = "sum"
+
+    def __post_init__(self) -> None:
+        resolve(self, "server_optimiser", Optimiser, allow_none=True)
+        super().__post_init__()
+        check_choice(self, "changes", ("sum", "mean"))
+        if self.damping is None and self.is_optimised:
+            raise SettingError(f"{type(self).__name__}: an optimiser needs its learning rate, damping")
+        if self.server_optimiser is None:
+            refuse_unused(self, "it is what the server's optimiser is given; set server_optimiser", "changes")
+
+    @property
+    def optimises_q(self) -> bool:
+        """As `server_optimiser`."""
+        return self.server_optimiser is not None
+
+    @property
+    def is_optimised(self) -> bool:
+        """Whether an optimiser decides on the steps of q, or of the sites."""
+        return self.optimises_q
+
+    @property
+    def climbs(self) -> bool:
+        """Not where an optimiser decides on steps."""
+        return super().climbs and not self.is_optimised
+
+    @property
+    def rate(self) -> float:
+        """The optimisers' learning rate."""
+        return cast(float, self.damping)
+
+    def step_rule(self, clients: int) -> StepRule:
+        """The optimiser's, where there is one."""
+        if self.server_optimiser is None:
+            return super().step_rule(clients)
+        return Optimised(cast(Optimiser, self.server_optimiser), self.rate, mean=self.changes == "mean")
+
+    def part_taken(self, after: State) -> float:
+        """1 where an optimiser decides on the steps."""
+        return 1.0 if self.is_optimised else super().part_taken(after)
+
+    def feedback(self, after: State, clients: Tensor) -> tuple[State, State]:
+        """Besides, of changes="mean", each change's share."""
+        told, figures = super().feedback(after, clients)
+        if self.changes == "mean":
+            told["weight"] = torch.full_like(after["fractions"], 1.0 / len(clients))
+        return told, figures
+
+    def warnings(self, record: Record, problem: Problem) -> list[Finding]:
+        """Besides, that optimisers give up q = t_0 Π_k t_k."""
+        notes = super().warnings(record, problem)
+        return [*notes, sentences.sites_are_not_the_quotient()] if self.is_optimised else notes
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientOptimised(ServerOptimised):
+    """With an optimiser of each client's site, too.
+
+    Args:
+        client_optimiser: of Δ_k; None takes the fractions that the server took.
+    """
+
+    client_optimiser: Optimiser | optim.Name | None = None
+
+    def __post_init__(self) -> None:
+        resolve(self, "client_optimiser", Optimiser, allow_none=True)
+        super().__post_init__()
+
+    @property
+    def is_optimised(self) -> bool:
+        """Either."""
+        return super().is_optimised or self.client_optimiser is not None
+
+    def client_state(self, sites: Gaussian) -> State:
+        """Sites, and the optimiser's state."""
+        state = super().client_state(sites)
+        if self.client_optimiser is None:
+            return state
+        first = {name: value[0] for name, value in as_state(sites).items()}
+        zero = cast(Optimiser, self.client_optimiser).init(first, self.rate)
+        each = {name: value.expand(len(sites.eta), *value.shape).clone() for name, value in zero.items()}
+        return {**state, **prefixed(OPTIM, each)}
+
+    def client_steps(self, told: State, local: State, change: Gaussian) -> tuple[Gaussian, State]:
+        """The optimiser's steps, where there is one."""
+        if self.client_optimiser is None:
+            return super().client_steps(told, local, change)
+        return client_steps(cast(Optimiser, self.client_optimiser), self.rate, local, change)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Controlled(EP):
+    """With settings for how expected Newton steps are accelerated and held back.
+
+    Args:
+        step_control: of client="newton".
+    """
+
+    step_control: StepControl = StepControl()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.step_control, StepControl):
+            name = type(self).__name__
+            raise SettingError(f"{name}: step_control must be a pf.StepControl, received {self.step_control!r}")
+        if not self.solver.newton_steps:
+            refuse_unused(self, "it accelerates and holds back the steps of client='newton' alone", "step_control")
+        if self.optimises_q:
+            refuse_unused(self, "the server's optimiser decides on its steps", "step_control")
+
+    @property
+    def control(self) -> StepControl:
+        """As set."""
+        return self.step_control
+
+    def controlled_by(self, control: StepControl) -> Self:
+        """With another control of its Newton steps."""
+        return replace(self, step_control=control) if self.solver.newton_steps else self
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmStarted(EP):
+    """With settings for where a run begins.
+
+    Args:
+        start: "laplace", "prior", "fedavg", "few_rows" or "auto".
+        averaging: of start="fedavg".
+        warm_tolerance: of start="laplace".
+    """
+
+    start: Literal["auto", "laplace", "prior", "fedavg", "few_rows"] = "auto"
+    averaging: Averaging | None = None
+    warm_tolerance: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice(self, "start", ("auto", "laplace", "prior", "fedavg", "few_rows"))
+        check_positive(self, "warm_tolerance")
+        if self.start in ("prior", "fedavg"):
+            refuse_unused(self, f"start={self.start!r} has no Laplace approximation", "warm_tolerance")
+        if self.averaging is not None and not isinstance(self.averaging, Averaging):
+            name = type(self).__name__
+            raise SettingError(f"{name}: averaging must be a pf.Averaging, received {self.averaging!r}")
+        if self.start != "fedavg":
+            refuse_unused(self, "it is that of start='fedavg'", "averaging")
+
+    def warm_start(self, problem: Problem) -> Algorithm | None:
+        """What `start` names: Newton's method with all clients, averaging, or this algorithm by fewer rows."""
+        match chosen_setting(self, "start"):
+            case "prior":
+                return None
+            case "fedavg":
+                return self.point_sites()
+            case "few_rows":
+                return replace(self, client=replace(self.solver, few_rows=self.rows_before(problem)), start="auto")
+        return FedLaplace(
+            covariance=self.structure,
+            full_dim=self.full_dim,
+            curvature=self.curvature,
+            temperature=self.temperature,
+            tolerance=self.warm_tolerance,
+            few_rows=self.solver.few_rows,
+        )
+
+    def rows_before(self, problem: Problem) -> int:
+        """The rows by which the rounds of start="few_rows" are made."""
+        return self.rows_of_rounds(problem.num_rows) // MORE
+
+    def rows_of_rounds(self, num_rows: int) -> int:
+        """Rows by which rounds are made, of all clients."""
+        return self.solver.few_rows or num_rows
+
+    def point_sites(self) -> Algorithm:
+        """What gives the clients their sites at the point of an averaging.
+
+        Raises:
+            SettingError: q has a full covariance.
+        """
+        if self.structure == "full":
+            raise SettingError(
+                f"{type(self).__name__}: the sites of start='fedavg' are diagonal, and those of this model are full: "
+                "take covariance='diag', or leave start out"
+            )
+        if self.averaging is None:
+            return PointSites(temperature=self.temperature)
+        averaging, scale = self.averaging.algorithm(), self.averaging.scale
+        return PointSites(temperature=self.temperature, averaging=averaging, scale=scale)
+
+    @property
+    def isotropic(self) -> bool:
+        """With `Identity` of a given scale, where the first sites are multiples of the identity, too."""
+        scaled = isinstance(self.client, Identity) and self.client.scale is not None
+        starts_so = self.start == "prior" or (self.start == "fedavg" and self.averaging is not None)
+        return scaled and starts_so and self.covariance == "diag" and not self.additive
+
+    def init(
+        self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
+    ) -> tuple[State, State]:
+        """At the warm start's sites, or at the prior with sites equal to one.
+
+        Raises:
+            ModelError: the mode is at infinity, or there are many, along a line.
+        """
+        if start is None:
+            return super().init(problem, num_clients, generator, start)
+        self._refuse_no_mode(problem, start)
+        q, sites, prior = warm_sites(start, lambda q: self.narrowed(problem, q))
+        if self.start == "few_rows":
+            times = self.rows_of_rounds(problem.num_rows) / self.rows_before(problem)
+            q, share = rows_first.as_of_more(q, prior, times, num_clients)
+            sites = flat_site(problem, self.structure, num_clients).product(batched(share))
+        shared, local = self.first_states(problem, q, prior, sites)
+        return shared | self._known_of_network(problem, shared, start), local
+
+    def evenly(self) -> Self:
+        """From the Laplace approximation in place of rounds by fewer rows, each of which has noise of its own."""
+        lone = replace(self, start="laplace") if self.start == "few_rows" else self
+        return super(WarmStarted, lone).evenly()
+
+    def _refuse_no_mode(self, problem: Problem, start: Start) -> None:
+        """Refuse a federated Laplace approximation without a mode."""
+        if float(start.shared.get("fall", 0.0)) > ESCAPING:
+            raise ModelError(f"{type(self).__name__}: {sentences.MODE_AT_INFINITY}")
+        if problem.layout.improper and (free := flat_direction(gaussian(start.shared), problem)):
+            raise ModelError(
+                f"{type(self).__name__}: the posterior is improper: along {free} the density is flat, since the data "
+                "say nothing of it, nor do the priors. Give proper priors, or leave out what others express"
+            )
+
+    def _known_of_network(self, problem: Problem, shared: State, start: Start) -> State:
+        """What the lower bound of a network is judged by."""
+        if "level" not in shared or not problem.traits.layers:
+            return {}
+        dim = problem.dim if self.solver.few_rows is not None else 0
+        known = ascent.of_network(mode_level(start.shared), self.rows_of_rounds(problem.num_rows), dim)
+        if self.start == "few_rows":
+            known["radius"] = ascent.FIRST_RADIUS  # q is that near
+        return {name: torch.full_like(shared[name], value) for name, value in known.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guided(EP, Delegates):
+    """With guides that are functions: `guided` federates their own exponential families.
+
+    Args:
+        num_guide_draws: draws of the fitted guide that are kept.
+    """
+
+    guided: ClassVar[type[GuidedFedEP]] = GuidedFedEP
+
+    num_guide_draws: int | None = GuidedFedEP.num_guide_draws
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least(self, 1, "num_guide_draws", allow_none=True)
+        if is_hand_written(self.guide):
+            self.delegate()
+        else:
+            refuse_unused(self, "it is a setting of a guide that is a function", "num_guide_draws")
+
+    def _check_guide(self) -> None:
+        if not is_hand_written(self.guide):
+            super()._check_guide()
+
+    def delegate(self) -> Algorithm:
+        """This algorithm, or with a hand-written guide the one that federates its own families.
+
+        Raises:
+            SettingError: a setting that it does not take.
+        """
+        if not is_hand_written(self.guide):
+            return self
+        shared = [field.name for field in fields(self.guided)]
+        refuse_unused(
+            self,
+            "a hand-written guide is federated by natural-gradient steps in its own families, from where it begins; "
+            "leave it out, or use an automatic guide such as AutoMultivariateNormal",
+            *(field.name for field in fields(self) if field.name not in shared),
+        )
+        own: dict[str, Any] = {name: getattr(self, name) for name in shared}
+        damping = 1.0 if own["damping"] is None else own["damping"]
+        return self.guided(**own | {"num_points": DRAWS_A_POINT * self.num_points, "damping": damping})
+
+    def init(
+        self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
+    ) -> tuple[State, State]:
+        """As of the other settings.
+
+        Raises:
+            SettingError: the guide is hand-written, which another algorithm federates.
+        """
+        if is_hand_written(self.guide):
+            raise SettingError(f"{type(self).__name__}: a hand-written guide is federated by `delegate()`, as run does")
+        return super().init(problem, num_clients, generator, start)
+
+
+def warm_sites(
+    start: Start, narrowed: Callable[[Gaussian], Gaussian] = lambda q: q
+) -> tuple[Gaussian, Gaussian, Gaussian]:
+    """q, sites (K,) and the prior's site of a federated Laplace approximation.
+
+    Where its curvature is not positive definite, or its point is no mode, q takes |H| (see `fedlaplace`) around the
+    point, and the sites share the difference equally, so that q = t_0 Π t_k holds; their first step replaces them.
+
+    Args:
+        start: the approximation's last state.
+        narrowed: what becomes of q where the point is no mode.
+    """
+    q, sites, prior = gaussian(start.shared), gaussian(start.local), gaussian(start.shared, "prior_")
+    proper, indefinite = absolute(q)
+    if not bool(indefinite) and not bool(start.shared.get("back", False)):
+        return q, sites, prior
+    proper = narrowed(at_mean(proper, start.shared["point"]))
+    return proper, sites.product(proper.quotient(q).power(1.0 / len(sites.eta))), prior

@@ -1,0 +1,93 @@
+"""The states of expectation propagation with names and types: what its server and its clients keep between rounds.
+
+Between rounds a state is a flat dictionary of tensors, which travels and is written to disk. `of` reads it, `state`
+writes it: a Gaussian is two entries, `{prefix}precision` and `{prefix}eta`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pyro_fed.algorithm.states import State
+from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
+from pyro_fed.ops.gaussian import Gaussian
+
+#: Where the server's Gaussians stand in its state, field to prefix.
+PREFIXES = {"q": "", "prior": "prior_", "prior_change": "prior_delta_", "added": "added_"}
+#: The server's other entries of its own.
+ENTRIES = ("prior_value", "prior_known", "num_clients", "fractions", "reset")
+#: Where the change that a client has sent stands in its state until it knows what was taken of it.
+CHANGE = "delta_"
+
+
+@dataclass(frozen=True)
+class Server:
+    """What the server keeps.
+
+    Args:
+        q: the approximation, q = t_0 Π_k t_k.
+        prior: t_0.
+        prior_change: Δ_0, of this round.
+        prior_value: E_q[log p_0].
+        prior_known: whether t_0 is the same at every q, as a Gaussian prior's is, so that no round asks for Δ_0.
+        num_clients: K, an integer.
+        fractions: s_k of the last round's clients, (C,).
+        added: what acceleration has put into q beside the changes; each site has an equal share of it.
+        reset: 1 where the last round went back: sites are forgotten, and `added` is all of them.
+        memory: what the step rule remembers, and further entries of derived algorithms.
+    """
+
+    q: Gaussian
+    prior: Gaussian
+    prior_change: Gaussian
+    prior_value: Tensor
+    prior_known: Tensor
+    num_clients: Tensor
+    fractions: Tensor
+    added: Gaussian
+    reset: Tensor
+    memory: State
+
+    @classmethod
+    def of(cls, shared: State) -> Server:
+        """Read the server's state."""
+        own = {f"{prefix}{part}" for prefix in PREFIXES.values() for part in ("precision", "eta")} | {*ENTRIES}
+        return cls(
+            **{field: gaussian(shared, prefix) for field, prefix in PREFIXES.items()},
+            **{name: shared[name] for name in ENTRIES},
+            memory={name: value for name, value in shared.items() if name not in own},
+        )
+
+    def state(self) -> State:
+        """Write it."""
+        factors = [as_state(getattr(self, field), prefix) for field, prefix in PREFIXES.items()]
+        entries = {name: getattr(self, name) for name in ENTRIES}
+        return {name: value for part in (*factors, entries, self.memory) for name, value in part.items()}
+
+
+def first_server(q: Gaussian, prior: Gaussian, num_clients: int, memory: State) -> Server:
+    """The server before the first round, in which nothing has been taken or added.
+
+    Args:
+        q: where it begins.
+        prior: t_0.
+        num_clients: K.
+        memory: of the step rule.
+    """
+    one, flat = torch.ones((), dtype=torch.float64, device=q.eta.device), type(q).zeros((), q.dim, device=q.eta.device)
+    zero = torch.zeros_like(one)
+    return Server(
+        q=q,
+        prior=prior,
+        prior_change=flat,
+        prior_value=zero,
+        prior_known=torch.tensor(False),
+        num_clients=torch.tensor(num_clients),
+        fractions=one.expand(num_clients).clone(),
+        added=flat,
+        reset=zero,
+        memory=memory,
+    )

@@ -1,0 +1,182 @@
+"""How far the server follows the clients' changes in a round: step rules of expectation propagation.
+
+    q ← q Π_k (Δ_k)^s_k,    t_k ← t_k (Δ_k)^s_k,    k = 0 the prior          Guo et al., Algorithms 3 and 4
+
+Prior and sites move by the same fractions, so q = t_0 Π_k t_k holds in every round, whatever they are. Three rules:
+
+    Backtracked    all s_k are the largest fraction up to the damping δ that leaves q a distribution
+    Optimised      q follows an optimiser of the product of the changes (Section 2.2.3)
+    NewtonSteps    Backtracked, held back and accelerated; for expected Newton steps (`newton_steps`)
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyro_fed.algorithm.states import State, prefixed, within
+from pyro_fed.infer.averaging.optim import OPTIM, Optimiser
+from pyro_fed.infer.ep.states import Server
+from pyro_fed.ops.backtrack import backtrack
+from pyro_fed.ops.gaussian import Gaussian
+
+
+class Step(NamedTuple):
+    """What the server makes of a round's changes.
+
+    Attributes:
+        q: after the round.
+        taken: what each change has become, (1 + C,), the prior's first.
+        fractions: s_k of each, (1 + C,), float64; 0 is skipped.
+        added: what has gone into q besides, of which each site has an equal share.
+        memory: what the rule remembers.
+        reset: whether sites are forgotten, so that `added` is all that they are.
+    """
+
+    q: Gaussian
+    taken: Gaussian
+    fractions: Tensor
+    added: Gaussian
+    memory: State
+    reset: bool = False
+
+
+class StepRule(ABC):
+    """How far the server follows the clients' changes.
+
+    Attributes:
+        wants_bound: whether the clients have to send their expected log-likelihoods.
+    """
+
+    @property
+    def wants_bound(self) -> bool:
+        """Whether the clients have to send what the lower bound is made of."""
+        return False
+
+    def memory(self, q: Gaussian) -> State:
+        """What is remembered before the first round.
+
+        Args:
+            q: where the run begins.
+        """
+        return {"cut": torch.zeros((), dtype=torch.float64, device=q.eta.device)}
+
+    @abstractmethod
+    def step(self, server: Server, changes: Gaussian, bound: Tensor | None) -> Step:
+        """One round's step.
+
+        Args:
+            server: its state before.
+            changes: Δ of the prior's site and of the clients', (1 + C,).
+            bound: the evidence's lower bound at q, () and NaN where an expectation or derivative is not finite; None
+                where clients do not say.
+        """
+
+
+@dataclass(frozen=True)
+class Backtracked(StepRule):
+    """The largest common fraction of all changes, up to δ, that leaves q a distribution.
+
+    Args:
+        damping: δ.
+    """
+
+    damping: float
+
+    def step(self, server: Server, changes: Gaussian, bound: Tensor | None) -> Step:
+        """q Π_k (Δ_k)^s_k."""
+        fractions = largest_fractions(server.q, changes, self.damping)
+        taken = changes.power(fractions)
+        cut = torch.zeros_like(server.memory["cut"])
+        return Step(
+            server.q.product(taken.product_over(0)), taken, fractions, nothing(server.q), {**server.memory, "cut": cut}
+        )
+
+
+@dataclass(frozen=True)
+class Optimised(StepRule):
+    """An optimiser's step of q along the product of the changes, backtracked.
+
+    Args:
+        optimiser: of q's natural parameters.
+        rate: its learning rate.
+        mean: whether it is given the mean of the clients' changes, in place of their sum.
+    """
+
+    optimiser: Optimiser
+    rate: float
+    mean: bool
+
+    def memory(self, q: Gaussian) -> State:
+        """The optimiser's state."""
+        return {**super().memory(q), **prefixed(OPTIM, self.optimiser.init(_natural(q), self.rate))}
+
+    def step(self, server: Server, changes: Gaussian, bound: Tensor | None) -> Step:
+        """q optim(Π_k Δ_k); the prior's site takes δ of its own change."""
+        q, memory = server.q, within(server.memory, OPTIM)
+        if self.mean:
+            weights = torch.full_like(changes.eta[:, 0], 1.0 / (len(changes.eta) - 1))
+            weights[0] = 1.0
+            changes = changes.power(weights)
+        step, after = self.optimiser.step(_natural(q), _natural(changes.product_over(0)), memory, self.rate)
+        move = type(q)(step["precision"], step["eta"])
+        share = backtrack(q, move)
+        fractions = q.eta.new_full((len(changes.eta),), self.rate if float(share) > 0 else 0.0)
+        cut = {"cut": torch.zeros_like(server.memory["cut"])}
+        remembered = {**server.memory, **cut, **prefixed(OPTIM, after)}
+        return Step(q.product(move.power(share)), changes.power(self.rate), fractions, nothing(q), remembered)
+
+
+def nothing(q: Gaussian) -> Gaussian:
+    """The factor one, in the structure of q."""
+    return type(q).zeros((), q.dim, device=q.eta.device)
+
+
+def largest_fractions(q: Gaussian, changes: Gaussian, damping: float) -> Tensor:
+    """The fraction s_k of each change (C,) that leaves q a distribution, float64; 0 is skipped.
+
+    The same for all, where the product of all changes has one. Else they are taken one after the other, each to its
+    own largest fraction.
+
+    Args:
+        q: the server's Gaussian.
+        changes: of sites, (C,).
+        damping: the largest fraction.
+    """
+    joint, count = float(backtrack(q, changes.product_over(0), max_fraction=damping)), len(changes.eta)
+    if joint > 0:
+        return torch.full((count,), joint, dtype=torch.float64, device=q.eta.device)
+    taken = []
+    for k in range(count):
+        change = type(q)(changes.precision[k], changes.eta[k])
+        taken.append(float(backtrack(q, change, max_fraction=damping)))
+        q = q.product(change.power(taken[-1]))
+    return torch.tensor(taken, dtype=torch.float64, device=q.eta.device)
+
+
+def client_steps(optimiser: Optimiser, rate: float, local: State, change: Gaussian) -> tuple[Gaussian, State]:
+    """The steps of C clients' sites, t_k ← t_k optim(Δ_k), each by its own optimiser, and the optimisers' states.
+
+    Args:
+        optimiser: of the clients.
+        rate: its learning rate.
+        local: the clients' states, (C, ...).
+        change: Δ_k, (C,).
+    """
+    steps, states = [], []
+    for k in range(len(change.eta)):
+        own = {name: value[k] for name, value in within(local, OPTIM).items()}
+        site = {name: local[name][k] for name in ("precision", "eta")}
+        step, state = optimiser.step(site, {"precision": change.precision[k], "eta": change.eta[k]}, own, rate)
+        steps.append(step)
+        states.append(state)
+    stacked = prefixed(OPTIM, {name: torch.stack([state[name] for state in states]) for name in states[0]})
+    return type(change)(*(torch.stack([step[name] for step in steps]) for name in ("precision", "eta"))), stacked
+
+
+def _natural(q: Gaussian) -> dict[str, Tensor]:
+    return {"precision": q.precision, "eta": q.eta}
