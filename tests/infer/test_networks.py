@@ -23,7 +23,6 @@ from pyro_fed.density.rows.batches import Batch
 from pyro_fed.density.size import LARGE_DIM, affordable_points, cost_of
 from pyro_fed.density.starts import central_start
 from pyro_fed.density.traits import Traits
-from pyro_fed.infer.ep.large import network_warnings
 from pyro_fed.infer.ep.point_sites import PointSites
 from pyro_fed.infer.sites import derivatives, online_newton
 from pyro_fed.infer.sites.antithetic import score_and_curvature, turned
@@ -570,7 +569,7 @@ def with_noise(x, y):
 
 @pytest.mark.parametrize(("growth", "said"), [(0.02, 1), (-0.02, 1), (0.005, 0)])
 def test_sds_that_still_change_are_said_to(fed, growth, said):
-    notes = network_warnings(SimpleNamespace(figures=[{"sd_growth": growth}] * 3), fed.problem)
+    notes = pf.tilted.IVON().findings(SimpleNamespace(figures=[{"sd_growth": growth}] * 3), fed.problem)
     assert sum("not settled" in note.text for note in notes) == said
 
 

@@ -12,7 +12,6 @@ import pyro_fed as pf
 from pyro_fed.algorithm import message_limits
 from pyro_fed.density import size
 from pyro_fed.density.size import LARGE_DIM, clients_at_once, cost_of
-from pyro_fed.infer.ep.large import large_objections
 from pyro_fed.ops.gaussian_structures import DiagGaussian
 from pyro_fed.ops.points import even_normals
 from pyro_fed.runtime.executors.local import joined
@@ -111,7 +110,7 @@ def test_objections_one_client_at_a_time_are_those_of_all_together():
         **message_limits.outlying(((draw[1] - draw[0] / 2) / scale.sqrt()).abs().amax(-1), "step"),
         "its precision has the wrong sign": (draw[0] < -message_limits.LARGEST_FALL * scale).any(-1),
     }
-    found = large_objections(q, deltas)
+    found = pf.tilted.IVON().objections(q, deltas, None)
     assert found.keys() == wanted.keys() and bool(found["its precision has the wrong sign"].any())
     assert all(torch.equal(found[reason], wanted[reason]) for reason in wanted)
 

@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from dataclasses import replace
 from functools import partial
 
 import pyro
@@ -63,9 +64,8 @@ def test_an_honest_client_whose_log_likelihood_has_fallen_is_heard_and_a_flipped
 def judged(expected, level):
     """What becomes of a start of three parameters at which the log density has this mean."""
     q = FullGaussian(torch.eye(3, dtype=F64), torch.ones(3, dtype=F64))
-    shared = {**as_state(q), **ascent.nothing_best(q), "level": torch.tensor(level, dtype=F64)}
-    value = ascent.bound(q, torch.tensor(expected, dtype=F64))
-    return q, ascent.way_back(shared, value, 1.0)
+    climb = replace(ascent.first_climb(q), level=torch.tensor(level, dtype=F64))
+    return q, climb.way_back(q, ascent.lower_bound(q, torch.tensor(expected, dtype=F64)), 1.0)
 
 
 @pytest.mark.parametrize(("below", "narrowed"), [(1.5, False), (8.9, False), (9.1, True), (1e9, True)])
@@ -75,7 +75,7 @@ def test_a_start_that_loses_much_of_its_mode_is_narrowed_about_it(below, narrowe
     if back is not None:
         torch.testing.assert_close(back[0].mean(), q.mean())
         torch.testing.assert_close(back[0].precision, 4 * q.precision)
-        assert not bool(back[1]["best_value"].isfinite())
+        assert not bool(back[1].best_value.isfinite())
 
 
 def test_a_start_is_not_judged_where_no_mode_is_known():

@@ -3,6 +3,8 @@
 It has not converged then.
 """
 
+from dataclasses import replace
+
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -10,7 +12,6 @@ import torch
 
 import pyro_fed as pf
 from pyro_fed.infer.ep import ascent
-from pyro_fed.infer.sites.gaussian_sites import as_state
 from pyro_fed.ops.gaussian_structures import DiagGaussian
 
 QUIET = {"progress": False, "log_likelihood": False, "audit": False, "seed": 0}
@@ -34,11 +35,11 @@ def run_with(bounds, fed, monkeypatch):
     """A run whose bound in round i is the i-th of these, and the last one ever after; and q in each."""
     seen = []
 
-    def bound(self, shared, messages):
-        seen.append(shared["eta"].clone())
-        return shared["eta"].new_tensor(bounds[min(len(seen), len(bounds)) - 1])
+    def bound(self, server, messages):
+        seen.append(server.q.eta.clone())
+        return server.q.eta.new_tensor(bounds[min(len(seen), len(bounds)) - 1])
 
-    monkeypatch.setattr(pf.FedEP, "_value", bound)
+    monkeypatch.setattr(pf.FedEP, "lower_bound", bound)
     return pf.run(pf.FedEP(start="prior", tolerance=1e-12), fed, **QUIET), seen
 
 
@@ -65,24 +66,24 @@ def test_a_best_that_goes_on_rising_is_none(fed, monkeypatch):
 @pytest.mark.parametrize("rise, ended", [(0.05, True), (0.2, False)])
 @pytest.mark.filterwarnings("ignore:not converged", "ignore:a network's weights have not come to rest")
 def test_a_network_ends_at_the_best_where_ten_rounds_hardly_raise_it(fed, monkeypatch, rise, ended):
-    nothing = ascent.nothing_best
-    enough = {"enough": torch.tensor(1.0, dtype=torch.float64)}  # of `rise` a round ten rounds make 0.5 or 2
-    monkeypatch.setattr(ascent, "nothing_best", lambda q: nothing(q) | enough)
+    nothing = ascent.first_climb
+    enough = torch.tensor(1.0, dtype=torch.float64)  # of `rise` a round ten rounds make 0.5 or 2
+    monkeypatch.setattr(ascent, "first_climb", lambda q: replace(nothing(q), enough=enough))
     idata, seen = run_with([0.0, 5.0, 5.0 + rise, *(5.0 + rise * (1 + i) for i in range(1, 48))], fed, monkeypatch)
     assert (len(seen) == 12 and not idata.attrs["converged"]) if ended else len(seen) > 12  # the first rises by five
     assert ("slow" in idata["federation"]) == ended == ("have not come to rest" in str(idata.attrs.get("warnings")))
 
 
 def test_what_a_network_has_to_rise_goes_with_its_rows_and_begins_anew_with_another_start():
-    state = ascent.nothing_best(q_at(0.0)) | {"enough": torch.tensor(ascent.of_network(-5.0, 1000)["enough"])}
-    ends = []
+    enough = torch.tensor(ascent.of_network(-5.0, 1000)["enough"])
+    climb, ends = replace(ascent.first_climb(q_at(0.0)), enough=enough), []
     for value in [0.0] + [torch.nan] * 5 + [0.05] * 10:
-        state |= ascent.climbed(state, torch.tensor(value, dtype=torch.float64))
-        state["best_value"] = state["climb"][-1]
-        ends.append(ascent.is_slow(state))
-    assert ends.index(True) == ascent.RECENT and bool(state["best_value"] == 0.05)  # 0.1 nats of 1,000 rows
-    _, anew = ascent._narrowed(state, q_at(0.0))
-    assert not ascent.is_slow(ascent.climbed(state | anew, torch.tensor(0.0, dtype=torch.float64)))
+        climb = climb.with_bound(torch.tensor(value, dtype=torch.float64))
+        climb = replace(climb, best_value=climb.climb[-1])
+        ends.append(bool(climb.slow))
+    assert ends.index(True) == ascent.RECENT and bool(climb.best_value == 0.05)  # 0.1 nats of 1,000 rows
+    _, anew = climb._narrowed(q_at(0.0))
+    assert not bool(anew.with_bound(torch.tensor(0.0, dtype=torch.float64)).slow)
 
 
 def q_at(distance):
@@ -92,14 +93,13 @@ def q_at(distance):
 
 def returned(distances):
     """Which of the falls at so many SDs from the best q are the end."""
-    state = ascent.nothing_best(q_at(0.0)) | as_state(q_at(0.0), "best_") | as_state(q_at(8.0), "onward_")
-    state |= {"onward_precision": torch.zeros(1, dtype=torch.float64), "best_value": torch.tensor(0.0)}
-    ends = []
+    onward = DiagGaussian(torch.zeros(1, dtype=torch.float64), torch.tensor([8.0], dtype=torch.float64))
+    climb, ends = ascent.first_climb(q_at(0.0)), []
+    climb = replace(climb, best=q_at(0.0), onward=onward, best_value=torch.tensor(0.0))
     for distance in distances:
-        back = ascent.way_back(state | as_state(q_at(distance)), torch.tensor(-2.0), 1.0)
-        state |= back[1]
-        ends.append(ascent.is_in_vain(state | {"reset": torch.ones(())}))
-    assert not ascent.is_in_vain(state | {"reset": torch.zeros(())})  # a run that goes on from there
+        _, climb = climb.way_back(q_at(distance), torch.tensor(-2.0), 1.0)
+        ends.append(ascent.is_in_vain({**climb.state(), "reset": torch.ones(())}))
+    assert not ascent.is_in_vain({**climb.state(), "reset": torch.zeros(())})  # a run that goes on from there
     return ends
 
 
