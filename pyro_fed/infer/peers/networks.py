@@ -23,7 +23,6 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.density.traits import LARGE_DIM
 from pyro_fed.infer.peers.peer_sites import public_belief
-from pyro_fed.infer.peers.update import IVON
 from pyro_fed.infer.sites.gaussian_sites import (
     POINT_NUMBERS,
     GaussianAlgorithm,
@@ -34,6 +33,7 @@ from pyro_fed.infer.sites.gaussian_sites import (
     spread_points,
     where,
 )
+from pyro_fed.infer.sites.online_newton import OnlineNewton
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import DiagGaussian
 
@@ -70,7 +70,7 @@ def first_states(
 
 def step(
     algorithm: GaussianAlgorithm,
-    update: IVON,
+    update: OnlineNewton,
     damping: float,
     problem: Problem,
     shared: State,
@@ -133,7 +133,13 @@ def _prior(algorithm: GaussianAlgorithm, problem: Problem, q: Gaussian) -> Gauss
 
 
 def _first_site(
-    update: IVON, problem: Problem, prior: Gaussian, local: State, v: torch.Tensor, data: ClientData, noise: Noise
+    update: OnlineNewton,
+    problem: Problem,
+    prior: Gaussian,
+    local: State,
+    v: torch.Tensor,
+    data: ClientData,
+    noise: Noise,
 ) -> DiagGaussian:
     """A site at an agent's own point, so that with the prior's share its mean is there."""
     point = local["start"]

@@ -59,15 +59,12 @@ from pyro_fed.errors import SettingError
 from pyro_fed.graph import Graph
 from pyro_fed.infer.ep.site_contributions import held_changes
 from pyro_fed.infer.peers import networks
-from pyro_fed.infer.peers.acceleration import look_ahead, nothing_known
 from pyro_fed.infer.peers.peer_burn_in import PeerBurnIn
 from pyro_fed.infer.peers.peer_gaussian import PeerGaussian
-from pyro_fed.infer.peers.peer_sites import new_site, public_belief, seen_whole, without_distribution
 from pyro_fed.infer.peers.screening import centre_of, screened
-from pyro_fed.infer.peers.update import IVON, SVI, Name, Newton, Update
+from pyro_fed.infer.peers.update import Name, Newton, Update
 from pyro_fed.infer.sites.derivatives import Kind
-from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian, sds_moved, where
-from pyro_fed.ops.gaussian import Gaussian
+from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian, sds_moved
 
 #: Share of their disagreement that agents have after a round's consensus where rounds are accelerated and none is set.
 SEEN_WHOLE = 1e-4
@@ -136,44 +133,7 @@ class P2PVI(PeerGaussian, Sites, Bounding, Moving):
         check_choice(self, "weighting", ("exact", "paper"))
         check_at_least(self, 1, "batch_size", allow_none=True)
         self._check_start()
-        self._check_unused()
-
-    def _check_start(self) -> None:
-        if self.weighting == "exact" and self.start == "draw":
-            raise SettingError(
-                "P2PVI: start='draw' puts a false prior mean into the answer; it needs weighting='paper'"
-            )
-        network = isinstance(self.update, IVON)
-        if (self.start == "fedavg") != (network and self.start != "auto") or (network and self.weighting == "paper"):
-            raise SettingError(
-                "P2PVI: update='ivon' begins at the point that averaging finds, start='fedavg', which is also what "
-                f"'auto' takes then, with weighting='exact'; received update={self.update!r}, "
-                f"start={self.start!r}, weighting={self.weighting!r}"
-            )
-        if self.start not in ("consensus", "local"):
-            return
-        if isinstance(self.update, SVI):
-            raise SettingError(
-                "P2PVI: update='svi' fits a guide around a proper belief: it needs start='prior', which is also what "
-                f"'auto' takes; received {self.start!r}"
-            )
-        if self.weighting == "paper":
-            raise SettingError(
-                "P2PVI: weighting='paper' begins at the prior, start='prior' or 'draw'; for "
-                f"start={self.start!r} use weighting='exact'"
-            )
-
-    def _check_unused(self) -> None:
-        if isinstance(self.update, SVI):
-            refuse_unused(self, "update='svi' takes pf.update.SVI(batch_size=...)", "batch_size")
-            refuse_unused(self, "it is a setting of Newton steps; use update='newton'", "num_points", "curvature")
-            if self.update.units == "parameters" and self.covariance != "diag":
-                raise SettingError(
-                    "P2PVI: pf.update.SVI(units='parameters') moves each parameter of a diagonal belief by itself: it "
-                    f"needs covariance='diag'; received {self.covariance!r}"
-                )
-        if isinstance(self.update, IVON):
-            refuse_unused(self, "it is a setting of Newton steps; use update='newton'", "batch_size", "curvature")
+        self.solver.check(self)
         if not self._ends:
             refuse_unused(
                 self,
@@ -181,22 +141,34 @@ class P2PVI(PeerGaussian, Sites, Bounding, Moving):
                 "with weighting='exact'",
                 "tolerance",
             )
-        remembers = isinstance(self.update, Newton) and self.update.memory not in (1, Newton.memory)
-        if remembers and not (self._accelerates and self.gossip_steps is None):
+
+    def _check_start(self) -> None:
+        if self.weighting == "exact" and self.start == "draw":
             raise SettingError(
-                f"P2PVI: memory={self._newton.memory} has no effect: acceleration is of single, undamped steps with "
-                "weighting='exact', all rows in every round and complete consensus (steps=1, damping=1, "
-                "batch_size=None, gossip_steps=None)"
+                "P2PVI: start='draw' puts a false prior mean into the answer; it needs weighting='paper'"
             )
+        averages = self.solver.from_averaging
+        if (self.start == "fedavg") != (averages and self.start != "auto") or (averages and self.weighting == "paper"):
+            raise SettingError(
+                "P2PVI: update='ivon' begins at the point that averaging finds, start='fedavg', which is also what "
+                f"'auto' takes then, with weighting='exact'; received update={self.update!r}, "
+                f"start={self.start!r}, weighting={self.weighting!r}"
+            )
+        if self.weighting == "paper" and self.start in ("consensus", "local"):
+            raise SettingError(
+                "P2PVI: weighting='paper' begins at the prior, start='prior' or 'draw'; for "
+                f"start={self.start!r} use weighting='exact'"
+            )
+
+    @property
+    def solver(self) -> Update:
+        """How Eq. (3) is solved: the setting `update` as an instance."""
+        return cast(Update, self.update)
 
     @property
     def kind(self) -> Kind:
         """As `curvature` of Newton steps; other updates take no curvature of likelihoods."""
-        return super().kind if isinstance(self.update, Newton) else "hessian"
-
-    @property
-    def _newton(self) -> Newton:
-        return cast(Newton, self.update)
+        return super().kind if self.solver.takes_curvature else "hessian"
 
     @property
     def needs_centrality(self) -> bool:
@@ -205,7 +177,7 @@ class P2PVI(PeerGaussian, Sites, Bounding, Moving):
 
     def default_rounds(self, num_clients: int) -> int:
         """At most 100; the run stops when the agents agree and have stopped moving. Of "ivon", as it has them set."""
-        return self.update.rounds if isinstance(self.update, IVON) else 100
+        return self.solver.default_rounds
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """Averaging over the graph for "ivon"; Newton's method over the graph unless each agent starts by itself."""
@@ -229,112 +201,44 @@ class P2PVI(PeerGaussian, Sites, Bounding, Moving):
             return shared, local
         shared, local = super().init(problem, num_clients, generator, start)
         local["next_row"] = torch.zeros(num_clients, dtype=torch.int64, device=shared["eta"].device)
-        if isinstance(self.update, SVI) and self.update.round_decay < 1:
-            local["pace"] = torch.ones(num_clients, dtype=torch.float64, device=shared["eta"].device)
-        if self._accelerates:
-            local |= nothing_known(gaussian(shared), self._newton.memory)
-            local["strict"] = torch.zeros_like(shared["eta"][:, 0], dtype=torch.bool)
-        return shared, local
+        return shared, local | self.solver.remembered(self, gaussian(shared))
 
     def on_graph(self, graph: Graph) -> Self:
         """Where a round's consensus is not complete, an agent does not see what a round's step was."""
         peers = super().on_graph(graph)
         complete = graph.active(0) is None and not graph.random and self.gossip_steps is None
-        if complete or not isinstance(self.update, Newton):
-            return peers
-        return replace(peers, update=replace(self.update, memory=1))
+        return peers if complete else peers.unaccelerated()
+
+    def unaccelerated(self) -> Self:
+        """With an update that remembers no rounds."""
+        plain = self.solver.unaccelerated()
+        return self if plain == self.solver else replace(self, update=plain)
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
-        """None for Newton steps; the guide's draws and minibatches for "svi"."""
-        if isinstance(self.update, SVI):
-            return self.update.guide_fit.draw_noise(problem, num_rows, generator)
-        if isinstance(self.update, IVON):
-            return self.update.draw_noise(problem, num_rows, generator)
-        return ()
+        """The update's."""
+        return self.solver.draw_noise(problem, num_rows, generator)
 
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
         """Eq. (3): the public beliefs of C agents."""
-        q = gaussian(shared)
-        step = self._svi_step if isinstance(self.update, SVI) else self._newton_step
-        step = self._ivon_step if isinstance(self.update, IVON) else step
-        belief, news, fraction = step(problem, q, shared, local, data, noise)
-        next_row = news.get("next_row", local["next_row"])
+        new = self.solver.step(self, problem, shared, local, data, noise)
+        next_row = new.local.get("next_row", local["next_row"])
         left = data.num_rows - next_row if self.batch_size else torch.zeros_like(next_row)
-        return (
-            as_state(belief),
-            news,
-            {"fraction": fraction, "rows_left": left.double(), **self.traces(q)},
-        )
-
-    def _newton_step(
-        self, problem: Problem, q: Gaussian, shared: State, local: State, data: ClientData, noise: Noise
-    ) -> tuple[Gaussian, State, Tensor]:
-        """Expected Newton steps: belief, what changes in the local state, share of the change made."""
-        old = gaussian(local)
-        batch, next_row = self._rows(data, local["next_row"])
-        held = self.first_share(shared, local)
-        share = held if self._keeps_site else torch.where(local["prior_share"] == 0, held, 0.0)
-        weight = self._weight(shared)
-        at, news = look_ahead(q, local) if self._accelerates else (q, {})
-        lost = without_distribution(q, old)
-        for _ in range(self._newton.steps):
-            site, known = new_site(self, problem, at, batch, share, local, self.start_steps, weight, lost)
-            change = site / old if self._keeps_site else site
-            proper = known & q.is_proper()
-            if self._accelerates:
-                news["strict"] = local["strict"] | lost
-                at, fraction = seen_whole(q, old, site, weight, proper, news["strict"])
-            else:
-                at, fraction = public_belief(q, change**weight, proper, self.damping)
-        new = old * change**fraction if self._keeps_site else old
-        return at, {**as_state(new), **news, "prior_share": held, "next_row": next_row}, fraction
-
-    def _ivon_step(
-        self, problem: Problem, q: Gaussian, shared: State, local: State, data: ClientData, noise: Noise
-    ) -> tuple[Gaussian, State, Tensor]:
-        """Steps from scores alone: see `peers.networks`."""
-        held, update = self.first_share(shared, local), cast(IVON, self.update)
-        belief, news, fraction = networks.step(self, update, self.damping, problem, shared, local, held, data, noise)
-        return belief, {**news, "prior_share": held}, fraction
-
-    def _svi_step(
-        self, problem: Problem, q: Gaussian, shared: State, local: State, data: ClientData, noise: Noise
-    ) -> tuple[Gaussian, State, Tensor]:
-        """A guide fitted to cavity × likelihood: Eq. (3) as published, where the cavity is q_i itself."""
-        old = gaussian(local)
-        cavity = q / old if self._keeps_site else q
-        update, pace = cast(SVI, self.update), local.get("pace")
-        guide = update.guide_fit.fit(problem, q, cavity, data, noise, pace)
-        found = guide / cavity
-        usable = guide.is_proper()
-        flat = type(q)(torch.zeros_like(q.precision), torch.zeros_like(q.eta))
-        change = where(usable, found / old if self._keeps_site else found, flat)
-        belief, fraction = public_belief(q, change ** self._weight(shared), q.is_proper(), self.damping)
-        site = old * change**fraction if self._keeps_site else old
-        news = {} if pace is None else {"pace": pace * update.round_decay}
-        return belief, {**as_state(site), **news}, fraction * usable
-
-    @property
-    def _accelerates(self) -> bool:
-        """Whether sites are taken where Anderson acceleration points to: undamped, a round's step is seen whole."""
-        if not isinstance(self.update, Newton):
-            return False
-        single = self.update.steps == 1 and self.damping == 1
-        return self._keeps_site and single and self.update.memory > 1
+        info = {"fraction": new.fraction, "rows_left": left.double(), **self.traces(gaussian(shared))}
+        return as_state(new.belief), new.local, info
 
     @property
     def left_apart(self) -> float:
         """Less where rounds are accelerated: what agents disagree about is no part of a round's step."""
-        return SEEN_WHOLE if self.gossip_tolerance is None and self._accelerates else super().left_apart
+        return SEEN_WHOLE if self.gossip_tolerance is None and self.solver.accelerates(self) else super().left_apart
 
     @property
-    def _keeps_site(self) -> bool:
+    def keeps_site(self) -> bool:
         """Whether an agent replaces its site instead of adding to its belief."""
         return self.weighting == "exact" and self.batch_size is None
 
-    def _weight(self, shared: State) -> Tensor:
+    def weight(self, shared: State) -> Tensor:
         """1 / v_i, or 1 as published: (C,)."""
         v = shared["centrality"]
         return 1.0 / v if self.weighting == "exact" else torch.ones_like(v)
@@ -342,9 +246,9 @@ class P2PVI(PeerGaussian, Sites, Bounding, Moving):
     @property
     def _ends(self) -> bool:
         """Whether there is a criterion of convergence."""
-        return isinstance(self.update, Newton) and (self.weighting == "exact" or self.batch_size is not None)
+        return self.solver.deterministic and (self.weighting == "exact" or self.batch_size is not None)
 
-    def _rows(self, data: ClientData, next_row: Tensor) -> tuple[Batch, Tensor]:
+    def rows_of_round(self, data: ClientData, next_row: Tensor) -> tuple[Batch, Tensor]:
         """This round's rows, (C, m), at weight one, and where the next round begins."""
         if self.batch_size is None:
             return data.full_batch(), next_row
@@ -356,7 +260,7 @@ class P2PVI(PeerGaussian, Sites, Bounding, Moving):
 
     def sites(self, shared: State, local: State) -> State | None:
         """What the agents keep, where no share of the prior is in it."""
-        return self.known(shared, local) if self._keeps_site and self.starts_at_prior else None
+        return self.known(shared, local) if self.keeps_site and self.starts_at_prior else None
 
     def known(self, shared: State, local: State) -> State:
         """What the agents keep, with its share of the prior where beliefs begin flat."""
@@ -407,13 +311,13 @@ class P2PVI(PeerGaussian, Sites, Bounding, Moving):
         Anderson's rule takes the steps of the last rounds for those of one map, and goes on where they point to. Noise
         that is new in every round is none: it would be followed up to five times as far as the limits let it.
         """
-        return replace(self, update=replace(self.update, memory=1)) if isinstance(self.update, Newton) else self
+        return self.unaccelerated()
 
     def cannot_bound(self) -> str:
         """Sums over a line cannot be checked without a server; nor can changes that are no site's."""
         if self.start == "consensus":
             return "its start adds up log-likelihoods that nobody can check: start='local', or 'prior'"
-        if not self._keeps_site or isinstance(self.update, IVON):
+        if not self.keeps_site or self.solver.from_averaging:
             return "the agents' changes are those of no sites: weighting='exact', batch_size=None, update='newton'"
         return ""
 
