@@ -4,11 +4,11 @@ import hierarchies
 import pytest
 import torch
 
+from pyro_fed.density.derivatives.derivatives import Derivatives
 from pyro_fed.density.latents.beginnings import begun
 from pyro_fed.density.latents.quadrature import Quadrature
 from pyro_fed.density.rows.batches import BATCHES, Batch
 from pyro_fed.density.scores import clients_log_likelihoods, log_likelihoods
-from pyro_fed.infer.sites.derivatives import Derivatives
 
 THETA = torch.tensor([0.9, -0.2], dtype=torch.float64)
 

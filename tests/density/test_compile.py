@@ -17,8 +17,8 @@ from pyro_fed.density.compiling import process
 from pyro_fed.density.compiling.batched import quiet, vmap
 from pyro_fed.density.compiling.compiler import Compiler, choose_level, in_time, pays
 from pyro_fed.density.compiling.tracing import inductor, to_graph
+from pyro_fed.density.derivatives.rowwise import shared_curvature
 from pyro_fed.density.rows.batches import Batch
-from pyro_fed.infer.sites.rowwise import shared_curvature
 from pyro_fed.runtime.executors import Vectorised, Work
 
 #: Inductor's own imports use what torch has deprecated.

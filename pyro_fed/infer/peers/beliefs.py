@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.states import State
+from pyro_fed.density.derivatives.moments import Moments
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, row_dtype
 from pyro_fed.errors import ModelError
 from pyro_fed.infer.peers.local_laplace import local_laplace
 from pyro_fed.infer.sites.gaussian_sites import GaussianAlgorithm, as_state, batched
-from pyro_fed.infer.sites.moments import Moments
 from pyro_fed.infer.sites.prior_gaussian import fit_prior
 from pyro_fed.ops.entries import widened
 from pyro_fed.ops.gaussian import Gaussian

@@ -38,7 +38,7 @@ updates of a round (it does here), how a minibatch's likelihood is scaled there 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, Self, cast
+from typing import Self, cast
 
 import torch
 from torch import Tensor
@@ -52,18 +52,17 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused, resolve
-from pyro_fed.conventions.setting_checks import check_at_least, check_choice
+from pyro_fed.density.derivatives.derivatives import Kind
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import Batch, ClientData, row_dtype
+from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
 from pyro_fed.graph import Graph
 from pyro_fed.infer.ep.site_contributions import held_changes
 from pyro_fed.infer.peers import networks
+from pyro_fed.infer.peers.counted_rows import CountedRows
 from pyro_fed.infer.peers.peer_burn_in import PeerBurnIn
-from pyro_fed.infer.peers.peer_gaussian import PeerGaussian
 from pyro_fed.infer.peers.screening import centre_of, screened
 from pyro_fed.infer.peers.update import Name, Newton, Update
-from pyro_fed.infer.sites.derivatives import Kind
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian, sds_moved
 
 #: Share of their disagreement that agents have after a round's consensus where rounds are accelerated and none is set.
@@ -74,7 +73,7 @@ STILL = 1e-9
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class P2PVI(PeerGaussian, Sites, Bounding, Moving):
+class P2PVI(CountedRows, Sites, Bounding, Moving):
     """Peer-to-peer variational inference over an arbitrary graph, exact by default.
 
     Args:
@@ -123,15 +122,11 @@ class P2PVI(PeerGaussian, Sites, Bounding, Moving):
         >>> published = pf.P2PVI(weighting="paper", update=pf.update.SVI(steps=47), gossip_steps=1)
     """
 
-    weighting: Literal["exact", "paper"] = "exact"
     update: Update | Name = Newton()
-    batch_size: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         resolve(self, "update", Update)
-        check_choice(self, "weighting", ("exact", "paper"))
-        check_at_least(self, 1, "batch_size", allow_none=True)
         self._check_start()
         self.solver.check(self)
         if not self._ends:
@@ -169,11 +164,6 @@ class P2PVI(PeerGaussian, Sites, Bounding, Moving):
     def kind(self) -> Kind:
         """As `curvature` of Newton steps; other updates take no curvature of likelihoods."""
         return super().kind if self.solver.takes_curvature else "hessian"
-
-    @property
-    def needs_centrality(self) -> bool:
-        """Whether the answer depends on the centrality: the exact weighting's does."""
-        return self.weighting == "exact"
 
     def default_rounds(self, num_clients: int) -> int:
         """At most 100; the run stops when the agents agree and have stopped moving. Of "ivon", as it has them set."""
@@ -234,29 +224,9 @@ class P2PVI(PeerGaussian, Sites, Bounding, Moving):
         return SEEN_WHOLE if self.gossip_tolerance is None and self.solver.accelerates(self) else super().left_apart
 
     @property
-    def keeps_site(self) -> bool:
-        """Whether an agent replaces its site instead of adding to its belief."""
-        return self.weighting == "exact" and self.batch_size is None
-
-    def weight(self, shared: State) -> Tensor:
-        """1 / v_i, or 1 as published: (C,)."""
-        v = shared["centrality"]
-        return 1.0 / v if self.weighting == "exact" else torch.ones_like(v)
-
-    @property
     def _ends(self) -> bool:
         """Whether there is a criterion of convergence."""
         return self.solver.deterministic and (self.weighting == "exact" or self.batch_size is not None)
-
-    def rows_of_round(self, data: ClientData, next_row: Tensor) -> tuple[Batch, Tensor]:
-        """This round's rows, (C, m), at weight one, and where the next round begins."""
-        if self.batch_size is None:
-            return data.full_batch(), next_row
-        position = next_row[:, None] + torch.arange(self.batch_size, device=next_row.device)
-        valid = position < data.num_rows[:, None]
-        index = data.row_index.gather(1, position.clamp_max(data.row_index.shape[1] - 1))
-        batch = Batch(tuple(leaf[index] for leaf in data.rows), valid.to(row_dtype(data.rows)) * data.power)
-        return batch, torch.minimum(position[:, -1] + 1, data.num_rows)
 
     def sites(self, shared: State, local: State) -> State | None:
         """What the agents keep, where no share of the prior is in it."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Self
+from typing import ClassVar, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -25,13 +25,11 @@ from pyro_fed.errors import SettingError
 from pyro_fed.infer.guides.fitting import GuideFit
 from pyro_fed.infer.peers import networks
 from pyro_fed.infer.peers.acceleration import look_ahead, nothing_known
+from pyro_fed.infer.peers.counted_rows import CountedRows
 from pyro_fed.infer.peers.peer_sites import new_site, public_belief, seen_whole, without_distribution
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian, where
 from pyro_fed.infer.sites.online_newton import OnlineNewton
 from pyro_fed.ops.gaussian import Gaussian
-
-if TYPE_CHECKING:
-    from pyro_fed.infer.peers.p2p_vi import P2PVI
 
 __all__ = ["IVON", "SVI", "Name", "Newton", "Update"]
 __dir__ = listing(__all__)
@@ -76,7 +74,7 @@ class Update(Variant):
         """Rounds at most, of a run that is given no number of them."""
         return 100
 
-    def check(self, agents: P2PVI) -> None:
+    def check(self, agents: CountedRows) -> None:
         """Refuse settings of the algorithm that have no effect with this update, or contradict it.
 
         Args:
@@ -86,7 +84,7 @@ class Update(Variant):
             SettingError: names the setting and the cure.
         """
 
-    def accelerates(self, agents: P2PVI) -> bool:
+    def accelerates(self, agents: CountedRows) -> bool:
         """Whether sites are taken where Anderson acceleration points to."""
         return False
 
@@ -94,7 +92,7 @@ class Update(Variant):
         """This update without acceleration."""
         return self
 
-    def remembered(self, agents: P2PVI, beliefs: Gaussian) -> State:
+    def remembered(self, agents: CountedRows, beliefs: Gaussian) -> State:
         """What agents remember from round to round besides their sites, (A, ...).
 
         Args:
@@ -109,7 +107,7 @@ class Update(Variant):
 
     @abstractmethod
     def step(
-        self, agents: P2PVI, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
+        self, agents: CountedRows, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> Updated:
         """Eq. (3) for C agents, as `Algorithm.local_step`.
 
@@ -151,7 +149,7 @@ class Newton(Update):
     def __post_init__(self) -> None:
         check_at_least(self, 1, "steps", "memory")
 
-    def check(self, agents: P2PVI) -> None:
+    def check(self, agents: CountedRows) -> None:
         """Refuse a memory that remembers nothing."""
         remembers = self.memory not in (1, Newton.memory)
         if remembers and not (self.accelerates(agents) and agents.gossip_steps is None):
@@ -161,7 +159,7 @@ class Newton(Update):
                 "batch_size=None, gossip_steps=None)"
             )
 
-    def accelerates(self, agents: P2PVI) -> bool:
+    def accelerates(self, agents: CountedRows) -> bool:
         """Single, undamped steps whose whole a round sees."""
         return agents.keeps_site and self.steps == 1 and agents.damping == 1 and self.memory > 1
 
@@ -169,7 +167,7 @@ class Newton(Update):
         """With nothing remembered."""
         return replace(self, memory=1)
 
-    def remembered(self, agents: P2PVI, beliefs: Gaussian) -> State:
+    def remembered(self, agents: CountedRows, beliefs: Gaussian) -> State:
         """Empty histories, and that no product of sites was improper."""
         if not self.accelerates(agents):
             return {}
@@ -177,7 +175,7 @@ class Newton(Update):
         return {**nothing_known(beliefs, self.memory), "strict": strict}
 
     def step(
-        self, agents: P2PVI, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
+        self, agents: CountedRows, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> Updated:
         """t_i, the expected Newton site under b_i, and b_i = q_i (t_i / t_i,old)^(s / v_i), `steps` times from q_i."""
         q, old = gaussian(shared), gaussian(local)
@@ -236,7 +234,7 @@ class SVI(Update):
         check_choice(self, "units", ("sds", "parameters"))
         check_between(self, "round_decay", 0, 1)
 
-    def check(self, agents: P2PVI) -> None:
+    def check(self, agents: CountedRows) -> None:
         """Refuse a start without a proper belief, and settings of Newton steps."""
         if agents.start in ("consensus", "local"):
             raise SettingError(
@@ -251,7 +249,7 @@ class SVI(Update):
                 f"needs covariance='diag'; received {agents.covariance!r}"
             )
 
-    def remembered(self, agents: P2PVI, beliefs: Gaussian) -> State:
+    def remembered(self, agents: CountedRows, beliefs: Gaussian) -> State:
         """The rate's factor, where it falls."""
         if self.round_decay == 1:
             return {}
@@ -273,7 +271,7 @@ class SVI(Update):
         return self.guide_fit.draw_noise(problem, num_rows, generator)
 
     def step(
-        self, agents: P2PVI, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
+        self, agents: CountedRows, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> Updated:
         """A guide fitted to cavity × likelihood: Eq. (3) as published, where the cavity is q_i itself."""
         q, old = gaussian(shared), gaussian(local)
@@ -324,12 +322,12 @@ class IVON(OnlineNewton, Update):
         """As `rounds`."""
         return self.rounds
 
-    def check(self, agents: P2PVI) -> None:
+    def check(self, agents: CountedRows) -> None:
         """Refuse settings of Newton steps."""
         refuse_unused(agents, "it is a setting of Newton steps; use update='newton'", "batch_size", "curvature")
 
     def step(
-        self, agents: P2PVI, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
+        self, agents: CountedRows, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> Updated:
         """Steps from scores alone: see `peers.networks`."""
         share = agents.first_share(shared, local)

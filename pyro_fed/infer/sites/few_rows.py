@@ -22,13 +22,13 @@ from torch import Tensor
 
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
+from pyro_fed.density.derivatives.derivatives import Derivatives
+from pyro_fed.density.derivatives.moments import Moments
+from pyro_fed.density.derivatives.nodes import MANY
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.density.scores import clients_log_likelihoods
 from pyro_fed.density.traits import FULL_DIM, Traits
-from pyro_fed.infer.sites.derivatives import Derivatives
-from pyro_fed.infer.sites.moments import Moments
-from pyro_fed.infer.sites.nodes import MANY
 from pyro_fed.ops.cholesky import equilibrated_cholesky
 from pyro_fed.ops.entries import evenly, widened
 

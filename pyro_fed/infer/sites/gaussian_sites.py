@@ -30,12 +30,12 @@ from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import chosen_setting
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice, check_positive
+from pyro_fed.density.derivatives.derivatives import Derivatives, Kind, Structure
+from pyro_fed.density.derivatives.moments import Moments
 from pyro_fed.density.noncentred import effects_of
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.traits import FULL_DIM, LARGE_DIM
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.sites.derivatives import Derivatives, Kind, Structure
-from pyro_fed.infer.sites.moments import Moments
 from pyro_fed.ops.entries import choose
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import STRUCTURES
@@ -61,8 +61,8 @@ class GaussianAlgorithm(Algorithm, KnownDensity, Tempered, Advice):
     Args:
         covariance: "full", "diag", or "auto": full up to `full_dim` parameters.
         full_dim: largest D for which "auto" takes a full covariance, and exact Hessians.
-        curvature: of the likelihood: "hessian", "fisher" (never negative, see `infer.fisher`), or "auto": Hessians
-            up to `full_dim` parameters.
+        curvature: of the likelihood: "hessian", "fisher" (never negative), or "auto": Hessians up to `full_dim`
+            parameters.
         num_points: Sobol points for expectations under q; even.
         tolerance: the run has converged when no mean moves by more than this many SDs in a round, and no SD by
             more than this share.

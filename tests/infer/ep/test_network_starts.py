@@ -12,9 +12,9 @@ import torch
 
 import pyro_fed as pf
 from pyro_fed.algorithm import message_limits
+from pyro_fed.density.derivatives.derivatives import Derivatives
 from pyro_fed.infer.ep import ascent
 from pyro_fed.infer.laplace.laplace_point import mode_level
-from pyro_fed.infer.sites.derivatives import Derivatives
 from pyro_fed.infer.sites.gaussian_sites import batched
 from pyro_fed.ops.gaussian_structures import DiagGaussian, FullGaussian
 from pyro_fed.policy import resolve

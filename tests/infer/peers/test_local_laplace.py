@@ -7,8 +7,8 @@ import torch
 from algorithms import unequal_lines
 
 import pyro_fed as pf
+from pyro_fed.density.derivatives.derivatives import Derivatives
 from pyro_fed.infer.peers.local_laplace import local_laplace
-from pyro_fed.infer.sites.derivatives import Derivatives
 from pyro_fed.policy import resolve
 
 STEPS = 60

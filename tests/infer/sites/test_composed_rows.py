@@ -10,8 +10,8 @@ import torch
 import pyro_fed as pf
 from pyro_fed.density.compiling.composed import composed
 from pyro_fed.density.compiling.predictors import CHECK_ROWS
-from pyro_fed.infer.sites import composed_rows, derivatives
-from pyro_fed.infer.sites.derivatives import Derivatives
+from pyro_fed.density.derivatives import composed_rows, derivatives
+from pyro_fed.density.derivatives.derivatives import Derivatives
 from pyro_fed.infer.sites.gaussian_sites import spread_points
 from pyro_fed.infer.stein import modes
 from pyro_fed.ops.gaussian_structures import FullGaussian

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import pyro_fed as pf
-from pyro_fed.infer.sites.derivatives import Derivatives
-from pyro_fed.infer.sites.rowwise import at_points
+from pyro_fed.density.derivatives.derivatives import Derivatives
+from pyro_fed.density.derivatives.rowwise import at_points
 from pyro_fed.policy import resolve
 from pyro_fed.policy.gaussian import CHEAP_ENTRIES, full_is_cheap
 

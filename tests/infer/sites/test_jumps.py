@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import pyro_fed as pf
-from pyro_fed.infer.sites.derivatives import Derivatives
+from pyro_fed.density.derivatives.derivatives import Derivatives
 from pyro_fed.ops.gaussian import ImproperGaussianError
 from pyro_fed.ops.points import standardised_sobol
 

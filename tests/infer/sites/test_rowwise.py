@@ -10,9 +10,9 @@ import torch
 import pyro_fed as pf
 from pyro_fed.density.compiling.predictors import CHECK_ROWS, from_parts, predictors
 from pyro_fed.density.compiling.tracing import free_strides, to_graph
+from pyro_fed.density.derivatives import derivatives, nodes, rowwise
+from pyro_fed.density.derivatives.derivatives import Derivatives
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.infer.sites import derivatives, nodes, rowwise
-from pyro_fed.infer.sites.derivatives import Derivatives
 from pyro_fed.infer.sites.gaussian_sites import spread_points
 from pyro_fed.ops.gaussian_structures import FullGaussian
 

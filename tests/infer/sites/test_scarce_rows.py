@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import pyro_fed as pf
+from pyro_fed.density.derivatives import nodes
+from pyro_fed.density.derivatives.derivatives import Derivatives
+from pyro_fed.density.derivatives.rowwise import expected, scarce
 from pyro_fed.density.rows.batches import Batch
-from pyro_fed.infer.sites import nodes
-from pyro_fed.infer.sites.derivatives import Derivatives
-from pyro_fed.infer.sites.rowwise import expected, scarce
 from pyro_fed.ops.gaussian_structures import FullGaussian
 
 F64 = torch.float64

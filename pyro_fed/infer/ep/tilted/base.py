@@ -19,9 +19,9 @@ from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import Variant
+from pyro_fed.density.derivatives.derivatives import Derivatives
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.infer.sites.derivatives import Derivatives
 from pyro_fed.infer.sites.gaussian_sites import absolute, at_mean, site_of
 from pyro_fed.ops.gaussian import Gaussian
 

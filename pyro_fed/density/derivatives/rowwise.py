@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from pyro_fed.density.compiling.predictors import CHECK_ROWS, Predictors, predictors
+from pyro_fed.density.derivatives.nodes import CLOSE, MANY, NEAR, PAIRS, SCARCE, may_be_straight, order_of, rule
+from pyro_fed.density.derivatives.row_sums import Rowwise, Sums, unwhitened
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BLOCK, Batch, ClientData, row_pieces
-from pyro_fed.infer.sites.nodes import CLOSE, MANY, NEAR, PAIRS, SCARCE, may_be_straight, order_of, rule
-from pyro_fed.infer.sites.row_sums import Rowwise, Sums, unwhitened
 from pyro_fed.ops.entries import choose
 
 #: Rows in a piece, at least.

@@ -3,8 +3,8 @@
     E_q[f],   E_q[∇f],   E_q[-∇²f]      with q's expectation as a mean over given points
 
 at C clients at once, in float64 sums. The curvature is the negative Hessian (`"hessian"`, by reverse mode over
-reverse mode), or the Fisher information of the likelihood (`"fisher"`, see `infer.fisher`), which is never
-negative and costs no Hessian. `structure` "diag" keeps the diagonal alone.
+reverse mode), or the Fisher information of the likelihood (`"fisher"`, see `fisher`), which is never negative and costs
+no Hessian. `structure` "diag" keeps the diagonal alone.
 
 Points are worked through in blocks, so that memory stays near `MAX_BLOCK` numbers whatever the model.
 
@@ -36,24 +36,24 @@ from torch import Tensor
 from torch.func import grad_and_value, vjp
 
 from pyro_fed.density.compiling.predictors import CHECK_ROWS, predictors
-from pyro_fed.density.latents.beginnings import from_modes
-from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
-from pyro_fed.density.traits.record import FULL_DIM, NETWORK_NUMBERS
-from pyro_fed.infer.sites.agreement import WORTH as WORTH_A_TRY
-from pyro_fed.infer.sites.agreement import as_many_as_needed, where_settled, where_straight
-from pyro_fed.infer.sites.composed_rows import at_each_composed, means_at, means_of_parabola, shares
-from pyro_fed.infer.sites.fisher import fisher_information
-from pyro_fed.infer.sites.kinks import with_kinks
-from pyro_fed.infer.sites.moments import Moments
-from pyro_fed.infer.sites.nodes import MANY
-from pyro_fed.infer.sites.rowwise import (
+from pyro_fed.density.derivatives.agreement import WORTH as WORTH_A_TRY
+from pyro_fed.density.derivatives.agreement import as_many_as_needed, where_settled, where_straight
+from pyro_fed.density.derivatives.composed_rows import at_each_composed, means_at, means_of_parabola, shares
+from pyro_fed.density.derivatives.fisher import fisher_information
+from pyro_fed.density.derivatives.kinks import with_kinks
+from pyro_fed.density.derivatives.moments import Moments
+from pyro_fed.density.derivatives.nodes import MANY
+from pyro_fed.density.derivatives.rowwise import (
     WORTH,
     at_points,
     dealt_out,
     expected,
     shared_curvature,
 )
+from pyro_fed.density.latents.beginnings import from_modes
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
+from pyro_fed.density.traits.record import FULL_DIM, NETWORK_NUMBERS
 from pyro_fed.ops.gaussian import Gaussian
 
 Structure = Literal["full", "diag"]

@@ -23,12 +23,12 @@ from torch import Tensor
 
 from pyro_fed.density.compiling.composed import Composed, composed
 from pyro_fed.density.compiling.predictors import CHECK_ROWS, Predictors
+from pyro_fed.density.derivatives.moments import Moments
+from pyro_fed.density.derivatives.nodes import CLOSE, PAIRS
+from pyro_fed.density.derivatives.row_sums import Sums, unwhitened
+from pyro_fed.density.derivatives.rowwise import each_of, whitened_of
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BLOCK, Batch, ClientData
-from pyro_fed.infer.sites.moments import Moments
-from pyro_fed.infer.sites.nodes import CLOSE, PAIRS
-from pyro_fed.infer.sites.row_sums import Sums, unwhitened
-from pyro_fed.infer.sites.rowwise import each_of, whitened_of
 from pyro_fed.ops.gaussian_structures import FullGaussian
 
 #: SDs by which the pairs may move the score from that at the mean. What a parabola misses has this size at an SD, where

@@ -21,9 +21,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from pyro_fed.density.derivatives.moments import Moments
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.scores import prior_scores_and_values
-from pyro_fed.infer.sites.moments import Moments
 from pyro_fed.ops.entries import evenly
 
 #: Ends of the cells along a coordinate, in SDs.

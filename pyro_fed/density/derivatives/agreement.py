@@ -20,8 +20,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from pyro_fed.infer.sites.moments import Moments
-from pyro_fed.infer.sites.nodes import CLOSE, NEAR, PAIRS, rule
+from pyro_fed.density.derivatives.moments import Moments
+from pyro_fed.density.derivatives.nodes import CLOSE, NEAR, PAIRS, rule
 from pyro_fed.ops.entries import choose
 from pyro_fed.ops.points import standardised_sobol
 

@@ -34,9 +34,9 @@ from torch import Tensor
 
 from pyro_fed.density.compiling.batched import vmap
 from pyro_fed.density.compiling.predictors import MOST_PREDICTORS, Predictors, curvatures
+from pyro_fed.density.derivatives.nodes import rule
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch
-from pyro_fed.infer.sites.nodes import rule
 
 
 class Sums(NamedTuple):

@@ -1,0 +1,17 @@
+"""Value, score and curvature of the clients' log densities, averaged over points: what algorithms ask a model for.
+
+How they are computed is the model's business: rows with linear predictors take a few passes over them, layers take
+composed derivatives, scores that jump take values, and no algorithm knows which.
+
+In this room:
+
+    derivatives      `Derivatives`: averages over points, of likelihoods and of the prior
+    moments          what it answers
+    rowwise          rows with linear predictors, in a few passes over them
+    row_sums         sums over rows of products of predictors
+    composed_rows    rows whose predictors come out of layers
+    nodes            quadrature nodes along a row's predictors
+    agreement        whether two ways of computing the same averages agree
+    kinks            densities of the prior whose scores jump
+    fisher           the Fisher information of a row's observations
+"""
