@@ -43,7 +43,7 @@ from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.ep import tilted
 from pyro_fed.infer.ep.pvi import TEN_STEPS
-from pyro_fed.infer.ep.settings import WarmStarted
+from pyro_fed.infer.ep.settings import HAND_WRITTEN, Converging, WarmStarted
 from pyro_fed.infer.ep.tilted import Received, Tilted, TiltedInference
 from pyro_fed.infer.sites.gaussian_sites import as_state, flat_site, gaussian
 from pyro_fed.ops.backtrack import backtrack
@@ -52,7 +52,7 @@ from pyro_fed.ops.gaussian import Gaussian
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class BayesADMM(WarmStarted):
+class BayesADMM(Converging, WarmStarted):
     """Bayesian ADMM: sites are the duals, and the server averages the clients' Gaussians besides.
 
     Args:
@@ -80,6 +80,13 @@ class BayesADMM(WarmStarted):
         >>> idata = pf.run(pf.BayesADMM(), fed)
     """
 
+    without: ClassVar[Mapping[str, str]] = {
+        "num_guide_draws": HAND_WRITTEN,
+        **dict.fromkeys(
+            ("damping", "step_control", "server_optimiser", "client_optimiser", "changes"),
+            "the steps are the method's, by its rho",
+        ),
+    }
     shorthands: ClassVar[Mapping[str, Mapping[str, Variant]]] = {"client": {"newton": TEN_STEPS}}
 
     client: TiltedInference | tilted.Name = TEN_STEPS

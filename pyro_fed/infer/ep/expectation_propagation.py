@@ -43,7 +43,7 @@ from pyro_fed.infer.guides.automatic import covariance_of, is_hand_written
 from pyro_fed.infer.sites.few_rows import of_some_rows
 from pyro_fed.infer.sites.gaussian_sites import (
     FEWEST_POINTS,
-    GaussianAlgorithm,
+    SpreadGaussian,
     as_state,
     at_mean,
     batched,
@@ -65,7 +65,7 @@ ROUNDING = 1e-4
 
 
 @dataclass(frozen=True, kw_only=True)
-class EP(GaussianAlgorithm, SiteContributions, SiteKeeping, ServerWork):
+class EP(SpreadGaussian, SiteContributions, SiteKeeping, ServerWork):
     """The rounds of expectation propagation; a public algorithm says how its clients infer and how far steps go.
 
     Args:
@@ -348,14 +348,8 @@ class EP(GaussianAlgorithm, SiteContributions, SiteKeeping, ServerWork):
         }
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
-        """Whether q did not move in as many rounds as let every client work once, and nothing was held back.
-
-        Where the clients' inference is random q never comes to rest, and there is no criterion. Rounds that are in vain
-        or win too little end the run, too, which has not converged then: its last takes nothing of clients' changes.
-        """
-        if figures[-1].get("in_vain") or figures[-1].get("slow"):
-            return True
-        return findings.at_rest(figures, self.tolerance) if self.solver.deterministic else None
+        """True where rounds are in vain or win too little: the last takes nothing of the clients' changes."""
+        return True if figures[-1].get("in_vain") or figures[-1].get("slow") else None
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
         """Why rounds ended early, whose message was not used, how far q still moved, and what the inference says."""

@@ -28,12 +28,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pyro_fed.conventions.nested_settings import explains_unknown
-from pyro_fed.infer.ep.settings import ClientOptimised, Controlled, Guided, WarmStarted
+from pyro_fed.infer.ep.settings import ClientOptimised, Controlled, Converging, Guided, WarmStarted
 
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class FedEP(WarmStarted, ClientOptimised, Controlled, Guided):
+class FedEP(Converging, WarmStarted, ClientOptimised, Controlled, Guided):
     """Federated expectation propagation with Gaussian sites, accurate by default.
 
     Args:

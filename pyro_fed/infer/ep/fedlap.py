@@ -32,6 +32,7 @@ about K (1 + H_k / Λ_0) rounds for each factor of e.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -47,7 +48,7 @@ from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.infer.ep import tilted
-from pyro_fed.infer.ep.settings import ClientOptimised, Controlled, WarmStarted
+from pyro_fed.infer.ep.settings import HAND_WRITTEN, ClientOptimised, Controlled, Converging, WarmStarted
 from pyro_fed.infer.ep.tilted import Laplace, Received, Tilted, TiltedInference
 from pyro_fed.infer.sites.gaussian_sites import gaussian
 from pyro_fed.ops.gaussian import Gaussian
@@ -60,7 +61,7 @@ NARROW = 0.1
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class FedLapCov(WarmStarted, ClientOptimised, Controlled):
+class FedLapCov(Converging, WarmStarted, ClientOptimised, Controlled):
     """FedLap with covariances: partitioned variational inference by Laplace's approximation at each client.
 
     Args:
@@ -90,6 +91,8 @@ class FedLapCov(WarmStarted, ClientOptimised, Controlled):
     Example:
         >>> idata = pf.run(pf.FedLapCov(), fed)
     """
+
+    without: ClassVar[Mapping[str, str]] = {"num_guide_draws": HAND_WRITTEN}
 
     client: TiltedInference | tilted.Name = Laplace()
     start: Literal["auto", "laplace", "prior", "fedavg", "few_rows"] = "prior"

@@ -13,7 +13,9 @@ sum's gradient, and keeps the mean alone. Its covariance by dynamic programming 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -22,7 +24,7 @@ from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.infer.ep import tilted
-from pyro_fed.infer.ep.settings import ClientOptimised, Controlled, WarmStarted
+from pyro_fed.infer.ep.settings import HAND_WRITTEN, ONE_PASS, ClientOptimised, Controlled, WarmStarted
 from pyro_fed.infer.ep.tilted import MCMC, Laplace, TiltedInference
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
 from pyro_fed.ops.gaussian import Gaussian
@@ -68,6 +70,11 @@ class FedPA(WarmStarted, ClientOptimised, Controlled):
         >>> idata = pf.run(pf.FedPA(client=pf.tilted.MCMC(steps=500)), fed)
     """
 
+    without: ClassVar[Mapping[str, str]] = {
+        "tolerance": "the clients' answers do not depend on q, so that nothing converges",
+        "num_guide_draws": HAND_WRITTEN,
+    }
+
     client: TiltedInference | tilted.Name = MCMC()
     damping: float | None = 1.0
 
@@ -78,10 +85,6 @@ class FedPA(WarmStarted, ClientOptimised, Controlled):
     def default_rounds(self, num_clients: int) -> int:
         """The clients' answers do not depend on q, save for where their chains start."""
         return 5
-
-    def converged(self, figures: list[dict[str, float]]) -> bool | None:
-        """No criterion: there is nothing to converge."""
-        return None
 
 
 @explains_unknown
@@ -114,6 +117,11 @@ class BCM(ClientOptimised):
     Example:
         >>> idata = pf.run(pf.BCM(), fed)
     """
+
+    without: ClassVar[Mapping[str, str]] = {
+        "num_guide_draws": HAND_WRITTEN,
+        **dict.fromkeys(("start", "averaging", "warm_tolerance", "tolerance", "step_control"), ONE_PASS),
+    }
 
     client: TiltedInference | tilted.Name = Laplace()
     damping: float | None = 1.0

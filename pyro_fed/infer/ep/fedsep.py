@@ -11,6 +11,7 @@ rounds and keeps a noise that a smaller δ lowers.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -23,7 +24,7 @@ from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.density.problem import Problem
-from pyro_fed.infer.ep.settings import Controlled, ServerOptimised, WarmStarted
+from pyro_fed.infer.ep.settings import HAND_WRITTEN, Controlled, Converging, ServerOptimised, WarmStarted
 from pyro_fed.infer.ep.site_contributions import held_changes, without_value
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
 from pyro_fed.ops.gaussian import Gaussian
@@ -31,7 +32,7 @@ from pyro_fed.ops.gaussian import Gaussian
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class FedSEP(WarmStarted, ServerOptimised, Controlled):
+class FedSEP(Converging, WarmStarted, ServerOptimised, Controlled):
     """Stochastic expectation propagation: FedEP whose clients keep no state.
 
     Args:
@@ -76,6 +77,10 @@ class FedSEP(WarmStarted, ServerOptimised, Controlled):
 
     additive: ClassVar[bool] = True
     corrected: ClassVar[bool] = False  # there is no site to correct
+    without: ClassVar[Mapping[str, str]] = {
+        "client_optimiser": "its clients keep no state for an optimiser; use FedEP",
+        "num_guide_draws": HAND_WRITTEN,
+    }
 
     def regroup(self, problem: Problem, shared: State, local: State, origin: Tensor) -> tuple[State, State]:
         """Refused: the clients keep no sites.

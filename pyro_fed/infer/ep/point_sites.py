@@ -30,7 +30,7 @@ from pyro_fed.infer.averaging import optim
 from pyro_fed.infer.averaging.burn_in import BurnIn
 from pyro_fed.infer.averaging.fedavg import FedAvg
 from pyro_fed.infer.averaging.optim import Optimiser
-from pyro_fed.infer.sites.gaussian_sites import GaussianAlgorithm, as_state
+from pyro_fed.infer.sites.gaussian_sites import SpreadGaussian, as_state
 from pyro_fed.infer.sites.online_newton import FIRST_CURVATURE, OnlineNewton
 from pyro_fed.ops.gaussian_structures import DiagGaussian
 
@@ -106,7 +106,7 @@ class RoundsOfAveraging(FedAvg):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PointSites(GaussianAlgorithm):
+class PointSites(SpreadGaussian):
     """One round that gives every client a diagonal site at the point of a `FedAvg`.
 
     Args:

@@ -31,6 +31,7 @@ from pyro_fed.infer.averaging import optim
 from pyro_fed.infer.averaging.optim import OPTIM, Optimiser
 from pyro_fed.infer.ep import ascent, rows_first
 from pyro_fed.infer.ep.expectation_propagation import EP
+from pyro_fed.infer.ep.findings import at_rest
 from pyro_fed.infer.ep.guided import GuidedFedEP
 from pyro_fed.infer.ep.point_sites import Averaging, PointSites
 from pyro_fed.infer.ep.step_control import StepControl
@@ -43,8 +44,36 @@ from pyro_fed.infer.sites.few_rows import MORE
 from pyro_fed.infer.sites.gaussian_sites import absolute, as_state, at_mean, batched, flat_site, gaussian
 from pyro_fed.ops.gaussian import Gaussian
 
+#: Why most algorithms have no setting of hand-written guides.
+HAND_WRITTEN = "guides that are functions are federated by FedEP and PVI"
+#: Why an algorithm of one round or pass has no settings of more.
+ONE_PASS = "one pass from the prior is all; use FedEP"
 #: A hand-written guide takes its expectations at so many times `num_points` draws: they are no polynomials.
 DRAWS_A_POINT = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Converging(EP):
+    """With a criterion of convergence.
+
+    Args:
+        tolerance: no mean has more than this many SDs left to go, and no SD more than this share.
+    """
+
+    tolerance: float = 1e-3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "tolerance")
+
+    def converged(self, figures: list[dict[str, float]]) -> bool | None:
+        """Whether q did not move in as many rounds as let every client work once, and nothing was held back.
+
+        Where the clients' inference is random q never comes to rest, and there is no criterion. Rounds that are in vain
+        or win too little end the run, too, which has not converged then.
+        """
+        ended = super().converged(figures)
+        return at_rest(figures, self.tolerance) if ended is None and self.solver.deterministic else ended
 
 
 @dataclass(frozen=True, kw_only=True)

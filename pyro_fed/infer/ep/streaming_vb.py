@@ -24,6 +24,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.infer.ep import tilted
 from pyro_fed.infer.ep.expectation_propagation import EP
 from pyro_fed.infer.ep.pvi import TEN_STEPS, check_minimises
+from pyro_fed.infer.ep.settings import HAND_WRITTEN, ONE_PASS
 from pyro_fed.infer.ep.step_control import StepControl
 from pyro_fed.infer.ep.tilted import TiltedInference
 
@@ -60,6 +61,15 @@ class StreamingVB(EP):
 
     remedy: ClassVar[str] = cures.OF_ONE_PASS
 
+    without: ClassVar[Mapping[str, str]] = {
+        "num_guide_draws": HAND_WRITTEN,
+        "order": "clients take turns, one after the other; use PVI",
+        **dict.fromkeys(("start", "averaging", "warm_tolerance", "tolerance"), ONE_PASS),
+        **dict.fromkeys(("damping", "step_control"), "a client has one turn, which is taken whole; use PVI"),
+        **dict.fromkeys(
+            ("server_optimiser", "client_optimiser", "changes"), "an optimiser has no second round to remember for"
+        ),
+    }
     shorthands: ClassVar[Mapping[str, Mapping[str, Variant]]] = {"client": {"newton": TEN_STEPS}}
 
     client: TiltedInference | tilted.Name = TEN_STEPS
@@ -80,10 +90,6 @@ class StreamingVB(EP):
     def default_rounds(self, num_clients: int) -> int:
         """One turn of each client."""
         return num_clients
-
-    def converged(self, figures: list[dict[str, float]]) -> bool | None:
-        """No criterion: it ends with the last client."""
-        return None
 
     def damping_for(self, clients: int) -> float:
         """The whole change, whatever the client's inference."""

@@ -26,6 +26,7 @@ Letters: θ `point`, d `direction`, s_j `fractions`, H `precision`; sites as in 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -40,7 +41,7 @@ from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
 from pyro_fed.codes import cures, sentences
 from pyro_fed.codes.finding import Finding
-from pyro_fed.conventions.nested_settings import chosen_setting, explains_unknown, refuse_unused
+from pyro_fed.conventions.nested_settings import chosen_setting, explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
@@ -84,8 +85,6 @@ class FedLaplace(GaussianAlgorithm, Sites, Bounding, Moving, ServerWork):
             and rows have linear predictors.
         curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians up to `full_dim`
             parameters.
-        num_points: of expectations, which this algorithm does not take: it works at one point. Leave it at its
-            default.
         tolerance: the run has converged when the next Newton step is shorter than this many posterior SDs,
             (d'Hd)^(1/2).
         start: "zeros" on the unconstrained scale, a draw from the "prior", the point that averaging finds, "fedavg", or
@@ -120,6 +119,8 @@ class FedLaplace(GaussianAlgorithm, Sites, Bounding, Moving, ServerWork):
         | {"prior_value", "prior_precision", "prior_eta"}
     )
 
+    without: ClassVar[Mapping[str, str]] = {"num_points": "it works at one point; expectations are FedEP's"}
+
     tolerance: float = 1e-4
     start: Literal["auto", "zeros", "prior", "fedavg"] = "auto"
     fractions: tuple[float, ...] = (1.0, 4.0, 2.0, 0.5, 0.25, 0.1, 0.03, 0.01, 1e-3, 1e-4)
@@ -130,9 +131,8 @@ class FedLaplace(GaussianAlgorithm, Sites, Bounding, Moving, ServerWork):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        refuse_unused(self, "Newton's method works at one point; expectations are FedEP's", "num_points")
         check_choice(self, "start", ("auto", "zeros", "prior", "fedavg"))
-        check_positive(self, "aim_share", "min_curvature", "rounding")
+        check_positive(self, "tolerance", "aim_share", "min_curvature", "rounding")
         check_at_least(self, 1, "few_rows", allow_none=True)
         if not self.fractions or self.fractions[0] != 1.0 or min(self.fractions) <= 0:
             raise SettingError(f"FedLaplace: fractions must be positive and begin with 1, received {self.fractions}")

@@ -11,14 +11,14 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, row_dtype
 from pyro_fed.errors import ModelError
 from pyro_fed.infer.peers.local_laplace import local_laplace
-from pyro_fed.infer.sites.gaussian_sites import GaussianAlgorithm, as_state, batched
+from pyro_fed.infer.sites.gaussian_sites import SpreadGaussian, as_state, batched
 from pyro_fed.infer.sites.prior_gaussian import fit_prior
 from pyro_fed.ops.entries import widened
 from pyro_fed.ops.gaussian import Gaussian
 
 
 def gaussian_prior(
-    algorithm: GaussianAlgorithm, problem: Problem, num_steps: int, drawn: bool, generator: torch.Generator
+    algorithm: SpreadGaussian, problem: Problem, num_steps: int, drawn: bool, generator: torch.Generator
 ) -> State:
     """The prior, or its Laplace approximation where it is not Gaussian, as the entries (1, ...) of a state.
 
@@ -49,9 +49,7 @@ def gaussian_prior(
     return as_state(prior if not drawn else type(prior).from_moments(start, prior.moments()[1]))
 
 
-def with_prior(
-    algorithm: GaussianAlgorithm, problem: Problem, points: Tensor, moments: Moments, share: Tensor
-) -> Moments:
+def with_prior(algorithm: SpreadGaussian, problem: Problem, points: Tensor, moments: Moments, share: Tensor) -> Moments:
     """The likelihood's moments and the prior's, times each agent's share."""
     if not bool((share != 0).any()):
         return moments

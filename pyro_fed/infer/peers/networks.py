@@ -25,7 +25,7 @@ from pyro_fed.density.traits import LARGE_DIM
 from pyro_fed.infer.peers.peer_sites import public_belief
 from pyro_fed.infer.sites.gaussian_sites import (
     POINT_NUMBERS,
-    GaussianAlgorithm,
+    SpreadGaussian,
     as_state,
     flat_site,
     gaussian,
@@ -46,7 +46,7 @@ PRIOR_POINTS, PRIOR_POINTS_OF_LARGE = 32, 8
 
 
 def first_states(
-    problem: Problem, num_clients: int, start: Start | None, algorithm: GaussianAlgorithm
+    problem: Problem, num_clients: int, start: Start | None, algorithm: SpreadGaussian
 ) -> tuple[State, State]:
     """Flat beliefs and sites, and the points that averaging has found.
 
@@ -69,7 +69,7 @@ def first_states(
 
 
 def step(
-    algorithm: GaussianAlgorithm,
+    algorithm: SpreadGaussian,
     update: OnlineNewton,
     damping: float,
     problem: Problem,
@@ -115,7 +115,7 @@ def step(
     return belief, news, fraction
 
 
-def _prior(algorithm: GaussianAlgorithm, problem: Problem, q: Gaussian) -> Gaussian:
+def _prior(algorithm: SpreadGaussian, problem: Problem, q: Gaussian) -> Gaussian:
     """The prior's site by an expected Newton step under each agent's belief, of a precision that is not negative.
 
     A few agents at a time, as many as their points have room for: where all are in one process they are many numbers.

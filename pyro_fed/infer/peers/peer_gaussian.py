@@ -37,7 +37,7 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import chosen_setting, refuse_unused
-from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice
+from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import GraphError
 from pyro_fed.graph import Consensus, Graph
@@ -46,7 +46,7 @@ from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.peers.beliefs import gaussian_prior, or_infinity, range_over_agents
 from pyro_fed.infer.peers.consensus_laplace import ConsensusLaplace
 from pyro_fed.infer.sites.gaussian_sites import (
-    GaussianAlgorithm,
+    SpreadGaussian,
     absolute,
     as_state,
     at_mean,
@@ -71,7 +71,7 @@ START_DRAWS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class PeerGaussian(GaussianAlgorithm, OnGraph):
+class PeerGaussian(SpreadGaussian, OnGraph):
     """Gaussian beliefs that are mixed over a graph.
 
     Args:
@@ -103,6 +103,7 @@ class PeerGaussian(GaussianAlgorithm, OnGraph):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_positive(self, "tolerance")
         check_between(self, "damping", 0, 1)
         if self.gossip_tolerance is not None:
             check_between(self, "gossip_tolerance", 0, LOOSEST)

@@ -32,7 +32,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch
 from pyro_fed.infer.peers.beliefs import unit_spread, with_prior
 from pyro_fed.infer.peers.local_laplace import local_laplace
-from pyro_fed.infer.sites.gaussian_sites import GaussianAlgorithm, gaussian, likelihood_points, site_of, where
+from pyro_fed.infer.sites.gaussian_sites import SpreadGaussian, gaussian, likelihood_points, site_of, where
 from pyro_fed.ops.backtrack import backtrack, move
 from pyro_fed.ops.gaussian import Gaussian
 
@@ -41,7 +41,7 @@ CONCAVE = 1e-9
 
 
 def expected_site(
-    algorithm: GaussianAlgorithm, problem: Problem, q: Gaussian, batch: Batch, share: Tensor, points: Tensor
+    algorithm: SpreadGaussian, problem: Problem, q: Gaussian, batch: Batch, share: Tensor, points: Tensor
 ) -> Gaussian:
     """Sites of C agents' log-likelihoods and prior shares, by an expected Newton step at q.
 
@@ -60,7 +60,7 @@ def expected_site(
 
 
 def new_site(
-    algorithm: GaussianAlgorithm,
+    algorithm: SpreadGaussian,
     problem: Problem,
     q: Gaussian,
     batch: Batch,

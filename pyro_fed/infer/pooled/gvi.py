@@ -10,18 +10,20 @@ site's expected Newton step is a natural gradient of step one. `SVI` is the same
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from pyro_fed.algorithm.capabilities import Pooled
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.ep.settings import Controlled, Damped
+from pyro_fed.infer.ep.settings import HAND_WRITTEN, Controlled, Converging, Damped
 from pyro_fed.infer.ep.tilted import Newton
 
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class GVI(Damped, Controlled, Pooled):
+class GVI(Converging, Damped, Controlled, Pooled):
     """Global variational inference: a Gaussian fitted to the pooled data by natural-gradient steps.
 
     Args:
@@ -47,6 +49,14 @@ class GVI(Damped, Controlled, Pooled):
     Example:
         >>> idata = pf.run(pf.GVI(), fed)
     """
+
+    without: ClassVar[Mapping[str, str]] = {
+        "num_guide_draws": HAND_WRITTEN,
+        **dict.fromkeys(("start", "averaging", "warm_tolerance"), "it begins at the prior"),
+        **dict.fromkeys(
+            ("server_optimiser", "client_optimiser", "changes"), "the steps are those of the natural gradient"
+        ),
+    }
 
     def __post_init__(self) -> None:
         super().__post_init__()

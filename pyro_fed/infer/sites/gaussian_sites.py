@@ -63,16 +63,11 @@ class GaussianAlgorithm(Algorithm, KnownDensity, Tempered, Advice):
         full_dim: largest D for which "auto" takes a full covariance, and exact Hessians.
         curvature: of the likelihood: "hessian", "fisher" (never negative), or "auto": Hessians up to `full_dim`
             parameters.
-        num_points: Sobol points for expectations under q; even.
-        tolerance: the run has converged when no mean moves by more than this many SDs in a round, and no SD by
-            more than this share.
     """
 
     covariance: Literal["auto", "full", "diag"] = "auto"
     full_dim: int = FULL_DIM
     curvature: Literal["auto", "hessian", "fisher"] = "auto"
-    num_points: int = 128
-    tolerance: float = 1e-3
 
     def advice(self, problem: Problem, before: State) -> str:
         """The cure of natural parameters that left the finite numbers: no step size, as the cause is the model's."""
@@ -95,10 +90,7 @@ class GaussianAlgorithm(Algorithm, KnownDensity, Tempered, Advice):
         check_choice(self, "covariance", ("auto", "full", "diag"))
         check_choice(self, "curvature", ("auto", "hessian", "fisher"))
         check_at_least(self, 1, "full_dim")
-        check_at_least(self, 2, "num_points")
-        check_positive(self, "tolerance", "temperature")
-        if self.num_points % 2:
-            raise SettingError(f"{type(self).__name__}: num_points must be even, received {self.num_points}")
+        check_positive(self, "temperature")
 
     @property
     def structure(self) -> Structure:
@@ -117,6 +109,35 @@ class GaussianAlgorithm(Algorithm, KnownDensity, Tempered, Advice):
     def kind(self) -> Kind:
         """The curvature of the likelihoods, "hessian" or "fisher"."""
         return cast(Kind, chosen_setting(self, "curvature"))
+
+    def monitor(self, before: State, after: State) -> dict[str, float]:
+        """Largest move of a mean in SDs, or change of a log SD."""
+        return {"change": float(largest_move(*(moments_of(gaussian(state)) for state in (before, after))))}
+
+    def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
+        """Draws of q, (1, num_draws, D), spread evenly (`pyro_fed.ops.points.even_normals`)."""
+        return gaussian(shared).even_sample(num_draws, generator)[None]
+
+    def log_density(self, shared: State, draws: Tensor) -> Tensor | None:
+        """That of q, or of every agent's."""
+        return gaussian(shared).log_factor(draws.transpose(0, 1)).T
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpreadGaussian(GaussianAlgorithm):
+    """Base of those that take expectations under q.
+
+    Args:
+        num_points: Sobol points for expectations under q; even.
+    """
+
+    num_points: int = 128
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least(self, 2, "num_points")
+        if self.num_points % 2:
+            raise SettingError(f"{type(self).__name__}: num_points must be even, received {self.num_points}")
 
     def points(self, q: Gaussian) -> Tensor:
         """Sobol points under a batch of Gaussians (C,): (S, C, D), float64."""
@@ -143,22 +164,6 @@ class GaussianAlgorithm(Algorithm, KnownDensity, Tempered, Advice):
                 break
             batch = where(far, at_mean(type(batch)(batch.precision * 4, batch.eta), mean), batch)
         return batch if q.eta.dim() > 1 else unbatched(batch)
-
-    def monitor(self, before: State, after: State) -> dict[str, float]:
-        """Largest move of a mean in SDs, or change of a log SD."""
-        return {"change": float(largest_move(*(moments_of(gaussian(state)) for state in (before, after))))}
-
-    def converged(self, figures: list[dict[str, float]]) -> bool | None:
-        """Whether q has stopped moving."""
-        return figures[-1]["change"] < self.tolerance
-
-    def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
-        """Draws of q, (1, num_draws, D), spread evenly (`pyro_fed.ops.points.even_normals`)."""
-        return gaussian(shared).even_sample(num_draws, generator)[None]
-
-    def log_density(self, shared: State, draws: Tensor) -> Tensor | None:
-        """That of q, or of every agent's."""
-        return gaussian(shared).log_factor(draws.transpose(0, 1)).T
 
 
 def gaussian(state: State, prefix: str = "") -> Gaussian:

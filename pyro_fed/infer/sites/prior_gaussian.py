@@ -16,7 +16,7 @@ from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import STRUCTURES
 
 if TYPE_CHECKING:
-    from pyro_fed.infer.sites.gaussian_sites import GaussianAlgorithm
+    from pyro_fed.infer.sites.gaussian_sites import SpreadGaussian
 
 #: Draws of the prior behind the first means and variances, and the most Newton steps from there.
 NUM_DRAWS = 32
@@ -25,7 +25,7 @@ MAX_STEPS = 50
 SMALLEST_KL = 1e-12
 
 
-def fit_prior(algorithm: GaussianAlgorithm, problem: Problem, generator: torch.Generator) -> Gaussian:
+def fit_prior(algorithm: SpreadGaussian, problem: Problem, generator: torch.Generator) -> Gaussian:
     """The Gaussian closest to a proper prior, in the algorithm's structure."""
     draws = problem.sample_prior(NUM_DRAWS, generator).double()
     q = STRUCTURES["diag"].from_moments(draws.mean(0), draws.var(0))

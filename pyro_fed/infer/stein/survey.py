@@ -358,7 +358,7 @@ class PooledEP(FedEP, Pooled):
         """Newton's method on the pooled data, or where the model is large the point that averaging finds."""
         if self.start == "fedavg":
             return self.point_sites()
-        return PooledLaplace(min_curvature=self.min_curvature)
+        return PooledLaplace()
 
     def point_sites(self) -> Algorithm:
         """As the clients' but of the pooled data."""
