@@ -1,0 +1,78 @@
+"""FedEP's rounds are Algorithms 3 and 4 of Guo et al., written out for one parameter in NumPy."""
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+
+import pyro_fed as pf
+
+QUIET = {"progress": False, "log_likelihood": False, "audit": False, "seed": 0, "num_draws": 4000}
+COUNTS = np.array([0.0, 2.0, 1.0, 5.0, 3.0, 0.0, 7.0])
+CLIENTS = [[0, 1], [2, 3, 4], [5, 6]]
+PRIOR = (0.5, 2.0)  # mean and precision
+
+
+def counts(y):
+    theta = pyro.sample("theta", dist.Normal(PRIOR[0], PRIOR[1] ** -0.5).expand([1]).to_event(1))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Poisson(theta.exp()), obs=y)
+
+
+def laplace(total, rows, precision, eta):
+    """The site of Laplace's approximation of a Poisson likelihood times a cavity: its mode, by Newton's method."""
+    mode = 0.5
+    for _ in range(100):
+        mode += (total - rows * np.exp(mode) + eta - precision * mode) / (rows * np.exp(mode) + precision)
+    curvature = rows * np.exp(mode)
+    return np.array([curvature, (curvature + precision) * mode - eta])
+
+
+def published(damping, rounds, cavity_of):
+    """q after so many rounds from the prior, natural parameters (2,); Algorithm 3 at the server, 4 at the clients."""
+    prior = np.array([PRIOR[1], PRIOR[0] * PRIOR[1]])
+    q, sites = prior.copy(), [np.zeros(2) for _ in CLIENTS]
+    for _ in range(rounds):
+        changes = []
+        for k, rows in enumerate(CLIENTS):
+            cavity = cavity_of(q, sites[k], prior, q - prior)
+            changes.append(laplace(COUNTS[rows].sum(), len(rows), *cavity) - sites[k])
+        q = q + damping * sum(changes)
+        sites = [site + damping * change for site, change in zip(sites, changes, strict=True)]
+    return q
+
+
+@pytest.fixture(scope="module")
+def fed():
+    y = torch.tensor(COUNTS, dtype=torch.float64)
+    return pf.Federation.from_clients(counts, [(y[rows],) for rows in CLIENTS], plate="data")
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "rounds", "cavity_of"),
+    [
+        (pf.FedEP(client="laplace", damping=0.4, start="prior", tolerance=1e-12), 1, lambda q, t, p, s: q - t),
+        (pf.FedEP(client="laplace", damping=0.4, start="prior", tolerance=1e-12), 3, lambda q, t, p, s: q - t),
+        (pf.FedPA(client="laplace", damping=0.4, start="prior"), 3, lambda q, t, p, s: np.zeros(2)),
+        (pf.BCM(client="laplace", damping=0.4), 1, lambda q, t, p, s: p),
+    ],
+    ids=["one round", "three rounds", "no cavity", "the prior as cavity"],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_rounds_are_those_of_the_paper(fed, algorithm, rounds, cavity_of):
+    idata = pf.run(algorithm, fed, num_rounds=rounds, **QUIET)
+    precision, eta = published(0.4, rounds, cavity_of)
+    theta = idata.posterior["theta"].values.ravel()
+    assert abs(theta.mean() - eta / precision) * precision**0.5 < 2e-3
+    assert abs(np.log(theta.std() * precision**0.5)) < 2e-3
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_fixed_point_has_each_client_s_tilted_mode(fed):
+    """Where nothing moves q is the product of the prior and sites that are Laplace's at their own cavities."""
+    idata = pf.run(pf.FedEP(client="laplace", damping=0.5, start="prior", tolerance=1e-9), fed, **QUIET)
+    precision, eta = published(0.5, 200, lambda q, t, p, s: q - t)
+    theta = idata.posterior["theta"].values.ravel()
+    assert abs(theta.mean() - eta / precision) * precision**0.5 < 2e-3
+    assert abs(np.log(theta.std() * precision**0.5)) < 2e-3
