@@ -36,7 +36,7 @@ def published(damping, rounds, cavity_of):
     for _ in range(rounds):
         changes = []
         for k, rows in enumerate(CLIENTS):
-            cavity = cavity_of(q, sites[k], prior, q - prior)
+            cavity = cavity_of(q, sites[k], prior)
             changes.append(laplace(COUNTS[rows].sum(), len(rows), *cavity) - sites[k])
         q = q + damping * sum(changes)
         sites = [site + damping * change for site, change in zip(sites, changes, strict=True)]
@@ -50,19 +50,20 @@ def fed():
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "rounds", "cavity_of"),
+    ("algorithm", "damping", "rounds", "cavity_of"),
     [
-        (pf.FedEP(client="laplace", damping=0.4, start="prior", tolerance=1e-12), 1, lambda q, t, p, s: q - t),
-        (pf.FedEP(client="laplace", damping=0.4, start="prior", tolerance=1e-12), 3, lambda q, t, p, s: q - t),
-        (pf.FedPA(client="laplace", damping=0.4, start="prior"), 3, lambda q, t, p, s: np.zeros(2)),
-        (pf.BCM(client="laplace", damping=0.4), 1, lambda q, t, p, s: p),
+        (pf.FedEP(client="laplace", damping=0.4, start="prior", tolerance=1e-12), 0.4, 1, lambda q, t, p: q - t),
+        (pf.FedEP(client="laplace", damping=0.4, start="prior", tolerance=1e-12), 0.4, 3, lambda q, t, p: q - t),
+        (pf.FedEP(client="laplace", start="prior", tolerance=1e-12), 1 / 3, 2, lambda q, t, p: q - t),
+        (pf.FedPA(client="laplace", damping=0.4, start="prior"), 0.4, 3, lambda q, t, p: np.zeros(2)),
+        (pf.BCM(client="laplace", damping=0.4), 0.4, 1, lambda q, t, p: p),
     ],
-    ids=["one round", "three rounds", "no cavity", "the prior as cavity"],
+    ids=["one round", "three rounds", "one over the clients", "no cavity", "the prior as cavity"],
 )
 @pytest.mark.filterwarnings("ignore")
-def test_rounds_are_those_of_the_paper(fed, algorithm, rounds, cavity_of):
+def test_rounds_are_those_of_the_paper(fed, algorithm, damping, rounds, cavity_of):
     idata = pf.run(algorithm, fed, num_rounds=rounds, **QUIET)
-    precision, eta = published(0.4, rounds, cavity_of)
+    precision, eta = published(damping, rounds, cavity_of)
     theta = idata.posterior["theta"].values.ravel()
     assert abs(theta.mean() - eta / precision) * precision**0.5 < 2e-3
     assert abs(np.log(theta.std() * precision**0.5)) < 2e-3
@@ -72,7 +73,7 @@ def test_rounds_are_those_of_the_paper(fed, algorithm, rounds, cavity_of):
 def test_a_fixed_point_has_each_client_s_tilted_mode(fed):
     """Where nothing moves q is the product of the prior and sites that are Laplace's at their own cavities."""
     idata = pf.run(pf.FedEP(client="laplace", damping=0.5, start="prior", tolerance=1e-9), fed, **QUIET)
-    precision, eta = published(0.5, 200, lambda q, t, p, s: q - t)
+    precision, eta = published(0.5, 200, lambda q, t, p: q - t)
     theta = idata.posterior["theta"].values.ravel()
     assert abs(theta.mean() - eta / precision) * precision**0.5 < 2e-3
     assert abs(np.log(theta.std() * precision**0.5)) < 2e-3
