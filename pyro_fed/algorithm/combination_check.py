@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pyro_fed.algorithm.capabilities import Bounding, NoiseWithin, OnGraph, Pooled, SiteKeeping
+from pyro_fed.algorithm.capabilities import Bounding, NoiseWithin, OnGraph, SiteKeeping
 from pyro_fed.algorithm.combination import Bounded, Combination
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.privacy import Private
@@ -87,7 +87,7 @@ def _check_private(private: Private, algorithm: Algorithm, num_rows: int) -> Non
 def _check_bounding(combination: Bounded, algorithm: Algorithm, last: Algorithm, graph: Graph | None) -> None:
     name = type(algorithm).__name__
     first = "" if algorithm is last else f", with which {type(last).__name__} starts,"
-    if not isinstance(algorithm, Bounding) or isinstance(algorithm, Pooled):
+    if not isinstance(algorithm, Bounding) or algorithm.pooled:
         raise SettingError(
             f"{name}{first} has no rule for {combination}; FedEP, PVI, FedPA, FedSEP, BCM, FedLaplace, ConsensusMC, "
             "FedAvg, FSGLD, FALD, DSVGD, ParallelDSVGD, FedAIS and P2PVI have one"

@@ -15,7 +15,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from pyro_fed.algorithm.capabilities import Moving, Pooled, Sent, ServerWork, SiteKeeping, Uninterrupted
+from pyro_fed.algorithm.capabilities import Chains, Moving, Sent, SiteKeeping
+from pyro_fed.algorithm.contract import overrides
 from pyro_fed.algorithm.record import Round, figure_array
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.kinds import narrowed
@@ -57,7 +58,7 @@ def rounds_at_once(phase: Phase, context: Context, network: Network, left: int) 
         left: number of rounds that the phase has left.
     """
     algorithm = phase.algorithm
-    if not isinstance(algorithm, Uninterrupted) or type(context.executor) is not Vectorised:
+    if not isinstance(algorithm, Chains) or type(context.executor) is not Vectorised:
         return 1
     if not all(issubclass(owner(algorithm, several), owner(algorithm, one)) for one, several in SAME.items()):
         return 1
@@ -65,7 +66,9 @@ def rounds_at_once(phase: Phase, context: Context, network: Network, left: int) 
     budget = context.budget
     if any(part is not None for part in (*between, budget.max_rounds, budget.max_bytes)) or phase.ledger:
         return 1
-    if type(network) is not Server or isinstance(algorithm, ServerWork | SiteKeeping | Pooled):
+    if type(network) is not Server or algorithm.pooled or isinstance(algorithm, SiteKeeping):
+        return 1
+    if overrides(algorithm, "prepare", "refine"):
         return 1
     dim = max(1, context.problem.dim)
     numbers, in_time = MOST_NUMBERS // (10 * dim), int(min(MOST_ROUNDS, budget.at_once(context.record)))
@@ -84,7 +87,7 @@ def fused(phase: Phase, context: Context, data: ClientData, clients: list[list[i
     Returns:
         None if a reply is not finite or meets an objection; then nothing has changed.
     """
-    algorithm, executor = narrowed(phase.algorithm, Uninterrupted), narrowed(context.executor, Vectorised)
+    algorithm, executor = narrowed(phase.algorithm, Chains), narrowed(context.executor, Vectorised)
     began = time.perf_counter()
     numbers = torch.from_numpy(np.array(clients))
     received = phase.algorithm.download(phase.shared, numbers[0])

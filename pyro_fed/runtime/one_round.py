@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.bounding import apart
-from pyro_fed.algorithm.capabilities import Bounding, Chains, Moving, Sent, ServerWork, SiteKeeping
+from pyro_fed.algorithm.capabilities import Bounding, Chains, Moving, Sent, SiteKeeping
 from pyro_fed.algorithm.combination import Bounded, Combination, Middle, Shortened
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.ledger import entered
@@ -45,8 +45,7 @@ def one_round(phase: Phase, context: Context, network: Network, data: ClientData
         record.rounds.append(Round(name, [], 0, 0, 0.0, {}))
         return phase.shared
     asked = torch.tensor(clients)
-    server = algorithm if isinstance(algorithm, ServerWork) else ServerWork()
-    shared = server.prepare(context.problem, phase.shared)
+    shared = algorithm.prepare(context.problem, phase.shared)
     received = network.download(algorithm, shared, asked, number)
     context.budget.check(record, name, network.announced(len(clients)))
     began = time.perf_counter()
@@ -73,7 +72,7 @@ def one_round(phase: Phase, context: Context, network: Network, data: ClientData
     after, traffic = network.combine(algorithm, shared, messages, at, shares, number)
     if (carried := context.executor.travelled(at.tolist())) is not None:
         traffic = Traffic(*carried)
-    after = server.refine(context.problem, after)
+    after = algorithm.refine(context.problem, after)
     refuse_divergence(algorithm, context, phase.shared, after, number)
     told, figures = algorithm.feedback(after, at) if isinstance(algorithm, SiteKeeping) else ({}, {})
     told |= taken.corrections

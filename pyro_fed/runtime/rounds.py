@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from pyro_fed.algorithm.capabilities import Bounding, Chains, Indicators, OnGraph, Pooled
+from pyro_fed.algorithm.capabilities import Bounding, Chains, Indicators, OnGraph
 from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.combination_check import check_combination
 from pyro_fed.algorithm.contract import Algorithm, Start
@@ -170,7 +170,7 @@ def _keep_sites(phase: Phase, context: Context) -> None:
     Pooled data have a single site, which belongs to no client.
     """
     record, algorithm = context.record, phase.algorithm
-    if isinstance(algorithm, Pooled) or _of_pooled(phase, context):
+    if algorithm.pooled or _of_pooled(phase, context):
         return
     if not phase.ledger and phase.last and context.executor.states_are_here:
         phase.ledger = opened(algorithm, phase.shared, context.executor.collect())
@@ -271,11 +271,11 @@ def _ledger(algorithm: Algorithm, context: Context, shared: State, local: State)
 
 
 def _data(algorithm: Algorithm, context: Context) -> ClientData:
-    return context.federation.pooled_data() if isinstance(algorithm, Pooled) else context.federation.client_data()
+    return context.federation.pooled_data() if algorithm.pooled else context.federation.client_data()
 
 
 def _num_clients(algorithm: Algorithm, context: Context) -> int:
-    return 1 if isinstance(algorithm, Pooled) else context.federation.num_clients
+    return 1 if algorithm.pooled else context.federation.num_clients
 
 
 def _loop(phase: Phase, context: Context, network: Network) -> None:
@@ -460,6 +460,6 @@ def _postfix(phase: Phase, context: Context) -> str:
     record = context.record
     clients, names = record.rounds[-1].clients, record.client_names
     who = f"client {names[clients[0]]}" if len(clients) == 1 else f"{len(clients)} clients"
-    if isinstance(phase.algorithm, Pooled):
+    if phase.algorithm.pooled:
         who = "all rows"
     return ", ".join([who, *(f"{name} {value:.3g}" for name, value in list(record.latest.items())[:2])])

@@ -10,15 +10,7 @@ from typing import Literal
 
 import torch
 
-from pyro_fed.algorithm.capabilities import (
-    Bounding,
-    DrawsAhead,
-    NoiseTracking,
-    NoiseWithin,
-    OnGraph,
-    Pooled,
-    check_taken_up,
-)
+from pyro_fed.algorithm.capabilities import Bounding, NoiseTracking, NoiseWithin, OnGraph, check_taken_up
 from pyro_fed.algorithm.combination import Bounded, Combination
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.plan import Plan
@@ -194,8 +186,8 @@ def run(
     check_folders(checkpoint=checkpoint, start=start)
     if resume and checkpoint is None:
         raise SettingError("resume=True needs checkpoint=, the folder that holds the state")
-    first = _for_draws(first, num_draws)
-    stages = [replace(one, algorithm=_for_draws(one.algorithm, num_draws)) for one in stages]
+    first = first.for_draws(num_draws)
+    stages = [replace(one, algorithm=one.algorithm.for_draws(num_draws)) for one in stages]
     with (
         threads(num_threads),
         torch.no_grad(),
@@ -271,7 +263,7 @@ def _with_choices(result: InferenceData, context: Context) -> InferenceData:
 
 def _is_joint(algorithm: Algorithm) -> bool:
     """Whether it works on pooled data with the latents of rows among the model's parameters."""
-    return isinstance(algorithm, Pooled) and algorithm.joint
+    return algorithm.pooled and algorithm.joint
 
 
 def _as_one(federation: Federation) -> Federation:
@@ -284,11 +276,6 @@ def _as_one(federation: Federation) -> Federation:
 def _chains(algorithm: Algorithm, federation: Federation) -> int:
     """How many chains a result has: one, or one for each agent of a graph."""
     return federation.num_clients if isinstance(algorithm, OnGraph) else 1
-
-
-def _for_draws(algorithm: Algorithm, num_draws: int) -> Algorithm:
-    """The algorithm, told how many draws the result is to have if it makes them during its rounds."""
-    return algorithm.for_draws(num_draws) if isinstance(algorithm, DrawsAhead) else algorithm
 
 
 def _keep_result(error: StoppedError | ImproperGaussianError, finish: Finish) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from pyro_fed.algorithm import Algorithm
-from pyro_fed.algorithm.capabilities import Sites, resolved
+from pyro_fed.algorithm.capabilities import Sites
 from pyro_fed.algorithm.contract import Noise
 from pyro_fed.algorithm.states import select
 from pyro_fed.errors import InterruptedRun
@@ -198,7 +198,7 @@ def check_unused_messages(algorithm: Algorithm, case: Case) -> None:
 
     Where the answer is a product of Gaussian sites, it is the prior times the sites that the clients keep.
     """
-    executor = WithoutOne(type(resolved(algorithm)).__name__)
+    executor = WithoutOne(type(algorithm.delegate()).__name__)
     seen = case.observe(executor=executor)
     seen.ended()
     before, after = seen.of("init")[-1].result[1], executor.collect()

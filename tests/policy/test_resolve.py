@@ -11,7 +11,6 @@ from algorithms import ALGORITHMS, unequal_lines
 
 import pyro_fed as pf
 from pyro_fed.algorithm import Algorithm
-from pyro_fed.algorithm.capabilities import resolved
 from pyro_fed.density.traits import Traits
 from pyro_fed.policy import Setup, chain_of, resolve
 
@@ -60,7 +59,7 @@ def is_open(value):
 def test_nothing_is_left_open_in_any_phase_and_resolving_again_changes_nothing(name, factory, federation):
     fed = federation()
     traits = fed.problem.traits
-    for one in chain_of(resolved(factory()), fed.problem):
+    for one in chain_of(factory().delegate(), fed.problem):
         left = [field.name for field in fields(one) if is_open(getattr(one, field.name))]
         left = [setting for setting in left if not (setting == "curvature" and isinstance(one, pf.P2PVI))]
         assert not left, f"{name}: {type(one).__name__} leaves {left} open"

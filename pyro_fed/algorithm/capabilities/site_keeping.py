@@ -29,7 +29,7 @@ class SiteKeeping(ABC):
         """What the server tells the clients of a round about their messages.
 
         Args:
-            after: the server's state after `combine` and `ServerWork.refine`.
+            after: the server's state after `combine` and `Algorithm.refine`.
             clients: (C,) in the order in which `combine` saw their messages.
 
         Returns:

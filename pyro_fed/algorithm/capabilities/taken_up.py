@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pyro_fed.algorithm.capabilities.answers import Advice, DrawStats, KnownDensity, OwnErrors
-from pyro_fed.algorithm.capabilities.choice import Delegates, DrawsAhead
 from pyro_fed.algorithm.capabilities.graphs import OnGraph
 from pyro_fed.algorithm.capabilities.messages import Bounding, Moving
 from pyro_fed.algorithm.capabilities.noise import NoiseTracking, NoiseWithin
-from pyro_fed.algorithm.capabilities.rounds import Chains, Indicators, ServerWork, Uninterrupted
+from pyro_fed.algorithm.capabilities.rounds import Chains, Indicators
 from pyro_fed.algorithm.capabilities.site_keeping import SiteKeeping, Sites
 from pyro_fed.errors import SettingError
 
@@ -17,26 +15,8 @@ if TYPE_CHECKING:
     from pyro_fed.algorithm.contract import Algorithm
 
 
-#: The capabilities that have methods; the others have class attributes alone.
-WITH_METHODS = (
-    OnGraph,
-    Indicators,
-    ServerWork,
-    Chains,
-    Uninterrupted,
-    SiteKeeping,
-    Sites,
-    Bounding,
-    Moving,
-    NoiseTracking,
-    NoiseWithin,
-    KnownDensity,
-    OwnErrors,
-    DrawStats,
-    Advice,
-    Delegates,
-    DrawsAhead,
-)
+#: All capabilities.
+CAPABILITIES = (OnGraph, Indicators, Chains, SiteKeeping, Sites, Bounding, Moving, NoiseTracking, NoiseWithin)
 
 
 def check_taken_up(algorithm: Algorithm) -> None:
@@ -49,7 +29,7 @@ def check_taken_up(algorithm: Algorithm) -> None:
         SettingError: names the methods and the capability.
     """
     kind = type(algorithm)
-    for capability in WITH_METHODS:
+    for capability in CAPABILITIES:
         required: frozenset[str] = getattr(capability, "__abstractmethods__", frozenset())
         methods = {name for name, value in vars(capability).items() if callable(value) and not name.startswith("_")}
         found = sorted(name for name in methods | required if hasattr(kind, name))

@@ -36,18 +36,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
-from pyro_fed.algorithm.capabilities import (
-    Bounding,
-    Delegates,
-    Held,
-    Moving,
-    NoiseTracking,
-    NoisyRound,
-    Sent,
-    ServerWork,
-    SiteKeeping,
-    Sites,
-)
+from pyro_fed.algorithm.capabilities import Bounding, Held, Moving, NoiseTracking, NoisyRound, Sent, SiteKeeping, Sites
 from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
@@ -133,7 +122,7 @@ DRAWS_A_POINT = 8
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracking, ServerWork, Delegates):
+class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracking):
     """Federated expectation propagation with Gaussian sites, accurate by default.
 
     Args:

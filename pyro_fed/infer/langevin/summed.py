@@ -44,7 +44,7 @@ from torch import Tensor
 from torch.func import vjp
 
 from pyro_fed.algorithm import message_limits
-from pyro_fed.algorithm.capabilities import Advice, NoiseWithin, ServerWork
+from pyro_fed.algorithm.capabilities import NoiseWithin
 from pyro_fed.algorithm.combination import clip
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
@@ -73,7 +73,7 @@ ROW_GRID_BITS = 28
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class SummedLangevin(Algorithm, NoiseWithin, ServerWork, Advice):
+class SummedLangevin(Algorithm, NoiseWithin):
     """Langevin steps by sums of all clients' scores: a sampler under differential privacy or secure aggregation.
 
     Coordinates are the unconstrained ones: parameters should have posteriors of like widths, as those of standardised

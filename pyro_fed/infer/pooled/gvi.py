@@ -13,7 +13,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from pyro_fed.algorithm.capabilities import Pooled
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.ep.fedep import FedEP
@@ -23,7 +22,7 @@ from pyro_fed.infer.ep.tilted import Newton
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class GVI(FedEP, Pooled):
+class GVI(FedEP):
     """Global variational inference: a Gaussian fitted to the pooled data by natural-gradient steps.
 
     Args:
@@ -60,6 +59,7 @@ class GVI(FedEP, Pooled):
         >>> idata = pf.run(pf.GVI(), fed)
     """
 
+    pooled: ClassVar[bool] = True
     guided: ClassVar[type[GuidedFedEP] | None] = None
 
     start: Literal["auto", "laplace", "prior", "fedavg", "few_rows"] = "prior"

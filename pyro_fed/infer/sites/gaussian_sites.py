@@ -25,7 +25,6 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import Advice, KnownDensity, Tempered
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import chosen_setting
@@ -55,7 +54,7 @@ POINTS_OF_JUMPS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class GaussianAlgorithm(Algorithm, KnownDensity, Tempered, Advice):
+class GaussianAlgorithm(Algorithm):
     """Base of algorithms whose result is a Gaussian on the unconstrained scale.
 
     Args:
@@ -68,6 +67,7 @@ class GaussianAlgorithm(Algorithm, KnownDensity, Tempered, Advice):
             more than this share.
     """
 
+    temperature: float = 1.0
     covariance: Literal["auto", "full", "diag"] = "auto"
     full_dim: int = FULL_DIM
     curvature: Literal["auto", "hessian", "fisher"] = "auto"
@@ -99,6 +99,10 @@ class GaussianAlgorithm(Algorithm, KnownDensity, Tempered, Advice):
         check_positive(self, "tolerance", "temperature")
         if self.num_points % 2:
             raise SettingError(f"{type(self).__name__}: num_points must be even, received {self.num_points}")
+
+    def row_temperature(self) -> float:
+        """α."""
+        return self.temperature
 
     @property
     def structure(self) -> Structure:

@@ -66,7 +66,7 @@ from torch import Tensor
 from torch.func import grad
 
 from pyro_fed.algorithm import message_limits
-from pyro_fed.algorithm.capabilities import Bounding, Held, Indicators, Moving, Provisional, Sent
+from pyro_fed.algorithm.capabilities import Bounding, Held, Indicators, Moving, Sent
 from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start, started
 from pyro_fed.algorithm.record import Record
@@ -125,7 +125,7 @@ BALANCED = Balanced()
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class DSVGD(ParticleAlgorithm, Indicators, Bounding, Moving, Provisional):
+class DSVGD(ParticleAlgorithm, Indicators, Bounding, Moving):
     """Accurate distributed SVGD: one client a round moves the particles, the others are sites corrected at each.
 
     Args:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import Held, Sent, ServerWork
+from pyro_fed.algorithm.capabilities import Held, Sent
 from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Noise, Start, started
 from pyro_fed.algorithm.schedule import All, Schedule
@@ -41,7 +41,7 @@ NO_SURROGATES = (
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class ParallelDSVGD(DSVGD, ServerWork):
+class ParallelDSVGD(DSVGD):
     """Accurate parallel DSVGD: clients send scores at the particles, the server moves these.
 
     Args:

@@ -40,7 +40,7 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import Bounding, Held, Pooled, Sent, ServerWork
+from pyro_fed.algorithm.capabilities import Bounding, Held, Sent
 from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start, started
 from pyro_fed.algorithm.states import State, select
@@ -92,7 +92,7 @@ BEGINNINGS = get_args(Begin)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Survey(Algorithm, Bounding, ServerWork):
+class Survey(Algorithm, Bounding):
     """Starting points, and all clients' scores there.
 
     Args:
@@ -341,18 +341,24 @@ def residuals_at(scores: Tensor, sites: Gaussian, white: Tensor, dtype: torch.dt
 
 
 @dataclass(frozen=True, kw_only=True)
-class PooledLaplace(FedLaplace, Pooled):
+class PooledLaplace(FedLaplace):
     """Newton's method on the pooled data."""
 
+    pooled: ClassVar[bool] = True
+
 
 @dataclass(frozen=True, kw_only=True)
-class PooledPointSites(PointSites, Pooled):
+class PooledPointSites(PointSites):
     """A diagonal site of the pooled data at the point of an averaging."""
 
+    pooled: ClassVar[bool] = True
+
 
 @dataclass(frozen=True, kw_only=True)
-class PooledEP(FedEP, Pooled):
+class PooledEP(FedEP):
     """`FedEP` with a single client, which holds all rows."""
+
+    pooled: ClassVar[bool] = True
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """Newton's method on the pooled data, or where the model is large the point that averaging finds."""
@@ -366,13 +372,17 @@ class PooledEP(FedEP, Pooled):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PooledOneMode(OneMode, Pooled):
+class PooledOneMode(OneMode):
     """Whether the pooled data's posterior has one mode."""
+
+    pooled: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, kw_only=True)
-class PooledModes(Modes, Pooled):
+class PooledModes(Modes):
     """Modes of the pooled data's posterior."""
+
+    pooled: ClassVar[bool] = True
 
     def newton(self) -> Algorithm:
         """The search for one mode of the pooled data."""
@@ -384,8 +394,10 @@ class PooledModes(Modes, Pooled):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PooledNearest(Nearest, Pooled):
+class PooledNearest(Nearest):
     """The Gaussian nearest to the pooled data's posterior."""
+
+    pooled: ClassVar[bool] = True
 
     def modes(self) -> Algorithm:
         """Of the pooled data's posterior."""
@@ -393,8 +405,10 @@ class PooledNearest(Nearest, Pooled):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PooledCensus(Census, Pooled):
+class PooledCensus(Census):
     """The census of the pooled data's posterior."""
+
+    pooled: ClassVar[bool] = True
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """The search for its modes."""
@@ -402,8 +416,10 @@ class PooledCensus(Census, Pooled):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PooledSurvey(Survey, Pooled):
+class PooledSurvey(Survey):
     """The survey of the pooled data."""
+
+    pooled: ClassVar[bool] = True
 
     def laplace(self) -> Algorithm:
         """Laplace's approximation of the pooled data."""

@@ -32,7 +32,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import Bounding, Held, Moving, OnCPU, Sent
+from pyro_fed.algorithm.capabilities import Bounding, Held, Moving, Sent
 from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
@@ -56,7 +56,7 @@ RULES: tuple[Rule, ...] = ("weighted", "uniform", "gaussian", "nonparametric")
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class ConsensusMC(Algorithm, Bounding, Moving, OnCPU):
+class ConsensusMC(Algorithm, Bounding, Moving):
     """Consensus Monte Carlo: in one round, NUTS at every client on its share of the posterior, and averages of draws.
 
     Args:
@@ -83,6 +83,7 @@ class ConsensusMC(Algorithm, Bounding, Moving, OnCPU):
         >>> idata = pf.run(pf.ConsensusMC(rule="nonparametric", num_chains=4), fed)
     """
 
+    on_cpu: ClassVar[bool] = True
     remedy: ClassVar[str] = cures.OF_AVERAGED_DRAWS
 
     draws_are: ClassVar[str] = "chains"

@@ -40,7 +40,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.bounding import HALF, LARGEST, descending, median_of, relative_rows, within_cohort
-from pyro_fed.algorithm.capabilities import Advice, Bounding, Held, Moving, OwnErrors, Sent, Tempered
+from pyro_fed.algorithm.capabilities import Bounding, Held, Moving, Sent
 from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start, started
 from pyro_fed.algorithm.record import Record
@@ -96,7 +96,7 @@ LEAST = 0.5
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class FedAIS(Algorithm, Bounding, Moving, Advice, OwnErrors, Tempered):
+class FedAIS(Algorithm, Bounding, Moving):
     """Federated annealed importance sampling: exact in the limit, and it says how near that is.
 
     Args:
@@ -141,6 +141,7 @@ class FedAIS(Algorithm, Bounding, Moving, Advice, OwnErrors, Tempered):
     additive: ClassVar[bool] = True
     alike: ClassVar[bool] = False
 
+    temperature: float = 1.0
     surrogates: Algorithm | Given | Name = "auto"
     num_proposals: int = 8000
     freedom: float | None = 5.0
@@ -160,6 +161,10 @@ class FedAIS(Algorithm, Bounding, Moving, Advice, OwnErrors, Tempered):
         check_positive(self, "freedom", allow_none=True)
         check_between(self, "trusted_share", 0, 1)
         check_surrogates(self)
+
+    def row_temperature(self) -> float:
+        """α."""
+        return self.temperature
 
     def default_rounds(self, num_clients: int) -> int:
         """One with all clients; it stops when each has answered."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.bounding import within_cohort
-from pyro_fed.algorithm.capabilities import Advice, Bounding, Held, Sent
+from pyro_fed.algorithm.capabilities import Bounding, Held, Sent
 from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.states import State, concatenate, select
@@ -27,7 +27,7 @@ AT_ONCE = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measuring(Algorithm, Bounding, Advice):
+class Measuring(Algorithm, Bounding):
     """One round of all clients at points under q = p Π_s q_s; it leaves the surrogates as they were.
 
     Args:

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import Advice, DrawStats, NoiseWithin
-from pyro_fed.algorithm.contract import Algorithm
+from pyro_fed.algorithm.capabilities import NoiseWithin
+from pyro_fed.algorithm.contract import Algorithm, overrides
 from pyro_fed.algorithm.privacy import Private
 from pyro_fed.algorithm.record import Record, Released
 from pyro_fed.algorithm.states import State
@@ -108,7 +108,7 @@ class Finish:
         rounds, unlike = len(self.context.record.rounds), self.context.record.unlike()
         failed = "".join(f"{one.text}. " for one in self.context.record.clients_failed())
         own = OTHERWISE
-        if isinstance(self.algorithm, Advice):
+        if overrides(self.algorithm, "advice"):
             own = f"It may be that {self.algorithm.advice(self.context.problem, shared)}. "
         said = (
             f"{type(self.algorithm).__name__}: the state after {rounds} round(s) {why}. "
@@ -193,7 +193,7 @@ class Finish:
         """The draws and the record as InferenceData."""
         context = self.context
         federation, problem = context.federation, context.problem
-        stats = self.algorithm.sample_stats(shared, draws) if isinstance(self.algorithm, DrawStats) else {}
+        stats = self.algorithm.sample_stats(shared, draws)
         stats = context.record.by_sums.log_density | stats
         if context.record.private is not None:
             return released_alone(self.algorithm, federation, problem, draws, context.record, context.seed)

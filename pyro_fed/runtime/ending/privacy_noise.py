@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import NoiseTracking, NoisyRound, ServerWork, SiteKeeping
+from pyro_fed.algorithm.capabilities import NoiseTracking, NoisyRound, SiteKeeping
 from pyro_fed.algorithm.combination import Middle
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.privacy import Private
@@ -116,8 +116,7 @@ def _replayed(algorithm: Algorithm, context: Context, shared: State) -> list[Sta
     figures = [one for one in context.record.figures if one]
     rounds = [NoisyRound(len(one.clients), found) for one, found in zip(worked, figures, strict=True)]
     clients = torch.arange(rounds[-1].clients)
-    server = algorithm if isinstance(algorithm, ServerWork) else ServerWork()
-    before = server.prepare(problem, shared)
+    before = algorithm.prepare(problem, shared)
     nothing = _silent(algorithm, context, before, clients)
     number = context.federation.num_clients
     factor = math.sqrt(len(rounds))
@@ -127,7 +126,7 @@ def _replayed(algorithm: Algorithm, context: Context, shared: State) -> list[Sta
     anew = _NoiseAlone(sd=factor * private.noise_multiplier * private.norm, generator=generator)
     shares = torch.full((len(clients),), 1 / len(clients), dtype=problem.dtype)
     after = (algorithm.combine(before, anew(nothing), shares) for _ in range(REPLAYS))
-    return [server.refine(problem, one) for one in after]
+    return [algorithm.refine(problem, one) for one in after]
 
 
 @dataclass(frozen=True, kw_only=True)
