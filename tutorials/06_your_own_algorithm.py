@@ -146,6 +146,8 @@ assert abs(float(idata.posterior["mu"][0, 0]) - float(y.sum() / 13)) < 1e-5
 # * `weights` in `combine` are the shares of rows of the clients whose messages came, and sum to one.
 # * The number of the round is no argument: what changes with it, such as a step size that falls, keeps its own counter
 #   in the server's state.
+# * What the server knows of each client, such as how far its message moves the answer, or which messages of a faulty
+#   client it would bound, is an object beside the algorithm, which its method `contributions` returns.
 # * `additive = True` says that `combine` needs no more than the weighted sum of the messages: then robust means and
 #   differential privacy may stand in for them (`run(..., combination=)`).
 

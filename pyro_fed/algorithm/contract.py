@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
+from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.schedule import All, Schedule
 from pyro_fed.algorithm.states import State as State
 from pyro_fed.codes.finding import Finding
@@ -241,6 +242,16 @@ class Algorithm(SettingsRepr, ABC):
         A run that ends at a False says that it has not converged.
         """
         return None
+
+    # -- the clients' parts in the answer -------------------------------------------------------------------
+    def contributions(self) -> Contributions:
+        """What each client has put into the answer, as far as the server can tell; by default nothing is known.
+
+        Example:
+            def contributions(self):
+                return MyContributions(self)  # a kind of `Contributions`, with the methods that it can answer
+        """
+        return Contributions(self)
 
     # -- the answer -----------------------------------------------------------------------------------------
     @abstractmethod

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import Bounding
 from pyro_fed.algorithm.combination import FEWEST, Bounded
 from pyro_fed.algorithm.contract import Algorithm, overrides
 from pyro_fed.algorithm.record import Failure
@@ -106,8 +105,9 @@ def gather(algorithm: Algorithm, context: Context, work: Work, before: State, ke
     if algorithm.needs_all:
         everybody = torch.arange(len(work.clients))
         missing = everybody[~torch.isin(everybody, whole.slots)]
-    if len(missing) and isinstance(algorithm, Bounding) and _outvoted(context, whole):
-        stands = algorithm.silent(before, kept, whole.messages, torch.tensor(work.clients)[missing])
+    if len(missing) and _outvoted(context, whole):
+        absent = torch.tensor(work.clients)[missing]
+        stands = algorithm.contributions().substitute_messages(before, kept, whole.messages, absent)
         if stands is not None:
             whole, need = _with(whole, missing, stands), 0 if algorithm.needs_all else need
     _check_quorum(algorithm, context, work, whole, before, need)

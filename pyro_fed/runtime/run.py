@@ -10,11 +10,10 @@ from typing import Literal
 
 import torch
 
-from pyro_fed.algorithm.capabilities import Bounding, NoiseTracking, NoiseWithin, OnGraph, check_taken_up
-from pyro_fed.algorithm.combination import Bounded, Combination
+from pyro_fed.algorithm.capabilities import OnGraph, check_taken_up
+from pyro_fed.algorithm.combination import Combination
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.plan import Plan
-from pyro_fed.algorithm.privacy import Private
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import Schedule
 from pyro_fed.conventions.calls import checked
@@ -174,7 +173,7 @@ def run(
         found = Resolved(stages[0].algorithm)  # of a plan, each stage is resolved when its turn has come
         if plan is None:
             found = resolve_for_run(found.algorithm, problem, Setup(graph, combination))
-    first = _suited(found.algorithm, combination)
+    first = found.algorithm.contributions().form_for(combination)
     rounds = first.default_rounds(federation.num_clients) if num_rounds is None else num_rounds
     if num_threads == "auto":
         num_threads = threads_of(problem.traits)
@@ -240,18 +239,6 @@ def _budget(plan: Plan | None, max_seconds: float | None) -> Budget:
         return Budget(max_seconds=max_seconds)
     seconds = min(filter(None, (max_seconds, plan.max_seconds)), default=None)
     return Budget(plan.max_rounds, plan.max_bytes, seconds)
-
-
-def _suited(algorithm: Algorithm, combination: Combination | None) -> Algorithm:
-    """The algorithm in the form that the combination of its messages asks for."""
-    private = combination if isinstance(combination, Private) else None
-    if private is not None and isinstance(algorithm, NoiseTracking):
-        algorithm = algorithm.evenly()
-    if isinstance(algorithm, NoiseWithin):
-        algorithm = algorithm.privately(private)
-    if isinstance(combination, Bounded) and isinstance(algorithm, Bounding):
-        algorithm = algorithm.boundable()
-    return algorithm
 
 
 def _with_choices(result: InferenceData, context: Context) -> InferenceData:

@@ -148,5 +148,5 @@ def _accepts(algorithm: Algorithm, setting: str, value: Any) -> bool:
 
 
 def check_capabilities_are_taken_up(algorithm: Algorithm, case: Case) -> None:
-    """Methods of a capability come with the capability as a base class; without it nobody calls them."""
+    """Methods of a capability come with it as a base class, those of contributions are not on the algorithm."""
     check_taken_up(algorithm.delegate())

@@ -109,10 +109,10 @@ def test_settings_that_only_an_open_choice_has_go_back_to_their_defaults():
 
 def test_a_private_run_has_no_rounds_by_fewer_rows():
     traits = over(network, rows=17_000).problem.traits
-    private = Setup(combination=pf.Private(norm=1.0, noise_multiplier=1.0))
+    private = pf.Private(norm=1.0, noise_multiplier=1.0)
     assert resolve(pf.FedEP(), traits).algorithm.start == "few_rows"
-    assert resolve(pf.FedEP(), traits, private).algorithm.start == "laplace"
-    assert resolve(pf.FedEP(), traits).algorithm.evenly().start == "laplace"
+    assert resolve(pf.FedEP(), traits, Setup(combination=private)).algorithm.start == "laplace"
+    assert resolve(pf.FedEP(), traits).algorithm.contributions().form_for(private).start == "laplace"
 
 
 def test_groups_that_take_turns_and_bounds_change_where_agents_begin():

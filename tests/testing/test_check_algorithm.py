@@ -207,6 +207,13 @@ class ForgottenCapability(Algorithm):
         return local
 
 
+class ContributionsOfItself(Newton):
+    """How far clients move the answer, on the algorithm in place of its contributions."""
+
+    def client_shift_sds(self, shared, ledger, sent):
+        return sent.messages["slope"].norm(dim=-1)
+
+
 #: Fault → the check that is to find it.
 FAULTS = {
     MutatesState: "check_inputs_are_unchanged",
@@ -227,6 +234,7 @@ FAULTS = {
     LargestOfClients: "check_executors_agree",
     KeepsTooMuch: "check_unused_messages",
     ForgottenCapability: "check_capabilities_are_taken_up",
+    ContributionsOfItself: "check_capabilities_are_taken_up",
 }
 #: Those that no other check can see.
 ALONE = {NarrowDraws, Unchecked, NaNWithoutRows, SeedUnused}
@@ -247,7 +255,7 @@ def test_a_planted_fault_is_found(kind):
     found = failures(frozen(kind))
     assert FAULTS[kind] in found
     assert kind not in ALONE or list(found) == [FAULTS[kind]], found
-    assert "xpected" in found[FAULTS[kind]] or kind is ForgottenCapability
+    assert "xpected" in found[FAULTS[kind]] or kind in {ForgottenCapability, ContributionsOfItself}
 
 
 def failures(algorithm):

@@ -28,17 +28,16 @@ It clips Δ_k too, at a norm chosen by hand for each task and inference; this do
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Self, cast
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
-from pyro_fed.algorithm.capabilities import Bounding, Held, Moving, NoiseTracking, NoisyRound, Sent, SiteKeeping, Sites
-from pyro_fed.algorithm.combination import Bounded
+from pyro_fed.algorithm.capabilities import SiteKeeping
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
+from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State, prefixed
 from pyro_fed.codes import sentences
@@ -51,6 +50,7 @@ from pyro_fed.errors import ModelError, SettingError
 from pyro_fed.infer.averaging import optim
 from pyro_fed.infer.averaging.optim import OPTIM, Optimiser
 from pyro_fed.infer.ep import ascent, rows_first, tilted
+from pyro_fed.infer.ep.contributions import EPContributions
 from pyro_fed.infer.ep.guided import GuidedFedEP
 from pyro_fed.infer.ep.large import (
     few_points,
@@ -66,7 +66,6 @@ from pyro_fed.infer.ep.site_updates import (
     at_rest,
     changes,
     fractions_of,
-    held_changes,
     site_warnings,
     unsettled_warnings,
     warm_sites,
@@ -88,7 +87,6 @@ from pyro_fed.infer.sites.gaussian_sites import (
     gaussian,
     joined,
     kept_where,
-    sds_moved,
     site_of,
     spread_points,
     unbatched,
@@ -122,7 +120,7 @@ DRAWS_A_POINT = 8
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracking):
+class FedEP(GaussianAlgorithm, SiteKeeping):
     """Federated expectation propagation with Gaussian sites, accurate by default.
 
     Args:
@@ -657,40 +655,9 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
             "fractions": q.eta.new_zeros(int(shared["num_clients"])),
         }
 
-    def evenly(self) -> Self:
-        """Without acceleration, which would follow the noise.
-
-        Raises:
-            SettingError: an optimiser decides on the steps.
-        """
-        if self._optimised:
-            raise SettingError(
-                f"{type(self).__name__}: an optimiser takes a part of each round's noise that changes with the round, "
-                "and the result's SDs could not have it: leave it out"
-            )
-        lone = replace(self, start="laplace") if self.start == "few_rows" else self  # each round has noise of its own
-        return lone._steered(self.step_control.evenly())
-
-    def noise_kept(self, rounds: list[NoisyRound], num_clients: int) -> tuple[Self, float]:
-        """All that was taken: each client measures its change from its own site, which has no noise."""
-        return self.noise_left(rounds, lambda taken, clients: 0.0)
-
-    def noise_left(self, rounds: list[NoisyRound], undone: Callable[[float, int], float]) -> tuple[Self, float]:
-        """By v ← (1 - u)² v + δ² over rounds, the square root of v over the δ that is taken where nothing is held back.
-
-        Args:
-            rounds: those in which somebody worked.
-            undone: u of the fraction δ that a round took and its clients.
-        """
-        variance, taken = 0.0, 1.0
-        for one in rounds:
-            taken = one.figures["fraction"]
-            variance = (1 - undone(taken, one.clients)) ** 2 * variance + taken**2
-        return self._steered(self.step_control.free()), variance**0.5 / self.fraction_for(rounds[-1].clients)
-
-    def _steered(self, control: StepControl) -> Self:
-        """This algorithm with another control of its steps, where these have any."""
-        return replace(self, step_control=control) if self.steered and isinstance(self.client, Newton) else self
+    def contributions(self) -> Contributions:
+        """The clients' sites, as the server follows them."""
+        return EPContributions(self)
 
     def feedback(self, after: State, clients: Tensor) -> tuple[State, State]:
         """The fractions taken of the clients' messages, and their shares of what was added to q."""
@@ -716,50 +683,9 @@ class FedEP(GaussianAlgorithm, SiteKeeping, Sites, Bounding, Moving, NoiseTracki
         site = gaussian(local).power(1 - told["reset"])
         return {**as_state(site.product(steps).product(gaussian(told, "share_"))), **state}
 
-    def sites(self, shared: State, local: State) -> State | None:
-        """What the clients keep, unless an optimiser moves q and the sites by different amounts."""
-        if self._optimised or "eta" not in local:
-            return None
-        return as_state(gaussian(local))
-
-    def followed(self, sites: State, messages: State, told: State) -> State | None:
-        """As the clients themselves settle them, by the messages that came."""
-        told = {name: value for name, value in told.items() if not name.startswith("correction_")}  # in them already
-        return self.settle(told, {**sites, **as_state(self.changes_of(messages), "delta_")})
-
     def alone(self, messages: State) -> State:
         """Without the clients' log-likelihoods, by which steps are taken back."""
         return without_value(messages)
-
-    def hold(self, limits: Bounded, shared: State, kept: State, sent: Sent) -> Held:
-        """Changes to sites within the limits; the clients are told what was cut, so that they keep these.
-
-        Clients that have not sent anything yet are no cohort.
-
-        Raises:
-            SettingError: the server does not know the clients' sites, or fewer than three have one.
-        """
-        if not kept:
-            raise SettingError(
-                f"{type(self).__name__}: the clients' sites have too many numbers for the server to hold each to the "
-                "others': take covariance='diag', or FedAvg with combination.Median()"
-            )
-        base = gaussian(shared, "prior_").product(gaussian(shared, "prior_delta_"))
-        changes = self.changes_of(sent.messages)
-        centre = gaussian(shared).mean()
-        held, *cut = held_changes(limits, base, gaussian(kept), sent.clients, changes, centre, sent.rows)
-        told = as_state(held.quotient(changes), "correction_")
-        return Held(shared, without_value(sent.messages) | as_state(held), told, *cut)
-
-    def moved(self, shared: State, kept: State, sent: Sent) -> Tensor:
-        """By the changes of the sites."""
-        return sds_moved(gaussian(shared), self.changes_of(sent.messages))
-
-    def cannot_bound(self) -> str:
-        """An optimiser moves q and the sites by different amounts; networks have another scale of sites."""
-        if self._optimised:
-            return "an optimiser moves q and the sites by different amounts; leave it out"
-        return ""
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """Besides `change`: the smallest fraction taken, sites skipped, whether the step was cut, the share at work.

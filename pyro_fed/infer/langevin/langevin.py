@@ -42,7 +42,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
-from pyro_fed.algorithm.capabilities import Bounding, Chains, LocalRounds
+from pyro_fed.algorithm.capabilities import Chains, LocalRounds
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import NONCENTRED, Record
 from pyro_fed.algorithm.schedule import Categorical, Schedule, Shuffled
@@ -272,7 +272,7 @@ class Langevin(Algorithm, Chains):
         }
         if self.control_variate and self.batch_size is not None:
             local["anchor_score"] = position.new_zeros(num_clients, problem.dim)
-        if isinstance(self, Bounding) and self.surrogates is not None and not self.cannot_bound():
+        if self.surrogates is not None and self.contributions().bounding_obstacle() == "":
             known = reference(target, None if start is None else start.shared.get("mismatch"), problem.dtype)
         step, burn_in = self._step_and_burn_in(num_clients, start)
         chains = start_chains(position) | known | {"burn_in": torch.tensor(burn_in)}

@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import NoiseWithin
 from pyro_fed.algorithm.contract import Algorithm, overrides
 from pyro_fed.algorithm.privacy import Private
 from pyro_fed.algorithm.record import Record, Released
@@ -133,7 +132,7 @@ class Finish:
     def noisy(self, shared: State, draws: Tensor) -> Tensor:
         """The draws of a private run, whose spread includes the noise. Other judgements would look at rows."""
         context, record = self.context, self.context.record
-        if isinstance(self.algorithm, NoiseWithin):
+        if self.algorithm.contributions().noise_in_draws:
             own = sentences.as_findings(self.algorithm.warnings(record, context.problem))
             found = Noisy(draws, own, 0.0)
         else:
