@@ -15,9 +15,9 @@
 #
 # Five methods must be written: `default_rounds`, `init`, `local_step`, `combine` and `sample`. The others have
 # defaults. States and messages are dictionaries of tensors; what the server sends is its whole state, unless `download`
-# says less. What only some algorithms do is a capability that is taken up as a second base: here `ServerWork`, whose
-# `prepare` is called before each round. `docs/architecture.md` lists all members and capabilities, in the order in
-# which a run calls them.
+# says less. The server's own work with the model is in `prepare`, which is called before each round.
+# `docs/architecture.md` lists all members in the order in which a run calls them, and the capabilities, second bases
+# for what few algorithms do.
 
 # %%
 from dataclasses import dataclass
@@ -30,12 +30,11 @@ from torch.func import grad
 
 import pyro_fed as pf
 from pyro_fed.algorithm import Algorithm, Batch
-from pyro_fed.algorithm.capabilities import ServerWork
 from pyro_fed.conventions.setting_checks import check_positive
 
 
 @dataclass(frozen=True, kw_only=True)
-class FederatedAscent(Algorithm, ServerWork):
+class FederatedAscent(Algorithm):
     """Gradient ascent to the posterior mode.
 
     Args:
@@ -147,6 +146,8 @@ assert abs(float(idata.posterior["mu"][0, 0]) - float(y.sum() / 13)) < 1e-5
 # * `weights` in `combine` are the shares of rows of the clients whose messages came, and sum to one.
 # * The number of the round is no argument: what changes with it, such as a step size that falls, keeps its own counter
 #   in the server's state.
+# * What the server knows of each client, such as how far its message moves the answer, or which messages of a faulty
+#   client it would bound, is an object beside the algorithm, which its method `contributions` returns.
 # * `additive = True` says that `combine` needs no more than the weighted sum of the messages: then robust means and
 #   differential privacy may stand in for them (`run(..., combination=)`).
 

@@ -1,7 +1,7 @@
 """How a server adds up messages that it does not trust one by one, or must not see one by one.
 
 `Bounded` is for algorithms whose messages say what each client knows (Gaussian sites, draws, visits of a chain or of
-particles): each takes it up by the capability `Bounding`, and holds what one client can do to what the cohort does.
+particles): each takes it up by its `contributions`, and holds what one client can do to what the cohort does.
 
 All others put one vector m̄ in the place of all C messages, so that what an algorithm makes of their sum is
 C m̄ and of their mean, whatever the weights, m̄:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pyro_fed.algorithm.capabilities import Bounding, NoiseWithin, OnGraph, Pooled, SiteKeeping
+from pyro_fed.algorithm.capabilities import OnGraph, SiteKeeping
 from pyro_fed.algorithm.combination import Bounded, Combination
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.privacy import Private
@@ -74,26 +74,27 @@ def _check_private(private: Private, algorithm: Algorithm, num_rows: int) -> Non
     name = type(algorithm).__name__
     if private.unit == "row":
         private.check_units(num_rows, "row")
-        if not isinstance(algorithm, NoiseWithin):
+        if not algorithm.contributions().noise_in_draws:
             raise SettingError(
                 f"{name}: Private(unit='row') protects single rows where a message is a sum over rows whose terms the "
                 f"client shortens one by one; {name}'s is not, and a bound on it would be that of the whole client: "
                 "use SummedLangevin(row_norm=...), or unit='client'"
             )
-    if algorithm.draws_are in UNHIDDEN and not isinstance(algorithm, NoiseWithin):
+    if algorithm.draws_are in UNHIDDEN and not algorithm.contributions().noise_in_draws:
         raise SettingError(f"{name} has no differential privacy: {UNHIDDEN[algorithm.draws_are]}. Use SummedLangevin")
 
 
 def _check_bounding(combination: Bounded, algorithm: Algorithm, last: Algorithm, graph: Graph | None) -> None:
     name = type(algorithm).__name__
     first = "" if algorithm is last else f", with which {type(last).__name__} starts,"
-    if not isinstance(algorithm, Bounding) or isinstance(algorithm, Pooled):
+    obstacle = algorithm.contributions().bounding_obstacle()
+    if obstacle is None or algorithm.pooled:
         raise SettingError(
             f"{name}{first} has no rule for {combination}; FedEP, PVI, FedPA, FedSEP, BCM, FedLaplace, ConsensusMC, "
             "FedAvg, FSGLD, FALD, DSVGD, ParallelDSVGD, FedAIS and P2PVI have one"
         )
-    if why := algorithm.cannot_bound():
-        raise SettingError(f"{name}{first} cannot be bounded: {why}")
+    if obstacle:
+        raise SettingError(f"{name}{first} cannot be bounded: {obstacle}")
     if isinstance(algorithm, OnGraph) and (graph is None or graph.active(0) is not None or not stands_still(graph)):
         raise SettingError(
             f"{name}{first} cannot be bounded on this graph: agents are held to what their neighbours' neighbours say, "

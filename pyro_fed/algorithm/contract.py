@@ -4,14 +4,14 @@ An algorithm is a frozen, keyword-only dataclass. `run` calls its methods in thi
 with a name in brackets belong to a capability that some algorithms take up (see `algorithm.capabilities`):
 
     init        the server's state and the clients' states
-    prepare     the server's own work with the model before a round (ServerWork)
+    prepare     the server's own work with the model before a round
     indicate    where the schedule asks: every client's indicator, and `importance` what it means (Indicators)
     download    what a scheduled client receives
     draw_noise  all randomness of one client's round, from a generator of (seed, round, client)
     local_step  the client's work: a message, its new state, and figures for the record
     objections  which messages cannot be honest and are not used
     combine     the server's (or each agent's) new state from the messages
-    refine      the server's own work with the model on that state (ServerWork)
+    refine      the server's own work with the model on that state
     feedback    what the server tells the clients about their messages (SiteKeeping)
     settle      what the clients keep, now that they know (SiteKeeping)
     monitor     figures of the round, `converged` whether to stop
@@ -25,14 +25,15 @@ goes through `problem.scan` or `problem.mapped`, which map it over that axis and
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
+from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.schedule import All, Schedule
 from pyro_fed.algorithm.states import State as State
 from pyro_fed.codes.finding import Finding
@@ -76,7 +77,11 @@ def started(start: Start | None, algorithm: Any) -> Start:
 
 @dataclass(frozen=True, kw_only=True)
 class Algorithm(SettingsRepr, ABC):
-    """Base class of inference algorithms; what only some of them need is in `algorithm.capabilities`.
+    """Base class of inference algorithms.
+
+    Abstract methods have to be written; every other one has a default, which is right for an algorithm that has no use
+    for it. Parts of a run that few algorithms have, such as a graph in place of the server, are in
+    `algorithm.capabilities`.
 
     Class attributes:
         draws_are: what `sample` returns: "particles", "independent" draws of a density, Markov "chains",
@@ -88,6 +93,13 @@ class Algorithm(SettingsRepr, ABC):
             secure aggregation, or be replaced by a robust mean.
         may_be_infinite: entries of the server's state in which an infinity or a NaN means "not known yet"; in any other
             that was finite it ends the run.
+        pooled: it works on the pooled data, as those of a single client.
+        joint: of an algorithm on pooled data: it works on the joint density of all latents, while others see the rows'
+            own latents integrated out.
+        on_cpu: its steps are computed on the CPU whatever the federation's device. Pyro's own samplers and guides draw
+            random numbers within the step, from torch's global generator: on a device they would be others, and would
+            change the state of that device's generator.
+        provisional: the codes of those of its `warnings` that count only until exact chains find its moments right.
     """
 
     draws_are: ClassVar[str] = "independent"
@@ -95,6 +107,28 @@ class Algorithm(SettingsRepr, ABC):
     needs_all: ClassVar[bool] = False
     additive: ClassVar[bool] = False
     may_be_infinite: ClassVar[frozenset[str]] = frozenset()
+    pooled: ClassVar[bool] = False
+    joint: ClassVar[bool] = False
+    on_cpu: ClassVar[bool] = False
+    provisional: ClassVar[frozenset[str]] = frozenset()
+
+    # -- before a run ---------------------------------------------------------------------------------------
+    def delegate(self) -> Algorithm:
+        """The algorithm that is run where a user names this one: another one by its settings, or this.
+
+        Example:
+            >>> pf.FedEP(guide=my_guide).delegate()
+            GuidedFedEP(guide=__main__.my_guide)
+        """
+        return self
+
+    def for_draws(self, num_draws: int) -> Self:
+        """This algorithm for a result of so many draws, if it makes these during its rounds.
+
+        Args:
+            num_draws: as many as the run's result is to have.
+        """
+        return self
 
     @abstractmethod
     def default_rounds(self, num_clients: int) -> int:
@@ -108,6 +142,14 @@ class Algorithm(SettingsRepr, ABC):
         """An algorithm to run first, whose final states, the server's and the clients', `init` gets as `start`."""
         return None
 
+    def row_temperature(self) -> float:
+        """α: the rows that clients get count with their likelihood to the power 1/α; 1 is Bayes.
+
+        What works on rows otherwise than as `ClientData` gives them takes a temperature of its own.
+        """
+        return 1.0
+
+    # -- a round --------------------------------------------------------------------------------------------
     @abstractmethod
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
@@ -121,6 +163,10 @@ class Algorithm(SettingsRepr, ABC):
             start: final states of `warm_start`: `start.shared`, and `start.local` with one entry a client;
                 None where it names no algorithm.
         """
+
+    def prepare(self, problem: Problem, shared: State) -> State:
+        """The server's own work with the model at the beginning of a round, such as on the prior: its state."""
+        return shared
 
     def download(self, shared: State, clients: Tensor) -> State:
         """What clients (C,) receive, with a leading axis C; by default all of the server's state."""
@@ -182,6 +228,10 @@ class Algorithm(SettingsRepr, ABC):
                 awake agents, (C, C), SciPy sparse rows; or the row of one agent, (1, C), whose state alone is wanted.
         """
 
+    def refine(self, problem: Problem, shared: State) -> State:
+        """The server's own work with the model after `combine`: its state."""
+        return shared
+
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """Figures of the round; `change` is shown as the convergence figure."""
         return {}
@@ -193,9 +243,53 @@ class Algorithm(SettingsRepr, ABC):
         """
         return None
 
+    # -- the clients' parts in the answer -------------------------------------------------------------------
+    def contributions(self) -> Contributions:
+        """What each client has put into the answer, as far as the server can tell; by default nothing is known.
+
+        Example:
+            def contributions(self):
+                return MyContributions(self)  # a kind of `Contributions`, with the methods that it can answer
+        """
+        return Contributions(self)
+
+    # -- the answer -----------------------------------------------------------------------------------------
     @abstractmethod
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
         """Draws from the result, (chain, draw, D), unconstrained."""
+
+    def sample_stats(self, shared: State, draws: Tensor) -> dict[str, Tensor]:
+        """More columns of the result's `sample_stats` for draws (chain, draw, D), each (chain, draw)."""
+        return {}
+
+    def log_density(self, shared: State, draws: Tensor) -> Tensor | None:
+        """The log density that the draws come from, so that importance ratios can judge them; None: not known.
+
+        Args:
+            shared: the server's last state.
+            draws: points (chain, draw, D).
+
+        Returns:
+            (chain, draw), up to a constant.
+        """
+        return None
+
+    def own_errors(self, figures: Mapping[str, float]) -> tuple[float, float]:
+        """The largest error of a mean, in SDs, and of the logarithm of an SD, as far as it can tell; 0 where not.
+
+        Args:
+            figures: of its last round.
+        """
+        return 0.0, 0.0
+
+    def advice(self, problem: Problem, before: State) -> str:
+        """The cure for an update that left the finite numbers, as the end of a sentence.
+
+        Args:
+            problem: the model's densities.
+            before: the server's state before that update.
+        """
+        return "reduce the step size"
 
     def warnings(self, record: Record, problem: Problem) -> Sequence[Finding | str]:
         """Why the result should not be trusted, a finding or a sentence each; empty where it can be.
@@ -205,3 +299,13 @@ class Algorithm(SettingsRepr, ABC):
             problem: the model's densities.
         """
         return []
+
+
+def overrides(algorithm: Algorithm, *methods: str) -> bool:
+    """Whether an algorithm has one of these methods itself, in place of the default of `Algorithm`.
+
+    Args:
+        algorithm: the algorithm.
+        methods: names of methods that have a default.
+    """
+    return any(getattr(type(algorithm), name) is not getattr(Algorithm, name) for name in methods)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import KnownDensity
+from pyro_fed.algorithm.contract import overrides
 from pyro_fed.audit.evidence import Evidence
 from pyro_fed.audit.target import Tempered, for_checks, scores_at
 from pyro_fed.codes import sentences
@@ -55,7 +55,7 @@ def precision(evidence: Evidence) -> list[Finding]:
     double = Tempered().score_and_value(problem.doubled(), z.double(), problem.doubled().all_rows)
     factor = _factor(finite.double())
     found = _errors(single, double, factor)
-    if found is None and isinstance(evidence.algorithm, KnownDensity):
+    if found is None and overrides(evidence.algorithm, "log_density"):
         found = _inversion(finite.double())
     if found is None:
         return []

@@ -17,7 +17,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import KnownDensity
 from pyro_fed.audit.advice import cure
 from pyro_fed.audit.chains.motion import Moments, wrong
 from pyro_fed.audit.evidence import Evidence, measured
@@ -52,7 +51,7 @@ def judged_by_weights(evidence: Evidence, points: Tensor, log_density: Tensor) -
     if "pareto_k" in record.latest:  # the algorithm has weighted its draws by the same sums, and reports on that itself
         record.audited, record.by_sums = True, replace(record.by_sums, unchecked=UNCHECKED)
         return []
-    log_q = algorithm.log_density(evidence.shared, points[None]) if isinstance(algorithm, KnownDensity) else None
+    log_q = algorithm.log_density(evidence.shared, points[None])
     if log_q is None:
         return [sentences.not_audited_without_density(algorithm=name)]
     if len(points) < FEWEST:

@@ -12,7 +12,7 @@ from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import Indicators, NoiseWithin, Pooled
+from pyro_fed.algorithm.capabilities import Indicators
 from pyro_fed.algorithm.states import State, prefixed, select, within, write
 from pyro_fed.conventions.kinds import narrowed
 from pyro_fed.conventions.settings_repr import described
@@ -76,7 +76,7 @@ class Flower(Remote):
         Raises:
             SettingError: the algorithm needs pooled data, or more than sums although there is secure aggregation.
         """
-        if isinstance(self.algorithm, Pooled):
+        if self.algorithm.pooled:
             name = type(self.algorithm).__name__
             raise SettingError(
                 f"{name} needs all rows in one place, and over Flower they stay at the clients: take FedEP, or run "
@@ -253,9 +253,7 @@ class Flower(Remote):
         phase, verdict, work = request.phase, request.verdict, request.work
         order = Order(
             job=STATES if work is None else request.indicator or WORK,
-            algorithm=described(
-                self.algorithm.at_client() if isinstance(self.algorithm, NoiseWithin) else self.algorithm
-            ),
+            algorithm=described(self.algorithm.contributions().form_for_clients()),
             num_clients=len(self.roll.nodes),
             num_rows=self.problem.num_rows,
             width=int(self.data.num_rows.max()),

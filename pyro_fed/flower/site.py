@@ -18,8 +18,9 @@ from flwr.app import ConfigRecord, Context, RecordDict
 from safetensors.torch import load, save
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import Indicators, NoiseTracking
+from pyro_fed.algorithm.capabilities import Indicators
 from pyro_fed.algorithm.contract import Algorithm
+from pyro_fed.algorithm.privacy import Private
 from pyro_fed.algorithm.states import State, prefixed, within
 from pyro_fed.analysis.criticism.pointwise import Pointwise, observed_plates
 from pyro_fed.conventions.settings_repr import described
@@ -46,6 +47,8 @@ from pyro_fed.runtime.messages import answer, decode, decode_header
 
 #: Name of the record in Flower's context that has the client's state.
 KEPT = "pyro_fed"
+#: Stands for a server's, whose numbers no client knows: the form that it asks of an algorithm is the same for all.
+ANY_PRIVATE = Private(norm=1.0, noise_multiplier=1.0)
 
 #: A user's function that loads rows: takes the model's module and the node's configuration, and returns the model's
 #: positional arguments.
@@ -195,11 +198,12 @@ def _questions(problem: Problem) -> Iterator[Algorithm]:
 
 
 def _forms(algorithm: Algorithm) -> Iterator[Algorithm]:
-    """An algorithm, and the form that it has in a private run, if there is one."""
+    """An algorithm, and the form that it has at the clients of a private run, where that is another one."""
     yield algorithm
-    if isinstance(algorithm, NoiseTracking):
-        with suppress(SettingError):  # it cannot be run privately
-            yield algorithm.evenly()
+    with suppress(SettingError):  # it cannot be run privately
+        private: Algorithm = algorithm.contributions().form_for(ANY_PRIVATE).contributions().form_for_clients()
+        if described(private) != described(algorithm):
+            yield private
 
 
 def _host(order: Order, problem: Problem, data: ClientData) -> Host:

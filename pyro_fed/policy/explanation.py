@@ -155,7 +155,7 @@ def explain(
 
 def _form(stage: Stage, federation: Federation) -> Problem:
     """The form of the model that a stage is run on."""
-    joint = getattr(stage.algorithm, "joint", False) and federation.problem.local_dim
+    joint = stage.algorithm.joint and federation.problem.local_dim
     federation = federation.joint if joint else federation
     return federation.noncentred.problem if stage.noncentred else federation.problem
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from importlib import import_module
 
-from pyro_fed.algorithm.capabilities import OnGraph, resolved
+from pyro_fed.algorithm.capabilities import OnGraph
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.plan import Plan, Stage
 from pyro_fed.density.problem import Problem
@@ -49,7 +49,7 @@ def resolve(algorithm: Algorithm, traits: Traits, setup: Setup = NO_SETUP) -> Re
         >>> resolve(pf.FedEP(), fed.problem.traits).algorithm
         FedEP(covariance='full', curvature='hessian', start='laplace')
     """
-    found = resolved(algorithm)
+    found = algorithm.delegate()
     return apply_table(found, table_of(type(found)), traits, setup)
 
 
@@ -92,7 +92,7 @@ def stages_of(named: Algorithm | Plan, problem: Problem, graph: Graph | None) ->
     """
     given = named.stages(problem, graph) if isinstance(named, Plan) else [named]
     stages = [one if isinstance(one, Stage) else Stage(one) for one in given]
-    return [replace(one, algorithm=resolved(one.algorithm)) for one in stages]
+    return [replace(one, algorithm=one.algorithm.delegate()) for one in stages]
 
 
 def phases_of(found: Resolved, problem: Problem) -> list[Resolved]:

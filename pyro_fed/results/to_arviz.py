@@ -14,7 +14,6 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import Pooled
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.record import Record
 from pyro_fed.codes import sentences
@@ -397,7 +396,7 @@ def _attributes(algorithm: Algorithm, federation: Federation, record: Record, se
         "algorithm": type(algorithm).__name__,
         "settings": repr(whole(algorithm)),
         "draws_are": algorithm.draws_are,
-        "centralized": int(isinstance(algorithm, Pooled)),
+        "centralized": int(algorithm.pooled),
         "seed": seed,
         "partition": repr(federation.partition)[:1000],
         "plate": problem.plate,

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import OwnErrors
 from pyro_fed.algorithm.plan import Plan, Stage
 from pyro_fed.algorithm.record import BySums
 from pyro_fed.algorithm.states import State
@@ -90,13 +89,13 @@ class Answer:
     def off(self, aim: Limits) -> float:
         """The largest likely error in units of a finer aim; 0 where it is likely to keep to the aim.
 
-        It is at least 1 where the algorithm's own error estimates (`OwnErrors`) are beyond the aim.
+        It is at least 1 where the algorithm's own error estimates (`Algorithm.own_errors`) are beyond the aim.
 
         Args:
             aim: the plan's aim.
         """
         algorithm, own = self.stage.algorithm, False
-        if isinstance(algorithm, OwnErrors) and self.figures:
+        if self.figures:
             mean, log_sd = algorithm.own_errors(self.figures[-1])
             own = mean > aim.mean_error or log_sd > math.log(aim.sd_factor)
         return max(off_aim(self.measured, aim), float(own))

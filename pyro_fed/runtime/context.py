@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import cast
 
-from pyro_fed.algorithm.capabilities import Pooled
 from pyro_fed.algorithm.combination import Combination
 from pyro_fed.algorithm.contract import Algorithm, Start
 from pyro_fed.algorithm.record import Record
@@ -110,5 +109,5 @@ class Phase:
     @cached_property
     def schedule(self) -> Schedule:
         """The user's, or the algorithm's own."""
-        own = self.given is None or isinstance(self.algorithm, Pooled)
+        own = self.given is None or self.algorithm.pooled
         return self.algorithm.default_schedule() if own else cast(Schedule, self.given)

@@ -15,7 +15,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from pyro_fed.algorithm.capabilities import Moving, Pooled, Sent, ServerWork, SiteKeeping, Uninterrupted
+from pyro_fed.algorithm.capabilities import Chains, SiteKeeping
+from pyro_fed.algorithm.contract import overrides
+from pyro_fed.algorithm.contributions import SentMessages
 from pyro_fed.algorithm.record import Round, figure_array
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.kinds import narrowed
@@ -26,7 +28,7 @@ from pyro_fed.runtime.executors import Work
 from pyro_fed.runtime.executors.local import Vectorised, owner
 from pyro_fed.runtime.messages import encoded_size, spec_of_one
 from pyro_fed.runtime.network import Network, Server
-from pyro_fed.runtime.one_round import moved_rounds
+from pyro_fed.runtime.one_round import client_shifts_of_rounds
 from pyro_fed.runtime.replies import refuse_divergence
 
 #: The most rounds that are done at once: Ctrl-C is heard between them.
@@ -57,7 +59,7 @@ def rounds_at_once(phase: Phase, context: Context, network: Network, left: int) 
         left: number of rounds that the phase has left.
     """
     algorithm = phase.algorithm
-    if not isinstance(algorithm, Uninterrupted) or type(context.executor) is not Vectorised:
+    if not isinstance(algorithm, Chains) or type(context.executor) is not Vectorised:
         return 1
     if not all(issubclass(owner(algorithm, several), owner(algorithm, one)) for one, several in SAME.items()):
         return 1
@@ -65,7 +67,9 @@ def rounds_at_once(phase: Phase, context: Context, network: Network, left: int) 
     budget = context.budget
     if any(part is not None for part in (*between, budget.max_rounds, budget.max_bytes)) or phase.ledger:
         return 1
-    if type(network) is not Server or isinstance(algorithm, ServerWork | SiteKeeping | Pooled):
+    if type(network) is not Server or algorithm.pooled or isinstance(algorithm, SiteKeeping):
+        return 1
+    if overrides(algorithm, "prepare", "refine"):
         return 1
     dim = max(1, context.problem.dim)
     numbers, in_time = MOST_NUMBERS // (10 * dim), int(min(MOST_ROUNDS, budget.at_once(context.record)))
@@ -84,14 +88,13 @@ def fused(phase: Phase, context: Context, data: ClientData, clients: list[list[i
     Returns:
         None if a reply is not finite or meets an objection; then nothing has changed.
     """
-    algorithm, executor = narrowed(phase.algorithm, Uninterrupted), narrowed(context.executor, Vectorised)
+    algorithm, executor = narrowed(phase.algorithm, Chains), narrowed(context.executor, Vectorised)
     began = time.perf_counter()
     numbers = torch.from_numpy(np.array(clients))
     received = phase.algorithm.download(phase.shared, numbers[0])
     first = Work(len(context.record.rounds), context.seed, clients[0], received)
-    replays = algorithm.replays if isinstance(algorithm, Moving) else frozenset[str]()
     try:
-        made, noise = executor.rounds(first, numbers, algorithm.onward, replays)
+        made, noise = executor.rounds(first, numbers, algorithm.onward, phase.algorithm.contributions().replayed_noise)
     except KeyboardInterrupt:
         executor.undo()
         raise
@@ -104,8 +107,8 @@ def fused(phase: Phase, context: Context, data: ClientData, clients: list[list[i
     refuse_divergence(phase.algorithm, context, phase.shared, states[-1], first.round + len(clients) - 1)
     info = {name: figure_array(value) for name, value in made.figures.items()}
     known = (first.round, context.seed, data.num_rows, context.problem, context.graph)
-    sent = Sent(messages, numbers, *known, noise)
-    if (how_far := moved_rounds(phase, context, [phase.shared, *states[:-1]], sent)) is not None:
+    sent = SentMessages(messages, numbers, *known, noise)
+    if (how_far := client_shifts_of_rounds(phase, context, [phase.shared, *states[:-1]], sent)) is not None:
         info["moved"] = figure_array(how_far)
     one = {name: value[0] for name, value in messages.items()}
     down, up = (encoded_size(spec_of_one(state)) for state in (received, one))

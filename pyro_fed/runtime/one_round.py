@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.bounding import apart
-from pyro_fed.algorithm.capabilities import Bounding, Chains, Moving, Sent, ServerWork, SiteKeeping
+from pyro_fed.algorithm.capabilities import Chains, SiteKeeping
 from pyro_fed.algorithm.combination import Bounded, Combination, Middle, Shortened
 from pyro_fed.algorithm.contract import Algorithm
-from pyro_fed.algorithm.ledger import entered
+from pyro_fed.algorithm.contributions import SentMessages
 from pyro_fed.algorithm.record import Round, as_figures
 from pyro_fed.algorithm.states import State, select
-from pyro_fed.conventions.kinds import narrowed
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.runtime.context import Context, Phase
 from pyro_fed.runtime.executors import Work
@@ -45,8 +44,7 @@ def one_round(phase: Phase, context: Context, network: Network, data: ClientData
         record.rounds.append(Round(name, [], 0, 0, 0.0, {}))
         return phase.shared
     asked = torch.tensor(clients)
-    server = algorithm if isinstance(algorithm, ServerWork) else ServerWork()
-    shared = server.prepare(context.problem, phase.shared)
+    shared = algorithm.prepare(context.problem, phase.shared)
     received = network.download(algorithm, shared, asked, number)
     context.budget.check(record, name, network.announced(len(clients)))
     began = time.perf_counter()
@@ -63,21 +61,21 @@ def one_round(phase: Phase, context: Context, network: Network, data: ClientData
     if _comparable(phase, context, len(at)):
         found.info["apart"] = apart(_numbers(messages))
     whose = asked if isinstance(algorithm, Chains) else at  # chains whose clients failed have stood still
-    sent = Sent(messages, whose, number, context.seed, data.num_rows, context.problem, context.graph)
+    sent = SentMessages(messages, whose, number, context.seed, data.num_rows, context.problem, context.graph)
     taken = _taken(algorithm, context.combination, shared, phase.ledger, sent)
     shared, messages, figures = taken.shared, taken.messages, taken.figures
-    if (how_far := moved(phase, context, shared, sent._replace(messages=messages))) is not None:
+    if (how_far := client_shifts(phase, context, shared, sent._replace(messages=messages))) is not None:
         figures["moved"] = how_far
     for key, value in figures.items():
         found.info[key] = value[found.slots] if len(value) > len(at) else value
     after, traffic = network.combine(algorithm, shared, messages, at, shares, number)
     if (carried := context.executor.travelled(at.tolist())) is not None:
         traffic = Traffic(*carried)
-    after = server.refine(context.problem, after)
+    after = algorithm.refine(context.problem, after)
     refuse_divergence(algorithm, context, phase.shared, after, number)
     told, figures = algorithm.feedback(after, at) if isinstance(algorithm, SiteKeeping) else ({}, {})
     told |= taken.corrections
-    phase.ledger = entered(algorithm, phase.ledger, at, messages, told)
+    phase.ledger = algorithm.contributions().ledger_after(phase.ledger, at, messages, told)
     known = found.info | figures
     if len(found.stood_for):  # clients for which the server has made a message did not work: they settle nothing
         told, known = select(told, found.own), select(known, found.own)
@@ -113,10 +111,12 @@ class _Taken(NamedTuple):
     reach: float = 0.0
 
 
-def _taken(algorithm: Algorithm, combination: Combination | None, shared: State, ledger: State, sent: Sent) -> _Taken:
+def _taken(
+    algorithm: Algorithm, combination: Combination | None, shared: State, ledger: State, sent: SentMessages
+) -> _Taken:
     """The messages as they are used: bounded by the others' effects, replaced by a middle, or as they were sent."""
     if isinstance(combination, Bounded):
-        held = narrowed(algorithm, Bounding).hold(combination, shared, ledger, sent)  # see `check_combination`
+        held = algorithm.contributions().bounded_messages(combination, shared, ledger, sent)  # see `check_combination`
         figures = {"beyond": held.cut} | ({} if held.widened is None else {"widened": held.widened})
         return _Taken(held.shared, held.messages, held.told, figures)
     messages, corrections, reach = sent.messages, State(), 0.0
@@ -136,7 +136,7 @@ def _shares(rows: Tensor, combination: Combination | None) -> Tensor:
     return rows / rows.sum().clamp_min(1)
 
 
-def moved(phase: Phase, context: Context, shared: State, sent: Sent) -> Tensor | None:
+def client_shifts(phase: Phase, context: Context, shared: State, sent: SentMessages) -> Tensor | None:
     """How far each client's message moves the answer (C,).
 
     Args:
@@ -148,14 +148,13 @@ def moved(phase: Phase, context: Context, shared: State, sent: Sent) -> Tensor |
     Returns:
         None in phases other than the last, where the algorithm does not know it, and where single messages are hidden.
     """
-    algorithm = phase.algorithm
-    if not (phase.last and isinstance(algorithm, Moving)) or hidden(context) or context.executor.sums_alone:
+    if not phase.last or hidden(context) or context.executor.sums_alone:
         return None
-    return algorithm.moved(shared, phase.ledger, sent)
+    return phase.algorithm.contributions().client_shift_sds(shared, phase.ledger, sent)
 
 
-def moved_rounds(phase: Phase, context: Context, before: list[State], sent: Sent) -> Tensor | None:
-    """How far each client's message moves the answer, in rounds that were done at once (R, C); None as for `moved`.
+def client_shifts_of_rounds(phase: Phase, context: Context, before: list[State], sent: SentMessages) -> Tensor | None:
+    """How far each client's message moves the answer in rounds done at once (R, C); None as for `client_shifts`.
 
     Args:
         phase: the run's phase.
@@ -163,10 +162,9 @@ def moved_rounds(phase: Phase, context: Context, before: list[State], sent: Sent
         before: the server's state before each round.
         sent: the messages of all rounds.
     """
-    algorithm = phase.algorithm
-    if not (phase.last and isinstance(algorithm, Moving)) or hidden(context):
+    if not phase.last or hidden(context):
         return None
-    return algorithm.moved_rounds(before, phase.ledger, sent)
+    return phase.algorithm.contributions().client_shift_sds_of_rounds(before, phase.ledger, sent)
 
 
 def _comparable(phase: Phase, context: Context, clients: int) -> bool:
@@ -174,10 +172,12 @@ def _comparable(phase: Phase, context: Context, clients: int) -> bool:
 
     They can if they are of one kind and enter as a sum, and the server keeps no account of sites, which says more.
     """
-    algorithm = phase.algorithm
-    alike = isinstance(algorithm, Bounding) and algorithm.alike and algorithm.additive and not phase.ledger
-    alike = alike and not context.executor.sums_alone
-    return phase.last and alike and context.combination is None and clients >= FEWEST_COMPARED
+    if not phase.last or clients < FEWEST_COMPARED or phase.ledger or not phase.algorithm.additive:
+        return False
+    if context.combination is not None or context.executor.sums_alone:
+        return False
+    contributions = phase.algorithm.contributions()
+    return contributions.messages_alike and contributions.bounding_obstacle() is not None
 
 
 def _numbers(messages: State) -> torch.Tensor:

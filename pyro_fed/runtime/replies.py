@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import Advice, Bounding
 from pyro_fed.algorithm.combination import FEWEST, Bounded
-from pyro_fed.algorithm.contract import Algorithm
+from pyro_fed.algorithm.contract import Algorithm, overrides
 from pyro_fed.algorithm.record import Failure
 from pyro_fed.algorithm.states import State, select
-from pyro_fed.density.problem import Problem
 from pyro_fed.errors import DivergenceError, QuorumError, SettingError, listed, shown
 from pyro_fed.ops.entries import all_finite
 from pyro_fed.runtime.executors import Executor, Reply, Work
@@ -107,8 +105,9 @@ def gather(algorithm: Algorithm, context: Context, work: Work, before: State, ke
     if algorithm.needs_all:
         everybody = torch.arange(len(work.clients))
         missing = everybody[~torch.isin(everybody, whole.slots)]
-    if len(missing) and isinstance(algorithm, Bounding) and _outvoted(context, whole):
-        stands = algorithm.silent(before, kept, whole.messages, torch.tensor(work.clients)[missing])
+    if len(missing) and _outvoted(context, whole):
+        absent = torch.tensor(work.clients)[missing]
+        stands = algorithm.contributions().substitute_messages(before, kept, whole.messages, absent)
         if stands is not None:
             whole, need = _with(whole, missing, stands), 0 if algorithm.needs_all else need
     _check_quorum(algorithm, context, work, whole, before, need)
@@ -190,7 +189,7 @@ def _usable(algorithm: Algorithm, context: Context, work: Work, before: State, a
         finite, why = _finite(reply.messages)
         if not (bool(finite.any()) or again or context.min_clients == 0 or _excused(context, len(work.clients))):
             raise _diverged(algorithm, context, work, int(slots[0]), why[0], before)
-        advice = "" if bool(finite.all()) else _advice(algorithm, context.problem, before)
+        advice = "" if bool(finite.all()) else algorithm.advice(context.problem, before)
         reasons |= {int(slots[i]): f"'{name}' left the finite numbers ({advice})" for i, name in why.items()}
         unfit = slots[~finite]
         slots, reply = slots[finite], _rows(reply, finite)
@@ -288,11 +287,6 @@ def each_finite(values: Tensor) -> Tensor:
     return torch.stack([torch.isfinite(own).all() for own in values])
 
 
-def _advice(algorithm: Algorithm, problem: Problem, before: State) -> str:
-    """The cure for an update that is not finite."""
-    return algorithm.advice(problem, before) if isinstance(algorithm, Advice) else "reduce the step size"
-
-
 def _said(sentence: str) -> str:
     return f"{sentence}. " if sentence else ""
 
@@ -324,7 +318,7 @@ def _error(
     algorithm: Algorithm, context: Context, work: Work, client: int, what: str, before: State
 ) -> DivergenceError:
     """The error for a run that diverges at a client, with the cure and the state before the round."""
-    cure = context.record.moved_first() or _advice(algorithm, context.problem, before)
+    cure = context.record.moved_first() or algorithm.advice(context.problem, before)
     said = f"{what}; {cure}. {_said(context.record.unlike())}{KEPT}"
     error = DivergenceError(said, client=client, round=work.round)
     error.algorithm, error.state = algorithm, before
@@ -354,8 +348,8 @@ def refuse_divergence(algorithm: Algorithm, context: Context, before: State, aft
             continue
         if name in before and not all_finite(before[name]):
             continue
-        record, advised = context.record, isinstance(algorithm, Advice)
-        cure = record.moved_first() or (_advice(algorithm, context.problem, before) if advised else OVERFLOW)
+        record, advised = context.record, overrides(algorithm, "advice")
+        cure = record.moved_first() or (algorithm.advice(context.problem, before) if advised else OVERFLOW)
         error = DivergenceError(
             f"{type(algorithm).__name__}, round {round}: the server's '{name}' left the finite numbers, though every "
             f"client's reply was finite: {cure}. {_said(record.unlike())}{KEPT}",

@@ -9,11 +9,10 @@ from functools import partial
 import numpy as np
 import torch
 
-from pyro_fed.algorithm.capabilities import Bounding, Chains, Indicators, OnGraph, Pooled
+from pyro_fed.algorithm.capabilities import Chains, Indicators, OnGraph
 from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.combination_check import check_combination
 from pyro_fed.algorithm.contract import Algorithm, Start
-from pyro_fed.algorithm.ledger import opened
 from pyro_fed.algorithm.record import Asked, Round
 from pyro_fed.algorithm.schedule import Informed, Schedule
 from pyro_fed.algorithm.states import State
@@ -107,7 +106,7 @@ def run_phases(
             if isinstance(context.combination, Bounded) and phase.ledger:
                 start = told
             if not context.executor.sums_alone:
-                phase.ledger = phase.ledger or opened(part, *start)
+                phase.ledger = phase.ledger or part.contributions().ledger_at_start(*start)
         _keep_sites(phase, context)
         if context.record.interrupted or context.record.stopped:
             break
@@ -170,10 +169,10 @@ def _keep_sites(phase: Phase, context: Context) -> None:
     Pooled data have a single site, which belongs to no client.
     """
     record, algorithm = context.record, phase.algorithm
-    if isinstance(algorithm, Pooled) or _of_pooled(phase, context):
+    if algorithm.pooled or _of_pooled(phase, context):
         return
     if not phase.ledger and phase.last and context.executor.states_are_here:
-        phase.ledger = opened(algorithm, phase.shared, context.executor.collect())
+        phase.ledger = algorithm.contributions().ledger_at_start(phase.shared, context.executor.collect())
     if phase.ledger and context.combination is None and (phase.last or not record.sites):
         q = {f"q_{name}": phase.shared[name].detach().double() for name in ("precision", "eta")}
         if isinstance(algorithm, OnGraph):  # all agents' beliefs, which have come together
@@ -264,18 +263,16 @@ def _ledger(algorithm: Algorithm, context: Context, shared: State, local: State)
     """The server's account of the clients' sites; empty where it never sees a client's message."""
     if context.executor.sums_alone:
         return {}
-    found = opened(algorithm, shared, local)
-    if not found and isinstance(context.combination, Bounded) and isinstance(algorithm, Bounding):
-        found = {name: value.detach().double().clone() for name, value in algorithm.known(shared, local).items()}
-    return found
+    bounded = isinstance(context.combination, Bounded)
+    return algorithm.contributions().ledger_at_start(shared, local, bounded=bounded)
 
 
 def _data(algorithm: Algorithm, context: Context) -> ClientData:
-    return context.federation.pooled_data() if isinstance(algorithm, Pooled) else context.federation.client_data()
+    return context.federation.pooled_data() if algorithm.pooled else context.federation.client_data()
 
 
 def _num_clients(algorithm: Algorithm, context: Context) -> int:
-    return 1 if isinstance(algorithm, Pooled) else context.federation.num_clients
+    return 1 if algorithm.pooled else context.federation.num_clients
 
 
 def _loop(phase: Phase, context: Context, network: Network) -> None:
@@ -460,6 +457,6 @@ def _postfix(phase: Phase, context: Context) -> str:
     record = context.record
     clients, names = record.rounds[-1].clients, record.client_names
     who = f"client {names[clients[0]]}" if len(clients) == 1 else f"{len(clients)} clients"
-    if isinstance(phase.algorithm, Pooled):
+    if phase.algorithm.pooled:
         who = "all rows"
     return ", ".join([who, *(f"{name} {value:.3g}" for name, value in list(record.latest.items())[:2])])

@@ -10,19 +10,10 @@ from typing import Literal
 
 import torch
 
-from pyro_fed.algorithm.capabilities import (
-    Bounding,
-    DrawsAhead,
-    NoiseTracking,
-    NoiseWithin,
-    OnGraph,
-    Pooled,
-    check_taken_up,
-)
-from pyro_fed.algorithm.combination import Bounded, Combination
+from pyro_fed.algorithm.capabilities import OnGraph, check_taken_up
+from pyro_fed.algorithm.combination import Combination
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.plan import Plan
-from pyro_fed.algorithm.privacy import Private
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import Schedule
 from pyro_fed.conventions.calls import checked
@@ -182,7 +173,7 @@ def run(
         found = Resolved(stages[0].algorithm)  # of a plan, each stage is resolved when its turn has come
         if plan is None:
             found = resolve_for_run(found.algorithm, problem, Setup(graph, combination))
-    first = _suited(found.algorithm, combination)
+    first = found.algorithm.contributions().form_for(combination)
     rounds = first.default_rounds(federation.num_clients) if num_rounds is None else num_rounds
     if num_threads == "auto":
         num_threads = threads_of(problem.traits)
@@ -194,8 +185,8 @@ def run(
     check_folders(checkpoint=checkpoint, start=start)
     if resume and checkpoint is None:
         raise SettingError("resume=True needs checkpoint=, the folder that holds the state")
-    first = _for_draws(first, num_draws)
-    stages = [replace(one, algorithm=_for_draws(one.algorithm, num_draws)) for one in stages]
+    first = first.for_draws(num_draws)
+    stages = [replace(one, algorithm=one.algorithm.for_draws(num_draws)) for one in stages]
     with (
         threads(num_threads),
         torch.no_grad(),
@@ -250,18 +241,6 @@ def _budget(plan: Plan | None, max_seconds: float | None) -> Budget:
     return Budget(plan.max_rounds, plan.max_bytes, seconds)
 
 
-def _suited(algorithm: Algorithm, combination: Combination | None) -> Algorithm:
-    """The algorithm in the form that the combination of its messages asks for."""
-    private = combination if isinstance(combination, Private) else None
-    if private is not None and isinstance(algorithm, NoiseTracking):
-        algorithm = algorithm.evenly()
-    if isinstance(algorithm, NoiseWithin):
-        algorithm = algorithm.privately(private)
-    if isinstance(combination, Bounded) and isinstance(algorithm, Bounding):
-        algorithm = algorithm.boundable()
-    return algorithm
-
-
 def _with_choices(result: InferenceData, context: Context) -> InferenceData:
     """The result with the choices of settings of all that was run, and their reasons."""
     for part in (result, result["posterior"]):
@@ -271,7 +250,7 @@ def _with_choices(result: InferenceData, context: Context) -> InferenceData:
 
 def _is_joint(algorithm: Algorithm) -> bool:
     """Whether it works on pooled data with the latents of rows among the model's parameters."""
-    return isinstance(algorithm, Pooled) and algorithm.joint
+    return algorithm.pooled and algorithm.joint
 
 
 def _as_one(federation: Federation) -> Federation:
@@ -284,11 +263,6 @@ def _as_one(federation: Federation) -> Federation:
 def _chains(algorithm: Algorithm, federation: Federation) -> int:
     """How many chains a result has: one, or one for each agent of a graph."""
     return federation.num_clients if isinstance(algorithm, OnGraph) else 1
-
-
-def _for_draws(algorithm: Algorithm, num_draws: int) -> Algorithm:
-    """The algorithm, told how many draws the result is to have if it makes them during its rounds."""
-    return algorithm.for_draws(num_draws) if isinstance(algorithm, DrawsAhead) else algorithm
 
 
 def _keep_result(error: StoppedError | ImproperGaussianError, finish: Finish) -> None:

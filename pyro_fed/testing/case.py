@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from pyro_fed import graph
 from pyro_fed.algorithm import Algorithm
-from pyro_fed.algorithm.capabilities import OnGraph, resolved
+from pyro_fed.algorithm.capabilities import OnGraph
 from pyro_fed.errors import ContractError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.results.inference_data import InferenceData
@@ -83,7 +83,7 @@ class Case:
 
     def observe(self, federation: Federation | None = None, *, thorough: bool = False, **options: Any) -> Observation:
         """What the algorithm's methods get and give in a short run, one client after the other."""
-        twin, found = observed(resolved(replace(self.algorithm)), thorough=thorough)
+        twin, found = observed(replace(self.algorithm).delegate(), thorough=thorough)
         options = {"executor": "sequential"} | options
         try:
             self.run(federation, algorithm=twin, **options)

@@ -13,7 +13,6 @@ import torch
 from torch.utils import _pytree as pytree
 
 from pyro_fed.algorithm import Algorithm
-from pyro_fed.algorithm.capabilities import Sites, resolved
 from pyro_fed.algorithm.contract import Noise
 from pyro_fed.algorithm.states import select
 from pyro_fed.errors import InterruptedRun
@@ -198,7 +197,7 @@ def check_unused_messages(algorithm: Algorithm, case: Case) -> None:
 
     Where the answer is a product of Gaussian sites, it is the prior times the sites that the clients keep.
     """
-    executor = WithoutOne(type(resolved(algorithm)).__name__)
+    executor = WithoutOne(type(algorithm.delegate()).__name__)
     seen = case.observe(executor=executor)
     seen.ended()
     before, after = seen.of("init")[-1].result[1], executor.collect()
@@ -210,9 +209,9 @@ def check_unused_messages(algorithm: Algorithm, case: Case) -> None:
         "Return new tensors from `local_step` and `settle`: the run stores those of clients whose messages are used",
     )
     last = next((call.result for call in reversed(seen.calls) if call.method in ("refine", "combine")), None)
-    if not isinstance(algorithm, Sites) or last is None or case.given is not None:
+    if last is None or case.given is not None:
         return
-    sites = algorithm.sites(last, after)
+    sites = algorithm.contributions().client_sites(last, after)
     if sites is None:
         return
     for name, prior in (("precision", torch.ones(2)), ("eta", torch.zeros(2))):

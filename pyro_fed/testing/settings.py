@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pyro_fed.algorithm import Algorithm
-from pyro_fed.algorithm.capabilities import check_taken_up, resolved
+from pyro_fed.algorithm.capabilities import check_taken_up
 from pyro_fed.conventions.nested_settings import Settings, setting_hints
 from pyro_fed.conventions.settings_repr import changed
 from pyro_fed.errors import OURS, SettingError
@@ -148,5 +148,5 @@ def _accepts(algorithm: Algorithm, setting: str, value: Any) -> bool:
 
 
 def check_capabilities_are_taken_up(algorithm: Algorithm, case: Case) -> None:
-    """Methods of a capability come with the capability as a base class; without it nobody calls them."""
-    check_taken_up(resolved(algorithm))
+    """Methods of a capability come with it as a base class, those of contributions are not on the algorithm."""
+    check_taken_up(algorithm.delegate())

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm import Algorithm
-from pyro_fed.algorithm.capabilities import OnGraph, Pooled
+from pyro_fed.algorithm.capabilities import OnGraph
 from pyro_fed.federation.federation import Federation
 from pyro_fed.testing import problems
 from pyro_fed.testing.case import FEW, Case, require
@@ -114,7 +114,7 @@ def check_messages_have_one_form(algorithm: Algorithm, case: Case) -> None:
     These follow from the model and the settings: they are the same where every client has a single row.
     """
     own = _check_messages(case.seen, "the clients")
-    if case.given is None and not isinstance(algorithm, Pooled):  # what is pooled never travels
+    if case.given is None and not algorithm.pooled:  # what is pooled never travels
         alone = _check_messages(case.seen_one_row, "three clients of one row")
         require(
             own == alone,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pyro_fed.algorithm import Algorithm
-from pyro_fed.algorithm.capabilities import OnGraph, Pooled
+from pyro_fed.algorithm.capabilities import OnGraph
 from pyro_fed.conventions.calls import checked
 from pyro_fed.conventions.spelling import closest
 from pyro_fed.errors import ContractError, SettingError
@@ -32,7 +32,7 @@ class Check(NamedTuple):
 
 def _keeps_some(algorithm: Algorithm) -> bool:
     """Whether a round can go on without one of its clients."""
-    return not algorithm.needs_all and not isinstance(algorithm, OnGraph | Pooled)
+    return not algorithm.needs_all and not (algorithm.pooled or isinstance(algorithm, OnGraph))
 
 
 CHECKS = {

@@ -12,8 +12,8 @@ from algorithms import line, line_data, unequal_lines
 
 import pyro_fed as pf
 from pyro_fed.algorithm.bounding import apart, bounded, descending, median_of, relative_rows, within_cohort
-from pyro_fed.algorithm.capabilities import Sent
 from pyro_fed.algorithm.combination import Bounded
+from pyro_fed.algorithm.contributions import SentMessages
 from pyro_fed.algorithm.record import MOVED, Record, Round
 from pyro_fed.infer.laplace.line import held_values
 from pyro_fed.infer.peers.screening import two_links
@@ -465,11 +465,11 @@ def test_draws_of_a_liar_are_moved_and_stretched_to_the_limits():
     noise = torch.randn(CLIENTS, 1, 4000, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     draws = mean[:, None, None] + noise @ torch.linalg.cholesky(cover).mT.unsqueeze(1)
     for lie in (100 * draws[LIAR], draws[LIAR] + 1e3, 1e-3 * draws[LIAR]):
-        sent = Sent({"draws": draws.clone()}, torch.arange(CLIENTS), 0, 0)
+        sent = SentMessages({"draws": draws.clone()}, torch.arange(CLIENTS), 0, 0)
         sent.messages["draws"][LIAR] = lie
         given = sent.messages["draws"].clone()
         algorithm = pf.ConsensusMC()
-        held = algorithm.hold(Bounded(), {}, {}, sent)
+        held = algorithm.contributions().bounded_messages(Bounded(), {}, {}, sent)
         whole = {"draws": draws[:1, 0], "num_clients": torch.tensor(CLIENTS)}
         found = algorithm.combine(whole, held.messages, torch.ones(CLIENTS))["draws"].reshape(-1, 3)
         keep = [k for k in range(CLIENTS) if k != LIAR]

@@ -7,34 +7,51 @@ from algorithms import unequal_lines
 
 import pyro_fed as pf
 from pyro_fed.algorithm import capabilities
-from pyro_fed.algorithm.capabilities import ServerWork, check_taken_up
-from pyro_fed.algorithm.capabilities.taken_up import WITH_METHODS
+from pyro_fed.algorithm.capabilities import SiteKeeping, check_taken_up
+from pyro_fed.algorithm.capabilities.taken_up import CAPABILITIES
+from pyro_fed.algorithm.contract import overrides
 
 
 @dataclass(frozen=True, kw_only=True)
 class Forgetful(pf.FedAvg):
-    """An algorithm with the server's own work, which has not said so."""
+    """An algorithm whose clients keep what the server made of their messages, which has not said so."""
 
-    def prepare(self, problem, shared):
-        return shared
+    def feedback(self, after, clients):
+        return {}, {}
+
+    def settle(self, told, local):
+        return local
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mindful(Forgetful, ServerWork):
+class Mindful(Forgetful, SiteKeeping):
     """The same, which has."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Preparing(pf.FedAvg):
+    """An algorithm with the server's own work, for which a method of the contract is enough."""
+
+    def prepare(self, problem, shared):
+        return {name: value + 0.0 for name, value in shared.items()}
+
+
 def test_methods_that_nobody_would_call_are_refused():
-    with pytest.raises(pf.SettingError, match=r"Forgetful has prepare, .*`class Forgetful\(Algorithm, ServerWork\)`"):
+    with pytest.raises(
+        pf.SettingError, match=r"Forgetful has feedback, settle, .*`class Forgetful\(Algorithm, SiteKeeping\)`"
+    ):
         pf.run(Forgetful(), unequal_lines(), progress=False)
     check_taken_up(Mindful())
 
 
-def test_every_capability_with_methods_is_looked_for():
-    named = [value for value in vars(capabilities).values() if isinstance(value, type) and not issubclass(value, tuple)]
-    own = [
-        one for one in named if any(callable(value) and not name.startswith("_") for name, value in vars(one).items())
-    ]
-    assert set(own) == set(WITH_METHODS)
-    attributes_alone = {one.__name__ for one in named} - {one.__name__ for one in own}
-    assert attributes_alone == {"OnCPU", "Pooled", "Provisional", "Tempered"}
+def test_every_capability_is_looked_for():
+    named = {value for value in vars(capabilities).values() if isinstance(value, type) and not issubclass(value, tuple)}
+    assert named == set(CAPABILITIES)
+
+
+def test_methods_with_a_default_are_known_where_they_are_overridden():
+    assert overrides(Preparing(), "prepare") and overrides(Preparing(), "prepare", "refine")
+    assert not overrides(Preparing(), "refine", "advice", "log_density")
+    assert (
+        overrides(pf.FedEP(), "delegate") and overrides(pf.SVI(), "for_draws") and overrides(pf.FedAIS(), "own_errors")
+    )

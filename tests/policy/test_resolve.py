@@ -11,7 +11,6 @@ from algorithms import ALGORITHMS, unequal_lines
 
 import pyro_fed as pf
 from pyro_fed.algorithm import Algorithm
-from pyro_fed.algorithm.capabilities import resolved
 from pyro_fed.density.traits import Traits
 from pyro_fed.policy import Setup, chain_of, resolve
 
@@ -60,7 +59,7 @@ def is_open(value):
 def test_nothing_is_left_open_in_any_phase_and_resolving_again_changes_nothing(name, factory, federation):
     fed = federation()
     traits = fed.problem.traits
-    for one in chain_of(resolved(factory()), fed.problem):
+    for one in chain_of(factory().delegate(), fed.problem):
         left = [field.name for field in fields(one) if is_open(getattr(one, field.name))]
         left = [setting for setting in left if not (setting == "curvature" and isinstance(one, pf.P2PVI))]
         assert not left, f"{name}: {type(one).__name__} leaves {left} open"
@@ -110,10 +109,10 @@ def test_settings_that_only_an_open_choice_has_go_back_to_their_defaults():
 
 def test_a_private_run_has_no_rounds_by_fewer_rows():
     traits = over(network, rows=17_000).problem.traits
-    private = Setup(combination=pf.Private(norm=1.0, noise_multiplier=1.0))
+    private = pf.Private(norm=1.0, noise_multiplier=1.0)
     assert resolve(pf.FedEP(), traits).algorithm.start == "few_rows"
-    assert resolve(pf.FedEP(), traits, private).algorithm.start == "laplace"
-    assert resolve(pf.FedEP(), traits).algorithm.evenly().start == "laplace"
+    assert resolve(pf.FedEP(), traits, Setup(combination=private)).algorithm.start == "laplace"
+    assert resolve(pf.FedEP(), traits).algorithm.contributions().form_for(private).start == "laplace"
 
 
 def test_groups_that_take_turns_and_bounds_change_where_agents_begin():

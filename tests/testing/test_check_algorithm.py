@@ -10,13 +10,12 @@ from torch.func import grad, hessian
 
 import pyro_fed as pf
 from pyro_fed.algorithm import Algorithm, Batch
-from pyro_fed.algorithm.capabilities import ServerWork
 from pyro_fed.conventions.setting_checks import check_positive
 from pyro_fed.testing.problems import line, line_data
 
 
 @dataclass(frozen=True, kw_only=True)
-class Newton(Algorithm, ServerWork):
+class Newton(Algorithm):
     """Newton's method to the mode, and the Gaussian of the curvature there: exact for a Gaussian posterior."""
 
     step_size: float = 0.9
@@ -195,11 +194,24 @@ class KeepsTooMuch(pf.FedEP):
 
 
 class ForgottenCapability(Algorithm):
-    """`prepare` without `ServerWork`."""
+    """`feedback` and `settle` without `SiteKeeping`."""
 
     default_rounds, init, download = Newton.default_rounds, Newton.init, Newton.download
     prepare, local_step, derivatives = Newton.prepare, Newton.local_step, Newton.derivatives
     combine, sample, step_size = Newton.combine, Newton.sample, 0.9
+
+    def feedback(self, after, clients):
+        return {}, {}
+
+    def settle(self, told, local):
+        return local
+
+
+class ContributionsOfItself(Newton):
+    """How far clients move the answer, on the algorithm in place of its contributions."""
+
+    def client_shift_sds(self, shared, ledger, sent):
+        return sent.messages["slope"].norm(dim=-1)
 
 
 #: Fault → the check that is to find it.
@@ -222,6 +234,7 @@ FAULTS = {
     LargestOfClients: "check_executors_agree",
     KeepsTooMuch: "check_unused_messages",
     ForgottenCapability: "check_capabilities_are_taken_up",
+    ContributionsOfItself: "check_capabilities_are_taken_up",
 }
 #: Those that no other check can see.
 ALONE = {NarrowDraws, Unchecked, NaNWithoutRows, SeedUnused}
@@ -242,7 +255,7 @@ def test_a_planted_fault_is_found(kind):
     found = failures(frozen(kind))
     assert FAULTS[kind] in found
     assert kind not in ALONE or list(found) == [FAULTS[kind]], found
-    assert "xpected" in found[FAULTS[kind]] or kind is ForgottenCapability
+    assert "xpected" in found[FAULTS[kind]] or kind in {ForgottenCapability, ContributionsOfItself}
 
 
 def failures(algorithm):

@@ -1,4 +1,4 @@
-"""Parts of a round that few algorithms have: indicators, the server's own work, several chains, rounds at once."""
+"""Parts of a round that few algorithms have: indicators, and several chains, for which rounds can be done at once."""
 
 from __future__ import annotations
 
@@ -43,16 +43,12 @@ class Indicators(ABC):
         """The clients' importance (K,), not negative, from their answers (K, ...)."""
 
 
-class ServerWork:
-    """The server's own work with the model, such as on the prior."""
+class LocalRounds(NamedTuple):
+    """What R rounds of C clients each have received and sent, and their figures, each (R, C, ...)."""
 
-    def prepare(self, problem: Problem, shared: State) -> State:
-        """The server's state at the beginning of a round."""
-        return shared
-
-    def refine(self, problem: Problem, shared: State) -> State:
-        """The server's state after `combine`."""
-        return shared
+    received: State
+    messages: State
+    figures: State
 
 
 class Chains(ABC):
@@ -60,6 +56,10 @@ class Chains(ABC):
 
     The schedule is asked once a chain, and the clients of a round are the answers, one after the other: a client may
     stand there several times, messages come in that order, and `combine` knows which chain each belongs to.
+
+    Where the server decides nothing between some rounds (`rounds_ahead`), an executor may do several before it answers.
+    A client's reply is judged by itself (`Algorithm.objections`), and what is left of the server's part of a round,
+    `combine` and `monitor`, is made up for afterwards.
     """
 
     @property
@@ -78,33 +78,20 @@ class Chains(ABC):
             asked: (C,) the clients that were asked.
         """
 
-
-class LocalRounds(NamedTuple):
-    """What R rounds of C clients each have received and sent, and their figures, each (R, C, ...)."""
-
-    received: State
-    messages: State
-    figures: State
-
-
-class Uninterrupted(ABC):
-    """Rounds between which the server decides nothing, so that an executor may do several before it answers.
-
-    A client's reply is judged by itself (`Algorithm.objections`), and what is left of the server's part of a round,
-    `combine` and `monitor`, can be made up for afterwards.
-    """
-
-    @abstractmethod
     def rounds_ahead(self, shared: State) -> int:
-        """Rounds until the server looks at what it has, that with the look included; 1 is one at a time."""
+        """Rounds until the server looks at what it has, that with the look included; 1, the default, is one at a time.
 
-    @abstractmethod
+        Where it is more, `onward` and `combine_rounds` are needed.
+        """
+        return 1
+
     def onward(self, received: State, messages: State, clients: Tensor) -> State:
         """What the next round's clients (C,) receive, as `download` would say after `combine`, (C, ...)."""
+        raise NotImplementedError
 
-    @abstractmethod
     def combine_rounds(self, shared: State, messages: State) -> list[State]:
         """The server's state after each of R rounds, whose messages are (R, C, ...)."""
+        raise NotImplementedError
 
     def draw_noises(self, problem: Problem, num_rows: Tensor, generators: Iterator[torch.Generator]) -> Noise | None:
         """What `draw_noise` draws for each of V clients, stacked, (steps, V, ...); None: it is to be drawn one by one.

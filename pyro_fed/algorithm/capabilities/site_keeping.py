@@ -1,4 +1,4 @@
-"""Sites that clients keep, and answers that are products of them."""
+"""States of clients that follow what the server made of their messages, such as sites."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SiteKeeping(ABC):
         """What the server tells the clients of a round about their messages.
 
         Args:
-            after: the server's state after `combine` and `ServerWork.refine`.
+            after: the server's state after `combine` and `Algorithm.refine`.
             clients: (C,) in the order in which `combine` saw their messages.
 
         Returns:
@@ -62,35 +62,6 @@ class SiteKeeping(ABC):
             SettingError: a client's contribution cannot be taken out.
         """
         raise no_sites(self)
-
-
-class Sites(ABC):
-    """Its answer is q ∝ t_0 Π_k t_k, Gaussian sites on the flat vector, so that a client can be divided out of it."""
-
-    @abstractmethod
-    def sites(self, shared: State, local: State) -> State | None:
-        """The clients' sites, from what they keep.
-
-        Args:
-            shared: the server's state.
-            local: the clients', (K, ...).
-
-        Returns:
-            `precision` (K, D, D) or (K, D) and `eta` (K, D); None where the answer is no product of such sites.
-        """
-
-    def followed(self, sites: State, messages: State, told: State) -> State | None:
-        """The sites after a round, as the server can tell from what it was sent and what it took of that.
-
-        Args:
-            sites: of the round's clients before it, (C, ...).
-            messages: of these, (C, ...).
-            told: the server's `SiteKeeping.feedback`, (C, ...).
-
-        Returns:
-            None where the messages do not tell.
-        """
-        return None
 
 
 def no_sites(algorithm: object) -> SettingError:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import Pooled
 from pyro_fed.errors import DivergenceError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
@@ -15,8 +15,10 @@ from pyro_fed.runtime.ending.final_state import final_state
 
 
 @dataclass(frozen=True, kw_only=True)
-class PooledLaplace(FedLaplace, Pooled):
+class PooledLaplace(FedLaplace):
     """`FedLaplace` with a single client, which holds all rows: Newton's method on the pooled posterior."""
+
+    pooled: ClassVar[bool] = True
 
 
 def laplace_sds(federation: Federation) -> Tensor | None:

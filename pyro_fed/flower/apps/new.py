@@ -9,7 +9,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from pyro_fed.algorithm.capabilities import Pooled
+from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.conventions.version import VERSION
 from pyro_fed.errors import SettingError
 from pyro_fed.recipes import library, recipe
@@ -124,7 +124,7 @@ def write_app(folder: Path, model: str, chosen: str, clients: int) -> Path:
     model_file = library.find_model(model)
     library.load_model(model_file, with_data=False)  # which may import the recipe's algorithm
     checked = recipe.load(chosen)
-    if issubclass(checked.algorithm, Pooled):
+    if issubclass(checked.algorithm, Algorithm) and checked.algorithm.pooled:
         raise SettingError(
             f"recipe '{checked.name}': {checked.algorithm.__name__} needs all rows in one place, which Flower does not "
             "bring: take another one, such as fedep"

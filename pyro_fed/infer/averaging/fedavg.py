@@ -20,10 +20,8 @@ from torch import Tensor
 from torch.func import grad
 
 from pyro_fed.algorithm import message_limits
-from pyro_fed.algorithm.bounding import relative_rows, within_cohort
-from pyro_fed.algorithm.capabilities import Bounding, Held, Sent
-from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
+from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State, prefixed, within
 from pyro_fed.codes import sentences
@@ -42,6 +40,7 @@ from pyro_fed.density.rows.batches import (
 )
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.averaging import optim
+from pyro_fed.infer.averaging.contributions import StepContributions
 from pyro_fed.infer.averaging.descent import descended
 from pyro_fed.infer.averaging.optim import OPTIM, Optimiser
 
@@ -52,7 +51,7 @@ RECENT, GROWN = 10, 2.0
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class FedAvg(Algorithm, Bounding):
+class FedAvg(Algorithm):
     """Federated averaging: averages of the clients' SGD iterates, a point and no posterior.
 
     Args:
@@ -201,12 +200,9 @@ class FedAvg(Algorithm, Bounding):
         size = message_limits.sizes(messages["delta"]) / (1 + message_limits.sizes(received["point"]))
         return message_limits.outlying(size, "step")
 
-    def hold(self, limits: Bounded, shared: State, kept: State, sent: Sent) -> Held:
-        """Steps whose every number is within the cohort's range."""
-        rows = sent.own_rows
-        share = None if rows is None else relative_rows(rows.double())
-        found, cut = within_cohort(sent.messages["delta"], limits.pull, share)
-        return Held(shared, {**sent.messages, "delta": found}, {}, cut)
+    def contributions(self) -> Contributions:
+        """The clients' steps."""
+        return StepContributions(self)
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """The average by rows, through the optimiser."""

@@ -26,10 +26,12 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.contract import Noise, Start
+from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
+from pyro_fed.infer.averaging.contributions import StepContributions
 from pyro_fed.infer.averaging.fedprox import FedProx
 
 
@@ -88,9 +90,10 @@ class FedDyn(FedProx):
         delta = point - shared["point"]
         return {"delta": delta}, {"linear": local["linear"] - self.proximal * delta}, {}
 
-    def cannot_bound(self) -> str:
-        """Each client's pull follows its own step, not what was taken of it."""
-        return "each client's pull follows the step that it has made, not what is taken of it; use FedAvg"
+    def contributions(self) -> Contributions:
+        """The clients' steps, which cannot be bounded: each client's pull follows its own, not what was taken of it."""
+        obstacle = "each client's pull follows the step that it has made, not what is taken of it; use FedAvg"
+        return StepContributions(self, obstacle)
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """The mean of those at work, less the correction."""

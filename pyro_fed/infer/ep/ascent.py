@@ -65,8 +65,6 @@ CLOSE = 0.02
 WIDE = 3.0
 #: So often the SDs of a start are halved at which likelihoods overflow, and a fraction in search of the radius.
 NARROWINGS, HALVINGS = 20, 100
-#: Where a climb's Gaussians stand in the server's state.
-PREFIXES = {"best": "best_", "onward": "onward_"}
 
 
 @dataclass(frozen=True)
@@ -104,16 +102,12 @@ class Climb:
     @classmethod
     def of(cls, memory: State) -> Self:
         """Read it from the server's state."""
-        return cls(
-            **{
-                field.name: gaussian(memory, PREFIXES[field.name]) if field.name in PREFIXES else memory[field.name]
-                for field in fields(cls)
-            }
-        )
+        rest = {field.name: memory[field.name] for field in fields(cls) if field.name not in ("best", "onward")}
+        return cls(gaussian(memory, "best_"), gaussian(memory, "onward_"), **rest)
 
     def state(self) -> State:
         """Write it."""
-        rest = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in PREFIXES}
+        rest = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in ("best", "onward")}
         return {**as_state(self.best, "best_"), **as_state(self.onward, "onward_"), **rest}
 
     def with_bound(self, bound: Tensor) -> Self:
@@ -188,8 +182,8 @@ class Climb:
         """A Gaussian with half its SDs, which is judged by itself; None where that has been tried often enough."""
         if int(self.narrowed) >= NARROWINGS:
             return None
-        nothing = {name: torch.full_like(getattr(self, name), -torch.inf) for name in ("best_value", "climb")}
-        anew = replace(self, narrowed=self.narrowed + 1, **nothing)
+        value, climb = (torch.full_like(known, -torch.inf) for known in (self.best_value, self.climb))
+        anew = replace(self, narrowed=self.narrowed + 1, best_value=value, climb=climb)
         return at_mean(type(q)(q.precision * 4, q.eta), q.mean()), anew
 
 

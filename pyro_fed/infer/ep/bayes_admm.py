@@ -30,11 +30,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from torch import Tensor
 
 from pyro_fed.algorithm.contract import Noise
+from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import Variant, explains_unknown
 from pyro_fed.conventions.setting_checks import check_positive
@@ -42,6 +43,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.ep import tilted
+from pyro_fed.infer.ep.contributions import ADMMContributions
 from pyro_fed.infer.ep.pvi import TEN_STEPS
 from pyro_fed.infer.ep.settings import HAND_WRITTEN, Converging, WarmStarted
 from pyro_fed.infer.ep.tilted import Received, Tilted, TiltedInference
@@ -132,10 +134,6 @@ class BayesADMM(Converging, WarmStarted):
         """1 / (1 + ρ K) of the whole step."""
         return 1.0 / (1 + self.rho * int(after["num_clients"]))
 
-    def evenly(self) -> Self:
-        """Refused: noise of privacy is in q twice, at different times.
-
-        Raises:
-            SettingError: always.
-        """
-        raise SettingError(f"{type(self).__name__}: what noise leaves in its average is not known: take FedEP or PVI")
+    def contributions(self) -> Contributions:
+        """Sites, but no noise of privacy."""
+        return ADMMContributions(self)

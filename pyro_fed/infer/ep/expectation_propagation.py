@@ -23,8 +23,9 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
-from pyro_fed.algorithm.capabilities import ServerWork, SiteKeeping
+from pyro_fed.algorithm.capabilities import SiteKeeping
 from pyro_fed.algorithm.contract import Noise, Start
+from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
 from pyro_fed.codes.finding import Finding
@@ -34,7 +35,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.ep import ascent, findings, step_control, tilted
-from pyro_fed.infer.ep.site_contributions import SiteContributions
+from pyro_fed.infer.ep.contributions import EPContributions, without_value
 from pyro_fed.infer.ep.states import CHANGE, Server, first_server
 from pyro_fed.infer.ep.step_control import NewtonSteps, StepControl
 from pyro_fed.infer.ep.steps import Backtracked, StepRule
@@ -65,7 +66,7 @@ ROUNDING = 1e-4
 
 
 @dataclass(frozen=True, kw_only=True)
-class EP(SpreadGaussian, SiteContributions, SiteKeeping, ServerWork):
+class EP(SpreadGaussian, SiteKeeping):
     """The rounds of expectation propagation; a public algorithm says how its clients infer and how far steps go.
 
     Args:
@@ -131,6 +132,10 @@ class EP(SpreadGaussian, SiteContributions, SiteKeeping, ServerWork):
         The bound is known where a client's change is one step, taken at the q that it was sent.
         """
         return self.solver.newton_steps == 1 and not self.additive
+
+    def with_even_steps(self) -> Self:
+        """With steps that do not depend on those before, for changes that have noise in them."""
+        return self.controlled_by(self.control.evenly())
 
     def controlled_by(self, control: StepControl) -> Self:
         """With another control of its Newton steps, where a user may set that."""
@@ -322,6 +327,30 @@ class EP(SpreadGaussian, SiteContributions, SiteKeeping, ServerWork):
     def client_steps(self, told: State, local: State, change: Gaussian) -> tuple[Gaussian, State]:
         """What a client makes of its change, (Δ_k)^s_k, (C,), and what it remembers of that."""
         return change.power(told["fraction"]), {}
+
+    def regroup(self, problem: Problem, shared: State, local: State, origin: Tensor) -> tuple[State, State]:
+        """q = t_0 Π t_k of the clients that are there, each with the site that it had.
+
+        Raises:
+            SettingError: the sites of those that are left make no distribution.
+        """
+        kept = gaussian({name: value[origin] for name, value in local.items()})
+        prior, sites = gaussian(shared, "prior_"), kept_where(origin >= 0, kept)
+        q = prior.product(sites.product_over(0))
+        if not bool(q.is_proper()):
+            raise SettingError(
+                f"{type(self).__name__}: the prior and the sites of the clients that are left are no distribution: run "
+                "it afresh on them"
+            )
+        return self.first_states(problem, q, prior, sites)
+
+    def alone(self, messages: State) -> State:
+        """Without the clients' log-likelihoods, by which one client could have a step taken back."""
+        return without_value(messages)
+
+    def contributions(self) -> Contributions:
+        """The clients' sites."""
+        return EPContributions(self)
 
     # How it ends.
 

@@ -13,19 +13,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar
 
-import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import Held, NoisyRound, Sent, no_sites
-from pyro_fed.algorithm.combination import Bounded
+from pyro_fed.algorithm.capabilities import no_sites
 from pyro_fed.algorithm.contract import Algorithm
+from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.density.problem import Problem
+from pyro_fed.infer.ep.contributions import AverageSiteContributions
 from pyro_fed.infer.ep.settings import HAND_WRITTEN, Controlled, Converging, ServerOptimised, WarmStarted
-from pyro_fed.infer.ep.site_contributions import held_changes, without_value
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
 from pyro_fed.ops.gaussian import Gaussian
 
@@ -108,23 +107,6 @@ class FedSEP(Converging, WarmStarted, ServerOptimised, Controlled):
         """What the clients keep of a round: nothing."""
         return {}
 
-    def hold(self, limits: Bounded, shared: State, kept: State, sent: Sent) -> Held:
-        """Sites of the round's clients within the limits; the average stands for the others.
-
-        Raises:
-            SettingError: fewer than three clients are at work.
-        """
-        prior, count, number = gaussian(shared, "prior_"), len(sent.clients), int(shared["num_clients"])
-        average = gaussian(shared).quotient(prior).power(1.0 / number)
-        base = prior.product(gaussian(shared, "prior_delta_")).product(average.power(number - count))
-        each = type(average)(
-            average.precision.expand(count, *average.precision.shape), average.eta.expand(count, *average.eta.shape)
-        )
-        everyone = torch.arange(count, device=average.eta.device)
-        deltas, centre = gaussian(sent.messages), gaussian(shared).mean()
-        held, *cut = held_changes(limits, base, each, everyone, deltas, centre, sent.own_rows)
-        return Held(shared, without_value(sent.messages) | as_state(held), {}, *cut)
-
-    def noise_kept(self, rounds: list[NoisyRound], num_clients: int) -> tuple[Self, float]:
-        """Each round replaces what the average site, which has the noise, says for its clients: δ of it for each."""
-        return self.noise_left(rounds, lambda taken, clients: min(1.0, taken * clients / num_clients))
+    def contributions(self) -> Contributions:
+        """The average site stands for each client's."""
+        return AverageSiteContributions(self)

@@ -20,14 +20,14 @@ integrated out, which is what the best of all local guides would give.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.func import grad
 
 from pyro_fed.algorithm import message_limits
-from pyro_fed.algorithm.capabilities import OnCPU, ServerWork, SiteKeeping
+from pyro_fed.algorithm.capabilities import SiteKeeping
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
@@ -53,7 +53,7 @@ DRAWS_SEED = 0
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class GuidedFedEP(KeptDraws, Algorithm, SiteKeeping, ServerWork, OnCPU):
+class GuidedFedEP(KeptDraws, Algorithm, SiteKeeping):
     """What `FedEP(guide=function)` runs: a guide's own exponential families, by natural-gradient steps.
 
     Args:
@@ -74,6 +74,8 @@ class GuidedFedEP(KeptDraws, Algorithm, SiteKeeping, ServerWork, OnCPU):
         ...     pyro.sample("rate", dist.Gamma(a, torch.tensor(1.0)))
         >>> idata = pf.run(pf.FedEP(guide=guide), fed)
     """
+
+    on_cpu: ClassVar[bool] = True
 
     guide: Any
     num_points: int = 1024

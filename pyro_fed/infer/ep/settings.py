@@ -17,7 +17,6 @@ from typing import Any, ClassVar, Literal, Self, cast
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import Delegates
 from pyro_fed.algorithm.contract import Algorithm, Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State, prefixed
@@ -261,7 +260,7 @@ class WarmStarted(EP):
             case "fedavg":
                 return self.point_sites()
             case "few_rows":
-                return replace(self, client=replace(self.solver, few_rows=self.rows_before(problem)), start="auto")
+                return replace(self, client=self.solver.by_few_rows(self.rows_before(problem)), start="auto")
         return FedLaplace(
             covariance=self.structure,
             full_dim=self.full_dim,
@@ -321,10 +320,10 @@ class WarmStarted(EP):
         shared, local = self.first_states(problem, q, prior, sites)
         return shared | self._known_of_network(problem, shared, start), local
 
-    def evenly(self) -> Self:
+    def with_even_steps(self) -> Self:
         """From the Laplace approximation in place of rounds by fewer rows, each of which has noise of its own."""
         lone = replace(self, start="laplace") if self.start == "few_rows" else self
-        return super(WarmStarted, lone).evenly()
+        return super(WarmStarted, lone).with_even_steps()
 
     def _refuse_no_mode(self, problem: Problem, start: Start) -> None:
         """Refuse a federated Laplace approximation without a mode."""
@@ -348,7 +347,7 @@ class WarmStarted(EP):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Guided(EP, Delegates):
+class Guided(EP):
     """With guides that are functions: `guided` federates their own exponential families.
 
     Args:

@@ -8,7 +8,6 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import DrawsAhead
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.setting_checks import check_at_least
 
@@ -17,7 +16,7 @@ KEPT = 4000
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeptDraws(DrawsAhead):
+class KeptDraws:
     """An algorithm whose state has the guide's draws, `draws` (S, D).
 
     Args:

@@ -29,9 +29,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import Held, Sent
-from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
+from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import All, Schedule
 from pyro_fed.algorithm.states import State
@@ -42,8 +41,8 @@ from pyro_fed.conventions.setting_checks import check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.langevin.langevin import STEP_GIVEN
-from pyro_fed.infer.langevin.replayed_visits import ReplayedVisits
+from pyro_fed.infer.langevin.contributions import AveragedVisitContributions
+from pyro_fed.infer.langevin.langevin import STEP_GIVEN, VisitingLangevin
 from pyro_fed.infer.surrogates.own_noise import OwnNoise, longest_parallel_visit, noise_time
 from pyro_fed.infer.surrogates.surrogates import Given
 from pyro_fed.ops.entries import widened
@@ -54,7 +53,7 @@ SHORT = 0.5
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class FALD(ReplayedVisits):
+class FALD(VisitingLangevin):
     """Federated averaging Langevin dynamics: clients in parallel from one point, averaged after `local_steps` steps.
 
     A draw is the average at the end of a round.
@@ -198,26 +197,15 @@ class FALD(ReplayedVisits):
         message, news, info = super().local_step(problem, shared, local, data, scaled)
         return message | {"weight": shared["weight"]}, news, info
 
-    def hold(self, limits: Bounded, shared: State, kept: State, sent: Sent) -> Held:
-        """Visits within reach of the same visits to the surrogates, of the weights that the clients were given."""
-        held = super().hold(limits, shared, kept, sent)
-        return held._replace(messages={**held.messages, "weight": self.visit_weights(shared, sent.clients)})
-
-    def silent(self, shared: State, kept: State, messages: State, clients: Tensor) -> State | None:
-        """Nothing: `stand_in` has their visits stay where they began, so that a round is shorter by their share."""
-        return {}
+    def contributions(self) -> Contributions:
+        """The visits beside the same visits to the surrogates."""
+        return AveragedVisitContributions(self)
 
     def visit_weights(self, shared: State, clients: Tensor) -> Tensor:
         """p_c of each visit, (C,): the client's share among those of its chain."""
         f = shared["share"][clients].unflatten(-1, (self.num_chains, -1))
         part: Tensor = (f / f.sum(-1, keepdim=True)).flatten(-2)
         return part
-
-    def cannot_bound(self) -> str:
-        """A visit is compared with one to the surrogates, which conducive gradients make alike."""
-        return self.incomparable() or (
-            "" if self.alpha else "without conducive gradients visits differ as lies do: alpha=1"
-        )
 
     def combine_rounds(self, shared: State, messages: State) -> list[State]:
         """Average the clients of each chain, and store the chains of R rounds, (R, K M, ...)."""

@@ -28,13 +28,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pyro_fed.algorithm.contract import Algorithm, Start, started
+from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.schedule import Schedule
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_positive
 from pyro_fed.density.problem import Problem
+from pyro_fed.infer.langevin.contributions import VisitContributions
 from pyro_fed.infer.langevin.curvature import SHORTENED
-from pyro_fed.infer.langevin.langevin import STEP_GIVEN, one_client
-from pyro_fed.infer.langevin.replayed_visits import ReplayedVisits
+from pyro_fed.infer.langevin.langevin import STEP_GIVEN, VisitingLangevin, one_client
 from pyro_fed.infer.surrogates.mismatch import Mismatch
 from pyro_fed.infer.surrogates.surrogates import Given
 from pyro_fed.ops.langevin import STABLE
@@ -46,7 +47,7 @@ VISITS, MOST_ROUNDS = 1_200, 10_000
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class FSGLD(ReplayedVisits):
+class FSGLD(VisitingLangevin):
     """Federated SGLD: chains visit clients, whose stochastic gradients the conducive gradient keeps unbiased.
 
     Args:
@@ -124,6 +125,10 @@ class FSGLD(ReplayedVisits):
     def bound(self) -> float | None:
         """Where the conducive gradient stops growing, as set by `trust`."""
         return self.trust
+
+    def contributions(self) -> Contributions:
+        """The visits beside the same visits to the surrogates."""
+        return VisitContributions(self)
 
     def default_schedule(self) -> Schedule:
         """One client a chain: in random sweeps, or drawn with probabilities f_s."""

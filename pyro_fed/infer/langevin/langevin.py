@@ -42,7 +42,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
-from pyro_fed.algorithm.capabilities import Advice, Bounding, Chains, DrawStats, LocalRounds, Tempered, Uninterrupted
+from pyro_fed.algorithm.capabilities import Chains, LocalRounds
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import NONCENTRED, Record
 from pyro_fed.algorithm.schedule import Categorical, Schedule, Shuffled
@@ -130,7 +130,7 @@ def r_hat_limit(num_chains: int) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Langevin(Algorithm, Chains, Uninterrupted, DrawStats, Advice, Tempered):
+class Langevin(Algorithm, Chains):
     """Chains of Langevin steps, each at one client in a round: what SGLD, DSGLD, FSGLD and FALD share.
 
     Args:
@@ -158,6 +158,7 @@ class Langevin(Algorithm, Chains, Uninterrupted, DrawStats, Advice, Tempered):
 
     draws_are: ClassVar[str] = "chains"
 
+    temperature: float = 1.0
     num_chains: int = 4
     local_steps: int = 40
     burn_in: int = 400
@@ -201,6 +202,10 @@ class Langevin(Algorithm, Chains, Uninterrupted, DrawStats, Advice, Tempered):
             refuse_unused(self, "the step is constant; give decay, such as 0.55", "decay_offset")
         if self.step_size is not None:
             refuse_unused(self, STEP_GIVEN, "largest_step")
+
+    def row_temperature(self) -> float:
+        """α."""
+        return self.temperature
 
     # -- what kinds of it decide ----------------------------------------------------------------------------
     @property
@@ -267,7 +272,7 @@ class Langevin(Algorithm, Chains, Uninterrupted, DrawStats, Advice, Tempered):
         }
         if self.control_variate and self.batch_size is not None:
             local["anchor_score"] = position.new_zeros(num_clients, problem.dim)
-        if isinstance(self, Bounding) and self.surrogates is not None and not self.cannot_bound():
+        if self.surrogates is not None and self.contributions().bounding_obstacle() == "":
             known = reference(target, None if start is None else start.shared.get("mismatch"), problem.dtype)
         step, burn_in = self._step_and_burn_in(num_clients, start)
         chains = start_chains(position) | known | {"burn_in": torch.tensor(burn_in)}

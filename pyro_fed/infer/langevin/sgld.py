@@ -9,15 +9,15 @@ Equation numbers are those of el Mekkaoui et al.; letters and deviations as in `
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from pyro_fed.algorithm.capabilities import Pooled
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.infer.langevin.langevin import Langevin
 
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class SGLD(Langevin, Pooled):
+class SGLD(Langevin):
     """Centralised stochastic gradient Langevin dynamics: `local_steps` steps a round on minibatches of all rows.
 
     Args:
@@ -58,3 +58,5 @@ class SGLD(Langevin, Pooled):
         >>> plain = {"surrogates": None, "precondition": False, "control_variate": False, "midpoint": False}
         >>> idata = pf.run(pf.SGLD(step_size=1e-4, **plain), fed)
     """
+
+    pooled: ClassVar[bool] = True

@@ -35,8 +35,8 @@ Letters: θ `position`, h `step_size`, α `temperature`, s `released_noise`, ξ 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Self
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -44,9 +44,9 @@ from torch import Tensor
 from torch.func import vjp
 
 from pyro_fed.algorithm import message_limits
-from pyro_fed.algorithm.capabilities import Advice, NoiseWithin, ServerWork
 from pyro_fed.algorithm.combination import clip
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
+from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.secret_noise import standard_normal
 from pyro_fed.algorithm.states import State
@@ -60,10 +60,8 @@ from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
 from pyro_fed.density.scores import likelihood_scores, prior_scores
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.langevin.chain_store import append, start_chains, thinned
+from pyro_fed.infer.langevin.contributions import SummedContributions
 from pyro_fed.infer.langevin.langevin import fewest_effective, r_hat_limit
-
-if TYPE_CHECKING:
-    from pyro_fed.algorithm.privacy import Private
 
 #: Draws for each parameter from which on the autocorrelation of every direction can be told.
 DRAWS_FOR_ONE = 20
@@ -73,7 +71,7 @@ ROW_GRID_BITS = 28
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class SummedLangevin(Algorithm, NoiseWithin, ServerWork, Advice):
+class SummedLangevin(Algorithm):
     """Langevin steps by sums of all clients' scores: a sampler under differential privacy or secure aggregation.
 
     Coordinates are the unconstrained ones: parameters should have posteriors of like widths, as those of standardised
@@ -127,39 +125,9 @@ class SummedLangevin(Algorithm, NoiseWithin, ServerWork, Advice):
         """At most 5,000; it ends by itself, see `target_ess`."""
         return 5000
 
-    # -- privacy --------------------------------------------------------------------------------------------
-    def privately(self, private: Private | None) -> Self:
-        """With the noise of the release in the place of as much of the chain's own.
-
-        Raises:
-            SettingError: the step is longer than this noise allows, rows are not shortened as the combination says, or
-                there is no noise and `released_noise` says so.
-        """
-        name = type(self).__name__
-        if private is None:
-            if self.released_noise:
-                raise SettingError(
-                    f"{name}: released_noise is set by the run from combination=pf.Private(...): leave it out"
-                )
-            return self
-        if private.unit == "row" and self.row_norm != private.norm:
-            raise SettingError(
-                f"{name}: Private(unit='row', norm={private.norm:g}) needs row_norm={private.norm:g} here, by which "
-                f"the clients shorten their rows' scores; received row_norm={self.row_norm}"
-            )
-        noise = private.norm * private.noise_multiplier
-        longest = 4 * self.temperature**2 / noise**2
-        if self.step_size is not None and self.step_size > longest * (1 + 1e-9):
-            raise SettingError(
-                f"{name}: with step_size={self.step_size:g} the noise of privacy would be more than the chain's own, "
-                f"and the draws wider than at temperature={self.temperature:g}: at most {longest:.3g}, or "
-                f"temperature={self.temperature * math.sqrt(self.step_size / longest):.3g}"
-            )
-        return replace(self, released_noise=noise)
-
-    def at_client(self) -> Self:
-        """Without what the server alone knows."""
-        return replace(self, released_noise=0.0)
+    def contributions(self) -> Contributions:
+        """The noise of privacy, which is a part of the chain's own."""
+        return SummedContributions(self)
 
     # -- start ----------------------------------------------------------------------------------------------
     def init(

@@ -34,9 +34,8 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
-from pyro_fed.algorithm.capabilities import Bounding, Held, Moving, Sent, ServerWork, Sites
-from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
+from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
 from pyro_fed.codes import cures, sentences
@@ -48,8 +47,8 @@ from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.density.scores import clients_log_likelihoods, prior_values
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.averaging.burn_in import BurnIn
+from pyro_fed.infer.laplace.contributions import LaplaceContributions
 from pyro_fed.infer.laplace.laplace_point import ESCAPING, aimed, arrived, semidefinite
-from pyro_fed.infer.laplace.line import held_values
 from pyro_fed.infer.sites.few_rows import of_some_rows, picked
 from pyro_fed.infer.sites.gaussian_sites import (
     GaussianAlgorithm,
@@ -58,7 +57,6 @@ from pyro_fed.infer.sites.gaussian_sites import (
     flat_site,
     gaussian,
     kept_where,
-    sds_moved,
     site_of,
 )
 from pyro_fed.ops.gaussian import Gaussian
@@ -74,7 +72,7 @@ SENT = ("point", "direction", "aim")
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class FedLaplace(GaussianAlgorithm, Sites, Bounding, Moving, ServerWork):
+class FedLaplace(GaussianAlgorithm):
     """Federated Newton's method with a line search at the server.
 
     The final `local` state holds each client's Gaussian site at the mode; `shared` holds the mode (`point`) and q.
@@ -300,57 +298,9 @@ class FedLaplace(GaussianAlgorithm, Sites, Bounding, Moving, ServerWork):
         q = absolute(gaussian(shared), self.min_curvature)[0]
         return type(q)(q.precision, torch.zeros_like(q.eta))
 
-    def sites(self, shared: State, local: State) -> State | None:
-        """The expansions of the clients' log-likelihoods at the last point."""
-        return as_state(gaussian(local)) if "eta" in local else None
-
-    def followed(self, sites: State, messages: State, told: State) -> State | None:
-        """Those that were sent: each is a whole one."""
-        return as_state(gaussian(messages))
-
-    def hold(self, limits: Bounded, shared: State, kept: State, sent: Sent) -> Held:
-        """Sites within the limits, and of the line's values no more than these sites and the cohort explain."""
-        point = aimed(shared)
-        found = limits.sites(gaussian(shared, "prior_"), gaussian(sent.messages), point, sent.own_rows)
-        values, start = held_values(
-            found.sites, point, self._along(shared, point), sent.messages["values"], limits.pull, sent.own_rows
-        )
-        usable = sent.messages["usable"]
-        usable = torch.full_like(usable, bool(usable.double().mean() > 0.5))  # not as one client says
-        # Values go on from where those of the round before have come to: the median level is another at another point,
-        # and the posterior's mass there would be compared with that of other levels.
-        known = shared["value"] - shared["prior_value"][self._shortest]
-        level = torch.where(known.isfinite(), known - start, 0.0) / len(values)
-        return Held(
-            shared,
-            {**sent.messages, **as_state(found.sites), "values": values + level, "usable": usable},
-            {},
-            found.beyond,
-            found.widened,
-        )
-
-    def silent(self, shared: State, kept: State, messages: State, clients: Tensor) -> State | None:
-        """Those of clients without rows: a flat line and no site."""
-        flat = {
-            name: torch.zeros_like(value[:1]).expand(len(clients), *value.shape[1:]) for name, value in messages.items()
-        }
-        return {**flat, "usable": torch.ones_like(flat["usable"])}
-
-    def moved(self, shared: State, kept: State, sent: Sent) -> Tensor:
-        """By the changes of the expansions."""
-        sites, own = gaussian(sent.messages), type(self).sites(self, shared, kept) if kept else None
-        old = sites.power(0.0) if own is None else gaussian({n: v[sent.clients] for n, v in own.items()})
-        return sds_moved(gaussian(shared), sites.quotient(old))
-
-    @property
-    def _shortest(self) -> int:
-        """Which of the fractions is nearest to the point itself."""
-        return self.fractions.index(min(self.fractions))
-
-    def _along(self, shared: State, point: Tensor) -> Tensor:
-        """Where the line's points lie from the one aimed at, the nearest to the present point last, (L + 1, D)."""
-        fractions = point.new_tensor([*self.fractions, self.fractions[self._shortest]])
-        return (fractions - shared["aim"]).unsqueeze(-1) * shared["direction"]
+    def contributions(self) -> Contributions:
+        """The expansions of the clients' log-likelihoods."""
+        return LaplaceContributions(self)
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
         """A point that is not a maximum, or that is on its way to infinity."""

@@ -19,12 +19,14 @@ from torch import Tensor
 from pyro_fed.algorithm import message_limits
 from pyro_fed.algorithm.capabilities import OnGraph
 from pyro_fed.algorithm.contract import Noise, Start
+from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_at_least
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.graph import Graph
+from pyro_fed.infer.averaging.contributions import StepContributions
 from pyro_fed.infer.averaging.fedavg import FedAvg
 from pyro_fed.ops.mixing import mix
 
@@ -66,9 +68,10 @@ class P2PFedAvg(FedAvg, OnGraph):
         check_at_least(self, 1, "gossip_steps")
         refuse_unused(self, "agents mix by the graph; FedAvg has a server", "damping", "server_optimiser")
 
-    def cannot_bound(self) -> str:
-        """Points that agents mix remember what they were told: nothing draws them back."""
-        return "what a lie has moved no later round takes back; use FedAvg, or P2PVI, whose agents keep sites"
+    def contributions(self) -> Contributions:
+        """The agents' steps, which cannot be bounded: points that agents mix remember what they were told."""
+        obstacle = "what a lie has moved no later round takes back; use FedAvg, or P2PVI, whose agents keep sites"
+        return StepContributions(self, obstacle)
 
     def consensus_steps(self, graph: Graph, sleepers: bool) -> int:
         """As many a round as `gossip_steps` says, on every graph."""

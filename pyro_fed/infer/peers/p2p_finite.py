@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
-from pyro_fed.algorithm.capabilities import OnGraph, Tempered
+from pyro_fed.algorithm.capabilities import OnGraph
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
@@ -54,7 +54,7 @@ FEWEST = 50
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class P2PFinite(Algorithm, OnGraph, Tempered):
+class P2PFinite(Algorithm, OnGraph):
     """Peer-to-peer inference on a finite set of parameters, each row used once.
 
     Args:
@@ -83,6 +83,7 @@ class P2PFinite(Algorithm, OnGraph, Tempered):
 
     draws_are: ClassVar[str] = "agents"
 
+    temperature: float = 1.0
     candidates: Mapping[str, Any] | None = None
     num_candidates: int = 1000
     probabilities: tuple[float, ...] | None = None
@@ -108,6 +109,10 @@ class P2PFinite(Algorithm, OnGraph, Tempered):
             )
         if self.probabilities is not None:
             check_probabilities(self, "probabilities")
+
+    def row_temperature(self) -> float:
+        """α."""
+        return self.temperature
 
     # -- over the graph -------------------------------------------------------------------------------------
     def consensus_steps(self, graph: Graph, sleepers: bool) -> int:

@@ -41,12 +41,9 @@ from dataclasses import dataclass, replace
 from typing import Self, cast
 
 import torch
-from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import Bounding, Held, Moving, Sent, Sites
-from pyro_fed.algorithm.combination import Bounded
-from pyro_fed.algorithm.combination_check import all_hear_all
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
+from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
@@ -57,13 +54,12 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
 from pyro_fed.graph import Graph
-from pyro_fed.infer.ep.site_contributions import held_changes
 from pyro_fed.infer.peers import networks
+from pyro_fed.infer.peers.contributions import PeerContributions
 from pyro_fed.infer.peers.counted_rows import CountedRows
 from pyro_fed.infer.peers.peer_burn_in import PeerBurnIn
-from pyro_fed.infer.peers.screening import centre_of, screened
 from pyro_fed.infer.peers.update import Name, Newton, Update
-from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian, sds_moved
+from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
 
 #: Share of their disagreement that agents have after a round's consensus where rounds are accelerated and none is set.
 SEEN_WHOLE = 1e-4
@@ -73,7 +69,7 @@ STILL = 1e-9
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class P2PVI(CountedRows, Sites, Bounding, Moving):
+class P2PVI(CountedRows):
     """Peer-to-peer variational inference over an arbitrary graph, exact by default.
 
     Args:
@@ -228,68 +224,9 @@ class P2PVI(CountedRows, Sites, Bounding, Moving):
         """Whether there is a criterion of convergence."""
         return self.solver.deterministic and (self.weighting == "exact" or self.batch_size is not None)
 
-    def sites(self, shared: State, local: State) -> State | None:
-        """What the agents keep, where no share of the prior is in it."""
-        return self.known(shared, local) if self.keeps_site and self.starts_at_prior else None
-
-    def known(self, shared: State, local: State) -> State:
-        """What the agents keep, with its share of the prior where beliefs begin flat."""
-        return as_state(gaussian(local))
-
-    def followed(self, sites: State, messages: State, told: State) -> State | None:
-        """With what was taken of each belief's change, as neighbours can tell where all hear all."""
-        if "taken_eta" not in told:
-            return None
-        return as_state(gaussian(sites) * gaussian(told, "taken_"))
-
-    def hold(self, limits: Bounded, shared: State, kept: State, sent: Sent) -> Held:
-        """Beliefs whose changes of the agents' sites are within the limits.
-
-        Where all hear all, every agent knows from the beliefs that were sent what each has put in so far: it is a
-        server of its own, and all come to the same verdict. Elsewhere `peers.screening` says who judges whom.
-        """
-        q, count = gaussian(shared), len(shared["eta"])
-        mine = gaussian({name: shared[name][sent.clients] for name in ("precision", "eta")})
-        sites, told = gaussian(kept), gaussian(sent.messages)
-        if sent.graph is not None and not all_hear_all(sent.graph):
-            weight = torch.from_numpy(sent.graph.centrality(0))[sent.clients]
-            held, cut = screened(limits, sent.graph, q, sites, sent.clients, (told / mine) ** weight, told, sent.rows)
-            taken = held ** (1.0 / weight)
-            return Held(shared, {**sent.messages, **as_state(mine * taken)}, as_state(held, "taken_"), cut)
-        common = q.product_over(0) ** (1.0 / count)
-        deltas = (told / mine) ** (1.0 / count)
-        base = common / sites.product_over(0)
-        held, cut, widened = held_changes(limits, base, sites, sent.clients, deltas, centre_of(common, told), sent.rows)
-        return Held(
-            shared, {**sent.messages, **as_state(mine * held ** float(count))}, as_state(held, "taken_"), cut, widened
-        )
-
-    def silent(self, shared: State, kept: State, messages: State, clients: Tensor) -> State | None:
-        """The agents' beliefs as they were: their sites do not change, and they hand on what they hear."""
-        return {name: shared[name][clients] for name in messages}
-
-    def moved(self, shared: State, kept: State, sent: Sent) -> Tensor:
-        """By the changes of the beliefs, each as large a part of the mean of all as its agent is of the graph."""
-        q, count = gaussian(shared), len(shared["eta"])
-        mine = gaussian({name: shared[name][sent.clients] for name in ("precision", "eta")})
-        common = q.product_over(0) ** (1.0 / count)
-        return sds_moved(common, (gaussian(sent.messages) / mine) ** (1.0 / count))
-
-    def boundable(self) -> Algorithm:
-        """Without acceleration.
-
-        Anderson's rule takes the steps of the last rounds for those of one map, and goes on where they point to. Noise
-        that is new in every round is none: it would be followed up to five times as far as the limits let it.
-        """
-        return self.unaccelerated()
-
-    def cannot_bound(self) -> str:
-        """Sums over a line cannot be checked without a server; nor can changes that are no site's."""
-        if self.start == "consensus":
-            return "its start adds up log-likelihoods that nobody can check: start='local', or 'prior'"
-        if not self.keeps_site or self.solver.from_averaging:
-            return "the agents' changes are those of no sites: weighting='exact', batch_size=None, update='newton'"
-        return ""
+    def contributions(self) -> Contributions:
+        """The agents' sites, as all can follow them."""
+        return PeerContributions(self)
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
         """When agents agree and stand still: entirely still where data stream in.

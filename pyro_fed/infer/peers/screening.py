@@ -18,7 +18,7 @@ from torch import Tensor
 from pyro_fed.algorithm.combination import FEWEST, Bounded
 from pyro_fed.errors import SettingError
 from pyro_fed.graph import Graph
-from pyro_fed.infer.ep.site_contributions import held_changes
+from pyro_fed.infer.sites.contributions import held_changes
 from pyro_fed.ops.gaussian import Gaussian
 
 

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pyro_fed.algorithm.capabilities import Pooled
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.ep.settings import HAND_WRITTEN, Controlled, Converging, Damped
@@ -23,7 +22,7 @@ from pyro_fed.infer.ep.tilted import Newton
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class GVI(Converging, Damped, Controlled, Pooled):
+class GVI(Converging, Damped, Controlled):
     """Global variational inference: a Gaussian fitted to the pooled data by natural-gradient steps.
 
     Args:
@@ -50,6 +49,7 @@ class GVI(Converging, Damped, Controlled, Pooled):
         >>> idata = pf.run(pf.GVI(), fed)
     """
 
+    pooled: ClassVar[bool] = True
     without: ClassVar[Mapping[str, str]] = {
         "num_guide_draws": HAND_WRITTEN,
         **dict.fromkeys(("start", "averaging", "warm_tolerance"), "it begins at the prior"),

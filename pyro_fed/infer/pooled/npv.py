@@ -30,7 +30,6 @@ import torch
 from torch import Tensor
 from torch.func import grad, grad_and_value
 
-from pyro_fed.algorithm.capabilities import KnownDensity, OnCPU, Pooled
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
@@ -48,7 +47,7 @@ MEMORY = 10
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class NPV(Algorithm, Pooled, KnownDensity, OnCPU):
+class NPV(Algorithm):
     """Nonparametric variational inference: a mixture of isotropic Gaussians on the pooled data.
 
     Args:
@@ -69,6 +68,8 @@ class NPV(Algorithm, Pooled, KnownDensity, OnCPU):
         >>> idata = pf.run(pf.NPV(num_components=10), fed)
     """
 
+    pooled: ClassVar[bool] = True
+    on_cpu: ClassVar[bool] = True
     draws_are: ClassVar[str] = "independent"
 
     num_components: int = 10

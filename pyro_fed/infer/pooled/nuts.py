@@ -23,7 +23,6 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import DrawStats, OnCPU, Pooled
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
@@ -43,7 +42,7 @@ from pyro_fed.infer.sites.gaussian_sites import gaussian
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class NUTS(Algorithm, Pooled, DrawStats, OnCPU):
+class NUTS(Algorithm):
     """Markov chains on the pooled data by Pyro's NUTS.
 
     Args:
@@ -72,6 +71,8 @@ class NUTS(Algorithm, Pooled, DrawStats, OnCPU):
         >>> reference = pf.run(pf.NUTS(num_chains=2, target_accept_prob=0.95), fed)
     """
 
+    pooled: ClassVar[bool] = True
+    on_cpu: ClassVar[bool] = True
     remedy: ClassVar[str] = cures.OF_TRAJECTORIES
 
     joint: ClassVar[bool] = True

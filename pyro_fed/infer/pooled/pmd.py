@@ -31,7 +31,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import KnownDensity, Pooled
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
@@ -53,7 +52,7 @@ FEWEST = 0.05
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class PMD(Algorithm, Pooled, KnownDensity):
+class PMD(Algorithm):
     """Particle mirror descent: weighted particles drawn anew from a kernel density estimate in every step.
 
     Args:
@@ -78,6 +77,7 @@ class PMD(Algorithm, Pooled, KnownDensity):
         >>> idata = pf.run(pf.PMD(num_particles=500), fed)
     """
 
+    pooled: ClassVar[bool] = True
     draws_are: ClassVar[str] = "independent"
 
     num_particles: int = 500

@@ -19,7 +19,6 @@ from pyro.infer.autoguide import AutoGuide, AutoMultivariateNormal
 from pyro.optim import ClippedAdam
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import OnCPU, Pooled
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown
@@ -36,7 +35,7 @@ from pyro_fed.infer.guides.param_store import own_params
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class SVI(KeptDraws, Algorithm, Pooled, OnCPU):
+class SVI(KeptDraws, Algorithm):
     """Pyro's SVI on the pooled data, in one round.
 
     A step runs the model and the guide `num_samples` times by Pyro, some milliseconds of each however few the rows are.
@@ -65,6 +64,8 @@ class SVI(KeptDraws, Algorithm, Pooled, OnCPU):
         >>> idata = pf.run(pf.SVI(guide=AutoDiagonalNormal), fed)
     """
 
+    pooled: ClassVar[bool] = True
+    on_cpu: ClassVar[bool] = True
     joint: ClassVar[bool] = True
 
     guide: Any = AutoMultivariateNormal

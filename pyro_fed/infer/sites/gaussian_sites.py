@@ -25,7 +25,6 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import Advice, KnownDensity, Tempered
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import chosen_setting
@@ -55,7 +54,7 @@ POINTS_OF_JUMPS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class GaussianAlgorithm(Algorithm, KnownDensity, Tempered, Advice):
+class GaussianAlgorithm(Algorithm):
     """Base of algorithms whose result is a Gaussian on the unconstrained scale.
 
     Args:
@@ -65,6 +64,7 @@ class GaussianAlgorithm(Algorithm, KnownDensity, Tempered, Advice):
             parameters.
     """
 
+    temperature: float = 1.0
     covariance: Literal["auto", "full", "diag"] = "auto"
     full_dim: int = FULL_DIM
     curvature: Literal["auto", "hessian", "fisher"] = "auto"
@@ -91,6 +91,10 @@ class GaussianAlgorithm(Algorithm, KnownDensity, Tempered, Advice):
         check_choice(self, "curvature", ("auto", "hessian", "fisher"))
         check_at_least(self, 1, "full_dim")
         check_positive(self, "temperature")
+
+    def row_temperature(self) -> float:
+        """α."""
+        return self.temperature
 
     @property
     def structure(self) -> Structure:

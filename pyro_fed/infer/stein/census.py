@@ -32,7 +32,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import ServerWork
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start, started
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions import seeding
@@ -60,7 +59,7 @@ IMPOSSIBLE = -1e300
 
 
 @dataclass(frozen=True, kw_only=True)
-class Census(Algorithm, ServerWork):
+class Census(Algorithm):
     """Weighted points of the posterior.
 
     Args:

@@ -59,16 +59,16 @@ n / n_k `own_weight`. A client receives: particles, Σ_j r_j, AdaGrad's state (N
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, Self, cast
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
 from torch.func import grad
 
 from pyro_fed.algorithm import message_limits
-from pyro_fed.algorithm.capabilities import Bounding, Held, Indicators, Moving, Provisional, Sent
-from pyro_fed.algorithm.combination import Bounded
+from pyro_fed.algorithm.capabilities import Indicators
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start, started
+from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import RoundRobin, Schedule
 from pyro_fed.algorithm.states import State
@@ -84,7 +84,7 @@ from pyro_fed.density.scores import clients_likelihood_scores, prior_scores
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
 from pyro_fed.infer.sites.whitening import Coordinates, site_scores
-from pyro_fed.infer.stein.held_turns import held_particles, held_residuals
+from pyro_fed.infer.stein.contributions import TurnContributions
 from pyro_fed.infer.stein.particles import ParticleAlgorithm
 from pyro_fed.infer.stein.survey import BEGINNINGS, Begin, Survey, residuals_at
 from pyro_fed.ops.balanced import Balanced
@@ -125,7 +125,7 @@ BALANCED = Balanced()
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class DSVGD(ParticleAlgorithm, Indicators, Bounding, Moving, Provisional):
+class DSVGD(ParticleAlgorithm, Indicators):
     """Accurate distributed SVGD: one client a round moves the particles, the others are sites corrected at each.
 
     Args:
@@ -417,43 +417,10 @@ class DSVGD(ParticleAlgorithm, Indicators, Bounding, Moving, Provisional):
             f"it has not taken {turn} steps": messages["steps"] != received["steps"] + turn,
         }
 
-    # -- a turn that is not trusted ---------------------------------------------------------------------------
-    def known(self, shared: State, local: State) -> State:
-        """The residuals that the phase begins with."""
-        return {"residual": local["residual"]}
-
-    def hold(self, limits: Bounded, shared: State, kept: State, sent: Sent) -> Held:
-        """The client's residual within the cohort's, and its particles within reach of the server's own turn.
-
-        What a client says of its residual follows what it said before: the server keeps that (`claimed`) beside what it
-        took of it (`taken`).
-        """
-        self.require_one(sent.clients)
-        state, message = with_account(shared, kept), sent.messages
-        residual = message["residuals"] - (shared["residuals"] - state["claimed"][sent.clients])
-        found = held_residuals(state["taken"], sent.clients, residual, sent.rows, limits.pull)
-        change = found.residuals - state["taken"][sent.clients]
-        own, figures = self.server_turn(cast(Problem, sent.problem), shared)
-        reach = self.local_steps * shared["pace"] * self.step_size
-        reach = reach * (1 + shared["steps"] / self.decay_offset) ** -self.decay
-        white, beyond = held_particles(message["white"][0], own["white"], reach)
-        held = {
-            "white": white[None],
-            "residuals": shared["residuals"] + change,
-            **{name: own[name][None] for name in ("history", "steps")},
-            **{name: value[None] for name, value in figures.items()},
-        }
-        return Held(entered(state, sent.clients, residual, found.residuals), held, {}, found.cut + beyond)
-
-    def moved(self, shared: State, kept: State, sent: Sent) -> Tensor:
-        """By where the particles are on average after the turn, in SDs of the Gaussian that they are whitened by."""
-        return (sent.messages["white"].mean(-2) - shared["white"].mean(-2)).abs().amax(-1).double()
-
-    def cannot_bound(self) -> str:
-        """A turn is compared with one towards the clients' sites."""
-        if self.start == "gaussian":
-            return ""
-        return "turns are compared with those towards Gaussian sites: start='gaussian'"
+    # -- a turn of the server's own, beside which clients' turns are judged -----------------------------------
+    def contributions(self) -> Contributions:
+        """The clients' turns and residuals."""
+        return TurnContributions(self)
 
     def server_turn(self, problem: Problem, shared: State) -> tuple[State, State]:
         """L steps of the server towards the prior and all clients' sites: particles and optimiser, and what is judged.
@@ -576,20 +543,6 @@ class DSVGD(ParticleAlgorithm, Indicators, Bounding, Moving, Provisional):
         """The particles, (1, N, D); those that started apart at their mean positions of late."""
         white = shared["averaged"] if bool(shared["apart"]) else shared["white"]
         return Coordinates(shared["mean"], shared["factor"]).model(white)[None]
-
-
-def with_account(shared: State, kept: State) -> State:
-    """The server's state with what clients said of their residuals, and what was taken of it."""
-    if "claimed" in shared:
-        return shared
-    residual = kept["residual"].to(shared["residuals"])
-    return {**shared, "claimed": residual, "taken": residual.clone()}
-
-
-def entered(state: State, clients: Tensor, claimed: Tensor, taken: Tensor) -> State:
-    """The server's account after some clients' messages, (C, N, D)."""
-    new = {"claimed": claimed, "taken": taken}
-    return {**state, **{name: state[name].index_copy(0, clients, value) for name, value in new.items()}}
 
 
 def judged(white: Tensor, scores: Tensor, kernel: Kernel) -> State:

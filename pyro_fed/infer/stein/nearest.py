@@ -50,7 +50,7 @@ class Nearest(FedEP):
 
     def modes(self) -> Algorithm:
         """Of the clients' posterior."""
-        return Modes(min_curvature=self.min_curvature)
+        return Modes()
 
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None

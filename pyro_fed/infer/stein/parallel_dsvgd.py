@@ -20,17 +20,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import Held, Sent, ServerWork
-from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Noise, Start, started
+from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.schedule import All, Schedule
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.stein.dsvgd import DSVGD, entered, paced, residual_of, with_account
-from pyro_fed.infer.stein.held_turns import held_residuals
+from pyro_fed.infer.stein.contributions import ResidualContributions
+from pyro_fed.infer.stein.dsvgd import DSVGD, paced, residual_of
 
 #: Why a start without surrogates is refused.
 NO_SURROGATES = (
@@ -41,7 +40,7 @@ NO_SURROGATES = (
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class ParallelDSVGD(DSVGD, ServerWork):
+class ParallelDSVGD(DSVGD):
     """Accurate parallel DSVGD: clients send scores at the particles, the server moves these.
 
     Args:
@@ -143,17 +142,9 @@ class ParallelDSVGD(DSVGD, ServerWork):
         passed = shared["pass"] + len(weights) * shared["pass_length"]
         return {**shared, "residuals": shared["residuals"] + messages["change"].sum(0), "pass": passed}
 
-    def hold(self, limits: Bounded, shared: State, kept: State, sent: Sent) -> Held:
-        """Changes after which no client's residual is beyond the cohort's; the particles are the server's own."""
-        state = with_account(shared, kept)
-        claimed = state["claimed"][sent.clients] + sent.messages["change"]
-        found = held_residuals(state["taken"], sent.clients, claimed, sent.rows, limits.pull)
-        change = found.residuals - state["taken"][sent.clients]
-        return Held(entered(state, sent.clients, claimed, found.residuals), {"change": change}, {}, found.cut)
-
-    def moved(self, shared: State, kept: State, sent: Sent) -> Tensor:
-        """By the changes of the residuals: one of e on average moves the mean by e."""
-        return sent.messages["change"].mean(-2).abs().amax(-1).double()
+    def contributions(self) -> Contributions:
+        """The clients' residuals."""
+        return ResidualContributions(self)
 
     def refine(self, problem: Problem, shared: State) -> State:
         """L_s steps of SVGD at the server."""

@@ -40,9 +40,8 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import Bounding, Held, Pooled, Sent, ServerWork
-from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start, started
+from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.states import State, select
 from pyro_fed.codes import sentences
 from pyro_fed.conventions.nested_settings import chosen_setting
@@ -58,7 +57,7 @@ from pyro_fed.infer.sites.gaussian_sites import as_state
 from pyro_fed.infer.sites.whitening import Coordinates, site_scores
 from pyro_fed.infer.stein.census import LEAST, Census, census_of
 from pyro_fed.infer.stein.concave import OneMode
-from pyro_fed.infer.stein.held_turns import held_residuals
+from pyro_fed.infer.stein.contributions import SurveyContributions
 from pyro_fed.infer.stein.modes import Modes, modes_of
 from pyro_fed.infer.stein.nearest import Nearest, is_at_rest, nearest_of
 from pyro_fed.infer.stein.starting_points import (
@@ -92,7 +91,7 @@ BEGINNINGS = get_args(Begin)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Survey(Algorithm, Bounding, ServerWork):
+class Survey(Algorithm):
     """Starting points, and all clients' scores there.
 
     Args:
@@ -156,7 +155,7 @@ class Survey(Algorithm, Bounding, ServerWork):
 
     def nearest(self) -> Algorithm:
         """The search for modes, each with its Laplace approximation, and of one the Gaussian nearest to it."""
-        return Nearest(min_curvature=self.min_curvature)
+        return Nearest()
 
     def census(self) -> Algorithm:
         """Weighted points, after the search for modes."""
@@ -266,30 +265,9 @@ class Survey(Algorithm, Bounding, ServerWork):
         found = clients_likelihood_scores(problem, points, data)
         return (coordinates.pull(found.double()) / self.temperature).to(problem.traits.scores_dtype)
 
-    def known(self, shared: State, local: State) -> State:
-        """The clients' sites in whitened coordinates."""
-        return {name: local[name] for name in ("precision", "eta")}
-
-    def hold(self, limits: Bounded, shared: State, kept: State, sent: Sent) -> Held:
-        """Scores, none further from its client's site than the cohort's; the server keeps them for later phases."""
-        expected = site_scores(kept["precision"], kept["eta"], shared["white"])
-        residual = sent.messages["scores"] - expected[sent.clients]
-        found = held_residuals(torch.zeros_like(expected), sent.clients, residual, sent.rows, limits.pull)
-        scores = expected.index_copy(0, sent.clients, expected[sent.clients] + found.residuals)
-        return Held({**shared, "held_scores": scores}, {"scores": scores[sent.clients]}, {}, found.cut)
-
-    def silent(self, shared: State, kept: State, messages: State, clients: Tensor) -> State | None:
-        """The scores of the clients' sites."""
-        return {"scores": site_scores(kept["precision"], kept["eta"], shared["white"])[clients]}
-
-    def cannot_bound(self) -> str:
-        """Scores are compared with those of the clients' sites."""
-        if self.begin == "gaussian":
-            return ""
-        return (
-            "clients' scores are compared with those of their Gaussian sites. Where modes are looked for, or particles "
-            "begin as draws of the prior, these sites say nothing: take start='gaussian'"
-        )
+    def contributions(self) -> Contributions:
+        """The clients' scores beside their sites'."""
+        return SurveyContributions(self)
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """Sum the clients' scores."""
@@ -341,18 +319,24 @@ def residuals_at(scores: Tensor, sites: Gaussian, white: Tensor, dtype: torch.dt
 
 
 @dataclass(frozen=True, kw_only=True)
-class PooledLaplace(FedLaplace, Pooled):
+class PooledLaplace(FedLaplace):
     """Newton's method on the pooled data."""
 
+    pooled: ClassVar[bool] = True
+
 
 @dataclass(frozen=True, kw_only=True)
-class PooledPointSites(PointSites, Pooled):
+class PooledPointSites(PointSites):
     """A diagonal site of the pooled data at the point of an averaging."""
 
+    pooled: ClassVar[bool] = True
+
 
 @dataclass(frozen=True, kw_only=True)
-class PooledEP(FedEP, Pooled):
+class PooledEP(FedEP):
     """`FedEP` with a single client, which holds all rows."""
+
+    pooled: ClassVar[bool] = True
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """Newton's method on the pooled data, or where the model is large the point that averaging finds."""
@@ -366,13 +350,17 @@ class PooledEP(FedEP, Pooled):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PooledOneMode(OneMode, Pooled):
+class PooledOneMode(OneMode):
     """Whether the pooled data's posterior has one mode."""
+
+    pooled: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, kw_only=True)
-class PooledModes(Modes, Pooled):
+class PooledModes(Modes):
     """Modes of the pooled data's posterior."""
+
+    pooled: ClassVar[bool] = True
 
     def newton(self) -> Algorithm:
         """The search for one mode of the pooled data."""
@@ -384,17 +372,21 @@ class PooledModes(Modes, Pooled):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PooledNearest(Nearest, Pooled):
+class PooledNearest(Nearest):
     """The Gaussian nearest to the pooled data's posterior."""
+
+    pooled: ClassVar[bool] = True
 
     def modes(self) -> Algorithm:
         """Of the pooled data's posterior."""
-        return PooledModes(min_curvature=self.min_curvature)
+        return PooledModes()
 
 
 @dataclass(frozen=True, kw_only=True)
-class PooledCensus(Census, Pooled):
+class PooledCensus(Census):
     """The census of the pooled data's posterior."""
+
+    pooled: ClassVar[bool] = True
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """The search for its modes."""
@@ -402,8 +394,10 @@ class PooledCensus(Census, Pooled):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PooledSurvey(Survey, Pooled):
+class PooledSurvey(Survey):
     """The survey of the pooled data."""
+
+    pooled: ClassVar[bool] = True
 
     def laplace(self) -> Algorithm:
         """Laplace's approximation of the pooled data."""
@@ -419,7 +413,7 @@ class PooledSurvey(Survey, Pooled):
 
     def nearest(self) -> Algorithm:
         """Modes of the pooled data's posterior, and the Gaussian nearest to one."""
-        return PooledNearest(min_curvature=self.min_curvature)
+        return PooledNearest()
 
     def census(self) -> Algorithm:
         """The census of the pooled data's posterior."""

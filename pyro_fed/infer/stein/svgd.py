@@ -7,8 +7,8 @@ fixed point; the form of the DSVGD paper's experiments is `paper.svgd`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from pyro_fed.algorithm.capabilities import Pooled
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.infer.stein.dsvgd import DSVGD
 from pyro_fed.infer.stein.survey import PooledSurvey, Survey
@@ -16,7 +16,7 @@ from pyro_fed.infer.stein.survey import PooledSurvey, Survey
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class SVGD(DSVGD, Pooled):
+class SVGD(DSVGD):
     """Accurate SVGD on the pooled data: `DSVGD` with a single client, which holds all rows.
 
     Args:
@@ -58,6 +58,8 @@ class SVGD(DSVGD, Pooled):
     Example:
         >>> idata = pf.run(pf.SVGD(num_particles=100), fed)
     """
+
+    pooled: ClassVar[bool] = True
 
     local_steps: int = 50
 

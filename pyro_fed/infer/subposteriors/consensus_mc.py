@@ -32,9 +32,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import Bounding, Held, Moving, OnCPU, Sent
-from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
+from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
 from pyro_fed.codes import cures
@@ -48,6 +47,7 @@ from pyro_fed.errors import ModelError
 from pyro_fed.infer.pooled.nuts_chains import Chains, Potential
 from pyro_fed.infer.pooled.nuts_diagnostics import trajectory_figures, trajectory_warnings
 from pyro_fed.infer.subposteriors import products
+from pyro_fed.infer.subposteriors.contributions import DrawContributions
 from pyro_fed.infer.subposteriors.lanes import Lanes
 
 Rule = Literal["weighted", "uniform", "gaussian", "nonparametric"]
@@ -56,7 +56,7 @@ RULES: tuple[Rule, ...] = ("weighted", "uniform", "gaussian", "nonparametric")
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class ConsensusMC(Algorithm, Bounding, Moving, OnCPU):
+class ConsensusMC(Algorithm):
     """Consensus Monte Carlo: in one round, NUTS at every client on its share of the posterior, and averages of draws.
 
     Args:
@@ -83,6 +83,7 @@ class ConsensusMC(Algorithm, Bounding, Moving, OnCPU):
         >>> idata = pf.run(pf.ConsensusMC(rule="nonparametric", num_chains=4), fed)
     """
 
+    on_cpu: ClassVar[bool] = True
     remedy: ClassVar[str] = cures.OF_AVERAGED_DRAWS
 
     draws_are: ClassVar[str] = "chains"
@@ -156,27 +157,9 @@ class ConsensusMC(Algorithm, Bounding, Moving, OnCPU):
         ]
         return {"draws": found["draws"]}, {}, {name: torch.cat([one[name] for one in each]) for name in each[0]}
 
-    def hold(self, limits: Bounded, shared: State, kept: State, sent: Sent) -> Held:
-        """Draws moved and stretched so that their Gaussian is within the limits."""
-        draws = sent.messages["draws"]
-        p = products.moments(draws.double().flatten(1, 2))
-        nothing = type(p).zeros((), p.dim, device=p.eta.device)
-        found = limits.sites(nothing, p, p.mean().quantile(0.5, 0), sent.own_rows)
-        moved = products.stretched(draws.double(), p, found.sites).to(draws.dtype)
-        cut = (found.beyond > 0).reshape(-1, *[1] * (draws.dim() - 1))
-        return Held(shared, {**sent.messages, "draws": torch.where(cut, moved, draws)}, {}, found.beyond)
-
-    def silent(self, shared: State, kept: State, messages: State, clients: Tensor) -> State | None:
-        """Nothing: the product is the others', without these clients' shares of the prior."""
-        return {}
-
-    def moved(self, shared: State, kept: State, sent: Sent) -> Tensor:
-        """By the Gaussian product of the draws' moments with and without the client's."""
-        p = products.moments(sent.messages["draws"].double().flatten(1, 2))
-        whole = p.product_over(0)
-        others = type(p)(whole.precision - p.precision, whole.eta - p.eta)
-        spread = others.moments()[1].diagonal(dim1=-2, dim2=-1) if p.dense else others.moments()[1]
-        return ((whole.mean() - others.mean()) * spread.rsqrt()).abs().amax(-1)
+    def contributions(self) -> Contributions:
+        """The clients' draws."""
+        return DrawContributions(self)
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """Draws of the product of the clients' densities."""

@@ -39,10 +39,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.bounding import HALF, LARGEST, descending, median_of, relative_rows, within_cohort
-from pyro_fed.algorithm.capabilities import Advice, Bounding, Held, Moving, OwnErrors, Sent, Tempered
-from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start, started
+from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
 from pyro_fed.codes import cures, sentences
@@ -56,8 +54,9 @@ from pyro_fed.density.rows.batches import ClientData, in_chunks
 from pyro_fed.density.scores import prior_scores_and_values
 from pyro_fed.errors import DivergenceError
 from pyro_fed.infer.sites.few_rows import log_likelihoods_at
-from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
+from pyro_fed.infer.sites.gaussian_sites import as_state
 from pyro_fed.infer.sites.whitening import Coordinates, turned
+from pyro_fed.infer.surrogates.contributions import HELD, LogLikContributions
 from pyro_fed.infer.surrogates.defence import Defence
 from pyro_fed.infer.surrogates.neighbourhoods import FREEDOM, around
 from pyro_fed.infer.surrogates.phase import Name, check_surrogates, surrogate_phase
@@ -81,22 +80,17 @@ IMPOSSIBLE = -1e30
 #: Share of the draws at which the prior, or a client's log-likelihood, may be no number, beyond the range of its
 #: precision in the proposals' tails: these are impossible. With more the model or the client has failed.
 MOST_UNKNOWN = 0.1
-#: Under which names clients' states hold their sites.
-HELD = "held_"
 #: Nats by which the highest log-likelihood of all draws is above the eighth where it is looked at for rounding, and by
 #: which part of itself it has to be another number beside the draw.
 ABOVE, HIGHEST, ROUGH = 5.0, 8, 1e-3
 #: How far beside it, in roundings of the draw: at several places, for rounding has few values, and is the same at one
 #: of them by chance, most often at powers of two.
 ROUNDINGS = (16, -16, 5, -11)
-#: Nats that a client's log-likelihood at a draw may be from its site's, however near the others' are to theirs: what
-#: departs by so much over all draws moves a mean by as many SDs at most.
-LEAST = 0.5
 
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class FedAIS(Algorithm, Bounding, Moving, Advice, OwnErrors, Tempered):
+class FedAIS(Algorithm):
     """Federated annealed importance sampling: exact in the limit, and it says how near that is.
 
     Args:
@@ -139,8 +133,8 @@ class FedAIS(Algorithm, Bounding, Moving, Advice, OwnErrors, Tempered):
 
     needs_all: ClassVar[bool] = True
     additive: ClassVar[bool] = True
-    alike: ClassVar[bool] = False
 
+    temperature: float = 1.0
     surrogates: Algorithm | Given | Name = "auto"
     num_proposals: int = 8000
     freedom: float | None = 5.0
@@ -160,6 +154,10 @@ class FedAIS(Algorithm, Bounding, Moving, Advice, OwnErrors, Tempered):
         check_positive(self, "freedom", allow_none=True)
         check_between(self, "trusted_share", 0, 1)
         check_surrogates(self)
+
+    def row_temperature(self) -> float:
+        """α."""
+        return self.temperature
 
     def default_rounds(self, num_clients: int) -> int:
         """One with all clients; it stops when each has answered."""
@@ -261,56 +259,9 @@ class FedAIS(Algorithm, Bounding, Moving, Advice, OwnErrors, Tempered):
         message = {"log_lik": torch.where(new[:, None] > 0, values, 0.0), "answered": new}
         return message, {"answered": torch.ones_like(new)}, {}
 
-    def known(self, shared: State, local: State) -> State:
-        """The clients' sites."""
-        return {name: value for name, value in local.items() if name.startswith(HELD)}
-
-    def hold(self, limits: Bounded, shared: State, kept: State, sent: Sent) -> Held:
-        """Log-likelihoods no further from the clients' sites, draw by draw, than the cohort's are.
-
-        A client's level, the median difference over draws, moves the evidence alone; it is held to the cohort's too.
-        """
-        values = sent.messages["log_lik"]
-        expected = _of_sites(shared, kept, sent.clients)
-        rows = sent.own_rows
-        share = relative_rows(values.new_ones(len(values)) if rows is None else rows.to(values))
-        level = (values - expected).quantile(0.5, 1, keepdim=True)
-        apart = values - expected - level
-        usual = median_of(apart.abs() / share.sqrt().unsqueeze(-1), share)
-        reach = (limits.pull * share.clamp_min(1.0).sqrt().unsqueeze(-1) * usual / HALF).clamp_min(LEAST)
-        fits = apart.abs() <= reach
-        held = expected + torch.where(fits, apart, descending(apart, reach))  # without the level
-        known = within_cohort(level / share.unsqueeze(-1), limits.pull)[0] * share.unsqueeze(-1)
-        cut = torch.where(fits, 0.0, apart.abs() - reach).square().mean(1).sqrt().clamp_max(LARGEST)
-        answered = (sent.messages["answered"] != 0).to(values)
-        message = {"log_lik": answered.unsqueeze(-1) * (held + known), "answered": answered}
-        return Held(shared, message, {}, cut)
-
-    def silent(self, shared: State, kept: State, messages: State, clients: Tensor) -> State | None:
-        """The clients' sites at the draws: what each has said in the phase before."""
-        values = _of_sites(shared, kept, clients)
-        return {"log_lik": values, "answered": values.new_ones(len(clients))}
-
-    def moved(self, shared: State, kept: State, sent: Sent) -> Tensor:
-        """By the weights with the client's log-likelihoods and with its site in their place; NaN where none is known.
-
-        With neither in the weights the answer is another one, however honest the client: that would tell nothing.
-        """
-        values, draws = sent.messages["log_lik"], shared["draws"].double()
-        if not kept:
-            return values.new_full((len(values),), torch.nan)
-        whole = shared["log_weights"] + values.sum(0)
-        mean = whole.softmax(0) @ draws
-        others = (whole - values + _of_sites(shared, kept, sent.clients)).softmax(1)
-        other = others @ draws
-        spread = (others @ draws.square() - other.square()).clamp_min(torch.finfo(torch.float64).tiny).sqrt()
-        return ((mean - other).abs() / spread).amax(-1)
-
-    def cannot_bound(self) -> str:
-        """Log-likelihoods are compared with those of the clients' sites."""
-        if self._of_points:
-            return "particles, chains and draws have no sites to compare log-likelihoods with: surrogates='auto'"
-        return ""
+    def contributions(self) -> Contributions:
+        """The clients' log-likelihoods beside their sites."""
+        return LogLikContributions(self, sites_known=not self._of_points)
 
     @property
     def _of_points(self) -> bool:
@@ -395,13 +346,6 @@ def _possible(values: Tensor) -> Tensor:
     """Log densities at draws (..., S), those that are no numbers impossible where these are few."""
     few = values.isnan().double().mean(-1, keepdim=True) <= MOST_UNKNOWN
     return torch.where(values.isnan() & few, -torch.inf, values)
-
-
-def _of_sites(shared: State, kept: State, clients: Tensor) -> Tensor:
-    """The logarithms of some clients' sites at the draws, (C, S)."""
-    sites = gaussian({name: value[clients] for name, value in kept.items()}, HELD)
-    draws, each = shared["draws"].double(), zip(sites.precision, sites.eta, strict=True)
-    return torch.stack([type(sites)(*one).log_factor(draws) for one in each])
 
 
 def _difference(

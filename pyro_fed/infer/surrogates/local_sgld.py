@@ -23,7 +23,6 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from pyro_fed.algorithm.capabilities import Tempered
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
@@ -46,7 +45,7 @@ from pyro_fed.ops.matrices import positive_part, times
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class LocalSGLD(Algorithm, Tempered):
+class LocalSGLD(Algorithm):
     """One Gaussian a client from draws of its own likelihood, in one round.
 
     Args:
@@ -75,6 +74,7 @@ class LocalSGLD(Algorithm, Tempered):
     needs_all: ClassVar[bool] = True
     additive: ClassVar[bool] = True
 
+    temperature: float = 1.0
     num_samples: int = 3000
     burn_in: int = 1000
     stages: int = 10
@@ -97,6 +97,10 @@ class LocalSGLD(Algorithm, Tempered):
             refuse_unused(self, "the step is not derived where step_size is given", "share_of_stable")
         if self.covariance != "auto":
             refuse_unused(self, "only covariance='auto' has the choice", "full_dim")
+
+    def row_temperature(self) -> float:
+        """α."""
+        return self.temperature
 
     @property
     def _stage_steps(self) -> int:

@@ -9,16 +9,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.bounding import within_cohort
-from pyro_fed.algorithm.capabilities import Advice, Bounding, Held, Sent
-from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
+from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.states import State, concatenate, select
 from pyro_fed.conventions.setting_checks import check_at_least
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.density.size import affordable_points
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
+from pyro_fed.infer.surrogates.contributions import MeasuredContributions
 from pyro_fed.infer.surrogates.surrogates import Given, fitted, one_each, shares
 from pyro_fed.ops.gaussian import Gaussian
 
@@ -27,7 +26,7 @@ AT_ONCE = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measuring(Algorithm, Bounding, Advice):
+class Measuring(Algorithm):
     """One round of all clients at points under q = p Π_s q_s; it leaves the surrogates as they were.
 
     Args:
@@ -89,14 +88,9 @@ class Measuring(Algorithm, Bounding, Advice):
         messages, new, figures = (concatenate(parts) for parts in zip(*found, strict=True))
         return messages, new, figures
 
-    def hold(self, limits: Bounded, shared: State, kept: State, sent: Sent) -> Held:
-        """What is within the cohort's range."""
-        held = {name: within_cohort(value, limits.pull)[0] for name, value in sent.messages.items()}
-        return Held(shared, held, {}, torch.zeros(len(sent.clients), dtype=torch.float64))
-
-    def silent(self, shared: State, kept: State, messages: State, clients: Tensor) -> State | None:
-        """What the median client measures."""
-        return {name: value.quantile(0.5, 0).expand(len(clients), *value.shape[1:]) for name, value in messages.items()}
+    def contributions(self) -> Contributions:
+        """What each client measures."""
+        return MeasuredContributions(self)
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """Sums over the clients."""

@@ -25,8 +25,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import Held, Sent
-from pyro_fed.algorithm.combination import Bounded
+from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.setting_checks import check_at_least
 from pyro_fed.density.problem import Problem
@@ -34,6 +33,7 @@ from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.density.scores import clients_likelihood_curves, clients_likelihood_scores, prior_scores
 from pyro_fed.infer.sites.gaussian_sites import gaussian, spread_points
 from pyro_fed.infer.sites.power_iteration import power_iteration
+from pyro_fed.infer.surrogates.contributions import SquareContributions
 from pyro_fed.infer.surrogates.measuring import Measuring, pulls
 from pyro_fed.ops.entries import evenly
 from pyro_fed.ops.gaussian import Gaussian
@@ -95,10 +95,9 @@ class Mismatch(Measuring):
 
         return power_iteration(whitened, points.double()).abs().amax(-1)
 
-    def hold(self, limits: Bounded, shared: State, kept: State, sent: Sent) -> Held:
-        """Squares and curvatures within the cohort's range."""
-        held = super().hold(limits, shared, kept, sent)
-        return held._replace(messages={name: value.clamp_min(0) for name, value in held.messages.items()})
+    def contributions(self) -> Contributions:
+        """Squares and curvatures."""
+        return SquareContributions(self)
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """The sum of the squares, and the largest curvature."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Literal
 
-from pyro_fed.algorithm.capabilities import Tempered
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.conventions.setting_checks import check_choice
 from pyro_fed.errors import SettingError
@@ -53,7 +52,6 @@ def surrogate_phase(surrogates: Surrogates, temperature: float = 1.0) -> Algorit
     """
     if isinstance(surrogates, str):
         named: Any = BY_NAME[surrogates]
-        tempered = isinstance(named, Tempered) and temperature != 1
-        chosen: Algorithm = replace(named, temperature=temperature) if tempered else named
+        chosen: Algorithm = replace(named, temperature=temperature) if temperature != 1 else named
         return chosen
     return surrogates if isinstance(surrogates, Algorithm) else None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import Pooled
 from pyro_fed.algorithm.states import State
 from pyro_fed.audit import not_audited
 from pyro_fed.audit.clients.dealt import by_the_outcome
@@ -66,7 +65,7 @@ def _opposites(judged: Judged, sites: State) -> dict[str, str]:
 def _asked_of_clients(judged: Judged) -> State:
     """The clients' sites at the draws, for algorithms that keep none; empty where they cannot be computed."""
     context, federation, problem = judged.context, judged.context.federation, judged.problem
-    several = not isinstance(judged.algorithm, Pooled) and federation.num_clients >= FEWEST
+    several = not judged.algorithm.pooled and federation.num_clients >= FEWEST
     if not several or not federation.holds_data or context.combination is not None or not_audited(problem):
         return {}
     if is_large(problem):  # sites would take each row's curvature, which is too expensive

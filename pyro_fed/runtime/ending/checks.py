@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import Pooled, Provisional
 from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.record import Record
 from pyro_fed.audit import (
@@ -110,7 +109,7 @@ def absent_clients(judged: Judged) -> list[Finding]:
     rounds, unless the run has come to rest, or these clients have failed.
     """
     context, record = judged.context, judged.record
-    pooled = isinstance(judged.algorithm, Pooled) or context.graph is not None or context.start is not None
+    pooled = judged.algorithm.pooled or context.graph is not None or context.start is not None
     if pooled or record.interrupted or record.stopped:
         return []
     took = {client for one in record.rounds for client in one.clients}
@@ -179,10 +178,10 @@ CHECKS: tuple[Check, ...] = (
 
 
 def refuted(judged: Judged) -> list[Finding]:
-    """The doubts of a `Provisional` algorithm about its own answer that count no more, as the audit finds it right."""
+    """An algorithm's own doubts (`Algorithm.provisional`) that count no more, as the audit finds its answer right."""
     record = judged.record
     by_densities = record.audited and judged.context.federation.holds_data
-    if not isinstance(judged.algorithm, Provisional) or not by_densities:
+    if not judged.algorithm.provisional or not by_densities:
         return []
     own, unsettled = algorithms_own(judged), not_converged(record)
     provisional = [one for one in judged.doubts if one.code in judged.algorithm.provisional]

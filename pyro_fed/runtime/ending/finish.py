@@ -10,8 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import Advice, DrawStats, NoiseWithin
-from pyro_fed.algorithm.contract import Algorithm
+from pyro_fed.algorithm.contract import Algorithm, overrides
 from pyro_fed.algorithm.privacy import Private
 from pyro_fed.algorithm.record import Record, Released
 from pyro_fed.algorithm.states import State
@@ -108,7 +107,7 @@ class Finish:
         rounds, unlike = len(self.context.record.rounds), self.context.record.unlike()
         failed = "".join(f"{one.text}. " for one in self.context.record.clients_failed())
         own = OTHERWISE
-        if isinstance(self.algorithm, Advice):
+        if overrides(self.algorithm, "advice"):
             own = f"It may be that {self.algorithm.advice(self.context.problem, shared)}. "
         said = (
             f"{type(self.algorithm).__name__}: the state after {rounds} round(s) {why}. "
@@ -133,7 +132,7 @@ class Finish:
     def noisy(self, shared: State, draws: Tensor) -> Tensor:
         """The draws of a private run, whose spread includes the noise. Other judgements would look at rows."""
         context, record = self.context, self.context.record
-        if isinstance(self.algorithm, NoiseWithin):
+        if self.algorithm.contributions().noise_in_draws:
             own = sentences.as_findings(self.algorithm.warnings(record, context.problem))
             found = Noisy(draws, own, 0.0)
         else:
@@ -193,7 +192,7 @@ class Finish:
         """The draws and the record as InferenceData."""
         context = self.context
         federation, problem = context.federation, context.problem
-        stats = self.algorithm.sample_stats(shared, draws) if isinstance(self.algorithm, DrawStats) else {}
+        stats = self.algorithm.sample_stats(shared, draws)
         stats = context.record.by_sums.log_density | stats
         if context.record.private is not None:
             return released_alone(self.algorithm, federation, problem, draws, context.record, context.seed)

@@ -6,9 +6,9 @@ new. The resulting states scatter around the last state as this one scatters aro
 all of them have both spreads. Only the released state is used, so that this costs no privacy, and this noise is no
 secret: it follows from the run's seed.
 
-An algorithm may know how much of T rounds' noise is left in its state (`NoiseTracking`), from the share of each round's
-messages that it applied. If it does not, the variances of all rounds are added up. That is an upper bound: where
-clients start from what they received, as in FedAvg, their messages undo a part of the noise.
+An algorithm may know how much of T rounds' noise is left in its state (`Contributions.noise_left`), from the share of
+each round's messages that it applied. If it does not, the variances of all rounds are added up. That is an upper bound:
+where clients start from what they received, as in FedAvg, their messages undo a part of the noise.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import NoiseTracking, NoisyRound, ServerWork, SiteKeeping
+from pyro_fed.algorithm.capabilities import SiteKeeping
 from pyro_fed.algorithm.combination import Middle
 from pyro_fed.algorithm.contract import Algorithm
+from pyro_fed.algorithm.contributions import NoisyRound
 from pyro_fed.algorithm.privacy import Private
 from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
@@ -116,18 +117,15 @@ def _replayed(algorithm: Algorithm, context: Context, shared: State) -> list[Sta
     figures = [one for one in context.record.figures if one]
     rounds = [NoisyRound(len(one.clients), found) for one, found in zip(worked, figures, strict=True)]
     clients = torch.arange(rounds[-1].clients)
-    server = algorithm if isinstance(algorithm, ServerWork) else ServerWork()
-    before = server.prepare(problem, shared)
+    before = algorithm.prepare(problem, shared)
     nothing = _silent(algorithm, context, before, clients)
     number = context.federation.num_clients
-    factor = math.sqrt(len(rounds))
-    if isinstance(algorithm, NoiseTracking):
-        algorithm, factor = algorithm.noise_kept(rounds, number)
+    algorithm, factor = algorithm.contributions().noise_left(rounds, number)
     generator = seeding.torch_generator(context.seed, seeding.DRAWS, 1)
     anew = _NoiseAlone(sd=factor * private.noise_multiplier * private.norm, generator=generator)
     shares = torch.full((len(clients),), 1 / len(clients), dtype=problem.dtype)
     after = (algorithm.combine(before, anew(nothing), shares) for _ in range(REPLAYS))
-    return [server.refine(problem, one) for one in after]
+    return [algorithm.refine(problem, one) for one in after]
 
 
 @dataclass(frozen=True, kw_only=True)

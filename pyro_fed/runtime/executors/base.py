@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pyro_fed.algorithm.capabilities import Indicators, OnCPU, Tempered
+from pyro_fed.algorithm.capabilities import Indicators
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.states import State, contiguous, select
 from pyro_fed.conventions import seeding
@@ -225,8 +225,8 @@ class Executor(ABC, metaclass=Checked):
         """The rows of the clients at some positions, weighted by one over the algorithm's temperature."""
         device = self.working_data.row_index.device
         data = self.working_data.of(at.to(device))
-        if isinstance(self.algorithm, Tempered) and self.algorithm.temperature != 1:
-            return data._replace(power=torch.tensor(1.0 / self.algorithm.temperature, device=device))
+        if (temperature := self.algorithm.row_temperature()) != 1:
+            return data._replace(power=torch.tensor(1.0 / temperature, device=device))
         return data
 
     def there(self, tree: Any) -> Any:
@@ -295,7 +295,7 @@ def device_of(algorithm: Algorithm, problem: Problem) -> torch.device:
         algorithm: the algorithm that the clients run.
         problem: the model's densities.
     """
-    return CPU if isinstance(algorithm, OnCPU) else problem.device
+    return CPU if algorithm.on_cpu else problem.device
 
 
 def _stacked_trees(trees: Sequence[Any]) -> Any:

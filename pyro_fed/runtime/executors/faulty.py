@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import Pooled
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions import seeding
@@ -124,7 +123,7 @@ class Faulty(Executor):
 
     def execute(self, work: Work) -> Reply:
         """The inner executor's work, with faults; pooled data have no clients that could fail."""
-        if isinstance(self.algorithm, Pooled):
+        if self.algorithm.pooled:
             return self.inner.execute(work)
         faults = [self._fault(work.round, client) for client in work.clients]
         silent = {slot: SILENT[kind] for slot, kind in enumerate(faults) if kind in SILENT}

@@ -42,7 +42,8 @@ def test_networks_of_many_rows_begin_by_a_quarter_of_them_and_of_these(model, ro
     chain = chain_of(pf.FedEP(), problem)
     assert [part.client.few_rows for part in chain if isinstance(part, pf.FedEP)] == [*begun, None]
     assert [part.few_rows for part in chain if isinstance(part, pf.FedLaplace)] == (begun[:1] or [None])
-    even = chain_of(pf.FedEP().evenly(), problem)  # noise of privacy is added in each round
+    private = pf.Private(norm=1.0, noise_multiplier=1.0)  # its noise is added in each round
+    even = chain_of(pf.FedEP().contributions().form_for(private), problem)
     assert [part.client.few_rows for part in even if isinstance(part, pf.FedEP)] == [None]
 
 

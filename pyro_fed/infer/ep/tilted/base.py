@@ -8,7 +8,7 @@ An inference has its own settings alone; how derivatives are computed comes from
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from pyro_fed.conventions.nested_settings import Variant
 from pyro_fed.density.derivatives.derivatives import Derivatives
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
+from pyro_fed.errors import SettingError
 from pyro_fed.infer.sites.gaussian_sites import absolute, at_mean, site_of
 from pyro_fed.ops.gaussian import Gaussian
 
@@ -83,6 +84,17 @@ class TiltedInference(Variant):
     few_prior_points: ClassVar[bool] = False
     #: Rows of all clients by which it works; None is all.
     few_rows: int | None = None
+
+    def by_few_rows(self, count: int) -> Self:
+        """The same by so many rows of all clients.
+
+        Args:
+            count: rows.
+
+        Raises:
+            SettingError: it takes all rows.
+        """
+        raise SettingError(f"{type(self).__name__}: it takes all rows; start='few_rows' is of client='newton'")
 
     @property
     def newton_steps(self) -> int:

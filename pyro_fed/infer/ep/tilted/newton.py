@@ -15,7 +15,8 @@ fraction, as `FedEP`'s server does (`ascent`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -77,6 +78,10 @@ class Newton(TiltedInference):
         check_at_least(self, 1, "steps")
         check_at_least(self, 1, "few_rows", allow_none=True)
         check_between(self, "enough", 0, 1, "[)")
+
+    def by_few_rows(self, count: int) -> Self:
+        """With `few_rows`."""
+        return replace(self, few_rows=count)
 
     @property
     def newton_steps(self) -> int:

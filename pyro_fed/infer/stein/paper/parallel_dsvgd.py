@@ -22,7 +22,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import ServerWork
 from pyro_fed.algorithm.contract import Noise, Start
 from pyro_fed.algorithm.schedule import Schedule, UniformRandom
 from pyro_fed.algorithm.states import State
@@ -37,7 +36,7 @@ from pyro_fed.ops.kde import kde_score
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class PaperParallelDSVGD(PaperDSVGD, ServerWork):
+class PaperParallelDSVGD(PaperDSVGD):
     """Parallel-DSVGD as published: several clients a round send their sites, which the server distils.
 
     Args:

@@ -9,13 +9,12 @@ Letters: θ `particles`, ε AdaGrad's step, k `kernel`, α `temperature`, -L the
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.func import grad
 
-from pyro_fed.algorithm.capabilities import Pooled
 from pyro_fed.algorithm.contract import Noise, Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
@@ -32,7 +31,7 @@ from pyro_fed.ops.step_sizes import AdaGradState
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class PaperSVGD(ParticleAlgorithm, Pooled):
+class PaperSVGD(ParticleAlgorithm):
     """Centralised SVGD as in the DSVGD paper: `local_steps` steps a round on the pooled data.
 
     Args:
@@ -59,6 +58,8 @@ class PaperSVGD(ParticleAlgorithm, Pooled):
     Example:
         >>> idata = pf.run(pf.PaperSVGD(local_steps=200, batch_size=10), fed, num_rounds=20)
     """
+
+    pooled: ClassVar[bool] = True
 
     def default_rounds(self, num_clients: int) -> int:
         """Ten rounds of `local_steps`."""

@@ -1,0 +1,302 @@
+"""What each client has put into the answer, as far as the server can tell.
+
+An algorithm's server may know more of its clients than `combine` asks for: each one's Gaussian site, how far its
+message moves the answer, what an honest message may look like beside the others', what is left of the noise of privacy.
+All of that is in one object beside the algorithm, which serves faulty clients, clients that leave, influence and
+differential privacy; the algorithm itself has none of it.
+
+    def contributions(self) -> Contributions:
+        return EPContributions(self)
+
+Each method has a default, which says that this is not known, or cannot be done.
+
+The ledger is the sum of what the server has taken of each client's messages. Where the answer is a product of Gaussian
+sites,
+
+    q ∝ t_0 Π_k t_k,     t_k ← t_k Δ_k^f       a message Δ_k, taken to the fraction f
+
+so that each client can be divided out of q, whatever it has at home: this is how much of the answer is its doing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyro_fed.algorithm.states import State, select
+
+if TYPE_CHECKING:
+    from pyro_fed.algorithm.combination import Bounded, Combination
+    from pyro_fed.density.problem import Problem
+    from pyro_fed.graph import Graph
+
+#: Numbers in all clients' sites above which they are not kept.
+MAX_NUMBERS = 1_000_000
+
+
+class SentMessages(NamedTuple):
+    """What came in a round; or in R rounds of as many clients, one after the other: then C is (R, C).
+
+    Args:
+        messages: (C, ...).
+        clients: (C,) whose messages these are.
+        round: its number, or that of the first round.
+        seed: of the run, from which everybody's randomness follows.
+        rows: of all clients as the server was told, (K,); None: as many each.
+        problem: the model's densities, of which a server may take the prior.
+        graph: over which agents talk.
+        noise: entries of the clients' randomness that `Contributions.replayed_noise` names, (T, C, ...), of several
+            rounds (T, R C, ...), where whoever drew it is in this process; None: to be drawn again.
+    """
+
+    messages: State
+    clients: Tensor
+    round: int
+    seed: int
+    rows: Tensor | None = None
+    problem: Problem | None = None
+    graph: Graph | None = None
+    noise: State | None = None
+
+    @property
+    def own_rows(self) -> Tensor | None:
+        """Of the clients whose messages these are, (C,)."""
+        return None if self.rows is None else self.rows[self.clients]
+
+    def one_by_one(self) -> list[SentMessages]:
+        """What came in each of several rounds."""
+        each = []
+        for number, clients in enumerate(self.clients):
+            messages = {name: value[number] for name, value in self.messages.items()}
+            places = slice(number * len(clients), (number + 1) * len(clients))
+            noise = None if self.noise is None else {name: value[:, places] for name, value in self.noise.items()}
+            each.append(self._replace(messages=messages, clients=clients, round=self.round + number, noise=noise))
+        return each
+
+
+class BoundedMessages(NamedTuple):
+    """A round's messages within the limits of `combination.Bounded`.
+
+    Args:
+        shared: the server's state, with what no client may decide alone put right.
+        messages: (C, ...).
+        told: what the clients are told besides `SiteKeeping.feedback`, (C, ...).
+        cut: by how many SDs, or logarithms of a factor, each message was beyond its limit, (C,); 0: not at all.
+        widened: how many times as wide an SD is as with that message uncut, (C,); None: not known.
+    """
+
+    shared: State
+    messages: State
+    told: State
+    cut: Tensor
+    widened: Tensor | None = None
+
+
+class NoisyRound(NamedTuple):
+    """A round whose messages came with noise.
+
+    Args:
+        clients: how many worked.
+        figures: the algorithm's `monitor`.
+    """
+
+    clients: int
+    figures: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Contributions:
+    """What each client has put into an algorithm's answer, and what the server can do about it.
+
+    Args:
+        algorithm: whose answer it is, with its settings. Kinds of algorithms have kinds of this class, which are named
+            by their `contributions`.
+
+    Class attributes:
+        messages_alike: whether like clients send like numbers; one unlikely row makes all of a client's log-likelihoods
+            small.
+        replayed_noise: entries of the clients' randomness, of `Algorithm.draw_noise`, that `client_shift_sds` needs.
+        noise_in_draws: noise that came with messages is a part of the algorithm's own randomness, so that its draws
+            have it as they are.
+    """
+
+    algorithm: Any
+
+    messages_alike: ClassVar[bool] = True
+    replayed_noise: ClassVar[frozenset[str]] = frozenset()
+    noise_in_draws: ClassVar[bool] = False
+
+    # -- sites ----------------------------------------------------------------------------------------------
+    def client_sites(self, shared: State, local: State) -> State | None:
+        """The clients' Gaussian sites, from what they keep, where the answer is q ∝ t_0 Π_k t_k on the flat vector.
+
+        Args:
+            shared: the server's state.
+            local: the clients', (K, ...).
+
+        Returns:
+            `precision` (K, D, D) or (K, D) and `eta` (K, D); None where the answer is no product of such sites.
+        """
+        return None
+
+    def client_sites_after(self, sites: State, messages: State, told: State) -> State | None:
+        """The sites after a round, as the server can tell from what it was sent and what it took of that.
+
+        Args:
+            sites: of the round's clients before it, (C, ...).
+            messages: of these, (C, ...).
+            told: the server's `SiteKeeping.feedback`, (C, ...).
+
+        Returns:
+            None where the messages do not tell.
+        """
+        return None
+
+    def ledger_at_start(self, shared: State, local: State, *, bounded: bool = False) -> State:
+        """What the server knows of all clients at the beginning of a phase: their sites, (K, ...); empty: nothing.
+
+        Args:
+            shared: the server's state.
+            local: the clients', (K, ...).
+            bounded: whether messages are to be bounded, which may need an account where there are no sites.
+        """
+        found = self.client_sites(shared, local)
+        if found is None or sum(value.numel() for value in found.values()) > MAX_NUMBERS:
+            found = self.account_for_bounds(shared, local) if bounded else {}
+        return {name: value.detach().double().clone() for name, value in found.items()}
+
+    def ledger_after(self, ledger: State, clients: Tensor, messages: State, told: State) -> State:
+        """The ledger after a round; empty where the messages do not tell.
+
+        Args:
+            ledger: before the round, (K, ...).
+            clients: (C,) whose messages were combined.
+            messages: theirs, (C, ...).
+            told: what they are told about them, (C, ...).
+        """
+        new = self.client_sites_after(select(ledger, clients), messages, told) if ledger else None
+        if new is None:
+            return {}
+        after = {name: value.clone() for name, value in ledger.items()}
+        for name, value in after.items():
+            value[clients] = new[name].to(value)
+        return after if all(bool(torch.isfinite(value).all()) for value in after.values()) else {}
+
+    # -- what one client's message does ---------------------------------------------------------------------
+    def client_shift_sds(self, shared: State, ledger: State, sent: SentMessages) -> Tensor | None:
+        """By how many SDs of the answer each message moves the mean of the parameter that it moves most, (C,).
+
+        Of particles and chains, which all clients move to and fro: besides what the others' messages explain.
+
+        Args:
+            shared: the server's state before `combine`.
+            ledger: what the server knows of all clients, (K, ...); empty where it knows nothing.
+            sent: the messages, as they are used.
+
+        Returns:
+            None where it is not known.
+        """
+        return None
+
+    def client_shift_sds_of_rounds(self, before: Sequence[State], ledger: State, sent: SentMessages) -> Tensor | None:
+        """`client_shift_sds` of R rounds of as many clients, (R, C).
+
+        Args:
+            before: the server's state before each round.
+            ledger: as for `client_shift_sds`, before and after all of them.
+            sent: the messages of all rounds.
+        """
+        each = list[Tensor]()
+        for shared, one in zip(before, sent.one_by_one(), strict=True):
+            found = self.client_shift_sds(shared, ledger, one)
+            if found is None:
+                return None
+            each.append(found)
+        return torch.stack(each)
+
+    # -- faulty clients -------------------------------------------------------------------------------------
+    def bounding_obstacle(self) -> str | None:
+        """Why what one client's message does cannot be held to what the others' do, with these settings, and the cure.
+
+        See `combination.Bounded`.
+
+        Returns:
+            "" where `bounded_messages` can; None, the default, where there is no rule for it at all.
+        """
+        return None
+
+    def bounded_messages(self, limits: Bounded, shared: State, ledger: State, sent: SentMessages) -> BoundedMessages:
+        """A round's messages within the limits; asked for where there is no `bounding_obstacle`.
+
+        Args:
+            limits: the combination.
+            shared: the server's state before `combine`.
+            ledger: what the server knows of all clients, (K, ...); empty where it knows nothing.
+            sent: the messages.
+        """
+        raise NotImplementedError
+
+    def substitute_messages(self, shared: State, ledger: State, messages: State, clients: Tensor) -> State | None:
+        """Messages for clients whose own cannot be used, (C', ...), so that no faulty client stops a bounded round.
+
+        Asked for those that are missing in a round that needs everybody, else for those whose reply is not finite.
+
+        Args:
+            shared: the server's state.
+            ledger: what the server knows of all clients, (K, ...).
+            messages: of the other clients of the round, (C, ...).
+            clients: that have none, (C',).
+
+        Returns:
+            an empty dictionary where the others' messages are enough; None, the default, where nothing can stand there.
+        """
+        return None
+
+    def account_for_bounds(self, shared: State, local: State) -> State:
+        """What the server needs of all clients, (K, ...), to bound their messages where there are no `client_sites`.
+
+        Args:
+            shared: the server's state.
+            local: the clients', (K, ...).
+        """
+        return {}
+
+    # -- other forms of the algorithm, and privacy ------------------------------------------------------------
+    def form_for(self, combination: Combination | None) -> Any:
+        """The algorithm in the form that a run's combination of messages asks for.
+
+        With the noise of privacy its steps must not depend on those before: acceleration, say, would follow the noise,
+        by a part that depends on it. To be bounded, it has what it would choose by itself chosen so that it can be.
+
+        Args:
+            combination: of the run; None takes messages as they are.
+
+        Raises:
+            SettingError: its settings do not go with that combination; names them and the cure.
+        """
+        return self.algorithm
+
+    def form_for_clients(self) -> Any:
+        """The algorithm as the clients know it, by their own recipe, without what the server alone is told."""
+        return self.algorithm
+
+    def noise_left(self, rounds: list[NoisyRound], num_clients: int) -> tuple[Any, float]:
+        """A round that puts the noise of all rounds' messages into the last state at once.
+
+        By default the variances of all rounds are added up, which is an upper bound: where clients start from what they
+        received, as in FedAvg, their messages undo a part of the noise.
+
+        Args:
+            rounds: those in which somebody worked.
+            num_clients: K.
+
+        Returns:
+            the algorithm without what would hold noise back as it holds back a long step, and how many times as loud as
+            in one of the rounds its messages' noise has to be.
+        """
+        return self.algorithm, math.sqrt(len(rounds))

@@ -1,0 +1,159 @@
+"""Contributions of the clients of expectation propagation: sites that they keep, and changes of these that they send.
+
+A site is held to the others', and the client is told what was cut of its change, so that it keeps what q has (see
+`algorithm.bounding`).
+
+The noise of privacy comes with changes. If a round takes the fraction δ of its messages, and undoes u of what q has
+of the rounds before, the noise's variance in q is, in units of that of one round's messages,
+
+    v ← (1 - u)² v + δ²
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pyro_fed.algorithm.combination import Bounded, Combination
+from pyro_fed.algorithm.contributions import BoundedMessages, NoisyRound, SentMessages
+from pyro_fed.algorithm.states import State
+from pyro_fed.errors import SettingError
+from pyro_fed.infer.ep.states import CHANGE
+from pyro_fed.infer.sites.contributions import SiteContributions, held_changes
+from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
+from pyro_fed.ops.gaussian import Gaussian
+
+
+@dataclass(frozen=True)
+class EPContributions(SiteContributions):
+    """Of `FedEP` and its kin."""
+
+    # -- sites ----------------------------------------------------------------------------------------------
+    def client_sites(self, shared: State, local: State) -> State | None:
+        """What the clients keep, unless an optimiser moves q and the sites by different amounts."""
+        if self.algorithm.is_optimised or "eta" not in local:
+            return None
+        return as_state(gaussian(local))
+
+    def client_sites_after(self, sites: State, messages: State, told: State) -> State | None:
+        """As the clients themselves settle them, by the messages that came."""
+        told = {name: value for name, value in told.items() if not name.startswith("correction_")}  # in them already
+        changes = self.algorithm.changes_of(messages)
+        after: State = self.algorithm.settle(told, {**sites, **as_state(changes, CHANGE)})
+        return after
+
+    def site_changes(self, shared: State, ledger: State, sent: SentMessages) -> Gaussian:
+        """Those that are sent."""
+        changes: Gaussian = self.algorithm.changes_of(sent.messages)
+        return changes
+
+    # -- faulty clients -------------------------------------------------------------------------------------
+    def bounding_obstacle(self) -> str | None:
+        """An optimiser moves q and the sites by different amounts."""
+        if self.algorithm.is_optimised:
+            return "an optimiser moves q and the sites by different amounts; leave it out"
+        return ""
+
+    def bounded_messages(self, limits: Bounded, shared: State, ledger: State, sent: SentMessages) -> BoundedMessages:
+        """Changes to sites within the limits; the clients are told what was cut, so that they keep these.
+
+        Clients that have not sent anything yet are no cohort.
+
+        Raises:
+            SettingError: the server does not know the clients' sites, or fewer than three have one.
+        """
+        if not ledger:
+            raise SettingError(
+                f"{type(self.algorithm).__name__}: the clients' sites have too many numbers for the server to hold "
+                "each to the others': take covariance='diag', or FedAvg with combination.Median()"
+            )
+        base = gaussian(shared, "prior_").product(gaussian(shared, "prior_delta_"))
+        changes, centre = self.site_changes(shared, ledger, sent), gaussian(shared).mean()
+        held, *cut = held_changes(limits, base, gaussian(ledger), sent.clients, changes, centre, sent.rows)
+        told = as_state(held.quotient(changes), "correction_")
+        return BoundedMessages(shared, without_value(sent.messages) | as_state(held), told, *cut)
+
+    # -- privacy --------------------------------------------------------------------------------------------
+    def form_for(self, combination: Combination | None) -> Any:
+        """With the noise of privacy, without acceleration, which would follow it.
+
+        Raises:
+            SettingError: an optimiser decides on the steps.
+        """
+        if combination is None or not combination.private:
+            return self.algorithm
+        if self.algorithm.is_optimised:
+            raise SettingError(
+                f"{type(self.algorithm).__name__}: an optimiser takes a part of each round's noise that changes with "
+                "the round, and the result's SDs could not have it: leave it out"
+            )
+        return self.algorithm.with_even_steps()
+
+    def noise_left(self, rounds: list[NoisyRound], num_clients: int) -> tuple[Any, float]:
+        """All that was taken, as the square root of v over the δ that is taken where nothing is held back."""
+        variance, taken = 0.0, 1.0
+        for one in rounds:
+            taken = one.figures["fraction"]
+            variance = (1 - self.undone_share(taken, one.clients, num_clients)) ** 2 * variance + taken**2
+        free = self.algorithm.controlled_by(self.algorithm.control.free())
+        return free, variance**0.5 / self.algorithm.damping_for(rounds[-1].clients)
+
+    def undone_share(self, taken: float, clients: int, num_clients: int) -> float:
+        """u, what a round undoes of q's noise: nothing, as clients measure changes from their sites, which have none.
+
+        Args:
+            taken: δ, the fraction of its messages that a round took.
+            clients: how many worked in it.
+            num_clients: K.
+        """
+        return 0.0
+
+
+@dataclass(frozen=True)
+class AverageSiteContributions(EPContributions):
+    """Of `FedSEP`, whose clients keep nothing: the average site stands for each."""
+
+    def bounded_messages(self, limits: Bounded, shared: State, ledger: State, sent: SentMessages) -> BoundedMessages:
+        """Sites of the round's clients within the limits; the average stands for the others.
+
+        Raises:
+            SettingError: fewer than three clients are at work.
+        """
+        prior, count, number = gaussian(shared, "prior_"), len(sent.clients), int(shared["num_clients"])
+        average = gaussian(shared).quotient(prior).power(1.0 / number)
+        base = prior.product(gaussian(shared, "prior_delta_")).product(average.power(number - count))
+        each = type(average)(
+            average.precision.expand(count, *average.precision.shape), average.eta.expand(count, *average.eta.shape)
+        )
+        everyone = torch.arange(count, device=average.eta.device)
+        deltas, centre = gaussian(sent.messages), gaussian(shared).mean()
+        held, *cut = held_changes(limits, base, each, everyone, deltas, centre, sent.own_rows)
+        return BoundedMessages(shared, without_value(sent.messages) | as_state(held), {}, *cut)
+
+    def undone_share(self, taken: float, clients: int, num_clients: int) -> float:
+        """Each round replaces what the average site, which has the noise, says for its clients: δ of it for each."""
+        return min(1.0, taken * clients / num_clients)
+
+
+@dataclass(frozen=True)
+class ADMMContributions(EPContributions):
+    """Of `BayesADMM`, in whose average noise is not known."""
+
+    def form_for(self, combination: Combination | None) -> Any:
+        """Not a private one: its noise is in q twice, at different times.
+
+        Raises:
+            SettingError: the combination is private.
+        """
+        if combination is not None and combination.private:
+            raise SettingError(
+                f"{type(self.algorithm).__name__}: what noise leaves in its average is not known: take FedEP or PVI"
+            )
+        return super().form_for(combination)
+
+
+def without_value(messages: State) -> State:
+    """Messages without what would let one client have a step taken back: its log-likelihood."""
+    return {name: value for name, value in messages.items() if name != "value"}

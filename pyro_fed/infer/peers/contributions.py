@@ -1,0 +1,88 @@
+"""Contributions of agents without a server: changes of their sites, as all can tell from the beliefs that are sent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_fed.algorithm.combination import Bounded, Combination
+from pyro_fed.algorithm.combination_check import all_hear_all
+from pyro_fed.algorithm.contributions import BoundedMessages, SentMessages
+from pyro_fed.algorithm.states import State
+from pyro_fed.infer.peers.screening import centre_of, screened
+from pyro_fed.infer.sites.contributions import SiteContributions, held_changes
+from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
+from pyro_fed.ops.gaussian import Gaussian
+
+
+@dataclass(frozen=True)
+class PeerContributions(SiteContributions):
+    """Of `P2PVI`."""
+
+    def client_sites(self, shared: State, local: State) -> State | None:
+        """What the agents keep, where no share of the prior is in it."""
+        known = self.algorithm.keeps_site and self.algorithm.starts_at_prior
+        return self.account_for_bounds(shared, local) if known else None
+
+    def account_for_bounds(self, shared: State, local: State) -> State:
+        """What the agents keep, with its share of the prior where beliefs begin flat."""
+        return as_state(gaussian(local))
+
+    def client_sites_after(self, sites: State, messages: State, told: State) -> State | None:
+        """With what was taken of each belief's change, as neighbours can tell where all hear all."""
+        if "taken_eta" not in told:
+            return None
+        return as_state(gaussian(sites) * gaussian(told, "taken_"))
+
+    def answer(self, shared: State) -> Gaussian:
+        """The mean of all beliefs."""
+        return gaussian(shared).product_over(0) ** (1.0 / len(shared["eta"]))
+
+    def site_changes(self, shared: State, ledger: State, sent: SentMessages) -> Gaussian:
+        """The changes of the beliefs, each as large a part of the mean of all as its agent is of the graph."""
+        mine = gaussian({name: shared[name][sent.clients] for name in ("precision", "eta")})
+        return (gaussian(sent.messages) / mine) ** (1.0 / len(shared["eta"]))
+
+    def bounded_messages(self, limits: Bounded, shared: State, ledger: State, sent: SentMessages) -> BoundedMessages:
+        """Beliefs whose changes of the agents' sites are within the limits.
+
+        Where all hear all, every agent knows from the beliefs that were sent what each has put in so far: it is a
+        server of its own, and all come to the same verdict. Elsewhere `peers.screening` says who judges whom.
+        """
+        q, count = gaussian(shared), len(shared["eta"])
+        mine = gaussian({name: shared[name][sent.clients] for name in ("precision", "eta")})
+        sites, told = gaussian(ledger), gaussian(sent.messages)
+        if sent.graph is not None and not all_hear_all(sent.graph):
+            weight = torch.from_numpy(sent.graph.centrality(0))[sent.clients]
+            held, cut = screened(limits, sent.graph, q, sites, sent.clients, (told / mine) ** weight, told, sent.rows)
+            taken = held ** (1.0 / weight)
+            return BoundedMessages(shared, {**sent.messages, **as_state(mine * taken)}, as_state(held, "taken_"), cut)
+        common, deltas = self.answer(shared), self.site_changes(shared, ledger, sent)
+        base = common / sites.product_over(0)
+        held, cut, widened = held_changes(limits, base, sites, sent.clients, deltas, centre_of(common, told), sent.rows)
+        return BoundedMessages(
+            shared, {**sent.messages, **as_state(mine * held ** float(count))}, as_state(held, "taken_"), cut, widened
+        )
+
+    def substitute_messages(self, shared: State, ledger: State, messages: State, clients: Tensor) -> State | None:
+        """The agents' beliefs as they were: their sites do not change, and they hand on what they hear."""
+        return {name: shared[name][clients] for name in messages}
+
+    def form_for(self, combination: Combination | None) -> Any:
+        """To be bounded, without acceleration.
+
+        Anderson's rule takes the steps of the last rounds for those of one map, and goes on where they point to. Noise
+        that is new in every round is none: it would be followed up to five times as far as the limits let it.
+        """
+        return self.algorithm.unaccelerated() if isinstance(combination, Bounded) else self.algorithm
+
+    def bounding_obstacle(self) -> str | None:
+        """Sums over a line cannot be checked without a server; nor can changes that are no site's."""
+        if self.algorithm.start == "consensus":
+            return "its start adds up log-likelihoods that nobody can check: start='local', or 'prior'"
+        if not self.algorithm.keeps_site or self.algorithm.solver.from_averaging:
+            return "the agents' changes are those of no sites: weighting='exact', batch_size=None, update='newton'"
+        return ""

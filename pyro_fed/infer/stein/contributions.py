@@ -1,0 +1,126 @@
+"""Contributions of clients to particles: residuals of their scores beside their Gaussian sites', and turns of a client.
+
+A client's residual is held to the cohort's; where a turn is the client's own work, the particles are held to the
+server's own turn towards all sites (see `held_turns`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from pyro_fed.algorithm.combination import Bounded
+from pyro_fed.algorithm.contributions import BoundedMessages, Contributions, SentMessages
+from pyro_fed.algorithm.states import State
+from pyro_fed.density.problem import Problem
+from pyro_fed.infer.sites.whitening import site_scores
+from pyro_fed.infer.stein.held_turns import held_particles, held_residuals
+
+
+@dataclass(frozen=True)
+class TurnContributions(Contributions):
+    """Of `DSVGD`, whose clients take turns with the particles."""
+
+    def account_for_bounds(self, shared: State, local: State) -> State:
+        """The residuals that the phase begins with."""
+        return {"residual": local["residual"]}
+
+    def bounding_obstacle(self) -> str | None:
+        """A turn is compared with one towards the clients' sites."""
+        if self.algorithm.start == "gaussian":
+            return ""
+        return "turns are compared with those towards Gaussian sites: start='gaussian'"
+
+    def bounded_messages(self, limits: Bounded, shared: State, ledger: State, sent: SentMessages) -> BoundedMessages:
+        """The client's residual within the cohort's, and its particles within reach of the server's own turn.
+
+        What a client says of its residual follows what it said before: the server keeps that (`claimed`) beside what it
+        took of it (`taken`).
+        """
+        algorithm = self.algorithm
+        algorithm.require_one(sent.clients)
+        state, message = _with_account(shared, ledger), sent.messages
+        residual = message["residuals"] - (shared["residuals"] - state["claimed"][sent.clients])
+        found = held_residuals(state["taken"], sent.clients, residual, sent.rows, limits.pull)
+        change = found.residuals - state["taken"][sent.clients]
+        own, figures = algorithm.server_turn(cast(Problem, sent.problem), shared)
+        reach = algorithm.local_steps * shared["pace"] * algorithm.step_size
+        reach = reach * (1 + shared["steps"] / algorithm.decay_offset) ** -algorithm.decay
+        white, beyond = held_particles(message["white"][0], own["white"], reach)
+        held = {
+            "white": white[None],
+            "residuals": shared["residuals"] + change,
+            **{name: own[name][None] for name in ("history", "steps")},
+            **{name: value[None] for name, value in figures.items()},
+        }
+        after = _entered(state, sent.clients, residual, found.residuals)
+        return BoundedMessages(after, held, {}, found.cut + beyond)
+
+    def client_shift_sds(self, shared: State, ledger: State, sent: SentMessages) -> Tensor:
+        """By where the particles are on average after the turn, in SDs of the Gaussian that they are whitened by."""
+        return (sent.messages["white"].mean(-2) - shared["white"].mean(-2)).abs().amax(-1).double()
+
+
+@dataclass(frozen=True)
+class ResidualContributions(TurnContributions):
+    """Of `ParallelDSVGD`, whose particles are the server's own: clients send changes of their residuals alone."""
+
+    def bounded_messages(self, limits: Bounded, shared: State, ledger: State, sent: SentMessages) -> BoundedMessages:
+        """Changes after which no client's residual is beyond the cohort's."""
+        state = _with_account(shared, ledger)
+        claimed = state["claimed"][sent.clients] + sent.messages["change"]
+        found = held_residuals(state["taken"], sent.clients, claimed, sent.rows, limits.pull)
+        change = found.residuals - state["taken"][sent.clients]
+        after = _entered(state, sent.clients, claimed, found.residuals)
+        return BoundedMessages(after, {"change": change}, {}, found.cut)
+
+    def client_shift_sds(self, shared: State, ledger: State, sent: SentMessages) -> Tensor:
+        """By the changes of the residuals: one of e on average moves the mean by e."""
+        return sent.messages["change"].mean(-2).abs().amax(-1).double()
+
+
+def _with_account(shared: State, ledger: State) -> State:
+    """The server's state with what clients said of their residuals, and what was taken of it."""
+    if "claimed" in shared:
+        return shared
+    residual = ledger["residual"].to(shared["residuals"])
+    return {**shared, "claimed": residual, "taken": residual.clone()}
+
+
+def _entered(state: State, clients: Tensor, claimed: Tensor, taken: Tensor) -> State:
+    """The server's account after some clients' messages, (C, N, D)."""
+    new = {"claimed": claimed, "taken": taken}
+    return {**state, **{name: state[name].index_copy(0, clients, value) for name, value in new.items()}}
+
+
+@dataclass(frozen=True)
+class SurveyContributions(Contributions):
+    """Of `Survey`: the clients' scores at its points, beside their sites'."""
+
+    def account_for_bounds(self, shared: State, local: State) -> State:
+        """The clients' sites in whitened coordinates."""
+        return {name: local[name] for name in ("precision", "eta")}
+
+    def bounding_obstacle(self) -> str | None:
+        """Scores are compared with those of the clients' sites."""
+        if self.algorithm.begin == "gaussian":
+            return ""
+        return (
+            "clients' scores are compared with those of their Gaussian sites. Where modes are looked for, or particles "
+            "begin as draws of the prior, these sites say nothing: take start='gaussian'"
+        )
+
+    def bounded_messages(self, limits: Bounded, shared: State, ledger: State, sent: SentMessages) -> BoundedMessages:
+        """Scores, none further from its client's site than the cohort's; the server keeps them for later phases."""
+        expected = site_scores(ledger["precision"], ledger["eta"], shared["white"])
+        residual = sent.messages["scores"] - expected[sent.clients]
+        found = held_residuals(torch.zeros_like(expected), sent.clients, residual, sent.rows, limits.pull)
+        scores = expected.index_copy(0, sent.clients, expected[sent.clients] + found.residuals)
+        return BoundedMessages({**shared, "held_scores": scores}, {"scores": scores[sent.clients]}, {}, found.cut)
+
+    def substitute_messages(self, shared: State, ledger: State, messages: State, clients: Tensor) -> State | None:
+        """The scores of the clients' sites."""
+        return {"scores": site_scores(ledger["precision"], ledger["eta"], shared["white"])[clients]}
