@@ -6,7 +6,7 @@ writes it: a Gaussian is two entries, `{prefix}precision` and `{prefix}eta`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,10 +15,6 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
 from pyro_fed.ops.gaussian import Gaussian
 
-#: Where the server's Gaussians stand in its state, field to prefix.
-PREFIXES = {"q": "", "prior": "prior_", "prior_change": "prior_delta_", "added": "added_"}
-#: The server's other entries of its own.
-ENTRIES = ("prior_value", "prior_known", "num_clients", "fractions", "reset")
 #: Where the change that a client has sent stands in its state until it knows what was taken of it.
 CHANGE = "delta_"
 
@@ -54,18 +50,35 @@ class Server:
     @classmethod
     def of(cls, shared: State) -> Server:
         """Read the server's state."""
-        own = {f"{prefix}{part}" for prefix in PREFIXES.values() for part in ("precision", "eta")} | {*ENTRIES}
-        return cls(
-            **{field: gaussian(shared, prefix) for field, prefix in PREFIXES.items()},
-            **{name: shared[name] for name in ENTRIES},
-            memory={name: value for name, value in shared.items() if name not in own},
+        server = cls(
+            q=gaussian(shared),
+            prior=gaussian(shared, "prior_"),
+            prior_change=gaussian(shared, "prior_delta_"),
+            prior_value=shared["prior_value"],
+            prior_known=shared["prior_known"],
+            num_clients=shared["num_clients"],
+            fractions=shared["fractions"],
+            added=gaussian(shared, "added_"),
+            reset=shared["reset"],
+            memory={},
         )
+        own = server.state().keys()
+        return replace(server, memory={name: value for name, value in shared.items() if name not in own})
 
     def state(self) -> State:
         """Write it."""
-        factors = [as_state(getattr(self, field), prefix) for field, prefix in PREFIXES.items()]
-        entries = {name: getattr(self, name) for name in ENTRIES}
-        return {name: value for part in (*factors, entries, self.memory) for name, value in part.items()}
+        return {
+            **as_state(self.q),
+            **as_state(self.prior, "prior_"),
+            **as_state(self.prior_change, "prior_delta_"),
+            "prior_value": self.prior_value,
+            "prior_known": self.prior_known,
+            "num_clients": self.num_clients,
+            "fractions": self.fractions,
+            **as_state(self.added, "added_"),
+            "reset": self.reset,
+            **self.memory,
+        }
 
 
 def first_server(q: Gaussian, prior: Gaussian, num_clients: int, memory: State) -> Server:
