@@ -187,7 +187,7 @@ def test_the_version_is_that_of_code_and_adapter(tmp_path):
     folders = {str(file.parent.relative_to(root)) for file in code_files(root)}
     assert {"analysis/judging", "runtime", "runtime/executors", "infer/ep", "."} <= folders
     assert all((root / one).is_dir() for one in ASIDE)
-    assert not folders & {"cli", "flower", "runtime/agents", "analysis/plots"}
+    assert not folders & {"cli", "deployment", "deployment/flower", "analysis/plots"}
 
 
 def doomed(task):
