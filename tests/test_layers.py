@@ -51,6 +51,7 @@ ROOMS = {
         peers pooled
         stein subposteriors surrogates
         langevin
+        papers
         auto
         door
     """,
