@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import platform
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from benchmarks.goldens.cases import ROOT, SETS
 from benchmarks.goldens.records import record
+from benchmarks.helpers.records import made_here
 from pyro_fed.analysis.bench.processes import Died, run_in_processes
 
 #: Of the sets' files.
@@ -81,12 +78,4 @@ def header(name: str) -> dict[str, Any]:
     Args:
         name: of the set.
     """
-    libraries = ("torch", "pyro-ppl", "arviz", "numpy", "scipy", "scikit-learn")
-    return {
-        "set": name,
-        "seed": 0,
-        "threads": 1,
-        "python": platform.python_version(),
-        "machine": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
-        "versions": {library: version(library) for library in libraries},
-    }
+    return {"set": name, "seed": 0, "threads": 1, **made_here()}

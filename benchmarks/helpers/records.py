@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import platform
 import sys
 import time
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from pyro_fed.analysis.bench.processes import Died, run_in_processes
 from pyro_fed.conventions.output import replaced_file
@@ -82,6 +86,16 @@ class Records:
             del self._records[case], self._lines[case]
 
 
+def made_here() -> dict[str, Any]:
+    """On what figures depend besides the code: the machine, and the versions of libraries."""
+    libraries = ("torch", "pyro-ppl", "arviz", "numpy", "scipy", "scikit-learn")
+    return {
+        "python": platform.python_version(),
+        "machine": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
+        "versions": {library: version(library) for library in libraries},
+    }
+
+
 def line_of(record: Mapping[str, Any]) -> str:
     """A record as a line."""
     return json.dumps(record, sort_keys=True, separators=(",", ":"), ensure_ascii=False) + "\n"
@@ -138,6 +152,7 @@ def run_missing(
         Each new record. A case whose process dies has none, and is named on standard error.
     """
     stop = time.monotonic() + 60 * minutes
+    records.header = records.header or made_here()
     waiting = (case for case in cases if (again or case not in records) and time.monotonic() < stop)
     for (_, case), found in run_in_processes(_timed, ((function, case) for case in waiting), jobs, warm=warm):
         if isinstance(found, Died):
