@@ -31,7 +31,7 @@ class Records:
         path: of the file; a last line that was cut off is left out. It need not exist.
 
     Attributes:
-        header: what the file's first line says.
+        header: what the file's first line says; of a new file, where it was made.
     """
 
     def __init__(self, path: Path) -> None:
@@ -69,7 +69,7 @@ class Records:
         Args:
             record: with its `case`.
         """
-        case = record["case"]
+        case, self.header = record["case"], self.header or made_here()
         self._records[case], self._lines[case] = dict(record), line_of(record)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with replaced_file(self.path) as file:
@@ -152,7 +152,6 @@ def run_missing(
         Each new record. A case whose process dies has none, and is named on standard error.
     """
     stop = time.monotonic() + 60 * minutes
-    records.header = records.header or made_here()
     waiting = (case for case in cases if (again or case not in records) and time.monotonic() < stop)
     for (_, case), found in run_in_processes(_timed, ((function, case) for case in waiting), jobs, warm=warm):
         if isinstance(found, Died):

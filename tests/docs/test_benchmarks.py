@@ -1,7 +1,7 @@
 """Every benchmark can be imported under the package as it is, and `benchmarks/README.md` lists it.
 
-A folder with a `__main__.py` is one benchmark; in the others each file is one. `papers` and `accuracy` are both: scripts,
-and a command of their folder.
+A folder with a `__main__.py` is one benchmark; in the others each file is one. `papers` and `accuracy` are both:
+scripts, and a command of their folder.
 """
 
 import importlib
