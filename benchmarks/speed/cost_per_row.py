@@ -9,7 +9,6 @@ After a cell that took a tenth of `--limit` seconds the larger ones of its line 
 """
 
 import argparse
-import json
 import time
 import warnings
 from pathlib import Path
@@ -17,6 +16,8 @@ from pathlib import Path
 import torch
 
 import pyro_fed as pf
+from benchmarks.helpers.markdown import heading, row
+from benchmarks.helpers.records import Records
 from benchmarks.speed import rows as by_rows
 
 MODELS = ("logistic", "robust", "poisson", "network")
@@ -48,7 +49,7 @@ def timed(kind, rows, covariates, seed):
 
 def measure(kinds, limit, path):
     """All cells, by "MODEL ROWS COVARIATES"; those that are kept already are taken as they are."""
-    cells = json.loads(path.read_text()) if path.exists() else {}
+    cells = Records(path)
     lines = [[(kind, rows, AT_COVARIATES) for rows in ROWS] for kind in kinds]
     lines += [[(kind, AT_ROWS, covariates) for covariates in COVARIATES] for kind in kinds]
     for line in lines:
@@ -57,9 +58,7 @@ def measure(kinds, limit, path):
             if key not in cells:
                 first, _ = timed(kind, rows, covariates, 1)
                 again, rounds = timed(kind, rows, covariates, 2)
-                cells[key] = {"first": first, "again": again, "rounds": rounds}
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(json.dumps(cells, indent=1))
+                cells.keep({"case": key, "first": first, "again": again, "rounds": rounds})
             if cells[key]["first"] > limit / 10:
                 break
     return cells
@@ -69,15 +68,13 @@ def table(cells):
     """Microseconds a row of a whole run, and its rounds; "-" where it was left out."""
 
     def shown(kind, rows, covariates):
-        cell = cells.get(f"{kind} {rows} {covariates}")
-        return "-" if cell is None else f"{1e6 * cell['again'] / rows:.1f} ({cell['rounds']})"
+        key = f"{kind} {rows} {covariates}"
+        return f"{1e6 * cells[key]['again'] / rows:.1f} ({cells[key]['rounds']})" if key in cells else "-"
 
-    print("| model | " + " | ".join(f"{rows:,} x {AT_COVARIATES}" for rows in ROWS), end=" | ")
-    print(" | ".join(f"{AT_ROWS:,} x {covariates}" for covariates in COVARIATES) + " |")
-    print("| --- " * (1 + len(ROWS) + len(COVARIATES)) + "|")
+    sizes = [(rows, AT_COVARIATES) for rows in ROWS] + [(AT_ROWS, covariates) for covariates in COVARIATES]
+    print(heading("model", *(f"{rows:,} x {covariates}" for rows, covariates in sizes)))
     for kind in MODELS:
-        sizes = [(rows, AT_COVARIATES) for rows in ROWS] + [(AT_ROWS, covariates) for covariates in COVARIATES]
-        print(f"| {kind} | " + " | ".join(shown(kind, *size) for size in sizes) + " |")
+        print(row(kind, *(shown(kind, *size) for size in sizes)))
 
 
 def draw(cells, path):
@@ -108,7 +105,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="*", default=list(MODELS))
     parser.add_argument("--limit", type=float, default=600.0)
-    parser.add_argument("--out", type=Path, default=Path("out/cost_per_row.json"))
+    parser.add_argument("--out", type=Path, default=Path("out/cost_per_row.jsonl"))
     parser.add_argument("--figure", type=Path, default=Path("docs/cost_per_row.png"))
     parser.add_argument("--kept", action="store_true", help="measure nothing: print and draw the cells that are kept")
     given = parser.parse_args()
