@@ -98,9 +98,7 @@ def _compared(name: str, options: argparse.Namespace, stop: float) -> int:
     _run(name, [case for case in wanted if case in present and case not in now], options, stop, now)
     if options.list:
         return 0
-    return report(
-        name, {case: golden[case] for case in wanted}, {case: now[case] for case in now}, present, options.ignore
-    )
+    return report(name, {case: golden[case] for case in wanted}, now, present, options.ignore)
 
 
 def report(

@@ -1,4 +1,4 @@
-"""A call in a process of its own, a new Python with one thread: for memory, and for what the first run of a model costs."""
+"""A call in a new Python of one thread, for figures that depend on what a process has done before, as memory does."""
 
 from __future__ import annotations
 

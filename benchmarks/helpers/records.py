@@ -24,8 +24,8 @@ from pyro_fed.conventions.output import replaced_file
 Record = dict[str, Any]
 
 
-class Records:
-    """The records of a file, by case.
+class Records(Mapping[str, Record]):
+    """The records of a file by case, in the order in which they stand there or were made.
 
     Args:
         path: of the file; a last line that was cut off is left out. It need not exist.
@@ -50,18 +50,11 @@ class Records:
     def __getitem__(self, case: str) -> Record:
         return self._records[case]
 
-    def __contains__(self, case: object) -> bool:
-        return case in self._records
-
     def __iter__(self) -> Iterator[str]:
         return iter(self._records)
 
     def __len__(self) -> int:
         return len(self._records)
-
-    def values(self) -> list[Record]:
-        """All records, in the order in which they were made or stand in the file."""
-        return list(self._records.values())
 
     def keep(self, record: Mapping[str, Any]) -> None:
         """Add a record, or put it in the place of its case's. The file is written whole: a reader sees no part of it.

@@ -68,8 +68,8 @@ def table(cells):
     """Microseconds a row of a whole run, and its rounds; "-" where it was left out."""
 
     def shown(kind, rows, covariates):
-        key = f"{kind} {rows} {covariates}"
-        return f"{1e6 * cells[key]['again'] / rows:.1f} ({cells[key]['rounds']})" if key in cells else "-"
+        cell = cells.get(f"{kind} {rows} {covariates}")
+        return "-" if cell is None else f"{1e6 * cell['again'] / rows:.1f} ({cell['rounds']})"
 
     sizes = [(rows, AT_COVARIATES) for rows in ROWS] + [(AT_ROWS, covariates) for covariates in COVARIATES]
     print(heading("model", *(f"{rows:,} x {covariates}" for rows, covariates in sizes)))

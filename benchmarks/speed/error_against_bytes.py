@@ -137,7 +137,7 @@ def draw(found, path):
         ends = []
         for family, members in FAMILIES.items():
             for number, one in enumerate(members):
-                run = found[f"{name}/{one}"] if f"{name}/{one}" in found else {}
+                run = found.get(f"{name}/{one}", {})
                 if not run.get("error") or not np.isfinite(run["error"][-1]):
                     continue
                 style, end = ("-", "--", ":", "-.")[number % 4], (run["bytes"][-1], run["error"][-1])

@@ -111,7 +111,7 @@ def test_a_file_whose_last_line_was_cut_off_is_read_up_to_there(tmp_path):
     with path.open("a") as file:
         file.write('{"case": "c", "roun')
     found = Records(path)
-    assert (found.header, found.values()) == ({"set": "set"}, [{"case": "a"}, {"case": "b"}])
+    assert (found.header, list(found.values())) == ({"set": "set"}, [{"case": "a"}, {"case": "b"}])
     found.drop(lambda record: record["case"] == "a")
     found.keep({"case": "a"})
     assert path.read_text() == whole and len(found) == 2
