@@ -12,6 +12,7 @@ draws of its Gaussian, agents 20,000, so that about 0.03 of each of their errors
 from __future__ import annotations
 
 import argparse
+from itertools import chain
 from typing import Any
 
 from benchmarks.accuracy.cases import ALGORITHMS, FIGURES, by_name, record_of
@@ -43,11 +44,10 @@ def main() -> None:
     ]
     records = Records(options.out)
     print(heading(*TITLES, "at the end", "doubts"), flush=True)
-    if options.print:
-        shown = [records[name] for name in chosen if name in records]
-    else:
-        shown = run_missing(records, chosen, record_of, jobs=options.jobs, again=options.again, minutes=options.minutes)
-    for record in shown:
+    wanted = [] if options.print else chosen
+    kept = [records[name] for name in chosen if options.print and name in records]
+    new = run_missing(records, wanted, record_of, jobs=options.jobs, again=options.again, minutes=options.minutes)
+    for record in chain(kept, new):
         print(line(record), flush=True)
 
 

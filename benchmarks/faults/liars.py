@@ -6,10 +6,10 @@ is the largest error of a mean in SDs of the posterior of the honest clients, wh
 (`benchmarks.helpers.exact_logistic`); "stops": the run ended in an error. "honest": nobody lies, against the posterior
 of all ten, and in the second column how many times as wide the widest SD is as without `Bounded`.
 
-    python -m benchmarks.faults.liars [FAMILY ...] [--only "LIE;..."] [--out out/faults/liars.jsonl] [--show] [--again]
+    python -m benchmarks.faults.liars [FAMILY ...] [--only "LIE;..."] [--out out/faults/liars.jsonl] [--print] [--again]
 
 A cell is one run of some tenths of a second; each is written to OUT as soon as it is there, and one that is there is
-not run again: the whole can be cut off, resumed, and run in parts. `--show` prints the tables of what is there,
+not run again: the whole can be cut off, resumed, and run in parts. `--print` prints the tables of what is there,
 `--held` leaves out the runs without.
 `--prices` prints what `Bounded` costs where honest clients have unequal numbers of rows, `--dirichlet` where they have
 unequal labels: README's first program.
@@ -334,7 +334,7 @@ def main() -> None:
     parser.add_argument("families", nargs="*", metavar="FAMILY")
     parser.add_argument("--only", default="", metavar="LIE;...")
     parser.add_argument("--out", type=Path, default=Path("out/faults/liars.csv"))
-    for flag in ("--show", "--again", "--held", "--prices", "--dirichlet"):
+    for flag in ("--print", "--again", "--held", "--prices", "--dirichlet"):
         parser.add_argument(flag, action="store_true")
     options = parser.parse_args()
     families = options.families or list(FAMILIES)
@@ -345,7 +345,7 @@ def main() -> None:
         (prices if options.prices else dirichlet)(families)
         return
     records = Records(options.out)
-    if not options.show:
+    if not options.print:
         for cell in cells(families, lies, (True,) if options.held else (False, True)):
             if case_of(cell) in records and not options.again:
                 continue

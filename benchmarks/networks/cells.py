@@ -37,8 +37,8 @@ def nested(records: Records) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for record in records.values():
-        at, *keys = found, *record["case"].split(" / ")
-        for key in keys:
+        at = found
+        for key in record["case"].split(" / "):
             at = at.setdefault(key, {})
         at.update({what: value for what, value in record.items() if what != "case"})
     return found

@@ -1,6 +1,6 @@
 """Simulation-based calibration of federated algorithms whose clients differ in their labels, or in their covariates.
 
-    python -m benchmarks.sbc [--models linear,logistic] [--algorithms FedEP] [--replicates 200] [--out out/sbc.jsonl]
+    python -m benchmarks.sbc [--cases 'linear / *'] [--algorithms FedEP] [--replicates 200] [--out out/sbc.jsonl]
     python -m benchmarks.sbc --print                         # the table of what has been run
 
 Parameters are drawn from the prior, data given them, and the posterior is sought; the rank of the true value among the
@@ -24,7 +24,7 @@ import torch
 
 import pyro_fed as pf
 from benchmarks.helpers.markdown import heading, row
-from benchmarks.helpers.records import Records
+from benchmarks.helpers.records import Records, matches
 from benchmarks.sbc.models import BLOCKS, CLIENTS, SETUPS
 from benchmarks.sbc.uniformity import INTERVALS, chi_square, coverage, ecdf, smooth
 
@@ -132,9 +132,8 @@ def print_table(records: Iterable[dict[str, Any]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", default=",".join(SETUPS))
-    parser.add_argument("--skews", default=",".join(SKEWS))
-    parser.add_argument("--algorithms", default=",".join(ALGORITHMS))
+    parser.add_argument("--cases", default="*", help="patterns of models and skews, separated by commas")
+    parser.add_argument("--algorithms", default="*", help=f"patterns, separated by commas, of {', '.join(ALGORITHMS)}")
     parser.add_argument("--replicates", type=int, help="of each cell; 200, or 50 of DSVGD and FSGLD, by default")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin nothing after so many")
     parser.add_argument("--out", type=Path, default=Path("out/sbc.jsonl"), help="file of the records")
@@ -149,8 +148,9 @@ def main() -> None:
 
 def run(options: argparse.Namespace, records: Records) -> None:
     """Run what is missing, for so many minutes."""
-    algorithms, models, skews = (part.split(",") for part in (options.algorithms, options.models, options.skews))
-    cells = [(model, skew, label) for label in algorithms for model in models for skew in skews]
+    labels = [label for label in ALGORITHMS if matches(label, options.algorithms)]
+    places = [(model, skew) for model in SETUPS for skew in SKEWS if matches(f"{model} / {skew}", options.cases)]
+    cells = [(*place, label) for label in labels for place in places]
     feds: dict[tuple[str, str], pf.Federation] = {}
     stop = time.monotonic() + 60 * options.minutes
     for cell, number in turns(cells, options.replicates):

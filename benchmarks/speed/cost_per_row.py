@@ -1,6 +1,6 @@
 """What FedEP's run costs a row, as rows grow and as covariates grow: four models, a table and a figure.
 
-    python -m benchmarks.speed.cost_per_row [MODEL ...] [--limit S] [--kept] [--out FILE] [--figure FILE]
+    python -m benchmarks.speed.cost_per_row [MODEL ...] [--limit S] [--print] [--out FILE] [--figure FILE]
 
 Rows from 10³ to 10⁶ at ten covariates, and covariates from 5 to 500 at 10⁴ rows; ten clients, one thread, seconds of
 the processor, without audit and log-likelihoods. The first run of a shape traces it; the second, on new data of the
@@ -107,11 +107,11 @@ def main():
     parser.add_argument("--limit", type=float, default=600.0)
     parser.add_argument("--out", type=Path, default=Path("out/cost_per_row.jsonl"))
     parser.add_argument("--figure", type=Path, default=Path("docs/cost_per_row.png"))
-    parser.add_argument("--kept", action="store_true", help="measure nothing: print and draw the cells that are kept")
+    parser.add_argument("--print", action="store_true", help="measure nothing: print and draw the cells that are kept")
     given = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    cells = measure([] if given.kept else given.models, given.limit, given.out)
+    cells = measure([] if given.print else given.models, given.limit, given.out)
     table(cells)
     draw(cells, given.figure)
 

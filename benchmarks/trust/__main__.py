@@ -49,7 +49,7 @@ def main() -> None:
             f"{row['where']:16s}wrong {row['wrong']:6s}{row['seconds']:6.1f} s  {row['said'][:90]}",
             flush=True,
         )
-    print_tables(records.values())
+    print_tables([*records.values()])
 
 
 if __name__ == "__main__":

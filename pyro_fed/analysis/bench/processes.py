@@ -103,19 +103,23 @@ def run_in_processes(
                 if hung:
                     process.kill()
                     process.join()
-                try:
-                    (answer,) = here.recv() if here.poll() else ()
-                except (EOFError, OSError, ValueError):  # it has sent nothing, or not all of it
-                    process.join()
-                    answer = _died(process.exitcode, hung, limit)
+                answers = _received(here)
                 process.join()
                 here.close()
                 del running[here]
-                yield task, answer
+                yield task, answers[0] if answers else _died(process.exitcode, hung, limit)
     finally:
         for process, _, _ in running.values():
             process.kill()
             process.join()
+
+
+def _received(here: Connection) -> list[Any]:
+    """What a process has sent before it ended: its answer, or nothing."""
+    try:
+        return [here.recv()] if here.poll() else []
+    except (EOFError, OSError):  # nothing, or not all of it
+        return []
 
 
 def _call(there: Connection, function: Callable[[Any], Any], task: Any, limit: float | None) -> None:
@@ -123,7 +127,7 @@ def _call(there: Connection, function: Callable[[Any], Any], task: Any, limit: f
     if limit is not None:
         seconds = math.ceil(limit)
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + GRACE))
-    there.send((function(task),))
+    there.send(function(task))
     there.close()
 
 
