@@ -7,9 +7,9 @@ particles. The server distils them by L_s steps of SVGD towards
 
 with t_k the KDE of client k's last local particles, and 1 before its first turn.
 
-Letters: φ `particles`, θ_k `sites` (K, N, D), L_s `server_steps`; the others as in `paper.dsvgd`.
+Letters: φ `particles`, θ_k `sites` (K, N, D), L_s `server_steps`; the others as in `papers.dsvgd`.
 
-The limits are those of `paper.dsvgd`, and one more: a KDE in place of each of K sites has the bandwidth's
+The limits are those of `papers.dsvgd`, and one more: a KDE in place of each of K sites has the bandwidth's
 variance in place of the site's own, so q^(i) is too narrow where many clients with little data each have wide
 sites.
 """

@@ -7,7 +7,7 @@ towards its tilted target,
 
 with the prior p_0, the client's likelihood p_k and sites t_j of the other clients. There the sites are ratios of kernel
 density estimates, whose gradients vanish beyond a few dimensions, and which are improper in their tails
-(`papers.dsvgd`).
+(`paper.dsvgd`).
 
 **The sites here.** `survey` gives a Gaussian approximation of the posterior, and of each client's likelihood (its
 surrogate). In coordinates z that whiten the former, the site of client j at particle n is its surrogate with a
