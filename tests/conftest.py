@@ -38,7 +38,7 @@ LONGEST = (
     "tests/infer/stein/test_stein.py",
     "tests/algorithm/test_bounded.py",
     "tests/infer/test_local_runs.py",
-    "tests/runtime/agents/test_agents.py",
+    "tests/deployment/agents/test_agents.py",
     "tests/runtime/test_device.py",
     "tests/library/test_gallery.py",
     "tests/trial/test_trial.py",

@@ -32,9 +32,13 @@ STOREYS = """
     runtime
     analysis testing
     door
+    deployment
     flower
     cli
 """
+
+#: Modules that are only another path to a module, by which programs may import it: they count as that module.
+PATHS = {"pyro_fed.runtime.agents": "pyro_fed.deployment.agents"}
 
 #: The same for the rooms of a storey. Those of density/ share one file, `problem.py`, and have no order of their own.
 ROOMS = {
@@ -47,6 +51,7 @@ ROOMS = {
         peers pooled
         stein subposteriors surrogates
         langevin
+        papers
         auto
         door
     """,
@@ -58,6 +63,11 @@ ROOMS = {
         plots
         report
         bench
+        door
+    """,
+    "pyro_fed.deployment": """
+        apart claimed
+        agents flower
         door
     """,
 }
@@ -135,6 +145,7 @@ def upward(imports, rooms):
 
 
 def _room(module, package):
+    module = PATHS.get(module, module)
     if module == package:
         return "door"
     return module.removeprefix(f"{package}.").split(".")[0] if module.startswith(f"{package}.") else None
@@ -179,6 +190,20 @@ def test_imports_point_down(imports):
 def test_no_module_imports_itself_in_a_circle(imports):
     found = circles(imports)
     assert not found, "\n".join(found)
+
+
+def test_the_core_does_not_import_what_a_deployment_needs(imports):
+    """Only the command line does, and the two paths by which programs import it."""
+    paths = {"pyro_fed.flower", *PATHS}
+    users = {found.source for found in imports if _room(found.target, "pyro_fed") in ("deployment", "flower")}
+    users = {source for source in users if not source.startswith("pyro_fed.deployment")}
+    assert users == {"pyro_fed.cli.agent", "pyro_fed.cli.flower", *paths}
+
+
+def test_a_module_that_is_another_path_counts_as_that_module():
+    assert _room("pyro_fed.runtime.agents", "pyro_fed") == "deployment"
+    up = [Import("pyro_fed.runtime.run", "pyro_fed.runtime.agents", "run.py:1")]
+    assert upward(up, ROOMS) == [f"{up[0]}: in pyro_fed, deployment is not below runtime"]
 
 
 def test_every_room_has_a_door():

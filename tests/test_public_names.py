@@ -83,6 +83,17 @@ def test_a_star_offers_what_the_room_below_offers():
     assert all(getattr(pf, name) is getattr(infer, name) for name in infer.__all__)
 
 
+@pytest.mark.parametrize(
+    ("path", "room"),
+    [("pyro_fed.flower", "pyro_fed.deployment.flower"), ("pyro_fed.runtime.agents", "pyro_fed.deployment.agents")],
+)
+def test_what_a_deployment_needs_has_the_paths_that_programs_import(path, room):
+    pytest.importorskip("flwr" if "flower" in path else "grpc")
+    offered, own = importlib.import_module(path), importlib.import_module(room)
+    assert offered.__all__ == own.__all__ and set(own.__all__) <= set(dir(offered))
+    assert all(getattr(offered, name) is getattr(own, name) for name in own.__all__)
+
+
 def test_star_import_and_version():
     namespace: dict[str, object] = {}
     exec("from pyro_fed import *", namespace)
@@ -145,6 +156,10 @@ import pyro_fed as pf
 pf.run, pf.FedEP, pf.Federation, pf.partition, pf.graph, pf.executors
 print([name for name in {LATE} if name in sys.modules])
 """,
+    "apps": f"""
+import pyro_fed.flower
+print([name for name in ("flwr", "grpc", *{LATE}) if name in sys.modules])
+""",
     "modules": f"""
 import pyro_fed as pf
 print([getattr(pf, name).__name__.split(".")[-1] for name in {MODULES}])
@@ -179,6 +194,7 @@ for name, code in {FRESH!r}.items():
 
 def test_what_a_run_needs_loads_nothing_that_it_may_not(fresh):
     assert fresh["late"] == []
+    assert fresh["apps"] == []
 
 
 def test_modules_among_the_names_need_nothing_loaded_before(fresh):

@@ -1,14 +1,11 @@
-"""FedAIS against reference draws, beside FedEP, whose sites it takes.
+"""FedAIS on the README's hierarchy against NUTS, beside FedEP, whose sites it takes.
 
-PYRO_FED_DATA=... python -m benchmarks.accuracy.fedais [--proposals 32000]
+    python -m benchmarks.accuracy.fedais [--proposals 32000]
 
-Real posteriors (five clients, rows sorted by a covariate), then the hierarchical logistic regression of the README (ten
-clients of different label mixes, 31 weights and a precision that they share) against 4 x 4,000 draws of NUTS.
+Hierarchical logistic regression of the README (ten clients of different label mixes, 31 weights and a precision that
+they share) against 4 x 4,000 draws of NUTS. Real posteriors: `python -m benchmarks.accuracy --algorithms FedAIS,FedEP`.
 
-Measured, one seed for the real posteriors (their references have an error of about 0.02 SD themselves): mean errors of
-0.006 to 0.034 SD, SD ratios of 0.977 to 1.011, Pareto k of at most 0.3; FedEP 0.007 to 0.023 SD and 0.929 to 1.009.
-The 26 parameters of diamonds pay for the wide part of the proposals: 32,000 are worth 12,800 draws.
-The README's model, three seeds: FedEP 0.11 SD, SDs of 0.52 to 0.92; FedAIS, by default with 8,000 proposals, 0.09 to
+Measured, three seeds: FedEP 0.11 SD, SDs of 0.52 to 0.92; FedAIS, by default with 8,000 proposals, 0.09 to
 0.11 SD and 0.90 to 1.09 with k of 0.5 to 0.6, with 32,000 0.05 to 0.09 SD and 0.94 to 1.10 with k of 0.6 to 0.7: the
 likelihood is flat far out, where no site follows it. Evidences of -51.53 to -51.59 with errors of 0.02 to 0.05.
 """
@@ -24,7 +21,6 @@ import torch
 import pyro_fed as pf
 from models import logistic_regression
 from pyro_fed.analysis.judging.distances import against_reference, stacked
-from tests.helpers import posteriordb
 
 QUIET: dict[str, Any] = {"progress": False, "log_likelihood": False}
 HEADER = f"{'':22s}{'mean error (SD)':>18s}{'SD ratios':>16s}{'Pareto k':>10s}{'worth':>8s}{'log evidence':>18s}"
@@ -57,12 +53,6 @@ def main():
     torch.set_num_threads(1)
     algorithm = pf.FedAIS(num_proposals=options.proposals)
     print(HEADER)
-    for name in posteriordb.WITHOUT_LOCAL:
-        case = posteriordb.CASES[name]
-        fed = case.federation(5, True)
-        for label, chosen in {"FedEP": pf.FedEP(), "FedAIS": algorithm}.items():
-            idata = pf.run(chosen, fed, num_draws=options.proposals, **QUIET)
-            line(f"{name}, {label}", *case.error(idata), idata)
     fed = hierarchy()
     reference = pf.run(pf.NUTS(num_samples=4000), fed, **QUIET)
     names = [str(name) for name in reference["posterior"].data_vars]

@@ -6,10 +6,10 @@ is the largest error of a mean in SDs of the posterior of the honest clients, wh
 (`benchmarks.helpers.exact_logistic`); "stops": the run ended in an error. "honest": nobody lies, against the posterior
 of all ten, and in the second column how many times as wide the widest SD is as without `Bounded`.
 
-    python -m benchmarks.faults.liars [FAMILY ...] [--only "LIE;..."] [--out out/faults/liars.csv] [--show] [--again]
+    python -m benchmarks.faults.liars [FAMILY ...] [--only "LIE;..."] [--out out/faults/liars.jsonl] [--print] [--again]
 
 A cell is one run of some tenths of a second; each is written to OUT as soon as it is there, and one that is there is
-not run again: the whole can be cut off, resumed, and run in parts. `--show` prints the tables of what is there,
+not run again: the whole can be cut off, resumed, and run in parts. `--print` prints the tables of what is there,
 `--held` leaves out the runs without.
 `--prices` prints what `Bounded` costs where honest clients have unequal numbers of rows, `--dirichlet` where they have
 unequal labels: README's first program.
@@ -20,10 +20,9 @@ Algorithms without a rule (DSGLD, P2PEP, P2PFedAvg, those as published) refuse `
 from __future__ import annotations
 
 import argparse
-import csv
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -33,6 +32,8 @@ import torch
 
 import pyro_fed as pf
 from benchmarks.helpers.exact_logistic import CLIENTS, Moments, Rows, exact_moments, model, rows
+from benchmarks.helpers.markdown import heading, row
+from benchmarks.helpers.records import Records
 from pyro_fed.algorithm.contract import Noise
 from pyro_fed.algorithm.states import State
 from pyro_fed.density.rows.batches import ClientData
@@ -254,47 +255,49 @@ def measured(cell: Cell) -> tuple[str, str]:
     return error(found, exact), width
 
 
-def read(path: Path) -> dict[Cell, tuple[str, str]]:
-    """The cells of a file."""
-    if not path.exists():
-        return {}
-    with path.open(newline="") as file:
-        return {(f, lie, int(n), b == "1"): (found, width) for f, lie, n, b, found, width, _ in csv.reader(file)}
+def case_of(cell: Cell) -> str:
+    """The name of a cell: "FedEP / honest / 0 / bounded"."""
+    family, lie, count, bounded = cell
+    return f"{family} / {lie} / {count} / {'bounded' if bounded else 'free'}"
 
 
-def show(found: dict[Cell, tuple[str, str]], families: list[str]) -> None:
+def show(records: Records, families: list[str]) -> None:
     """Print the tables of what is there."""
+
+    def both(family: str, lie: str, count: int) -> list[tuple[str, str]]:
+        """Error and widest SD, without and with; empty where it was not run."""
+        cases = [case_of((family, lie, count, bounded)) for bounded in (False, True)]
+        return [(records[case]["error"], records[case]["width"]) if case in records else ("", "") for case in cases]
+
+    def errors(family: str, lies: Iterable[str], count: int) -> list[str]:
+        """A row of the table: errors without and with."""
+        return [" / ".join(found for found, _ in both(family, lie, count)) for lie in lies]
+
     for count in (1, 2):
-        print(f"\n{count} liar(s) of {CLIENTS}, without / with\n\n| family | {' | '.join(COLUMNS)} |")
-        print("|" + " --- |" * (len(COLUMNS) + 1))
+        print(f"\n{count} liar(s) of {CLIENTS}, without / with\n\n{heading('family', *COLUMNS)}")
         for family in families:
-            row = [
-                " / ".join(found.get((family, lie, count, bounded), ("", ""))[0] for bounded in (False, True))
-                for lie in COLUMNS
-            ]
-            print(f"| `{family}` | {' | '.join(row)} |")
-    print(f"\n| family | {' | '.join(ABOUT_ROWS)} |\n|" + " --- |" * (len(ABOUT_ROWS) + 1))
+            print(row(f"`{family}`", *errors(family, COLUMNS, count)))
+    print("\n" + heading("family", *ABOUT_ROWS))
     for family in families:
-        row = [" / ".join(found.get((family, lie, 1, b), ("", ""))[0] for b in (False, True)) for lie in ABOUT_ROWS]
-        print(f"| `{family}` | {' | '.join(row)} |")
-    print("\n| family | nobody lies, without | with | SDs wider |\n| --- | --- | --- | --- |")
+        print(row(f"`{family}`", *errors(family, ABOUT_ROWS, 1)))
+    print("\n" + heading("family", "nobody lies, without", "with", "SDs wider"))
     for family in families:
-        free, held = (found.get((family, HONEST, 0, bounded)) for bounded in (False, True))
-        if free and held:
+        free, held = both(family, HONEST, 0)
+        if free[0] and held[0]:
             known = free[1] and held[1] and float(free[1]) > 0
             wider = f"{float(held[1]) / float(free[1]):.3f}" if known else ""
-            print(f"| `{family}` | {free[0]} | {held[0]} | {wider} |")
+            print(row(f"`{family}`", free[0], held[0], wider))
 
 
 def prices(families: list[str]) -> None:
     """Print what `Bounded` costs where honest clients have unequal numbers of rows."""
-    print("\n| family | rows | a mean moves by, SDs | SDs wider |\n| --- | --- | --- | --- |")
+    print("\n" + heading("family", "rows", "a mean moves by, SDs", "SDs wider"))
     for family in families:
         for name, sizes in SIZES.items():
             parts = rows(sizes=sizes)
             free, held = (run(family, parts, bounded, Vectorised()) for bounded in (False, True))
             ratio = "" if free is None or held is None or not free[1].all() else f"{(held[1] / free[1]).max():.3f}"
-            print(f"| `{family}` | {name} | {'stops' if free is None else error(held, free)} | {ratio} |", flush=True)
+            print(row(f"`{family}`", name, "stops" if free is None else error(held, free), ratio), flush=True)
 
 
 def dirichlet(families: list[str]) -> None:
@@ -306,8 +309,7 @@ def dirichlet(families: list[str]) -> None:
     x, y = torch.tensor(scale(x)[:, :8]), torch.tensor(y).double()
     partition = pf.partition.Dirichlet(0.3, by=y)
     fed = pf.Federation(model, (x, y), plate="data", num_clients=CLIENTS, partition=partition, seed=0)
-    print("\n| family | converged, without / with | a mean moves by, SDs | SDs, over those without |")
-    print("| --- | --- | --- | --- |")
+    print("\n" + heading("family", "converged, without / with", "a mean moves by, SDs", "SDs, over those without"))
     for family in families:
         algorithm, _ = FAMILIES[family]
         options = QUIET | {"graph": GRAPHS.get(family), "num_draws": 8000}
@@ -315,13 +317,13 @@ def dirichlet(families: list[str]) -> None:
             free = pf.run(algorithm, fed, **options)
             held = pf.run(algorithm, fed, combination=pf.combination.Bounded(), **options)
         except PyroFedError as stop:
-            print(f"| `{family}` | {type(stop).__name__} | | |", flush=True)
+            print(row(f"`{family}`", type(stop).__name__, "", ""), flush=True)
             continue
         before, after = (moments(idata) for idata in (free, held))
         ratio = after[1] / before[1]
         ends = " / ".join(str(idata.attrs.get("converged", "")) for idata in (free, held))
         moved = np.abs((after[0] - before[0]) / before[1]).max()
-        print(f"| `{family}` | {ends} | {moved:.2g} | {ratio.min():.3f} to {ratio.max():.3f} |", flush=True)
+        print(row(f"`{family}`", ends, f"{moved:.2g}", f"{ratio.min():.3f} to {ratio.max():.3f}"), flush=True)
 
 
 def main() -> None:
@@ -332,7 +334,7 @@ def main() -> None:
     parser.add_argument("families", nargs="*", metavar="FAMILY")
     parser.add_argument("--only", default="", metavar="LIE;...")
     parser.add_argument("--out", type=Path, default=Path("out/faults/liars.csv"))
-    for flag in ("--show", "--again", "--held", "--prices", "--dirichlet"):
+    for flag in ("--print", "--again", "--held", "--prices", "--dirichlet"):
         parser.add_argument(flag, action="store_true")
     options = parser.parse_args()
     families = options.families or list(FAMILIES)
@@ -342,19 +344,16 @@ def main() -> None:
     if options.prices or options.dirichlet:
         (prices if options.prices else dirichlet)(families)
         return
-    found = read(options.out)
-    if not options.show:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
+    records = Records(options.out)
+    if not options.print:
         for cell in cells(families, lies, (True,) if options.held else (False, True)):
-            if cell in found and not options.again:
+            if case_of(cell) in records and not options.again:
                 continue
             began = time.process_time()
-            found[cell] = measured(cell)
-            with options.out.open("a", newline="") as file:
-                family, lie, count, bounded = cell
-                took = f"{time.process_time() - began:.2f}"
-                csv.writer(file).writerow([family, lie, count, int(bounded), *found[cell], took])
-    show(found, families)
+            found, width = measured(cell)
+            seconds = round(time.process_time() - began, 2)
+            records.keep({"case": case_of(cell), "error": found, "width": width, "seconds": seconds})
+    show(records, families)
 
 
 if __name__ == "__main__":

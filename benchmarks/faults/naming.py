@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from benchmarks.helpers.markdown import heading, row
 from pyro_fed.audit.clients.influence import apart_by_sites, by_sites
 from pyro_fed.audit.clients.mirrored import mirrored
 from pyro_fed.ops.gaussian_structures import FullGaussian
@@ -136,9 +137,8 @@ def power(honest: list[np.ndarray], corrupted: list[np.ndarray], bad: list[int])
 
 def main(trials: int) -> None:
     """Print the table."""
-    columns = [f"{kind} | of sites | of rows | attainable" for kind in KINDS]
-    print("| sizes | covariates | rows | false | warned | " + " | ".join(columns) + " |")
-    print("|" + " --- |" * (5 + 4 * len(KINDS)))
+    columns = [title for kind in KINDS for title in (kind, "of sites", "of rows", "attainable")]
+    print(heading("sizes", "covariates", "rows", "false", "warned", *columns))
     for sizes, design, rows in [
         *(("equal", "normal", rows) for rows in (8, 20, 40)),
         *(("1 to 8", "normal", rows) for rows in (8, 20, 40)),
@@ -165,7 +165,7 @@ def main(trials: int) -> None:
             cells.append(power(of_calm, of_seen, bad))
             of_calm, of_seen = ([ratios(data, true, kind) for data in data_of] for data_of in (honest, corrupted))
             cells.append(power(of_calm, of_seen, bad))
-        print(f"| {sizes} | {design} | {rows} | " + " | ".join(cells) + " |", flush=True)
+        print(row(sizes, design, rows, *cells), flush=True)
 
 
 if __name__ == "__main__":

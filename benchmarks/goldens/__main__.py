@@ -17,17 +17,16 @@ with 1 if anything differs.
 from __future__ import annotations
 
 import argparse
-import fnmatch
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
-from benchmarks.goldens import files
 from benchmarks.goldens.cases import SETS
 from benchmarks.goldens.differences import differences, largest
-from benchmarks.goldens.running import code, header, run_all
+from benchmarks.goldens.running import code, header, path_of, run_all
+from benchmarks.helpers.records import Record, Records, matches
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -56,22 +55,18 @@ def main(arguments: list[str] | None = None) -> int:
     return max([(_written if options.write else _compared)(name, options, stop) for name in chosen])
 
 
-def _chosen(cases: Any, options: argparse.Namespace) -> list[str]:
-    patterns = options.cases.split(",")
-    return [case for case in cases if any(fnmatch.fnmatch(case, pattern) for pattern in patterns)]
+def _chosen(cases: Iterable[str], options: argparse.Namespace) -> list[str]:
+    return [case for case in cases if matches(case, options.cases)]
 
 
-def _run(
-    name: str, wanted: list[str], options: argparse.Namespace, stop: float, path: Path, kept: files.Records
-) -> None:
+def _run(name: str, wanted: list[str], options: argparse.Namespace, stop: float, kept: Records) -> None:
     """Run cases and keep each record in a file as it ends."""
     if not wanted or options.list:
         print(*wanted, sep="\n", end="\n" if wanted else "")
         return
-    top = header(name)
+    kept.header = header(name)
     for record, seconds in run_all(name, wanted, options.jobs, options.seconds):
-        kept[record["case"]] = record
-        files.write(path, top, kept)
+        kept.keep(record)
         if name != "names":
             print(f"{name:10s}{record['case']:50s}{seconds:6.1f} s", file=sys.stderr, flush=True)
         if time.monotonic() > stop:
@@ -79,33 +74,36 @@ def _run(
 
 
 def _written(name: str, options: argparse.Namespace, stop: float) -> int:
-    path = files.path_of(name)
-    top, kept = files.read(path)
-    if kept and top != header(name):
-        print(f"{name}: {path.name} is of {top}, this is {header(name)}: its records are of two kinds from now on")
+    kept = Records(path_of(name))
+    if kept and kept.header != header(name):
+        print(
+            f"{name}: {kept.path.name} is of {kept.header}, this is {header(name)}: its records are of two kinds from "
+            "now on"
+        )
     wanted = _chosen([case.name for case in SETS[name]()], options)
     wanted = [case for case in wanted if options.again or case not in kept]
-    _run(name, wanted, options, stop, path, kept)
-    print(f"{name}: {path.name} has {len(kept)} of {len(SETS[name]())} cases")
+    _run(name, wanted, options, stop, kept)
+    print(f"{name}: {kept.path.name} has {len(kept)} of {len(SETS[name]())} cases")
     return 0
 
 
 def _compared(name: str, options: argparse.Namespace, stop: float) -> int:
-    top, golden = files.read(files.path_of(name))
-    if top != header(name):
-        print(f"{name}: the golden is of {top or 'no run'}, this is {header(name)}: last digits may differ")
-    path = options.out / f"{name}.jsonl"
-    now = {} if options.again else files.read(path)[1]
-    now = {case: record for case, record in now.items() if record["code"] == code()}
+    golden = Records(path_of(name))
+    if golden.header != header(name):
+        print(f"{name}: the golden is of {golden.header or 'no run'}, this is {header(name)}: last digits may differ")
+    now = Records(options.out / f"{name}.jsonl")
+    now.drop(lambda record: options.again or record["code"] != code())
     present = {case.name for case in SETS[name]()}
     wanted = _chosen(golden, options)
-    _run(name, [case for case in wanted if case in present and case not in now], options, stop, path, now)
+    _run(name, [case for case in wanted if case in present and case not in now], options, stop, now)
     if options.list:
         return 0
     return report(name, {case: golden[case] for case in wanted}, now, present, options.ignore)
 
 
-def report(name: str, golden: files.Records, now: files.Records, present: set[str], ignore: str = "") -> int:
+def report(
+    name: str, golden: Mapping[str, Record], now: Mapping[str, Record], present: set[str], ignore: str = ""
+) -> int:
     """Print what differs, and how often.
 
     Args:

@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import hashlib
-import math
-import multiprocessing
-import os
-import platform
-import resource
-import signal
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from functools import cache
-from importlib.metadata import version
-from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
-
-import torch
 
 from benchmarks.goldens.cases import ROOT, SETS
 from benchmarks.goldens.records import record
+from benchmarks.helpers.records import made_here
+from pyro_fed.analysis.bench.processes import Died, run_in_processes
 
-#: Seconds of the processor between the signal at a limit and the kill.
-GRACE = 2
-#: Loaded once, by the process that the others are forked from.
-PRELOADED = ["pyro_fed.analysis.bench.warm", "benchmarks.goldens.running"]
+#: Of the sets' files.
+FOLDER = Path(__file__).parent
+
+
+def path_of(name: str) -> Path:
+    """The file of a set.
+
+    Args:
+        name: of the set.
+    """
+    return FOLDER / f"{name}.jsonl"
 
 
 def run_all(
@@ -45,46 +45,20 @@ def run_all(
     if name == "names":  # nothing is run
         yield from (({**one.record(), "code": code()}, 0.0) for one in SETS[name]() if one.name in set(wanted))
         return
-    os.environ["OMP_NUM_THREADS"] = "1"  # of the process from which the others are forked
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
-    waiting = iter(wanted)
-    running: dict[Connection, tuple[Any, str]] = {}
-    try:
-        while True:
-            while len(running) < jobs and (case := next(waiting, None)) is not None:
-                here, there = context.Pipe(duplex=False)
-                process = context.Process(target=_send, args=(there, name, case, limit), daemon=True)
-                process.start()
-                there.close()
-                running[here] = (process, case)
-            if not running:
-                return
-            ready = wait(list(running))
-            for here in [one for one in running if one in ready]:
-                process, case = running.pop(here)
-                try:
-                    found, seconds = here.recv()
-                except EOFError:
-                    process.join()
-                    if process.exitcode == -signal.SIGXCPU:
-                        print(f"{name}: {case} has taken {limit:g} s and is left out", file=sys.stderr, flush=True)
-                        continue
-                    raise RuntimeError(f"{name}: the process of '{case}' ended with code {process.exitcode}") from None
-                process.join()
-                yield found | {"code": code()}, seconds
-    finally:
-        for process, _ in running.values():
-            process.kill()
+    for (_, case), found in run_in_processes(_record, ((name, case) for case in wanted), jobs, limit=limit):
+        if not isinstance(found, Died):
+            yield found[0] | {"code": code()}, found[1]
+        elif found.late:
+            print(f"{name}: {case} is left out: {found.said}", file=sys.stderr, flush=True)
+        else:
+            raise RuntimeError(f"{name}: '{case}': {found.said}")
 
 
-def _send(there: Connection, name: str, case: str, limit: float | None) -> None:
-    """What a process does: its case's record."""
-    if limit is not None:
-        resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(limit), math.ceil(limit) + GRACE))
+def _record(task: tuple[str, str]) -> tuple[dict[str, Any], float]:
+    """What a process does: its case's record, and its seconds."""
+    name, case = task
     (found,) = [one for one in SETS[name]() if one.name == case]
-    there.send((record(found), time.process_time()))
-    there.close()
+    return record(found), time.process_time()
 
 
 @cache
@@ -104,12 +78,4 @@ def header(name: str) -> dict[str, Any]:
     Args:
         name: of the set.
     """
-    libraries = ("torch", "pyro-ppl", "arviz", "numpy", "scipy", "scikit-learn")
-    return {
-        "set": name,
-        "seed": 0,
-        "threads": 1,
-        "python": platform.python_version(),
-        "machine": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
-        "versions": {library: version(library) for library in libraries},
-    }
+    return {"set": name, "seed": 0, "threads": 1, **made_here()}

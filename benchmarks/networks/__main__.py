@@ -10,7 +10,7 @@ scikit-learn's digits (1,437 rows to train on, 360 to test), one hidden layer of
 clients (Dirichlet 0.5 by label), one thread. A cell is a set, a size, an algorithm and a seed, which is that of the
 split, of the partition and of the run: a whole run with its draws and log-likelihoods, in a process of its own, in
 seconds of the processor with compiling, and as a ratio to FedAvg's 50 rounds with its default settings, which are run
-beside it. Each is added to `benchmarks/networks/sizes.json` once it has ended, so that the whole can be cut off and
+beside it. Each is added to `benchmarks/networks/sizes.jsonl` once it has ended, so that the whole can be cut off and
 resumed; `--again` runs cells that are there. ECE: expected calibration error of the predictive probabilities. The peak
 is the most memory that the process had until the run's end, torch and Pyro (0.4 GB) among it (Linux alone). Several
 seeds: mean ± standard error over seeds.
@@ -19,9 +19,6 @@ seeds: mean ± standard error over seeds.
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -40,7 +37,9 @@ from sklearn.preprocessing import scale
 from torch import Tensor
 
 import pyro_fed as pf
-from benchmarks.networks.cells import Cells, put, spread
+from benchmarks.helpers.markdown import heading, row
+from benchmarks.helpers.records import Records, run_missing
+from benchmarks.networks.cells import case_of, nested, put, rounded, spread
 from benchmarks.networks.cost import cell, resident
 from pyro_fed.algorithm import Algorithm
 from pyro_fed.analysis.judging.calibration import calibration_errors
@@ -52,7 +51,7 @@ TITLES = (
     "parameters", "algorithm", "accuracy", "log density", "ECE", "seconds", "× FedAvg", "MB a client", "peak GB",
     "seeds",
 )  # fmt: skip
-KEPT = Cells(Path(__file__).with_name("sizes.json"))
+KEPT = Records(Path(__file__).with_name("sizes.jsonl"))
 PAGE = Path(__file__).parent / "MEASURED.md"
 BEGIN, END = "<!-- benchmarks/networks writes this table -->\n", "<!-- its end -->"
 #: What a cell has, as `measured` returns it.
@@ -170,21 +169,22 @@ def measured(name: str, hidden: int, seed: int, data: str = "digits") -> list[fl
 
 def work(sizes: list[int], seeds: int, names: list[str], data: str, again: bool) -> None:
     """Run the cells that are not there, each in a process of its own, FedAvg's first."""
-    for hidden in sizes:
-        for seed in range(seeds):
-            for name in dict.fromkeys(["FedAvg", *names]):
-                if str(seed) in KEPT.under(data, str(hidden), name) and not again:
-                    continue
-                command = [sys.executable, "-m", "benchmarks.networks", "--cell", data, str(hidden), name, str(seed)]
-                done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-                figures = json.loads(done.stdout.splitlines()[-1])
-                KEPT.keep((data, str(hidden), name, str(seed)), dict(zip(FIGURES, figures, strict=True)))
-                print(data, hidden, name, seed, figures, flush=True)
+    all_names = dict.fromkeys(["FedAvg", *names])
+    cells = [case_of((data, hidden, name, seed)) for hidden in sizes for seed in range(seeds) for name in all_names]
+    for record in run_missing(KEPT, cells, record_of, again=again, warm=False):
+        print(*record.values(), flush=True)
+
+
+def record_of(case: str) -> dict[str, float]:
+    """The figures of a cell."""
+    data, hidden, name, seed = case.split(" / ")
+    torch.set_num_threads(1)
+    return rounded(dict(zip(FIGURES, measured(name, int(hidden), int(seed), data), strict=True)))
 
 
 def table(cells: dict[str, Any], data: str) -> str:
     """One row a size and algorithm, of all that there are of a set."""
-    lines = [f"| {' | '.join(TITLES)} |", f"{'| --- ' * len(TITLES)}|"]
+    lines = [heading(*TITLES)]
     for hidden in sorted(cells[data], key=int):
         size = federation(int(hidden), 0, data)[0].problem.dim
         base = cells[data][hidden]["FedAvg"]
@@ -194,17 +194,15 @@ def table(cells: dict[str, Any], data: str) -> str:
             ratio = np.mean([one["seconds"] for one in found.values()]) / np.mean([base[at]["seconds"] for at in found])
             shown = [spread([one[what] for one in found.values()]) for what in FIGURES[:3]]
             costs = [f"{mean['seconds']:.1f}", f"{ratio:.2f}", f"{mean['megabytes']:.2f}", f"{mean['peak_gb']:.2f}"]
-            lines.append("| " + " | ".join([f"{size:,}", f"`{name}`", *shown, *costs, str(len(found))]) + " |")
+            lines.append(row(f"{size:,}", f"`{name}`", *shown, *costs, len(found)))
     return "\n".join(lines) + "\n"
 
 
 def cost(sizes: list[int], names: list[str], limit: float) -> None:
     """Seconds of a round and memory by size, see `benchmarks.networks.cost`."""
-    print("| parameters | " + " | ".join(f"`{name}`" for name in names) + " |")
-    print("| --- |" + " --- |" * len(names))
+    print(heading("parameters", *(f"`{name}`" for name in names)))
     for hidden in sizes:
-        cells = [cell(name, hidden, limit) for name in names]
-        print("| " + " | ".join([f"{parameters(hidden):,}", *cells]) + " |", flush=True)
+        print(row(f"{parameters(hidden):,}", *(cell(name, hidden, limit) for name in names)), flush=True)
 
 
 @contextmanager
@@ -230,21 +228,17 @@ def main() -> None:
     parser.add_argument("--data", choices=DATA, default="digits")
     parser.add_argument("--again", action="store_true", help="run cells that are there once more")
     parser.add_argument("--write", action="store_true", help="write the table into its page of docs/, and run nothing")
-    parser.add_argument("--cell", nargs=4, help=argparse.SUPPRESS)
     parser.add_argument("--cost", action="store_true", help="seconds of a round in place of the table")
-    parser.add_argument("--limit", type=float, default=600.0, help="seconds that a cell of --cost may take")
+    parser.add_argument("--limit", type=float, default=600.0, help="seconds of CPU time of a cell of --cost")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    if given.cell:
-        data, hidden, name, seed = given.cell
-        print(json.dumps(measured(name, int(hidden), int(seed), data)))
-    elif given.cost:
+    if given.cost:
         cost(given.hidden, given.algorithms, given.limit)
     elif given.write:
-        put(PAGE, BEGIN, END, table(KEPT.all(), "digits"))
+        put(PAGE, BEGIN, END, table(nested(KEPT), "digits"))
     else:
         work(given.hidden, given.seeds, given.algorithms, given.data, given.again)
-        print(table(KEPT.all(), given.data), end="")
+        print(table(nested(KEPT), given.data), end="")
 
 
 if __name__ == "__main__":

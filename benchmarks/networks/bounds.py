@@ -19,6 +19,7 @@ from pyro.infer.autoguide import AutoDiagonalNormal
 from torch import Tensor
 
 import pyro_fed as pf
+from benchmarks.helpers.markdown import heading, row
 from benchmarks.networks.__main__ import DATA, federation, probabilities, quiet, unlike
 from benchmarks.networks.calibration import HIDDEN
 from benchmarks.networks.cells import spread
@@ -62,10 +63,10 @@ def main() -> None:
     torch.set_num_threads(1)
     pooled = partial(pf.SVI, guide=AutoDiagonalNormal, num_samples=1)
     runs = {"`FedEP`": pf.FedEP()} | {f"pooled SVI, {steps:,} steps": pooled(num_steps=steps) for steps in given.steps}
-    print("| algorithm | bound | log density | entropy away |\n| --- | --- | --- | --- |")
+    print(heading("algorithm", "bound", "log density", "entropy away"))
     for name, algorithm in runs.items():
         found = zip(*(measured(algorithm, given.data, seed) for seed in range(given.seeds)), strict=True)
-        print(f"| {name} | {' | '.join(spread(values) for values in found)} |", flush=True)
+        print(row(name, *(spread(values) for values in found)), flush=True)
 
 
 if __name__ == "__main__":

@@ -7,9 +7,9 @@
 Three sets of scikit-learn's: digits, breast cancer, wine, a fifth of the rows to test on (360 of the digits), one
 hidden layer of 20 ReLU units, N(0, 1) on all weights, ten clients (Dirichlet 0.5 by label), one thread. A cell is a
 set, an algorithm and a seed, which is that of the split, of the partition and of the run; each is added to
-`benchmarks/networks/calibration.json` once it has ended, so that the whole can be cut off and resumed. `--limit` starts
-no cell after so many seconds. What an algorithm is given is in `benchmarks.networks.ALGORITHMS`: points 50 rounds,
-all else their defaults. "pooled SVI" is Pyro's, 2,000 steps on all rows.
+`benchmarks/networks/calibration.jsonl` once it has ended, so that the whole can be cut off and resumed. `--limit`
+starts no cell after so many seconds. What an algorithm is given is in `benchmarks.networks.ALGORITHMS`: points 50
+rounds, all else their defaults. "pooled SVI" is Pyro's, 2,000 steps on all rows.
 
 Points say nothing of what they do not know but by their probabilities; their entropy is that of one network.
 """
@@ -24,10 +24,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.helpers.markdown import heading, row
+from benchmarks.helpers.records import Records
 from benchmarks.networks.__main__ import DATA, EXACT, FIGURES, POOLED, federation, measured
-from benchmarks.networks.cells import Cells, put, spread
+from benchmarks.networks.cells import case_of, nested, put, rounded, spread
 
-KEPT = Cells(Path(__file__).with_suffix(".json"))
+KEPT = Records(Path(__file__).with_suffix(".jsonl"))
 PAGE = Path(__file__).parent / "MEASURED.md"
 BEGIN, END = "<!-- benchmarks/networks/calibration.py writes this table -->\n", "<!-- until here -->"
 HIDDEN = 20
@@ -45,18 +47,18 @@ def work(sets: list[str], names: list[str], seeds: int, limit: float) -> None:
     for seed in range(seeds):
         for data in sets:
             for name in names:
-                if str(seed) in KEPT.under(data, name):
+                if (case := case_of((data, name, seed))) in KEPT:
                     continue
                 if time.monotonic() - began > limit:
                     return
                 figures = dict(zip(FIGURES[:-1], measured(name, HIDDEN, seed, data)[:-1], strict=True))
-                KEPT.keep((data, name, str(seed)), figures)
-                print(data, name, seed, KEPT.under(data, name, str(seed)), flush=True)
+                KEPT.keep({"case": case, **rounded(figures)})
+                print(*KEPT[case].values(), flush=True)
 
 
 def table(cells: dict[str, Any]) -> str:
     """Mean ± standard error over seeds."""
-    lines = [f"| data | algorithm | {' | '.join(COLUMNS.values())} | seconds | seeds |", "| --- " * 8 + "|"]
+    lines = [heading("data", "algorithm", *COLUMNS.values(), "seconds", "seeds")]
     for data, algorithms in ((data, cells[data]) for data in DATA if data in cells):
         size = federation(HIDDEN, 0, data)[0].problem.dim
         for name in TABLE:
@@ -65,8 +67,8 @@ def table(cells: dict[str, Any]) -> str:
             found = list(algorithms[name].values())
             shown = [spread([cell[what] for cell in found]) for what in COLUMNS]
             seconds = np.median([cell["seconds"] for cell in found])
-            row = [f"{data}, {size:,}", name if " " in name else f"`{name}`", *shown, f"{seconds:.1f}"]
-            lines.append(f"| {' | '.join([*row, str(len(found))])} |")
+            label = name if " " in name else f"`{name}`"
+            lines.append(row(f"{data}, {size:,}", label, *shown, f"{seconds:.1f}", len(found)))
     return "\n".join(lines) + "\n"
 
 
@@ -80,7 +82,7 @@ def main() -> None:
     given: Any = parser.parse_args()
     torch.set_num_threads(1)
     if given.write:
-        put(PAGE, BEGIN, END, table(KEPT.all()))
+        put(PAGE, BEGIN, END, table(nested(KEPT)))
     else:
         work(given.data, given.algorithms, given.seeds, given.limit)
 

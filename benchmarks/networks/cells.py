@@ -1,56 +1,47 @@
-"""Cells of a table in a JSON file, which is whole at any time: a benchmark can be cut off and resumed."""
+"""Tables of cells whose records are in a file, and the page where they stand."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.helpers.records import Records
 
-@dataclass(frozen=True)
-class Cells:
-    """Figures by what they belong to.
+
+def case_of(keys: Iterable[object]) -> str:
+    """The name of a cell: "digits / 20 / FedEP / 0".
 
     Args:
-        path: of the file.
+        keys: what it belongs to.
     """
+    return " / ".join(map(str, keys))
 
-    path: Path
 
-    def all(self) -> dict[str, Any]:
-        """What there is, by the first of its keys."""
-        found: dict[str, Any] = json.loads(self.path.read_text()) if self.path.exists() else {}
-        return found
+def rounded(figures: Mapping[str, float]) -> dict[str, float]:
+    """Figures as they are kept.
 
-    def under(self, *keys: str) -> dict[str, Any]:
-        """What there is under these keys.
+    Args:
+        figures: by their names.
+    """
+    return {what: round(value, 5) for what, value in figures.items()}
 
-        Args:
-            keys: of a cell, or of several.
-        """
-        found = self.all()
-        for key in keys:
-            found = found.get(key, {})
-        return found
 
-    def keep(self, keys: Sequence[str], figures: Mapping[str, float]) -> None:
-        """Add one cell.
+def nested(records: Records) -> dict[str, Any]:
+    """Figures by the first key of their cells, by the second, and so on.
 
-        Args:
-            keys: of the cell.
-            figures: by their names.
-        """
-        cells = at = self.all()
-        for key in keys[:-1]:
+    Args:
+        records: of cells named by `case_of`.
+    """
+    found: dict[str, Any] = {}
+    for record in records.values():
+        at = found
+        for key in record["case"].split(" / "):
             at = at.setdefault(key, {})
-        at[keys[-1]] = {what: round(value, 5) for what, value in figures.items()}
-        part = self.path.with_suffix(".part")
-        part.write_text(json.dumps(cells, indent=1) + "\n")
-        part.replace(self.path)
+        at.update({what: value for what, value in record.items() if what != "case"})
+    return found
 
 
 def spread(values: Sequence[float]) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 import pyro_fed as pf
+from benchmarks.helpers.markdown import heading, row
 from benchmarks.networks.__main__ import ALGORITHMS, DATA, federation, predicted_ece, quiet
 from benchmarks.networks.cells import spread
 from pyro_fed.algorithm import Algorithm
@@ -44,9 +45,9 @@ def measured(name: str, hidden: int, seed: int, data: str, run_seed: int, gain: 
     return [float(found["accuracy"]), float(found["log_predictive_density"]), predicted_ece(idata, fed, test)]
 
 
-def row(what: str, name: str, shown: list[str]) -> str:
+def line(what: str, name: str, shown: list[str]) -> str:
     """A line of the table."""
-    return f"| {what} | `{name}` | {' | '.join(shown)} |"
+    return row(what, f"`{name}`", *shown)
 
 
 def main() -> None:
@@ -59,16 +60,16 @@ def main() -> None:
     parser.add_argument("--gain", type=float, help="nats a row that a step of FedEP's may promise")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    print(f"| seed | algorithm | {' | '.join(FIGURES)} |\n{'| --- ' * 5}|")
+    print(heading("seed", "algorithm", *FIGURES))
     for name in given.algorithms:
         found = []
         for seed in given.seeds:
             run_seed = seed if given.run is None else given.run
             found.append(measured(name, given.hidden, seed, given.data, run_seed, given.gain))
-            print(row(str(seed), name, [f"{value:.3f}" for value in found[-1]]), flush=True)
-        print(row("all", name, [spread(list(values)) for values in zip(*found, strict=True)]))
+            print(line(str(seed), name, [f"{value:.3f}" for value in found[-1]]), flush=True)
+        print(line("all", name, [spread(list(values)) for values in zip(*found, strict=True)]))
         worst = [min(values) for values in list(zip(*found, strict=True))[:2]] + [max(one[2] for one in found)]
-        print(row("worst", name, [f"{value:.3f}" for value in worst]), flush=True)
+        print(line("worst", name, [f"{value:.3f}" for value in worst]), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """What a round and a run cost against the number of parameters: seconds, and the most memory that the process had.
 
     python -m benchmarks.networks --cost --hidden 1 3 13 133 1333 13333 --algorithms FedEP P2PVI
-    python -m benchmarks.networks.cost FedEP 133              # one cell, in this process
 
 Every cell is a process of its own: the network of `benchmarks.networks` on the digits at ten clients, one thread. A
 round is the median of the algorithm's own rounds but the first, in which steps are traced, in seconds of the processor.
@@ -13,9 +12,6 @@ alone.
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -28,6 +24,7 @@ import torch
 
 import pyro_fed as pf
 from pyro_fed.algorithm import Algorithm
+from pyro_fed.analysis.bench.processes import Died, run_in_processes
 from pyro_fed.density.problem import Problem
 from pyro_fed.infer.peers.peer_burn_in import PeerBurnIn
 from pyro_fed.infer.stein.survey import Survey
@@ -140,20 +137,18 @@ def resident(which: str) -> int:
 
 
 def cell(name: str, hidden: int, limit: float) -> str:
-    """The same in a process of its own, as text; what takes longer than `limit` seconds is said to."""
-    command = [sys.executable, "-m", "benchmarks.networks.cost", name, str(hidden)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=True)
-    except subprocess.TimeoutExpired:
-        return f"not in {limit:.0f} s"
-    found = json.loads(done.stdout.splitlines()[-1])
+    """The same in a process of its own, as text; what takes longer than `limit` seconds of the processor is said to.
+
+    Raises:
+        RuntimeError: its process has died of something else.
+    """
+    ((_, found),) = run_in_processes(_one, [(name, hidden)], limit=limit, warm=False)
+    if isinstance(found, Died):
+        if found.late:
+            return f"not in {limit:.0f} s"
+        raise RuntimeError(f"{name}, {hidden} hidden units: {found.said}")
     return f"{found['seconds']:.3f} s, {found['megabytes']:.0f} MB ({found['vectors']:.0f} d)"
 
 
-def main() -> None:
-    name, hidden = sys.argv[1:]
-    print(json.dumps(one(name, int(hidden))))
-
-
-if __name__ == "__main__":
-    main()
+def _one(task: tuple[str, int]) -> dict[str, float]:
+    return one(*task)

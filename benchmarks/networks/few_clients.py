@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 import pyro_fed as pf
+from benchmarks.helpers.markdown import heading, row
 from benchmarks.networks.__main__ import network, quiet
 from benchmarks.networks.cells import spread
 from pyro_fed.algorithm import Algorithm
@@ -79,12 +80,11 @@ def main() -> None:
     parser.add_argument("--algorithms", nargs="+", choices=ALGORITHMS, default=list(ALGORITHMS))
     given = parser.parse_args()
     torch.set_num_threads(1)
-    print("| labels | algorithm | a label each | dealt evenly | seeds |")
-    print("| --- " * 5 + "|")
+    print(heading("labels", "algorithm", "a label each", "dealt evenly", "seeds"))
     for task in TASKS:
         for name in given.algorithms:
             both = [[accuracy(name, task, seed, apart) for seed in range(given.seeds)] for apart in (True, False)]
-            print(f"| {task} | `{name}` | {spread(both[0])} | {spread(both[1])} | {given.seeds} |", flush=True)
+            print(row(task, f"`{name}`", spread(both[0]), spread(both[1]), given.seeds), flush=True)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 import pyro_fed as pf
+from benchmarks.helpers.markdown import heading, row
 from benchmarks.networks.__main__ import DATA, federation
 from benchmarks.networks.calibration import HIDDEN
 from benchmarks.networks.cells import spread
@@ -116,14 +117,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10000)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    print("| split | covariance | bound | log density |\n| --- | --- | --- | --- |")
+    print(heading("split", "covariance", "bound", "log density"))
     for kind in ("diagonal", "full"):
         found = []
         for seed in given.splits:
             found.append(measured(given.data, seed, kind == "full", given.steps))
-            print(f"| {seed} | {kind} | {found[-1][0]:.1f} | {found[-1][1]:.3f} |", flush=True)
+            print(row(seed, kind, f"{found[-1][0]:.1f}", f"{found[-1][1]:.3f}"), flush=True)
         means = [spread(list(values)) for values in zip(*found, strict=True)]
-        print(f"| all | {kind} | {' | '.join(means)} |", flush=True)
+        print(row("all", kind, *means), flush=True)
 
 
 if __name__ == "__main__":

@@ -46,6 +46,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 import pyro_fed as pf
+from benchmarks.helpers.markdown import heading, row
 from benchmarks.networks.__main__ import quiet
 from benchmarks.networks.cells import spread
 from pyro_fed.algorithm import Algorithm
@@ -249,8 +250,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, help="of the federated algorithms, in place of their defaults")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    print("| network | " + " | ".join(f"`{name}`" for name in given.algorithms) + " | seconds |")
-    print("| --- " * (len(given.algorithms) + 2) + "|")
+    print(heading("network", *(f"`{name}`" for name in given.algorithms), "seconds"))
     for kind in given.kinds:
         cells, seconds = [], []
         for name in given.algorithms:
@@ -262,7 +262,7 @@ def main() -> None:
                 continue
             cells.append(spread([density for density, _ in found]))
             seconds.append(f"{sum(spent for _, spent in found) / given.seeds:.1f}")
-        print(f"| {kind} | {' | '.join(cells)} | {', '.join(seconds)} |", flush=True)
+        print(row(kind, *cells, ", ".join(seconds)), flush=True)
 
 
 if __name__ == "__main__":

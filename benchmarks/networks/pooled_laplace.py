@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.func import jacrev, vmap
 
+from benchmarks.helpers.markdown import heading, row
 from benchmarks.networks.__main__ import DATA, federation
 from benchmarks.networks.calibration import HIDDEN
 from benchmarks.networks.cells import spread
@@ -74,10 +75,10 @@ def main() -> None:
     given: Any = parser.parse_args()
     torch.set_num_threads(1)
     found = [errors(seed, given.data) for seed in range(given.seeds)]
-    print("| precision at the mode, and what predicts | ECE |\n| --- | --- |")
+    print(heading("precision at the mode, and what predicts", "ECE"))
     for name in found[0]:
         values = [one[name] for one in found]
-        print(f"| {name} | {spread(values)}, {np.min(values):.3f} to {np.max(values):.3f} |")
+        print(row(name, f"{spread(values)}, {np.min(values):.3f} to {np.max(values):.3f}"))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import pyro_fed as pf
+from benchmarks.helpers.markdown import heading, row
 from benchmarks.networks.__main__ import ALGORITHMS, DATA, federation, network, quiet
 from benchmarks.networks.cells import spread
 from pyro_fed.analysis.judging.calibration import calibration_errors
@@ -117,13 +118,13 @@ def main() -> None:
     parser.add_argument("--algorithms", nargs="+", choices=names, default=["FedAvg", "FedEP", "P2PVI", POSTERIOR])
     given = parser.parse_args()
     torch.set_num_threads(1)
-    print("| prior's SD | algorithm | accuracy | log density | ECE | seeds |\n" + "| --- " * 6 + "|")
+    print(heading("prior's SD", "algorithm", "accuracy", "log density", "ECE", "seeds"))
     for sd in given.sd:
         for name in given.algorithms:
             seeds = range(given.seeds)
             found = [measured(name, given.data, given.hidden, sd, seed, given.draws) for seed in seeds]
             shown = [spread(list(values)) for values in zip(*found, strict=True)]
-            print(f"| {sd:g} | `{name}` | {' | '.join(shown)} | {given.seeds} |", flush=True)
+            print(row(f"{sd:g}", f"`{name}`", *shown, given.seeds), flush=True)
 
 
 if __name__ == "__main__":

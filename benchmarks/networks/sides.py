@@ -42,6 +42,7 @@ from torch import Tensor
 from torch.nn.functional import conv1d, gelu, softplus
 
 import pyro_fed as pf
+from benchmarks.helpers.markdown import heading, row
 from benchmarks.networks.__main__ import quiet
 from benchmarks.networks.cells import spread
 from benchmarks.networks.kinds import curve, layers
@@ -285,8 +286,7 @@ def main() -> None:
     parser.add_argument("--algorithms", nargs="+", choices=ALGORITHMS, default=list(ALGORITHMS))
     given = parser.parse_args()
     torch.set_num_threads(1)
-    print("| network, parameters | " + " | ".join(f"{name} | off, s" for name in given.algorithms) + " |")
-    print("| --- " * (2 * len(given.algorithms) + 1) + "|")
+    print(heading("network, parameters", *(title for name in given.algorithms for title in (name, "off, s"))))
     for kind in given.kinds:
         cells = [f"{kind}, {federation(kind, 0)[0].problem.dim}"]
         for name in given.algorithms:
@@ -298,7 +298,7 @@ def main() -> None:
             density, off, seconds = (list(values) for values in zip(*found, strict=True))
             cells.append(f"{spread(density)} ({min(density):.3f})")
             cells.append(f"{np.mean(off):.3f}, {np.mean(seconds):.1f}")
-        print("| " + " | ".join(cells) + " |", flush=True)
+        print(row(*cells), flush=True)
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 import pyro_fed as pf
+from benchmarks.helpers.markdown import heading, row
 from benchmarks.networks.kinds import curve, layers, quiet_curve, regression
 from pyro_fed.policy.networks import SMALL_ROUNDS
 
@@ -147,8 +148,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     runs = columns(given.algorithms or list(SIDED if given.sides else ALGORITHMS), given.sides)
-    print("| network, units, parameters | " + " | ".join(runs) + " | seconds |")
-    print("| --- " * (len(runs) + 2) + "|")
+    print(heading("network, units, parameters", *runs, "seconds"))
     for kind in given.kinds:
         for units in given.units if kind != "deep" else [-(-one // 2) for one in given.units]:
             cells, seconds = [], []
@@ -158,7 +158,7 @@ def main() -> None:
                 cells.append(f"{sum(densities) / given.seeds:.3g} ({min(densities):.3g})")
                 seconds.append(f"{sum(spent for _, spent in found) / given.seeds:.1f}")
             size = data(kind, units, 0)[0].problem.dim
-            print(f"| {kind}, {units}, {size} | {' | '.join(cells)} | {', '.join(seconds)} |", flush=True)
+            print(row(f"{kind}, {units}, {size}", *cells, ", ".join(seconds)), flush=True)
 
 
 if __name__ == "__main__":

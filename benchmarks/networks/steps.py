@@ -34,6 +34,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import pyro_fed as pf
+from benchmarks.helpers.markdown import heading, row
 from benchmarks.networks.__main__ import CLIENTS, federation, quiet
 from benchmarks.networks.cost import ShortDSVGD, short_fedep, short_fsgld
 from pyro_fed.algorithm import Algorithm
@@ -238,11 +239,10 @@ def main() -> None:
     parser.add_argument("--algorithms", nargs="+", default=list(CASES), choices=list(CASES))
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    print("| parameters | algorithm | ms a step | ms by hand | ratio |")
-    print("| --- | --- | --- | --- | --- |")
+    print(heading("parameters", "algorithm", "ms a step", "ms by hand", "ratio"))
     for hidden in asked.hidden:
-        for row in compared(hidden, asked.algorithms):
-            print("| " + " | ".join(row) + " |", flush=True)
+        for cells in compared(hidden, asked.algorithms):
+            print(row(*cells), flush=True)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 import pyro_fed as pf
+from benchmarks.helpers.markdown import heading, row
 from benchmarks.networks.__main__ import CLIENTS, DATA, federation, predicted_ece, quiet
 from pyro_fed.policy import langevin, resolve, stein
 from pyro_fed.policy.networks import SMALL_ROUNDS
@@ -98,8 +99,8 @@ def takes_large(name: str, problem: Any) -> bool:
 
 def table(names: list[str], data: list[str], hidden_units: list[int] | None, seeds: int, sides: list[str]) -> None:
     """A row a network, algorithm and set of defaults."""
-    print("| data, parameters | algorithm | defaults of | accuracy | log density | ECE | seconds | rounds | seeds |")
-    print("| --- " * 9 + "|")
+    figures_of = ("accuracy", "log density", "ECE", "seconds", "rounds", "seeds")
+    print(heading("data, parameters", "algorithm", "defaults of", *figures_of))
     for kind in data:
         for hidden in hidden_units or SIZES[kind]:
             problem = federation(hidden, 0, kind)[0].problem
@@ -114,8 +115,7 @@ def table(names: list[str], data: list[str], hidden_units: list[int] | None, see
                     shown = [f"{mean[at]:.3f} ± {error[at]:.3f}" for at in range(3)]
                     size = f"{SIDES[large]} models" + (" *" if takes == bool(large) else "")
                     cells = [f"{kind}, {problem.dim}", f"`{name}`", size, *shown, f"{mean[3]:.1f}", f"{mean[4]:.0f}"]
-                    cells.append(str(seeds))
-                    print("| " + " | ".join(cells) + " |", flush=True)
+                    print(row(*cells, seeds), flush=True)
 
 
 def main() -> None:

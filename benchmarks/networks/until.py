@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 import pyro_fed as pf
+from benchmarks.helpers.markdown import heading, row
 from benchmarks.networks.__main__ import ALGORITHMS, DATA, federation, quiet, run
 from pyro_fed.analysis.judging.metrics import predict_rows
 from pyro_fed.results.to_arviz import unconstrained_draws
@@ -82,8 +83,8 @@ def main() -> None:
     parser.add_argument("--algorithms", nargs="+", choices=ALGORITHMS, default=["FedEP", "FedSEP", "P2PVI"])
     given = parser.parse_args()
     torch.set_num_threads(1)
-    titles = "data, parameters | algorithm | accuracy wanted, reached | rounds | seconds | × FedAvg | never"
-    print(f"| {titles} |\n" + "| --- " * 7 + "|")
+    titles = ("accuracy wanted, reached", "rounds", "seconds", "× FedAvg", "never")
+    print(heading("data, parameters", "algorithm", *titles))
     for data, hidden in ((data, hidden) for data in given.data for hidden in given.hidden):
         known = []
         for seed in range(given.seeds):
@@ -96,7 +97,7 @@ def main() -> None:
             ratio = float(np.median(np.nan_to_num(found[:, 0] / own[:, 1], nan=np.inf)))
             cells = [f"{data}, {fed.problem.dim:,}", f"`{name}`", f"{own[:, 0].mean():.3f}, {found[:, 2].mean():.3f}"]
             cells += [f"{np.median(found[:, 1]):g}", f"{np.nanmedian(found[:, 0]):.1f}", f"{ratio:.2f}"]
-            print("| " + " | ".join([*cells, str(int(np.isnan(found[:, 0]).sum()))]) + " |", flush=True)
+            print(row(*cells, int(np.isnan(found[:, 0]).sum())), flush=True)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from pyro_fed.conventions.output import replaced_file
+
 
 @dataclass(frozen=True)
 class Item:
@@ -115,9 +117,8 @@ def run(name: str, item: Item, out: Path) -> bool:
         print(f"{name}: FAILED after {seconds:.0f} s\n{done.stderr[-2000:]}", flush=True)
         return False
     said = f"{' '.join(item.command()[1:])}\n{item.paper}, {item.figure}: {seconds:.0f} s\n\n{done.stdout}"
-    part = out / f"{name}.part"
-    part.write_text(said, encoding="utf-8")
-    part.replace(out / f"{name}.txt")
+    with replaced_file(out / f"{name}.txt") as file:
+        file.write(said.encode())
     print(said, flush=True)
     return True
 

@@ -8,7 +8,7 @@ three classes a client, N = 10, 20 hidden units where the paper has 100. The oth
 the ratio 1:9 at a client, N = 6, minibatches of 10; "kin8nm" stands for Covertype, being like it in what a linear rule
 can do. Accuracy is in per cent; differences are paired by seed.
 
-A round's accuracy follows the client that worked last (the KDEs are dead, see `infer/stein/paper/dsvgd.py`), so that
+A round's accuracy follows the client that worked last (the KDEs are dead, see `infer/papers/dsvgd.py`), so that
 the tables also have means over half of the rounds. Both indicators are large where the particles fit badly, so that KSD
 and HIP choose a client unlike the last one. "In turn" is stronger here than in the paper: the clients of these
 partitions alternate in their classes, so that three in turn have all nine digits, two the two classes.

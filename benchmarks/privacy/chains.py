@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.helpers.markdown import heading, row
 from benchmarks.privacy.coverage import (
     CHAIN_ROUNDS,
     CLIENTS,
@@ -121,7 +122,7 @@ def main() -> None:
     """The table."""
     torch.set_num_threads(1)
     trials = int(sys.argv[1]) if len(sys.argv) > 1 else 16
-    print("| method | ε | held | SDs | error |\n| --- | --- | --- | --- | --- |")
+    print(heading("method", "ε", "held", "SDs", "error"))
     for method in (by_sums, by_visits, by_particles, by_turns):
         for epsilon in EPSILONS:
             found = []
@@ -136,11 +137,8 @@ def main() -> None:
                 inside = (low < truth.numpy()) & (truth.numpy() < high)
                 found.append((inside, draws.std(0) / sd, np.abs(draws.mean(0) - mean) / sd))
             held, wide, error = (np.stack(part) for part in zip(*found, strict=True))
-            print(
-                f"| {method.__name__.removeprefix('by_')} | {epsilon:g} | {held.mean():.0%} | {np.median(wide):.3g} "
-                f"| {np.median(error):.3g} |",
-                flush=True,
-            )
+            figures = (f"{held.mean():.0%}", f"{np.median(wide):.3g}", f"{np.median(error):.3g}")
+            print(row(method.__name__.removeprefix("by_"), f"{epsilon:g}", *figures), flush=True)
 
 
 if __name__ == "__main__":

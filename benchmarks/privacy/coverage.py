@@ -27,6 +27,7 @@ import pyro.distributions as dist
 import torch
 
 import pyro_fed as pf
+from benchmarks.helpers.markdown import heading, row
 from pyro_fed.errors import PyroFedError
 from pyro_fed.runtime.ending import finish
 from pyro_fed.runtime.ending.privacy_noise import with_noise
@@ -155,18 +156,14 @@ def chain_trial(name: str, unit: str, noise: float, seed: int) -> tuple[np.ndarr
 
 def chains(model: str, trials: int) -> None:
     """The table of chains."""
-    print("| protected | ε | noise multiplier | temperature | held | SDs | error |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
+    print(heading("protected", "ε", "noise multiplier", "temperature", "held", "SDs", "error"))
     for unit in ("client", "row"):
         for epsilon in EPSILONS:
             noise = multiplier(epsilon, CHAIN_ROUNDS)
             runs = [chain_trial(model, unit, noise, seed) for seed in range(trials)]
             held, wide, error, temperature = (np.stack(part) for part in zip(*runs, strict=True))
-            print(
-                f"| {unit} | {epsilon:g} | {noise:.1f} | {temperature[0]:.2g} | {held.mean():.0%} "
-                f"| {np.median(wide):.2f} | {np.median(error):.2f} |",
-                flush=True,
-            )
+            figures = (f"{held.mean():.0%}", f"{np.median(wide):.2f}", f"{np.median(error):.2f}")
+            print(row(unit, f"{epsilon:g}", f"{noise:.1f}", f"{temperature[0]:.2g}", *figures), flush=True)
 
 
 def main() -> None:
@@ -179,20 +176,18 @@ def main() -> None:
     if what == "chains":
         chains(model, trials)
         return
-    print("| algorithm | ε | noise multiplier | aware | not aware | SDs aware | not aware | error | no distribution |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    titles = ("aware", "not aware", "SDs aware", "not aware", "error", "no distribution")
+    print(heading("algorithm", "ε", "noise multiplier", *titles))
     for name, algorithm in ALGORITHMS.items():
         for epsilon in EPSILONS:
             noise = multiplier(epsilon, MODELS[model][2])
             runs = [trial(model, algorithm, noise, seed) for seed in range(trials)]
             good = [run for run in runs if run is not None]
             aware, wide, plain, narrow, error = (np.stack(part) for part in zip(*good, strict=True))
-            print(
-                f"| `{name}` | {epsilon:g} | {noise:.2f} | {aware.mean():.0%} | {plain.mean():.0%} "
-                f"| {np.median(wide):.2f} | {np.median(narrow):.2f} | {np.median(error):.2f} "
-                f"| {trials - len(good)} of {trials} |",
-                flush=True,
-            )
+            shares = (f"{held.mean():.0%}" for held in (aware, plain))
+            figures = (f"{np.median(part):.2f}" for part in (wide, narrow, error))
+            lost = f"{trials - len(good)} of {trials}"
+            print(row(f"`{name}`", f"{epsilon:g}", f"{noise:.2f}", *shares, *figures, lost), flush=True)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 import pyro_fed as pf
+from benchmarks.helpers.markdown import heading, row
 from benchmarks.speed.nuts import load
 from benchmarks.speed.nuts import model as logistic
 from models import hierarchical_logistic as hierarchy
@@ -68,11 +69,11 @@ def main():
     given = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    print("| model | clients | seconds | calls | leapfrog steps | error |\n| --- | --- | --- | --- | --- | --- |")
+    print(heading("model", "clients", "seconds", "calls", "leapfrog steps", "error"))
     for name in given.models:
         for clients in given.clients:
             seconds, calls, steps, error = figures({"hospitals": hospitals, "logistic": rows}[name](clients))
-            print(f"| {name} | {clients} | {seconds:.0f} | {calls:,} | {steps:,} | {error:.2f} |", flush=True)
+            print(row(name, clients, f"{seconds:.0f}", f"{calls:,}", f"{steps:,}", f"{error:.2f}"), flush=True)
 
 
 if __name__ == "__main__":

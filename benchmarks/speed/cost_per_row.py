@@ -1,6 +1,6 @@
 """What FedEP's run costs a row, as rows grow and as covariates grow: four models, a table and a figure.
 
-    python -m benchmarks.speed.cost_per_row [MODEL ...] [--limit S] [--kept] [--out FILE] [--figure FILE]
+    python -m benchmarks.speed.cost_per_row [MODEL ...] [--limit S] [--print] [--out FILE] [--figure FILE]
 
 Rows from 10³ to 10⁶ at ten covariates, and covariates from 5 to 500 at 10⁴ rows; ten clients, one thread, seconds of
 the processor, without audit and log-likelihoods. The first run of a shape traces it; the second, on new data of the
@@ -9,7 +9,6 @@ After a cell that took a tenth of `--limit` seconds the larger ones of its line 
 """
 
 import argparse
-import json
 import time
 import warnings
 from pathlib import Path
@@ -17,6 +16,8 @@ from pathlib import Path
 import torch
 
 import pyro_fed as pf
+from benchmarks.helpers.markdown import heading, row
+from benchmarks.helpers.records import Records
 from benchmarks.speed import rows as by_rows
 
 MODELS = ("logistic", "robust", "poisson", "network")
@@ -48,7 +49,7 @@ def timed(kind, rows, covariates, seed):
 
 def measure(kinds, limit, path):
     """All cells, by "MODEL ROWS COVARIATES"; those that are kept already are taken as they are."""
-    cells = json.loads(path.read_text()) if path.exists() else {}
+    cells = Records(path)
     lines = [[(kind, rows, AT_COVARIATES) for rows in ROWS] for kind in kinds]
     lines += [[(kind, AT_ROWS, covariates) for covariates in COVARIATES] for kind in kinds]
     for line in lines:
@@ -57,9 +58,7 @@ def measure(kinds, limit, path):
             if key not in cells:
                 first, _ = timed(kind, rows, covariates, 1)
                 again, rounds = timed(kind, rows, covariates, 2)
-                cells[key] = {"first": first, "again": again, "rounds": rounds}
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(json.dumps(cells, indent=1))
+                cells.keep({"case": key, "first": first, "again": again, "rounds": rounds})
             if cells[key]["first"] > limit / 10:
                 break
     return cells
@@ -72,12 +71,10 @@ def table(cells):
         cell = cells.get(f"{kind} {rows} {covariates}")
         return "-" if cell is None else f"{1e6 * cell['again'] / rows:.1f} ({cell['rounds']})"
 
-    print("| model | " + " | ".join(f"{rows:,} x {AT_COVARIATES}" for rows in ROWS), end=" | ")
-    print(" | ".join(f"{AT_ROWS:,} x {covariates}" for covariates in COVARIATES) + " |")
-    print("| --- " * (1 + len(ROWS) + len(COVARIATES)) + "|")
+    sizes = [(rows, AT_COVARIATES) for rows in ROWS] + [(AT_ROWS, covariates) for covariates in COVARIATES]
+    print(heading("model", *(f"{rows:,} x {covariates}" for rows, covariates in sizes)))
     for kind in MODELS:
-        sizes = [(rows, AT_COVARIATES) for rows in ROWS] + [(AT_ROWS, covariates) for covariates in COVARIATES]
-        print(f"| {kind} | " + " | ".join(shown(kind, *size) for size in sizes) + " |")
+        print(row(kind, *(shown(kind, *size) for size in sizes)))
 
 
 def draw(cells, path):
@@ -108,13 +105,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="*", default=list(MODELS))
     parser.add_argument("--limit", type=float, default=600.0)
-    parser.add_argument("--out", type=Path, default=Path("out/cost_per_row.json"))
+    parser.add_argument("--out", type=Path, default=Path("out/cost_per_row.jsonl"))
     parser.add_argument("--figure", type=Path, default=Path("docs/cost_per_row.png"))
-    parser.add_argument("--kept", action="store_true", help="measure nothing: print and draw the cells that are kept")
+    parser.add_argument("--print", action="store_true", help="measure nothing: print and draw the cells that are kept")
     given = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    cells = measure([] if given.kept else given.models, given.limit, given.out)
+    cells = measure([] if given.print else given.models, given.limit, given.out)
     table(cells)
     draw(cells, given.figure)
 

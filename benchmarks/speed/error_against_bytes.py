@@ -12,7 +12,6 @@ Runs are kept in FILE as they end, so that the script can be cut off and resumed
 """
 
 import argparse
-import json
 import time
 import warnings
 from pathlib import Path
@@ -22,6 +21,7 @@ import numpy as np
 import torch
 
 import pyro_fed as pf
+from benchmarks.helpers.records import Records
 from pyro_fed.analysis.bench.cases.case import Split
 from pyro_fed.analysis.bench.cases.library import all_cases
 from pyro_fed.recipes import recipe
@@ -160,13 +160,12 @@ def main():
     every = [one for members in FAMILIES.values() for one in members]
     parser.add_argument("recipes", nargs="*", default=every)
     parser.add_argument("--cases", nargs="*", default=list(CASES))
-    parser.add_argument("--out", type=Path, default=Path("out/error_against_bytes.json"))
+    parser.add_argument("--out", type=Path, default=Path("out/error_against_bytes.jsonl"))
     parser.add_argument("--figure", type=Path, default=Path("docs/error_against_bytes.png"))
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    found = json.loads(given.out.read_text()) if given.out.exists() else {}
+    found = Records(given.out)
     for name in given.cases:
         for one in given.recipes:
             if f"{name}/{one}" in found:
@@ -178,8 +177,7 @@ def main():
                 run = {"said": str(error)}
                 said = str(error)[:150]
             print(f"{name:22s}{one:18s}{said}", flush=True)
-            found[f"{name}/{one}"] = run
-            given.out.write_text(json.dumps(found))
+            found.keep({"case": f"{name}/{one}", **run})
     draw(found, given.figure)
 
 

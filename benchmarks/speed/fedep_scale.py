@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import argparse
 import resource
-import subprocess
-import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -29,6 +27,7 @@ import torch
 from torch import Tensor
 
 import pyro_fed as pf
+from benchmarks.helpers.processes import alone
 from pyro_fed.algorithm import Algorithm
 
 ROWS, DIM, PER_ROUND, ROUNDS = 20, 50, 1000, 40
@@ -103,13 +102,9 @@ def work(case: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("cases", nargs="*", default=list(CASES), choices=list(CASES), metavar="CASE")
-    parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     for case in given.cases:
-        if given.work:
-            work(case)
-        else:
-            subprocess.run([sys.executable, "-m", "benchmarks.speed.fedep_scale", "--work", case], check=True)
+        alone(work, case)
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ import torch, pyro
 lap("torch and Pyro")
 from pyro_fed.flower import client_app
 if {site}:
-    import pyro_fed.flower.site
+    import pyro_fed.deployment.flower.site
 lap("the rest of pyro_fed")
 app = client_app({model!r}, "fedep", lambda module, node_config: (torch.randn(150, 10), torch.randn(150)))
 TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1

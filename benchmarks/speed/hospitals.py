@@ -9,16 +9,14 @@ tau, which have to be near -2 and 0.8 where the hospitals' levels are.
 """
 
 import argparse
-import json
 import resource
-import subprocess
-import sys
 import time
 import warnings
 
 import torch
 
 import pyro_fed as pf
+from benchmarks.helpers.processes import alone
 from models import hierarchical_logistic
 
 HOSPITALS, CLIENTS = 12, 10
@@ -44,16 +42,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--patients", type=int, nargs="+", default=[100, 500, 2000])
     parser.add_argument("--algorithms", nargs="+", default=["FedEP"])
-    parser.add_argument("--cell", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.cell:
-        print(json.dumps(one(given.cell[0], int(given.cell[1]))))
-        return
     for algorithm in given.algorithms:
         for patients in given.patients:
-            command = [sys.executable, "-m", "benchmarks.speed.hospitals", "--cell", algorithm, str(patients)]
-            done = subprocess.run(command, capture_output=True, text=True, check=True)
-            cell = json.loads(done.stdout.splitlines()[-1])
+            cell = alone(one, algorithm, patients)
             shown = ", ".join(f"{name} {value:.2f}" for name, value in cell.items())
             print(f"{algorithm}, {HOSPITALS} x {patients}: {shown}", flush=True)
 

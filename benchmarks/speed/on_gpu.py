@@ -12,8 +12,6 @@ the GPU's means are from the CPU's, in SDs. The memory is the most that torch ha
 """
 
 import argparse
-import subprocess
-import sys
 import time
 from typing import Any
 
@@ -21,6 +19,8 @@ import numpy as np
 import torch
 
 import pyro_fed as pf
+from benchmarks.helpers.markdown import heading, row
+from benchmarks.helpers.processes import alone
 from benchmarks.networks.__main__ import ALGORITHMS, federation, parameters, quiet
 from benchmarks.networks.cost import ROUNDS, SHORTENED
 from benchmarks.speed.rows import data, models
@@ -99,8 +99,8 @@ def line(case, device):
     else:
         came = f"{np.abs((found.mean(0) - here.mean(0)) / here.std(0)).max():.1e} SD"
     peak = torch.cuda.max_memory_allocated() / 1e6 if there else 0.0
-    times = f"{cpu:.1f} | {gpu:.1f} | {cpu / gpu:.1f} | {1e3 * cpu_round:.1f} | {1e3 * gpu_round:.1f}"
-    return f"| {case} | {times} | {cpu_round / gpu_round:.1f} | {came} | {peak:.0f} |"
+    times = (cpu, gpu, cpu / gpu, 1e3 * cpu_round, 1e3 * gpu_round, cpu_round / gpu_round)
+    return row(case, *(f"{value:.1f}" for value in times), came, f"{peak:.0f}")
 
 
 def warm_up(device):
@@ -113,16 +113,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("cases", nargs="*", default=list(CASES))
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    torch.set_num_threads(1)
-    if given.work:
-        return print(line(given.cases[0], given.device))
-    print(f"| | {' | '.join(TITLES)} |\n|{' --- |' * (1 + len(TITLES))}", flush=True)
+    print(heading("", *TITLES), flush=True)
     for case in given.cases:
-        command = [sys.executable, "-m", "benchmarks.speed.on_gpu", "--work", "--device", given.device, case]
-        subprocess.run(command, check=True)
-    return None
+        print(alone(line, case, given.device), flush=True)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from typing import Any
 import torch
 
 import pyro_fed as pf
+from benchmarks.helpers.markdown import heading, row
 from benchmarks.speed import cost_per_row
 from benchmarks.speed import rows as by_rows
 from benchmarks.speed.wire import sorted_clients
@@ -113,12 +114,12 @@ def show(case: str, top: int) -> None:
     _, watched = run(case, 3, watch)
     about = f"{rounds} rounds, {seconds:.2f} s; under cProfile, on other data, {watched} rounds."
     print(f"\n### {case}\n\n{(CASES[case][0].__doc__ or '').strip()} {about}\n")
-    print("| function | calls | share | seconds |\n| --- | --- | --- | --- |")
+    print(heading("function", "calls", "share", "seconds"))
     rows = table(watch, top)
     for name, count, share in rows:
-        print(f"| {name} | {count:,} | {share:.3f} | {share * seconds:.3f} |")
+        print(row(name, f"{count:,}", f"{share:.3f}", f"{share * seconds:.3f}"))
     left = 1 - sum(share for _, _, share in rows)
-    print(f"| all others | | {left:.3f} | {left * seconds:.3f} |", flush=True)
+    print(row("all others", "", f"{left:.3f}", f"{left * seconds:.3f}"), flush=True)
 
 
 def main() -> int:

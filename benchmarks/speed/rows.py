@@ -9,14 +9,13 @@ run is not judged, and the log-likelihoods of all rows are never kept.
 
 import argparse
 import cProfile
-import os
 import pstats
 import resource
-import subprocess
-import sys
 import time
 import warnings
 from typing import Any
+
+from benchmarks.helpers.processes import alone
 
 CASES: dict[str, tuple[Any, ...]] = {  # model, rows, covariates, clients, and the algorithm where it is not FedEP
     "logistic 1,000 x 50": ("logistic", 1_000, 50, 1),
@@ -181,21 +180,15 @@ def main():
     parser.add_argument("cases", nargs="*", default=list(CASES))
     parser.add_argument("--audit", action="store_true")
     parser.add_argument("--profile", action="store_true")
-    parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.work:
-        return work(given.cases[0], given.audit, given.profile)
     print(
         f"{'':42s}{'10 passes':>8s}{'first':>8s}{'again':>9s}{'made in':>8s}{'ratio':>9s}{'us a row':>11s}"
         f"{'rounds':>7s}{'peak GB':>8s}{'data':>7s}",
         flush=True,
     )
-    flags = [flag for flag in ("audit", "profile") if getattr(given, flag)]
     for case in given.cases:
-        command = [sys.executable, "-m", "benchmarks.speed.rows", "--work", case, *(f"--{flag}" for flag in flags)]
-        subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    return 0
+        alone(work, case, given.audit, given.profile)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 import pyro_fed as pf
+from benchmarks.helpers.markdown import heading, row
 from benchmarks.speed.nuts import by_pyro, load
 from benchmarks.speed.wire import sorted_clients
 
@@ -46,14 +47,14 @@ def main():
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     draws, whole = by_pyro(load(), 0, 500, 500, jit=False)
-    print(f"Pyro's NUTS: {whole:.1f} s\n\n| | first | again | seconds | error |\n| --- | --- | --- | --- | --- |")
+    print(f"Pyro's NUTS: {whole:.1f} s\n\n{heading('', 'first', 'again', 'seconds', 'error')}")
     timed("FedEP", pf.Federation.from_clients(*small(), plate="data"))
     for name in given.names:
         found, first = timed(name, sorted_clients(), given.compile)
         _, again = timed(name, sorted_clients(noise=0.1), given.compile)
         error = (np.abs(found.mean(0) - draws.mean(0)) / draws.std(0)).max()
-        shares = f"{first / whole:.3f} | {again / whole:.3f}"
-        print(f"| {name} | {shares} | {first:.1f}, {again:.1f} | {error:.2f} |", flush=True)
+        shares = (f"{first / whole:.3f}", f"{again / whole:.3f}")
+        print(row(name, *shares, f"{first:.1f}, {again:.1f}", f"{error:.2f}"), flush=True)
 
 
 def small():

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 import pyro_fed as pf
+from benchmarks.helpers.markdown import heading, row
 from benchmarks.speed.nuts import load, model
 from pyro_fed.graph import FixedGraph
 from pyro_fed.graph.consensus import plain
@@ -63,7 +64,7 @@ def main():
     cases: list[tuple[str, Any, pf.graph.Graph | None]] = [("FedEP, with a server", pf.FedEP(), None)]
     for name, linked in graphs.items():
         cases += [(f"{name}, plain", pf.P2PVI(), PlainGraph(linked.matrix, name)), (name, pf.P2PVI(), linked)]
-    print("| | MB sent | rounds | seconds | means, SD | log SDs |\n| --- | --- | --- | --- | --- | --- |")
+    print(heading("", "MB sent", "rounds", "seconds", "means, SD", "log SDs"))
     for name, algorithm, graph in cases:
         began = time.process_time()
         quiet: dict[str, Any] = {"progress": False, "audit": False, "log_likelihood": False, "num_draws": 20_000}
@@ -76,7 +77,7 @@ def main():
             shift = np.abs(found[0] - reference[0]) / reference[1]
             away = f"{shift.max():.3f}", f"{np.abs(np.log(found[1] / reference[1])).max():.3f}"
         sent, rounds = float(group["bytes_up"].sum()) / 1e6, group.sizes["round"]
-        print(f"| {name} | {sent:.1f} | {rounds} | {seconds:.1f} | {away[0]} | {away[1]} |", flush=True)
+        print(row(name, f"{sent:.1f}", rounds, f"{seconds:.1f}", away[0], away[1]), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,8 @@
-"""Trials in this process or in several, as rows of the file; these import what they run from here."""
+"""A trial as a row of the table, in a process that imports what it runs from here."""
 
 from __future__ import annotations
 
-import multiprocessing
-import time
-from collections.abc import Iterable
+from functools import cache
 
 import torch
 
@@ -12,18 +10,22 @@ from benchmarks.trust.judge import judged
 from benchmarks.trust.references import read
 from benchmarks.trust.trials import Trial, trials
 
-COLUMNS = (
-    *("posterior", "kind", "label", "setting", "mean_error", "sd_low", "sd_high", "where"),
-    *("wrong", "converged", "said", "warned", "seconds"),
-)
+
+@cache
+def by_name() -> dict[str, Trial]:
+    """All trials by posterior and label: "schools / FedEP"."""
+    return {f"{trial.posterior} / {trial.label}": trial for trial in trials()}
 
 
-def row_of(trial: Trial) -> dict[str, str]:
-    """One run as a row of the file."""
+def row_of(name: str) -> dict[str, str]:
+    """One run as a row of the table.
+
+    Args:
+        name: of the trial, as in `by_name`.
+    """
     torch.set_num_threads(1)
-    began = time.perf_counter()
+    trial = by_name()[name]
     verdict = judged(trial.target, read()[trial.posterior], trial.run)
-    seconds = time.perf_counter() - began
     return {
         "posterior": trial.posterior,
         "kind": trial.target.kind,
@@ -37,20 +39,4 @@ def row_of(trial: Trial) -> dict[str, str]:
         "converged": str(verdict.converged),
         "said": verdict.said,
         "warned": verdict.warned,
-        "seconds": f"{seconds:.1f}",
     }
-
-
-def run_all(wanted: list[Trial], jobs: int) -> Iterable[dict[str, str]]:
-    """Their rows, as they come."""
-    if jobs == 1:
-        yield from map(row_of, wanted)
-        return
-    numbers = {(trial.posterior, trial.label): number for number, trial in enumerate(trials())}
-    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-        yield from pool.imap_unordered(_row_of_number, [numbers[trial.posterior, trial.label] for trial in wanted])
-
-
-def _row_of_number(number: int) -> dict[str, str]:
-    """The row of one of all trials: their functions cannot be sent to another process."""
-    return row_of(trials()[number])

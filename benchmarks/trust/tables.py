@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-#: A row of the file of results.
-Row = dict[str, str]
+from benchmarks.helpers import markdown
+
+#: A record of the file.
+Row = dict[str, Any]
 
 
 def outcome(row: Row) -> str:
@@ -40,20 +43,19 @@ def print_tables(rows: Sequence[Row]) -> None:
     if wrong:
         groups["wrong settings"] = wrong
     print(
-        "\n| | runs | right, silent | right, doubted | wrong, doubted | wrong, silent | refused | crashed | wrong but "
-        "`converged` | false silence | false alarms |\n" + "| --- " * 11 + "|"
+        "\n"
+        + markdown.heading(
+            *("", "runs", "right, silent", "right, doubted", "wrong, doubted", "wrong, silent", "refused", "crashed"),
+            *("wrong but `converged`", "false silence", "false alarms"),
+        )
     )
     for label, part in groups.items():
         found = confusion(part)
         # A refusal of a model that has no federated answer, and an error in place of one, are wrong and said.
         bad = found["wrong doubted"] + found["wrong silent"] + found["refused"] + found["crashed"]
         good = found["right silent"] + found["right doubted"]
-        cells = [found[name] for name in ("right silent", "right doubted", "wrong doubted", "wrong silent", "refused")]
-        print(
-            f"| {label} | {len(part)} | " + " | ".join(map(str, cells)) + f" | {found['crashed']} "
-            f"| {found['wrong, converged']} | {share(found['wrong silent'], bad)} "
-            f"| {share(found['right doubted'], good)} |"
-        )
+        shares = (share(found["wrong silent"], bad), share(found["right doubted"], good))
+        print(markdown.row(label, len(part), *found.values(), *shares))
     for title in ("wrong silent", "right doubted", "crashed"):
         missed = [row for row in rows if outcome(row) == title]
         print(f"\n{title} ({len(missed)}):")

@@ -46,16 +46,16 @@ def agent(
     """
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # otherwise gRPC prints a line for every connection that ends
     try:
-        from pyro_fed.runtime.agents.agent import Agent, run_agent
-        from pyro_fed.runtime.agents.certificates import Identity
+        from pyro_fed.deployment.agents.agent import Agent, run_agent
+        from pyro_fed.deployment.agents.certificates import Identity
     except ImportError as error:
         raise SettingError(EXTRA) from error
     from pyro_fed.analysis.report import terminal
+    from pyro_fed.deployment.agents.peers import load_peers
+    from pyro_fed.deployment.agents.rows import load_rows
+    from pyro_fed.deployment.agents.settings import LinkSettings
     from pyro_fed.recipes import library, recipe
     from pyro_fed.recipes.values import parse_assignment
-    from pyro_fed.runtime.agents.peers import load_peers
-    from pyro_fed.runtime.agents.rows import load_rows
-    from pyro_fed.runtime.agents.settings import LinkSettings
 
     peers = load_peers(peers_path)
     peers.number(name)
@@ -111,7 +111,7 @@ def certificates(folder: Path, names: tuple[str, ...], days: int) -> None:
     A deployment takes those of its own institution. Keep ca.key away from the agents' machines.
     """
     try:
-        from pyro_fed.runtime.agents.certificates import write_certificates
+        from pyro_fed.deployment.agents.certificates import write_certificates
     except ImportError as error:
         raise SettingError(EXTRA) from error
 

@@ -38,7 +38,7 @@ def extra() -> Iterator[None]:
 def new(folder: Path, model: str, recipe_name: str, clients: int) -> None:
     """Write an app to DIR that runs a RECIPE on a MODEL; edit `load_rows` in its client_app.py."""
     with extra():
-        from pyro_fed.flower.apps.new import write_app
+        from pyro_fed.deployment.flower.apps.new import write_app
 
     written = write_app(folder, model, recipe_name, clients)
     click.echo(
@@ -62,7 +62,7 @@ def new(folder: Path, model: str, recipe_name: str, clients: int) -> None:
 def sign(fab: Path, key: Path, name: str) -> None:
     """Sign an app, FAB of `flwr build`, whose code you have read: it may run at nodes that trust your key."""
     with extra():
-        from pyro_fed.flower.apps.signing import sign_app
+        from pyro_fed.deployment.flower.apps.signing import sign_app
 
     click.echo(f"Written to {sign_app(fab, key, name)}: it goes beside {fab.name}, to the server's folder of apps.")
 
@@ -76,7 +76,7 @@ def hub(folder: Path, port: int) -> None:
     The SuperLink's environment has FLWR_SUPERGRID_API_URL=http://127.0.0.1:PORT.
     """
     with extra():
-        from pyro_fed.flower.apps.signing import serve_apps
+        from pyro_fed.deployment.flower.apps.signing import serve_apps
 
     server = serve_apps(folder, port)
     click.echo(f"Apps of {folder} at http://127.0.0.1:{server.server_port}")

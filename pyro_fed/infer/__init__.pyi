@@ -4,6 +4,7 @@ from .averaging import *
 from .ep import *
 from .langevin import *
 from .laplace import *
+from .papers import *
 from .peers import *
 from .pooled import *
 from .stein import *

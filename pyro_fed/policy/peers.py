@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pyro_fed.infer.peers.consensus_laplace import ConsensusLaplace
 from pyro_fed.infer.peers.p2p_ep import P2PEP
-from pyro_fed.infer.peers.p2p_finite import P2PFinite
 from pyro_fed.infer.peers.p2p_vi import P2PVI
 from pyro_fed.infer.peers.peer_gaussian import PeerGaussian
 from pyro_fed.infer.peers.push_sum import P2PPushSum
@@ -13,7 +12,7 @@ from pyro_fed.policy import gaussian, laplace
 from pyro_fed.policy.choice import Case, Decision, Row, Table, apply_table
 from pyro_fed.policy.gaussian import COVARIANCE_ROW, CURVATURE_ROW, takes_gradients
 from pyro_fed.policy.networks import gradient_steps
-from pyro_fed.policy.refusals import affordable_rows, proper_prior
+from pyro_fed.policy.refusals import affordable_rows
 
 #: Settings that say how the exact steps are taken: who sets one of them wants these.
 EXACT = frozenset({"update", "curvature", "num_points", "tolerance", "batch_size", "weighting"})
@@ -146,11 +145,6 @@ COVARIANCE = Row("covariance", covariance_of, "covariance='full' or 'diag'")
 DAMPING = Row("damping", damping_of, "damping=")
 CURVATURE = Row("curvature", curvature_of, CURVATURE_ROW.override)
 START = Row("start", start_of, "start='consensus', 'local' or 'prior'")
-DRAWN_CANDIDATES = proper_prior(
-    "its candidates are draws of the prior where none are given",
-    "give candidates",
-    lambda case: case.algorithm.candidates is None,
-)
 NEWTON = Table((COVARIANCE_ROW, laplace.START, CURVATURE_ROW))
 
 TABLES = {
@@ -158,6 +152,5 @@ TABLES = {
     P2PEP: Table((COVARIANCE_ROW, Row("start", start_of_p2p_ep, START.override), CURVATURE_ROW)),
     P2PPushSum: Table((COVARIANCE_ROW, Row("start", start_by_push_sum_of, "start='prior'"), CURVATURE_ROW)),
     PeerGaussian: Table((COVARIANCE_ROW, Row("start", start_over_graph_of, START.override), CURVATURE_ROW)),
-    P2PFinite: Table(checks=(DRAWN_CANDIDATES,)),
     ConsensusLaplace: Table((Row("newton", newton_of, "start='local' or 'prior'"),)),
 }

@@ -1,14 +1,16 @@
 """The goldens: what was run again on the same code is identical, and whatever differs is seen and told by its field."""
 
 import copy
+import os
 
 import pytest
 from forks import together
 
-from benchmarks.goldens import files
+from benchmarks.goldens import running
 from benchmarks.goldens.__main__ import main, report
 from benchmarks.goldens.cases import SETS
 from benchmarks.goldens.differences import differences
+from benchmarks.helpers.records import Records, run_missing
 
 CASE = "linear_sorted / FedLaplace"
 GOLDEN = {
@@ -38,12 +40,11 @@ def changed(path, value):
 
 @together
 def test_a_case_is_written_and_found_identical_and_a_changed_record_is_reported(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(files, "FOLDER", tmp_path / "kept")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # the command sets it
+    monkeypatch.setattr(running, "FOLDER", tmp_path / "kept")
     options = ["--set", "quick", "--cases", CASE]
     assert main(["--write", *options]) == 0
-    header, kept = files.read(files.path_of("quick"))
-    assert header["threads"] == 1 and list(kept) == [CASE]
+    kept = Records(running.path_of("quick"))
+    assert kept.header["threads"] == 1 and list(kept) == [CASE]
     assert kept[CASE]["rounds"] and kept[CASE]["phases"] and kept[CASE]["draws"]["beta"]["sha256"]
     assert kept[CASE]["codes"] == []
     again = ["--compare", *options, "--out", str(tmp_path / "out")]
@@ -51,7 +52,7 @@ def test_a_case_is_written_and_found_identical_and_a_changed_record_is_reported(
     assert "quick: 1 of 1 cases identical to the bit" in capsys.readouterr().out
 
     kept[CASE]["draws"]["beta"]["mean"][0] += 1e-9
-    files.write(files.path_of("quick"), header, kept)
+    kept.keep(kept[CASE])
     assert main(again) == 1  # the run that was kept is compared, without another one
     assert "beta: means and SDs differ by at most" in capsys.readouterr().out
 
@@ -101,11 +102,39 @@ def test_the_report_counts_what_differs_what_is_gone_and_what_was_not_run(capsys
 
 
 def test_a_file_whose_last_line_was_cut_off_is_read_up_to_there(tmp_path):
-    path = tmp_path / "set.jsonl"
-    files.write(path, {"set": "set"}, {"b": {"case": "b"}, "a": {"case": "a"}})
+    path = tmp_path / "new" / "set.jsonl"
+    records = Records(path)
+    records.header = {"set": "set"}
+    for case in "ba":
+        records.keep({"case": case})
+    whole = path.read_text()
     with path.open("a") as file:
         file.write('{"case": "c", "roun')
-    assert files.read(path) == ({"set": "set"}, {"a": {"case": "a"}, "b": {"case": "b"}})
+    found = Records(path)
+    assert (found.header, list(found.values())) == ({"set": "set"}, [{"case": "a"}, {"case": "b"}])
+    found.drop(lambda record: record["case"] == "a")
+    found.keep({"case": "a"})
+    assert path.read_text() == whole and len(found) == 2
+
+
+def squared(case):
+    """A record, or no answer."""
+    if case == "dies":
+        os._exit(3)
+    return {"square": int(case) ** 2}
+
+
+@together
+def test_only_what_is_missing_is_run(tmp_path, capfd):
+    path = tmp_path / "squares.jsonl"
+    records = Records(path)
+    records.keep({"case": "3", "square": 0})
+    found = list(run_missing(records, ["2", "3", "dies"], squared))
+    assert [(one["case"], one["square"]) for one in found] == [("2", 4)] and found[0]["seconds"] >= 0
+    assert "dies: the process died with exit code 3" in capfd.readouterr().err
+    assert [one["square"] for one in Records(path).values()] == [4, 0]
+    assert [one["square"] for one in run_missing(records, ["3"], squared, again=True)] == [9]
+    assert list(run_missing(records, ["5"], squared, minutes=0)) == []
 
 
 @pytest.mark.parametrize("name", SETS)

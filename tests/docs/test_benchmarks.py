@@ -1,7 +1,7 @@
 """Every benchmark can be imported under the package as it is, and `benchmarks/README.md` lists it.
 
-A folder with a `__main__.py` is one benchmark; in the others each file is one. `papers` is both: scripts, and a command
-that runs them all.
+A folder with a `__main__.py` is one benchmark; in the others each file is one. `papers` and `accuracy` are both:
+scripts, and a command of their folder.
 """
 
 import importlib
@@ -13,11 +13,17 @@ import pytest
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 DOCS = FOLDER.parent / "docs"
 PAPERS = FOLDER / "papers"
-WHOLE = sorted(path.parent for path in FOLDER.glob("*/__main__.py") if path.parent != PAPERS)
+COMMANDS = sorted(path.parent for path in FOLDER.glob("*/__main__.py"))
+WHOLE = [folder for folder in COMMANDS if folder.name not in ("accuracy", "papers")]
+#: What `benchmarks.accuracy` runs.
+CASES = FOLDER / "accuracy" / "cases.py"
 SCRIPTS = sorted(
     path
     for path in FOLDER.glob("*/*.py")
-    if path.stem not in ("__init__", "__main__") and path.parent.name != "helpers" and path.parent not in WHOLE
+    if path.stem not in ("__init__", "__main__")
+    and path.parent.name != "helpers"
+    and path.parent not in WHOLE
+    and path != CASES
 )
 
 
@@ -28,7 +34,7 @@ def test_it_is_imported_and_has_a_main(path):
     assert f"python -m {name}" in path.read_text(), "the header does not say how to run it"
 
 
-@pytest.mark.parametrize("folder", WHOLE, ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", COMMANDS, ids=lambda folder: folder.name)
 def test_a_folder_that_is_one_benchmark_is_imported_and_listed(folder):
     assert callable(importlib.import_module(f"benchmarks.{folder.name}.__main__").main)
     command = f"python -m benchmarks.{folder.name}"

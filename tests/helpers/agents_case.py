@@ -30,7 +30,7 @@ def free_ports(count):
 
 def peers_file(folder, names=NAMES, graph='graph = "ring"'):
     """A peers file over free ports, and the agents' certificates beside it."""
-    from pyro_fed.runtime.agents.certificates import write_certificates
+    from pyro_fed.deployment.agents.certificates import write_certificates
 
     tables = [
         f'[agents.{name}]\naddress = "127.0.0.1:{port}"\n'
@@ -110,10 +110,10 @@ def work(folder, name, algorithm, out, options, waits):
 
 
 def _work(folder, name, algorithm, out, options, waits):
-    from pyro_fed.runtime.agents.agent import Agent, run_agent
-    from pyro_fed.runtime.agents.certificates import Identity
-    from pyro_fed.runtime.agents.peers import load_peers
-    from pyro_fed.runtime.agents.settings import LinkSettings
+    from pyro_fed.deployment.agents.agent import Agent, run_agent
+    from pyro_fed.deployment.agents.certificates import Identity
+    from pyro_fed.deployment.agents.peers import load_peers
+    from pyro_fed.deployment.agents.settings import LinkSettings
 
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", UserWarning)
@@ -153,7 +153,7 @@ class Rehearsal:
 
     def listening(self, name, seconds=120):
         """Wait until an agent's server is there."""
-        from pyro_fed.runtime.agents.peers import load_peers
+        from pyro_fed.deployment.agents.peers import load_peers
 
         peers = load_peers(self.folder / "peers.toml")
         host, port = peers.addresses[peers.number(name)].rsplit(":", 1)

@@ -15,12 +15,12 @@ from flwr.simulation import run_simulation
 from flwr.supercore.task_identity import TaskIdentity
 
 import pyro_fed as pf
+from pyro_fed.deployment.flower.configuration import read
+from pyro_fed.deployment.flower.description import Description
+from pyro_fed.deployment.flower.elsewhere import Elsewhere
+from pyro_fed.deployment.flower.order import Order
+from pyro_fed.deployment.flower.server import serve
 from pyro_fed.flower import client_app
-from pyro_fed.flower.configuration import read
-from pyro_fed.flower.description import Description
-from pyro_fed.flower.elsewhere import Elsewhere
-from pyro_fed.flower.order import Order
-from pyro_fed.flower.server import serve
 
 __all__ = [
     "GOOD",

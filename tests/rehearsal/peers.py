@@ -167,9 +167,9 @@ def draws(folder: Path, name: str, site: str) -> np.ndarray:
 def simulate(folder: Path, rows: dict[str, tuple[np.ndarray, ...]]):  # type: ignore[no-untyped-def]
     """The posterior of the same run in one process."""
     import pyro_fed as pf
+    from pyro_fed.deployment.agents.peers import load_peers
     from pyro_fed.recipes import recipe
     from pyro_fed.recipes.library import load_model
-    from pyro_fed.runtime.agents.peers import load_peers
 
     module, chosen = load_model(MODEL), recipe.load("p2p_vi")
     fed = pf.Federation.from_clients(module.model, rows, plate=module.PLATE)

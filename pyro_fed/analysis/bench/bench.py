@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pyro_fed.analysis.bench import algorithms
@@ -13,9 +13,9 @@ from pyro_fed.analysis.bench.algorithms import Algorithm
 from pyro_fed.analysis.bench.cases.case import NotApplicable, Split
 from pyro_fed.analysis.bench.cases.library import QUICK, SPLITS, all_cases, missing_cases
 from pyro_fed.analysis.bench.cell import Cell, Outcome, code_version
-from pyro_fed.analysis.bench.one import entry
+from pyro_fed.analysis.bench.one import Task, entry
+from pyro_fed.analysis.bench.processes import Died, run_in_processes
 from pyro_fed.analysis.bench.store import Store
-from pyro_fed.analysis.bench.work import Task, work
 from pyro_fed.conventions.calls import checked
 from pyro_fed.conventions.spelling import closest
 from pyro_fed.errors import SettingError
@@ -123,10 +123,11 @@ def run_benchmark(
     tasks = [Task(cell, one.path, one.adapter, posteriordb, folder, limit) for cell, one in new]
     seconds = 60 * minutes if minutes is not None else QUICK_SECONDS if quick else None
     deadline = time.monotonic() + seconds if seconds is not None else None
-    for task, died in work(tasks, entry, jobs, deadline):
-        if died is not None:
-            store.write(died)
-        found = store.read(task.cell, None if died is None else task.limit)
+    for task, died in run_in_processes(entry, tasks, jobs, limit=limit, deadline=deadline):
+        if isinstance(died, Died):
+            kind = "late" if died.late else "failed"
+            store.write(Outcome(**asdict(task.cell), outcome=kind, error=died.said, limit=limit))
+        found = store.read(task.cell, None if died is None else limit)
         if said is not None and found is not None:
             said(found)
     _lend(cells, store, limit)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 #: time limit.
 OUTCOMES = ("right", "right, doubted", "wrong, said", "wrong, silent", "refused", "failed", "late")
 #: Folders of this package on which no answer and no score depends: they are not part of a cell's version.
-ASIDE = ("cli", "flower", "runtime/agents", "analysis")
+ASIDE = ("cli", "deployment", "analysis")
 #: A cell keeps this many parameters, the worst ones.
 PARAMETERS_KEPT = 40
 #: A cell keeps this many lines of a traceback.

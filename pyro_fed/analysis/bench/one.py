@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
-import math
-import resource
+from dataclasses import dataclass
+from pathlib import Path
 
 from pyro_fed.analysis.bench.algorithms import Algorithm
 from pyro_fed.analysis.bench.cases.library import all_cases
-from pyro_fed.analysis.bench.cell import run_cell
+from pyro_fed.analysis.bench.cell import Cell, run_cell
 from pyro_fed.analysis.bench.store import Store
-from pyro_fed.analysis.bench.work import GRACE, Task
+
+
+@dataclass(frozen=True)
+class Task:
+    """A cell to run, with the paths that another process needs for it.
+
+    Args:
+        cell: names of the cell.
+        path: the algorithm's file.
+        adapter: whether the algorithm is an adapter.
+        posteriordb: folder of posteriordb.
+        folder: folder of the cells' files.
+        limit: seconds of CPU time that the cell may take; None for no limit.
+    """
+
+    cell: Cell
+    path: Path
+    adapter: bool
+    posteriordb: Path | None
+    folder: Path
+    limit: float | None
 
 
 def entry(task: Task) -> None:
@@ -18,9 +38,6 @@ def entry(task: Task) -> None:
     Args:
         task: the cell and its paths.
     """
-    if task.limit is not None:
-        seconds = math.ceil(task.limit)
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + GRACE))
     case = all_cases(task.posteriordb)[task.cell.case]
     algorithm = Algorithm(task.cell.algorithm, task.path, task.adapter)
     Store(task.folder).write(run_cell(task.cell, case, algorithm, task.limit))

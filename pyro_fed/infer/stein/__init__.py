@@ -3,7 +3,6 @@
 In this room:
 
     dsvgd, parallel_dsvgd, svgd     the defaults of this package
-    paper/                          the same as published
     concave, modes, census, survey, starting_points
                                     where particles start
 """

@@ -1,4 +1,3 @@
 from .dsvgd import DSVGD as DSVGD
-from .paper import *
 from .parallel_dsvgd import ParallelDSVGD as ParallelDSVGD
 from .svgd import SVGD as SVGD

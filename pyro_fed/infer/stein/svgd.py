@@ -1,7 +1,7 @@
 """Accurate SVGD on the pooled data (Liu & Wang, 2016): `dsvgd` with a single client.
 
 Whitened coordinates, the kernel, the decaying step, the start and the end are those of `dsvgd`, and so is the
-fixed point; the form of the DSVGD paper's experiments is `paper.svgd`.
+fixed point; the form of the DSVGD paper's experiments is `papers.svgd`.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -24,8 +25,9 @@ from pyro_fed.analysis.bench.bench import run_benchmark
 from pyro_fed.analysis.bench.cases.library import all_cases
 from pyro_fed.analysis.bench.cell import ASIDE, Cell, Outcome, code_files, code_version, run_cell
 from pyro_fed.analysis.bench.clients import Clients
+from pyro_fed.analysis.bench.one import Task
+from pyro_fed.analysis.bench.processes import Died, _cpu_seconds, _hung, run_in_processes
 from pyro_fed.analysis.bench.store import Store
-from pyro_fed.analysis.bench.work import Task, _cpu_seconds, _hung, work
 from pyro_fed.errors import DataError, SettingError
 
 CASES = all_cases()
@@ -187,15 +189,12 @@ def test_the_version_is_that_of_code_and_adapter(tmp_path):
     folders = {str(file.parent.relative_to(root)) for file in code_files(root)}
     assert {"analysis/judging", "runtime", "runtime/executors", "infer/ep", "."} <= folders
     assert all((root / one).is_dir() for one in ASIDE)
-    assert not folders & {"cli", "flower", "runtime/agents", "analysis/plots"}
+    assert not folders & {"cli", "deployment", "deployment/flower", "analysis/plots"}
 
 
 def doomed(task):
     """What a process does, by the name of its algorithm."""
     if task.cell.algorithm == "spins":
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_CPU, (1, 2))
         while True:
             pass
     if task.cell.algorithm == "waits":
@@ -204,27 +203,63 @@ def doomed(task):
         os.kill(os.getpid(), signal.SIGSEGV)
     if task.cell.algorithm == "writes":
         Store(task.folder).write(dataclasses.replace(OUTCOME, algorithm="writes"))
+    return "written"
+
+
+def loaded(module):
+    """Whether a process has loaded a module, and its number of threads."""
+    return module in sys.modules, os.environ["OMP_NUM_THREADS"]
+
+
+def zeros(count):
+    """So many bytes."""
+    return bytes(count)
 
 
 @together
 def test_processes_that_die_are_cells_that_say_so(tmp_path):
-    def task(name, limit):
-        return Task(Cell("a", "iid/2", name, 0, "v1"), Path("x"), False, None, tmp_path, limit)
+    def ended(*names, **options):
+        tasks = [Task(Cell("a", "iid/2", name, 0, "v1"), Path("x"), False, None, tmp_path, None) for name in names]
+        return {one.cell.algorithm: answer for one, answer in run_in_processes(doomed, tasks, 2, **options)}
 
-    tasks = [task("spins", 1.0), task("dies", 60.0), task("writes", 60.0), task("waits", 0.2)]
-    found = {one.cell.algorithm: died for one, died in work(tasks, doomed, 2, None)}
-    assert found["writes"] is None
-    assert Store(tmp_path).read(tasks[2].cell, 60.0).outcome == "right"
-    assert (found["spins"].outcome, found["waits"].outcome, found["dies"].outcome) == ("late", "late", "failed")
-    assert "within 1 s of CPU" in found["spins"].error
-    assert "nor of waiting" in found["waits"].error
-    assert f"signal {signal.SIGSEGV.value}" in found["dies"].error
-    assert list(work(tasks, doomed, 2, time.monotonic())) == []  # the deadline has passed
+    found = ended("spins", "dies", "writes", limit=1.0) | ended("waits", limit=0.2)
+    assert found["writes"] == "written"
+    assert Store(tmp_path).read(Cell("a", "iid/2", "writes", 0, "v1"), 60.0).outcome == "right"
+    assert (found["spins"].late, found["waits"].late, found["dies"].late) == (True, True, False)
+    assert "within 1 s of CPU" in found["spins"].said
+    assert "nor of waiting" in found["waits"].said
+    assert f"signal {signal.SIGSEGV.value}" in found["dies"].said
+    assert ended("spins", "dies", "writes", deadline=time.monotonic()) == {}  # it has passed
+
+
+@together
+def test_a_cell_whose_process_dies_says_so(tmp_path, monkeypatch):
+    """And is run again with a higher limit, but not with the same one."""
+    died = Died("no answer within 30 s of CPU time", late=True)
+    monkeypatch.setattr(
+        "pyro_fed.analysis.bench.bench.run_in_processes", lambda entry, tasks, *_, **__: ((one, died) for one in tasks)
+    )
+    asked = {"cases": ["gaussian_mean"], "partitions": ["iid/2"], "recipes": ["fedep"]}
+    (found,) = run_benchmark(tmp_path, **asked, limit=30.0).outcomes
+    assert (found.outcome, found.error, found.limit) == ("late", died.said, 30.0)
+    monkeypatch.setattr("pyro_fed.analysis.bench.bench.run_in_processes", lambda *_, **__: ())
+    assert run_benchmark(tmp_path, **asked, limit=30.0).waiting == 0
+    assert run_benchmark(tmp_path, **asked, limit=60.0).waiting == 1
+
+
+@together
+def test_a_new_process_has_loaded_nothing_and_returns_its_answer():
+    (found,) = run_in_processes(loaded, ["pyro_fed.analysis.bench.warm"], warm=False)
+    assert found == ("pyro_fed.analysis.bench.warm", (False, "1"))
+    large = [10_000_000]  # more than a pipe holds
+    assert [len(answer) for _, answer in run_in_processes(zeros, large)] == large
 
 
 def test_a_quick_look_that_is_cut_off_has_whole_columns(tmp_path, monkeypatch):
     begun = []
-    monkeypatch.setattr("pyro_fed.analysis.bench.bench.work", lambda tasks, *_: begun.extend(tasks) or iter(()))
+    monkeypatch.setattr(
+        "pyro_fed.analysis.bench.bench.run_in_processes", lambda entry, tasks, *_, **__: begun.extend(tasks) or ()
+    )
     run_benchmark(tmp_path, quick=True)
     names = [task.cell.algorithm for task in begun]
     assert len(begun) == 55
@@ -236,7 +271,7 @@ def test_a_process_that_waits_is_told_from_one_that_others_hold_up(monkeypatch):
     held_up = {"cpu": 3.0, "limit": 10.0, "seconds": 60.0}
     for change, hung in (({}, False), ({"cpu": 0.1}, True), ({"cpu": None}, True), ({"seconds": 49.0}, False)):
         now = held_up | change
-        monkeypatch.setattr("pyro_fed.analysis.bench.work._cpu_seconds", lambda pid, now=now: now["cpu"])
+        monkeypatch.setattr("pyro_fed.analysis.bench.processes._cpu_seconds", lambda pid, now=now: now["cpu"])
         assert _hung(1, now["limit"], now["seconds"]) is hung, change
     monkeypatch.undo()
     told = Path("/proc/self/stat").exists()

@@ -13,7 +13,7 @@ def test_default_fsgld_matches_the_reference(name):
 
     1,000 effective draws: a mean's standard error is 0.032 SD, an SD's 2.2 %, over at most 5 parameters. With the
     discretisation's bias (measured at 2,000 draws: SD ratio up to 1.09 at mesquite, 1.00 at kidiq) the bounds are
-    four standard errors away. benchmarks/accuracy/fsgld_posteriordb.py has all posteriors, at 2,000 draws.
+    four standard errors away. `python -m benchmarks.accuracy` has all posteriors.
     """
     case = posteriordb.CASES[name]
     algorithm = pf.FSGLD(target_ess=1000, num_chains=10)

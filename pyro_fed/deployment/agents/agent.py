@@ -1,0 +1,360 @@
+"""The run of one agent of a graph: from its own rows to its own InferenceData."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from copy import copy
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pyro
+import torch
+from torch.utils import _pytree as pytree
+
+from pyro_fed.algorithm.capabilities import OnGraph
+from pyro_fed.algorithm.contract import Algorithm
+from pyro_fed.algorithm.plan import Plan
+from pyro_fed.algorithm.record import Record
+from pyro_fed.algorithm.states import State
+from pyro_fed.conventions.kinds import narrowed
+from pyro_fed.conventions.settings_repr import described
+from pyro_fed.conventions.version import VERSION
+from pyro_fed.density.compiling.compiler import threads
+from pyro_fed.density.compiling.levels import compiled
+from pyro_fed.density.fingerprint import COLUMNS_CURE, LABELS_CURE, hashed, label_digests, shared_arguments, traced
+from pyro_fed.density.latents.quadrature import Quadrature
+from pyro_fed.density.latents.several import MOST_STARTS
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.arguments import flatten
+from pyro_fed.density.rows.containers import Table
+from pyro_fed.deployment.agents.certificates import Identity
+from pyro_fed.deployment.agents.farewell import DifferError, Farewell
+from pyro_fed.deployment.agents.neighbours import END, Links, neighbours_of
+from pyro_fed.deployment.agents.outbox import At, Refused
+from pyro_fed.deployment.agents.peers import Peers
+from pyro_fed.deployment.agents.settings import LinkSettings
+from pyro_fed.deployment.agents.together import Together
+from pyro_fed.deployment.agents.wire import Unwelcome, Wire, with_step
+from pyro_fed.deployment.apart import check_apart
+from pyro_fed.errors import DivergenceError, ProtocolError, QuorumError, SettingError, StoppedError
+from pyro_fed.federation.federation import Federation
+from pyro_fed.federation.groups.naming import groups_alone
+from pyro_fed.ops.entries import evenly
+from pyro_fed.policy import Setup, resolve_for_run
+from pyro_fed.results.inference_data import InferenceData
+from pyro_fed.runtime.checkpoint import Checkpoint, fingerprint
+from pyro_fed.runtime.context import Context
+from pyro_fed.runtime.ending import Finish, said_of
+from pyro_fed.runtime.ending.judged import Judged
+from pyro_fed.runtime.executors.local import Sequential
+from pyro_fed.runtime.network import Network, connect
+from pyro_fed.runtime.rounds import run_phases
+from pyro_fed.runtime.run import NUM_DRAWS
+from pyro_fed.runtime.run_checks import check_folders, check_numbers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agent:
+    """One of the agents of a peers file.
+
+    Args:
+        model: the Pyro model, the same at every agent.
+        plate: name of the model's plate over rows.
+        rows: the model's positional arguments, with this agent's rows.
+        nested: where the plate is over groups, the plates whose rows belong to them, like `rows` of `Federation`.
+        identity: the agent's name, key and certificate.
+        peers: all agents and their graph.
+        algorithm: one without a server, such as `pf.P2PVI()`; the same at every agent.
+        num_rounds: number of rounds; by default the algorithm's own.
+        seed: the run's seed, the same at every agent.
+        num_draws: number of draws of the agent's belief.
+        compile: how steps are compiled, see `pyro_fed.run`.
+        settings: waiting times and sizes.
+        listen: address at which to listen; by default the one in the peers file.
+        checkpoint: folder in which the state is saved after every round.
+        resume: go on from the checkpoint.
+        progress: whether to show the progress.
+
+    Example:
+        >>> peers = load_peers(Path("peers.toml"))
+        >>> me = Identity.load(Path("certificates"), "north")
+        >>> agent = Agent(model=model, plate="data", rows=(x, y), identity=me, peers=peers, algorithm=pf.P2PVI())
+        >>> idata = run_agent(agent)
+    """
+
+    model: Callable[..., Any]
+    plate: str
+    rows: tuple[Any, ...]
+    identity: Identity
+    peers: Peers
+    algorithm: Algorithm
+    nested: Mapping[str, str | Sequence[str]] | None = None
+    num_rounds: int | None = None
+    seed: int = 0
+    num_draws: int = NUM_DRAWS
+    compile: str = "auto"
+    settings: LinkSettings = field(default_factory=LinkSettings)
+    listen: str | None = None
+    checkpoint: Path | None = None
+    resume: bool = False
+    progress: bool = True
+
+
+def run_agent(agent: Agent) -> InferenceData:
+    """Run an agent with its neighbours, until all agents have converged or the rounds are over.
+
+    The draws are the agent's chain of `pyro_fed.run(..., graph=peers.graph, executor="sequential")` on all agents' rows
+    with the same seed: the noise is the same, and so are the sums, in the same order.
+
+    Args:
+        agent: the agent, its rows, and what it runs.
+
+    Returns:
+        InferenceData with the groups `posterior` (this agent's draws) and `federation` (its own rounds and figures, the
+        largest move and the disagreement of all agents, and how many agents were heard in each round).
+
+    Raises:
+        SettingError: an algorithm that needs a server, or a setting out of its range.
+        ProtocolError: a neighbour runs something else, or sends something that is not a message of this run.
+        Unwelcome: a neighbour does not have the certificate that it should have.
+        QuorumError: no neighbour answers; the error's `result` has the belief so far, if there is one.
+        CheckpointError: a checkpoint of another run.
+
+    Example:
+        >>> peers = load_peers(Path("peers.toml"))
+        >>> me = Identity.load(Path("certificates"), "north")
+        >>> idata = run_agent(Agent(model=model, plate="data", rows=(x, y), identity=me, peers=peers,
+        ...                         algorithm=pf.P2PVI()))
+    """
+    name = agent.identity.name
+    me = agent.peers.number(name)
+    with threads(1), torch.no_grad():
+        own = _own(agent)
+        algorithm = _algorithm(agent, own)
+        rounds = algorithm.default_rounds(len(agent.peers.names)) if agent.num_rounds is None else agent.num_rounds
+        check_numbers(rounds, agent.num_draws, agent.seed, None, len(agent.peers.names), None)
+        check_folders(checkpoint=agent.checkpoint)
+        if agent.resume and agent.checkpoint is None:
+            raise SettingError("resume=True needs checkpoint=, the folder that holds the state")
+        links = Links(me, agent.peers, agent.settings, _agreement(agent, algorithm, own, rounds))
+        links.wire = Wire(me, agent.peers, agent.identity, agent.settings, links, agent.listen)
+        try:
+            _agree(links)
+            federation = _together(own, links)
+            found = _worked(agent, algorithm, federation, links, rounds)
+            links.wire.leave(Farewell(links.wire.run, "its rounds are over", done=True), links.wire.neighbours)
+            return found
+        except Exception as error:  # not KeyboardInterrupt: neighbours wait for an agent that is interrupted
+            links.wire.leave(_farewell(links, error), links.wire.neighbours)
+            raise
+        finally:
+            links.outbox.close()
+            links.wire.close()
+
+
+def _farewell(links: Links, error: Exception) -> Farewell:
+    """The message to the neighbours about an error, without words that may have rows in them."""
+    wire = links.wire
+    why, differs = f"it has stopped ({type(error).__name__}); its own log says why", isinstance(error, DifferError)
+    if isinstance(error, DifferError):
+        why = error.told
+    elif isinstance(error, QuorumError) and wire.left:
+        why = "; ".join(f"agent {links.names[j]} has left it: {said.why}" for j, said in dict(wire.left).items())
+    return Farewell(wire.run, why, differs=differs)
+
+
+def _own(agent: Agent) -> Federation:
+    """The agent's rows as a federation with one client, in a dtype that does not depend on the rows' values."""
+    dtype = flatten(agent.model, agent.rows, None).floating_dtype()
+    own = Federation.from_clients(
+        agent.model, {agent.identity.name: agent.rows}, plate=agent.plate, rows=agent.nested, dtype=dtype
+    )
+    check_apart(own.problem, "by agents")
+    return own
+
+
+def _algorithm(agent: Agent, own: Federation) -> Algorithm:
+    """The algorithm that is run on the agents' graph.
+
+    Raises:
+        SettingError: the algorithm is not for agents.
+    """
+    if isinstance(agent.algorithm, Plan):
+        raise SettingError(
+            f"{type(agent.algorithm).__name__} tries several algorithms; agents run one, such as P2PVI()"
+        )
+    algorithm = resolve_for_run(agent.algorithm, own.problem, Setup(agent.peers.graph)).algorithm
+    if not isinstance(algorithm, OnGraph):
+        raise SettingError(f"{type(algorithm).__name__} needs a server; agents run P2PVI, P2PEP or P2PFedAvg")
+    return algorithm
+
+
+def _agreement(agent: Agent, algorithm: Algorithm, own: Federation, rounds: int) -> dict[str, str]:
+    """What all agents must have in common, name → text."""
+    problem = own.problem
+    arguments = problem.arguments
+    tables = arguments.orders(problem.model, (Table,))
+    rows = [[label, part, list(leaf.shape[1:]), str(leaf.dtype)] for label, part, leaf in arguments.columns]
+    return {
+        "versions": f"pyro_fed {VERSION}, torch {torch.__version__}, pyro {pyro.__version__}",
+        "agents and graph": agent.peers.described(),
+        "algorithm": described(algorithm),
+        "rounds": str(rounds),
+        "seed": str(agent.seed),
+        "plate": problem.plate,
+        # before the model, whose operations follow from these
+        f"columns of data frames ({COLUMNS_CURE})": json.dumps(tables, default=str),
+        "rows": json.dumps(rows),
+        "dtype": str(problem.dtype),
+        "model (the operations of its density, and constants in them)": _traced(problem),
+        "shared arguments": json.dumps(_shared(problem)),
+        "plates nested in it": json.dumps(arguments.nested_by_name),
+        "sites": json.dumps({site: list(one.shape) for site, one in problem.sites.items()}),
+        f"labels of text ({LABELS_CURE})": json.dumps(label_digests(problem)),
+    }
+
+
+def _traced(problem: Problem) -> str:
+    """The operations of the density of one row (or of one group with one row), with a fixed quadrature rule."""
+    if problem.local_dim:
+        problem = replace(problem, quadrature=Quadrature(order=1, mode_steps=1))
+    return traced(problem, rows=1, nested=1)
+
+
+def _shared(problem: Problem) -> dict[str, str]:
+    """The arguments that all agents share, as text. The number of groups, which is each agent's own, is set to one."""
+    shared, arguments = shared_arguments(problem), problem.arguments
+    if not arguments.nested_plates:
+        return shared
+    alone = pytree.tree_leaves(groups_alone(problem.model, problem.plate, arguments, torch.zeros(1, dtype=torch.int64)))
+    numbers = {name: repr(leaf) for name, leaf in zip(arguments.names, alone, strict=True) if type(leaf) is int}
+    return {name: numbers.get(name, value) for name, value in shared.items()}
+
+
+def _agree(links: Links) -> None:
+    """Require that all neighbours, and so all agents, run the same.
+
+    Raises:
+        DifferError: names what differs.
+        QuorumError: a neighbour does not answer, or has left.
+    """
+    mine = links.said
+    for j in links.wire.neighbours:
+        name = links.names[j]
+        try:
+            theirs = links.wire.hello(j, links.settings.patience_all)
+        except Refused as error:
+            left = next(iter(dict(links.wire.left)), None)
+            if left is not None:
+                raise links.without(left) or error from error
+            said = links.wire.said.get(j, "no answer")
+            raise QuorumError(
+                f"agent {name} at {links.peers.addresses[j]} has not answered within {links.settings.patience_all} s "
+                f"({said}). Start it, see that its address can be reached, or raise patience_all"
+            ) from error
+        for key in {**mine, **theirs}:
+            if mine.get(key) != theirs.get(key):
+                what = f"agents {links.names[links.me]} and {name} differ in {key}"
+                raise DifferError(f"{what}: {mine.get(key)!s:.300} and {theirs.get(key)!s:.300}", what)
+        links.wire.agreed.add(j)
+
+
+def _together(own: Federation, links: Links) -> Together:
+    """The federation of all agents, after each has told its number of rows and the quadrature that its rows need.
+
+    It is each agent's first statement, with its certificate, see `statements`.
+
+    Each agent fits a quadrature rule to its own rows. All then use the largest number of nodes and of steps; nodes are
+    placed by tails if one agent needs that, and modes are looked for from every place that some agent needs. A
+    simulation, which has all rows, finds the same rule.
+    """
+    rule, places = own.problem.quadrature, torch.zeros(MOST_STARTS, max(1, own.problem.local_dim), dtype=torch.float64)
+    for i, place in enumerate(rule.starts or ()):
+        places[i] = torch.tensor(place)
+    needs = {"order": rule.order or 0, "steps": rule.mode_steps or 0, "tails": int(rule.tails or False)}
+    said = {"rows": own.num_rows, **needs}
+    wait = links.settings.patience_all
+    statements = links.wire.statements
+    known = statements.introduction(hashed(pytree.tree_leaves(own.problem.rows)))
+    told = {**{k: torch.tensor([v]) for k, v in said.items()}, "starts": places[None], **known}
+    found, _ = links.spread(At(-1, -1, 0), told, wait, whole=True)
+    statements.bind(found["nonce"])
+    if own.problem.local_dim:
+        for what, most in (("order", rule.max_order), ("steps", rule.max_mode_steps)):
+            odd = ((found[what] < 1) | (found[what] > most)).nonzero().flatten().tolist()
+            if odd:
+                raise ProtocolError(
+                    f"agent {links.names[odd[0]]} says it needs {int(found[what][odd[0]])} as the {what} of its "
+                    f"quadrature, expected 1 to {most}"
+                )
+        needs = {what: int(found[what].max()) for what in needs}
+        starts = found["starts"].flatten(0, 1)
+        starts = starts[starts.isfinite().all(1) & (starts != 0).any(1)].unique(dim=0)
+        each = tuple(map(tuple, starts[evenly(len(starts), MOST_STARTS)].tolist()))
+        rule = replace(rule, order=needs["order"], mode_steps=needs["steps"], tails=needs["tails"] > 0, starts=each)
+        own = copy(own)
+        own.problem = replace(own.problem, quadrature=rule)
+    return Together(own, links.names, links.me, found["rows"])
+
+
+def _worked(agent: Agent, algorithm: Algorithm, federation: Together, links: Links, rounds: int) -> InferenceData:
+    """Run the agent's rounds, and make its result."""
+    record = Record(federation.client_names)
+    problem = compiled(federation.problem, agent.compile, rounds, agent.progress)
+
+    def network(part: Algorithm, graph: Any, schedule: Any, num_clients: int, seed: int) -> Network:
+        connect(part, graph, schedule, num_clients, seed)  # for its checks
+        return neighbours_of(links, narrowed(part, OnGraph), part.needs_all)
+
+    context = Context(
+        federation, problem, agent.peers.graph, Sequential(), agent.seed, agent.progress, record, connect=network
+    )
+    if agent.checkpoint is not None:
+        marks = fingerprint(algorithm, federation, rounds, None, agent.peers.graph, agent.seed, None, None)
+        # A finished run cannot be given more rounds: the neighbours have been told that this agent has ended.
+        context.checkpoint = Checkpoint(agent.checkpoint, marks, agent.resume, any_rounds=False)
+    finish = Finish(algorithm, context, agent.num_draws, False, False, audit=False)
+    blamed = context.checkpoint.blamed if context.checkpoint is not None else nullcontext
+    try:
+        with context.interruption, blamed():
+            shared = run_phases(algorithm, context, rounds, None)
+        found = _result(finish, shared, links.me)
+        with suppress(ProtocolError, Unwelcome):  # whatever a neighbour says now, the result stands
+            _leave(links, len(record.rounds))
+        return found
+    except StoppedError as error:
+        if error.state is not None and error.algorithm == algorithm:
+            with suppress(DivergenceError):  # a state that was never a distribution has no draws
+                error.result = _result(finish, error.state, links.me)
+                error.result.attrs["stopped"] = str(error)
+        raise
+    finally:
+        if context.checkpoint is not None:
+            context.checkpoint.close()
+
+
+def _result(finish: Finish, shared: State, me: int) -> InferenceData:
+    """The agent's own chain."""
+    alone = {name: value[me : me + 1].expand(len(value), *value.shape[1:]).clone() for name, value in shared.items()}
+    draws = finish.drawn(alone)[me : me + 1]
+    finish.judge(Judged(finish.algorithm, finish.context, alone, draws, finish.audit))
+    record = finish.context.record
+    record.findings += record.clients_failed()
+    return said_of(finish.result(alone, draws), record)
+
+
+def _leave(links: Links, rounds: int) -> None:
+    """Stay until the neighbours have fetched this agent's last messages, and know that it has ended."""
+    last = max(links.at.phase, 0)
+    if links.outbox.ended(last) is None:
+        links.outbox.end(last, rounds - 1)
+    at = At(END, -1, 0)
+    there = links.up(at)
+    done = {"done": torch.ones(1, dtype=torch.bool)}
+    links.outbox.put(at, done)
+    found = links.wire.ask({j: with_step("Take", at, done) for j in there}, links.settings.patience)
+    left = {j for j, answer in found.items() if not isinstance(answer, Refused)}
+    links.outbox.wait_until_taken(at, left, links.settings.patience)

@@ -1,0 +1,339 @@
+"""A certificate authority and the agents' certificates, for a rehearsal, or where there is no other authority.
+
+Every agent has its own key and a certificate for its name, signed by one authority. In a deployment these come from
+those who run the institutions' certificates. A certificate must have the agent's name in the peers file as a DNS name
+among the subject's alternative names, and allow both uses, as a server and as a client. Other names in it (the common
+name, e-mail addresses, URIs) name no agent. Its key is on an elliptic curve or RSA, and signs the agent's statements
+(`statements`); the chain from the authority is verified by `cryptography.x509.verification`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
+
+from pyro_fed.conventions.output import create_file
+from pyro_fed.deployment.agents.names import AUTHORITY, check_names
+from pyro_fed.errors import SettingError
+
+#: Days for which agents' certificates are valid; and the least days for an authority, which has to outlive them.
+DAYS, AUTHORITY_DAYS = 30, 3650
+#: Minutes by which the clocks of two machines may differ.
+CLOCKS = 10
+#: What others may do with a key's file; a key that they can read is not secret.
+OTHERS = stat.S_IRWXG | stat.S_IRWXO
+#: The hash of signatures, and the padding of those by RSA keys.
+HASH = hashes.SHA256()
+RSA_PADDING = padding.PSS(padding.MGF1(HASH), padding.PSS.DIGEST_LENGTH)
+
+PrivateKey = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
+PublicKey = ec.EllipticCurvePublicKey | rsa.RSAPublicKey
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The key and certificates with which an agent identifies itself and its neighbours.
+
+    Args:
+        name: the agent's name.
+        key: the agent's private key, PEM.
+        certificate: the agent's certificate, PEM.
+        authority: the certificate of the authority that has signed all agents' certificates, PEM.
+
+    Example:
+        >>> me = Identity.load(Path("certificates"), "north")
+    """
+
+    name: str
+    key: bytes
+    certificate: bytes
+    authority: bytes
+
+    @classmethod
+    def load(cls, folder: Path, name: str) -> Identity:
+        """Read NAME.key, NAME.crt and ca.crt from a folder.
+
+        Args:
+            folder: the folder.
+            name: the agent's name.
+
+        Raises:
+            SettingError: a file is missing, others than its owner can use the key's file, the certificate is for
+                another name or not from the authority, or one of the two certificates is not valid now.
+        """
+        try:
+            parts = [(folder / file).read_bytes() for file in (f"{name}.key", f"{name}.crt", f"{AUTHORITY}.crt")]
+        except OSError as error:
+            raise SettingError(
+                f"--certificates {folder}: expected {name}.key, {name}.crt and {AUTHORITY}.crt: {error}"
+            ) from error
+        _check_mode(folder / f"{name}.key")
+        _check(parts[1], name, folder)
+        _check_authority(parts[2], folder)
+        public = load_private_key(parts[0], f"--certificates {folder}: {name}.key").public_key()
+        try:
+            certified = verified_key(parts[1], name, parts[2])
+        except ValueError as error:
+            raise SettingError(
+                f"--certificates {folder}: {name}.crt does not hold against {AUTHORITY}.crt: {error}. Ask its issuer "
+                "for one that does"
+            ) from error
+        if certified != public:
+            raise SettingError(f"--certificates {folder}: {name}.crt is of another key than {name}.key")
+        return cls(name, *parts)
+
+
+def load_private_key(pem: bytes, where: str) -> PrivateKey:
+    """An agent's private key.
+
+    Args:
+        pem: the key.
+        where: where it is from, for messages.
+
+    Raises:
+        SettingError: no key, one with a password, or of a kind that no certificate here may have.
+    """
+    try:
+        key = serialization.load_pem_private_key(pem, password=None)
+    except (ValueError, TypeError) as error:
+        raise SettingError(f"{where} is no private key without a password: {error}") from error
+    if not isinstance(key, PrivateKey):
+        raise SettingError(
+            f"{where}: expected a key on an elliptic curve, or an RSA key, received {type(key).__name__}"
+        )
+    return key
+
+
+def verified_key(pem: bytes, name: str, authority: bytes) -> PublicKey:
+    """The public key of an agent's certificate, once the certificate is verified.
+
+    Args:
+        pem: the certificate, followed by intermediate ones, if there are any.
+        name: the agent's name, which must be among its DNS names.
+        authority: the certificates that are trusted, PEM.
+
+    Raises:
+        ValueError: no certificate, another name, not signed by the authority, or not valid now.
+    """
+    chain, roots = x509.load_pem_x509_certificates(pem), x509.load_pem_x509_certificates(authority)
+    if name not in dns_names(chain[0]):
+        raise ValueError(f"the certificate is for {dns_names(chain[0])}, expected {name!r}")
+    try:
+        PolicyBuilder().store(Store(roots)).build_server_verifier(x509.DNSName(name)).verify(chain[0], chain[1:])
+    except VerificationError as error:
+        raise ValueError(f"the certificate is not the authority's: {error}") from error
+    key = chain[0].public_key()
+    if not isinstance(key, PublicKey):
+        raise ValueError(f"the certificate's key is a {type(key).__name__}, expected one on an elliptic curve, or RSA")
+    return key
+
+
+def dns_names(certificate: x509.Certificate) -> list[str]:
+    """The DNS names of a certificate, which alone name agents; not its e-mail addresses, URIs and common name.
+
+    Raises:
+        ValueError: a certificate without alternative names.
+    """
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound as error:
+        raise ValueError(f"it has no alternative names: {error}") from error
+    return names.get_values_for_type(x509.DNSName)
+
+
+def _check_mode(path: Path) -> None:
+    """Refuse a key that others than its owner may read or write, as ssh does."""
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if os.name == "posix" and mode & OTHERS:
+        raise SettingError(
+            f"{path} has mode {mode:04o}: others than its owner can use the private key. Run chmod 600 {path}, and "
+            "make a new key if others may have read it"
+        )
+
+
+def _check(pem: bytes, name: str, folder: Path) -> None:
+    """Refuse an agent's certificate that its neighbours would not accept."""
+    where = f"--certificates {folder}: {name}.crt"
+    try:
+        found = x509.load_pem_x509_certificate(pem)
+        names = dns_names(found)
+    except ValueError as error:
+        raise SettingError(f"{where} is no certificate with a DNS name: {error}") from error
+    if name not in names:
+        raise SettingError(f"{where} is for {names}, expected {name!r}")
+    _check_dates(found, where)
+
+
+def _check_authority(pem: bytes, folder: Path) -> None:
+    """Refuse an authority's file without a certificate that is valid now: no agent's certificate would be accepted."""
+    where = f"--certificates {folder}: {AUTHORITY}.crt"
+    try:
+        found = x509.load_pem_x509_certificates(pem)
+    except ValueError as error:
+        raise SettingError(f"{where} is no certificate: {error}") from error
+    if not any(_good(one) for one in found):
+        _check_dates(found[0], where)
+
+
+def _good(certificate: x509.Certificate) -> bool:
+    now = datetime.datetime.now(datetime.UTC)
+    return certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc
+
+
+def _check_dates(certificate: x509.Certificate, where: str) -> None:
+    if not _good(certificate):
+        raise SettingError(
+            f"{where} is valid from {certificate.not_valid_before_utc} until {certificate.not_valid_after_utc}, and "
+            f"now it is {datetime.datetime.now(datetime.UTC)}: ask its issuer for a new one. A new authority has to "
+            "sign new certificates for all agents"
+        )
+
+
+def write_certificates(folder: Path, names: Sequence[str], days: int = DAYS) -> list[Path]:
+    """Make an authority, and a certificate for each agent.
+
+    The authority's key is written too, so that agents can be added. Keep it away from the agents' machines.
+
+    Args:
+        folder: gets ca.key and ca.crt, and NAME.key and NAME.crt for each agent. If it has an authority already, that
+            one signs.
+        names: the agents' names.
+        days: number of days for which the agents' certificates are valid; the authority's is valid for at least ten
+            years.
+
+    Returns:
+        The new files. Only their owner can read the keys.
+
+    Raises:
+        SettingError: a name cannot be used, an agent's file exists already, the folder cannot be written, or the
+            authority in the folder is not valid for so many days.
+
+    Example:
+        >>> write_certificates(Path("certificates"), ["north", "south"])[0].name
+        'ca.key'
+    """
+    check_names(names, "certificates")
+    files = [folder / f"{name}.{kind}" for name in names for kind in ("key", "crt")]
+    taken = [path for path in files if os.path.lexists(path)]
+    if taken:
+        raise SettingError(f"{taken[0]} is there already: take another folder, or remove it")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        end = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)
+        key, authority, written = _authority(folder, days)
+        if authority.not_valid_after_utc < end.replace(microsecond=0):
+            raise SettingError(
+                f"{folder / AUTHORITY}.crt is valid until {authority.not_valid_after_utc}, and certificates of {days} "
+                "days would outlive it: ask for fewer days, or take another folder and give all agents new ones"
+            )
+        for name in names:
+            own = ec.generate_private_key(ec.SECP256R1())
+            written += _write(folder, name, own, _signed(name, own, key, authority, end))
+    except OSError as error:
+        raise SettingError(f"{folder} cannot be written: {error}") from error
+    return written
+
+
+def _authority(folder: Path, days: int) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate, list[Path]]:
+    """The authority's key and certificate; and their files, if they did not exist before."""
+    if (folder / f"{AUTHORITY}.key").exists():
+        try:
+            key = serialization.load_pem_private_key((folder / f"{AUTHORITY}.key").read_bytes(), password=None)
+            own = x509.load_pem_x509_certificate((folder / f"{AUTHORITY}.crt").read_bytes())
+        except (ValueError, TypeError) as error:
+            raise SettingError(
+                f"{folder / AUTHORITY}.key and .crt cannot be read as an authority's key and certificate: {error}. "
+                "Take another folder"
+            ) from error
+        if not isinstance(key, ec.EllipticCurvePrivateKey):
+            raise SettingError(
+                f"{folder / AUTHORITY}.key must be a key on an elliptic curve, as pyro_fed writes it, received "
+                f"{type(key).__name__}: take another folder"
+            )
+        _check_dates(own, f"{folder / AUTHORITY}.crt")
+        return key, own, []
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = _subject("pyro_fed agents' authority")
+    public = key.public_key()
+    end = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=max(days, AUTHORITY_DAYS))
+    certificate = (
+        _builder(name, name, public, end)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    return key, certificate, _write(folder, AUTHORITY, key, certificate)
+
+
+def _signed(
+    name: str,
+    own: ec.EllipticCurvePrivateKey,
+    key: ec.EllipticCurvePrivateKey,
+    authority: x509.Certificate,
+    end: datetime.datetime,
+) -> x509.Certificate:
+    both = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+    return (
+        _builder(_subject(name), authority.subject, own.public_key(), end)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage(both), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, public: ec.EllipticCurvePublicKey, end: datetime.datetime
+) -> x509.CertificateBuilder:
+    begin = datetime.datetime.now(datetime.UTC) - datetime.timedelta(minutes=CLOCKS)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(public)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(begin)
+        .not_valid_after(end)
+    )
+
+
+def _usage(signs: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs,
+        key_cert_sign=signs,
+        crl_sign=signs,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _subject(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def _write(folder: Path, name: str, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> list[Path]:
+    text = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    files = [folder / f"{name}.key", folder / f"{name}.crt"]
+    for path, data in zip(files, (text, certificate.public_bytes(serialization.Encoding.PEM)), strict=True):
+        with create_file(path) as file:
+            file.write(data)
+    return files

@@ -1,0 +1,163 @@
+"""Signed statements: what an agent says of itself passes through others, who can withhold it but not change it.
+
+Every agent's number of rows, first digest and figures reach the whole graph through its neighbours. A statement is
+signed with the private key of the agent's certificate, over
+
+    run | phase, round, step | the agent's name | names, shapes, dtypes and values of its tensors
+
+The first statement carries the certificate itself, which must come from the authority that the receiver trusts and
+have the agent's DNS name, and a nonce: an HMAC of the agent's rows under its private key. From then on all nonces are a
+part of the run's identity, so that a statement of an earlier run, even one with the same settings, is refused. An agent
+that is started again with the same rows and the same key has the same nonce, and goes on.
+"""
+
+from __future__ import annotations
+
+import hmac
+import struct
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric import ec
+from torch import Tensor
+
+from pyro_fed.algorithm.states import State
+from pyro_fed.density.fingerprint import hashed
+from pyro_fed.deployment.agents.certificates import (
+    HASH,
+    RSA_PADDING,
+    Identity,
+    PublicKey,
+    load_private_key,
+    verified_key,
+)
+from pyro_fed.deployment.agents.outbox import At
+from pyro_fed.errors import ProtocolError, SettingError
+
+#: Bytes of a certificate with its intermediate ones, PEM; and of a signature, an RSA key's of 4096 bits.
+MAX_CERTIFICATE, MAX_SIGNATURE = 8192, 512
+#: A signature's length, in the two bytes before it.
+_LENGTH = struct.Struct(">H")
+
+
+class Statements:
+    """An agent's signatures of its own statements, and the check of those of others.
+
+    Args:
+        identity: the agent's key and certificate, and the authority that it trusts.
+        names: all agents' names.
+        run: the run's id, a digest of all that agents must have in common.
+
+    Raises:
+        SettingError: a certificate or a key that is too long to travel.
+    """
+
+    def __init__(self, identity: Identity, names: Sequence[str], run: str) -> None:
+        self._identity, self._names, self._run = identity, names, run
+        self._key = load_private_key(identity.key, f"agent {identity.name}'s key")
+        self._keys: dict[int, PublicKey] = {self._names.index(identity.name): self._key.public_key()}
+        self._width = _LENGTH.size + MAX_SIGNATURE
+        long = {
+            "certificate": (len(identity.certificate), MAX_CERTIFICATE),
+            "signatures": (_size(self._key), MAX_SIGNATURE),
+        }
+        for what, (size, most) in long.items():
+            if size > most:
+                raise SettingError(
+                    f"agent {identity.name}'s {what}: {size} bytes, at most {most} travel. Use a certificate of a key "
+                    "on an elliptic curve, or of an RSA key of at most 4096 bits"
+                )
+
+    def introduction(self, rows: str) -> State:
+        """The certificate and the nonce for an agent's first statement, (1, ...).
+
+        Args:
+            rows: a digest of the agent's rows, which does not leave it.
+        """
+        padded = self._identity.certificate.ljust(MAX_CERTIFICATE, b"\n")  # PEM ignores empty lines
+        return {
+            "certificate": _bytes(padded),
+            "nonce": _bytes(hmac.digest(self._identity.key, rows.encode(), "sha256")),
+        }
+
+    def bind(self, nonces: Tensor) -> None:
+        """Make the nonces of all agents a part of the run's identity.
+
+        Args:
+            nonces: they, in the agents' order (A, 32).
+        """
+        self._run = hashed([nonces], self._run)
+        self._width = _LENGTH.size + max(map(_size, self._keys.values()))
+
+    def signed(self, at: At, own: State) -> State:
+        """A statement of this agent's with its signature.
+
+        Args:
+            at: the step at which it is spread.
+            own: its tensors (1, ...).
+        """
+        data = _payload(self._run, at, self._identity.name, own)
+        if isinstance(self._key, ec.EllipticCurvePrivateKey):
+            signature = self._key.sign(data, ec.ECDSA(HASH))
+        else:
+            signature = self._key.sign(data, RSA_PADDING, HASH)
+        padded = (_LENGTH.pack(len(signature)) + signature).ljust(self._width, b"\0")
+        return {**own, "signature": _bytes(padded)}
+
+    def check(self, agent: int, at: At, statement: State, passed_on_by: int) -> None:
+        """Require that a statement is the agent's own, of this run and step.
+
+        Args:
+            agent: the number of the agent that it is about.
+            at: the step at which it is spread.
+            statement: its tensors with the signature (1, ...).
+            passed_on_by: the number of the neighbour from which it has come.
+
+        Raises:
+            ProtocolError: names the neighbour that has passed on what the agent has not signed.
+        """
+        own = {name: value for name, value in statement.items() if name != "signature"}
+        try:
+            if "certificate" in own:
+                pem = own["certificate"].numpy().tobytes()
+                self._keys[agent] = verified_key(pem, self._names[agent], self._identity.authority)
+            self._verify(agent, at, own, statement["signature"].numpy().tobytes())
+        except (InvalidSignature, ValueError) as error:
+            name, other = self._names[agent], self._names[passed_on_by]
+            whose = "of itself" if agent == passed_on_by else f"of agent {name}"
+            reason = f" ({error!s:.200})" if str(error) else ""
+            raise ProtocolError(
+                f"agent {other}, round {at.round}: it has sent a statement {whose} that the key of {name}'s "
+                f"certificate has not signed for this run and round{reason}. Look at agent {other} alone: what it "
+                "runs, and whether it has the certificates that all agents were started with"
+            ) from error
+
+    def _verify(self, agent: int, at: At, own: State, padded: bytes) -> None:
+        key = self._keys.get(agent)
+        if key is None:
+            raise ValueError("its certificate is not known")
+        (length,) = _LENGTH.unpack_from(padded)
+        signature, data = padded[_LENGTH.size :][:length], _payload(self._run, at, self._names[agent], own)
+        if isinstance(key, ec.EllipticCurvePublicKey):
+            key.verify(signature, data, ec.ECDSA(HASH))
+        else:
+            key.verify(signature, data, RSA_PADDING, HASH)
+
+
+def _payload(run: str, at: At, name: str, own: State) -> bytes:
+    """The bytes that are signed."""
+    names = sorted(own)
+    return hashed([own[one] for one in names], repr(("pyro_fed statement", run, tuple(at), name, names))).encode()
+
+
+def _bytes(data: bytes) -> Tensor:
+    return torch.from_numpy(np.frombuffer(data, np.uint8).copy())[None]
+
+
+def _size(key: object) -> int:
+    """The most bytes of a key's signature."""
+    bits: int = key.key_size  # type: ignore[attr-defined]  # both kinds of keys have it
+    size = -(-bits // 8)
+    return 2 * size + 9 if isinstance(key, ec.EllipticCurvePrivateKey | ec.EllipticCurvePublicKey) else size

@@ -1,0 +1,253 @@
+"""A run's configuration in Flower: the arguments of `pyro_fed.run`, from `[tool.flwr.app.config]` and `--run-config`.
+
+The keys are the arguments of `run` with "-" for "_", and those of waiting for clients. Flower only takes texts, numbers
+and flags, and lets `--run-config` replace only keys that the app's file has. So "none" stands for a key that is not
+set, and a schedule, graph or combination with arguments is a table as text, as in `graph = '{name = "star", confidence
+= 0.5}'`. Keys that the file does not set come from the app's `server_app`, and then from the recipe:
+
+    run configuration  >  arguments of server_app  >  the recipe's [run]  >  the defaults of `run`
+"""
+
+from __future__ import annotations
+
+import inspect
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pyro_fed.algorithm.plan import Plan
+from pyro_fed.conventions.output import check_writable
+from pyro_fed.conventions.spelling import closest
+from pyro_fed.deployment.flower.secure import SecAgg
+from pyro_fed.errors import SettingError
+from pyro_fed.recipes.components import import_or_explain, public_callables, resolve_component
+from pyro_fed.recipes.recipe import Recipe
+from pyro_fed.recipes.values import NONE_WORD, Mismatch, convert, describe
+from pyro_fed.runtime.run import run
+
+#: Texts that mean "not set", like None: Flower has no null, and an empty text is no value of any key.
+UNSET = (NONE_WORD, "")
+#: What error messages call the configuration.
+WHERE = "the run's configuration"
+#: Keys for texts, numbers and flags, with their types.
+PLAIN: Mapping[str, Any] = {
+    "num-clients": int,
+    "rounds": int,
+    "num-draws": int,
+    "seed": int,
+    "timeout": float,
+    "wait": float,
+    "compile": str,
+    "min-clients": int,
+    "checkpoint": str,
+    "resume": bool,
+    "start": str,
+    "audit": bool,
+    "influence": bool,
+    "out": str,
+}
+#: Keys for objects by name, and the modules that have these; the first module's error is given for an unknown name.
+OBJECTS: Mapping[str, tuple[str, ...]] = {
+    "schedule": ("pyro_fed.algorithm.schedule",),
+    "graph": ("pyro_fed.graph",),
+    "combination": ("pyro_fed.algorithm.combination", "pyro_fed.algorithm.privacy"),
+}
+#: The key of secure aggregation, which is no argument of `run`: true, or a table of `SecAgg`'s settings.
+SECURE = "secure-aggregation"
+#: The key of leave-one-out after the run, which is no argument of `run`: true, or the observed site if there are
+#: several.
+LOO = "loo"
+#: Arguments of `run` that a deployment sets itself, or that need rows at the server; with the reason.
+NOT_TAKEN: Mapping[str, str] = {
+    "algorithm": "the recipe says it",
+    "federation": "the clients that have joined make it",
+    "executor": "the clients' nodes do the work",
+    "log_likelihood": "it needs the rows, which stay at the clients",
+    "collect_local": "it needs the rows, which stay at the clients",
+}
+#: Default of the seconds for a round, for a description, and for the wait for clients.
+TIMEOUT = 600.0
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """A deployment's settings.
+
+    Attributes:
+        num_clients: number of clients to wait for.
+        timeout: seconds that a client has for a round, and to describe itself.
+        wait: seconds that the server waits for clients.
+        out: the file for the result.
+        options: arguments of `run`, without those that depend on the clients.
+        specs: schedule, graph and combination by name, from which `run_options` makes the objects.
+        secure: settings of secure aggregation; None: without it.
+        loo: the observed site of leave-one-out after the run, "" for the only one; None: no leave-one-out.
+        influence: whether each client's influence is computed after the run.
+    """
+
+    num_clients: int
+    timeout: float = TIMEOUT
+    wait: float = TIMEOUT
+    out: str = "posterior.nc"
+    options: dict[str, Any] = field(default_factory=dict)
+    specs: dict[str, str | dict[str, Any]] = field(default_factory=dict)
+    secure: SecAgg | None = None
+    loo: str | None = None
+    influence: bool = False
+
+    def run_options(self, chosen: Recipe, num_clients: int) -> tuple[Any, dict[str, Any]]:
+        """The recipe's algorithm, and the arguments of `run`.
+
+        Args:
+            chosen: the recipe.
+            num_clients: number of clients, over which a graph is built.
+
+        Raises:
+            SettingError: an unknown name of an object, or arguments that it does not take.
+        """
+        options = chosen.run_options(num_clients) | self.options
+        for key, spec in self.specs.items():
+            arguments = (num_clients,) if key == "graph" else ()
+            options[key] = resolve_component(_module_of(key, spec), spec, Path(WHERE), *arguments)
+        if not issubclass(chosen.algorithm, Plan):
+            return chosen.build(), options
+        rounds = options.pop("num_rounds", None)
+        return chosen.build({} if rounds is None else {"max_rounds": rounds}, where=WHERE), options
+
+
+def check_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Check the arguments of `run` that `server_app` is given.
+
+    Args:
+        options: options by name.
+
+    Raises:
+        SettingError: `run` has no such argument, or a deployment sets it itself.
+    """
+    known = [name for name in inspect.signature(run).parameters if name not in NOT_TAKEN]
+    for name in options:
+        if name in NOT_TAKEN:
+            raise SettingError(f"server_app does not take {name}=: {NOT_TAKEN[name]}")
+        if name not in known:
+            raise SettingError(f"server_app has no argument {name!r}; {closest(name, known)}")
+    return dict(options)
+
+
+def read(
+    config: Mapping[str, Any], options: Mapping[str, Any] | None = None, secure: SecAgg | None = None
+) -> Configuration:
+    """Check a run's configuration.
+
+    Args:
+        config: Flower's `run_config`; keys of nested tables are joined by ".".
+        options: arguments of `run` that the app sets; values of the configuration replace them.
+        secure: secure aggregation as the app sets it; a value of the configuration replaces it.
+
+    Returns:
+        The settings.
+
+    Raises:
+        SettingError: an unknown key, with the nearest name; a value of another type; a file that cannot be written.
+    """
+    given = {key: _plain(key, value) for key, value in _nested(config).items() if not _unset(value)}
+    if "num-clients" not in given:
+        raise SettingError(f"{WHERE} lacks num-clients, the number of clients to wait for, such as num-clients = 3")
+    if given.get("rounds") == 0:
+        del given["rounds"]
+    timeout = given.pop("timeout", TIMEOUT)
+    wait = given.pop("wait", timeout)
+    for name, seconds in (("timeout", timeout), ("wait", wait)):
+        if not seconds > 0:
+            raise SettingError(f"{WHERE}: {name} must be positive, received {seconds}")
+    if given["num-clients"] < 1:
+        raise SettingError(f"{WHERE}: num-clients must be at least 1, received {given['num-clients']}")
+    out = str(check_writable(given.pop("out", "posterior.nc"), "out"))
+    specs = {key: given.pop(key) for key in OBJECTS if key in given}
+    secure, left_out = given.pop(SECURE, secure), given.pop(LOO, None)
+    num_clients, influence = given.pop("num-clients"), given.pop("influence", False)
+    if "rounds" in given:
+        given["num-rounds"] = given.pop("rounds")
+    own = {key: value for key, value in (options or {}).items() if key not in specs}
+    merged = own | {key.replace("-", "_"): value for key, value in given.items()}
+    return Configuration(num_clients, timeout, wait, out, merged, specs, secure, left_out, influence)
+
+
+def _module_of(key: str, spec: str | dict[str, Any]) -> str:
+    """The module that has an object of this name, or else the key's first module."""
+    name = spec if isinstance(spec, str) else spec.get("name")
+    modules = OBJECTS[key]
+    holding = [module for module in modules if name in public_callables(import_or_explain(module, WHERE))]
+    return holding[0] if holding else modules[0]
+
+
+def _nested(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration with keys such as `schedule.name` put into tables again."""
+    found: dict[str, Any] = {key: value for key, value in config.items() if "." not in key}
+    for key, value in config.items():
+        outer, dot, inner = key.partition(".")
+        if dot:
+            table = found.setdefault(outer, {})
+            if not isinstance(table, dict):
+                raise SettingError(f"{WHERE}: {outer!r} is a value and a table, {key!r}, at once")
+            table[inner] = value
+    return found
+
+
+def _unset(value: Any) -> bool:
+    return value is None or (isinstance(value, str) and value in UNSET)
+
+
+def _plain(key: str, value: Any) -> Any:
+    """A value, converted to its key's type."""
+    if key in OBJECTS:
+        return _spec(key, value)
+    if key == SECURE:
+        return _secure(value)
+    if key == LOO:
+        return _left_out(value)
+    if key not in PLAIN:
+        raise SettingError(f"{WHERE}: unknown key {key!r}; {closest(key, [*PLAIN, *OBJECTS, SECURE, LOO])}")
+    try:
+        return convert(value, PLAIN[key])
+    except Mismatch:
+        raise SettingError(
+            f"{WHERE}: {key!r} expects {describe(PLAIN[key])}, received {value!r} ({type(value).__name__})"
+        ) from None
+
+
+def _secure(value: Any) -> SecAgg | None:
+    """Secure aggregation from true, false, or a table of its settings."""
+    if isinstance(value, bool):
+        return SecAgg() if value else None
+    table = _spec(SECURE, value)
+    if isinstance(table, str):
+        raise SettingError(
+            f"{WHERE}: {SECURE!r} expects true, false or a table such as {{largest = 1e6}}, received {value!r}"
+        )
+    return SecAgg(**table)
+
+
+def _left_out(value: Any) -> str | None:
+    """The observed site, "" for the only one, from true, false or its name."""
+    if isinstance(value, bool):
+        return "" if value else None
+    if not isinstance(value, str):
+        raise SettingError(
+            f"{WHERE}: {LOO!r} expects true, false or the name of an observed site, received {value!r} "
+            f"({type(value).__name__})"
+        )
+    return value
+
+
+def _spec(key: str, value: Any) -> str | dict[str, Any]:
+    """An object's name, or a table with its name and arguments; a text in braces is such a table."""
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        try:
+            value = tomllib.loads(f"value = {value}")["value"]
+        except (tomllib.TOMLDecodeError, RecursionError) as error:
+            raise SettingError(f"{WHERE}: {key} = {value!r:.200} is no table of TOML: {error}") from error
+    if not isinstance(value, str | dict):
+        raise SettingError(f"{WHERE}: {key!r} expects a name or a table, received {value!r} ({type(value).__name__})")
+    return value

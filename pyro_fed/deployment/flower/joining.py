@@ -1,0 +1,226 @@
+"""The clients of a run, the Flower node of each, and nodes that come back.
+
+A client is identified by its name. Its node may change: Flower gives nodes without a registered key a new number
+whenever they start. So a node that the run does not know is asked to describe itself. It takes the place of the client
+with that name if that client's own node is gone, and the two descriptions agree. The list of clients is saved with the
+checkpoint, so that a run can be resumed while some of them are away.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+
+from pyro_fed.conventions.output import replaced_file
+from pyro_fed.deployment.flower.description import Description
+from pyro_fed.deployment.flower.post import Post
+from pyro_fed.deployment.flower.wire import SETTINGS, record_of
+from pyro_fed.errors import CheckpointError, ProtocolError, QuorumError, SettingError
+
+LOG = logging.getLogger("flwr")
+#: Name of the file with the clients in a checkpoint's folder, and its largest size in bytes.
+CLIENTS, MAX_BYTES = "clients.json", 10**8
+#: Seconds from one request for Flower's list of nodes to the next, while clients are waited for.
+LOOK_EVERY = 0.5
+
+
+@dataclass
+class Roll:
+    """The clients of a run, and their nodes.
+
+    Args:
+        clients: their descriptions, in the order of their numbers.
+        nodes: the node of each client; None while it has not joined.
+        strangers: nodes that were asked for a description, and belong to no client.
+    """
+
+    clients: list[Description]
+    nodes: list[int | None]
+    strangers: set[int] = field(default_factory=set)
+
+    def __str__(self) -> str:
+        """The clients' names, and which of them are away."""
+        away = [client.name for client, node in zip(self.clients, self.nodes, strict=True) if node is None]
+        names = ", ".join(client.name for client in self.clients)
+        return names + (f"; away: {', '.join(away)}" if away else "")
+
+    @property
+    def names(self) -> list[str]:
+        """The clients' names."""
+        return [client.name for client in self.clients]
+
+    @classmethod
+    def kept(cls, folder: Path) -> Roll | None:
+        """The clients of the run whose checkpoint is in a folder; None if the folder has no list of them.
+
+        Raises:
+            CheckpointError: the list cannot be read.
+        """
+        path = folder / CLIENTS
+        try:
+            if not path.exists() or path.stat().st_size > MAX_BYTES:
+                return None
+            plain = json.loads(path.read_text(encoding="utf-8"))
+            clients = [
+                Description.from_record({"description": json.dumps(one)}) for one in plain if isinstance(one, dict)
+            ]
+        except (ProtocolError, OSError, ValueError, TypeError, RecursionError) as error:
+            raise CheckpointError(
+                f"{path} cannot be read as the list of the run's clients: {error}. Run from the start, with another "
+                "folder"
+            ) from error
+        return cls(clients, [None] * len(clients)) if clients else None
+
+    def keep(self, folder: Path) -> None:
+        """Write the list of clients into a checkpoint's folder, unless the folder has states already.
+
+        Raises:
+            CheckpointError: the file cannot be written.
+        """
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if any(folder.glob("round-*.safetensors")):
+                return
+            with replaced_file(folder / CLIENTS) as file:
+                file.write(json.dumps([asdict(client) for client in self.clients]).encode())
+        except OSError as error:
+            raise CheckpointError(f"nothing can be written to {folder}: {error}; choose another folder") from error
+
+    def unknown(self, online: Collection[int]) -> list[int]:
+        """The connected nodes that belong to no client and were not asked for a description yet."""
+        return [node for node in online if node not in self.nodes and node not in self.strangers]
+
+    def place(self, node: int, found: Description | str, online: Collection[int]) -> int | None:
+        """Give a node the place of the client whose name it has.
+
+        Args:
+            node: the node's number.
+            found: its description, or a sentence that says why there is none.
+            online: the nodes that are connected.
+
+        Returns:
+            The client's number; None if the node cannot be taken in, for a reason that is logged.
+        """
+        objection = found if isinstance(found, str) else self._objection(found, online)
+        if isinstance(found, str) or objection:
+            self.strangers.add(node)
+            LOG.warning("Node %d is not taken in: %s", node, objection)
+            return None
+        client = self.names.index(found.name)
+        LOG.info("Client %s is here, at node %d", found.name, node)
+        self.nodes[client] = node
+        return client
+
+    def _objection(self, found: Description, online: Collection[int]) -> str:
+        if found.name not in self.names:
+            return f"client {found.name} is none of this run's, which are {', '.join(self.names)}"
+        number = self.names.index(found.name)
+        if self.nodes[number] in online:
+            return f"client {found.name} is here already, at node {self.nodes[number]}: two nodes have one name"
+        mine = self.clients[number]
+        for what, value in asdict(mine).items():
+            if getattr(found, what) != value:
+                return f"client {found.name} has come back with another {what}: {getattr(found, what)}, it was {value}"
+        return ""
+
+
+def joined(
+    grid: Grid, num_clients: int, min_clients: int | None, wait: float, timeout: float, known: Roll | None = None
+) -> Roll:
+    """Wait for clients.
+
+    Args:
+        grid: Flower's.
+        num_clients: number of clients to wait for.
+        min_clients: a resumed run goes on without the others if at least so many are there when the wait ends.
+        wait: seconds to wait at most.
+        timeout: seconds that a client has to describe itself.
+        known: the clients of the run that is resumed; None for a new run.
+
+    Returns:
+        The clients, in the order of their names; for a resumed run in the order that they had.
+
+    Raises:
+        QuorumError: too few clients have joined in time, or one has not described itself.
+        SettingError: the run that is resumed has another number of clients.
+    """
+    post = Post(grid)
+    if known is None:
+        nodes = _nodes(post, num_clients, wait)
+        answers = described(post, nodes, timeout)
+        if silent := [(node, answer) for node, answer in answers.items() if isinstance(answer, str)]:
+            raise QuorumError(f"node {silent[0][0]} {silent[0][1]}; stop it, or give it more time (timeout)")
+        pairs = [(node, answer) for node, answer in answers.items() if isinstance(answer, Description)]
+        pairs.sort(key=lambda pair: (len(pair[1].name), pair[1].name))
+        return Roll([client for _, client in pairs], [node for node, _ in pairs])
+    if num_clients != len(known.clients):
+        raise SettingError(
+            f"the run that is resumed has {len(known.clients)} clients ({', '.join(known.names)}), num-clients is "
+            f"{num_clients}: for clients that join or leave for good begin a new run with start = its checkpoint"
+        )
+    end = time.monotonic() + wait
+    while True:
+        online = post.online()
+        for node, answer in described(post, known.unknown(online), timeout).items():
+            known.place(node, answer, online)
+        here = sum(node is not None for node in known.nodes)
+        if here == len(known.nodes):
+            return known
+        if time.monotonic() > end:
+            if min_clients is not None and here >= max(min_clients, 1):
+                return known
+            raise QuorumError(
+                f"{here} of the {len(known.nodes)} clients of the run that is resumed have joined within {wait:g} s: "
+                "start the others, or let it go on without them, by min-clients"
+            )
+        time.sleep(LOOK_EVERY)
+
+
+def described(post: Post, nodes: Collection[int], timeout: float) -> dict[int, Description | str]:
+    """The descriptions of nodes, by node; in place of a missing one, a clause that says why.
+
+    Args:
+        post: Flower's Grid.
+        nodes: the nodes' numbers.
+        timeout: seconds that they have.
+    """
+    found = post.exchange({node: question(node, timeout) for node in nodes}, timeout)
+    return {node: description_in(answer) for node, answer in found.items()}
+
+
+def question(node: int, timeout: float) -> Message:
+    """The message that asks a node for its description."""
+    return Message(RecordDict({SETTINGS: ConfigRecord({})}), node, MessageType.QUERY, ttl=timeout)
+
+
+def description_in(answer: Message | str) -> Description | str:
+    """The description in a node's answer, or a clause that says why there is none."""
+    if isinstance(answer, str):
+        return f"did not describe itself: it {answer}"
+    if answer.has_error():
+        lines = str(answer.error.reason).strip().splitlines() or ["no reason given"]
+        return f"could not describe itself: {lines[-1].strip():.500}"  # a simulation's reason is a whole traceback
+    try:
+        return Description.from_record(record_of(answer.content, SETTINGS))
+    except ProtocolError as error:
+        return f"did not describe itself: {error}"
+
+
+def _nodes(post: Post, num_clients: int, wait: float) -> list[int]:
+    end = time.monotonic() + wait
+    said = -1
+    while len(nodes := list(post.online())) < num_clients:
+        if len(nodes) != said:
+            said = len(nodes)
+            LOG.info("%d of %d clients have joined", said, num_clients)
+        if time.monotonic() > end:
+            raise QuorumError(f"{len(nodes)} of {num_clients} clients have joined within {wait:g} s: start the others")
+        time.sleep(LOOK_EVERY)
+    return nodes

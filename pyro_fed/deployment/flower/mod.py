@@ -1,0 +1,33 @@
+"""The mod of secure aggregation, through which every message to a client passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from flwr.app import Context, Message
+
+from pyro_fed.deployment.flower.masks import client_mod
+
+#: Name of the record by which Flower marks messages of its secure aggregation.
+PROTOCOL = "secaggplus_configs"
+
+
+def handed_on(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
+    """Handle messages of secure aggregation by Flower's own mod with strong masks, and hand others on to the app.
+
+    Args:
+        message: the message.
+        context: the client's context.
+        call_next: the app.
+
+    Raises:
+        SettingError: this Flower makes its masks otherwise than is known.
+    """
+    if not asks_for_a_sum(message):
+        return call_next(message, context)
+    return client_mod()(message, context, call_next)
+
+
+def asks_for_a_sum(message: Message) -> bool:
+    """Whether a message belongs to secure aggregation."""
+    return message.has_content() and PROTOCOL in message.content

@@ -1,0 +1,250 @@
+"""An order of the server to a client: what it may say, checked by the client before it allocates or computes anything.
+
+An order's settings have ranges, `RANGES`; they fit one another, the client's own rows and the message's header; and its
+tensors are those of its parts: `local.*` where it begins a phase, `taken` and `told.*` with a verdict, `shared.*` with
+work. How many numbers a client receives depends, for some algorithms, on what earlier phases found. So what is bounded
+is the size: a message is as long as the model's dimension lets it be, see `most_bytes`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from flwr.app import ConfigRecord
+
+from pyro_fed.density.compiling.compiler import LEVELS
+from pyro_fed.deployment.flower.description import MAX_ROWS
+from pyro_fed.deployment.flower.failure import Refusal
+from pyro_fed.errors import listed
+from pyro_fed.runtime.executors.base import LOG_LIK, MOST_DRAWS
+from pyro_fed.runtime.messages import Header
+from pyro_fed.runtime.messages.header import Entry
+
+#: The jobs of every algorithm; any other job is an indicator that a schedule asks for, or `LOG_LIK`.
+WORK, STATES = "work", "states"
+#: The most clients of a run, and phases; the longest texts.
+MAX_CLIENTS, MAX_PHASES, MAX_TEXT = 10**6, 10**6, 100_000
+#: The most rounds of a run: a header has ten digits for them.
+MAX_ROUNDS = 10**10
+#: The smallest and largest value of each whole number of an order.
+RANGES = {
+    "num_clients": (1, MAX_CLIENTS),
+    "num_rows": (1, MAX_ROWS * MAX_CLIENTS),
+    "width": (1, MAX_ROWS),
+    "client": (0, MAX_CLIENTS - 1),
+    "phase": (0, MAX_PHASES),
+    "verdict": (-1, MAX_ROUNDS - 1),
+    "round": (-1, MAX_ROUNDS - 1),
+    "seed": (0, 2**63 - 1),
+}
+#: Positions in a round, as text.
+SLOTS = re.compile(r"([0-9]{1,7}( [0-9]{1,7})*)?")
+#: The most particles or draws, and full matrices, that a client receives for each of its positions in a round.
+MAX_VECTORS, MAX_MATRICES = 100_000, 10
+#: Numbers of a vector's own, such as its weight, besides its coordinates.
+BESIDES = 10
+#: The most bytes of any message, however large the model.
+MAX_BYTES = 2**30
+CURE = "give server and clients the same model, recipe and version of pyro_fed"
+
+
+@dataclass(frozen=True)
+class Order:
+    """An order of the server to a client, without its tensors.
+
+    Attributes:
+        job: `WORK`, `STATES`, or a question (an indicator, or `LOG_LIK`).
+        algorithm: the algorithm with all its settings, as text; the client makes it from its own recipe.
+        num_clients: number of clients of the run.
+        num_rows: number of rows of all clients.
+        width: number of rows of the client with the most.
+        client: this client's number.
+        slots: its positions in the round, as text; there may be several.
+        phase: the phase's number.
+        begins: whether the message brings the states with which the phase begins.
+        verdict: the round of whose messages the order says which were used; -1 for none.
+        round: the round's number; -1 where no work is asked for.
+        seed: the run's seed.
+        level: level of the compiler.
+        copies: whether the reply has to bring the client's new state.
+    """
+
+    job: str
+    algorithm: str
+    num_clients: int
+    num_rows: int
+    width: int
+    client: int
+    slots: str
+    phase: int
+    begins: bool
+    verdict: int
+    round: int
+    seed: int
+    level: str
+    copies: bool
+
+    def to_record(self) -> ConfigRecord:
+        """The order as a record of Flower."""
+        return ConfigRecord({field.name: getattr(self, field.name) for field in fields(self)})
+
+    @classmethod
+    def from_record(cls, record: Any) -> Order:
+        """The order in a record that `to_record` has made, whose settings are in their ranges and fit one another.
+
+        Args:
+            record: Flower's.
+
+        Raises:
+            Refusal: names, types or values that are not those of an order.
+        """
+        kinds = {"str": str, "int": int, "bool": bool}
+        wanted = {field.name: kinds[str(field.type)] for field in fields(cls)}
+        found = {name: type(value) for name, value in record.items()}
+        if found != wanted:
+            expected, received = (
+                ", ".join(f"{name} ({kind.__name__})" for name, kind in sorted(each.items()))
+                for each in (wanted, found)
+            )
+            raise Refusal(f"expected the settings {expected}; received {received:.600}")
+        self = cls(**record)
+        self._check()
+        return self
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """The client's positions in the round, from the text `slots`."""
+        return tuple(int(slot) for slot in self.slots.split())
+
+    def _check(self) -> None:
+        for name, (least, most) in RANGES.items():
+            value = getattr(self, name)
+            require(least <= value <= most, name, f"a number from {least} to {most}", value)
+        require(self.level in {*LEVELS.values(), "loop"}, "level", "a level of the compiler", self.level)
+        for name in ("job", "algorithm", "slots"):
+            value = getattr(self, name)
+            require(len(value) <= MAX_TEXT, name, f"at most {MAX_TEXT} characters", f"{len(value)} characters")
+        require(SLOTS.fullmatch(self.slots), "slots", "positions in a round, such as '0 3'", self.slots)
+        ascend = all(one < other for one, other in zip(self.places, self.places[1:], strict=False))
+        require(ascend, "slots", "ascending positions", self.slots)
+        require(
+            self.client < self.num_clients, "client", f"a number below {self.num_clients}, num_clients", self.client
+        )
+        works = self.job != STATES
+        require(works == bool(self.slots), "slots", "positions, where there is work, and else none", self.slots)
+        require(works == (self.round >= 0), "round", "a round, where there is work, and else -1", self.round)
+        least = self.width + self.num_clients - 1  # every client has a row
+        most = self.width * self.num_clients
+        require(least <= self.num_rows <= most, "num_rows", f"{least} to {most}, as width says", self.num_rows)
+
+    def check_rows(self, own: int) -> None:
+        """Refuse numbers of rows that leave no place for this client's own.
+
+        Args:
+            own: the client's number of rows.
+
+        Raises:
+            Refusal: names the setting, what is expected and what was received.
+        """
+        require(self.width >= own, "width", f"at least {own}, this client's own rows", self.width)
+        least = own + self.num_clients - 1
+        require(self.num_rows >= least, "num_rows", f"at least {least}, with this client's own rows", self.num_rows)
+
+    def check_header(self, header: Header, name: str, run: str | None) -> None:
+        """Refuse the header of another message.
+
+        Args:
+            header: the header that came with the order.
+            name: the client's name.
+            run: the run of which the client has a state; None: of none.
+
+        Raises:
+            Refusal: names the field, what is expected and what was received.
+        """
+        require(header.client == name, "the header's client", name, header.client)
+        kind = "work" if self.job == WORK else "ask"
+        require(header.kind == kind, "the header's kind", f"{kind!r} for the job {self.job!r:.100}", header.kind)
+        if self.round >= 0:
+            require(header.round == self.round, "the header's round", f"{self.round}, the order's", header.round)
+        if run is not None and not self.begins:
+            require(header.run == run, "the header's run", f"{run}, whose state this client has", header.run)
+
+    def check_tensors(self, tensors: Mapping[str, Entry], dim: int) -> None:
+        """Refuse tensors that are no part of such an order, or more numbers than such a model has room for.
+
+        Args:
+            tensors: shapes and dtypes by name, from the message's header.
+            dim: number of the model's parameters.
+
+        Raises:
+            Refusal: names the tensor, its size, what is expected, and the cure.
+        """
+        size = sum(entry.num_bytes for entry in tensors.values())
+        parts = {"shared": len(self.places)} if self.slots else {}
+        parts |= {"local": 1} if self.begins else {}
+        taken = tensors.get("taken")
+        if self.verdict >= 0:
+            good = taken is not None and len(taken.shape) == 1 and taken.dtype == torch.int64
+            require(good, "tensor 'taken'", "whole numbers, one for each position that was used", _shown(taken))
+            parts |= {"told": taken.shape[0] if taken is not None else 0}
+        for name, entry in tensors.items():
+            part = name.partition(".")[0]
+            if name == "taken" and self.verdict >= 0:
+                continue
+            expected = f"{listed(f'{one}.*' for one in parts) or 'no tensors'} for this order"
+            require("." in name and part in parts, f"tensor {name!r:.100}", expected, _shown(entry))
+            first = parts[part]
+            require(
+                entry.shape[:1] == (first,), f"tensor {name!r:.100}", f"{first} along the first axis", _shown(entry)
+            )
+        most = most_bytes(dim, 1 + sum(parts.values()))
+        largest = max(tensors, key=lambda name: tensors[name].num_bytes, default="")
+        shown = f"{size} bytes, most in {largest!r:.100}, {_shown(tensors.get(largest))}"
+        require(size <= most, "the order's tensors", f"at most {most} bytes for {dim} parameters", shown)
+        if self.job == LOG_LIK:
+            require(set(tensors) >= {"shared.draws"}, "a question at draws", "shared.draws", listed(tensors))
+            shape = tensors["shared.draws"].shape
+            good = len(shape) == 3 and shape[2] == dim
+            require(good, "tensor 'shared.draws'", f"shape (1, draws, {dim})", _shown(tensors["shared.draws"]))
+            if shape[1] > MOST_DRAWS:
+                raise Refusal(
+                    f"a client tells its log-likelihood at no more than {MOST_DRAWS} draws in a message, received "
+                    f"{shape[1]}"
+                )
+
+
+def most_bytes(dim: int, parts: int) -> int:
+    """The most bytes of an order's tensors.
+
+    Args:
+        dim: number of the model's parameters.
+        parts: how many clients' shares the order has along the tensors' first axes.
+    """
+    numbers = MAX_VECTORS * (dim + BESIDES) + MAX_MATRICES * dim**2
+    return min(8 * numbers * parts, MAX_BYTES)
+
+
+def require(holds: object, what: str, expected: str, received: object) -> None:
+    """Refuse an order unless something holds.
+
+    Args:
+        holds: whether it does.
+        what: what it is about.
+        expected: what it should be.
+        received: what it is.
+
+    Raises:
+        Refusal: it does not; says what, expected, received, and the cure.
+    """
+    if not holds:
+        raise Refusal(f"the server's order has {what}: expected {expected}, received {received!s:.200}: {CURE}")
+
+
+def _shown(entry: Entry | None) -> str:
+    if entry is None:
+        return "none"
+    return f"{entry.dtype} of shape {entry.shape}, {entry.num_bytes} bytes"

@@ -1,0 +1,183 @@
+"""Flower's ServerApp: the round loop of `pyro_fed.run`, with the clients that have joined."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from pyro_fed.conventions.output import kept_elsewhere
+from pyro_fed.conventions.progress import Progress
+from pyro_fed.deployment.flower.configuration import Configuration, check_options, read
+from pyro_fed.deployment.flower.criticism import INFLUENCE, check_leaving_out, with_influence, with_loo
+from pyro_fed.deployment.flower.elsewhere import Elsewhere
+from pyro_fed.deployment.flower.executor import Flower
+from pyro_fed.deployment.flower.joining import Roll, joined
+from pyro_fed.deployment.flower.secure import SecAgg, check_secure
+from pyro_fed.errors import SettingError, StoppedError
+from pyro_fed.policy import Setup, chain_of, resolve_for_run, stages_of
+from pyro_fed.recipes import recipe as recipes
+from pyro_fed.recipes.library import load_model
+from pyro_fed.results.saving import check_savable
+from pyro_fed.runtime.checkpoint import Checkpoint, latest
+from pyro_fed.runtime.run import run
+from pyro_fed.runtime.run_checks import check_folders, check_numbers, check_seconds
+
+#: The log that Flower shows the operator, and streams to the user who has started the run.
+LOG = logging.getLogger("flwr")
+#: Ending of the file for the result of a run that was stopped.
+STOPPED = ".stopped.nc"
+
+
+def server_app(
+    model: str | Path,
+    recipe: str | Path,
+    template: Any = None,
+    secure_aggregation: SecAgg | None = None,
+    **options: Any,
+) -> ServerApp:
+    """Flower's ServerApp, which runs a recipe and writes its result.
+
+    The run's configuration (see `pyro_fed.deployment.flower.configuration`) must have `num-clients`, the number of
+    clients to wait for. It may also have `rounds`, `num-draws`, `seed`, `timeout` and `wait` in seconds, `compile`,
+    `min-clients`, `schedule`, `graph`, `combination`, `secure-aggregation`, `checkpoint`, `resume`, `start`, `audit`,
+    `loo`, `influence`, and `out`, the file for the result. These replace the app's and the recipe's values.
+
+    Args:
+        model: the model's file, or its name in the library.
+        recipe: the recipe's file, or its name in the library.
+        template: the model's positional arguments with one made-up row, if a row of ones does not suit the model.
+        secure_aggregation: sums by Flower's SecAgg+ in place of the clients' messages; see `SecAgg`.
+        **options: arguments of `pyro_fed.run`, such as `min_clients=3` or `combination=pf.Private(...)`; values of the
+            run's configuration replace them.
+
+    Raises:
+        SettingError: `run` has no such argument, or a deployment sets it itself.
+
+    Example:
+        >>> app = server_app("model.py", "recipe.toml", min_clients=3, checkpoint="/var/lib/pyro_fed/trial")
+    """
+    own = check_options(options)
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        settings = read(context.run_config, own, secure_aggregation)
+        out = Path(settings.out).absolute()
+        try:
+            result = serve(grid, model, recipe, settings, template)
+        except StoppedError as error:
+            if error.result is not None:
+                kept = out.with_name(out.stem + STOPPED)
+                with kept_elsewhere(kept) as place:
+                    error.result.to_netcdf(str(place))
+                LOG.error("The run was stopped; what it had found until then is in %s", kept)
+            raise
+        with kept_elsewhere(out) as place:
+            result.to_netcdf(str(place))
+        LOG.info("Written to %s; read it by arviz.from_netcdf(%r)", out, str(out))
+
+    return app
+
+
+def serve(grid: Grid, model: str | Path, recipe: str | Path, settings: Configuration, template: Any = None) -> Any:
+    """Wait for clients, then run a recipe with them.
+
+    Args:
+        grid: Flower's Grid.
+        model: the model's file, or its name in the library.
+        recipe: the recipe's file, or its name in the library.
+        settings: the run's settings.
+        template: the model's positional arguments with one made-up row, if a row of ones does not suit the model.
+
+    Returns:
+        InferenceData, without the groups that need rows (pointwise log-likelihoods and data), and with the groups `loo`
+        and `influence` if these were asked for.
+
+    Raises:
+        QuorumError: too few clients have joined in time, or replied to a round.
+        SettingError: a setting out of its range.
+    """
+    module, chosen = load_model(model, with_data=False), recipes.load(recipe)
+    settings.run_options(chosen, settings.num_clients)  # its errors are raised before the wait
+    options, checkpoint = settings.options, settings.options.get("checkpoint")
+    _check_before_the_wait(settings)
+    known = Roll.kept(Path(checkpoint)) if checkpoint and options.get("resume") else None
+    roll = joined(grid, settings.num_clients, options.get("min_clients"), settings.wait, settings.timeout, known)
+    federation = Elsewhere(module.model, module.PLATE, roll.clients, template)
+    check_savable(federation.problem)
+    algorithm, options = settings.run_options(chosen, len(roll.clients))
+    if settings.secure is not None:
+        if options.get("combination") is not None:
+            raise SettingError(
+                f"{options['combination']} looks at single clients' messages, which secure aggregation hides from the "
+                "server: choose one of the two"
+            )
+        for stage in stages_of(algorithm, federation.problem, options.get("graph")):
+            named = resolve_for_run(stage.algorithm, federation.problem, Setup(options.get("graph"))).algorithm
+            check_secure(chain_of(named, federation.problem))
+    if settings.loo is not None:
+        check_leaving_out(federation, settings.loo, settings.secure, options.get("combination"))
+    if settings.influence:
+        check_leaving_out(federation, None, settings.secure, options.get("combination"), INFLUENCE)
+    executor = Flower(grid, roll, settings.timeout, checkpoint is not None, settings.secure)
+    LOG.info("%s with %d clients: %s", type(algorithm).__name__, len(roll.clients), roll)
+    if settings.secure is not None:
+        LOG.info("Secure aggregation: numbers are rounded to %.2g", settings.secure.resolution(len(roll.clients)))
+    if checkpoint:
+        roll.keep(Path(checkpoint))
+        LOG.info("The state after every round is kept in %s", Path(checkpoint).absolute())
+    result = run(
+        algorithm,
+        federation,
+        **{"compile": "trace", "progress": say, **options},
+        executor=executor,
+        log_likelihood=False,
+        collect_local=False,
+    )
+    if settings.loo is not None:
+        result = with_loo(result, federation, Flower(grid, roll, settings.timeout), settings.loo)
+    if settings.influence:
+        result = with_influence(result, federation, Flower(grid, roll, settings.timeout))
+    return result
+
+
+def _check_before_the_wait(settings: Configuration) -> None:
+    """Refuse before the wait what `run` would refuse once all clients have joined.
+
+    Raises:
+        SettingError: a number out of its range; a checkpoint's folder that holds a state, or none to resume from.
+        CheckpointError: the folder of `start` holds no state that can be read.
+    """
+    options, checkpoint = settings.options, settings.options.get("checkpoint")
+    rounds, draws = (options.get(name) for name in ("num_rounds", "num_draws"))
+    check_numbers(
+        1 if rounds is None else rounds,
+        1 if draws is None else draws,
+        options.get("seed", 0),
+        options.get("min_clients"),
+        settings.num_clients,
+        options.get("num_threads", 1),
+    )
+    check_seconds(options.get("max_seconds"))
+    check_folders(start=options.get("start"))
+    if options.get("start") is not None:
+        latest(Path(options["start"]))
+    if checkpoint:
+        Checkpoint(Path(checkpoint), {}, options.get("resume", False)).close()
+    elif options.get("resume"):
+        raise SettingError("resume = true needs checkpoint, the folder that holds the state of the run")
+
+
+def say(progress: Progress) -> None:
+    """Log a line after every round.
+
+    Args:
+        progress: the run's progress.
+    """
+    with suppress(ValueError):  # a stream that is closed while the run ends
+        LOG.info("%s%s", progress, " (ended)" if progress.finished else "")

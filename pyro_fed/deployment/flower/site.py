@@ -1,0 +1,250 @@
+"""A client's side of a deployment: it describes its rows, and does the work that the server asks for.
+
+The problem is built once in each process. The client's state is kept in Flower's context, since each message may be
+handled by a new process. The context is in the SuperNode's memory and is lost with it; a client then replies that its
+state is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from flwr.app import ConfigRecord, Context, RecordDict
+from safetensors.torch import load, save
+from torch import Tensor
+
+from pyro_fed.algorithm.capabilities import Indicators
+from pyro_fed.algorithm.contract import Algorithm
+from pyro_fed.algorithm.privacy import Private
+from pyro_fed.algorithm.states import State, prefixed, within
+from pyro_fed.analysis.criticism.pointwise import Pointwise, observed_plates
+from pyro_fed.conventions.settings_repr import described
+from pyro_fed.density.compiling.compiler import Compiler
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.arguments import flatten
+from pyro_fed.density.rows.batches import ClientData
+from pyro_fed.deployment.apart import check_apart
+from pyro_fed.deployment.claimed import padded
+from pyro_fed.deployment.flower.description import Description
+from pyro_fed.deployment.flower.failure import Refusal, client_name, refusing
+from pyro_fed.deployment.flower.order import MAX_BYTES, STATES, WORK, Order, require
+from pyro_fed.deployment.flower.secure import flat, masked
+from pyro_fed.deployment.flower.wire import LOST, SETTINGS, bytes_of, pack, record_of, reply_tensors
+from pyro_fed.errors import SettingError, listed
+from pyro_fed.federation.federation import Federation
+from pyro_fed.policy import Setup, chain_of, resolve_for_run, stages_of
+from pyro_fed.recipes import recipe as recipes
+from pyro_fed.recipes.library import load_model
+from pyro_fed.runtime.executors.base import LOG_LIK, Reply, Work
+from pyro_fed.runtime.executors.host import Host, Request, Verdict, WorkerPhase
+from pyro_fed.runtime.executors.local import Made, Sequential
+from pyro_fed.runtime.messages import answer, decode, decode_header
+
+#: Name of the record in Flower's context that has the client's state.
+KEPT = "pyro_fed"
+#: Stands for a server's, whose numbers no client knows: the form that it asks of an algorithm is the same for all.
+ANY_PRIVATE = Private(norm=1.0, noise_multiplier=1.0)
+
+#: A user's function that loads rows: takes the model's module and the node's configuration, and returns the model's
+#: positional arguments.
+LoadRows = Callable[[ModuleType, Mapping[str, Any]], Any]
+
+
+@dataclass
+class Site:
+    """The clients of a process.
+
+    Args:
+        model: the model's file, or its name in the library.
+        given: files or names of the recipes that the clients take part in.
+        load_rows: loads a client's rows.
+        secure: whether clients only answer in secure aggregation.
+        questions: whether clients answer questions besides the recipe: for the audit, leave-one-out and influence.
+        federations: each client's model and rows, by name, once they are loaded.
+        problems: each client's densities, by name, number of rows and of clients of the run, and compiler level.
+    """
+
+    model: str | Path
+    given: list[str | Path]
+    load_rows: LoadRows
+    secure: bool = False
+    questions: bool = True
+    federations: dict[str, Federation] = field(default_factory=dict)
+    problems: dict[tuple[str, int, int, str], Problem] = field(default_factory=dict)
+
+    def describe(self, context: Context) -> ConfigRecord:
+        """The client's description, for the server."""
+        name = client_name(context)
+        return Description.of(name, self._federation(name, context)).to_record()
+
+    def work(self, content: RecordDict, context: Context, summed: bool = False) -> RecordDict:
+        """The answer to an order of the server.
+
+        Args:
+            content: the order's records.
+            context: Flower's context of the client.
+            summed: whether the answer is masked, so that the server only learns the sum over clients.
+
+        Raises:
+            Refusal: the content is not an order that this client follows, and why.
+        """
+        name = client_name(context)
+        self._check_masked(summed)
+        with refusing():
+            order, encoded = Order.from_record(record_of(content, SETTINGS)), bytes_of(content)
+            header = decode_header(encoded, MAX_BYTES)
+        kept: Any = context.state.config_records.get(KEPT)
+        order.check_header(header.message, name, None if kept is None else kept["run"])
+        if order.job == LOG_LIK:
+            self._check_questions("its log-likelihood at draws")
+        data = self._federation(name, context).client_data()
+        order.check_rows(int(data.num_rows.sum()))
+        problem = self._problem(order, name, context)
+        algorithm = self._algorithm(order, problem)
+        order.check_tensors(header.tensors, problem.dim)
+        with refusing():
+            message = decode(encoded, None, cap=MAX_BYTES, finite=False)
+        host = _host(order, problem, data)
+        if not _restored(host, order, algorithm, context, message.header.run):
+            return RecordDict({SETTINGS: ConfigRecord({LOST: True})})
+        found = host.answer(_request(order, algorithm, message.tensors))
+        _keep(host, context, message.header.run)
+        if summed:
+            share = min(1.0, int(data.num_rows.sum()) / order.width)
+            numbers = flat(found.messages, share) if isinstance(found, Reply) else flat(found)
+            with refusing():
+                return masked(numbers, context)
+        if isinstance(found, Reply):
+            tensors = reply_tensors(found, host.executor.new[-1].states if order.copies else {})
+        else:
+            tensors = prefixed("local" if order.job == STATES else "report", found)
+        return pack(ConfigRecord({}), answer(message.header), tensors)
+
+    def _check_masked(self, summed: bool) -> None:
+        if self.secure and not summed:
+            raise Refusal(
+                "this client takes part in secure aggregation alone (client_app(secure=True)), and the server asks for "
+                "its own message: give the server secure-aggregation"
+            )
+
+    def _check_questions(self, what: str) -> None:
+        if not self.questions:
+            raise Refusal(
+                "this client answers nothing besides its recipe (client_app(questions=False)), and the server asks for "
+                f"{what}: run with audit=false, without loo and influence"
+            )
+
+    def _federation(self, name: str, context: Context) -> Federation:
+        if name not in self.federations:
+            module = load_model(self.model, with_data=False)
+            rows = self.load_rows(module, context.node_config)
+            dtype = flatten(module.model, rows, None).floating_dtype()  # the same at every client, whatever its columns
+            nested = getattr(module, "ROWS", None)
+            federation = Federation.from_clients(
+                module.model, {name: rows}, plate=module.PLATE, rows=nested, dtype=dtype
+            )
+            check_apart(federation.problem, "over Flower")
+            self.federations[name] = federation
+        return self.federations[name]
+
+    def _problem(self, order: Order, name: str, context: Context) -> Problem:
+        """The client's densities for a run, with the run's numbers of rows and clients; traced steps are kept."""
+        key = name, order.num_rows, order.num_clients, order.level
+        if key not in self.problems:
+            problem = self._federation(name, context).problem
+            self.problems[key] = replace(
+                problem, num_rows=order.num_rows, num_clients=order.num_clients, compiler=Compiler(order.level)
+            )
+        return self.problems[key]
+
+    def _algorithm(self, order: Order, problem: Problem) -> Algorithm:
+        """The algorithm that the server names, made from this client's own recipes; or a question of leave-one-out.
+
+        Raises:
+            Refusal: the algorithm is in none of the recipes, is a question that this client does not answer, or has no
+                such job.
+        """
+        asked = next((one for one in _questions(problem) if described(one) == order.algorithm), None)
+        if asked is not None:
+            self._check_questions(f"{order.algorithm:.100}")
+            return asked
+        known: list[str] = []
+        for path in self.given:
+            chosen = recipes.load(path)
+            graph = chosen.run_options(order.num_clients).get("graph")
+            stages = stages_of(chosen.build(), problem, graph)
+            named = (resolve_for_run(stage.algorithm, problem, Setup(graph)).algorithm for stage in stages)
+            parts = (part for one in named for part in chain_of(one, problem))
+            for part in (form for one in parts for form in _forms(one)):
+                known.append(described(part))
+                if known[-1] == order.algorithm:
+                    jobs = (WORK, STATES, LOG_LIK, *(part.indicators if isinstance(part, Indicators) else ()))
+                    require(order.job in jobs, "job", f"one of {listed(jobs)}", order.job)
+                    return part
+        raise Refusal(
+            f"the server runs {order.algorithm:.500}, this client's recipe says {known!r:.1000}: give both the same "
+            "recipe"
+        )
+
+
+def _questions(problem: Problem) -> Iterator[Algorithm]:
+    """The questions that a server may ask besides its recipe: sums of leave-one-out, never a single row's number."""
+    yield from (Pointwise(site=site) for site in ("", *observed_plates(problem)))
+
+
+def _forms(algorithm: Algorithm) -> Iterator[Algorithm]:
+    """An algorithm, and the form that it has at the clients of a private run, where that is another one."""
+    yield algorithm
+    with suppress(SettingError):  # it cannot be run privately
+        private: Algorithm = algorithm.contributions().form_for(ANY_PRIVATE).contributions().form_for_clients()
+        if described(private) != described(algorithm):
+            yield private
+
+
+def _host(order: Order, problem: Problem, data: ClientData) -> Host:
+    """A host with this client, whose rows are padded to the number of the longest client, as in a simulation."""
+    index = padded(data.row_index[0], order.width)
+    return Host(problem, ClientData(data.rows, index, data.num_rows), [order.client], Sequential())
+
+
+def _request(order: Order, algorithm: Algorithm, tensors: State) -> Request:
+    phase = WorkerPhase(order.phase, algorithm, within(tensors, "local")) if order.begins else None
+    verdict = Verdict(order.verdict, tensors["taken"], within(tensors, "told")) if order.verdict >= 0 else None
+    work = None
+    if order.job != STATES:
+        clients = [order.client] * len(order.places)
+        work = Work(order.round, order.seed, clients, within(tensors, "shared"), order.places)
+    return Request(phase, verdict, work, None if order.job in (WORK, STATES) else order.job)
+
+
+def _restored(host: Host, order: Order, algorithm: Algorithm, context: Context, run: str) -> bool:
+    """Restore the state after the last message; False if it is lost, and the order does not bring one."""
+    kept: Any = context.state.config_records.get(KEPT)
+    if kept is None or (kept["run"], kept["phase"]) != (run, order.phase):
+        return order.begins
+    tensors = load(kept["data"])
+    host.answer(Request(WorkerPhase(order.phase, algorithm, within(tensors, "local")), None))
+    host.executor.waiting = kept["waiting"]
+    host.executor.new = [_made(within(tensors, f"new{i}")) for i in range(kept["parts"])]
+    return True
+
+
+def _keep(host: Host, context: Context, run: str) -> None:
+    """Keep the state for the next message."""
+    executor = host.executor
+    tensors = prefixed("local", executor.local)
+    for i, made in enumerate(executor.new):
+        tensors |= prefixed(f"new{i}", {"slots": made.slots, "at": made.at} | prefixed("state", made.states))
+    data = save({name: value.clone().contiguous() for name, value in tensors.items()})
+    context.state[KEPT] = ConfigRecord(
+        {"run": run, "phase": host.phase, "waiting": executor.waiting, "parts": len(executor.new), "data": data}
+    )
+
+
+def _made(tensors: dict[str, Tensor]) -> Made:
+    return Made(tensors["slots"], tensors["at"], within(tensors, "state"))

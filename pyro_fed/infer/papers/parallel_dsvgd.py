@@ -1,0 +1,147 @@
+"""Parallel-DSVGD as published (Kassab & Simeone, Appendix A.5, Algorithm 5): several clients a round.
+
+Every scheduled client does what it does in DSVGD, from the same particles φ^(i-1), but sends its local
+particles. The server distils them by L_s steps of SVGD towards
+
+    ∇ log q^(i)(φ) = ∇ log p_0(φ) + Σ_k ∇ log t_k^(i)(φ)                                        (28), (29)
+
+with t_k the KDE of client k's last local particles, and 1 before its first turn.
+
+Letters: φ `particles`, θ_k `sites` (K, N, D), L_s `server_steps`; the others as in `papers.dsvgd`.
+
+The limits are those of `papers.dsvgd`, and one more: a KDE in place of each of K sites has the bandwidth's
+variance in place of the site's own, so q^(i) is too narrow where many clients with little data each have wide
+sites.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_fed.algorithm.contract import Noise, Start
+from pyro_fed.algorithm.schedule import Schedule, UniformRandom
+from pyro_fed.algorithm.states import State
+from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
+from pyro_fed.conventions.setting_checks import check_at_least, check_between
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import ClientData
+from pyro_fed.density.scores import prior_scores
+from pyro_fed.infer.papers.dsvgd import PaperDSVGD
+from pyro_fed.ops.kde import kde_score
+
+
+@explains_unknown
+@dataclass(frozen=True, kw_only=True)
+class PaperParallelDSVGD(PaperDSVGD):
+    """Parallel-DSVGD as published: several clients a round send their sites, which the server distils.
+
+    Args:
+        num_particles: N.
+        local_steps: L, SVGD steps of a client on its tilted target.
+        step_size: learning rate of AdaGrad at the beginning, in the units of the unconstrained scale.
+        momentum: weight of the past in AdaGrad's running mean of squares, in [0, 1).
+        fudge: added to the root of that mean.
+        batch_size: rows a step, weighted to all of the client's; None takes all.
+        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
+        kernel: of the SVGD direction, of `pyro_fed.ops`; the default is RBF with the median heuristic.
+        decay: power of the step's decay, rate (1 + t / decay_offset)^-decay, in [0, 1]; 0 keeps it
+            constant, as the paper does.
+        decay_offset: steps after which the step has fallen to 2^-decay; only with a `decay`.
+        entropy: refused: the server moves particles towards what it makes of several clients; use the forms in turn.
+        kde_bandwidth: λ, standard deviation of the KDE's Gaussian kernel.
+        kde_floor: constant under the KDE, in units of a kernel's peak; 0 is the paper's.
+        draws: what the result has: "particles", or draws of the KDE q around them, whose average is the predictive of
+            Eq. (22) to (24).
+        distill_steps: L', SVGD steps that distil the site.
+        server_steps: L_s, SVGD steps at the server.
+        share: of the clients that work in a round by default, at random; at least one client does.
+
+    Raises:
+        SettingError: a setting out of its range, unknown, or without effect beside the others.
+
+    References:
+        Kassab & Simeone, Appendix A.5, Algorithm 5, Eq. (28)-(29).
+
+    Example:
+        >>> idata = pf.run(pf.PaperParallelDSVGD(share=0.5), fed)
+    """
+
+    server_steps: int = 200
+    share: float = 0.2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least(self, 1, "server_steps")
+        refuse_unused(self, "the server's particles move towards several clients' sites at once", "entropy")
+        check_between(self, "share", 0, 1)
+
+    def init(
+        self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
+    ) -> tuple[State, State]:
+        """As DSVGD; the server remembers every client's site."""
+        shared, local = super().init(problem, num_clients, generator, start)
+        shared |= {"sites": local["site"].clone(), "visited": local["visited"].clone()}
+        return shared, local | {"client": torch.arange(num_clients)}
+
+    def default_schedule(self) -> Schedule:
+        """A share of the clients, at random (Fig. 15)."""
+        return _Share(self.share)
+
+    def download(self, shared: State, clients: Tensor) -> State:
+        """The particles, and whether they are still draws of the prior."""
+        return super().download({name: shared[name] for name in ("particles", "is_prior")}, clients)
+
+    def local_step(
+        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
+    ) -> tuple[State, State, State]:
+        """DSVGD's turn; the message is the new site."""
+        site = {name: local[name] for name in ("site", "visited")}
+        _, kept, figures = super().local_step(problem, shared, site, data, noise)
+        return {"site": kept["site"], "client": local["client"]}, kept | {"client": local["client"]}, figures
+
+    def combine(self, shared: State, messages: State, weights: Tensor) -> State:
+        """Put the new sites in the places of the old ones."""
+        sites, visited = shared["sites"].clone(), shared["visited"].clone()
+        sites[messages["client"]] = messages["site"]
+        visited[messages["client"]] = True
+        return {
+            **shared,
+            "sites": sites,
+            "visited": visited,
+            "is_prior": torch.zeros_like(shared["is_prior"]),
+        }
+
+    def refine(self, problem: Problem, shared: State) -> State:
+        """L_s steps of SVGD towards the prior times all sites, Eq. (29)."""
+        particles = shared["particles"][None]
+        carry = (particles, self.start_optimiser(particles))
+        const = (shared["sites"][None], shared["visited"][None])
+        (particles, _), _ = problem.scan(self._server_step, carry, const, (), self.server_steps)
+        return {**shared, "particles": particles[0]}
+
+    def _server_step(self, problem: Problem, carry: Any, const: Any, _: Any) -> tuple[Any, tuple[()]]:
+        particles, optimiser = carry
+        sites, visited = const
+        scores = kde_score(particles, sites, self.kde_bandwidth, self.kde_floor)
+        likelihood = torch.where(visited[:, None, None], scores, 0.0).sum(0)
+        return self.move(particles, prior_scores(problem, particles) + likelihood, optimiser), ()
+
+
+@dataclass(frozen=True)
+class _Share(Schedule):
+    """A share of the clients, uniformly at random."""
+
+    share: float
+
+    def select(self, round: int, num_clients: int, rng: Any) -> list[int]:
+        """At least one client."""
+        return UniformRandom(max(1, round_half_up(self.share * num_clients))).select(round, num_clients, rng)
+
+
+def round_half_up(value: float) -> int:
+    """The nearest whole number."""
+    return int(value + 0.5)

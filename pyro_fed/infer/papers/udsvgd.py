@@ -1,0 +1,114 @@
+"""Unconstrained distributed SVGD (Kassab & Simeone, Algorithm 4): sites from all particles ever exchanged.
+
+    t_k^(i)(θ) = Π_j q^(j)(θ) / q^(j-1)(θ)    over the rounds j at which client k worked                (10)
+    ∇ log t_k^(i) = Σ_j [∇ log q^(j) - ∇ log q^(j-1)]                                                   (15)
+
+with KDEs q^(j) and q^(0) = p_0, the prior itself. The client keeps what it received and what it sent at each
+of its turns; nothing is distilled, and its memory grows with the number of turns.
+
+Letters: q^(j) `after`, q^(j-1) `before`, `turns` the number of slots in use; the others as in `dsvgd`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pyro_fed.algorithm.contract import Noise, Start
+from pyro_fed.algorithm.states import State
+from pyro_fed.conventions.nested_settings import explains_unknown
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import ClientData
+from pyro_fed.density.scores import prior_scores
+from pyro_fed.infer.papers.dsvgd import SiteParticles
+from pyro_fed.ops.kde import buffer_score_ratio, kde_score
+
+
+@explains_unknown
+@dataclass(frozen=True, kw_only=True)
+class UDSVGD(SiteParticles):
+    """Unconstrained DSVGD as published: sites from all particles that a client has ever exchanged.
+
+    The buffer doubles when it is full, so that a compiled step is compiled anew a few times only.
+
+    Args:
+        num_particles: N.
+        local_steps: L, SVGD steps of a client's turn, one turn a round.
+        step_size: learning rate of AdaGrad at the beginning, in the units of the unconstrained scale.
+        momentum: weight of the past in AdaGrad's running mean of squares, in [0, 1).
+        fudge: added to the root of that mean.
+        batch_size: rows a step, weighted to all of the client's; None takes all.
+        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
+        kernel: of the SVGD direction, of `pyro_fed.ops`; the default is RBF with the median heuristic.
+        decay: power of the step's decay, rate (1 + t / decay_offset)^-decay, in [0, 1]; 0 keeps it
+            constant, as the paper does.
+        decay_offset: steps after which the step has fallen to 2^-decay; only with a `decay`.
+        entropy: keep by how much each turn changes the particles' entropy, exactly (figure `entropy_gain`, nats); costs
+            D passes over the kernel a step.
+        kde_bandwidth: λ, standard deviation of the KDE's Gaussian kernel.
+        kde_floor: constant under the KDE, in units of a kernel's peak; 0 is the paper's.
+        draws: what the result has: "particles", or draws of the KDE q around them, whose average is the predictive of
+            Eq. (22) to (24).
+
+    Raises:
+        SettingError: a setting out of its range, unknown, or without effect beside the others.
+
+    References:
+        Kassab & Simeone, Appendix A.1, Algorithm 4, Eq. (9)-(15); settings from Table 3.
+
+    Example:
+        >>> idata = pf.run(pf.UDSVGD(num_particles=100, batch_size=10), fed)
+    """
+
+    def init(
+        self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
+    ) -> tuple[State, State]:
+        """Empty buffers with room for one turn."""
+        shared = self.start_shared(problem, generator)
+        particles = shared["particles"]
+        room = particles.new_zeros(num_clients, 1, *particles.shape)
+        turns = torch.zeros(num_clients, dtype=torch.int64, device=particles.device)
+        return shared, {
+            "before": room,
+            "after": room.clone(),
+            "turns": turns,
+            "from_prior": torch.zeros_like(turns, dtype=torch.bool),
+        }
+
+    def site_score(self, problem: Problem, particles: Tensor, site: State) -> Tensor:
+        """Eq. (15). The first slot's `before` is the prior where the client worked in the very first round."""
+        used = torch.arange(len(site["before"]), device=particles.device) < site["turns"]
+        score = buffer_score_ratio(particles, site["after"], site["before"], used, self.kde_bandwidth, self.kde_floor)
+        swap = kde_score(particles, site["before"][0], self.kde_bandwidth, self.kde_floor) - prior_scores(
+            problem, particles
+        )
+        return score + torch.where(site["from_prior"], swap, torch.zeros_like(swap))
+
+    def local_step(
+        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
+    ) -> tuple[State, State, State]:
+        """Move the global particles and keep both ends of the move."""
+        particles, steps = self.move_global(problem, shared, local, data, noise)
+        return (
+            {"particles": particles},
+            _remember(local, shared, particles),
+            steps | self.figures(problem, shared, particles, data),
+        )
+
+
+def _remember(local: State, shared: State, particles: Tensor) -> State:
+    """The buffers with one more turn, (C, V, N, D), grown to twice their room where they are full."""
+    turns = local["turns"]
+    before, after = local["before"], local["after"]
+    if int(turns.max()) == before.shape[1]:
+        before = torch.cat([before, torch.zeros_like(before)], 1)
+        after = torch.cat([after, torch.zeros_like(after)], 1)
+    slot = (torch.arange(before.shape[1], device=turns.device) == turns[:, None])[..., None, None]
+    return {
+        "before": torch.where(slot, shared["particles"][:, None], before),
+        "after": torch.where(slot, particles[:, None], after),
+        "turns": turns + 1,
+        "from_prior": local["from_prior"] | shared["is_prior"],
+    }
