@@ -30,39 +30,27 @@ from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import resolve
-from pyro_fed.density.derivatives.moments import Moments
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.ep import ascent, findings, step_control, tilted
+from pyro_fed.infer.ep import ascent, findings, prior_site, step_control, tilted
 from pyro_fed.infer.ep.contributions import EPContributions, without_value
 from pyro_fed.infer.ep.states import CHANGE, Server, first_server
 from pyro_fed.infer.ep.step_control import NewtonSteps, StepControl
 from pyro_fed.infer.ep.steps import Backtracked, StepRule
 from pyro_fed.infer.ep.tilted import Newton, Numerics, Received, Tilted, TiltedInference
-from pyro_fed.infer.guides.automatic import covariance_of, is_hand_written
+from pyro_fed.infer.guides.automatic import guided_covariance
 from pyro_fed.infer.sites.few_rows import of_some_rows
 from pyro_fed.infer.sites.gaussian_sites import (
-    FEWEST_POINTS,
     SpreadGaussian,
     as_state,
-    at_mean,
-    batched,
     flat_site,
     gaussian,
     joined,
     kept_where,
-    site_of,
-    spread_points,
-    unbatched,
 )
 from pyro_fed.infer.sites.prior_gaussian import fit_prior
 from pyro_fed.ops.gaussian import Gaussian
-
-#: Widths of Gaussians, in those of q, under which a Gaussian prior has the same site.
-NEAR_AND_FAR = (1.0, 100.0)
-#: Change of the prior's site, relative to it, that is single precision's rounding.
-ROUNDING = 1e-4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,21 +74,9 @@ class EP(SpreadGaussian, SiteKeeping):
         self._check_guide()
 
     def _check_guide(self) -> None:
-        """Take the covariance from an automatic guide."""
-        name = type(self).__name__
-        if self.guide is None:
-            return
-        if is_hand_written(self.guide):
-            raise SettingError(
-                f"{name}: a hand-written guide is federated by FedEP and PVI alone; use FedEP(guide=...), or an "
-                "automatic guide such as AutoMultivariateNormal"
-            )
-        covariance = covariance_of(self, self.guide)
-        if self.covariance not in ("auto", covariance):
-            raise SettingError(
-                f"{name}: covariance={self.covariance!r} is not that of the guide, {covariance!r}: give one of the two"
-            )
-        object.__setattr__(self, "covariance", covariance)
+        """Take the covariance from an automatic guide; other guides are refused."""
+        if self.guide is not None:
+            object.__setattr__(self, "covariance", guided_covariance(self, self.guide, self.covariance))
 
     # What a public algorithm may say otherwise: the solver, the step rule, and two of the equations.
 
@@ -191,7 +167,7 @@ class EP(SpreadGaussian, SiteKeeping):
         """
         num_clients = len(sites.eta)
         server = first_server(q, prior, num_clients, self.step_rule(num_clients).memory(q))
-        known = not self.climbs and self._prior_stays(problem, q, prior)  # E_q[log p_0] is a part of the bound
+        known = not self.climbs and prior_site.never_changes(self, problem, q, prior)  # a bound needs E_q[log p_0]
         return replace(server, prior_known=torch.tensor(known)).state(), self.client_state(sites)
 
     def client_state(self, sites: Gaussian) -> State:
@@ -203,28 +179,8 @@ class EP(SpreadGaussian, SiteKeeping):
         server = Server.of(shared)
         if bool(server.prior_known):
             return shared
-        q, most = batched(server.q), self.points(batched(server.q))
-        few = self.solver.few_prior_points and len(most) > FEWEST_POINTS
-        points = spread_points(q, FEWEST_POINTS) if few else most
-        moments, change = self._prior_change(problem, q, server.prior, points)
-        if few and not _unchanged(server.prior, change):  # the means of a Gaussian prior need no more
-            moments, change = self._prior_change(problem, q, server.prior, most)
-        return replace(server, prior_change=change, prior_value=moments.value[0]).state()
-
-    def _prior_stays(self, problem: Problem, q: Gaussian, prior: Gaussian) -> bool:
-        """Whether t_0 is the same near q and far from it, as a Gaussian prior's is: then no round asks for Δ_0."""
-        if not bool(q.is_proper()):
-            return False
-        for wide in NEAR_AND_FAR:
-            at = batched(at_mean(type(q)(q.precision / wide**2, q.eta), q.mean()))
-            if not _unchanged(prior, self._prior_change(problem, at, prior, spread_points(at, FEWEST_POINTS))[1]):
-                return False
-        return True
-
-    def _prior_change(self, problem: Problem, q: Gaussian, prior: Gaussian, points: Tensor) -> tuple[Moments, Gaussian]:
-        """Means of the log prior over points under q, and Δ_0 by an expected Newton step there."""
-        moments = self.derivatives().of_prior(problem, points)
-        return moments, unbatched(site_of(moments, q.mean())).quotient(prior)
+        change, value = prior_site.change_at(self, self.solver, problem, server)
+        return replace(server, prior_change=change, prior_value=value).state()
 
     def download(self, shared: State, clients: Tensor) -> State:
         """q alone."""
@@ -392,17 +348,3 @@ class EP(SpreadGaussian, SiteKeeping):
     def unsettled(self, record: Record, newton: bool, diagonal: bool) -> list[Finding]:
         """Whether q still moved in the last round."""
         return findings.still_moving(record, newton=newton, diagonal=diagonal)
-
-
-def _unchanged(prior: Gaussian, change: Gaussian) -> bool:
-    """Whether the prior's site is where it was, as a Gaussian prior's is at any q, up to rounding.
-
-    Args:
-        prior: t_0.
-        change: Δ_0, as few points show it.
-    """
-    own = prior.precision.diagonal() if prior.dense else prior.precision
-    root = own.abs().sqrt()
-    most = ROUNDING * (root.unsqueeze(-1) * root if prior.dense else own.abs())
-    still = change.eta.abs() <= ROUNDING * (prior.eta.abs() + root)  # not a number is not less
-    return bool(still.all() and (change.precision.abs() <= most).all())

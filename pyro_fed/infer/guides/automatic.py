@@ -29,6 +29,31 @@ def is_hand_written(guide: Any) -> bool:
     return callable(guide) and not issubclass(kind, autoguide.AutoGuide)
 
 
+def guided_covariance(owner: Any, guide: Any, covariance: str) -> Literal["diag", "full"]:
+    """The covariance that an automatic guide says, in place of an open setting.
+
+    Args:
+        owner: the algorithm, for messages.
+        guide: class or instance.
+        covariance: the setting, "auto" where it is open.
+
+    Raises:
+        SettingError: the guide is hand-written, has no Gaussian family, or not that of the setting.
+    """
+    name = type(owner).__name__
+    if is_hand_written(guide):
+        raise SettingError(
+            f"{name}: a hand-written guide is federated by FedEP and PVI alone; use FedEP(guide=...), or an automatic "
+            "guide such as AutoMultivariateNormal"
+        )
+    family = covariance_of(owner, guide)
+    if covariance not in ("auto", family):
+        raise SettingError(
+            f"{name}: covariance={covariance!r} is not that of the guide, {family!r}: give one of the two"
+        )
+    return family
+
+
 def covariance_of(owner: Any, guide: Any) -> Literal["diag", "full"]:
     """The Gaussian family of an automatic guide, given as class or instance.
 

@@ -1,0 +1,92 @@
+"""The prior's own site t_0 at the server, which takes part by the same equations as the clients'.
+
+    Λ_0 ← E_q[-∇² log p_0],   η_0 ← E_q[∇ log p_0] + Λ_0 m          an expected Newton step at q
+    Δ_0 = (the site of this step) / t_0
+
+A prior that is Gaussian on the unconstrained scale has one site at every q: then no round asks for Δ_0.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from pyro_fed.density.derivatives.moments import Moments
+from pyro_fed.density.problem import Problem
+from pyro_fed.infer.ep.states import Server
+from pyro_fed.infer.ep.tilted import TiltedInference
+from pyro_fed.infer.sites.gaussian_sites import (
+    FEWEST_POINTS,
+    SpreadGaussian,
+    at_mean,
+    batched,
+    site_of,
+    spread_points,
+    unbatched,
+)
+from pyro_fed.ops.gaussian import Gaussian
+
+#: Widths of Gaussians, in those of q, under which a Gaussian prior has the same site.
+NEAR_AND_FAR = (1.0, 100.0)
+#: Change of the prior's site, relative to it, that is single precision's rounding.
+ROUNDING = 1e-4
+
+
+def change_at(
+    algorithm: SpreadGaussian, solver: TiltedInference, problem: Problem, server: Server
+) -> tuple[Gaussian, Tensor]:
+    """Δ_0 at the server's q, and E_q[log p_0], ().
+
+    Args:
+        algorithm: its points and derivatives are used.
+        solver: the clients' inference, which says whether a few points are tried first.
+        problem: the model's densities.
+        server: q and t_0.
+    """
+    q, most = batched(server.q), algorithm.points(batched(server.q))
+    few = solver.few_prior_points and len(most) > FEWEST_POINTS
+    points = spread_points(q, FEWEST_POINTS) if few else most
+    moments, change = _newton_step(algorithm, problem, q, server.prior, points)
+    if few and not _is_rounding(server.prior, change):  # a Gaussian prior needs no more
+        moments, change = _newton_step(algorithm, problem, q, server.prior, most)
+    return change, moments.value[0]
+
+
+def never_changes(algorithm: SpreadGaussian, problem: Problem, q: Gaussian, prior: Gaussian) -> bool:
+    """Whether t_0 is the same near q and far from it.
+
+    Args:
+        algorithm: its derivatives are used.
+        problem: the model's densities.
+        q: where the run begins.
+        prior: t_0.
+    """
+    if not bool(q.is_proper()):
+        return False
+    for wide in NEAR_AND_FAR:
+        at = batched(at_mean(type(q)(q.precision / wide**2, q.eta), q.mean()))
+        change = _newton_step(algorithm, problem, at, prior, spread_points(at, FEWEST_POINTS))[1]
+        if not _is_rounding(prior, change):
+            return False
+    return True
+
+
+def _newton_step(
+    algorithm: SpreadGaussian, problem: Problem, q: Gaussian, prior: Gaussian, points: Tensor
+) -> tuple[Moments, Gaussian]:
+    """Means of the log prior over points (S, 1, D) under q, and Δ_0."""
+    moments = algorithm.derivatives().of_prior(problem, points)
+    return moments, unbatched(site_of(moments, q.mean())).quotient(prior)
+
+
+def _is_rounding(prior: Gaussian, change: Gaussian) -> bool:
+    """Whether a change is zero up to rounding.
+
+    Args:
+        prior: t_0.
+        change: Δ_0, as few points show it.
+    """
+    own = prior.precision.diagonal() if prior.dense else prior.precision
+    root = own.abs().sqrt()
+    most = ROUNDING * (root.unsqueeze(-1) * root if prior.dense else own.abs())
+    still = change.eta.abs() <= ROUNDING * (prior.eta.abs() + root)  # not a number is not less
+    return bool(still.all() and (change.precision.abs() <= most).all())
