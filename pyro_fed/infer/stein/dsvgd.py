@@ -22,9 +22,9 @@ every particle. So the fixed point is that of SVGD on the pooled data, whatever 
 came last. (With surrogates alone it depends on the last client. The argument is that of SAGA.) The surrogates only
 decide how fast particles get there, and how many local steps are safe.
 
-**Many rows.** A likelihood is then nearly its surrogate. If a client's residuals hardly vary over the particles
-(`STRAIGHT`), it uses its own site, too, during the steps (`_steps_by_sites`). Its residuals are exact before and after
-these: the fixed point is the same, and a turn takes two scores of its rows in place of L + 2.
+**Likelihoods that are nearly their surrogates**, as of many rows or of linear models. If a client's residuals hardly
+vary over the particles (`STRAIGHT`), it uses its own site, too, during the steps (`_steps_by_sites`). Its residuals are
+exact before and after these: the fixed point is the same, and a turn takes two scores of its rows in place of L + 2.
 
 **Kernel, start and steps.** The kernel `Balanced` keeps two moments and the marginals right. Particles start as
 standardised points of the Gaussian of `survey`, or, where it finds several modes or mass elsewhere, at these. The step
@@ -70,7 +70,6 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, ClientData, batch_of, with_batches
 from pyro_fed.density.scores import clients_likelihood_scores
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.sites.nodes import MANY
 from pyro_fed.infer.sites.whitening import Coordinates
 from pyro_fed.infer.stein.at_rest import EndOfRun, stein_figures
 from pyro_fed.infer.stein.corrected_sites import Received, Site, TiltedTarget, scores_by_sites
@@ -88,8 +87,7 @@ from pyro_fed.ops.step_sizes import AdaGradState
 
 #: Let a client have the share s of all rows. If its residuals vary over the particles by less than `STRAIGHT` s in any
 #: coordinate, its site with the particles' own residuals can replace its rows during a turn: over a whole SD the error
-#: is at most this share of the posterior's score at one SD, and the next turn removes it. This is tried where there are
-#: `MANY` rows for each parameter.
+#: is at most this share of the posterior's score at one SD, and the next turn removes it.
 STRAIGHT = 0.1
 #: One kernel object for all defaults, so that equal settings are equal.
 BALANCED = Balanced()
@@ -315,11 +313,11 @@ class DSVGD(ParticleAlgorithm, Indicators, Bounding, Moving, Provisional):
         return -(-self.local_steps // SHORTER) if near else self.local_steps
 
     def _straight(self, problem: Problem, received: Received, site: Site, data: ClientData) -> bool:
-        """Whether rows are so many that the client's site stands for them while the particles move, see `STRAIGHT`.
+        """Whether the client's site stands for its rows while the particles move, see `STRAIGHT`.
 
         One client has a turn, so that none decides for another.
         """
-        if self.batch_size is not None or bool(received.apart.any()) or problem.num_rows < MANY * problem.dim:
+        if self.batch_size is not None or bool(received.apart.any()):
             return False
         varies = site.residual.std(-2).amax(-1)
         return bool((varies <= STRAIGHT * data.num_rows / problem.num_rows).all())
