@@ -27,14 +27,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from pyro_fed.algorithm.contract import Algorithm, Start, started
 from pyro_fed.algorithm.schedule import Schedule
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_positive
 from pyro_fed.density.problem import Problem
+from pyro_fed.infer.langevin.client_state import ClientState
 from pyro_fed.infer.langevin.curvature import SHORTENED
-from pyro_fed.infer.langevin.langevin import STEP_GIVEN, one_client
+from pyro_fed.infer.langevin.gradients import Score, with_conducive_gradient
+from pyro_fed.infer.langevin.langevin import STEP_GIVEN
 from pyro_fed.infer.langevin.replayed_visits import ReplayedVisits
+from pyro_fed.infer.langevin.start import Beginning, with_conducive
+from pyro_fed.infer.langevin.visiting import one_client
 from pyro_fed.infer.surrogates.mismatch import Mismatch
 from pyro_fed.infer.surrogates.surrogates import Given
 from pyro_fed.ops.langevin import STABLE
@@ -116,14 +122,17 @@ class FSGLD(ReplayedVisits):
             refuse_unused(self, STEP_GIVEN, "visit_error")
 
     @property
-    def conducive_weight(self) -> float:
-        """α of Eq. (7), as set."""
-        return self.alpha
+    def needs_surrogates(self) -> bool:
+        """The conducive gradient is made of them."""
+        return True
 
-    @property
-    def bound(self) -> float | None:
-        """Where the conducive gradient stops growing, as set by `trust`."""
-        return self.trust
+    def equip(self, clients: ClientState, begin: Beginning, share: Tensor) -> ClientState:
+        """With α g_s of each client, Eq. (6)."""
+        return with_conducive(super().equip(clients, begin, share), begin, share, self.alpha, self.trust)
+
+    def build_gradient(self, client: ClientState, anchor: Tensor | None = None) -> Score:
+        """v_s + α g_s, Eq. (7)."""
+        return with_conducive_gradient(super().build_gradient(client, anchor), client.conducive)
 
     def default_schedule(self) -> Schedule:
         """One client a chain: in random sweeps, or drawn with probabilities f_s."""

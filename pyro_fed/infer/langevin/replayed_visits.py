@@ -15,9 +15,11 @@ from torch import Tensor
 
 from pyro_fed.algorithm.capabilities import Bounding, Held, Moving, Sent
 from pyro_fed.algorithm.combination import Bounded
+from pyro_fed.algorithm.contract import Start
 from pyro_fed.algorithm.states import State
-from pyro_fed.infer.langevin.held_visits import departures, held_visits, visit_noise
-from pyro_fed.infer.langevin.langevin import VisitingLangevin
+from pyro_fed.density.problem import Problem
+from pyro_fed.infer.langevin.held_visits import departures, held_visits, reference, visit_noise
+from pyro_fed.infer.langevin.visiting import VisitingLangevin
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +27,24 @@ class ReplayedVisits(VisitingLangevin, Bounding, Moving):
     """Visits beside the same visits to the surrogates. Arguments are those of `VisitingLangevin`."""
 
     replays: ClassVar[frozenset[str]] = frozenset({"normal"})
+
+    def init(
+        self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
+    ) -> tuple[State, State]:
+        """As `Langevin` has it, and what visits are compared with: the surrogates' Gaussian, the cohort's errors."""
+        shared, local = super().init(problem, num_clients, generator, start)
+        if self.cannot_bound():
+            return shared, local
+        mismatch = None if start is None else start.shared.get("mismatch")
+        return shared | reference(local["anchor"][0], local["factor"][0], mismatch), local
+
+    def incomparable(self) -> str:
+        """Why a visit cannot be compared with one to the surrogates, and the cure; "" where it can."""
+        if self.surrogates is None or not self.precondition:
+            return "visits are compared with those to surrogates: give surrogates, and leave precondition=True"
+        if self.batch_size is not None and not self.control_variate:
+            return "the noise of minibatches cannot be told from a lie: batch_size=None, or control_variate=True"
+        return ""
 
     def visit_weights(self, shared: State, clients: Tensor) -> Tensor:
         """p_c, the part of its chain that a visit has, (C,): all of it.
@@ -79,4 +99,8 @@ class ReplayedVisits(VisitingLangevin, Bounding, Moving):
             noise = visit_noise(sent.seed, sent.round, sent.clients, shape, dtype)
         else:
             noise = sent.noise["normal"].transpose(0, 1)
-        return self._steps(shared["steps"], shared["step_size"]), noise * weight.rsqrt().reshape(-1, 1, 1), weight
+        return (
+            self.step_sizes.of_visit(shared["steps"], shared["step_size"]),
+            noise * weight.rsqrt().reshape(-1, 1, 1),
+            weight,
+        )

@@ -59,8 +59,8 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
 from pyro_fed.density.scores import likelihood_scores, prior_scores
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.langevin.chain_store import append, start_chains, thinned
-from pyro_fed.infer.langevin.langevin import fewest_effective, r_hat_limit
+from pyro_fed.infer.langevin.chain_diagnostics import enough, fewest_effective, r_hat_limit
+from pyro_fed.infer.langevin.chain_store import ChainStore, Draws
 
 if TYPE_CHECKING:
     from pyro_fed.algorithm.privacy import Private
@@ -178,7 +178,7 @@ class SummedLangevin(Algorithm, NoiseWithin, ServerWork, Advice):
             )
         position = problem.init(self.num_chains, generator)
         step = 4 / noise**2 if self.step_size is None else self.step_size
-        return start_chains(position) | {
+        return ChainStore.begin(position).state() | {
             "prior_score": torch.zeros_like(position),
             "step_size": torch.tensor(step, dtype=torch.float64),
             "num_clients": torch.tensor(num_clients),
@@ -232,8 +232,8 @@ class SummedLangevin(Algorithm, NoiseWithin, ServerWork, Advice):
         if int(steps) <= self.burn_in:
             return after
         one = position.new_ones(len(position), 1)
-        columns = {"gradient_norm": drift.norm(dim=-1, keepdim=True), "step_size": h * one, "client": -one}
-        return append(after, {"draws": position[:, None], **columns}, self.target_ess)
+        draws = Draws(position[:, None], -one, drift.norm(dim=-1, keepdim=True), h * one)
+        return after | ChainStore.of(after).append(draws, self.target_ess).state()
 
     def _normal(self, shared: State) -> Tensor:
         """ξ, of the positions' shape."""
@@ -245,7 +245,7 @@ class SummedLangevin(Algorithm, NoiseWithin, ServerWork, Advice):
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """R-hat and ESS as they were last found, draws kept, and by what factor long steps widen the draws."""
-        figures = {name: float(after[name]) for name in ("r_hat", "ess", "kept")}
+        figures = ChainStore.of(after).figures()
         judged = int(after["judged"]) > int(before["judged"])
         return figures | {"widened": widening(after) if judged else math.nan}
 
@@ -254,13 +254,11 @@ class SummedLangevin(Algorithm, NoiseWithin, ServerWork, Advice):
         if self.released_noise or self.target_ess is None:
             return None
         last = figures[-1]
-        return last["ess"] >= self.target_ess and (
-            self.num_chains == 1 or last["r_hat"] <= r_hat_limit(self.num_chains)
-        )
+        return enough(self.num_chains, last["r_hat"], last["ess"], self.target_ess)
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
         """At most `num_draws` kept draws a chain, evenly spaced: (M, n, D)."""
-        return thinned(shared, "draws", num_draws)
+        return ChainStore.of(shared).sample(num_draws)
 
     def advice(self, problem: Problem, before: State) -> str:
         """The cure of a chain that left the finite numbers: a shorter step than it had."""
