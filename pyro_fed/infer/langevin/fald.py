@@ -6,7 +6,7 @@ the chosen set makes T steps from the server's θ,
 
     θ^c ← θ^c + h/2 score_c(θ^c) + sqrt(h / p_c) ξ^c,    ξ^c ~ N(0, I),    then    θ ← Σ_c p_c θ^c
 
-with p_c = f_c / Σ f over the chosen set, and score_c of `langevin.conducive`, whose f-weighted mean is the posterior's
+with p_c = f_c / Σ f over the chosen set, and score_c of `langevin.gradients`, whose f-weighted mean is the posterior's
 score. The averaged noise has variance Σ_c p_c² h / p_c = h: the average is Eq. (1) of FSGLD's paper, up to what the
 scores change while the clients are apart. Conducive gradients are the control variate: with surrogates equal to the
 likelihoods all clients have the same linear score, and the average is exact for every T.

@@ -9,6 +9,7 @@ A sampler is put together of
     the estimate v_s of the score     `gradients`: Eq. (4), a control variate, SAGA's table, conducive gradients (7)
     the step                          `integrator`: Eq. (1), its preconditioner, the midpoint rule
     the step sizes h_t                `step_sizes`, and `curvature` for the longest stable one
+    T steps of a visit                `visits`
     the chains at the server          `travelling`, with `chain_store`
     where they begin                  `start`: the surrogates' Gaussian, its mode θ* and a root A of its covariance
 
@@ -37,7 +38,6 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,18 +50,19 @@ from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import refuse_unused
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData, Minibatch, with_batches
+from pyro_fed.density.rows.batches import Batch, ClientData, Minibatch
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.langevin import findings
 from pyro_fed.infer.langevin.chain_store import ChainStore
 from pyro_fed.infer.langevin.client_state import Arrival, ClientState, Visit
 from pyro_fed.infer.langevin.curvature import check_step, largest_curvature, longest_steps
-from pyro_fed.infer.langevin.gradients import Memory, MinibatchScore, Score
-from pyro_fed.infer.langevin.integrator import Client, Integrator, LangevinState, StepInput, Trace
-from pyro_fed.infer.langevin.minibatches import no_picks, picked
+from pyro_fed.infer.langevin.gradients import MinibatchScore, Score
+from pyro_fed.infer.langevin.integrator import Integrator
+from pyro_fed.infer.langevin.minibatches import no_picks
 from pyro_fed.infer.langevin.start import Beginning, at_prior, at_surrogates, new_clients
 from pyro_fed.infer.langevin.step_sizes import StepSizes
 from pyro_fed.infer.langevin.travelling import TravellingChains
+from pyro_fed.infer.langevin.visits import Visits
 from pyro_fed.infer.surrogates.phase import Surrogates, check_surrogates, surrogate_phase
 from pyro_fed.infer.surrogates.surrogates import shares
 
@@ -225,7 +226,7 @@ class Langevin(TravellingChains, Advice, Tempered):
         arrival = Arrival.of(shared)
         client, news = self.introduced(problem, arrival, ClientState.of(local), data)
         score = self.score_of_visit(problem, client, arrival.position, data)
-        _, visit, figures = self.walk(problem, arrival, client, score, data, noise)
+        _, visit, figures = self.visits(data).one_round(problem, arrival, client, score, data, noise)
         return visit.state(), news, figures
 
     def introduced(
@@ -260,44 +261,10 @@ class Langevin(TravellingChains, Advice, Tempered):
         """Whether every step takes all rows of these clients."""
         return self.batch_size is None or data.row_index.shape[-1] <= self.batch_size
 
-    def walk(
-        self,
-        problem: Problem,
-        arrival: Arrival,
-        client: ClientState,
-        score: Score,
-        data: ClientData,
-        noise: Noise,
-        memory: Memory = (),
-    ) -> tuple[LangevinState, Visit, State]:
-        """T steps of C chains by an estimate of the score: where they end, what is sent, and figures."""
-        steps = self.step_sizes.of_visit(arrival.steps, client.shortened(arrival.step_size))
-        rows, axes = with_batches(data, None if self.takes_all_rows(data) else self.batch_size)
-        minibatches = axes is not BATCHES
-        picks = picked(noise["position"], noise["weight"], data.num_rows, self.local_steps) if minibatches else ()
-        end, trace = problem.scan(
-            Integrator(self.midpoint).step,
-            LangevinState(arrival.position, memory),
-            Client(score, client.factor, rows),
-            StepInput(noise["normal"], steps, picks),
-            self.local_steps,
-            Client._make((0, 0, axes)),
-        )
-        sent = trace._replace(draw=trace.draw[self.stride - 1 :: self.stride])
-        return end, self._sent(arrival.client, end.position, sent, steps), {"gradient_norm": trace.norm.mean(0)}
-
-    def _sent(self, client: Tensor, position: Tensor, trace: Trace, steps: Tensor) -> Visit:
-        """What visits send.
-
-        Args:
-            client: the clients' numbers, (C,), or of several rounds (R, C), and so on.
-            position: where the chains end, (C, D).
-            trace: of every `stride`-th step (T / stride, C, D), and the norms of all (T, C).
-            steps: h, (T, C).
-        """
-        each = slice(self.stride - 1, None, self.stride)
-        norms, steps = (value[each].movedim(0, -1) for value in (trace.norm, steps))
-        return Visit(position, client, trace.draw.movedim(0, -2), norms, steps)
+    def visits(self, data: ClientData) -> Visits:
+        """T steps of chains at these clients."""
+        size = None if self.takes_all_rows(data) else self.batch_size
+        return Visits(Integrator(self.midpoint), self.step_sizes, self.stride, size)
 
     # -- several rounds at once -----------------------------------------------------------------------------
     def rounds_ahead(self, shared: State) -> int:
@@ -332,36 +299,9 @@ class Langevin(TravellingChains, Advice, Tempered):
         arrival, client = Arrival.of(received), ClientState.of(local)
         if not bool(client.ready.all()):
             return None
-        rounds, length = len(at), self.local_steps
-
-        def in_turn(value: Tensor) -> Tensor:
-            """(T, R C, ...) as (R T, C, ...)."""
-            by_round: Tensor = value.unflatten(1, at.shape).transpose(0, 1)
-            return by_round.flatten(0, 1)
-
-        done = arrival.steps + length * torch.arange(rounds, device=at.device).unsqueeze(1)
-        step_size = arrival.step_size.expand(at.shape)
-        steps = self.step_sizes.of_visit(done, client.shortened(step_size, at))
-        rows, axes = with_batches(data, None if self.takes_all_rows(data) else self.batch_size)
-        picks: Any = ()
-        if axes is not BATCHES:
-            picks = picked(noise["position"], noise["weight"], data.num_rows[at.flatten()], length)
-            picks = Minibatch(*(in_turn(part) for part in picks))
         score = self.score_of_visit(problem, client, arrival.position, data)
-        ends, trace = problem.scans(
-            Integrator(self.midpoint).step,
-            LangevinState(arrival.position),
-            Client(score, client.factor, rows),
-            StepInput(in_turn(noise["normal"]), in_turn(steps.flatten(1)), picks),
-            at,
-            Client._make((0, 0, axes)),
-            (self.stride, 1),
-        )
-        began = torch.cat([arrival.position.unsqueeze(0), ends.position[:-1]])
-        trace = Trace(*(value.unflatten(0, (rounds, -1)).transpose(0, 1) for value in trace))
-        visits = self._sent(clients, ends.position, trace, steps)
-        told = {"position": began, "client": clients, "steps": done, "step_size": step_size}
-        return LocalRounds(told, visits.state(), {"gradient_norm": trace.norm.mean(0)})
+        visits = self.visits(data)
+        return visits.several_rounds(problem, arrival, client, score, data, noise, clients, at)
 
     # -- what speaks against the draws ----------------------------------------------------------------------
     def advice(self, problem: Problem, before: State) -> str:

@@ -115,7 +115,7 @@ class SAGALD(Langevin, Pooled):
         memory = _table(shared) if bool(client.ready.all()) else _begun(problem, arrival.position, data)
         client, news = self.introduced(problem, arrival, client, data)
         score = SagaScore(client.inverse_f)
-        end, visit, figures = self.walk(problem, arrival, client, score, data, noise, memory)
+        end, visit, figures = self.visits(data).one_round(problem, arrival, client, score, data, noise, memory)
         return visit.state() | end.memory._asdict(), news, figures
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
