@@ -1,4 +1,4 @@
-"""What a client of a Langevin sampler keeps between visits, and what it sends."""
+"""What a client of a Langevin sampler keeps between visits, what it receives, and what it sends."""
 
 from __future__ import annotations
 
@@ -91,6 +91,10 @@ class Arrival(NamedTuple):
     def of(cls, received: State) -> Arrival:
         """From what was received."""
         return cls(*(received[name] for name in cls._fields))
+
+    def state(self) -> State:
+        """As it is sent."""
+        return self._asdict()
 
 
 class Visit(NamedTuple):

@@ -46,6 +46,7 @@ from pyro_fed.infer.langevin.client_state import ClientState, Visit
 from pyro_fed.infer.langevin.gradients import Score, with_conducive_gradient
 from pyro_fed.infer.langevin.langevin import STEP_GIVEN
 from pyro_fed.infer.langevin.replayed_visits import ReplayedVisits
+from pyro_fed.infer.langevin.server_state import ServerState
 from pyro_fed.infer.langevin.start import Beginning, with_conducive
 from pyro_fed.infer.surrogates.own_noise import OwnNoise, longest_parallel_visit, noise_time
 from pyro_fed.infer.surrogates.surrogates import Given
@@ -177,16 +178,12 @@ class FALD(ReplayedVisits):
 
     def download(self, shared: State, clients: Tensor) -> State:
         """Each chain's position to all clients that work for it, with their weights."""
-        number = len(clients) // self.num_chains
-        if number * self.num_chains != len(clients):
+        if len(clients) % self.num_chains:
             raise SettingError(
                 f"FALD: {len(clients)} clients cannot be shared out to {self.num_chains} chains: use a schedule that "
                 "names the same number in every call"
             )
-        weight = self.visit_weights(shared, clients)
-        every = {name: shared[name].expand(len(clients)) for name in ("steps", "step_size")}
-        position = shared["position"].repeat_interleave(number, 0)
-        return {"position": position, "client": clients, "weight": weight, **every}
+        return ServerState.of(shared).sent_to(clients).state() | {"weight": self.visit_weights(shared, clients)}
 
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
@@ -229,7 +226,7 @@ class FALD(ReplayedVisits):
         client = torch.full((len(weight), self.num_chains), -1, device=weight.device)
         position, draws = averaged(visits.position), averaged(visits.draws)
         chains = Visit(position, client, draws, averaged(visits.gradient_norm), averaged(visits.step_size))
-        return self.stored(shared, chains, self.adapted(shared, visits))
+        return self.stored(shared, chains, visits)
 
     def onward(self, received: State, messages: State, clients: Tensor) -> State:
         """The clients of a chain, which are the same ones, begin where those before them have ended on average."""

@@ -59,6 +59,7 @@ from pyro_fed.infer.langevin.curvature import check_step, largest_curvature, lon
 from pyro_fed.infer.langevin.gradients import MinibatchScore, Score
 from pyro_fed.infer.langevin.integrator import Integrator
 from pyro_fed.infer.langevin.minibatches import no_picks
+from pyro_fed.infer.langevin.server_state import ServerState
 from pyro_fed.infer.langevin.start import Beginning, at_prior, at_surrogates, new_clients
 from pyro_fed.infer.langevin.step_sizes import StepSizes
 from pyro_fed.infer.langevin.travelling import TravellingChains
@@ -153,22 +154,22 @@ class Langevin(TravellingChains, Advice, Tempered):
         half = self.default_rounds(num_clients) * self.local_steps // 2
         return max(burn_in, min(math.ceil(burn_in * times), half))
 
-    def adapted(self, shared: State, visits: Visit) -> State:
+    def adapted(self, server: ServerState, visits: Visit) -> ServerState:
         """A derived h as short as any client needed its steps, a burn-in longer by as much, and who has been visited.
 
         Args:
-            shared: the server's state.
+            server: its state.
             visits: of R rounds, (R, C, ...).
         """
-        if self.step_size is not None:
-            return {}
-        visited = shared["visited"] | torch.isin(torch.arange(len(shared["share"])), visits.client)
-        before = shared["steps"], shared["step_size"]
-        share = self.step_sizes.shortest_share(*before, self.stride, visits.step_size)
+        if server.visited is None:
+            return server
+        num_clients, done = len(server.share), server.chains.steps
+        visited = server.visited | torch.isin(torch.arange(num_clients), visits.client)
+        share = self.step_sizes.shortest_share(done, server.step_size, self.stride, visits.step_size)
         if share == 1:
-            return {"visited": visited}
-        burn_in = self.longer_burn_in(int(shared["burn_in"]), 1 / share, len(shared["share"]))
-        return {"visited": visited, "step_size": share * shared["step_size"], "burn_in": torch.tensor(burn_in)}
+            return server._replace(visited=visited)
+        burn_in = torch.tensor(self.longer_burn_in(int(server.burn_in), 1 / share, num_clients))
+        return server._replace(visited=visited, step_size=share * server.step_size, burn_in=burn_in)
 
     # -- start ----------------------------------------------------------------------------------------------
     def warm_start(self, problem: Problem) -> Algorithm | None:
@@ -188,15 +189,15 @@ class Langevin(TravellingChains, Advice, Tempered):
             begin = at_prior(problem, self.num_chains, generator)
         else:
             begin = at_surrogates(problem, self.surrogates, start, self.num_chains, self.precondition, generator)
-        clients, shared = self.equip(new_clients(begin, share), begin, share), ChainStore.begin(begin.position).state()
+        clients, visited = self.equip(new_clients(begin, share), begin, share), None
         step, burn_in = self.step_size, self.burn_in
         if step is None:
             step, full = self.derived_step(num_clients, start)
             burn_in = self.longer_burn_in(burn_in, full / step, num_clients)
             clients = clients._replace(longest_step=torch.full_like(share, torch.inf))
-            shared["visited"] = torch.zeros(num_clients, dtype=torch.bool)
-        steps = {"burn_in": torch.tensor(burn_in), "step_size": begin.position.new_tensor(step)}
-        return shared | steps | {"share": share}, clients.state()
+            visited = torch.zeros(num_clients, dtype=torch.bool)
+        chains, h = ChainStore.begin(begin.position), begin.position.new_tensor(step)
+        return ServerState(chains, torch.tensor(burn_in), h, share, visited).state(), clients.state()
 
     def equip(self, clients: ClientState, begin: Beginning, share: Tensor) -> ClientState:
         """The clients with what their estimate of the score needs.
@@ -269,9 +270,8 @@ class Langevin(TravellingChains, Advice, Tempered):
     # -- several rounds at once -----------------------------------------------------------------------------
     def rounds_ahead(self, shared: State) -> int:
         """As `TravellingChains` has it; one as long as clients are still to say how long a derived step may be."""
-        if self.step_size is None and not bool(shared["visited"].all()):
-            return 1
-        return super().rounds_ahead(shared)
+        visited = ServerState.of(shared).visited
+        return 1 if visited is not None and not bool(visited.all()) else super().rounds_ahead(shared)
 
     def draw_noises(self, problem: Problem, num_rows: Tensor, generators: Iterator[torch.Generator]) -> Noise | None:
         """What `draw_noise` draws for many visits, in one tensor, where clients take all of their rows."""

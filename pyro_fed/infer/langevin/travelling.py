@@ -26,6 +26,7 @@ from pyro_fed.errors import SettingError
 from pyro_fed.infer.langevin.chain_diagnostics import enough
 from pyro_fed.infer.langevin.chain_store import ChainStore
 from pyro_fed.infer.langevin.client_state import Visit
+from pyro_fed.infer.langevin.server_state import ServerState
 
 #: Numbers that the noise of rounds that are had at once may have: 40 MB in single precision, and several times that
 #: while visits are replayed.
@@ -88,8 +89,7 @@ class TravellingChains(Algorithm, Chains, Uninterrupted, DrawStats):
                 f"{type(self).__name__}: each of the {self.num_chains} chains visits one client a round, but the "
                 f"schedule named {len(clients)} in all: use a schedule of one client, such as schedule.Categorical()"
             )
-        every = {name: shared[name].expand(len(clients)) for name in ("steps", "step_size")}
-        return {"position": shared["position"], "client": clients, **every}
+        return ServerState.of(shared).sent_to(clients).state()
 
     def objections(self, received: State, messages: State) -> message_limits.Objections:
         """Ends that have grown far beyond where the chain was, or draws on the way there that have."""
@@ -119,31 +119,32 @@ class TravellingChains(Algorithm, Chains, Uninterrupted, DrawStats):
     def combine_rounds(self, shared: State, messages: State) -> list[State]:
         """Store the chains of R rounds, (R, C, ...)."""
         visits = Visit.of(messages)
-        return self.stored(shared, visits, self.adapted(shared, visits))
+        return self.stored(shared, visits, visits)
 
-    def stored(self, shared: State, chains: Visit, adapted: State) -> list[State]:
+    def stored(self, shared: State, chains: Visit, visits: Visit) -> list[State]:
         """The server's state after each of R rounds.
 
         Args:
             shared: the state before them.
-            chains: of M chains, (R, M, ...).
-            adapted: entries that the visits have changed besides.
+            chains: what is kept, of M chains, (R, M, ...).
+            visits: what came, of C visits, (R, C, ...).
         """
-        burn_in = int(shared["burn_in"])
-        stores = ChainStore.of(shared).store(chains, self.local_steps, burn_in, self.thin, self.target_ess)
-        return [shared | adapted | one.state() for one in stores]
+        server = ServerState.of(shared)
+        after, burn_in = self.adapted(server, visits), int(server.burn_in)
+        stores = server.chains.store(chains, self.local_steps, burn_in, self.thin, self.target_ess)
+        return [shared | after._replace(chains=one).state() for one in stores]
 
-    def adapted(self, shared: State, visits: Visit) -> State:
-        """Entries of the server's state that visits (R, C, ...) change besides the chains."""
-        return {}
+    def adapted(self, server: ServerState, visits: Visit) -> ServerState:
+        """The server's state with what visits (R, C, ...) change besides the chains: nothing."""
+        return server
 
     # -- several rounds at once -----------------------------------------------------------------------------
     def rounds_ahead(self, shared: State) -> int:
         """Rounds until the chains are judged, or as many as their noise has room for."""
-        chains = ChainStore.of(shared)
+        server = ServerState.of(shared)
+        chains, steps = server.chains, int(server.chains.steps)
         wanted = chains.next_look(self.target_ess) - int(chains.kept)
-        steps = int(chains.steps)
-        first = max(steps, int(shared["burn_in"])) // self.thin
+        first = max(steps, int(server.burn_in)) // self.thin
         ahead = -(-((first + wanted) * self.thin - steps) // self.local_steps)
         numbers = self.local_steps * self.visits_a_round(shared) * chains.position.shape[-1]
         return max(1, min(ahead, NOISE_AHEAD // numbers))

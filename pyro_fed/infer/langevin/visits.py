@@ -105,7 +105,7 @@ class Visits:
         )
         began = torch.cat([arrival.position.unsqueeze(0), ends.position[:-1]])
         trace = Trace(*(value.unflatten(0, (rounds, -1)).transpose(0, 1) for value in trace))
-        received = Arrival(began, clients, done, step_size)._asdict()
+        received = Arrival(began, clients, done, step_size).state()
         visits = self._sent(clients, ends.position, trace, steps)
         return LocalRounds(received, visits.state(), {"gradient_norm": trace.norm.mean(0)})
 
