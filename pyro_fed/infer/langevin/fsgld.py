@@ -8,6 +8,15 @@ p(x_s | θ) its expectation hardly depends on s, and a chain may stay at a clien
 surrogates g_s is linear: a client keeps its value at one point and one matrix, whatever the number of clients.
 They are sent once, before the first round (D + D² numbers, or 2 D for diagonal surrogates).
 
+Algorithm 1, and where it stands here:
+
+    the chains go to their clients              `TravellingChains.download`
+    Update: T steps of Eq. (5)                  `Langevin.local_step`; a step is `Integrator.step`
+        v_s(θ), Eq. (4)                         `MinibatchScore`, or `ControlVariateScore`
+        g_s(θ), Eq. (6)                         `Conducive.at`, made once by `conducive_gradients`
+        v_s(θ) + α g_s(θ), Eq. (7)              `ConduciveScore`, which `build_gradient` below asks for
+    Reassign_chain: samples are stored          `TravellingChains.combine`, `ChainStore.store`
+
 Letters: α `alpha`; all others, and the deviations, as in `langevin.langevin`. Eq. (7) of the paper leaves out the
 prior, which Algorithm 1 has; it is kept here.
 

@@ -2,11 +2,11 @@
 
 Source: el Mekkaoui et al., *Federated stochastic gradient Langevin dynamics*, Eq. (4)-(7), Algorithm 1.
 
-    MinibatchScore        d_s(θ) = ∇ log p(θ) + 1/f_s Σ_batch w_i ∇ log p(x_i | θ),    w_i = N_s/m         (4)
-    ControlVariateScore   d_s(θ) = ∇ log p(θ) + 1/f_s Σ_batch w_i [∇ log p(x_i | θ) - ∇ log p(x_i | θ*)]
+    MinibatchScore        v_s(θ) = ∇ log p(θ) + 1/f_s Σ_batch w_i ∇ log p(x_i | θ),    w_i = N_s/m         (4)
+    ControlVariateScore   v_s(θ) = ∇ log p(θ) + 1/f_s Σ_batch w_i [∇ log p(x_i | θ) - ∇ log p(x_i | θ*)]
                                               + 1/f_s Σ_all ∇ log p(x_i | θ*)
-    SagaScore             d_s(θ) = ∇ log p(θ) + 1/f_s Σ_batch w_i [∇ log p(x_i | θ) - g_i] + 1/f_s Σ_all g_i
-    ConduciveScore        d_s(θ) + α g_s(θ),    g_s(θ) = ∇ log q(θ) - 1/f_s ∇ log q_s(θ),   q = Π_s q_s     (6), (7)
+    SagaScore             v_s(θ) = ∇ log p(θ) + 1/f_s Σ_batch w_i [∇ log p(x_i | θ) - g_i] + 1/f_s Σ_all g_i
+    ConduciveScore        v_s(θ) + α g_s(θ),    g_s(θ) = ∇ log q(θ) - 1/f_s ∇ log q_s(θ),   q = Π_s q_s     (6), (7)
 
 The control variate is taken at one point θ* (Baker et al., 2019), or where the chain is when a visit begins, which is
 SVRG-LD (Dubey et al., 2016, Algorithm 2). SAGA-LD (Algorithm 1 there) keeps the gradient g_i that each row had when it
@@ -72,7 +72,7 @@ class MinibatchScore(NamedTuple):
     def estimate(
         self, problem: Problem, z: Tensor, batch: Batch, picks: Any = (), memory: Memory = ()
     ) -> tuple[Tensor, Memory]:
-        """d_s(θ), see `Score`."""
+        """v_s(θ), see `Score`."""
 
         def log_target(z: Tensor) -> Tensor:
             log_prior, pointwise = problem.log_parts(z, batch.rows)
@@ -97,7 +97,7 @@ class ControlVariateScore(NamedTuple):
     def estimate(
         self, problem: Problem, z: Tensor, batch: Batch, picks: Any = (), memory: Memory = ()
     ) -> tuple[Tensor, Memory]:
-        """d_s(θ), see `Score`."""
+        """v_s(θ), see `Score`."""
 
         def log_target(z: Tensor, prior_weight: Tensor) -> Tensor:
             log_prior, pointwise = problem.log_parts(z, batch.rows)
@@ -133,7 +133,7 @@ class SagaScore(NamedTuple):
     def estimate(
         self, problem: Problem, z: Tensor, batch: Batch, picks: Any = (), memory: Memory = ()
     ) -> tuple[Tensor, Memory]:
-        """d_s(θ), and the table with the rows' gradients at θ in the place of their old ones, see `Score`."""
+        """v_s(θ), and the table with the rows' gradients at θ in the place of their old ones, see `Score`."""
         # The table has each row once, at its power; the weight N/m that makes up for those not drawn comes after.
         once = Batch(batch.rows, batch.weight / picks.weight)
         change = row_scores(problem, z, once) - memory.table[picks.position]
@@ -186,10 +186,10 @@ class Conducive(NamedTuple):
 
 
 class ConduciveScore(NamedTuple):
-    """Eq. (7): an estimate d_s with the conducive gradient added.
+    """Eq. (7): an estimate v_s with the conducive gradient added.
 
     Attributes:
-        unbiased: d_s.
+        unbiased: v_s.
         conducive: α g_s.
     """
 
@@ -199,7 +199,7 @@ class ConduciveScore(NamedTuple):
     def estimate(
         self, problem: Problem, z: Tensor, batch: Batch, picks: Any = (), memory: Memory = ()
     ) -> tuple[Tensor, Memory]:
-        """d_s(θ) + α g_s(θ), see `Score`."""
+        """v_s(θ) + α g_s(θ), see `Score`."""
         score, memory = self.unbiased.estimate(problem, z, batch, picks, memory)
         return score + self.conducive.at(z), memory
 

@@ -2,11 +2,11 @@
 
 Source: el Mekkaoui et al., *Federated stochastic gradient Langevin dynamics*, Algorithm 1.
 
-    θ_{t+1} = θ_t + h_t/2 v_s(θ_t) + η_t,    η_t ~ N(0, h_t I)                                        (1), (3), (5)
+    θ_{t+1} = θ_t + h_t/2 v(θ_t) + η_t,    η_t ~ N(0, h_t I)                                          (1), (3), (5)
 
 A sampler is put together of
 
-    the estimate v_s of the score     `gradients`: Eq. (4), a control variate, SAGA's table, conducive gradients (7)
+    the estimate v of the score       `gradients`: Eq. (4), a control variate, SAGA's table, conducive gradients (7)
     the step                          `integrator`: Eq. (1), its preconditioner, the midpoint rule
     the step sizes h_t                `step_sizes`, and `curvature` for the longest stable one
     T steps of a visit                `visits`
@@ -15,7 +15,7 @@ A sampler is put together of
 
 `Langevin` joins them: `build_gradient` says which estimate a sampler has, `local_step` makes T steps with it.
 
-Letters: θ `position`, h `step_size`, v_s `score`, f_s `probabilities`, m `batch_size`, T `local_steps`, q_s
+Letters: θ `position`, h `step_size`, v `score`, f_s `probabilities`, m `batch_size`, T `local_steps`, q_s
 `surrogates`, S clients. Several chains run at once, each at its own client.
 
 Deviations, all settings, all off in the papers' recipes, and those of `gradients` and `integrator`:
@@ -127,7 +127,7 @@ class Langevin(TravellingChains, Advice, Tempered):
         return False
 
     def build_gradient(self, client: ClientState, anchor: Tensor | None = None) -> Score:
-        """v_s: that of Eq. (4), unless a sampler has another one.
+        """v: that of Eq. (4), unless a sampler has another one.
 
         Args:
             client: the clients' states.

@@ -50,21 +50,21 @@ class Moments(NamedTuple):
     Attributes:
         mean: (D,).
         squares: sum of the squares about it, (D, D) or its diagonal (D,).
-        count: how many positions there were, ().
+        number: of positions, ().
     """
 
     mean: Tensor
     squares: Tensor
-    count: Tensor
+    number: Tensor
 
     def of_one_more(self, position: Tensor) -> Moments:
         """With another position, (D,)."""
-        count = self.count + 1
+        number = self.number + 1
         before = position - self.mean
-        mean = self.mean + before / count
+        mean = self.mean + before / number
         after = position - mean
         own = before.unsqueeze(-1) * after if self.squares.ndim == 2 else before * after
-        return Moments(mean, self.squares + own, count)
+        return Moments(mean, self.squares + own, number)
 
 
 @explains_unknown
@@ -186,7 +186,7 @@ class LocalSGLD(Algorithm, Tempered):
         (position, moments), _ = problem.scan(self._step, begin, (step, rows), xs, steps, (0, dims))
         if not keep:
             return position, zeros
-        return moments.mean, moments.squares / widened(moments.count - 1, moments.squares)
+        return moments.mean, moments.squares / widened(moments.number - 1, moments.squares)
 
     def _step_sizes(self, problem: Problem, position: Tensor, data: ClientData) -> Tensor:
         if self.step_size is not None:
