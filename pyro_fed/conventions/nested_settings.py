@@ -141,8 +141,9 @@ def refuse_unused(owner: Any, reason: str, *names: str) -> None:
 def explains_unknown(cls: type[Owner]) -> type[Owner]:
     """Decorator of a dataclass of settings, above `dataclass`: a setting that it has not is refused with the cure.
 
-    Python's own message would name the setting alone; this one says where it belongs, or what it may have been meant to
-    be. The signature stays that of `dataclass`.
+    Python's own message would name the setting alone; this one says where it belongs, what it may have been meant to
+    be, or, of a setting that others of its kind have, why this class has none: its class attribute `without`, setting →
+    reason and cure. The signature stays that of `dataclass`.
 
     Example:
         >>> pf.FedEP(svi_steps=5)
@@ -230,7 +231,10 @@ class _Place(NamedTuple):
 
 
 def _unknown(owner: type, name: str, value: Any) -> str:
-    """The message: where such a setting stands, or which names are alike."""
+    """The message: why there is none, where such a setting stands, or which names are alike."""
+    without: Mapping[str, str] = getattr(owner, "without", {})
+    if name in without:
+        return f"{owner.__name__} has no setting {name!r}: {without[name]}"
     places = _places(owner)
     hits = places.get(name, [])
     if not hits:
