@@ -21,8 +21,8 @@ Check = Callable[[Evidence], list[Finding]]
 def draws(evidence: Evidence) -> list[Finding]:
     """Draws that are not the posterior's, by chains that begin at them, or else by modes that they miss.
 
-    Modes are looked for only where chains find nothing wrong: an error that chains find comes first. Where weighted
-    points (`census`) find the error, and not chains, its cause may be a missed mode. Then modes are looked for first.
+    Modes are looked for only where chains find nothing wrong: an error that chains find comes first. Where
+    `weighted_points` find the error, and not chains, its cause may be a missed mode. Then modes are looked for first.
 
     Args:
         evidence: the result.

@@ -13,7 +13,6 @@ from torch import Tensor
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
-from pyro_fed.audit.census import LARGEST_DIM, Weighed, weighed_points
 from pyro_fed.audit.chains.detour import Detour
 from pyro_fed.audit.chains.groups import Looked, by_groups, groups
 from pyro_fed.audit.chains.motion import CLEAR, NEARLY_CLEAR, Moments, judged, moved, wrong
@@ -21,6 +20,7 @@ from pyro_fed.audit.few_rows import on_few_rows
 from pyro_fed.audit.quantities import Quantities
 from pyro_fed.audit.tails import beyond
 from pyro_fed.audit.target import Target, for_checks
+from pyro_fed.audit.weighted_points import LARGEST_DIM, Weighed, weighed_points
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.limits import Limits
 from pyro_fed.density.checks.blame import Line
@@ -124,7 +124,7 @@ class Evidence:
         return found if len(found) >= FEWEST_FROM_PRIOR else None
 
     @cached_property
-    def census(self) -> Weighed | None:
+    def weighted_points(self) -> Weighed | None:
         """Weighted points of the posterior, drawn wherever it may have mass; None where they cannot be trusted.
 
         They are drawn around the result's draws and around the places that chains have reached. Where effects have a
@@ -137,13 +137,13 @@ class Evidence:
         near = self.near
         if near is None or self.chains is None or near.problem.dim > LARGEST_DIM:
             return None
-        found = self._census(near, self.chains)
+        found = self._by_importance(near, self.chains)
         if found is not None or near.problem.dtype != torch.float32 or near.few is not None:
             return found
-        return self._census(replace(near, problem=for_checks(near.problem.doubled())), self.chains)
+        return self._by_importance(replace(near, problem=for_checks(near.problem.doubled())), self.chains)
 
-    def _census(self, near: Target, chains: Moments) -> Weighed | None:
-        """The weighted points by densities of a target, see `census`."""
+    def _by_importance(self, near: Target, chains: Moments) -> Weighed | None:
+        """The weighted points by densities of a target, see `weighted_points`."""
         around = self.points.double()
         if chains.places is not None:
             around = torch.cat([around, chains.places[evenly(len(chains.places), MOST_DRAWS)]])
@@ -166,9 +166,9 @@ class Evidence:
     @cached_property
     def by_weights(self) -> Moments | None:
         """The posterior's means and SDs by the weighted points; None where there are none."""
-        if self.near is None or self.census is None:
+        if self.near is None or self.weighted_points is None:
             return None
-        return beyond(self.near, self.quantities, self.flat, self.census)
+        return beyond(self.near, self.quantities, self.flat, self.weighted_points)
 
     @cached_property
     def chains(self) -> Moments | None:

@@ -13,8 +13,7 @@ many rows are drawn. If a quarter of the rows does not agree, all rows are used.
 The correction holds around the draws. A search far from them (`modes`) uses the few rows without it, and goes on with
 all rows from what it finds.
 
-Source: control variates of Taylor's form, Bardenet, Doucet & Holmes (2017), *On Markov chain Monte Carlo methods for
-tall data*, Section 6.
+The control variate is that of `infer.sites.few_rows`, with its source; here it is one of the whole posterior.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.audit.target import FewRows, Target
-from pyro_fed.infer.sites.few_rows import MORE, fewest
+from pyro_fed.infer.sites.few_rows import MORE, ROUNDING, Quadratic, fewest, row_numbers
 from pyro_fed.ops.entries import evenly
 
 #: With more parameters than this the correction would take more scores of all rows than it saves.
@@ -33,8 +32,8 @@ LARGEST_DIM = 100
 #: The distance, in SDs, over which differences are taken.
 STEP = 1.0
 #: Draws at which densities are compared; how much farther from the mean they are moved; and by how many nats the
-#: densities may differ, plus so many rounding errors of the log density.
-PROBES, WIDER, AGREE, ROUNDING = 16, 1.5, 0.1, 4
+#: densities may differ, besides rounding.
+PROBES, WIDER, AGREE = 16, 1.5, 0.1
 
 
 def on_rows_alone(target: Target, generator: torch.Generator) -> Target:
@@ -65,12 +64,10 @@ def on_few_rows(target: Target, white: Tensor, generator: torch.Generator) -> Ta
     if not bool(value.isfinite().all()):
         return target
     allowed = AGREE + ROUNDING * torch.finfo(target.problem.dtype).eps * float(value.abs().max())
-    count = fewest(target.problem.dim)
-    while MORE * count <= len(order):
-        found = _bent(target, _alone(target, order[:count]), at, value, score)
+    for count in row_numbers(target.problem.dim, len(order)):
+        found = _corrected(target, _alone(target, order[:count]), at, value, score)
         if bool(((found(at)[0] - value).abs() <= allowed).all()):
             return found
-        count *= MORE
     return target
 
 
@@ -88,10 +85,10 @@ def _alone(target: Target, which: Tensor) -> FewRows:
     rows = tuple(leaf[which.to(leaf.device)] for leaf in target.problem.all_rows)
     zero = target.centre.new_zeros(())
     dim = len(target.centre)
-    return FewRows(rows, len(which), zero, zero.expand(dim), zero.expand(dim, dim))
+    return FewRows(rows, len(which), Quadratic(zero, zero.expand(dim), zero.expand(dim, dim)))
 
 
-def _bent(target: Target, few: FewRows, at: Tensor, value: Tensor, score: Tensor) -> Target:
+def _corrected(target: Target, few: FewRows, at: Tensor, value: Tensor, score: Tensor) -> Target:
     """The posterior by some rows, with the correction that fits all rows' values and scores.
 
     Args:
@@ -105,5 +102,5 @@ def _bent(target: Target, few: FewRows, at: Tensor, value: Tensor, score: Tensor
     some_value, some_score = replace(target, few=few)(at[: 2 * dim + 1])
     missed = score[: 2 * dim + 1] - some_score
     bend = (missed[dim + 1 :] - missed[1 : dim + 1]) / (2 * STEP)
-    corrected = replace(few, level=value[0] - some_value[0], slope=missed[0], bend=(bend + bend.T) / 2)
-    return replace(target, few=corrected)
+    correction = Quadratic(value[0] - some_value[0], missed[0], (bend + bend.T) / 2)
+    return replace(target, few=replace(few, correction=correction))

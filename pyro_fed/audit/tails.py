@@ -1,4 +1,4 @@
-"""Tails, slabs and modes where a result has no draws and which chains hardly reach, by weighted points (`census`).
+"""Tails, slabs and modes where a result has no draws and which chains hardly reach, by `weighted_points`.
 
 Chains that begin at a result's draws move only slowly into a tail that the draws lack, and look settled before they
 have arrived. For a zero-inflated count they found an SD of 1.03 ± 0.05 times the result's, where it is 1.33. Weighted
@@ -17,10 +17,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from pyro_fed.audit.census import Weighed
 from pyro_fed.audit.chains.motion import LONG, Moments, kurtosis, told_by_tails
 from pyro_fed.audit.quantities import Quantities
 from pyro_fed.audit.target import Target
+from pyro_fed.audit.weighted_points import Weighed
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.limits import SD_MATTERS
@@ -57,7 +57,7 @@ def beyond(target: Target, quantities: Quantities, draws: Tensor, found: Weighed
 
 
 def few_draws_tell(
-    target: Target, quantities: Quantities, draws: Tensor, census: Callable[[], Weighed | None]
+    target: Target, quantities: Quantities, draws: Tensor, points_of: Callable[[], Weighed | None]
 ) -> list[Finding]:
     """A number whose tail is so long that the draws do not determine its SD, even if all of them are right.
 
@@ -65,7 +65,7 @@ def few_draws_tell(
         target: the posterior, whitened by the draws.
         quantities: the numbers whose moments are wanted.
         draws: all draws of the result (S, D), the model's coordinates.
-        census: gives weighted points; called only where some draws have a long tail.
+        points_of: gives weighted points; called only where some draws have a long tail.
 
     Returns:
         One finding, on the longest tail; none where no tail is long, or the weighted points do not show it.
@@ -75,7 +75,7 @@ def few_draws_tell(
         return []
     if none := _without_variance(target, draws, long):
         return [sentences.no_variance(parameter=quantities.labels[none[0]])]
-    if (found := census()) is None:
+    if (found := points_of()) is None:
         return []
     weights, points = found.weights, quantities(target.model(found.white))
     away = (points - weights @ points).square()

@@ -22,6 +22,7 @@ from torch.func import grad_and_value, vjp
 
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import CHUNK
+from pyro_fed.infer.sites.few_rows import Quadratic
 from pyro_fed.ops.importance import LARGEST
 
 #: With so many draws for each dimension their covariance is not shrunk.
@@ -44,25 +45,20 @@ class FewRows:
     Args:
         rows: the rows' tensors, in the order of `Problem.all_rows`, each with b rows.
         count: b.
-        level: ().
-        slope: a (D,), float64.
-        bend: E (D, D), float64.
+        correction: level (), a (D,) and E (D, D), float64.
         seen_as: maps the whitened coordinates of a target to the coordinates w of the correction; None where they are
             the same.
     """
 
     rows: tuple[Tensor, ...]
     count: int
-    level: Tensor
-    slope: Tensor
-    bend: Tensor
+    correction: Quadratic
     seen_as: Callable[[Tensor], Tensor] | None = None
 
     def missed(self, white: Tensor) -> tuple[Tensor, Tensor]:
         """The correction (S,) at a target's whitened points (S, D), and its gradient there (S, D)."""
         if self.seen_as is None:
-            bent = white @ self.bend
-            return self.level + white @ self.slope - (bent * white).sum(-1) / 2, self.slope - bent
+            return self.correction.value(white), self.correction.gradient(white)
         seen, pull = vjp(self.seen_as, white)[:2]
         value, gradient = replace(self, seen_as=None).missed(seen)
         return value, pull(gradient)[0]

@@ -8,6 +8,7 @@ runs it over clients and ``make_fx`` traces it.
     pairwise, kernel_base, kernels, balanced, stein, kde                    SVGD and its discrepancies
     natural, gaussian, gaussian_structures, backtrack, anderson, mixing     natural parameters
     points, langevin, visits, step_sizes, annealing, importance             expectations, chains, weights
+    student, student_mixtures, adaptive_importance                          proposals with long tails
     cholesky, tiny, matrices, entries                                       linear algebra
     arviz_versions                                                          what ArviZ computes of arrays, in NumPy
 """

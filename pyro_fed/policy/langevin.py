@@ -13,8 +13,11 @@ from __future__ import annotations
 from typing import Any
 
 from pyro_fed.density.traits import LARGE_DIM
+from pyro_fed.errors import SettingError
+from pyro_fed.infer.langevin.fald import FALD
 from pyro_fed.infer.langevin.fsgld import FSGLD
 from pyro_fed.infer.langevin.langevin import Langevin
+from pyro_fed.infer.langevin.saga_ld import SAGALD
 from pyro_fed.policy.choice import Case, Decision, Row, Rule, Table
 from pyro_fed.policy.gaussian import parameters
 from pyro_fed.policy.refusals import affordable_rows
@@ -24,6 +27,8 @@ from pyro_fed.policy.surrogates import SURROGATES
 STEPS, BATCH, THIN = 5, 32, 25
 #: Chains of a network of at most `LARGE_DIM` parameters.
 CHAINS = 4
+#: Numbers in the tables of all chains of SAGA-LD beyond which they are refused: 4 GB in double precision.
+LARGEST_TABLES = 500_000_000
 
 
 def of_large(setting: str, value: Any, why: str) -> Rule:
@@ -50,6 +55,32 @@ def chains_of(case: Case) -> Decision | None:
     return Decision(CHAINS, "a small network, whose steps are long: few chains move farther")
 
 
+def visit_error_of(case: Case) -> Decision | None:
+    """Whether the noise of FALD's clients is measured: not on a large model, also where a bound of it is given."""
+    if case.algorithm.step_size is not None or not case.traits.large():
+        return None
+    return Decision(None, f"the clients' own noise is not measured on a large model ({parameters(case.traits.dim)})")
+
+
+def tables_are_small(case: Case) -> None:
+    """Refuse tables of all rows' gradients that are too large.
+
+    Args:
+        case: of an algorithm that keeps a gradient for every row and chain.
+
+    Raises:
+        SettingError: names the numbers, and what to run.
+    """
+    rows, dim, chains = case.traits.num_rows, case.traits.dim, case.algorithm.num_chains
+    numbers = chains * rows * dim
+    if numbers > LARGEST_TABLES:
+        raise SettingError(
+            f"{type(case.algorithm).__name__}: gradients of {rows} rows in {dim} dimensions for {chains} "
+            f"chains are {numbers:.3g} numbers, more than {LARGEST_TABLES:.3g}: take fewer chains, or "
+            'SGLD(control_variate="visit"), which is SVRG-LD'
+        )
+
+
 FSGLD_ROWS = (
     Row("local_steps", of_large("local_steps", STEPS, "a visit to a large model costs its steps"), "local_steps="),
     Row("batch_size", of_large("batch_size", BATCH, "a large model takes minibatches"), "batch_size="),
@@ -58,4 +89,10 @@ FSGLD_ROWS = (
     Row("num_chains", chains_of, "num_chains="),
     SURROGATES,
 )
-TABLES = {Langevin: Table((SURROGATES,)), FSGLD: Table(FSGLD_ROWS, (affordable_rows,))}
+VISIT_ERROR = Row("visit_error", visit_error_of, "step_size=; local_steps=1 with midpoint=False has no such noise")
+TABLES = {
+    Langevin: Table((SURROGATES,)),
+    FSGLD: Table(FSGLD_ROWS, (affordable_rows,)),
+    FALD: Table((VISIT_ERROR, SURROGATES)),
+    SAGALD: Table((SURROGATES,), (tables_are_small,)),
+}

@@ -13,9 +13,9 @@ from typing import Any
 from pyro_fed.density.derivatives.nodes import MANY
 from pyro_fed.infer.ep.fedep import FedEP
 from pyro_fed.infer.sites.few_rows import have_few
-from pyro_fed.infer.stein.census import MOST_DIM, Census
 from pyro_fed.infer.stein.concave import OneMode
 from pyro_fed.infer.stein.dsvgd import DSVGD
+from pyro_fed.infer.stein.importance import MOST_DIM, Census
 from pyro_fed.infer.stein.modes import Modes
 from pyro_fed.infer.stein.nearest import Nearest
 from pyro_fed.infer.stein.parallel_dsvgd import ParallelDSVGD

@@ -10,7 +10,7 @@ from pyro_fed.audit import evidence
 from pyro_fed.audit.chains import motion
 from pyro_fed.audit.chains.motion import AGAIN, CHAINS, EARLY, FIRST, LONGEST, LOOK, MOST, Looks, Moments, _told
 from pyro_fed.conventions.limits import Limits
-from pyro_fed.infer.langevin.langevin import r_hat_limit
+from pyro_fed.infer.langevin.chain_diagnostics import r_hat_limit
 
 
 def seen(excess, noise):

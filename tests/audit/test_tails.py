@@ -11,11 +11,11 @@ import torch
 
 import pyro_fed as pf
 from pyro_fed.audit import few_draws_tell
-from pyro_fed.audit.census import weighed_points
 from pyro_fed.audit.chains.motion import Moments, wrong
 from pyro_fed.audit.quantities import Quantities
 from pyro_fed.audit.tails import beyond, weighted
 from pyro_fed.audit.target import Target
+from pyro_fed.audit.weighted_points import weighed_points
 from tests.helpers.evidence import evidence_of
 
 

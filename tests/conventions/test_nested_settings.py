@@ -55,6 +55,10 @@ def test_nested_settings_are_documented(kind):
     ("make", "message"),
     [
         (
+            lambda: pf.SAGALD(control_variate=True),
+            "^SAGALD has no setting 'control_variate': the gradients that are kept of every row are one; SGLD takes",
+        ),
+        (
             lambda: pf.FedEP(svi_steps=5),
             r"FedEP has no setting 'svi_steps', which is a setting of the tilted inference 'svi': "
             r"write FedEP\(client=pf.tilted.SVI\(steps=5\)\)",

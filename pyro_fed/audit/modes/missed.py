@@ -60,9 +60,9 @@ ROUGH = 3.0
 #: The most modes that are looked for among the draws. A draw belongs to none of the known modes if it is more than
 #: `APART` times as far from each of them as a mode's own draws are.
 MOST_MODES, APART = 16, 3.0
-#: Draws of the census from which climbs begin. A mode with more than `EMPTY` of the mass belongs to every 95 %
-#: interval: it needs draws, whatever its absence does to means and SDs.
-FROM_CENSUS, EMPTY = 128, 0.025
+#: Weighted points from which climbs begin. A mode with more than `EMPTY` of the mass belongs to every 95 % interval: it
+#: needs draws, whatever its absence does to means and SDs.
+FROM_WEIGHTED, EMPTY = 128, 0.025
 #: Weights determine a mass if the standard error of its logarithm is below `TOLD`. A difference of shares counts if it
 #: is more than `ERRORS` standard errors.
 TOLD, ERRORS = 0.3, 3
@@ -100,9 +100,9 @@ def missed(evidence: Evidence, strict: bool = False) -> list[Finding]:
         far.append(target.white(torch.stack(evidence.record.modes)))
     modes, ends = _searched(evidence, target, few, torch.cat([own, *far]))
     _add_those_of_draws(evidence, target, few, modes, white)
-    if evidence.census is not None:
-        weights, points = evidence.census.weights, evidence.census.white
-        _add_those_of_draws(evidence, target, few, modes, points[systematic(weights, FROM_CENSUS, generator)])
+    if evidence.weighted_points is not None:
+        weights, points = evidence.weighted_points.weights, evidence.weighted_points.white
+        _add_those_of_draws(evidence, target, few, modes, points[systematic(weights, FROM_WEIGHTED, generator)])
     evidence.record.modes[:] = [target.model(mode.at[None])[0] for mode in modes[:MOST_MODES]]
     climbers = [ends[number] for number in range(from_draws) if number in ends]
     seen = [

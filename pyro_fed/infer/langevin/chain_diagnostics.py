@@ -12,6 +12,7 @@ ArviZ's, which computes one coordinate after the other and ranks three times.
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 
 import numpy as np
@@ -20,6 +21,43 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 #: Numbers that are worked on at once: what stays in a processor's cache, and needs no new memory from the system.
 PIECE = 16_384
+#: Effective draws below which a run warns: so many a chain, as is usual, up to four chains.
+FEWEST_EFFECTIVE_A_CHAIN, USUAL_CHAINS = 100, 4
+
+
+def fewest_effective(num_chains: int) -> int:
+    """Effective draws of all chains together below which a run warns.
+
+    Args:
+        num_chains: how many there are.
+    """
+    return FEWEST_EFFECTIVE_A_CHAIN * min(num_chains, USUAL_CHAINS)
+
+
+def r_hat_limit(num_chains: int) -> float:
+    """R-hat above which chains disagree: 1.01 of up to four chains, more of more.
+
+    The means of m halves of n draws each, worth e draws in all, have the variance m / e of the draws': R-hat² is about
+    1 + m / e. The limit is that of the fewest e that go without a warning, whatever the number of chains: their common
+    mean, and by the folded draws their SD, is off by e^(-1/2) then, 0.05 SDs. More chains are shorter, and each is less
+    sure of its own mean, not all of them of theirs.
+
+    Args:
+        num_chains: how many there are.
+    """
+    return math.sqrt(1 + 2 * num_chains / fewest_effective(num_chains))
+
+
+def enough(num_chains: int, r_hat: float, ess: float, wanted: int) -> bool:
+    """Whether chains agree and have as many effective draws as wanted.
+
+    Args:
+        num_chains: how many there are; one alone agrees.
+        r_hat: the largest of all coordinates.
+        ess: the smallest, of all chains together.
+        wanted: effective draws.
+    """
+    return ess >= wanted and (num_chains == 1 or r_hat <= r_hat_limit(num_chains))
 
 
 def rhat_and_ess(draws: Array) -> tuple[Array, Array]:

@@ -86,7 +86,7 @@ class VisitContributions(Contributions):
             noise = visit_noise(sent.seed, sent.round, sent.clients, shape, dtype)
         else:
             noise = sent.noise["normal"].transpose(0, 1)
-        steps: Tensor = self.algorithm._steps(shared["steps"], shared["step_size"])
+        steps: Tensor = self.algorithm.step_sizes.of_visit(shared["steps"], shared["step_size"])
         return steps, noise * weight.rsqrt().reshape(-1, 1, 1), weight
 
 

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 from torch.func import vjp
 
-from pyro_fed.algorithm.states import State
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.langevin.conducive import full_score
+from pyro_fed.infer.langevin.gradients import Score
 from pyro_fed.infer.sites.power_iteration import power_iteration
 from pyro_fed.ops.langevin import STABLE
 from pyro_fed.ops.matrices import times, times_transposed
@@ -24,27 +23,28 @@ from pyro_fed.ops.matrices import times, times_transposed
 SHORTENED = 0.25
 
 
-def largest_curvature(problem: Problem, position: Tensor, local: State, batch: Batch) -> Tensor:
+def largest_curvature(problem: Problem, position: Tensor, score: Score, factor: Tensor, batch: Batch) -> Tensor:
     """λ of each client's score at its chain's position.
 
     Args:
         problem: the model's densities.
         position: (C, D).
-        local: the clients' states, see `langevin.conducive`.
+        score: of the clients, from all rows.
+        factor: A, of the clients.
         batch: all rows of the clients.
 
     Returns:
         (C,), negative where the dominant curvature points outwards.
     """
-    product = problem.mapped(_curve, (0, 0, dict.fromkeys(local, 0), BATCHES), calls=0)
-    return power_iteration(lambda v: product(position, v, local, batch), position)
+    product = problem.mapped(_curve, (0, 0, 0, 0, BATCHES), calls=0)
+    return power_iteration(lambda v: product(position, v, score, factor, batch), position)
 
 
-def _curve(problem: Problem, z: Tensor, direction: Tensor, local: State, batch: Batch) -> Tensor:
+def _curve(problem: Problem, z: Tensor, direction: Tensor, score: Score, factor: Tensor, batch: Batch) -> Tensor:
     """A'HA v of one client."""
-    pull_back = vjp(lambda z: full_score(problem, z, local, batch), z)[1]
+    pull_back = vjp(lambda z: score.estimate(problem, z, batch)[0], z)[1]
     # The Jacobian of a score is symmetric, so that v'J is (J v)'.
-    return -times_transposed(local["factor"], pull_back(times(local["factor"], direction))[0])
+    return -times_transposed(factor, pull_back(times(factor, direction))[0])
 
 
 def longest_steps(step_size: Tensor, curvature: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from pyro_fed.algorithm.schedule import Schedule
 from pyro_fed.conventions.nested_settings import explains_unknown
-from pyro_fed.infer.langevin.langevin import VisitingLangevin, one_client
+from pyro_fed.infer.langevin.visiting import VisitingLangevin, one_client
 
 
 @explains_unknown

@@ -6,7 +6,7 @@ the chosen set makes T steps from the server's θ,
 
     θ^c ← θ^c + h/2 score_c(θ^c) + sqrt(h / p_c) ξ^c,    ξ^c ~ N(0, I),    then    θ ← Σ_c p_c θ^c
 
-with p_c = f_c / Σ f over the chosen set, and score_c of `langevin.conducive`, whose f-weighted mean is the posterior's
+with p_c = f_c / Σ f over the chosen set, and score_c of `langevin.gradients`, whose f-weighted mean is the posterior's
 score. The averaged noise has variance Σ_c p_c² h / p_c = h: the average is Eq. (1) of FSGLD's paper, up to what the
 scores change while the clients are apart. Conducive gradients are the control variate: with surrogates equal to the
 likelihoods all clients have the same linear score, and the average is exact for every T.
@@ -34,26 +34,28 @@ from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import All, Schedule
 from pyro_fed.algorithm.states import State
-from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
+from pyro_fed.infer.langevin import findings
+from pyro_fed.infer.langevin.client_state import ClientState, Visit
 from pyro_fed.infer.langevin.contributions import AveragedVisitContributions
-from pyro_fed.infer.langevin.langevin import STEP_GIVEN, VisitingLangevin
+from pyro_fed.infer.langevin.gradients import Score, with_conducive_gradient
+from pyro_fed.infer.langevin.langevin import STEP_GIVEN
+from pyro_fed.infer.langevin.replayed_visits import ReplayedVisits
+from pyro_fed.infer.langevin.server_state import ServerState
+from pyro_fed.infer.langevin.start import Beginning, with_conducive
 from pyro_fed.infer.surrogates.own_noise import OwnNoise, longest_parallel_visit, noise_time
 from pyro_fed.infer.surrogates.surrogates import Given
 from pyro_fed.ops.entries import widened
 
-#: Share of the longest visit below which chains that are too short are told why.
-SHORT = 0.5
-
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class FALD(VisitingLangevin):
+class FALD(ReplayedVisits):
     """Federated averaging Langevin dynamics: clients in parallel from one point, averaged after `local_steps` steps.
 
     A draw is the average at the end of a round.
@@ -86,8 +88,8 @@ class FALD(VisitingLangevin):
         visit_time: largest h T where no `step_size` is given, in preconditioned time, where the posterior's relaxation
             time is 2.
         visit_error: by how many SDs the clients' own noise may move a mean, and by what share a variance, where no
-            `step_size` is given: it chooses visits shorter than `visit_time`. Not on networks and other large models,
-            where a warning says so.
+            `step_size` is given: it chooses visits shorter than `visit_time`. None does not measure that noise, of
+            which a warning says so; networks and other large models are run so.
         trust: the conducive gradient stops growing at √D + trust posterior SDs from the mode; None: nowhere.
         alpha: weight of the conducive gradient; 0 is the plain form, whose clients drift apart, and has no `trust`.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
@@ -108,14 +110,13 @@ class FALD(VisitingLangevin):
     local_steps: int = 5
     thin: int = 5
     visit_time: float = 0.2
-    visit_error: float = 0.03
+    visit_error: float | None = 0.03
     trust: float | None = 3.0
     alpha: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self, "trust", allow_none=True)
-        check_positive(self, "visit_error")
+        check_positive(self, "trust", "visit_error", allow_none=True)
         if self.step_size is not None:
             refuse_unused(self, STEP_GIVEN, "visit_error")
         if self.alpha < 0:
@@ -129,14 +130,17 @@ class FALD(VisitingLangevin):
             )
 
     @property
-    def conducive_weight(self) -> float:
-        """α of Eq. (7), as set; zero in the plain form."""
-        return self.alpha
+    def needs_surrogates(self) -> bool:
+        """Conducive gradients are made of them, and so is a control variate at their mode."""
+        return self.alpha > 0 or super().needs_surrogates
 
-    @property
-    def bound(self) -> float | None:
-        """Where the conducive gradient stops growing, as set by `trust`."""
-        return self.trust
+    def equip(self, clients: ClientState, begin: Beginning, share: Tensor) -> ClientState:
+        """With α g_s of each client; the plain form has none."""
+        return with_conducive(super().equip(clients, begin, share), begin, share, self.alpha, self.trust)
+
+    def build_gradient(self, client: ClientState, anchor: Tensor | None = None) -> Score:
+        """v_c + α g_c, whose f-weighted mean is the posterior's score."""
+        return with_conducive_gradient(super().build_gradient(client, anchor), client.conducive)
 
     def default_schedule(self) -> Schedule:
         """All clients in every round, for every chain."""
@@ -146,14 +150,14 @@ class FALD(VisitingLangevin):
         """What fits the surrogates, and measures the clients' own noise where the step depends on it."""
         first = super().warm_start(problem)
         surrogates = first or self.surrogates
-        if self.step_size is not None or problem.traits.large() or not isinstance(surrogates, Algorithm | Given):
+        if self.step_size is not None or self.visit_error is None or not isinstance(surrogates, Algorithm | Given):
             return first
         return OwnNoise(surrogates=surrogates, probabilities=self.probabilities)
 
     def visit_length(self, num_clients: int, start: Start | None) -> float:
         """The longest visit whose bias is small enough, where that is known."""
         known = {} if start is None else start.shared
-        if "shift" not in known:
+        if self.visit_error is None or "shift" not in known:
             return self.visit_time
         return longest_parallel_visit(self.visit_error, known, self.local_steps, self.midpoint, self.visit_time)
 
@@ -163,31 +167,23 @@ class FALD(VisitingLangevin):
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
         """Those of all chains, the cure of visits that are short, and visits whose bias nobody has measured."""
-        notes = super().warnings(record, problem)
-        visit = record.latest["visit_time"]
-        if notes and self.step_size is None and visit < SHORT * self.visit_time:
-            notes[0] = notes[0].with_cure(
-                f"Visits last {visit:.2g} in place of visit_time={self.visit_time:g}, as long as the noise that "
-                f"clients have of their own moves nothing by more than visit_error={self.visit_error:g}: use FSGLD(), "
-                "or local_steps=1 with midpoint=False, which has none"
-            )
-        if self.step_size is None and problem.traits.large() and noise_time(self.local_steps, self.midpoint):
-            cure = "use FSGLD(), or local_steps=1 with midpoint=False, which has none"
-            notes.append(sentences.noise_of_clients_unmeasured(parameters=problem.dim, cures=[cure]))
+        notes, visit = super().warnings(record, problem), record.latest["visit_time"]
+        if self.step_size is not None:
+            return notes
+        if self.visit_error is not None:
+            return findings.with_reason_of_short_visits(notes, visit, self.visit_time, self.visit_error)
+        if noise_time(self.local_steps, self.midpoint):
+            notes.append(findings.of_unmeasured_noise(problem))
         return notes
 
     def download(self, shared: State, clients: Tensor) -> State:
         """Each chain's position to all clients that work for it, with their weights."""
-        number = len(clients) // self.num_chains
-        if number * self.num_chains != len(clients):
+        if len(clients) % self.num_chains:
             raise SettingError(
                 f"FALD: {len(clients)} clients cannot be shared out to {self.num_chains} chains: use a schedule that "
                 "names the same number in every call"
             )
-        weight = self.visit_weights(shared, clients)
-        every = {name: shared[name].expand(len(clients)) for name in ("steps", "step_size")}
-        position = shared["position"].repeat_interleave(number, 0)
-        return {"position": position, "client": clients, "weight": weight, **every}
+        return ServerState.of(shared).sent_to(clients).state() | {"weight": self.visit_weights(shared, clients)}
 
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
@@ -208,14 +204,18 @@ class FALD(VisitingLangevin):
         return part
 
     def combine_rounds(self, shared: State, messages: State) -> list[State]:
-        """Average the clients of each chain, and store the chains of R rounds, (R, K M, ...)."""
-        weight = self._by_chain(messages["weight"])
-        names = ("position", "draws", "gradient_norm", "step_size")
-        averaged = {name: average(self._by_chain(messages[name]), weight) for name in names}
+        """Average the clients of each chain, θ = Σ_c p_c θ^c, and store the chains of R rounds, (R, K M, ...)."""
+        weight, visits = self._by_chain(messages["weight"]), Visit.of(messages)
+
+        def averaged(value: Tensor) -> Tensor:
+            """Of each chain."""
+            return average(self._by_chain(value), weight)
+
         # Every client was visited: the column says so by -1.
         client = torch.full((len(weight), self.num_chains), -1, device=weight.device)
-        adapted = self._adapted(shared, messages["client"], messages["step_size"])
-        return self._stored(shared, {**averaged, "client": client}, adapted)
+        position, draws = averaged(visits.position), averaged(visits.draws)
+        chains = Visit(position, client, draws, averaged(visits.gradient_norm), averaged(visits.step_size))
+        return self.stored(shared, chains, visits)
 
     def onward(self, received: State, messages: State, clients: Tensor) -> State:
         """The clients of a chain, which are the same ones, begin where those before them have ended on average."""

@@ -8,6 +8,15 @@ p(x_s | θ) its expectation hardly depends on s, and a chain may stay at a clien
 surrogates g_s is linear: a client keeps its value at one point and one matrix, whatever the number of clients.
 They are sent once, before the first round (D + D² numbers, or 2 D for diagonal surrogates).
 
+Algorithm 1, and where it stands here:
+
+    the chains go to their clients              `TravellingChains.download`
+    Update: T steps of Eq. (5)                  `Langevin.local_step`; a step is `Integrator.step`
+        v_s(θ), Eq. (4)                         `MinibatchScore`, or `ControlVariateScore`
+        g_s(θ), Eq. (6)                         `Conducive.at`, made once by `conducive_gradients`
+        v_s(θ) + α g_s(θ), Eq. (7)              `ConduciveScore`, which `build_gradient` below asks for
+    Reassign_chain: samples are stored          `TravellingChains.combine`, `ChainStore.store`
+
 Letters: α `alpha`; all others, and the deviations, as in `langevin.langevin`. Eq. (7) of the paper leaves out the
 prior, which Algorithm 1 has; it is kept here.
 
@@ -27,15 +36,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from pyro_fed.algorithm.contract import Algorithm, Start, started
-from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.schedule import Schedule
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_positive
 from pyro_fed.density.problem import Problem
-from pyro_fed.infer.langevin.contributions import VisitContributions
+from pyro_fed.infer.langevin.client_state import ClientState
 from pyro_fed.infer.langevin.curvature import SHORTENED
-from pyro_fed.infer.langevin.langevin import STEP_GIVEN, VisitingLangevin, one_client
+from pyro_fed.infer.langevin.gradients import Score, with_conducive_gradient
+from pyro_fed.infer.langevin.langevin import STEP_GIVEN
+from pyro_fed.infer.langevin.replayed_visits import ReplayedVisits
+from pyro_fed.infer.langevin.start import Beginning, with_conducive
+from pyro_fed.infer.langevin.visiting import one_client
 from pyro_fed.infer.surrogates.mismatch import Mismatch
 from pyro_fed.infer.surrogates.surrogates import Given
 from pyro_fed.ops.langevin import STABLE
@@ -47,7 +61,7 @@ VISITS, MOST_ROUNDS = 1_200, 10_000
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class FSGLD(VisitingLangevin):
+class FSGLD(ReplayedVisits):
     """Federated SGLD: chains visit clients, whose stochastic gradients the conducive gradient keeps unbiased.
 
     Args:
@@ -117,18 +131,17 @@ class FSGLD(VisitingLangevin):
             refuse_unused(self, STEP_GIVEN, "visit_error")
 
     @property
-    def conducive_weight(self) -> float:
-        """α of Eq. (7), as set."""
-        return self.alpha
+    def needs_surrogates(self) -> bool:
+        """The conducive gradient is made of them."""
+        return True
 
-    @property
-    def bound(self) -> float | None:
-        """Where the conducive gradient stops growing, as set by `trust`."""
-        return self.trust
+    def equip(self, clients: ClientState, begin: Beginning, share: Tensor) -> ClientState:
+        """With α g_s of each client, Eq. (6)."""
+        return with_conducive(super().equip(clients, begin, share), begin, share, self.alpha, self.trust)
 
-    def contributions(self) -> Contributions:
-        """The visits beside the same visits to the surrogates."""
-        return VisitContributions(self)
+    def build_gradient(self, client: ClientState, anchor: Tensor | None = None) -> Score:
+        """v_s + α g_s, Eq. (7)."""
+        return with_conducive_gradient(super().build_gradient(client, anchor), client.conducive)
 
     def default_schedule(self) -> Schedule:
         """One client a chain: in random sweeps, or drawn with probabilities f_s."""

@@ -21,23 +21,21 @@ from torch import Tensor
 
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions import seeding
-from pyro_fed.ops.gaussian import Gaussian
 
 #: What one client may move a mean in the long run, in SDs, however well the others' surrogates fit.
 LEAST = 0.5
 
 
-def reference(target: Gaussian, mismatch: Tensor | None, dtype: torch.dtype) -> State:
+def reference(mean: Tensor, root: Tensor, mismatch: Tensor | None) -> State:
     """What the server keeps of q for this: its mean, a root of its covariance, and how far the cohort departs.
 
     Args:
-        target: q.
+        mean: of q, (D,).
+        root: A of its covariance A A', (D, D) or (D,).
         mismatch: mean square departures, (D,), in SDs; None where nobody has measured them.
-        dtype: of the chains.
     """
-    known = torch.zeros_like(target.eta) if mismatch is None else mismatch.clamp_min(0).sqrt()
-    found = {"held_mean": target.mean(), "held_root": target.root(), "held_departure": known}
-    return {name: value.to(dtype) for name, value in found.items()}
+    known = torch.zeros_like(mean) if mismatch is None else mismatch.clamp_min(0).sqrt().to(mean.dtype)
+    return {"held_mean": mean, "held_root": root, "held_departure": known}
 
 
 def held_visits(

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from pyro_fed.conventions.nested_settings import explains_unknown
-from pyro_fed.infer.langevin.langevin import Langevin
+from pyro_fed.infer.langevin.control_variates import CorrectedLangevin
 
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class SGLD(Langevin):
+class SGLD(CorrectedLangevin):
     """Centralised stochastic gradient Langevin dynamics: `local_steps` steps a round on minibatches of all rows.
 
     Args:

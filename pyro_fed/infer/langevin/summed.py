@@ -36,9 +36,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.func import vjp
@@ -50,23 +49,47 @@ from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.secret_noise import standard_normal
 from pyro_fed.algorithm.states import State
-from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
-from pyro_fed.conventions.limits import SD_MATTERS
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
 from pyro_fed.density.scores import likelihood_scores, prior_scores
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.langevin.chain_store import append, start_chains, thinned
+from pyro_fed.infer.langevin.chain_diagnostics import enough
+from pyro_fed.infer.langevin.chain_store import ChainStore, Draws
 from pyro_fed.infer.langevin.contributions import SummedContributions
-from pyro_fed.infer.langevin.langevin import fewest_effective, r_hat_limit
+from pyro_fed.infer.langevin.summed_findings import of_summed_chain, widening
 
-#: Draws for each parameter from which on the autocorrelation of every direction can be told.
-DRAWS_FOR_ONE = 20
 #: Steps of the grid of rows' scores in `row_norm`, as a power of two.
 ROW_GRID_BITS = 28
+
+
+class SummedState(NamedTuple):
+    """The server's state.
+
+    Attributes:
+        chains: where they are, and their draws.
+        prior_score: ∇ log p_0 there, (M, D).
+        step_size: h where all clients answer.
+        num_clients: K.
+        key: seeds ξ.
+    """
+
+    chains: ChainStore
+    prior_score: Tensor
+    step_size: Tensor
+    num_clients: Tensor
+    key: Tensor
+
+    @classmethod
+    def of(cls, state: State) -> SummedState:
+        """From the run's dictionary."""
+        return cls(ChainStore.of(state), *(state[name] for name in cls._fields[1:]))
+
+    def state(self) -> State:
+        """As the run's dictionary."""
+        return self.chains.state() | dict(zip(self._fields[1:], self[1:], strict=True))
 
 
 @explains_unknown
@@ -125,6 +148,7 @@ class SummedLangevin(Algorithm):
         """At most 5,000; it ends by itself, see `target_ess`."""
         return 5000
 
+    # -- privacy --------------------------------------------------------------------------------------------
     def contributions(self) -> Contributions:
         """The noise of privacy, which is a part of the chain's own."""
         return SummedContributions(self)
@@ -146,12 +170,14 @@ class SummedLangevin(Algorithm):
             )
         position = problem.init(self.num_chains, generator)
         step = 4 / noise**2 if self.step_size is None else self.step_size
-        return start_chains(position) | {
-            "prior_score": torch.zeros_like(position),
-            "step_size": torch.tensor(step, dtype=torch.float64),
-            "num_clients": torch.tensor(num_clients),
-            "key": torch.randint(2**62, (), generator=generator),
-        }, {}
+        state = SummedState(
+            chains=ChainStore.begin(position),
+            prior_score=torch.zeros_like(position),
+            step_size=torch.tensor(step, dtype=torch.float64),
+            num_clients=torch.tensor(num_clients),
+            key=torch.randint(2**62, (), generator=generator),
+        )
+        return state.state(), {}
 
     # -- a round --------------------------------------------------------------------------------------------
     def prepare(self, problem: Problem, shared: State) -> State:
@@ -187,48 +213,46 @@ class SummedLangevin(Algorithm):
         return message_limits.outlying(message_limits.sizes(messages["score"]), "score")
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """Eq. (1)."""
-        at, there = shared["position"], len(messages["score"])
-        rest = int(shared["num_clients"]) / there
-        noise = rest * self.released_noise / self.temperature
-        h = float(shared["step_size"]) if not noise else min(float(shared["step_size"]), 4 / noise**2)
-        drift = shared["prior_score"] + rest / self.temperature * messages["score"].sum(0).to(at)
-        left = math.sqrt(max(0.0, h - (h * noise / 2) ** 2))
-        position = at + h / 2 * drift + left * self._normal(shared)
-        steps = shared["steps"] + 1
-        after = {**shared, "position": position, "steps": steps}
-        if int(steps) <= self.burn_in:
-            return after
-        one = position.new_ones(len(position), 1)
-        columns = {"gradient_norm": drift.norm(dim=-1, keepdim=True), "step_size": h * one, "client": -one}
-        return append(after, {"draws": position[:, None], **columns}, self.target_ess)
+        """Eq. (1): K/C times the sum of C clients' scores, whose noise is as much louder, and the rest of the noise."""
+        state, score = SummedState.of(shared), messages["score"]
+        theta, scale = state.chains.position, int(state.num_clients) / len(score)
+        h, s_over_alpha = float(state.step_size), scale * self.released_noise / self.temperature
+        if s_over_alpha:
+            h = min(h, 4 / s_over_alpha**2)
+        drift = state.prior_score + scale / self.temperature * score.sum(0).to(theta)
+        left = math.sqrt(max(0.0, h - (h * s_over_alpha / 2) ** 2))
+        theta = theta + h / 2 * drift + left * self._normal(state)
+        chains = state.chains._replace(position=theta, steps=state.chains.steps + 1)
+        if int(chains.steps) > self.burn_in:
+            one = theta.new_ones(len(theta), 1)
+            draws = Draws(theta[:, None], -one, drift.norm(dim=-1, keepdim=True), h * one)
+            chains = chains.append(draws, self.target_ess)
+        return state._replace(chains=chains).state()
 
-    def _normal(self, shared: State) -> Tensor:
+    def _normal(self, state: SummedState) -> Tensor:
         """ξ, of the positions' shape."""
-        at = shared["position"]
+        at = state.chains.position
         if self.released_noise:
             return standard_normal(at)
-        generator = torch.Generator().manual_seed(int(shared["key"]) + int(shared["steps"]))
+        generator = torch.Generator().manual_seed(int(state.key) + int(state.chains.steps))
         return torch.randn(at.shape, generator=generator, dtype=at.dtype).to(at.device)
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """R-hat and ESS as they were last found, draws kept, and by what factor long steps widen the draws."""
-        figures = {name: float(after[name]) for name in ("r_hat", "ess", "kept")}
-        judged = int(after["judged"]) > int(before["judged"])
-        return figures | {"widened": widening(after) if judged else math.nan}
+        chains = ChainStore.of(after)
+        judged = int(chains.judged) > int(ChainStore.of(before).judged)
+        return chains.figures() | {"widened": widening(chains) if judged else math.nan}
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
         """Whether there are as many effective draws as wanted; no criterion where an end would tell of rows."""
         if self.released_noise or self.target_ess is None:
             return None
         last = figures[-1]
-        return last["ess"] >= self.target_ess and (
-            self.num_chains == 1 or last["r_hat"] <= r_hat_limit(self.num_chains)
-        )
+        return enough(self.num_chains, last["r_hat"], last["ess"], self.target_ess)
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
         """At most `num_draws` kept draws a chain, evenly spaced: (M, n, D)."""
-        return thinned(shared, "draws", num_draws)
+        return ChainStore.of(shared).sample(num_draws)
 
     def advice(self, problem: Problem, before: State) -> str:
         """The cure of a chain that left the finite numbers: a shorter step than it had."""
@@ -242,27 +266,7 @@ class SummedLangevin(Algorithm):
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
         """Too few effective draws, chains that disagree, and steps that are too long for the posterior."""
-        last = record.latest
-        if not last.get("kept"):
-            return [sentences.no_draw_kept(end=f"the run ended within burn_in={self.burn_in} rounds")]
-        notes = list[Finding]()
-        fewest = fewest_effective(self.num_chains)
-        if not last["ess"] >= fewest:
-            cure = "run more rounds"
-            if self.released_noise:
-                cure = "raise temperature, spend more epsilon, or have more clients"
-            notes.append(
-                sentences.too_few_effective_draws(
-                    effective=last["ess"], needed=fewest, chain_is_short=True, cures=[cure]
-                )
-            )
-        limit = r_hat_limit(self.num_chains)
-        if self.num_chains > 1 and not last["r_hat"] <= limit:
-            notes.append(sentences.chains_disagree(r_hat=last["r_hat"], limit=f"{limit:.4g}", cures=()))
-        known = [one["widened"] for one in record.figures if one and not math.isnan(one["widened"])]
-        if known and not known[-1] <= SD_MATTERS:
-            notes.append(sentences.steps_widen_draws(factor=known[-1]))
-        return notes
+        return of_summed_chain(record, self.num_chains, self.burn_in, bool(self.released_noise))
 
 
 def row_scores(problem: Problem, z: Tensor, rows: tuple[Tensor, ...]) -> Tensor:
@@ -280,39 +284,3 @@ def row_scores(problem: Problem, z: Tensor, rows: tuple[Tensor, ...]) -> Tensor:
     pushed = vjp(lambda v: pull(v)[0], torch.zeros_like(value))[1]  # pull is linear: its own pull is the Jacobian
     columns: Tensor = problem.vmap(lambda e: pushed(e)[0])(torch.eye(len(z)).to(z))
     return columns.T
-
-
-def widening(shared: State) -> float:
-    """By what factor the steps make an SD too wide at most, from the draws; infinite where they hardly contract.
-
-    A step takes a direction of curvature λ to 1 - hλ/2 of what it was, which is its autocorrelation; its variance is
-    1/(1 - hλ/4) times the posterior's.
-
-    Args:
-        shared: the server's state.
-    """
-    kept = int(shared["kept"])
-    draws = shared["kept_draws"][:, :kept].double()
-    centred = (draws - draws.mean(1, keepdim=True)).cpu().numpy()
-    least = least_autocorrelation(centred)
-    left = (1 + least) / 2
-    return math.inf if left <= 0 else left**-0.5
-
-
-def least_autocorrelation(centred: np.ndarray) -> float:
-    """The smallest lag-one autocorrelation of any direction, or of the coordinates where draws are few.
-
-    Args:
-        centred: (M, n, D), each chain about its mean.
-    """
-    chains, draws, dim = centred.shape
-    centred = centred / np.abs(centred).max()  # a chain that runs away is finite for long
-    here, ahead = (part.reshape(-1, dim) for part in (centred[:, :-1], centred[:, 1:]))
-    variance = (centred.reshape(-1, dim) ** 2).mean(0)
-    if chains * draws < DRAWS_FOR_ONE * dim:
-        return float(((here * ahead).mean(0) / variance).min())
-    whole = centred.reshape(-1, dim)
-    values, vectors = np.linalg.eigh(whole.T @ whole / len(whole))
-    white = vectors / np.sqrt(values.clip(np.finfo(float).tiny))
-    lagged = white.T @ (here.T @ ahead / len(here)) @ white
-    return float(np.linalg.eigvalsh((lagged + lagged.T) / 2).min())

@@ -3,19 +3,23 @@
     log p_k(z) = n_k/b_k Σ_{i ∈ B_k} log p_i(z) + c_k(z),     c_k(z) ≈ level + a'w - w'E w / 2,     w = z - m
 
 c_k is what b_k rows, picked at random from slices of the client's rows, miss of all n_k. Around the draws' mean m it is
-nearly a parabola where rows are many: value, score and curvature of all rows and of the few there give level, a and E.
-What is left has terms of third order alone, and of these no more than what b rows miss of n. It is compared with all
-rows at some of the draws: where it differs by more than `AGREE` nats of all clients together (and farther out than half
-of the draws, by more than that grown as terms of third order grow), four times as many rows stand for the client's; and
-all of them where a quarter does not agree.
+nearly a parabola where rows are many: value, score and curvature of all rows and of the few there give level, a and E
+(`Quadratic`). What is left has terms of third order alone, and of these no more than what b rows miss of n. It is
+compared with all rows at some of the draws: where it differs by more than `AGREE` nats of all clients together (and
+farther out than half of the draws, by more than that grown as terms of third order grow), four times as many rows stand
+for the client's; and all of them where a quarter does not agree (`row_numbers`).
 
-The same for the audit of a result, which has all rows at once: `audit.few_rows`.
+The audit of a result uses the same control variate in `audit.few_rows`. It has all rows at once, and scores of the
+whole posterior, from whose differences it takes a and E.
 
 Source: control variates of Taylor's form, Bardenet, Doucet & Holmes (2017), *On Markov chain Monte Carlo methods for
 tall data*, Section 6.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,12 +39,49 @@ from pyro_fed.ops.entries import evenly, widened
 #: Rows of all clients that stand for all at first, and at least so many a parameter; `MORE` times as many where they do
 #: not.
 ROWS, ROWS_A_PARAMETER, MORE = 4096, 50, 4
-#: Draws at which both are compared, and nats that they may differ by at each, besides so many roundings.
-PROBES, AGREE, ROUNDING = 32, 0.05, 4
+#: Roundings of a log density by which both may differ, besides what is allowed.
+ROUNDING = 4
+#: Draws at which both are compared, and nats that they may differ by at each.
+PROBES, AGREE = 32, 0.05
 #: Draws that say how far draws lie from their mean, and that are taken together.
 SPREAD = 512
 #: Seed by which rows are picked.
 SEED = 0
+
+
+class Quadratic(NamedTuple):
+    """What few rows miss of all rows' log density, level + a'w - w'E w / 2; leading axes are clients.
+
+    Args:
+        level: (...).
+        slope: a (..., D).
+        curvature: E (..., D, D), symmetric.
+    """
+
+    level: Tensor
+    slope: Tensor
+    curvature: Tensor
+
+    def value(self, away: Tensor) -> Tensor:
+        """At points w (..., S, D): (..., S)."""
+        return self.level.unsqueeze(-1) + ((self.slope.unsqueeze(-2) - away @ self.curvature / 2) * away).sum(-1)
+
+    def gradient(self, away: Tensor) -> Tensor:
+        """At points w (..., S, D), of their shape."""
+        return self.slope.unsqueeze(-2) - away @ self.curvature
+
+
+def row_numbers(dim: int, num_rows: int) -> Iterator[int]:
+    """How many rows are tried in the place of all, one number after the other, up to a quarter of them.
+
+    Args:
+        dim: parameters, D.
+        num_rows: of all clients.
+    """
+    count = fewest(dim)
+    while count * MORE <= num_rows:
+        yield count
+        count *= MORE
 
 
 def log_likelihoods_at(problem: Problem, draws: Tensor, data: ClientData) -> Tensor:
@@ -52,7 +93,6 @@ def log_likelihoods_at(problem: Problem, draws: Tensor, data: ClientData) -> Ten
         data: the clients' rows.
     """
     probes = evenly(draws.shape[1], PROBES)
-    count = fewest(problem.dim)
     if not _worth_a_try(problem, draws):
         return clients_log_likelihoods(problem, draws, data)
     exact = clients_log_likelihoods(problem, draws[:, probes], data)
@@ -60,12 +100,11 @@ def log_likelihoods_at(problem: Problem, draws: Tensor, data: ClientData) -> Ten
     rounding = ROUNDING * torch.finfo(problem.dtype).eps * exact.abs().amax(1)
     allowed = (AGREE * share.sqrt()).unsqueeze(1) * _farther(draws, probes) + rounding.unsqueeze(1)
     at_mean = _at_mean(problem, draws, data)
-    while count * MORE <= problem.num_rows:
+    for count in row_numbers(problem.dim, problem.num_rows):
         found = _by_few(problem, draws, data, count, at_mean)
         agree = ((found[:, probes] - exact).abs() <= allowed).all(1)
         if bool(agree.all()):
             return found
-        count *= MORE
     others = (~agree).nonzero()[:, 0]
     return found.index_copy(0, others, clients_log_likelihoods(problem, draws[others], data.of(others)))
 
@@ -111,13 +150,11 @@ def _by_few(problem: Problem, draws: Tensor, data: ClientData, count: int, at_me
     """By so many rows of all clients, and what these miss to second order."""
     few, times = picked(problem, data, count)
     some = Moments(*(widened(times, part) * part for part in _at_mean(problem, draws, few)))
-    slope, bend = at_mean.score - some.score, at_mean.curvature - some.curvature
-    level = (at_mean.value - some.value).unsqueeze(1)
-    found = times.unsqueeze(1) * clients_log_likelihoods(problem, draws, few) + level
+    missed = Quadratic(*(whole - part for whole, part in zip(at_mean, some, strict=True)))
+    found = times.unsqueeze(1) * clients_log_likelihoods(problem, draws, few)
     mean = _mean(draws).unsqueeze(1)
     for first in range(0, draws.shape[1], SPREAD):
-        away = draws[:, first : first + SPREAD].double() - mean
-        found[:, first : first + SPREAD] += ((slope.unsqueeze(1) - away @ bend / 2) * away).sum(-1)
+        found[:, first : first + SPREAD] += missed.value(draws[:, first : first + SPREAD].double() - mean)
     return found
 
 

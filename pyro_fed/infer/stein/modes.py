@@ -5,12 +5,8 @@ density f = log p_0 + Σ_k log p_k. They start at the mode that `FedLaplace` has
 the prior (half of these are chosen among many draws to be far apart, `ops.entries.far_apart`).
 
 **A round.** The server sends the M points. Every client answers with its log-likelihood's value, score and Hessian at
-each. For each point the server keeps the new position if f has risen, else the old one, and proposes the next one:
-
-    θ ← θ + S |H|_λ⁻¹ S ∇f(θ),    |H|_λ = V (|E| + λ) V',    V E V' = S (-∇²f) S,    S = |diag ∇²f|^(-1/2)
-
-The damping λ shrinks after a rise and grows after a fall (Levenberg and Marquardt). Absolute eigenvalues |E| make every
-step an ascent, also at saddle points (Dauphin et al. 2014, *Identifying and attacking the saddle point problem*).
+each. For each point the server keeps the new position if f has risen, else the old one, and proposes the next one by a
+damped Newton step (`ops.newton_ascent`, with its letters).
 
 **Many rows.** A phase before climbs with few rows of each client that stand for all (`sites.few_rows`), since far from
 a mode only the direction matters. Climbs with all rows then start at the modes that these few rows have, and at the
@@ -21,14 +17,14 @@ known mode.
 **The result.** Points that settle within `same_mode` SDs of each other are one mode. A mode's share of the posterior is
 its mass by Laplace's approximation, exp(f(θ)) |H|^(-1/2), normalised over the modes.
 
-Letters: θ `points`, λ `damping`, H = -∇²f `curvature`, M the number of points.
+Letters: M the number of points; others as in `ops.newton_ascent`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -49,18 +45,10 @@ from pyro_fed.infer.sites.few_rows import fewest, picked
 from pyro_fed.infer.stein.concave import OneMode, is_only, spread_points
 from pyro_fed.ops.cholesky import equilibrated_cholesky
 from pyro_fed.ops.entries import CANDIDATES, choose, far_apart, widened
-from pyro_fed.ops.matrices import times
+from pyro_fed.ops.newton_ascent import Look, NewtonAscent, StepControl
 
 #: Rounds of a search, for which the structure of rows is looked for once.
 USUAL_ROUNDS = 10
-
-
-class Look(NamedTuple):
-    """Value (..., M), score (..., M, D) and curvature -∇² (..., M, D, D) of a log density."""
-
-    value: Tensor
-    score: Tensor
-    curvature: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,24 +122,15 @@ class Modes(Algorithm):
             others = drawn[far_apart(drawn, self.num_starts)].to(found["point"])
             others = torch.cat([others, images(problem, found["point"].to(problem.dtype)).to(others)])
         points = torch.cat([found["point"][None], others])
-        count, dim = points.shape
-        shared = {
-            **found,
-            "points": points,
-            "trial": points,
-            "value": points.new_full((count,), -torch.inf),
-            "damping": points.new_full((count,), self.first_damping),
-            "score": torch.zeros_like(points),
-            "curvature": torch.eye(dim).to(points).repeat(count, 1, 1),
-            "length": points.new_full((count,), torch.inf),
-        }
-        prior = Look(shared["value"], shared["score"], shared["curvature"])
-        return shared | _of_prior(prior) | {"prior_usable": shared["length"] > 0}, start.local
+        climbs = NewtonAscent.begin(points, self.first_damping)
+        prior = Look(climbs.value, climbs.score, climbs.curvature)
+        usable = {"prior_usable": climbs.length > 0}
+        return found | climbs._asdict() | _of_prior(prior) | usable, start.local
 
     def prepare(self, problem: Problem, shared: State) -> State:
         """The prior at the trial points."""
         look = look_at_prior(problem, shared["trial"].to(problem.dtype))
-        usable = _finite(look)
+        usable = look.finite()
         kept = Look(*(choose(usable, part, 0.0) for part in look))
         return shared | _of_prior(kept) | {"prior_usable": usable}
 
@@ -169,31 +148,16 @@ class Modes(Algorithm):
             found = Look(*(widened(times, part) * part for part in look_at_likelihood(problem, points, few)))
         else:
             found = look_at_likelihood(problem, points, data)
-        usable = _finite(found)
+        usable = found.finite()
         parts = {name: choose(usable, part.double(), 0.0) for name, part in found._asdict().items()}
         return {**parts, "usable": usable}, local, {}
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """Keep the positions at which f has risen, and propose the next ones."""
-        seen = {name: messages[name].sum(0) + shared[f"prior_look_{name}"] for name in Look._fields}
-        usable = messages["usable"].all(0) & shared["prior_usable"] & _finite(Look(**seen))
-        rose = usable & (seen["value"] >= shared["value"])
-        kept = {name: choose(rose, seen[name], shared[name]) for name in Look._fields}
-        points = choose(rose, shared["trial"], shared["points"])
-        damping = torch.where(rose, shared["damping"] / self.growth, shared["damping"] * self.growth)
-        step, length = newton_steps(kept["score"], kept["curvature"], damping, self.min_curvature)
-        goes = (points + step).isfinite().all(1)  # not where the log density is flat to the last digit
-        longest = torch.finfo(length.dtype).max  # also where its square overflows
-        length = torch.where(goes, length.nan_to_num(nan=longest, posinf=longest), longest)
-        length = torch.where(kept["value"].isfinite(), length, torch.inf)
-        return {
-            **shared,
-            **kept,
-            "points": points,
-            "damping": damping,
-            "length": length,
-            "trial": points + choose(goes, step, 0.0),
-        }
+        look = Look(*(messages[name].sum(0) + shared[f"prior_look_{name}"] for name in Look._fields))
+        usable = messages["usable"].all(0) & shared["prior_usable"] & look.finite()
+        climbs = NewtonAscent(*(shared[name] for name in NewtonAscent._fields))
+        return shared | climbs.tell(look, usable, StepControl(self.growth, self.min_curvature))._asdict()
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """The longest next step in SDs, and how many starts have settled."""
@@ -223,16 +187,6 @@ def modes_of(shared: State, tolerance: float, same_mode: float) -> tuple[Tensor,
         if settled[i] and not bool(near.any()):
             chosen.append(i)
     return points[chosen], precision[chosen], torch.softmax(evidence[chosen], 0)
-
-
-def newton_steps(score: Tensor, curvature: Tensor, damping: Tensor, floor: float) -> tuple[Tensor, Tensor]:
-    """Damped steps (M, D), and the lengths of the undamped steps in the metric |H|, which are posterior SDs (M,)."""
-    scale = curvature.diagonal(dim1=-2, dim2=-1).abs().clamp_min(torch.finfo(score.dtype).tiny).rsqrt()
-    values, vectors = torch.linalg.eigh(scale.unsqueeze(-1) * curvature * scale.unsqueeze(-2))
-    size = values.abs().clamp_min(floor)
-    along = times(vectors.mT, scale * score)
-    step = scale * times(vectors, along / (size + damping.unsqueeze(-1)))
-    return step, (along.square() / size).sum(-1).sqrt()
 
 
 def look_at_prior(problem: Problem, points: Tensor) -> Look:
@@ -275,12 +229,6 @@ def _look(problem: Problem, log_density: Callable[[Tensor], Tensor], points: Ten
 
     seen: Look = problem.vmap(at)(points)
     return seen
-
-
-def _finite(look: Look) -> Tensor:
-    """Where all of a look is finite, (..., M)."""
-    value = look.value.isfinite()
-    return value & look.score.isfinite().all(-1) & look.curvature.isfinite().flatten(-2).all(-1)
 
 
 def _of_prior(look: Look) -> State:

@@ -29,7 +29,8 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.stein.contributions import ResidualContributions
-from pyro_fed.infer.stein.dsvgd import DSVGD, paced, residual_of
+from pyro_fed.infer.stein.dsvgd import DSVGD
+from pyro_fed.infer.stein.pace import paced
 
 #: Why a start without surrogates is refused.
 NO_SURROGATES = (
@@ -127,15 +128,10 @@ class ParallelDSVGD(DSVGD):
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
         """The change of the client's residual."""
-        const = self.others(problem, shared, local, data)
-        own = self.own_scores(problem, const, shared["white"], data)
-        figures = problem.mapped(self.discrepancy, (0, 0, 0))(shared["white"], const, own)
-        residual = residual_of(own, shared["white"], local)
-        return (
-            {"change": residual - local["residual"]},
-            {**local, "residual": residual},
-            {"client_ksd": figures["ksd"]},
-        )
+        arrival = self.arrival(problem, shared, local, data)
+        figures, residual = self.figures_at(problem, arrival), arrival.site.residual
+        change = {"change": residual - local["residual"]}
+        return change, {**local, "residual": residual}, {"client_ksd": figures["ksd"]}
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """Take in the changes."""

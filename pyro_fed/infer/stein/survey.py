@@ -55,9 +55,9 @@ from pyro_fed.infer.ep.settings import warm_sites
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.sites.gaussian_sites import as_state
 from pyro_fed.infer.sites.whitening import Coordinates, site_scores
-from pyro_fed.infer.stein.census import LEAST, Census, census_of
 from pyro_fed.infer.stein.concave import OneMode
 from pyro_fed.infer.stein.contributions import SurveyContributions
+from pyro_fed.infer.stein.importance import LEAST, Census, census_of
 from pyro_fed.infer.stein.modes import Modes, modes_of
 from pyro_fed.infer.stein.nearest import Nearest, is_at_rest, nearest_of
 from pyro_fed.infer.stein.starting_points import (

@@ -17,7 +17,7 @@ Letters: h_s `step`, λ_s `curvature`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -41,6 +41,29 @@ from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import STRUCTURES
 from pyro_fed.ops.langevin import STABLE, langevin_step
 from pyro_fed.ops.matrices import positive_part, times
+
+
+class Moments(NamedTuple):
+    """Mean and spread of a chain's positions so far, by Welford's recursion: no large sums.
+
+    Attributes:
+        mean: (D,).
+        squares: sum of the squares about it, (D, D) or its diagonal (D,).
+        number: of positions, ().
+    """
+
+    mean: Tensor
+    squares: Tensor
+    number: Tensor
+
+    def of_one_more(self, position: Tensor) -> Moments:
+        """With another position, (D,)."""
+        number = self.number + 1
+        before = position - self.mean
+        mean = self.mean + before / number
+        after = position - mean
+        own = before.unsqueeze(-1) * after if self.squares.ndim == 2 else before * after
+        return Moments(mean, self.squares + own, number)
 
 
 @explains_unknown
@@ -163,11 +186,11 @@ class LocalSGLD(Algorithm):
         rows, dims = with_batches(data, self.batch_size)
         wide = self.structure == "full"
         zeros = position.new_zeros(*position.shape, *position.shape[1:] if wide else ())
-        carry = (position, torch.zeros_like(position), zeros, position.new_zeros(len(position)))
-        (position, mean, squares, count), _ = problem.scan(self._step, carry, (step, rows), xs, steps, (0, dims))
+        begin = (position, Moments(torch.zeros_like(position), zeros, position.new_zeros(len(position))))
+        (position, moments), _ = problem.scan(self._step, begin, (step, rows), xs, steps, (0, dims))
         if not keep:
             return position, zeros
-        return mean, squares / widened(count - 1, squares)
+        return moments.mean, moments.squares / widened(moments.number - 1, moments.squares)
 
     def _step_sizes(self, problem: Problem, position: Tensor, data: ClientData) -> Tensor:
         if self.step_size is not None:
@@ -175,18 +198,12 @@ class LocalSGLD(Algorithm):
         curvature = largest_likelihood_curvature(problem, position, data).abs()
         return self.share_of_stable * STABLE / curvature.clamp_min(torch.finfo(position.dtype).eps)
 
-    def _step(self, problem: Problem, carry: Any, const: Any, x: Any) -> tuple[Any, tuple[()]]:
-        position, mean, squares, count = carry
-        step, rows = const
+    def _step(self, problem: Problem, carry: tuple[Tensor, Moments], const: Any, x: Any) -> tuple[Any, tuple[()]]:
+        """θ' = θ + h/2 ∇ log p(x_s | θ) + √h ξ, and the moments with θ'."""
+        (position, moments), (step, rows) = carry, const
         batch = batch_of(rows, x.get("picks"))
         position = langevin_step(position, grad(lambda z: problem.log_lik(z, batch))(position), step, x["normal"])
-        # Welford's recursion: no large sums.
-        count = count + 1
-        before = position - mean
-        mean = mean + before / count
-        after = position - mean
-        squares = squares + (before.unsqueeze(-1) * after if squares.ndim == 2 else before * after)
-        return (position, mean, squares, count), ()
+        return (position, moments.of_one_more(position)), ()
 
     def _surrogate(self, mean: Tensor, spread: Tensor, curvature: Tensor) -> tuple[Gaussian, Tensor]:
         """Site of each client, and whether it is tempered."""

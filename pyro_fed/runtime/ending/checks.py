@@ -217,7 +217,7 @@ def long_tails(judged: Judged) -> list[Finding]:
     seen, flat = judged.evidence, judged.draws.flatten(0, 1)
     near, tails = seen.near, list[Finding]()
     if near is not None:
-        tails = few_draws_tell(near, seen.quantities, flat, lambda: seen.census)
+        tails = few_draws_tell(near, seen.quantities, flat, lambda: seen.weighted_points)
     return [*tails, *as_numbers(seen), *reported_without_variance(judged.problem, flat)]
 
 

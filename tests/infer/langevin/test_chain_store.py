@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from pyro_fed.infer.langevin.chain_store import JUDGED_DRAWS, append, start_chains
+from pyro_fed.infer.langevin.chain_store import JUDGED_DRAWS, ChainStore, Draws
 from pyro_fed.ops.arviz_versions import ess, rhat
 
 
@@ -18,16 +18,15 @@ def autoregressive(chains, draws, correlations):
 
 def test_effective_draws_of_the_slowest_coordinate_are_those_of_all_draws():
     draws = autoregressive(3, 3 * JUDGED_DRAWS, np.array([0.0, 0.9, 0.98]))
-    columns = {"draws": draws, **dict.fromkeys(("client", "gradient_norm", "step_size"), draws[..., 0])}
-    found = append(start_chains(draws[:, 0]), columns)
+    found = ChainStore.begin(draws[:, 0]).append(Draws(draws, *[draws[..., 0]] * 3))
     want = ess(draws.numpy()).min()
-    assert abs(float(found["ess"]) / want - 1) < 0.05
-    assert abs(float(found["r_hat"]) - rhat(draws.numpy()).max()) < 0.005
+    assert abs(float(found.ess) / want - 1) < 0.05
+    assert abs(float(found.r_hat) - rhat(draws.numpy()).max()) < 0.005
 
 
 def test_as_many_draws_are_judged_as_a_large_target_needs():
     draws = autoregressive(2, 2 * JUDGED_DRAWS, np.array([0.0, 0.1]))
-    columns = {"draws": draws, **dict.fromkeys(("client", "gradient_norm", "step_size"), draws[..., 0])}
+    more = Draws(draws, *[draws[..., 0]] * 3)
     for wanted, all_of_them in ((None, False), (4 * JUDGED_DRAWS, True)):
-        found = float(append(start_chains(draws[:, 0]), columns, wanted)["ess"])
+        found = float(ChainStore.begin(draws[:, 0]).append(more, wanted).ess)
         assert (found > 2.5 * JUDGED_DRAWS) == all_of_them

@@ -12,7 +12,8 @@ from torch.func import grad
 import pyro_fed as pf
 from models import logistic_regression
 from pyro_fed.density.rows.batches import ClientData, Minibatch
-from pyro_fed.infer.langevin.conducive import anchor_score, conducive, score
+from pyro_fed.infer.langevin.client_state import ClientState
+from pyro_fed.infer.langevin.gradients import likelihood_score
 
 F = (0.1, 0.2, 0.4, 0.3)
 
@@ -40,15 +41,22 @@ def surrogates(dim, diagonal, seed=0):
     return pf.Given(precision.diagonal(dim1=-2, dim2=-1) if diagonal else precision, eta)
 
 
-def states(fed, algorithm):
+def clients(fed, algorithm, anchor=None):
+    """Each client with its estimate of the score, which may have a control variate at a point, and its rows."""
     _, local = algorithm.init(fed.problem, fed.num_clients, torch.Generator().manual_seed(0), None)
     data = fed.client_data()
     for k in range(fed.num_clients):
-        state = {name: value[k] for name, value in local.items()}
+        client = ClientState.of({name: value[k] for name, value in local.items()})
         rows = ClientData(data.rows, data.row_index[k], data.num_rows[k])
-        if "anchor_score" in state:
-            state["anchor_score"] = anchor_score(fed.problem, state, rows.full_batch())
-        yield state, rows
+        at = None
+        if client.anchor_score is not None:
+            at = client.anchor if anchor is None else anchor
+            client = client._replace(anchor_score=likelihood_score(fed.problem, at, rows.full_batch()))
+        yield client, algorithm.build_gradient(client, at), rows
+
+
+def score(problem, z, gradient, batch):
+    return gradient.estimate(problem, z, batch)[0]
 
 
 def full_gradient(fed, z):
@@ -74,12 +82,12 @@ def test_the_mean_over_clients_and_batches_is_the_full_gradient(fed, settings, d
     algorithm = pf.FSGLD(probabilities=F, surrogates=given, step_size=0.1, batch_size=batch_size, **settings)
     z = torch.linspace(-1.5, 2, dim, dtype=torch.float64)
     total = torch.zeros(dim, dtype=torch.float64)
-    for share, (state, rows) in zip(F, states(fed, algorithm), strict=True):
+    for share, (_, gradient, rows) in zip(F, clients(fed, algorithm), strict=True):
         n = int(rows.num_rows)
         batches = [rows.full_batch()]
         if batch_size == 1:
             batches = [rows.take(Minibatch(torch.tensor([i]), torch.tensor([float(n)]))) for i in range(n)]
-        total += share * sum(score(fed.problem, z, state, b) for b in batches) / len(batches)
+        total += share * sum(score(fed.problem, z, gradient, b) for b in batches) / len(batches)
     expected = full_gradient(fed, z)
     assert float((total - expected).abs().max()) < 1e-10 * max(1.0, float(expected.abs().max()))
 
@@ -89,13 +97,13 @@ def test_dsgld_is_equation_4(fed):
     algorithm = pf.DSGLD(probabilities=F, step_size=1e-4, surrogates=None, precondition=False, control_variate=False)
     z = torch.linspace(-1, 1, fed.problem.dim, dtype=torch.float64)
     problem = fed.problem
-    for share, (state, rows) in zip(F, states(fed, algorithm), strict=True):
+    for share, (_, gradient, rows) in zip(F, clients(fed, algorithm), strict=True):
         n = int(rows.num_rows)
         weight = torch.full((2,), n / 2, dtype=torch.float64)
         batch = rows.take(Minibatch(torch.tensor([0, 2]), weight))
         each = [grad(lambda t, i=i, b=batch: problem.pointwise_log_lik(t, b.rows)[i])(z) for i in range(2)]
         expected = grad(problem.log_prior)(z) + n / (share * 2) * sum(each)
-        torch.testing.assert_close(score(problem, z, state, batch), expected, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(score(problem, z, gradient, batch), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_the_conducive_gradient_is_equation_6(fed):
@@ -105,8 +113,8 @@ def test_the_conducive_gradient_is_equation_6(fed):
     plain = pf.DSGLD(probabilities=F, surrogates=given, control_variate=False)
     z = torch.linspace(0, 3, fed.problem.dim, dtype=torch.float64)
     sites = given.sites(fed.problem)
-    both = zip(F, states(fed, algorithm), states(fed, plain), strict=True)
-    for k, (share, (with_pull, rows), (without, _)) in enumerate(both):
+    both = zip(F, clients(fed, algorithm), clients(fed, plain), strict=True)
+    for k, (share, (_, with_pull, rows), (_, without, _)) in enumerate(both):
         g = sites.score(z).sum(0) - sites.score(z)[k] / share
         batch = rows.full_batch()
         difference = score(fed.problem, z, with_pull, batch) - score(fed.problem, z, without, batch)
@@ -118,13 +126,13 @@ def test_the_bound_holds_beyond_the_trust_radius_alone(fed):
     given = surrogates(fed.problem.dim, diagonal=False)
     tight = pf.FSGLD(probabilities=F, surrogates=given, step_size=0.1, trust=2.0, control_variate=False)
     free = pf.FSGLD(probabilities=F, surrogates=given, step_size=0.1, trust=None, control_variate=False)
-    (bounded, _), (linear, _) = next(states(fed, tight)), next(states(fed, free))
+    bounded, linear = (next(clients(fed, one))[0].conducive for one in (tight, free))
     direction = torch.ones(fed.problem.dim, dtype=torch.float64)
     differences, forces = [], []
     for reach in (1e-3, 1e3, 1e4):
-        z = bounded["anchor"] + reach * direction
-        differences.append(float((conducive(z, bounded) - conducive(z, linear)).abs().max()))
-        forces.append(float(conducive(z, bounded).norm()))
+        z = bounded.anchor + reach * direction
+        differences.append(float((bounded.at(z) - linear.at(z)).abs().max()))
+        forces.append(float(bounded.at(z).norm()))
     assert differences[0] == 0.0 and differences[1] > 0
     assert forces[2] == pytest.approx(forces[1], rel=1e-2)
 
@@ -134,11 +142,11 @@ def test_the_control_variate_is_exact_at_its_anchor(fed, batch_size):
     """At θ* every minibatch gives the gradient of all rows."""
     given = surrogates(fed.problem.dim, diagonal=False)
     algorithm = pf.FSGLD(surrogates=given, step_size=0.1, batch_size=batch_size or 5)
-    for state, rows in states(fed, algorithm):
+    for client, gradient, rows in clients(fed, algorithm):
         n = int(rows.num_rows)
         picks = Minibatch(torch.tensor([0, n - 1]), torch.full((2,), n / 2, dtype=torch.float64))
-        some = score(fed.problem, state["anchor"], state, rows.take(picks))
-        every = score(fed.problem, state["anchor"], state, rows.full_batch())
+        some = score(fed.problem, client.anchor, gradient, rows.take(picks))
+        every = score(fed.problem, client.anchor, gradient, rows.full_batch())
         torch.testing.assert_close(some, every, rtol=1e-9, atol=1e-9)
 
 
@@ -146,13 +154,11 @@ def test_a_control_variate_where_the_visit_began_has_no_noise_there(fed):
     """SVRG-LD: any minibatch gives the client's whole score at the chain's position when the visit began."""
     algorithm = pf.DSGLD(probabilities=F, step_size=1e-4, surrogates=None, precondition=False, control_variate="visit")
     z = torch.linspace(-1, 1, fed.problem.dim, dtype=torch.float64)
-    for share, (state, rows) in zip(F, states(fed, algorithm), strict=True):
-        state["visited"] = z
-        state["anchor_score"] = anchor_score(fed.problem, state, rows.full_batch())
+    for share, (_, gradient, rows) in zip(F, clients(fed, algorithm, z), strict=True):
         batch = rows.take(Minibatch(torch.tensor([1]), torch.tensor([float(rows.num_rows)])))
         prior = grad(fed.problem.log_prior)(z)
         likelihood = grad(lambda t, r=rows: fed.problem.log_lik(t, r.full_batch()))(z)
-        torch.testing.assert_close(score(fed.problem, z, state, batch), prior + likelihood / share)
+        torch.testing.assert_close(score(fed.problem, z, gradient, batch), prior + likelihood / share)
 
 
 def test_a_visit_computes_its_own_anchor():

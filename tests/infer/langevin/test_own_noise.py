@@ -174,12 +174,30 @@ def test_the_longest_visit_keeps_the_larger_of_both():
     assert longest_parallel_visit(0.03, known, 1, True, 0.01) == 0.01
 
 
-def test_a_large_model_is_not_measured_and_says_so(monkeypatch):
-    monkeypatch.setattr(Traits, "large", lambda *sizes: True)
+@pytest.mark.parametrize("settings", [{}, {"visit_error": 0.01}, {"visit_error": None}])
+def test_a_large_model_is_not_measured_and_says_so(settings, monkeypatch):
+    """Also where a bound is given, as in the recipe; any model is run so by `visit_error=None`."""
+    if settings.get("visit_error", 0) is not None:
+        monkeypatch.setattr(Traits, "large", lambda *sizes: True)
     exposure, y = case(4, one_informative=False)
     given = surrogates(exposure, y)[0]
     with pytest.warns(UserWarning, match="own noise moves their average is not measured on a model of 1 parameters"):
-        assert derived_visit(exposure, y, surrogates=given) == pytest.approx(0.2)
+        assert derived_visit(exposure, y, surrogates=given, **settings) == pytest.approx(0.2)
+
+
+def test_it_is_explained_that_a_large_model_is_not_measured(monkeypatch):
+    fed = federation(*case(4, one_informative=False))
+    assert ("visit_error", 0.03) in choices(fed)
+    monkeypatch.setattr(Traits, "large", lambda *sizes: True)
+    assert ("visit_error", None) in choices(fed)
+    assert "the clients' own noise is not measured on a large model (1 parameter)" in str(pf.explain(pf.FALD(), fed))
+    assert ("visit_error", 0.03) in choices(fed, step_size=0.1)  # nothing is derived
+
+
+def choices(fed, **settings):
+    """FALD's settings that the policy looks at, with their values."""
+    table = pf.explain(pf.FALD(**settings), fed).table
+    return list(table[table["algorithm"] == "FALD"][["setting", "value"]].itertuples(index=False, name=None))
 
 
 @pytest.mark.filterwarnings("default:only", "default:.*disagree")

@@ -9,6 +9,7 @@ from conjugate import NOISE_SD, PRIOR_SD, data, exact, model
 import pyro_fed as pf
 from pyro_fed.conventions import seeding
 from pyro_fed.errors import SettingError
+from pyro_fed.policy import langevin as policy
 
 PLAIN = {"surrogates": None, "precondition": False, "midpoint": False, "target_ess": None, "num_chains": 1}
 QUIET = {"progress": False, "log_likelihood": False, "audit": False, "seed": 3}
@@ -75,11 +76,18 @@ def test_by_default_it_ends_at_the_posterior():
 @pytest.mark.parametrize(
     ("settings", "match"),
     [
-        ({"control_variate": True}, "control_variate"),
-        ({"minibatches": "reshuffled"}, "minibatches"),
+        ({"control_variate": True}, "has no setting 'control_variate': the gradients that are kept .* SGLD takes it"),
+        ({"minibatches": "reshuffled"}, "has no setting 'minibatches': no row may stand twice"),
         ({"batch_size": None}, "nothing to correct"),
     ],
 )
 def test_settings_that_have_no_effect_are_refused(settings, match):
     with pytest.raises(SettingError, match=match):
         pf.SAGALD(**settings)
+
+
+def test_tables_that_are_too_large_are_refused_before_the_run(monkeypatch):
+    monkeypatch.setattr(policy, "LARGEST_TABLES", 4 * ROWS * 3 - 1)
+    with pytest.raises(SettingError, match="SAGALD: gradients of 60 rows in 3 dimensions for 4 chains are 720 numbers"):
+        run(pf.SAGALD(), num_rounds=1)
+    run(pf.SAGALD(num_chains=3), num_rounds=1)

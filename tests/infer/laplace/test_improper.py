@@ -9,7 +9,7 @@ import torch
 
 import pyro_fed as pf
 from pyro_fed.infer.sites.few_rows import log_likelihoods_at
-from pyro_fed.infer.surrogates.fedais import _computed
+from pyro_fed.infer.surrogates.log_densities import log_likelihoods_beyond_rounding
 
 QUIET = {"progress": False, "num_draws": 10, "log_likelihood": False, "compile": "off", "audit": False}
 
@@ -96,7 +96,7 @@ def test_rounding_is_seen_where_one_place_beside_a_draw_has_it_too(counts):
     far = 36 + 8 * torch.rand(300, 3, generator=generator, dtype=torch.float64)
     draws, data = torch.cat([near, far]).expand(5, -1, -1).contiguous(), fed.client_data()
     impossible = (log_likelihoods_at(fed.problem, draws, data) > 0).any(0)
-    unknown = _computed(fed.problem, draws, data).isnan().any(0)
+    unknown = log_likelihoods_beyond_rounding(fed.problem, draws, data).isnan().any(0)
     assert not unknown[:20].any() and int(impossible.sum()) > 100
     assert float((impossible & ~unknown).sum() / impossible.sum()) < 0.06
 

@@ -121,3 +121,23 @@ def test_turns_towards_sites_take_no_rows_and_end_where_turns_towards_rows_do(cl
     assert float(((towards_sites - towards_rows) / sd).abs().max()) < 0.03
     assert float(((towards_sites.mean(0) - mean) / sd).abs().max()) < 0.05
     assert float((towards_sites.std(0) / sd - 1).abs().max()) < 0.05
+
+
+def test_few_rows_whose_scores_are_straight_are_not_taken_in_every_step_either(monkeypatch):
+    """Linear rows of known noise are exactly their surrogates: the posterior is N(0.75 ȳ, 0.0375)."""
+
+    def located(y):
+        z = pyro.sample("z", dist.Normal(y.new_zeros(()), 0.387298334620742))  # variance 0.15
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(z, 1.0), obs=y)
+
+    def refused(*_):
+        raise AssertionError("rows were taken in every step")
+
+    monkeypatch.setattr(pf.DSVGD, "target_scores", refused)
+    y = torch.linspace(-1, 2, 20, dtype=torch.float64)
+    fed = pf.Federation(located, (y,), plate="data", num_clients=4)
+    z = pf.run(pf.DSVGD(start="gaussian"), fed, progress=False, audit=False).posterior["z"].values
+    precision = 20 + 1 / 0.15
+    assert abs(z.mean() - 20 * float(y.mean()) / precision) < 0.02 * precision**-0.5
+    assert abs(z.std() * precision**0.5 - 1) < 0.02

@@ -77,3 +77,28 @@ def test_all_rows_are_taken_where_single_ones_decide():
     found = few_rows.log_likelihoods_at(problem, draws, data)
     torch.testing.assert_close(found[0], exact[0], rtol=1e-12, atol=0)  # its rows decide
     torch.testing.assert_close(found[1:], exact[1:], rtol=0, atol=few_rows.AGREE)
+
+
+def test_the_control_variate_is_a_parabola_with_its_gradient():
+    """Of two clients, by the formula at each point, and by differentiation."""
+    generator = torch.Generator().manual_seed(2)
+    level, slope = (torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in ((2,), (2, 3)))
+    curvature = torch.randn(2, 3, 3, generator=generator, dtype=torch.float64)
+    away = torch.randn(2, 5, 3, generator=generator, dtype=torch.float64, requires_grad=True)
+    missed = few_rows.Quadratic(level, slope, curvature + curvature.mT)
+    expected = torch.stack(
+        [
+            torch.stack([a + b @ w - w @ e @ w / 2 for w in points])
+            for a, b, e, points in zip(*missed, away, strict=True)
+        ]
+    )
+    torch.testing.assert_close(missed.value(away), expected)
+    (gradient,) = torch.autograd.grad(expected.sum(), away)
+    torch.testing.assert_close(missed.gradient(away), gradient)
+
+
+@pytest.mark.parametrize(
+    ("dim", "rows", "numbers"), [(3, 16_383, []), (3, 16_384, [4096]), (200, 200_000, [10_000, 40_000])]
+)
+def test_so_many_rows_are_tried(dim, rows, numbers):
+    assert list(few_rows.row_numbers(dim, rows)) == numbers

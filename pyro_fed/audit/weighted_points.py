@@ -1,21 +1,16 @@
-"""Weighted points of the posterior (a census): drawn around a result's draws and wherever else it may have mass.
+"""Weighted points of the posterior, drawn around a result's draws and wherever else it may have mass.
 
-    w_s ∝ p(z_s) / Σ_j n_j t_5(z_s; m_j, S_j),    n_j points drawn of each Student's t so far
+They come from adaptive multiple importance sampling (`ops.adaptive_importance`), driven by a loop.
 
 **The first points** come from three places: a mixture that is fitted to the draws; their neighbourhood, with the widths
 `NEAR` and far larger ones, up to the prior's; and a mixture that is fitted to draws of the prior. So there are points
 in a slab around a spike, from which a search for modes climbs to the spike, and which chains from the spike do not
 enter.
 
-**The next points.** A mixture is fitted to all weighted points; those far out count more, since they dominate the
-variances. New points are drawn from it, and all points are weighted anew (Cornuet et al. 2012, *Adaptive multiple
-importance sampling*). This ends when the points are worth `ENOUGH` equally weighted ones and the tail of their weights
-can be trusted (Pareto's k, Vehtari et al.). The same is asked of the terms of the variances, w (z - m)². If the points
-are worth less than `WORTH` after `ROUNDS` rounds, as in many dimensions, there is no census.
+**The end.** No points are added once `SETTINGS` are met, of means and of variances, or after `ROUNDS` rounds. If the
+points are then worth less than `WORTH`, as in many dimensions, there are none.
 
 Where few rows stand for all (`few_rows`), they do so near the draws only. Then the points are drawn there only.
-
-Source: Owen & Zhou (2000), *Safe and effective importance sampling*, for mixtures; Vehtari et al. (2024) for k.
 """
 
 from __future__ import annotations
@@ -27,7 +22,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.audit.target import LARGE_BATCH, Target
-from pyro_fed.ops.importance import flattened, smoothed
+from pyro_fed.ops.adaptive_importance import COMPONENTS, FIT_STEPS, AdaptiveImportanceSampler, AdaptiveSettings
 from pyro_fed.ops.student_mixtures import Mixture, fitted
 
 #: Points of a round, as many as are computed together; and the most rounds.
@@ -37,15 +32,13 @@ POINTS, ROUNDS = LARGE_BATCH, 6
 NEAR, FACTOR, FARTHEST = (1.0, 1.5, 3.0), 3.0, 1000.0
 #: Shares of the first points: around the draws, farther out, and from the prior.
 AROUND, FARTHER, PRIOR = 0.5, 0.25, 0.25
-#: Degrees of freedom of each component; components of a fit, its steps, and the fewest points for each component.
-FREEDOM, COMPONENTS, STEPS, FEWEST = 5, 8, 10, 5
+#: No points are added once they are worth so many equally weighted ones, with a tail of the weights that can be
+#: trusted; a fit rests on five points a component.
+SETTINGS = AdaptiveSettings(enough=1000, longest_tail=0.5, fit_on=5 * COMPONENTS, second_moments=True)
+#: Points are used if they are worth at least so many.
+WORTH = 400
 #: With more parameters than this, importance weights are worth too little.
 LARGEST_DIM = 8
-#: Weighted points are used if they are worth at least `WORTH` equally weighted ones; none are added once they are worth
-#: `ENOUGH`; and Pareto's k may be at most `LONGEST_TAIL`.
-WORTH, ENOUGH, LONGEST_TAIL = 400, 1000, 0.5
-#: A weight whose logarithm is so much less than the largest one counts as zero.
-NOTHING = 100.0
 #: The most densities of rows that may be computed, about two seconds.
 DENSITIES = 200_000_000
 
@@ -81,36 +74,24 @@ def weighed_points(
     if problem.looped or problem.dim > LARGEST_DIM:
         return None
     rounds = 1 if target.evaluations * POINTS * ROUNDS > DENSITIES else ROUNDS
-    drawn = _first(target, draws, from_prior, generator).shared_out(POINTS).used()
-    every, white, value = drawn, target.centre.new_zeros(0, problem.dim), target.centre.new_zeros(0)
+    first = _first(target, draws, from_prior, generator).shared_out(POINTS)
+    sampler = AdaptiveImportanceSampler.start(SETTINGS, first, generator)
     for taken in range(1, rounds + 1):
-        fresh = drawn.draws(FREEDOM, generator)
-        white, value = torch.cat([white, fresh]), torch.cat([value, target.values(fresh)])
-        log_weights = value - every.log_density(white, FREEDOM)
-        if not bool(log_weights.isfinite().any()):
+        sampler = sampler.tell(target.values(sampler.trial))
+        if sampler.all_impossible:
             return None
-        found = smoothed(log_weights.clamp_min(float(log_weights.max()) - NOTHING))
-        trusted = found.pareto_k <= LONGEST_TAIL
-        enough = trusted and found.effective >= ENOUGH
-        if taken == rounds or (enough and _longest_of_squares(found.weights, white) <= LONGEST_TAIL):
-            return _kept(found.weights, white, log_weights) if trusted and found.effective >= WORTH else None
-        flat = flattened(log_weights + white.square().mean(1).log1p(), FEWEST * COMPONENTS)
-        drawn = fitted(white, flat, COMPONENTS, STEPS, generator).shared_out(POINTS).used()
-        every = every.joined(drawn)
-    return None
+        if taken == rounds or sampler.is_enough():
+            break
+        sampler = sampler.draw(sampler.refit(generator).shared_out(POINTS), generator)
+    found = sampler.smoothed
+    return _some(sampler) if found.pareto_k <= SETTINGS.longest_tail and found.effective >= WORTH else None
 
 
-def _longest_of_squares(weights: Tensor, white: Tensor) -> float:
-    """Pareto's k of weights times squared distances, whose mean is a variance: the largest over coordinates."""
-    away = (white - weights @ white).square()
-    terms = (weights.unsqueeze(1) * away).clamp_min(torch.finfo(away.dtype).tiny).log()
-    return max(smoothed(term.clamp_min(float(term.max()) - NOTHING)).pareto_k for term in terms.T)
-
-
-def _kept(weights: Tensor, white: Tensor, log_weights: Tensor) -> Weighed:
+def _some(sampler: AdaptiveImportanceSampler) -> Weighed:
     """The points whose weights are not negligible: on a site's own scale, the others may be extremely far away."""
-    some = log_weights > log_weights.max() - NOTHING
-    return Weighed(weights[some] / weights[some].sum(), white[some])
+    weights, logs = sampler.smoothed.weights, sampler.log_weights
+    some = logs > logs.max() - SETTINGS.zero
+    return Weighed(weights[some] / weights[some].sum(), sampler.points[some])
 
 
 def _first(
@@ -133,7 +114,7 @@ def _first(
 def _fit(points: Tensor, generator: torch.Generator) -> Mixture:
     """A mixture fitted to points (S, D) of equal weight."""
     even = torch.full((len(points),), 1 / len(points), dtype=torch.float64)
-    return fitted(points, even, COMPONENTS, STEPS, generator)
+    return fitted(points, even, COMPONENTS, FIT_STEPS, generator)
 
 
 def _rungs(most: float) -> Tensor:

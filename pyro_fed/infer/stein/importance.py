@@ -13,10 +13,9 @@ least `fits`, particles start from the modes' Gaussians. There is one exception:
 is so far from all modes that particles would not come there, as a slab's beside its spike, or that of a mode which no
 climb has found.
 
-**Otherwise** a mixture of Student-t's is fitted to the weighted points, the next points are drawn from it, and all are
-weighed anew, until they are worth `worth` equal ones with a tail that can be trusted (Cornuet et al. 2012, *Adaptive
-multiple importance sampling*; Cappé et al. 2008). While few points carry all the weight, the fit uses w_s^β, with the
-largest β that leaves the points worth `fewest` a dimension.
+**Otherwise** this is adaptive multiple importance sampling (`ops.adaptive_importance`), driven by rounds, until the
+points are worth `worth` equal ones with a tail that can be trusted. While few points carry all the weight, a fit rests
+on `fewest` a dimension.
 
 Only values are needed, no derivatives: a client sends one number a point in each round.
 
@@ -41,8 +40,15 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.density.scores import clients_log_likelihoods
 from pyro_fed.infer.stein.modes import Modes, modes_of
+from pyro_fed.ops.adaptive_importance import (
+    COMPONENTS,
+    FIT_STEPS,
+    FREEDOM,
+    AdaptiveImportanceSampler,
+    AdaptiveSettings,
+)
 from pyro_fed.ops.cholesky import equilibrated_cholesky
-from pyro_fed.ops.importance import LARGEST, LARGEST_PARETO_K, flattened, smoothed
+from pyro_fed.ops.importance import LARGEST, LARGEST_PARETO_K
 from pyro_fed.ops.student_mixtures import Mixture, fitted
 
 #: The most parameters for which weights are tried.
@@ -90,9 +96,9 @@ class Census(Algorithm):
     worth: float = 200.0
     fits: float = 0.75
     beyond: float = 0.01
-    components: int = 8
-    fit_steps: int = 10
-    freedom: int = 5
+    components: int = COMPONENTS
+    fit_steps: int = FIT_STEPS
+    freedom: int = FREEDOM
     fewest: float = 10.0
     temperature: float = 1.0
     min_curvature: float = 1e-6
@@ -121,29 +127,29 @@ class Census(Algorithm):
         draws = problem.init(self.num_starts, generator).double()
         even = torch.full((self.num_starts,), 1 / self.num_starts, dtype=torch.float64)
         modes = modes_as_mixture(start.shared)
-        wide = fitted(
-            draws, even, min(self.components, self.num_starts // STARTS_A_COMPONENT), self.fit_steps, generator
-        )
+        wide = fitted(draws, even, min(COMPONENTS, self.num_starts // STARTS_A_COMPONENT), FIT_STEPS, generator)
         mixture = wide.shared_out(half)
         if len(modes.counts):
             spread = modes._replace(counts=0.5 * (modes.counts + 1 / len(modes.counts)))  # a small mode is seen too
             mixture = spread.shared_out(count - half).joined(mixture)
         seed = torch.randint(2**31, (), generator=generator)
-        shared = start.shared | self._drawn(mixture.wider(self._inflation(problem.dim)).used(), seed)
-        none = draws.new_zeros(0)
-        shared |= {"census_points": draws[:0], "census_value": none, "census_weights": none, "census_seed": seed}
+        sampler = AdaptiveImportanceSampler.start(self._settings(problem.dim, count), mixture, _generator(seed))
         figures = {"census_worth": 0.0, "census_k": torch.inf, "census_fits": 0.0, "census_beyond": 1.0}
+        shared = start.shared | as_state(sampler) | {"census_weights": draws.new_zeros(0), "census_seed": seed}
         return shared | {name: torch.tensor(value, dtype=torch.float64) for name, value in figures.items()}, start.local
 
-    def _inflation(self, dim: int) -> float:
-        """How much wider than a component proposals are: √2 in one dimension, less in many, where width costs more."""
-        return math.sqrt(1 + dim**-0.5)
+    def _settings(self, dim: int, drawn: int) -> AdaptiveSettings:
+        """Of the sampler, with so many parameters, whose last points are so many.
 
-    def _drawn(self, mixture: Mixture, seed: Tensor, before: Mixture | None = None) -> State:
-        generator = seeding.torch_generator(int(seed), seeding.SERVER)
-        trial = mixture.draws(self.freedom, generator)
-        every = mixture if before is None else before.joined(mixture)
-        return {"census_trial": trial, **{f"census_{name}": part for name, part in every._asdict().items()}}
+        Proposals are wider than a fit by √2 in one dimension, and by less in many, where width costs more.
+        """
+        return AdaptiveSettings(
+            enough=self.worth,
+            longest_tail=LARGEST_PARETO_K,
+            fit_on=min(self.fewest * dim, 0.5 * drawn),
+            widening=math.sqrt(1 + dim**-0.5),
+            zero=-IMPOSSIBLE,
+        )
 
     def download(self, shared: State, clients: Tensor) -> State:
         """The points."""
@@ -162,37 +168,26 @@ class Census(Algorithm):
 
     def refine(self, problem: Problem, shared: State) -> State:
         """Weigh all points, and draw the next ones."""
-        trial = shared["census_trial"]
-        prior = problem.log_prior(trial.to(problem.dtype)).double()
-        new = prior + shared["census_new"]
-        points = torch.cat([shared["census_points"], trial])
+        sampler = sampler_of(shared, self._settings(problem.dim, len(shared["census_trial"])))
+        new = problem.log_prior(sampler.trial.to(problem.dtype)).double() + shared["census_new"]
         known = (new > IMPOSSIBLE / 2) & (new < LARGEST)
-        value = torch.cat([shared["census_value"], torch.where(known, new, -torch.inf)])
-        if not bool(value.isfinite().any()):
+        sampler = sampler.tell(torch.where(known, new, -torch.inf))
+        if sampler.all_impossible:
             return shared
-        mixture = census_mixture(shared)
-        log_q = mixture.log_density(points, self.freedom)
-        found = smoothed((value - log_q).clamp_min(IMPOSSIBLE))
-        modes = modes_as_mixture(shared)
-        weighed = {"census_points": points, "census_value": value, "census_weights": found.weights}
-        figures = {
-            "census_worth": log_q.new_tensor(found.effective),
-            "census_k": log_q.new_tensor(found.pareto_k),
-            "census_fits": log_q.new_tensor(0.0),
-            "census_beyond": log_q.new_tensor(1.0),
-        }
-        expected = modes.log_density(points, torch.inf) - log_q if len(modes.counts) else log_q.new_zeros(0)
-        if bool(expected.isfinite().any()):  # a climb into a funnel's neck ends so narrow that no point is near
-            figures["census_fits"] = torch.minimum(found.weights, torch.softmax(expected, 0)).sum()
-            figures["census_beyond"] = found.weights[far_from(modes, points)].sum()
-        shared = {**shared, **weighed, **figures}
-        if self._enough(self._figures(shared)):
-            return shared
-        generator = seeding.torch_generator(int(shared["census_seed"]), seeding.SERVER, len(points))
-        flat = flattened(value - log_q, min(self.fewest * problem.dim, 0.5 * len(trial)))
-        fit = fitted(points, flat, self.components, self.fit_steps, generator).shared_out(self.num_points)
-        seed = torch.randint(2**31, (), generator=generator)
-        return {**shared, **self._drawn(fit.wider(self._inflation(problem.dim)).used(), seed, mixture)}
+        found, modes = sampler.smoothed, modes_as_mixture(shared)
+        figures = {"worth": found.effective, "k": found.pareto_k, "fits": 0.0, "beyond": 1.0}
+        expected = modes.log_density(sampler.points, torch.inf) - sampler.log_proposals if len(modes.counts) else None
+        if expected is not None and bool(expected.isfinite().any()):
+            # None is finite where a climb into a funnel's neck ends so narrow that no point is near.
+            figures["fits"] = float(torch.minimum(found.weights, torch.softmax(expected, 0)).sum())
+            figures["beyond"] = float(found.weights[far_from(modes, sampler.points)].sum())
+        as_tensors = {f"census_{name}": found.weights.new_tensor(value) for name, value in figures.items()}
+        shared = {**shared, "census_weights": found.weights, **as_tensors}
+        if not self._enough(figures):
+            generator = seeding.torch_generator(int(shared["census_seed"]), seeding.SERVER, len(sampler.points))
+            fit = sampler.refit(generator).shared_out(self.num_points)
+            sampler = sampler.draw(fit, _generator(torch.randint(2**31, (), generator=generator)))
+        return shared | as_state(sampler)
 
     def _enough(self, figures: dict[str, float]) -> bool:
         good = figures["worth"] >= self.worth and figures["k"] <= LARGEST_PARETO_K
@@ -240,6 +235,20 @@ def census_of(found: State) -> tuple[Tensor, Tensor] | None:
     return found["census_points"], found["census_weights"]
 
 
-def census_mixture(shared: State) -> Mixture:
-    """What all points so far were drawn from."""
-    return Mixture(*(shared[f"census_{name}"] for name in Mixture._fields))
+def as_state(sampler: AdaptiveImportanceSampler) -> State:
+    """The sampler's tensors as the state names them."""
+    proposals = {f"census_{name}": part for name, part in sampler.proposals._asdict().items()}
+    points = {"census_trial": sampler.trial, "census_points": sampler.points, "census_value": sampler.log_density}
+    return {**points, **proposals}
+
+
+def sampler_of(shared: State, settings: AdaptiveSettings) -> AdaptiveImportanceSampler:
+    """The sampler of which a state has the tensors."""
+    proposals = Mixture(*(shared[f"census_{name}"] for name in Mixture._fields))
+    points = (shared[f"census_{name}"] for name in ("trial", "points", "value"))
+    return AdaptiveImportanceSampler(settings, proposals, *points)
+
+
+def _generator(seed: Tensor) -> torch.Generator:
+    """Of the points that are drawn next."""
+    return seeding.torch_generator(int(seed), seeding.SERVER)

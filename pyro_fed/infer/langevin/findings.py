@@ -1,0 +1,104 @@
+"""What speaks against draws of Langevin chains, and the cures."""
+
+from __future__ import annotations
+
+import math
+
+from pyro_fed.algorithm.record import NONCENTRED, Record
+from pyro_fed.codes import sentences
+from pyro_fed.codes.finding import Finding
+from pyro_fed.density.checks.funnels import funnel_hint
+from pyro_fed.density.problem import Problem
+from pyro_fed.infer.langevin.chain_diagnostics import fewest_effective, r_hat_limit
+from pyro_fed.infer.langevin.chain_store import FEWEST
+from pyro_fed.infer.surrogates.local_sgld import tempered_clients
+
+#: Why chains that have no R-hat have none where their steps are derived.
+TOO_NARROW = (
+    "steps are scaled by the Gaussian's SDs, which are narrower there than the dtype can tell, as in "
+    "the neck of a funnel, where a Gaussian says nothing of the rest. float64 and more rounds do not help: give "
+    "parameters whose scale is itself unknown a form in which it is not (fed.noncentred)"
+)
+#: Share of the longest visit below which chains that are too short are told why.
+SHORT = 0.5
+
+
+def of_chains(
+    record: Record, problem: Problem, num_chains: int, burn_in: int, step_size: float | None
+) -> list[Finding]:
+    """Chains that disagree, too few effective draws, and clients whose surrogates are poor.
+
+    Args:
+        record: what happened in the run.
+        problem: the model's densities.
+        num_chains: M.
+        burn_in: as it was set.
+        step_size: h, as it was set; None where it was derived.
+    """
+    tempered, last = tempered_clients(record), record.latest
+    if last.get("kept", 0) == 0:
+        end = f"the run ended within burn_in={burn_in} steps of full length"
+        return [sentences.no_draw_kept(end=end), *tempered]
+    if math.isnan(last["ess"]):
+        why = TOO_NARROW if step_size is None else f"step_size={step_size:.3g} is too small for its numbers"
+        still = last["kept"] >= FEWEST
+        few = sentences.too_few_draws_of_a_chain
+        none = sentences.chains_stood_still(why=why) if still else few(draws=round(last["kept"]))
+        return [none, *_hint(record, problem), *tempered]
+    notes = list[Finding]()
+    limit = r_hat_limit(num_chains)
+    if num_chains > 1 and not last["r_hat"] <= limit:
+        notes.append(sentences.chains_disagree(chains=num_chains, r_hat=last["r_hat"], limit=f"{limit:.3g}"))
+        notes += _hint(record, problem)
+    fewest = fewest_effective(num_chains)
+    if not last["ess"] >= fewest:
+        notes.append(
+            sentences.too_few_effective_draws(
+                effective=last["ess"], needed=fewest, chain_is_short=False, cures=["run more rounds"]
+            )
+        )
+    return notes + tempered
+
+
+def _hint(record: Record, problem: Problem) -> list[Finding]:
+    """The non-centred form for a funnel, unless a plan tries it."""
+    hints = [] if NONCENTRED in record.planned else funnel_hint(problem)
+    return [sentences.funnel_is_likely(hint=hint) for hint in hints]
+
+
+def with_reason_of_short_visits(
+    notes: list[Finding], visit: float, visit_time: float, visit_error: float
+) -> list[Finding]:
+    """What speaks against FALD's chains, with the cure where the clients' own noise has made visits short.
+
+    Args:
+        notes: what speaks against them.
+        visit: h T.
+        visit_time: the longest that it may be.
+        visit_error: what the clients' own noise may move.
+    """
+    if not notes or visit >= SHORT * visit_time:
+        return notes
+    why = (
+        f"Visits last {visit:.2g} in place of visit_time={visit_time:g}, as long as the noise that "
+        f"clients have of their own moves nothing by more than visit_error={visit_error:g}: use FSGLD(), "
+        "or local_steps=1 with midpoint=False, which has none"
+    )
+    return [notes[0].with_cure(why), *notes[1:]]
+
+
+def of_unmeasured_noise(problem: Problem) -> Finding:
+    """FALD's visits, whose bias nobody has measured."""
+    cure = "use FSGLD(), or local_steps=1 with midpoint=False, which has none"
+    return sentences.noise_of_clients_unmeasured(parameters=problem.dim, cures=[cure])
+
+
+def step_advice(step_size: float, is_given: bool) -> str:
+    """The cure of a chain that left the finite numbers: a smaller step, or less noise from minibatches.
+
+    Args:
+        step_size: h that it had.
+        is_given: whether a user has given it.
+    """
+    reduce = "reduce step_size below its present" if is_given else "give a step_size below the derived"
+    return f"{reduce} {step_size:.3g}, or raise batch_size"

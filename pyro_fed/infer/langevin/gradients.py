@@ -1,0 +1,243 @@
+"""Estimates of the posterior's score at a client: one class for each equation, whose fields are what a client keeps.
+
+Source: el Mekkaoui et al., *Federated stochastic gradient Langevin dynamics*, Eq. (4)-(7), Algorithm 1.
+
+    MinibatchScore        v_s(θ) = ∇ log p(θ) + 1/f_s Σ_batch w_i ∇ log p(x_i | θ),    w_i = N_s/m         (4)
+    ControlVariateScore   v_s(θ) = ∇ log p(θ) + 1/f_s Σ_batch w_i [∇ log p(x_i | θ) - ∇ log p(x_i | θ*)]
+                                              + 1/f_s Σ_all ∇ log p(x_i | θ*)
+    SagaScore             v_s(θ) = ∇ log p(θ) + 1/f_s Σ_batch w_i [∇ log p(x_i | θ) - g_i] + 1/f_s Σ_all g_i
+    ConduciveScore        v_s(θ) + α g_s(θ),    g_s(θ) = ∇ log q(θ) - 1/f_s ∇ log q_s(θ),   q = Π_s q_s     (6), (7)
+
+The control variate is taken at one point θ* (Baker et al., 2019), or where the chain is when a visit begins, which is
+SVRG-LD (Dubey et al., 2016, Algorithm 2). SAGA-LD (Algorithm 1 there) keeps the gradient g_i that each row had when it
+was last drawn: its memory, which a step hands on to the next. The f-weighted mean of each estimate over clients and
+minibatches is the posterior's score.
+
+With Gaussian surrogates g_s is linear, so that a client holds its value at one point θ* and its slope:
+
+    g_s(θ) = g_s(θ*) - (P - P_s/f_s)(θ - θ*),    P = Σ_s P_s
+
+and one evaluation costs one product of a matrix and a vector, whatever the number of clients.
+
+Deviation (`trust`): beyond R posterior SDs from θ*, g_s is taken at the point of that distance in θ's direction.
+P - P_s/f_s is indefinite, so that far out g_s would drive a chain away exponentially while it stays at one client. The
+point is the same for all clients, so the f-weighted mean of g_s is still zero.
+
+Fields have a leading axis of clients where they stand beside others; in a step they are those of one client.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.func import grad
+
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import Batch
+from pyro_fed.ops.gaussian import Gaussian
+from pyro_fed.ops.matrices import times_transposed
+
+#: What an estimate remembers from step to step, a pytree; () of all but `SagaScore`.
+Memory = Any
+
+
+class Score(Protocol):
+    """An estimate of the posterior's score: one of the classes below."""
+
+    def estimate(
+        self, problem: Problem, z: Tensor, batch: Batch, picks: Any = (), memory: Memory = ()
+    ) -> tuple[Tensor, Memory]:
+        """The estimate at θ, (D,), and the memory after it.
+
+        Args:
+            problem: the model's densities.
+            z: θ, (D,).
+            batch: the rows of the step, with their weights.
+            picks: which of the client's rows these are; () where they are all.
+            memory: of the step before.
+        """
+
+
+class MinibatchScore(NamedTuple):
+    """Eq. (4), of the rows of a step alone.
+
+    Attributes:
+        inverse_f: 1/f_s.
+    """
+
+    inverse_f: Tensor
+
+    def estimate(
+        self, problem: Problem, z: Tensor, batch: Batch, picks: Any = (), memory: Memory = ()
+    ) -> tuple[Tensor, Memory]:
+        """v_s(θ), see `Score`."""
+
+        def log_target(z: Tensor) -> Tensor:
+            log_prior, pointwise = problem.log_parts(z, batch.rows)
+            return log_prior + self.inverse_f * (pointwise * batch.weight).sum()
+
+        return grad(log_target)(z), memory
+
+
+class ControlVariateScore(NamedTuple):
+    """Eq. (4) with each row's gradient less the one at θ*, of which the sum over all rows is known.
+
+    Attributes:
+        inverse_f: 1/f_s.
+        anchor: θ*, (D,).
+        anchor_score: Σ ∇ log p(x_i | θ*) over all rows of the client, (D,).
+    """
+
+    inverse_f: Tensor
+    anchor: Tensor
+    anchor_score: Tensor
+
+    def estimate(
+        self, problem: Problem, z: Tensor, batch: Batch, picks: Any = (), memory: Memory = ()
+    ) -> tuple[Tensor, Memory]:
+        """v_s(θ), see `Score`."""
+
+        def log_target(z: Tensor, prior_weight: Tensor) -> Tensor:
+            log_prior, pointwise = problem.log_parts(z, batch.rows)
+            return prior_weight * log_prior + self.inverse_f * (pointwise * batch.weight).sum()
+
+        # One pass for both points; the prior has no rows and needs no correction.
+        both = torch.stack([z, self.anchor])
+        here, there = problem.vmap(grad(log_target))(both, torch.eye(2, dtype=z.dtype, device=z.device)[0])
+        return here - there + self.inverse_f * self.anchor_score, memory
+
+
+class Table(NamedTuple):
+    """The memory of `SagaScore`.
+
+    Attributes:
+        table: g_i, (N, D).
+        table_sum: Σ g_i, (D,).
+    """
+
+    table: Tensor
+    table_sum: Tensor
+
+
+class SagaScore(NamedTuple):
+    """Eq. (4) with each row's gradient less the one that it had when it was last drawn.
+
+    Attributes:
+        inverse_f: 1/f_s.
+    """
+
+    inverse_f: Tensor
+
+    def estimate(
+        self, problem: Problem, z: Tensor, batch: Batch, picks: Any = (), memory: Memory = ()
+    ) -> tuple[Tensor, Memory]:
+        """v_s(θ), and the table with the rows' gradients at θ in the place of their old ones, see `Score`."""
+        # The table has each row once, at its power; the weight N/m that makes up for those not drawn comes after.
+        once = Batch(batch.rows, batch.weight / picks.weight)
+        change = row_scores(problem, z, once) - memory.table[picks.position]
+        likelihood = self.inverse_f * (picks.weight @ change)
+        score = grad(problem.log_prior)(z) + likelihood + self.inverse_f * memory.table_sum
+        table = torch.index_put(memory.table, (picks.position,), change, accumulate=True)
+        return score, Table(table, memory.table_sum + change.sum(0))
+
+
+class TrustRegion(NamedTuple):
+    """R posterior SDs about θ*.
+
+    Attributes:
+        metric: the posterior's precision, by which distances are measured, (D, D) or (D,).
+        radius: R.
+    """
+
+    metric: Tensor
+    radius: Tensor
+
+    def reach(self, offset: Tensor) -> Tensor:
+        """The part of a way from θ* that is within it."""
+        distance = (offset * times_transposed(self.metric, offset)).sum().sqrt()
+        return (self.radius / distance).clamp_max(1.0)
+
+
+class Conducive(NamedTuple):
+    """α g_s of Eq. (6), which is linear.
+
+    Attributes:
+        anchor: θ*, (D,).
+        value: α g_s(θ*), (D,).
+        slope: α (P - P_s/f_s), (D, D) or (D,).
+        region: beyond which it stops growing; () where it grows everywhere.
+    """
+
+    anchor: Tensor
+    value: Tensor
+    slope: Tensor
+    region: TrustRegion | tuple[()] = ()
+
+    def at(self, z: Tensor) -> Tensor:
+        """α g_s(θ), or at the nearest trusted point, (D,)."""
+        offset = z - self.anchor
+        # Both matrices are symmetric: compiled, sums that run along columns are several times as fast.
+        change = times_transposed(self.slope, offset)
+        if self.region:
+            change = self.region.reach(offset) * change
+        return self.value - change
+
+
+class ConduciveScore(NamedTuple):
+    """Eq. (7): an estimate v_s with the conducive gradient added.
+
+    Attributes:
+        unbiased: v_s.
+        conducive: α g_s.
+    """
+
+    unbiased: Score
+    conducive: Conducive
+
+    def estimate(
+        self, problem: Problem, z: Tensor, batch: Batch, picks: Any = (), memory: Memory = ()
+    ) -> tuple[Tensor, Memory]:
+        """v_s(θ) + α g_s(θ), see `Score`."""
+        score, memory = self.unbiased.estimate(problem, z, batch, picks, memory)
+        return score + self.conducive.at(z), memory
+
+
+def with_conducive_gradient(unbiased: Score, conducive: Conducive | None) -> Score:
+    """Eq. (7), or the estimate alone where clients have no conducive gradient."""
+    return unbiased if conducive is None else ConduciveScore(unbiased, conducive)
+
+
+def conducive_gradients(sites: Gaussian, shares: Tensor, anchor: Tensor, weight: float) -> Conducive:
+    """α g_s of all clients, everywhere linear, in the anchor's dtype.
+
+    Args:
+        sites: q_s, batch (K,).
+        shares: f_s, (K,).
+        anchor: θ*, (D,).
+        weight: α.
+    """
+    own = sites.power(1 / shares.to(sites.eta.dtype))
+    product = sites.product_over()
+    at = anchor.to(sites.eta.dtype)
+    value = weight * (product.score(at) - own.score(at))
+    slope = weight * (product.precision - own.precision)
+    return Conducive(anchor.expand(len(shares), *anchor.shape), value.to(anchor.dtype), slope.to(anchor.dtype))
+
+
+def likelihood_score(problem: Problem, z: Tensor, batch: Batch) -> Tensor:
+    """∇ log p(x | θ) of a batch, (D,)."""
+    score: Tensor = grad(lambda z: problem.log_lik(z, batch))(z)
+    return score
+
+
+def row_scores(problem: Problem, z: Tensor, batch: Batch) -> Tensor:
+    """Gradient of each row's log-likelihood times its weight: (m, D)."""
+
+    def weighted(at: Tensor, which: Tensor) -> Tensor:
+        return (problem.log_parts(at, batch.rows)[1] * which).sum()
+
+    each = torch.eye(len(batch.weight), dtype=z.dtype, device=z.device) * batch.weight
+    scores: Tensor = problem.vmap(grad(weighted), (None, 0))(z, each)
+    return scores

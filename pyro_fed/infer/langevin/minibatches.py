@@ -1,0 +1,37 @@
+"""Minibatches of a visit, beside clients that take all of their rows."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from pyro_fed.density.rows.batches import Minibatch
+
+
+@lru_cache(maxsize=8)
+def no_picks(batch_size: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    """What a client draws of minibatches that takes all its rows: `picked` makes them where others have some."""
+    return {
+        "position": torch.zeros(0, batch_size, dtype=torch.int64),
+        "weight": torch.zeros(0, batch_size, dtype=dtype),
+    }
+
+
+def picked(position: Tensor, weight: Tensor, num_rows: Tensor, steps: int) -> Minibatch:
+    """Minibatches (T, C, m), with all rows of the clients that have at most m: those drew none.
+
+    Args:
+        position: of the rows drawn, (T, C, m), or (0, C, m) where no client has drawn any.
+        weight: of each, of the same shape.
+        num_rows: of each client, (C,).
+        steps: T.
+    """
+    slot = torch.arange(position.shape[-1], device=num_rows.device)
+    rows = num_rows.unsqueeze(-1)
+    if not len(position):  # nobody drew any
+        position, weight = (part.new_zeros(steps, *part.shape[1:]) for part in (position, weight))
+    whole, has = rows <= len(slot), slot < rows
+    position = torch.where(whole, slot % rows.clamp_min(1), position)
+    return Minibatch(position, torch.where(whole, has.to(weight.dtype), weight))

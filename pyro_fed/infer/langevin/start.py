@@ -1,0 +1,112 @@
+"""Where chains begin, and what is known of the posterior there: at draws of p(θ) Π_s q_s(θ), or of the prior.
+
+The covariance A A' of that Gaussian is the preconditioner, and its mode θ* is where control variates and conducive
+gradients are taken.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyro_fed.algorithm.contract import Start
+from pyro_fed.density.problem import Problem
+from pyro_fed.infer.langevin.client_state import ClientState
+from pyro_fed.infer.langevin.gradients import TrustRegion, conducive_gradients
+from pyro_fed.infer.surrogates.surrogates import fitted, one_each
+from pyro_fed.ops.gaussian import Gaussian
+
+
+class Fitted(NamedTuple):
+    """The surrogates q_s, batch (K,), and the Gaussian p(θ) Π_s q_s(θ)."""
+
+    sites: Gaussian
+    target: Gaussian
+
+
+class Beginning(NamedTuple):
+    """Where chains begin.
+
+    Attributes:
+        position: of the M chains, (M, D).
+        anchor: θ*, (D,).
+        factor: A, (D, D) or its diagonal (D,).
+        gaussians: what is known of the posterior; () without surrogates.
+    """
+
+    position: Tensor
+    anchor: Tensor
+    factor: Tensor
+    gaussians: Fitted | tuple[()] = ()
+
+
+def at_prior(problem: Problem, num_chains: int, generator: torch.Generator) -> Beginning:
+    """Draws of the prior."""
+    zero = torch.zeros(problem.dim, dtype=problem.dtype)
+    return Beginning(problem.init(num_chains, generator), zero, torch.ones_like(zero))
+
+
+def at_surrogates(
+    problem: Problem,
+    surrogates: object,
+    start: Start | None,
+    num_chains: int,
+    precondition: bool,
+    generator: torch.Generator,
+) -> Beginning:
+    """Draws of p(θ) Π_s q_s(θ).
+
+    Args:
+        problem: the model's densities.
+        surrogates: `Given`, or the algorithm whose final states are `start`.
+        start: of that algorithm.
+        num_chains: M.
+        precondition: whether its covariance is the preconditioner.
+        generator: source of randomness.
+    """
+    gaussians = Fitted(*fitted(problem, surrogates, start))
+    target = gaussians.target
+    position = target.sample(num_chains, generator).to(problem.dtype)
+    factor = target.root() if precondition else torch.ones_like(target.eta)
+    return Beginning(position, target.mean().to(problem.dtype), factor.to(problem.dtype), gaussians)
+
+
+def new_clients(begin: Beginning, share: Tensor) -> ClientState:
+    """The clients' states before their first visits.
+
+    Args:
+        begin: where the chains begin.
+        share: f_s, (K,).
+    """
+
+    def each(value: Tensor) -> Tensor:
+        """One for each client."""
+        return value.expand(len(share), *value.shape)
+
+    return ClientState(1 / share, torch.zeros(len(share), dtype=torch.bool), each(begin.anchor), each(begin.factor))
+
+
+def with_conducive(
+    clients: ClientState, begin: Beginning, share: Tensor, alpha: float, trust: float | None
+) -> ClientState:
+    """Clients that know their conducive gradients; as they were where there are no surrogates, or `alpha` is 0.
+
+    Args:
+        clients: of `new_clients`.
+        begin: where the chains begin.
+        share: f_s, (K,).
+        alpha: α, the weight of the conducive gradient.
+        trust: it stops growing at √D + trust posterior SDs from θ*; None: nowhere.
+    """
+    if not begin.gaussians or not alpha:
+        return clients
+    sites, target = begin.gaussians
+    pull = conducive_gradients(one_each(sites, len(share)), share, begin.anchor, alpha)
+    if trust is not None:
+        metric = target.precision.to(begin.anchor.dtype)
+        radius = torch.full_like(share, math.sqrt(len(begin.anchor)) + trust)
+        pull = pull._replace(region=TrustRegion(metric.expand(len(share), *metric.shape), radius))
+    return clients.with_conducive(pull)

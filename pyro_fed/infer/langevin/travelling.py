@@ -1,0 +1,181 @@
+"""The server's part of Langevin chains: they are sent to clients, come back, and are kept.
+
+    download    each chain goes to one client (`Reassign_chain` of el Mekkaoui et al., Algorithm 1)
+    combine     where it ended, and those of its steps t > burn_in that are multiples of `thin`
+    converged   R-hat is small, and there are `target_ess` effective draws of the slowest coordinate
+
+What a chain does at a client is not known here.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from pyro_fed.algorithm import message_limits
+from pyro_fed.algorithm.capabilities import Chains
+from pyro_fed.algorithm.contract import Algorithm
+from pyro_fed.algorithm.schedule import Schedule, Shuffled
+from pyro_fed.algorithm.states import State
+from pyro_fed.conventions.setting_checks import check_at_least
+from pyro_fed.errors import SettingError
+from pyro_fed.infer.langevin.chain_diagnostics import enough
+from pyro_fed.infer.langevin.chain_store import ChainStore
+from pyro_fed.infer.langevin.client_state import Visit
+from pyro_fed.infer.langevin.server_state import ServerState
+
+#: Numbers that the noise of rounds that are had at once may have: 40 MB in single precision, and several times that
+#: while visits are replayed.
+NOISE_AHEAD = 10_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class TravellingChains(Algorithm, Chains):
+    """Chains that are each at one client in a round.
+
+    Args:
+        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
+        num_chains: M, chains that run at once.
+        local_steps: T, steps a visit.
+        burn_in: first steps of each chain that are not kept.
+        thin: one step in so many is kept.
+        target_ess: the run ends when the slowest coordinate has so many effective draws (all chains together)
+            and R-hat is small; None runs all rounds.
+    """
+
+    draws_are: ClassVar[str] = "chains"
+
+    temperature: float = 1.0
+    num_chains: int = 4
+    local_steps: int = 40
+    burn_in: int = 400
+    thin: int = 10
+    target_ess: int | None = 2000
+
+    def __post_init__(self) -> None:
+        check_at_least(self, 1, "num_chains", "local_steps", "thin")
+        check_at_least(self, 0, "burn_in")
+        check_at_least(self, 1, "target_ess", allow_none=True)
+
+    def row_temperature(self) -> float:
+        """α."""
+        return self.temperature
+
+    def default_schedule(self) -> Schedule:
+        """One client a chain, in random sweeps."""
+        return Shuffled()
+
+    def default_rounds(self, num_clients: int) -> int:
+        """At most 10,000 visits a chain; it ends by itself, see `target_ess`."""
+        return 10_000
+
+    @property
+    def num_slots(self) -> int:
+        """How many times a round the schedule is asked: once a chain."""
+        return self.num_chains
+
+    @property
+    def stride(self) -> int:
+        """Steps between positions that are sent: all that `thin` may ask for."""
+        return math.gcd(self.thin, self.local_steps)
+
+    def visits_a_round(self, shared: State) -> int:
+        """How many visits a round has: one a chain."""
+        return self.num_chains
+
+    # -- a round --------------------------------------------------------------------------------------------
+    def download(self, shared: State, clients: Tensor) -> State:
+        """Slot i gets the end of chain i; kept draws stay at the server."""
+        if len(clients) != self.num_chains:
+            raise SettingError(
+                f"{type(self).__name__}: each of the {self.num_chains} chains visits one client a round, but the "
+                f"schedule named {len(clients)} in all: use a schedule of one client, such as schedule.Categorical()"
+            )
+        return ServerState.of(shared).sent_to(clients).state()
+
+    def objections(self, received: State, messages: State) -> message_limits.Objections:
+        """Ends that have grown far beyond where the chain was, or draws on the way there that have."""
+        start = {**received, "draws": received["position"].unsqueeze(1)}
+        return message_limits.grown(start, messages)
+
+    def stand_in(self, shared: State, messages: State, slots: Tensor, asked: Tensor) -> State:
+        """A chain whose visit failed stays where it was; its draws are its position, and say so by a norm of zero."""
+        filled = {
+            name: value.new_zeros(len(asked), *value.shape[1:]).index_copy(0, slots, value)
+            for name, value in messages.items()
+        }
+        lost = torch.ones(len(asked), dtype=torch.bool).index_fill(0, slots, False)
+        start = shared["position"].repeat_interleave(
+            len(asked) // len(shared["position"]), 0
+        )  # several clients a chain
+        filled["client"][lost] = asked[lost]
+        filled["position"][lost] = start[lost]
+        filled["draws"][lost] = start[lost].unsqueeze(1)
+        filled["step_size"][lost] = shared["step_size"]
+        return filled
+
+    def combine(self, shared: State, messages: State, weights: Tensor) -> State:
+        """Store the received chains."""
+        return self.combine_rounds(shared, {name: value.unsqueeze(0) for name, value in messages.items()})[-1]
+
+    def combine_rounds(self, shared: State, messages: State) -> list[State]:
+        """Store the chains of R rounds, (R, C, ...)."""
+        visits = Visit.of(messages)
+        return self.stored(shared, visits, visits)
+
+    def stored(self, shared: State, chains: Visit, visits: Visit) -> list[State]:
+        """The server's state after each of R rounds.
+
+        Args:
+            shared: the state before them.
+            chains: what is kept, of M chains, (R, M, ...).
+            visits: what came, of C visits, (R, C, ...).
+        """
+        server = ServerState.of(shared)
+        after, burn_in = self.adapted(server, visits), int(server.burn_in)
+        stores = server.chains.store(chains, self.local_steps, burn_in, self.thin, self.target_ess)
+        return [shared | after._replace(chains=one).state() for one in stores]
+
+    def adapted(self, server: ServerState, visits: Visit) -> ServerState:
+        """The server's state with what visits (R, C, ...) change besides the chains: nothing."""
+        return server
+
+    # -- several rounds at once -----------------------------------------------------------------------------
+    def rounds_ahead(self, shared: State) -> int:
+        """Rounds until the chains are judged, or as many as their noise has room for."""
+        server = ServerState.of(shared)
+        chains, steps = server.chains, int(server.chains.steps)
+        wanted = chains.next_look(self.target_ess) - int(chains.kept)
+        first = max(steps, int(server.burn_in)) // self.thin
+        ahead = -(-((first + wanted) * self.thin - steps) // self.local_steps)
+        numbers = self.local_steps * self.visits_a_round(shared) * chains.position.shape[-1]
+        return max(1, min(ahead, NOISE_AHEAD // numbers))
+
+    def onward(self, received: State, messages: State, clients: Tensor) -> State:
+        """The chains go on from where they are."""
+        steps = received["steps"] + self.local_steps
+        return {**received, "position": messages["position"], "client": clients, "steps": steps}
+
+    # -- the draws ------------------------------------------------------------------------------------------
+    def monitor(self, before: State, after: State) -> dict[str, float]:
+        """R-hat, the largest of all coordinates, and ESS, the smallest."""
+        return ChainStore.of(after).figures()
+
+    def converged(self, figures: list[dict[str, float]]) -> bool | None:
+        """Whether the chains agree and have as many effective draws as wanted."""
+        last = figures[-1]
+        return self.target_ess is not None and enough(self.num_chains, last["r_hat"], last["ess"], self.target_ess)
+
+    def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
+        """At most `num_draws` kept draws a chain, evenly spaced: (M, n, D)."""
+        return ChainStore.of(shared).sample(num_draws)
+
+    def sample_stats(self, shared: State, draws: Tensor) -> dict[str, Tensor]:
+        """Client visited, gradient norm (in preconditioned coordinates) and step size of each draw."""
+        chains = ChainStore.of(shared)
+        columns = {name: value for name, value in chains.buffers._asdict().items() if name != "draws"}
+        return {name: chains.thinned(value, draws.shape[1]) for name, value in columns.items()}

@@ -1,0 +1,99 @@
+"""When particles are at rest, and when a run ends.
+
+**When a run ends.** It ends after a pass over the clients in which the kernelised Stein discrepancy is a twentieth of
+that of N exact draws of the posterior (`ksd_and_noise`), or has stopped falling. To go on would fit the particles to
+the discrepancy of N points, not to the posterior: along a skewed parameter, such as the precision of a hierarchical
+prior, they would drift outwards while the discrepancy falls.
+
+**When it has converged.** A small discrepancy does not show that the particles are right. Its reference, the
+discrepancy of exact draws, is computed at the particles, so that bad particles raise it; and with too small a step it
+stops falling at once. So a run goes on unless, besides, the scores at the particles say that no mean is off by
+`MATTERS` SDs and no SD by the factor `SD_MATTERS` (`ops.stein.moments_off`, in units that no particle can stretch), and
+the discrepancy is not larger than that of exact draws by chance. A run that meets these two conditions after its last
+pass has converged too, even if its discrepancy is still falling.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from pyro_fed.algorithm.states import State
+from pyro_fed.conventions.limits import MATTERS, SD_MATTERS
+from pyro_fed.ops.kernel_base import Kernel
+from pyro_fed.ops.stein import ksd_and_noise, moments_off
+
+#: The squared discrepancy of exact draws exceeds this many times its mean in at most 5 % of cases. It is a weighted sum
+#: of squared normal numbers, whose tail is longest if it is a single one (Székely & Bakirov 2003), χ² with one degree.
+BY_CHANCE = 3.84
+#: The fewest steps in all of particles that start under the nearest Gaussian: the discrepancy hardly shows what a
+#: skewed parameter still lacks.
+LEAST_STEPS = 100
+
+#: A round's figures, by name.
+Figures = dict[str, float]
+
+
+def stein_figures(white: Tensor, scores: Tensor, kernel: Kernel) -> State:
+    """The particles' discrepancy, that of as many exact draws, and how far their moments are off.
+
+    Args:
+        white: whitened particles (N, D).
+        scores: of the posterior there, (N, D).
+        kernel: of the discrepancy.
+    """
+    found, noise = ksd_and_noise(white, scores, kernel)
+    mean_off, sd_off = moments_off(white, scores)
+    return {"ksd": found, "noise": noise, "mean_off": mean_off, "sd_off": sd_off}
+
+
+def moments_at_rest(figures: Figures) -> bool:
+    """Whether the scores at the particles have nothing against their means and standard deviations."""
+    return figures["mean_off"] <= MATTERS and figures["sd_off"] <= SD_MATTERS
+
+
+def unlike_draws(figures: Figures) -> bool:
+    """Whether the discrepancy is larger than that of draws of the posterior, by more than chance."""
+    return not figures["ksd"] <= BY_CHANCE * figures["ksd_of_draws"]
+
+
+@dataclass(frozen=True)
+class EndOfRun:
+    """The rule by which a run of particles ends.
+
+    Args:
+        noise: share of the discrepancy of exact draws at which it ends.
+        min_fall: it also ends when the discrepancy has not fallen by this share
+        patience: for so many passes.
+        max_passes: passes at most.
+    """
+
+    noise: float
+    min_fall: float
+    patience: int
+    max_passes: int
+
+    def reached(self, figures: list[Figures]) -> bool | None:
+        """Whether the rounds so far are enough; None of particles that started apart, which have no criterion.
+
+        Between basins the discrepancy rises and falls.
+        """
+        if figures[-1]["apart"]:
+            return None
+        if len(figures) < 2:
+            return False
+        width = round(1.0 / (figures[1]["pass"] - figures[0]["pass"]))
+        last = figures[-width:]
+        if len(figures) % width or not all(moments_at_rest(each) for each in last):
+            return False
+        if figures[-1].get("near") and figures[-1]["steps"] < LEAST_STEPS:
+            return False
+        if figures[-1]["ksd"] <= self.noise * figures[-1]["ksd_of_draws"]:
+            return True
+        if len(figures) <= self.patience * width or any(unlike_draws(each) for each in last):
+            return False
+        if len(figures) >= self.max_passes * width:
+            return True
+        passes = [sum(f["ksd"] for f in figures[i : i + width]) for i in range(0, len(figures), width)]
+        return min(passes[-self.patience :]) > (1.0 - self.min_fall) * min(passes[: -self.patience])

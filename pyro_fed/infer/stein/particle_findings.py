@@ -1,0 +1,54 @@
+"""What speaks against particles: collapse, too few of them, and moments that the scores object to."""
+
+from __future__ import annotations
+
+from pyro_fed.algorithm.record import Record
+from pyro_fed.codes import sentences
+from pyro_fed.codes.finding import Finding
+from pyro_fed.conventions.limits import SD_MATTERS
+from pyro_fed.infer.stein.at_rest import moments_at_rest
+from pyro_fed.ops.stein import ENOUGH
+
+#: Spread of the particles, in SDs of the Gaussian of `survey`, below which they have collapsed.
+COLLAPSED = 0.5
+#: Fewer particles than this have too short tails to stand for a marginal that is not Gaussian: points at a Gaussian's
+#: quantiles have a kurtosis of 1.5 where there are three and of 2.1 where there are eight, in place of 3.
+FEWEST = 8
+
+
+def particle_findings(record: Record, num_particles: int, dim: int, usual_rounds: int) -> list[Finding]:
+    """What a run's last figures say against its particles: one finding, or none.
+
+    Args:
+        record: of the run.
+        num_particles: N.
+        dim: D.
+        usual_rounds: rounds that a run has by default.
+    """
+    latest, rounds = record.latest, len(record.figures)
+    if not latest or latest["apart"]:
+        return []
+    if latest["spread"] < COLLAPSED:
+        spread = latest["spread"]
+        if record.converged:
+            return [sentences.particles_collapsed(spread=spread)]
+        return [sentences.particles_collapsed_on_their_way(rounds=rounds, spread=spread)]
+    span = ((num_particles - 1) / dim) ** 0.5
+    if span * SD_MATTERS < 1.0:
+        return [sentences.particles_span_too_little(particles=num_particles, dim=dim, factor=span)]
+    if moments_at_rest(latest):
+        # Few particles satisfy the identities that judge them, whatever the posterior.
+        enough = num_particles >= min(FEWEST, ENOUGH * dim)
+        return [] if enough else [sentences.too_few_particles(particles=num_particles, needed=FEWEST)]
+    off = {name: latest[name] for name in ("mean_off", "sd_off")}
+    return [sentences.particles_are_off(rounds=rounds, **off, cures=[_cure(record, rounds < usual_rounds)])]
+
+
+def _cure(record: Record, had_few_rounds: bool) -> str:
+    """What to do about particles that are not at rest."""
+    if had_few_rounds:
+        return "Give them more rounds (num_rounds)"
+    return (
+        "Take the default step_size, kernel and start where they were changed; else more passes (max_passes), more "
+        f"particles, or an algorithm that samples: {record.untried('FSGLD', 'NUTS')}"
+    )

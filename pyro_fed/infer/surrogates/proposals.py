@@ -1,0 +1,164 @@
+"""Draws that a server proposes by what it knows of the clients, with their weights as far as it knows them.
+
+Of sites t_k and the Gaussian q, draws of N(0, I) in the coordinates that whiten q are taken to p_0 t by annealed
+importance sampling (`ops.annealing`), of weights a_s. t is Π_k t_k with the tails of Student's t (`ops.student`): where
+a likelihood falls more slowly than its Gaussian site, weights would have no variance. Half of the draws are wider than
+q, and stay so (`defence`): where the likelihood does not fall at all, as a ridge's does not, prior times sites ends
+before the posterior. With clients' likelihoods p_k the weights are w_s = u_s Π_k p_k(z_s),
+
+    u_s = a_s / t(z_s)
+
+Around points that stand for a posterior they are draws of a mixture q (`surrogates.neighbourhoods`), and nothing is
+annealed:
+
+    u_s = p_0(z_s) / q(z_s)
+
+Letters: z `draws`, logarithm of u `log_weights`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import in_chunks
+from pyro_fed.density.scores import prior_scores_and_values
+from pyro_fed.infer.sites.whitening import Coordinates, turned
+from pyro_fed.infer.surrogates.defence import Defence
+from pyro_fed.infer.surrogates.log_densities import with_few_impossible
+from pyro_fed.infer.surrogates.neighbourhoods import FREEDOM, around
+from pyro_fed.ops.annealing import Annealed, Difference, anneal_sparingly, from_normal, levels_for
+from pyro_fed.ops.gaussian import Gaussian
+from pyro_fed.ops.gaussian_structures import DiagGaussian
+from pyro_fed.ops.points import even_normals
+from pyro_fed.ops.student import Tails
+
+
+class Proposals(NamedTuple):
+    """Draws, and the weights that the server can give them.
+
+    Attributes:
+        draws: z_s, (S, D).
+        log_weights: log u_s, (S,), float64.
+        accepted: share of the annealing's transitions that were accepted, ().
+    """
+
+    draws: Tensor
+    log_weights: Tensor
+    accepted: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnnealedProposals:
+    """How draws are taken to prior times sites.
+
+    Args:
+        number: S.
+        freedom: ν of t's tails; None leaves t a Gaussian, and no part of the draws wide.
+        levels: J, the most temperatures.
+        flat: there is no annealing if log p_0 t - log q varies by less than this over draws, an SD.
+        spread: variance of log weights that all J temperatures are to leave.
+        leapfrog_steps: of a transition.
+        step_size: of the leapfrog steps, in SDs of q.
+    """
+
+    number: int
+    freedom: float | None
+    levels: int
+    flat: float
+    spread: float
+    leapfrog_steps: int
+    step_size: float
+
+    def draw(self, problem: Problem, product: Gaussian, q: Gaussian, generator: torch.Generator) -> Proposals:
+        """Draws z_s with u_s = a_s / t(z_s).
+
+        Args:
+            problem: has the prior p_0.
+            product: Π_k t_k.
+            q: the Gaussian that is near p_0 Π_k t_k.
+            generator: source of randomness.
+        """
+        whitened = Coordinates.of(q)
+        coordinates, site, turn = turned(whitened, whitened.site(product.to(torch.float64)))
+        tails = Tails.of(site, self.freedom)
+        constant = product.log_factor(coordinates.mean) - q.log_prob(coordinates.mean)
+        found = self._annealed(_difference(problem, coordinates, site, constant, tails), q, turn, generator)
+        draws = coordinates.model(found.white).to(problem.dtype)
+        log_t = product.log_factor(draws.double()) + tails.log_ratio(found.white)[0]
+        return Proposals(draws, found.log_weights - log_t, found.accepted)
+
+    def _annealed(
+        self, difference: Difference, q: Gaussian, turn: Tensor | None, generator: torch.Generator
+    ) -> Annealed:
+        """Whitened draws of p_0 t, with log a_s.
+
+        Args:
+            difference: log p_0 t - log q and its gradient.
+            q: gives the dimension, and where it is computed.
+            turn: of the whitened coordinates; None where there is none.
+            generator: source of randomness.
+        """
+        white = even_normals(self.number, q.dim, generator).to(q.eta.device)
+        white = white if turn is None else white @ turn
+        value = difference(white)[0]
+        if float(value.std()) < self.flat:
+            return Annealed(white, value, value.new_ones(()))
+        levels = min(self.levels, levels_for(value[value > -torch.inf], self.spread))
+        how: Any = {"levels": levels, "leapfrog_steps": self.leapfrog_steps, "step_size": self.step_size, "axes": turn}
+        usual = float(value.logsumexp(0)) - math.log(len(value))
+        if self.freedom is None or not math.isfinite(usual):
+            return anneal_sparingly(from_normal(difference), white, generator, **how)
+        defence = Defence(usual)
+        ends = defence.ends(difference)
+        found = anneal_sparingly(ends, defence.draws(white, generator), generator, **how)
+        narrow = difference(found.white)[0] - ends(found.white)[0][0]
+        return found._replace(log_weights=found.log_weights + narrow)
+
+
+def _difference(
+    problem: Problem, coordinates: Coordinates, site: DiagGaussian, constant: Tensor, tails: Tails
+) -> Difference:
+    """log p_0 + log t - log q of whitened points, with its gradient.
+
+    Args:
+        problem: has the prior p_0.
+        coordinates: in which q is N(0, I), and t diagonal.
+        site: t there.
+        constant: log t - log q where q has its mean.
+        tails: of t.
+    """
+    # log t - log q is a quadratic form
+    prior, curvature = problem.mapped(prior_scores_and_values, (0,)), site.precision - 1
+
+    def difference(white: Tensor) -> tuple[Tensor, Tensor]:
+        z = coordinates.model(white)
+        score, value = (part[0].double() for part in prior(z.to(problem.dtype)[None]))
+        value, score = with_few_impossible(value), score.nan_to_num(nan=0.0)
+        wider, outward = tails.log_ratio(white)
+        bent = white * curvature
+        form = ((site.eta - 0.5 * bent) * white).sum(-1)
+        return value + constant + form + wider, coordinates.pull(score) + site.eta - bent + outward
+
+    return difference
+
+
+def around_points(problem: Problem, points: Tensor, number: int, generator: torch.Generator) -> Proposals:
+    """Draws z_s of a mixture q around points, with u_s = p_0(z_s) / q(z_s).
+
+    Args:
+        problem: has the prior p_0.
+        points: (N, D).
+        number: S.
+        generator: source of randomness.
+    """
+    q = around(points)
+    draws = q.sample(number, FREEDOM, generator).to(problem.dtype)
+    log_prior = torch.cat([problem.log_prior(piece).double() for piece in in_chunks(draws, problem.evaluations)])
+    log_weights = with_few_impossible(log_prior) - q.log_density(draws.double(), FREEDOM)
+    return Proposals(draws, log_weights, log_weights.new_ones(()))

@@ -1,0 +1,81 @@
+"""Draws with importance weights: what `FedAIS` has at the server, and what the weights say of themselves."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyro_fed.algorithm.states import State
+from pyro_fed.infer.surrogates.proposals import Proposals
+from pyro_fed.ops.importance import PARTS, log_mean, smoothed, systematic, weighted_errors
+
+#: Draws that a part of them must have for its own weights to be smoothed.
+FEWEST_A_PART = 50
+
+
+class WeightedDraws(NamedTuple):
+    """The server's state of importance sampling.
+
+    Attributes:
+        draws: z_s, (S, D).
+        log_weights: log w_s by the clients that have answered, (S,).
+        accepted: share of the annealing's transitions that were accepted, ().
+        answered: how many clients have, ().
+        num_clients: K, ().
+        proper: whether no prior is improper, ().
+    """
+
+    draws: Tensor
+    log_weights: Tensor
+    accepted: Tensor
+    answered: Tensor
+    num_clients: Tensor
+    proper: Tensor
+
+    @classmethod
+    def begin(cls, proposals: Proposals, num_clients: int, proper: bool) -> WeightedDraws:
+        """Before a client has answered."""
+        draws, log_weights, accepted = proposals
+        number, is_proper = accepted.new_tensor(float(num_clients)), accepted.new_tensor(float(proper))
+        return cls(draws, log_weights, accepted, accepted.new_zeros(()), number, is_proper)
+
+    @classmethod
+    def of(cls, state: State) -> WeightedDraws:
+        """From the run's dictionary."""
+        return cls(*(state[name] for name in cls._fields))
+
+    def state(self) -> State:
+        """As the run's dictionary."""
+        return self._asdict()
+
+    def weighed(self, log_lik: Tensor, answered: Tensor) -> WeightedDraws:
+        """With the log-likelihoods of more clients, log w_s + Σ_k log p_k(z_s).
+
+        Args:
+            log_lik: (C, S), zero of who has answered before.
+            answered: 1 of who answers now, else 0, (C,).
+        """
+        return self._replace(log_weights=self.log_weights + log_lik.sum(0), answered=self.answered + answered.sum())
+
+    def figures(self) -> dict[str, float]:
+        """The shape of the weights, what they are worth, their errors and their mean, once all clients have answered.
+
+        Where draws are few no errors are known, and an improper prior has no evidence.
+        """
+        work = {"answered": float(self.answered / self.num_clients), "accepted": float(self.accepted)}
+        if work["answered"] < 1:
+            return work
+        found = smoothed(self.log_weights)
+        figures = {"pareto_k": found.pareto_k, "effective_draws": found.effective}
+        if len(self.draws) >= PARTS * FEWEST_A_PART:
+            figures["mean_error"], figures["sd_error"] = weighted_errors(self.draws, self.log_weights)
+        if bool(self.proper):
+            figures["log_evidence"], figures["log_evidence_se"] = log_mean(self.log_weights)
+        return figures | work
+
+    def sample(self, num_draws: int, generator: torch.Generator) -> Tensor:
+        """Draws by their smoothed weights, (num_draws, D); heavy ones stand there several times."""
+        weights = smoothed(self.log_weights).weights
+        return self.draws[systematic(weights, num_draws, generator)]

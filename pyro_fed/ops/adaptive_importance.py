@@ -1,0 +1,163 @@
+"""Adaptive multiple importance sampling with mixtures of Student's t, as an object that is asked and told.
+
+    w_s ∝ p(z_s) / Σ_j n_j t_ν(z_s; m_j, S_j)      over all points so far, n_j of them drawn from component j
+
+    draw     points z_s of a proposal, a mixture of Student's t
+    tell     log p at these points: all points so far are weighed anew, by the density of all proposals together
+    refit    a mixture, by expectation-maximisation, to the points with w^β: the next proposal
+
+until the points are worth enough equally weighted ones, and the tail of their weights can be trusted (Pareto's k). β is
+one, or the largest power that leaves the points worth what a fit is to rest on.
+
+Only values of log p are needed. The caller computes them: clients round by round in `infer.stein.importance`, a loop in
+`audit.weighted_points`. `FedAIS` is another method: its one proposal comes from Gaussian sites by annealing, and
+nothing is refitted.
+
+Sources: Cornuet, Marin, Mira & Robert (2012), *Adaptive multiple importance sampling*; Cappé, Douc, Guillin, Marin &
+Robert (2008), *Adaptive importance sampling in general mixture classes*, for the fits; Owen & Zhou (2000), *Safe and
+effective importance sampling*, for the weights by all proposals; Vehtari et al. (2024) for k.
+
+Letters: p `log_density`, n, m and S = F F' of t as in `ops.student_mixtures`, ν `FREEDOM`, w `smoothed`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from pyro_fed.ops.importance import Smoothed, flattened, smoothed
+from pyro_fed.ops.student_mixtures import Mixture, fitted
+
+#: Degrees of freedom of each component; components of a fit, and its steps.
+FREEDOM, COMPONENTS, FIT_STEPS = 5, 8, 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptiveSettings:
+    """What the users of the sampler need differently.
+
+    Args:
+        enough: the points are enough if they are worth so many equally weighted ones,
+        longest_tail: and if Pareto's k is at most this.
+        fit_on: points that a fit rests on, in equally weighted ones, at least.
+        widening: proposals have so many times the SDs of a fit.
+        second_moments: whether the points, in whitened coordinates, have to give variances too. Points far out, which
+            dominate these, then count more in a fit, and the same k is asked of the terms of each variance, w (z - m)².
+        zero: a weight whose logarithm is so much less than the largest one counts as zero.
+    """
+
+    enough: float
+    longest_tail: float
+    fit_on: float
+    widening: float = 1.0
+    second_moments: bool = False
+    zero: float = 100.0
+
+    def are_met(self, effective: float, pareto_k: float) -> bool:
+        """Whether points are enough, as far as their weights tell.
+
+        Args:
+            effective: equally weighted points that they are worth.
+            pareto_k: the shape of the weights' tail.
+        """
+        return effective >= self.enough and pareto_k <= self.longest_tail
+
+
+@dataclass(frozen=True)
+class AdaptiveImportanceSampler:
+    """The points so far, what they were drawn from, and those whose log density is asked for.
+
+    Args:
+        settings: of the user.
+        proposals: all components that points were drawn from, with how many of each.
+        trial: the points (T, D) that were drawn last, whose log density is asked for.
+        points: points (S, D) whose log density is known.
+        log_density: log p at these (S,), up to a constant; -inf where it is zero.
+    """
+
+    settings: AdaptiveSettings
+    proposals: Mixture
+    trial: Tensor
+    points: Tensor
+    log_density: Tensor
+
+    @classmethod
+    def start(cls, settings: AdaptiveSettings, first: Mixture, generator: torch.Generator) -> AdaptiveImportanceSampler:
+        """The first points.
+
+        Args:
+            settings: of the user.
+            first: a proposal, with how many points are drawn of each component.
+            generator: source of randomness.
+        """
+        none = first.centres[:0]
+        empty = cls(settings, Mixture(*(part[:0] for part in first)), none, none, none.new_zeros(0))
+        return empty.draw(first, generator)
+
+    def draw(self, proposal: Mixture, generator: torch.Generator) -> AdaptiveImportanceSampler:
+        """With new points, whose log density is asked for.
+
+        Args:
+            proposal: with how many points are drawn of each component.
+            generator: source of randomness.
+        """
+        drawn = proposal.wider(self.settings.widening).used()
+        return replace(self, proposals=self.proposals.joined(drawn), trial=drawn.draws(FREEDOM, generator))
+
+    def tell(self, log_density: Tensor) -> AdaptiveImportanceSampler:
+        """With the log density at `trial`, (T,)."""
+        return replace(
+            self,
+            points=torch.cat([self.points, self.trial]),
+            log_density=torch.cat([self.log_density, log_density]),
+        )
+
+    @cached_property
+    def log_proposals(self) -> Tensor:
+        """log Σ_j n_j t_j at the points (S,)."""
+        return self.proposals.log_density(self.points, FREEDOM)
+
+    @cached_property
+    def log_weights(self) -> Tensor:
+        """Logarithms of the raw weights (S,)."""
+        return self.log_density - self.log_proposals
+
+    @property
+    def all_impossible(self) -> bool:
+        """Whether no point has a weight."""
+        return not bool(self.log_weights.isfinite().any())
+
+    @cached_property
+    def smoothed(self) -> Smoothed:
+        """Pareto-smoothed weights (S,), and the shape of their tail; of points that are not all impossible."""
+        return smoothed(self._cut(self.log_weights))
+
+    def is_enough(self) -> bool:
+        """Whether no more points are needed."""
+        if not self.settings.are_met(self.smoothed.effective, self.smoothed.pareto_k):
+            return False
+        return not self.settings.second_moments or self._longest_tail_of_squares() <= self.settings.longest_tail
+
+    def refit(self, generator: torch.Generator) -> Mixture:
+        """A mixture fitted to the weighted points, its counts being shares.
+
+        Args:
+            generator: chooses the first centres among the points.
+        """
+        far = self.points.square().mean(1).log1p() if self.settings.second_moments else 0.0
+        weights = flattened(self.log_weights + far, self.settings.fit_on)
+        return fitted(self.points, weights, COMPONENTS, FIT_STEPS, generator)
+
+    def _longest_tail_of_squares(self) -> float:
+        """Pareto's k of weights times squared distances, whose mean is a variance: the largest over coordinates."""
+        weights = self.smoothed.weights
+        away = (self.points - weights @ self.points).square()
+        terms = (weights.unsqueeze(1) * away).clamp_min(torch.finfo(away.dtype).tiny).log()
+        return max(smoothed(self._cut(term)).pareto_k for term in terms.T)
+
+    def _cut(self, logs: Tensor) -> Tensor:
+        """Logarithms of weights, none below that of a weight that counts as zero."""
+        return logs.clamp_min(float(logs.max()) - self.settings.zero)

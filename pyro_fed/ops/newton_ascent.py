@@ -1,0 +1,126 @@
+"""Climbs of a log density f to its modes by damped Newton steps, from several points at once, asked and told.
+
+    θ ← θ + S |H|_λ⁻¹ S ∇f(θ),    |H|_λ = V (|E| + λ) V',    V E V' = S (-∇²f) S,    S = |diag ∇²f|^(-1/2)
+
+    trial    points whose value, score and curvature are asked for
+    tell     a point is taken if f has risen there, and the next one is proposed; until all steps are short
+
+The damping λ shrinks after a rise and grows after a fall (Levenberg and Marquardt). Absolute eigenvalues |E| make every
+step an ascent, also at saddle points (Dauphin et al. 2014, *Identifying and attacking the saddle point problem*).
+
+Who looks at f is the caller's affair: clients, round by round (`infer.stein.modes`), or a loop with all rows, where the
+curvature comes from differences of scores (`audit.modes.climbs`).
+
+Letters: θ `points`, λ `damping`, H = -∇²f `curvature`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyro_fed.ops.entries import choose
+from pyro_fed.ops.matrices import times
+
+
+class Look(NamedTuple):
+    """Value (..., M), score (..., M, D) and curvature -∇² (..., M, D, D) of a log density."""
+
+    value: Tensor
+    score: Tensor
+    curvature: Tensor
+
+    def finite(self) -> Tensor:
+        """Where all of it is finite, (..., M)."""
+        value = self.value.isfinite()
+        return value & self.score.isfinite().all(-1) & self.curvature.isfinite().flatten(-2).all(-1)
+
+
+@dataclass(frozen=True)
+class StepControl:
+    """How steps are damped.
+
+    Args:
+        growth: λ grows by this factor after a fall, and shrinks by it after a rise.
+        floor: under |E|.
+        rounding: share of |f| by which it may fall in a step and counts as risen.
+    """
+
+    growth: float = 5.0
+    floor: float = 1e-6
+    rounding: float = 0.0
+
+
+class NewtonAscent(NamedTuple):
+    """M climbs.
+
+    Args:
+        points: where they are, (M, D).
+        trial: the points that are looked at next, (M, D).
+        value: f at the points (M,), -inf where it has not been seen.
+        score: its gradient there, (M, D).
+        curvature: H there, (M, D, D).
+        damping: λ (M,).
+        length: of the next undamped step, in SDs of the Gaussian with the curvature |H|, (M,).
+    """
+
+    points: Tensor
+    trial: Tensor
+    value: Tensor
+    score: Tensor
+    curvature: Tensor
+    damping: Tensor
+    length: Tensor
+
+    @classmethod
+    def begin(cls, points: Tensor, damping: float) -> NewtonAscent:
+        """Climbs from points (M, D).
+
+        Args:
+            points: where they start.
+            damping: λ at first.
+        """
+        count, dim = points.shape
+        return cls(
+            points=points,
+            trial=points,
+            value=points.new_full((count,), -torch.inf),
+            score=torch.zeros_like(points),
+            curvature=torch.eye(dim).to(points).repeat(count, 1, 1),
+            damping=points.new_full((count,), damping),
+            length=points.new_full((count,), torch.inf),
+        )
+
+    def tell(self, look: Look, usable: Tensor, control: StepControl) -> NewtonAscent:
+        """Keep the trial points at which f has risen, and propose the next ones.
+
+        Args:
+            look: at the trial points.
+            usable: where it means something, (M,).
+            control: of the steps.
+        """
+        least = self.value - control.rounding * self.value.abs() if control.rounding else self.value
+        rose = usable & (look.value >= least)
+        value, score, curvature = (choose(rose, new, old) for new, old in zip(look, self[2:5], strict=True))
+        points = choose(rose, self.trial, self.points)
+        damping = torch.where(rose, self.damping / control.growth, self.damping * control.growth)
+        step, length = newton_steps(score, curvature, damping, control.floor)
+        goes = (points + step).isfinite().all(1)  # not where the log density is flat to the last digit
+        longest = torch.finfo(length.dtype).max  # also where its square overflows
+        length = torch.where(goes, length.nan_to_num(nan=longest, posinf=longest), longest)
+        length = torch.where(value.isfinite(), length, torch.inf)
+        trial = points + choose(goes, step, 0.0)
+        return NewtonAscent(points, trial, value, score, curvature, damping, length)
+
+
+def newton_steps(score: Tensor, curvature: Tensor, damping: Tensor, floor: float) -> tuple[Tensor, Tensor]:
+    """Damped steps (M, D), and the lengths of the undamped steps in the metric |H|, which are posterior SDs (M,)."""
+    scale = curvature.diagonal(dim1=-2, dim2=-1).abs().clamp_min(torch.finfo(score.dtype).tiny).rsqrt()
+    values, vectors = torch.linalg.eigh(scale.unsqueeze(-1) * curvature * scale.unsqueeze(-2))
+    size = values.abs().clamp_min(floor)
+    along = times(vectors.mT, scale * score)
+    step = scale * times(vectors, along / (size + damping.unsqueeze(-1)))
+    return step, (along.square() / size).sum(-1).sqrt()
