@@ -32,7 +32,7 @@ def update_of(case: Case) -> Decision | None:
         return None
     if why := takes_gradients(case):
         full = algorithm.covariance == "auto" and case.traits.dim <= algorithm.full_dim
-        if full and case.own & {"start", "start_steps"}:  # at exact steps' own
+        if full and "start" in case.own:  # at exact steps' own
             return None
         return Decision(IVON(**gradient_steps(case.traits)), f"{why}: stochastic gradients")
     return Decision(algorithm.update, "exact Newton steps, of which a round costs little")

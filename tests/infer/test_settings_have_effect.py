@@ -58,13 +58,11 @@ BY_THE_DATA = {
     "patience": "after so many passes",
     "min_fall": "after `patience` passes",
     "noise": "after a pass",
-    "start_steps": "where an agent's belief is improper",
     "min_effective": "where the weights' tail is short",
     "trusted_share": "where the weights have a long tail",
     "leapfrog_steps": "where the prior is not Gaussian",
     "step_size": "where the prior is not Gaussian",
     "levels": "where the prior is not Gaussian",
-    "aim_share": "where a Newton step is no gain",
     "tolerance": "before a run that goes on",
 }
 

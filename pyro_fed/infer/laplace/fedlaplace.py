@@ -66,6 +66,10 @@ LONGEST = 20.0
 #: Near the mode, a step of so many SDs is too short for values to tell about, up to as many nats: integrals over rows'
 #: own latents jump by 1e-4 nats where two modes of one become one, at a mode of all rows too. Newton's step is taken.
 SHORT = 0.01
+#: The step aimed at is taken where it gains at least this share of the best fraction's gain, since that saves a round.
+AIM_SHARE = 0.5
+#: Units in the last place of f that a step may lose: rounding explains these.
+ROUNDING_UNITS = 64.0
 #: What the server sends.
 SENT = ("point", "direction", "aim")
 
@@ -89,10 +93,7 @@ class FedLaplace(GaussianAlgorithm):
             "auto": that of networks, whose log density is stationary at zeros and has many modes, most of them worse
             than what averaging finds, and zeros of all other models.
         fractions: of the Newton step that the line search tries; the first must be 1.
-        aim_share: the step aimed at is taken where it gains at least this share of the best fraction's gain, since
-            that saves a round.
         min_curvature: smallest eigenvalue of the scaled `|H|` where H is not positive definite.
-        rounding: a step may lose this many units in the last place of f, which rounding explains.
         few_rows: about so many rows of all clients, whose posterior is found, as where `FedEP` begins by few; None is
             all rows.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
@@ -122,15 +123,13 @@ class FedLaplace(GaussianAlgorithm):
     tolerance: float = 1e-4
     start: Literal["auto", "zeros", "prior", "fedavg"] = "auto"
     fractions: tuple[float, ...] = (1.0, 4.0, 2.0, 0.5, 0.25, 0.1, 0.03, 0.01, 1e-3, 1e-4)
-    aim_share: float = 0.5
     min_curvature: float = 1e-6
-    rounding: float = 64.0
     few_rows: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice(self, "start", ("auto", "zeros", "prior", "fedavg"))
-        check_positive(self, "tolerance", "aim_share", "min_curvature", "rounding")
+        check_positive(self, "tolerance", "min_curvature")
         check_at_least(self, 1, "few_rows", allow_none=True)
         if not self.fractions or self.fractions[0] != 1.0 or min(self.fractions) <= 0:
             raise SettingError(f"FedLaplace: fractions must be positive and begin with 1, received {self.fractions}")
@@ -175,7 +174,7 @@ class FedLaplace(GaussianAlgorithm):
             "prior_value": trials,
             **as_state(site),
             **as_state(site, "prior_"),
-            "rounding": point.new_tensor(self.rounding * torch.finfo(problem.dtype).eps),
+            "rounding": point.new_tensor(ROUNDING_UNITS * torch.finfo(problem.dtype).eps),
         }
         return shared, as_state(flat_site(problem, structure, num_clients))
 
@@ -251,7 +250,7 @@ class FedLaplace(GaussianAlgorithm):
         slack = float(shared["rounding"] * totals[aimed].abs())
         still = not bool(shared["direction"].any())
         next_aim = shared["aim"] if still else torch.full_like(shared["aim"], self.fractions[best])
-        good = still or aimed_gain >= max(self.aim_share * gain, 0.0) - slack
+        good = still or aimed_gain >= max(AIM_SHARE * gain, 0.0) - slack
         prior = gaussian(shared, "prior_")
         known = bool(messages["usable"].all() & prior.precision.isfinite().all() & prior.eta.isfinite().all())
         if good and bool(torch.isfinite(totals[aimed])) and known:

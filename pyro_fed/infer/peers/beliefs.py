@@ -17,9 +17,7 @@ from pyro_fed.ops.entries import widened
 from pyro_fed.ops.gaussian import Gaussian
 
 
-def gaussian_prior(
-    algorithm: SpreadGaussian, problem: Problem, num_steps: int, drawn: bool, generator: torch.Generator
-) -> State:
+def gaussian_prior(algorithm: SpreadGaussian, problem: Problem, drawn: bool, generator: torch.Generator) -> State:
     """The prior, or its Laplace approximation where it is not Gaussian, as the entries (1, ...) of a state.
 
     Of a prior whose score jumps, which has none, the Gaussian of smallest KL(q ‖ prior).
@@ -27,7 +25,6 @@ def gaussian_prior(
     Args:
         algorithm: its `derivatives` are used.
         problem: the model.
-        num_steps: Levenberg-Marquardt steps to its mode.
         drawn: put one draw from the prior in place of its mean.
         generator: source of the draw.
 
@@ -40,7 +37,7 @@ def gaussian_prior(
         return as_state(nearest if not drawn else type(nearest).from_moments(start, nearest.moments()[1]))
     row = tuple(leaf[None, :1] for leaf in problem.rows)
     nothing = Batch(row, torch.zeros(1, 1, dtype=row_dtype(problem.rows), device=start.device))
-    prior = local_laplace(algorithm, problem, nothing, start.new_ones(1), start, num_steps)
+    prior = local_laplace(algorithm, problem, nothing, start.new_ones(1), start)
     if not bool(prior.is_proper().all()):
         raise ModelError(
             "every belief begins as the prior, which has no Gaussian approximation here (it is improper or "

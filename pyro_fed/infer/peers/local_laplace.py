@@ -38,7 +38,7 @@ SCALE_FLOOR = 1e-12
 
 
 def local_laplace(
-    algorithm: GaussianAlgorithm, problem: Problem, batch: Batch, share: Tensor, start: Tensor, num_steps: int
+    algorithm: GaussianAlgorithm, problem: Problem, batch: Batch, share: Tensor, start: Tensor, num_steps: int = 60
 ) -> Gaussian:
     """Laplace sites of C agents.
 

@@ -75,7 +75,6 @@ class P2PEP(PeerGaussian):
             method over the graph; "local": each agent's own, with nothing exchanged, which needs more rows than
             parameters at every agent; "prior": every belief begins as the prior, or its Laplace approximation; "auto":
             "consensus", or "local" where groups of agents are awake in turn. "draw" is for beliefs as published.
-        start_steps: Levenberg-Marquardt steps of an agent's own Laplace approximation, and of the prior's.
         trace: keep every agent's belief of every round (means and SDs) in the record, for `pf.plot_consensus`.
         tilted_points: Sobol points of a belief for the tilted moments.
         min_effective: share of effective points below which an agent keeps its site in a round.

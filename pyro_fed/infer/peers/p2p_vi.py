@@ -96,7 +96,6 @@ class P2PVI(CountedRows):
             "prior" as published and with "svi", which take nothing else but "draw", and where rows' scores jump;
             "local", under the Gaussian nearest to the prior, where the prior's do; otherwise "consensus", or "local"
             where groups of agents are awake in turn.
-        start_steps: Levenberg-Marquardt steps of an agent's own Laplace approximation, and of the prior's.
         trace: keep every agent's belief of every round (means and SDs) in the record, for `pf.plot_consensus`.
         weighting: "exact" (each datum counts once, whatever the graph) or "paper" (as published).
         update: how Eq. (3) is solved: `pf.update.Newton` (expected Newton steps, closed form where conjugate),

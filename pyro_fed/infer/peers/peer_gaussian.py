@@ -85,7 +85,6 @@ class PeerGaussian(SpreadGaussian, OnGraph):
             parameters at every agent; "prior": every belief begins as the prior, or its Laplace approximation;
             "draw": with the prior's SDs about one draw from it, common to all (a neural network's prior mean is a
             saddle); "auto": "consensus", or "local" where groups of agents are awake in turn.
-        start_steps: Levenberg-Marquardt steps of an agent's first, local, Laplace approximation.
         trace: keep every agent's belief of every round (means and SDs) in the record, for
             `pf.plot_consensus`.
     """
@@ -98,7 +97,6 @@ class PeerGaussian(SpreadGaussian, OnGraph):
     gossip_steps: int | None = None
     gossip_tolerance: float | None = None
     start: Literal["auto", "consensus", "local", "prior", "draw", "fedavg"] = "auto"
-    start_steps: int = 60
     trace: bool = False
 
     def __post_init__(self) -> None:
@@ -108,7 +106,6 @@ class PeerGaussian(SpreadGaussian, OnGraph):
         if self.gossip_tolerance is not None:
             check_between(self, "gossip_tolerance", 0, LOOSEST)
         check_at_least(self, 1, "gossip_steps", allow_none=True)
-        check_at_least(self, 1, "start_steps")
         check_choice(self, "start", ("auto", "consensus", "local", "prior", "draw", "fedavg"))
         if self.gossip_steps is not None:
             refuse_unused(self, f"gossip_steps={self.gossip_steps} says how many; leave that out", "gossip_tolerance")
@@ -196,7 +193,7 @@ class PeerGaussian(SpreadGaussian, OnGraph):
         local |= as_state(anchor, "anchor_")
         shared = as_state(flat)
         if self.starts_at_prior:
-            prior = gaussian_prior(self, problem, self.start_steps, self.start == "draw", generator)
+            prior = gaussian_prior(self, problem, self.start == "draw", generator)
             shared = {name: value.expand(num_clients, *value.shape[1:]) for name, value in prior.items()}
         copies = [{name: value.clone() for name, value in state.items()} for state in (shared, local)]
         return copies[0], copies[1]

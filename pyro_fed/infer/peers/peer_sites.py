@@ -66,7 +66,6 @@ def new_site(
     batch: Batch,
     share: Tensor,
     local: State,
-    start_steps: int,
     weight: Tensor,
     lost: Tensor,
 ) -> tuple[Gaussian, Tensor]:
@@ -79,7 +78,6 @@ def new_site(
         batch: the agents' rows, weight (C, n).
         share: c_i, the prior's share of each agent, (C,).
         local: the agents' states, with `anchor_*` and `start`.
-        start_steps: Levenberg-Marquardt steps of an agent's own Laplace approximation.
         weight: 1 / v_i, (C,).
         lost: (C,) `without_distribution`.
 
@@ -103,7 +101,7 @@ def new_site(
             site = where(lost & anchored, _near(under, site, under ** (1.0 / weight), weight), site)
     if bool((known | anchored).all()):
         return site, known
-    own = local_laplace(algorithm, problem, batch, share, local["start"], start_steps)
+    own = local_laplace(algorithm, problem, batch, share, local["start"])
     if not bool((known | anchored).any()):
         return own, known
     return where(known | anchored, site, own), known

@@ -63,7 +63,6 @@ class P2PPushSum(PeerGaussian):
         start: "local": each agent's own Laplace approximation, with nothing exchanged; "prior": every belief begins as
             the prior, or its Laplace approximation; "auto" is "local". Newton's method over the graph is for W whose
             rows sum to one.
-        start_steps: Levenberg-Marquardt steps of an agent's own Laplace approximation, and of the prior's.
         trace: keep every agent's belief of every round (means and SDs) in the record, for `pf.plot_consensus`.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
 
@@ -126,7 +125,7 @@ class P2PPushSum(PeerGaussian):
         q, old, agents, mass = _ratio(shared), gaussian(local), local["agents"], shared["mass"]
         share = self.first_share({**shared, "centrality": 1.0 / agents}, local)
         lost = without_distribution(q, old)
-        site, known = new_site(self, problem, q, data.full_batch(), share, local, self.start_steps, agents, lost)
+        site, known = new_site(self, problem, q, data.full_batch(), share, local, agents, lost)
         change = site / old
         belief, fraction = public_belief(q, change ** (agents / mass), known & q.is_proper(), self.damping)
         news = {**as_state(old * change**fraction), "prior_share": share}

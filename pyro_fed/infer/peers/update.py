@@ -187,7 +187,7 @@ class Newton(Update):
         at, news = look_ahead(q, local) if accelerates else (q, State())
         lost = without_distribution(q, old)
         for _ in range(self.steps):
-            site, known = new_site(agents, problem, at, batch, share, local, agents.start_steps, weight, lost)
+            site, known = new_site(agents, problem, at, batch, share, local, weight, lost)
             change = site / old if agents.keeps_site else site
             proper = known & q.is_proper()
             if accelerates:

@@ -126,7 +126,6 @@ def test_as_published_an_improper_prior_is_refused() -> None:
         {"start": "draw"},
         {"update": "svi", "start": "consensus"},
         {"weighting": "paper", "start": "local"},
-        {"start_steps": 0},
         {"update": "svi", "start": "prior", "batch_size": 5},
     ],
 )
