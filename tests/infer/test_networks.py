@@ -19,13 +19,14 @@ import pyro_fed as pf
 from models import item_response
 from pyro_fed.audit import not_audited
 from pyro_fed.conventions.nested_settings import given
-from pyro_fed.density.derivatives import derivatives, online_newton
+from pyro_fed.density.derivatives import derivatives
 from pyro_fed.density.derivatives.derivatives import Derivatives
 from pyro_fed.density.rows.batches import Batch
 from pyro_fed.density.size import LARGE_DIM, affordable_points, cost_of
 from pyro_fed.density.starts import central_start
 from pyro_fed.density.traits import Traits
 from pyro_fed.infer.ep.point_sites import PointSites
+from pyro_fed.infer.sites import online_newton
 from pyro_fed.infer.sites.antithetic import score_and_curvature, turned
 from pyro_fed.infer.sites.gaussian_sites import batched, gaussian, site_of, spread_points, unbatched
 from pyro_fed.infer.stein.dsvgd import BALANCED
