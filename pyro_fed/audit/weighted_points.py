@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.audit.target import LARGE_BATCH, Target
-from pyro_fed.ops.adaptive_importance import COMPONENTS, FIT_STEPS, AdaptiveImportanceSampler, AdaptiveSettings
+from pyro_fed.ops.adaptive_importance import COMPONENTS, FIT_STEPS, NOTHING, AdaptiveImportanceSampler, AdaptiveSettings
 from pyro_fed.ops.student_mixtures import Mixture, fitted
 
 #: Points of a round, as many as are computed together; and the most rounds.
@@ -32,9 +32,10 @@ POINTS, ROUNDS = LARGE_BATCH, 6
 NEAR, FACTOR, FARTHEST = (1.0, 1.5, 3.0), 3.0, 1000.0
 #: Shares of the first points: around the draws, farther out, and from the prior.
 AROUND, FARTHER, PRIOR = 0.5, 0.25, 0.25
-#: No points are added once they are worth so many equally weighted ones, with a tail of the weights that can be
-#: trusted; a fit rests on five points a component.
-SETTINGS = AdaptiveSettings(enough=1000, longest_tail=0.5, fit_on=5 * COMPONENTS, second_moments=True)
+#: No points are added once they are worth so many equally weighted ones, and the weights' tail can be trusted.
+SETTINGS = AdaptiveSettings(enough=1000, longest_tail=0.5, second_moments=True)
+#: Points, in equally weighted ones, that a fit rests on.
+FIT_ON = 5 * COMPONENTS
 #: Points are used if they are worth at least so many.
 WORTH = 400
 #: With more parameters than this, importance weights are worth too little.
@@ -82,7 +83,7 @@ def weighed_points(
             return None
         if taken == rounds or sampler.is_enough():
             break
-        sampler = sampler.draw(sampler.refit(generator).shared_out(POINTS), generator)
+        sampler = sampler.draw(sampler.refit(FIT_ON, generator).shared_out(POINTS), generator)
     found = sampler.smoothed
     return _some(sampler) if found.pareto_k <= SETTINGS.longest_tail and found.effective >= WORTH else None
 
@@ -90,7 +91,7 @@ def weighed_points(
 def _some(sampler: AdaptiveImportanceSampler) -> Weighed:
     """The points whose weights are not negligible: on a site's own scale, the others may be extremely far away."""
     weights, logs = sampler.smoothed.weights, sampler.log_weights
-    some = logs > logs.max() - SETTINGS.zero
+    some = logs > logs.max() - NOTHING
     return Weighed(weights[some] / weights[some].sum(), sampler.points[some])
 
 

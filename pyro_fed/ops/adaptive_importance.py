@@ -33,6 +33,8 @@ from pyro_fed.ops.student_mixtures import Mixture, fitted
 
 #: Degrees of freedom of each component; components of a fit, and its steps.
 FREEDOM, COMPONENTS, FIT_STEPS = 5, 8, 10
+#: A weight whose logarithm is so much less than the largest one counts as zero.
+NOTHING = 100.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,19 +44,13 @@ class AdaptiveSettings:
     Args:
         enough: the points are enough if they are worth so many equally weighted ones,
         longest_tail: and if Pareto's k is at most this.
-        fit_on: points that a fit rests on, in equally weighted ones, at least.
-        widening: proposals have so many times the SDs of a fit.
         second_moments: whether the points, in whitened coordinates, have to give variances too. Points far out, which
             dominate these, then count more in a fit, and the same k is asked of the terms of each variance, w (z - m)².
-        zero: a weight whose logarithm is so much less than the largest one counts as zero.
     """
 
     enough: float
     longest_tail: float
-    fit_on: float
-    widening: float = 1.0
     second_moments: bool = False
-    zero: float = 100.0
 
     def are_met(self, effective: float, pareto_k: float) -> bool:
         """Whether points are enough, as far as their weights tell.
@@ -104,7 +100,7 @@ class AdaptiveImportanceSampler:
             proposal: with how many points are drawn of each component.
             generator: source of randomness.
         """
-        drawn = proposal.wider(self.settings.widening).used()
+        drawn = proposal.used()
         return replace(self, proposals=self.proposals.joined(drawn), trial=drawn.draws(FREEDOM, generator))
 
     def tell(self, log_density: Tensor) -> AdaptiveImportanceSampler:
@@ -133,7 +129,7 @@ class AdaptiveImportanceSampler:
     @cached_property
     def smoothed(self) -> Smoothed:
         """Pareto-smoothed weights (S,), and the shape of their tail; of points that are not all impossible."""
-        return smoothed(self._cut(self.log_weights))
+        return smoothed(_cut(self.log_weights))
 
     def is_enough(self) -> bool:
         """Whether no more points are needed."""
@@ -141,14 +137,15 @@ class AdaptiveImportanceSampler:
             return False
         return not self.settings.second_moments or self._longest_tail_of_squares() <= self.settings.longest_tail
 
-    def refit(self, generator: torch.Generator) -> Mixture:
+    def refit(self, worth: float, generator: torch.Generator) -> Mixture:
         """A mixture fitted to the weighted points, its counts being shares.
 
         Args:
+            worth: equally weighted points that the fit rests on, at least.
             generator: chooses the first centres among the points.
         """
         far = self.points.square().mean(1).log1p() if self.settings.second_moments else 0.0
-        weights = flattened(self.log_weights + far, self.settings.fit_on)
+        weights = flattened(self.log_weights + far, worth)
         return fitted(self.points, weights, COMPONENTS, FIT_STEPS, generator)
 
     def _longest_tail_of_squares(self) -> float:
@@ -156,8 +153,9 @@ class AdaptiveImportanceSampler:
         weights = self.smoothed.weights
         away = (self.points - weights @ self.points).square()
         terms = (weights.unsqueeze(1) * away).clamp_min(torch.finfo(away.dtype).tiny).log()
-        return max(smoothed(self._cut(term)).pareto_k for term in terms.T)
+        return max(smoothed(_cut(term)).pareto_k for term in terms.T)
 
-    def _cut(self, logs: Tensor) -> Tensor:
-        """Logarithms of weights, none below that of a weight that counts as zero."""
-        return logs.clamp_min(float(logs.max()) - self.settings.zero)
+
+def _cut(logs: Tensor) -> Tensor:
+    """Logarithms of weights, none below that of a weight that counts as zero."""
+    return logs.clamp_min(float(logs.max()) - NOTHING)

@@ -15,7 +15,7 @@ from pyro_fed.infer.ep.fedep import FedEP
 from pyro_fed.infer.sites.few_rows import have_few
 from pyro_fed.infer.stein.concave import OneMode
 from pyro_fed.infer.stein.dsvgd import DSVGD
-from pyro_fed.infer.stein.importance import MOST_DIM, Census
+from pyro_fed.infer.stein.importance import MOST_DIM, POINTS, AdaptiveImportance
 from pyro_fed.infer.stein.modes import Modes
 from pyro_fed.infer.stein.nearest import Nearest
 from pyro_fed.infer.stein.parallel_dsvgd import ParallelDSVGD
@@ -126,8 +126,9 @@ def source_of(case: Case) -> Decision | None:
         return Decision("points", "a large model: sites at the point that averaging finds")
     if begin == "modes":
         if traits.dim <= MOST_DIM:
-            return Decision("census", f"{parameters(traits.dim)}, of which weighted points tell how much each mode has")
-        return Decision("nearest", f"{parameters(traits.dim)}, more than a census takes ({MOST_DIM})")
+            what = f"{parameters(traits.dim)}, of which weighted points tell how much each mode has"
+            return Decision("importance", what)
+        return Decision("nearest", f"{parameters(traits.dim)}, more than importance weights take ({MOST_DIM})")
     if traits.dim <= EXACT_DIM and begin == "gaussian":
         return Decision("ep", f"{parameters(traits.dim)}: the Gaussian nearest to the posterior")
     if traits.dim <= EXACT_DIM and traits.non_smooth_scores:
@@ -145,13 +146,13 @@ def by_few_rows_of(case: Case) -> Decision | None:
 
 
 def first_points_of(case: Case) -> Decision | None:
-    """How many points a census begins with."""
+    """How many points are weighed first."""
     algorithm, traits = case.algorithm, case.traits
     if algorithm.first_points is not None:
         return None
     if traits.num_rows >= MANY * traits.dim:
-        return Decision(algorithm.num_points // FEWER_POINTS, "many rows: the modes' approximations are mostly enough")
-    return Decision(algorithm.num_points, "few rows: the modes' approximations may not be enough")
+        return Decision(POINTS // FEWER_POINTS, "many rows: the modes' approximations are mostly enough")
+    return Decision(POINTS, "few rows: the modes' approximations may not be enough")
 
 
 def one_mode_rows_of(case: Case) -> Decision | None:
@@ -187,7 +188,7 @@ TABLES = {
     ParallelDSVGD: Table((NUM_PARTICLES, KERNEL, START), (affordable_rows,)),
     Survey: Table((SOURCE,)),
     Modes: Table((Row("after", by_few_rows_of, "start='gaussian', of the algorithm that it is for"),)),
-    Census: Table((Row("first_points", first_points_of, "first_points="),)),
+    AdaptiveImportance: Table((Row("first_points", first_points_of, "first_points="),)),
     OneMode: Table((Row("by_few_rows", one_mode_rows_of, "by_few_rows="),)),
     Nearest: Table((ep.FULL_DIM, ep.CLIENT, ep.COVARIANCE, Row("start", ep.nearest_start_of, "start="), CURVATURE_ROW)),
     PooledEP: Table((ep.FULL_DIM, ep.CLIENT, ep.COVARIANCE, POOLED_START, CURVATURE_ROW)),

@@ -16,7 +16,7 @@ TARGET = Mixture(
     torch.tensor([[[1.0, 0.0], [0.5, 0.3]], [[2.0, 0.0], [0.0, 0.5]]], dtype=D64),
 )
 WIDE = Mixture(torch.ones(1, dtype=D64), torch.zeros(1, 2, dtype=D64), 6 * torch.eye(2, dtype=D64)[None])
-SETTINGS = AdaptiveSettings(enough=800, longest_tail=0.7, fit_on=40, widening=1.3)
+SETTINGS = AdaptiveSettings(enough=800, longest_tail=0.7)
 
 
 def log_target(points):
@@ -35,12 +35,12 @@ def searched(settings, rounds):
         sampler = sampler.tell(log_target(sampler.trial))
         if sampler.is_enough():
             break
-        sampler = sampler.draw(sampler.refit(source).shared_out(1000), source)
+        sampler = sampler.draw(sampler.refit(40, source).wider(1.3).shared_out(1000), source)
     return sampler
 
 
 def test_points_are_weighed_by_the_density_of_all_proposals_together():
-    sampler = searched(AdaptiveSettings(enough=1e9, longest_tail=0.7, fit_on=40), 3)
+    sampler = searched(AdaptiveSettings(enough=1e9, longest_tail=0.7), 3)
     told = len(sampler.points)
     assert told == 3000 and float(sampler.proposals.counts.sum()) == 4000  # the last thousand has no values yet
     known = Mixture(*(part[sampler.proposals.counts.cumsum(0) <= told] for part in sampler.proposals))
@@ -76,7 +76,7 @@ def test_second_moments_ask_for_their_own_tails():
     """Of N(0, 1) under a Student's t a third as wide: the weights' tail can be trusted, that of w z² cannot."""
     narrow = Mixture(torch.ones(1, dtype=D64), torch.zeros(1, 1, dtype=D64), torch.full((1, 1, 1), 0.35, dtype=D64))
     for second, enough in ((False, True), (True, False)):
-        settings = AdaptiveSettings(enough=50, longest_tail=0.5, fit_on=40, second_moments=second)
+        settings = AdaptiveSettings(enough=50, longest_tail=0.5, second_moments=second)
         sampler = AdaptiveImportanceSampler.start(settings, narrow.shared_out(4000), generator())
         sampler = sampler.tell(-0.5 * sampler.trial.square().sum(1))
         assert sampler.smoothed.pareto_k < 0.4
@@ -90,7 +90,7 @@ def test_impossible_points_weigh_nothing_and_all_of_them_are_reported():
     half = sampler.tell(torch.where(sampler.trial[:, 0] > 0, log_target(sampler.trial), -torch.inf))
     assert not half.all_impossible
     assert float(half.smoothed.weights[sampler.trial[:, 0] <= 0].max()) < 1e-40
-    assert half.refit(generator()).centres[:, 0].min() > -1
+    assert half.refit(40, generator()).centres[:, 0].min() > -1
 
 
 @pytest.mark.parametrize(("effective", "pareto_k", "enough"), [(800, 0.7, True), (799, 0.5, False), (900, 0.71, False)])

@@ -2,7 +2,7 @@
 
 A climb is BFGS in the result's whitened coordinates,
 
-    w ← w + α B ∇f(w),     B an inverse curvature from the score's changes along the way,  α halved until f rises
+    w ← w + α B ∇f(w),     B an inverse curvature from the score's changes along the way,  α cut until f rises
 
 A climb ends at a mode if |∇f| is small there and the curvature H (by differences of scores) is positive definite. Up to
 a constant the mode's mass is
@@ -10,20 +10,24 @@ a constant the mode's mass is
     log M = f - log |H| / 2                                            (Laplace)
 
 Two rules save steps. Once a mode is known, a climb that has gone `EARLIEST` steps ends if f rises all along the
-straight line from it to a mode: then no valley lies between them. And until the first mode is found, and for the last
-`FEW` climbs, Newton's steps are used, with the curvature's eigenvalues made positive: each takes one call for 2 D + 1
-scores, and few steps are needed.
+straight line from it to a mode: then no valley lies between them. And until the first mode is found, at each new mode,
+and for the last `FEW` climbs, Newton's damped steps are used (`ops.newton_ascent`, driven by a loop): each takes one
+call for 2 D + 1 scores, and few steps are needed.
+
+The Stein family's search (`infer.stein.modes`) takes Newton's steps alone. There a round is dear, and clients have
+second derivatives; here a curvature costs 2 D + 1 scores, where a step of BFGS costs one. Its modes are the same one
+within half an SD, as each has a share of the particles; here within `NEAR` SDs, as a draw is to belong to one of them.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from pyro_fed.audit.target import Target
+from pyro_fed.ops.newton_ascent import Look, NewtonAscent, StepControl, newton_steps
 
 #: The most steps of a climb, and the length of the gradient, in the metric of B, at which it has arrived.
 CLIMB, ARRIVED = 60, 0.05
@@ -41,9 +45,9 @@ ACROSS = 1e-10
 NEAR = 2.0
 #: Half the distance over which scores are compared for the curvature, in the result's SDs.
 APART = 1e-3
-#: Newton's steps at most, the length of one, in the mode's SDs, at which it has arrived, and the smallest eigenvalue
-#: of a curvature, as a part of the largest.
-NEWTON, STILL, FLAT = 12, 0.05, 1e-8
+#: Newton's steps at most, the length of one, in the mode's SDs, at which it has arrived, and the first damping: climbs
+#: have come near a mode by then.
+NEWTON, STILL, DAMPING = 30, 0.05, 0.1
 #: Roundings of the log density by which it may fall in a step of Newton's.
 ROUNDING = 4
 #: More parameters than this are not searched: a curvature there costs as many scores.
@@ -232,31 +236,25 @@ def _without_valley(climbs: Climbers, modes: list[Mode]) -> Tensor:
 
 def ascended(target: Target, w: Tensor) -> Mode | None:
     """The mode to which Newton's steps lead from w (D,); None where they lead to none."""
-    longest = max(LONGEST, float(w.norm()) / 4)
-    value, score, precision = _bend(target, w)
+    control = StepControl(rounding=ROUNDING * torch.finfo(target.problem.dtype).eps)
+    climb = NewtonAscent.begin(w[None], DAMPING)
     for _ in range(NEWTON):
-        if not (bool(precision.isfinite().all()) and math.isfinite(value)):
+        look = _look(target, climb.trial[0])
+        climb = climb.tell(look, look.finite(), control)
+        if not bool(climb.value.isfinite()):
             return None
-        curved, axes = torch.linalg.eigh(precision)
-        along = axes.T @ score
-        by = along / curved.abs().clamp_min(FLAT * float(curved.abs().max()))
-        gained = float(along @ by)
-        if float(curved[0]) > 0 and gained < STILL**2:
-            return Mode(w + axes @ by, value + gained / 2 - float(curved.log().sum()) / 2, precision)
-        step = axes @ by * min(1.0, longest / max(float(by.norm()), longest * FLAT))
-        found = _bend(target, w + step)
-        if found[0] >= value - ROUNDING * torch.finfo(target.problem.dtype).eps * abs(value):
-            w, longest = w + step, 2 * longest
-            value, score, precision = found
-        else:
-            longest = float(step.norm()) / 5
+        if float(climb.length) < STILL and bool(torch.linalg.eigvalsh(climb.curvature[0])[0] > 0):
+            step, length = newton_steps(climb.score, climb.curvature, torch.zeros_like(climb.damping), control.floor)
+            precision = climb.curvature[0]
+            log_mass = float(climb.value + length.square() / 2 - torch.linalg.slogdet(precision)[1] / 2)
+            return Mode((climb.points + step)[0], log_mass, precision)
     return None
 
 
-def _bend(target: Target, w: Tensor) -> tuple[float, Tensor, Tensor]:
-    """The log density at w (D,), its score (D,) and the curvature (D, D), by differences of scores."""
+def _look(target: Target, w: Tensor) -> Look:
+    """The log density at w (D,), its score and its curvature, by differences of scores; with an axis for one climb."""
     dim = len(w)
     eye = torch.eye(dim, dtype=w.dtype) * APART
     value, score = target(torch.cat([w[None], w + eye, w - eye]))
     gap = (score[dim + 1 :] - score[1 : dim + 1]) / (2 * APART)
-    return float(value[0]), score[0], (gap + gap.T) / 2
+    return Look(value[:1], score[:1], ((gap + gap.T) / 2)[None])

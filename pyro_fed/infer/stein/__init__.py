@@ -3,8 +3,10 @@
 In this room:
 
     dsvgd, parallel_dsvgd, svgd     the defaults of this package
-    concave, modes, census, survey, starting_points
+    concave, modes, importance, survey, starting_points
                                     where particles start
+    corrected_sites, pace, at_rest, particle_findings, dsvgd_start
+                                    parts of dsvgd
 """
 
 from pyro_fed.conventions.doors import door

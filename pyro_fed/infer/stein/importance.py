@@ -2,20 +2,19 @@
 
 The Laplace approximation at each mode is not the posterior where this is bent (a banana), is a funnel, or has mass far
 from any mode. Particles that start from it are whitened by the wrong covariance, and move slowly. So half of
-`num_points` points are drawn around the modes, and half from a mixture fitted to draws of the prior. The clients send
+`POINTS` points are drawn around the modes, and half from a mixture fitted to draws of the prior. The clients send
 their log-likelihoods there. With q = Σ_j n_j t_j, the density of all points drawn so far, the weights are
 
     w_s ∝ p(z_s) / q(z_s)
 
 **The modes' approximations are enough** if they share most of their mass with the posterior. With l for their density,
 and w and l / q normalised over the points, the mass shared is ∫ min(p, l), about Σ_s min(w_s, l_s / q_s). If it is at
-least `fits`, particles start from the modes' Gaussians. There is one exception: a part of the mass larger than `beyond`
+least `FITS`, particles start from the modes' Gaussians. There is one exception: a part of the mass larger than `BEYOND`
 is so far from all modes that particles would not come there, as a slab's beside its spike, or that of a mode which no
 climb has found.
 
 **Otherwise** this is adaptive multiple importance sampling (`ops.adaptive_importance`), driven by rounds, until the
-points are worth `worth` equal ones with a tail that can be trusted. While few points carry all the weight, a fit rests
-on `fewest` a dimension.
+points are enough (`SETTINGS`). While few points carry all the weight, a fit rests on `A_DIMENSION` a dimension.
 
 Only values are needed, no derivatives: a client sends one number a point in each round.
 
@@ -40,13 +39,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.density.scores import clients_log_likelihoods
 from pyro_fed.infer.stein.modes import Modes, modes_of
-from pyro_fed.ops.adaptive_importance import (
-    COMPONENTS,
-    FIT_STEPS,
-    FREEDOM,
-    AdaptiveImportanceSampler,
-    AdaptiveSettings,
-)
+from pyro_fed.ops.adaptive_importance import COMPONENTS, FIT_STEPS, AdaptiveImportanceSampler, AdaptiveSettings
 from pyro_fed.ops.cholesky import equilibrated_cholesky
 from pyro_fed.ops.importance import LARGEST, LARGEST_PARETO_K
 from pyro_fed.ops.student_mixtures import Mixture, fitted
@@ -54,10 +47,19 @@ from pyro_fed.ops.student_mixtures import Mixture, fitted
 #: The most parameters for which weights are tried.
 MOST_DIM = 12
 
-#: Points say too little to start from if they are worth fewer equal ones than this share of `worth`.
-LEAST = 0.25
-#: Draws of the prior for each component of the mixture that is fitted to them.
-STARTS_A_COMPONENT = 12
+#: Points of a round, and the most rounds.
+POINTS, ROUNDS = 1024, 10
+#: Points worth so many equal ones are enough: means are then known to 0.07 SD.
+SETTINGS = AdaptiveSettings(enough=200, longest_tail=LARGEST_PARETO_K)
+#: They say too little to start from if they are worth fewer equal ones than this.
+LEAST = 50
+#: Points a dimension that a fit rests on.
+A_DIMENSION = 10.0
+#: The modes' approximations are enough if they share at least so much of their mass with the posterior, and at most so
+#: much of the posterior's mass is far from all modes.
+FITS, BEYOND = 0.75, 0.01
+#: Draws of the prior, at a run of the model each, and how many there are for each component that is fitted to them.
+PRIOR_DRAWS, A_COMPONENT = 48, 12
 #: A point is too far from a mode for particles to come there if it is more than √D plus so many of its SDs away.
 FAR = 4.0
 #: Log-likelihood of points where the data cannot be. It is finite, so that a sum over clients is.
@@ -65,21 +67,11 @@ IMPOSSIBLE = -1e300
 
 
 @dataclass(frozen=True, kw_only=True)
-class Census(Algorithm):
+class AdaptiveImportance(Algorithm):
     """Weighted points of the posterior.
 
     Args:
-        num_points: drawn a round.
-        first_points: drawn in the first round; None takes a quarter of them where rows are many.
-        num_starts: draws of the prior, at a run of the model each, to which a mixture is fitted.
-        max_rounds: rounds at most.
-        worth: points worth so many equal ones are enough: means are then known to 0.07 SD.
-        fits: the modes' approximations are enough if they share at least so much of their mass with the posterior,
-        beyond: and if at most so much of the posterior's mass is far from all modes.
-        components: J of a fit.
-        fit_steps: of expectation-maximisation.
-        freedom: ν, a whole number.
-        fewest: points a dimension that a fit is to rest on.
+        first_points: drawn in the first round; None takes a quarter of `POINTS` where rows are many.
         temperature: the likelihood is raised to 1/temperature.
         min_curvature: as in `Modes`.
     """
@@ -89,29 +81,17 @@ class Census(Algorithm):
     additive: ClassVar[bool] = True
     may_be_infinite: ClassVar[frozenset[str]] = frozenset({"census_value"})  # points where the data cannot be
 
-    num_points: int = 1024
     first_points: int | None = None
-    num_starts: int = 48
-    max_rounds: int = 10
-    worth: float = 200.0
-    fits: float = 0.75
-    beyond: float = 0.01
-    components: int = COMPONENTS
-    fit_steps: int = FIT_STEPS
-    freedom: int = FREEDOM
-    fewest: float = 10.0
     temperature: float = 1.0
     min_curvature: float = 1e-6
 
     def __post_init__(self) -> None:
-        check_at_least(self, 2, "num_points")
-        check_at_least(self, STARTS_A_COMPONENT, "num_starts")
-        check_at_least(self, 1, "max_rounds", "components", "fit_steps", "freedom")
-        check_positive(self, "worth", "fits", "beyond", "fewest", "temperature", "min_curvature")
+        check_at_least(self, 2, "first_points", allow_none=True)
+        check_positive(self, "temperature", "min_curvature")
 
     def default_rounds(self, num_clients: int) -> int:
-        """`max_rounds`; it stops when the points are worth enough."""
-        return self.max_rounds
+        """`ROUNDS`; it stops when the points are worth enough."""
+        return ROUNDS
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """The search for modes."""
@@ -124,32 +104,20 @@ class Census(Algorithm):
         start = started(start, self)
         count: int = chosen_setting(self, "first_points")
         half = count // 2
-        draws = problem.init(self.num_starts, generator).double()
-        even = torch.full((self.num_starts,), 1 / self.num_starts, dtype=torch.float64)
+        draws = problem.init(PRIOR_DRAWS, generator).double()
+        even = torch.full((PRIOR_DRAWS,), 1 / PRIOR_DRAWS, dtype=torch.float64)
         modes = modes_as_mixture(start.shared)
-        wide = fitted(draws, even, min(COMPONENTS, self.num_starts // STARTS_A_COMPONENT), FIT_STEPS, generator)
+        wide = fitted(draws, even, min(COMPONENTS, PRIOR_DRAWS // A_COMPONENT), FIT_STEPS, generator)
         mixture = wide.shared_out(half)
         if len(modes.counts):
             spread = modes._replace(counts=0.5 * (modes.counts + 1 / len(modes.counts)))  # a small mode is seen too
             mixture = spread.shared_out(count - half).joined(mixture)
         seed = torch.randint(2**31, (), generator=generator)
-        sampler = AdaptiveImportanceSampler.start(self._settings(problem.dim, count), mixture, _generator(seed))
+        mixture = mixture.wider(widening(problem.dim))
+        sampler = AdaptiveImportanceSampler.start(SETTINGS, mixture, _generator(seed))
         figures = {"census_worth": 0.0, "census_k": torch.inf, "census_fits": 0.0, "census_beyond": 1.0}
         shared = start.shared | as_state(sampler) | {"census_weights": draws.new_zeros(0), "census_seed": seed}
         return shared | {name: torch.tensor(value, dtype=torch.float64) for name, value in figures.items()}, start.local
-
-    def _settings(self, dim: int, drawn: int) -> AdaptiveSettings:
-        """Of the sampler, with so many parameters, whose last points are so many.
-
-        Proposals are wider than a fit by √2 in one dimension, and by less in many, where width costs more.
-        """
-        return AdaptiveSettings(
-            enough=self.worth,
-            longest_tail=LARGEST_PARETO_K,
-            fit_on=min(self.fewest * dim, 0.5 * drawn),
-            widening=math.sqrt(1 + dim**-0.5),
-            zero=-IMPOSSIBLE,
-        )
 
     def download(self, shared: State, clients: Tensor) -> State:
         """The points."""
@@ -168,7 +136,7 @@ class Census(Algorithm):
 
     def refine(self, problem: Problem, shared: State) -> State:
         """Weigh all points, and draw the next ones."""
-        sampler = sampler_of(shared, self._settings(problem.dim, len(shared["census_trial"])))
+        sampler = sampler_of(shared)
         new = problem.log_prior(sampler.trial.to(problem.dtype)).double() + shared["census_new"]
         known = (new > IMPOSSIBLE / 2) & (new < LARGEST)
         sampler = sampler.tell(torch.where(known, new, -torch.inf))
@@ -183,26 +151,21 @@ class Census(Algorithm):
             figures["beyond"] = float(found.weights[far_from(modes, sampler.points)].sum())
         as_tensors = {f"census_{name}": found.weights.new_tensor(value) for name, value in figures.items()}
         shared = {**shared, "census_weights": found.weights, **as_tensors}
-        if not self._enough(figures):
+        if not are_enough(figures):
             generator = seeding.torch_generator(int(shared["census_seed"]), seeding.SERVER, len(sampler.points))
-            fit = sampler.refit(generator).shared_out(self.num_points)
-            sampler = sampler.draw(fit, _generator(torch.randint(2**31, (), generator=generator)))
+            worth = min(A_DIMENSION * problem.dim, 0.5 * len(sampler.trial))
+            fit = sampler.refit(worth, generator).shared_out(POINTS)
+            seed = torch.randint(2**31, (), generator=generator)
+            sampler = sampler.draw(fit.wider(widening(problem.dim)), _generator(seed))
         return shared | as_state(sampler)
-
-    def _enough(self, figures: dict[str, float]) -> bool:
-        good = figures["worth"] >= self.worth and figures["k"] <= LARGEST_PARETO_K
-        return good or (figures["fits"] >= self.fits and figures["beyond"] <= self.beyond)
-
-    def _figures(self, shared: State) -> dict[str, float]:
-        return {name: float(shared[f"census_{name}"]) for name in ("worth", "k", "fits", "beyond")}
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """How many equal points all are worth, the shape of the weights' tail, and how well the modes fit, by two."""
-        return self._figures(after)
+        return {name: float(after[f"census_{name}"]) for name in ("worth", "k", "fits", "beyond")}
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
         """Whether the modes fit, or the points are worth enough."""
-        return self._enough(figures[-1])
+        return are_enough(figures[-1])
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
         """The points, (1, S, D)."""
@@ -224,15 +187,25 @@ def far_from(modes: Mixture, points: Tensor) -> Tensor:
     return ~near
 
 
-def census_of(found: State) -> tuple[Tensor, Tensor] | None:
+def are_enough(figures: dict[str, float]) -> bool:
+    """Whether no more points are needed, by a round's figures."""
+    return SETTINGS.are_met(figures["worth"], figures["k"]) or _modes_fit(figures["fits"], figures["beyond"])
+
+
+def _modes_fit(fits: float, beyond: float) -> bool:
+    return fits >= FITS and beyond <= BEYOND
+
+
+def weighted_points_of(found: State) -> tuple[Tensor, Tensor] | None:
     """The points (S, D) and their weights (S,), where they say more than the modes; None where they do not."""
-    if "census_points" not in found:
+    if "census_points" not in found or _modes_fit(float(found["census_fits"]), float(found["census_beyond"])):
         return None
-    if bool(found["census_fits"] >= Census.fits) and bool(found["census_beyond"] <= Census.beyond):
-        return None
-    if bool(found["census_worth"] < LEAST * Census.worth):
-        return None
-    return found["census_points"], found["census_weights"]
+    return None if bool(found["census_worth"] < LEAST) else (found["census_points"], found["census_weights"])
+
+
+def widening(dim: int) -> float:
+    """How much wider proposals are than a fit: √2 in one dimension, less in many, where width costs more."""
+    return math.sqrt(1 + dim**-0.5)
 
 
 def as_state(sampler: AdaptiveImportanceSampler) -> State:
@@ -242,11 +215,11 @@ def as_state(sampler: AdaptiveImportanceSampler) -> State:
     return {**points, **proposals}
 
 
-def sampler_of(shared: State, settings: AdaptiveSettings) -> AdaptiveImportanceSampler:
+def sampler_of(shared: State) -> AdaptiveImportanceSampler:
     """The sampler of which a state has the tensors."""
     proposals = Mixture(*(shared[f"census_{name}"] for name in Mixture._fields))
     points = (shared[f"census_{name}"] for name in ("trial", "points", "value"))
-    return AdaptiveImportanceSampler(settings, proposals, *points)
+    return AdaptiveImportanceSampler(SETTINGS, proposals, *points)
 
 
 def _generator(seed: Tensor) -> torch.Generator:

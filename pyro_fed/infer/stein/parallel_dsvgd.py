@@ -58,7 +58,7 @@ class ParallelDSVGD(DSVGD):
         entropy: refused: the server moves particles towards what it makes of several clients; use the forms in turn.
         start: where the particles start: "gaussian" (points under the Gaussian of FedEP, or of Laplace in many
             dimensions), "modes" (points under Laplace approximations at each mode that is
-            found; in more than 12 dimensions those of one mode under FedEP's Gaussian; or draws of a census where the
+            found; in more than 12 dimensions those of one mode under FedEP's Gaussian; or weighted points where the
             posterior is elsewhere), "prior" (draws of the prior), or "checked"
             ("gaussian", refused in the run where its centre is no maximum).
             "auto" looks for modes where the prior is proper and the model has at most `max_modes_dim` parameters; it

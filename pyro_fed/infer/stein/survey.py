@@ -4,16 +4,16 @@
                  `FedEP`'s, the nearest to the posterior in KL(q || p); with more it is the Laplace approximation.
     "modes"      the same under the Laplace approximation at each mode that `Modes` finds; each mode gets a number of
                  points in proportion to its evidence. Where there is one mode, and the model has more dimensions than
-                 `Census` takes, the points are under the Gaussian nearest in KL(q || p) (`Nearest`). Where `Census`
-                 finds that the posterior is elsewhere, its weighted points are resampled, and whitened by their own
-                 moments.
+                 importance weights take, the points are under the Gaussian nearest in KL(q || p) (`Nearest`). Where
+                 `AdaptiveImportance` finds that the posterior is elsewhere, its weighted points are resampled, and
+                 whitened by their own moments.
     "prior"      draws of the prior. The surrogates may not fit there, so take few local steps.
     "apart"      draws of the prior, in units of the prior's SDs and without surrogates. For densities without a useful
                  mode, as those of neural networks, where every particle finds a basin of its own.
     "checked"    "gaussian", unless m is no maximum: then "apart". Costs a round more.
 
 Coordinates are whitened by q, or by the Gaussian at the best mode if there are several. The clients' surrogates are its
-sites; after a census each client's surrogate is an equal share of the Gaussian.
+sites; after importance sampling each client's surrogate is an equal share of the Gaussian.
 
 **The check.** A network is stationary where all weights are zero. Second derivatives do not show that this is no
 maximum: those of its ReLUs are zero there, and a Fisher matrix is never negative. So all clients send scores s at
@@ -26,7 +26,7 @@ and m is no maximum if the smallest eigenvalue is below -`saddle`.
 
 **Steep points.** Some points may be so steep that particles would leave the finite numbers, as in the neck of a
 horseshoe's funnel, whose mode is infinitely narrow. Such points are moved half-way to the centre, round by round, until
-none is steep. Points of a census are not moved: they are where the posterior is, however narrow its modes are.
+none is steep. Weighted points are not moved: they are where the posterior is, however narrow its modes are.
 
 Letters: z `white`, m and A as in `coordinates`.
 """
@@ -57,7 +57,7 @@ from pyro_fed.infer.sites.gaussian_sites import as_state
 from pyro_fed.infer.sites.whitening import Coordinates, site_scores
 from pyro_fed.infer.stein.concave import OneMode
 from pyro_fed.infer.stein.contributions import SurveyContributions
-from pyro_fed.infer.stein.importance import LEAST, Census, census_of
+from pyro_fed.infer.stein.importance import LEAST, AdaptiveImportance, weighted_points_of
 from pyro_fed.infer.stein.modes import Modes, modes_of
 from pyro_fed.infer.stein.nearest import Nearest, is_at_rest, nearest_of
 from pyro_fed.infer.stein.starting_points import (
@@ -65,7 +65,7 @@ from pyro_fed.infer.stein.starting_points import (
     gaussian_points,
     lowest_curvature,
     mixture_points,
-    points_of_census,
+    resampled,
     unit_coordinates,
 )
 from pyro_fed.ops.gaussian import Gaussian, ImproperGaussianError
@@ -98,7 +98,7 @@ class Survey(Algorithm):
         num_particles: N.
         begin: "gaussian", "modes", "prior", "apart" or "checked".
         source: of the points: "ep", "laplace" (Gaussians), "points" (sites at the point of an averaging), "nearest" or
-            "census" (of modes).
+            "importance" (of modes).
         temperature: the likelihood is raised to 1/temperature.
         min_curvature: smallest relative eigenvalue of a q that is not positive definite, as in `FedLaplace`.
         probe: how far out the check looks, in SDs of q.
@@ -111,7 +111,7 @@ class Survey(Algorithm):
 
     num_particles: int = 100
     begin: Begin = "gaussian"
-    source: Literal["auto", "ep", "points", "laplace", "nearest", "census"] = "auto"
+    source: Literal["auto", "ep", "points", "laplace", "nearest", "importance"] = "auto"
     temperature: float = 1.0
     min_curvature: float = 1e-6
     probe: float = 0.1
@@ -141,7 +141,7 @@ class Survey(Algorithm):
             "points": self.point_sites,
             "laplace": self.laplace,
             "nearest": self.nearest,
-            "census": self.census,
+            "importance": self.importance,
         }
         return made[chosen_setting(self, "source")]()
 
@@ -157,9 +157,9 @@ class Survey(Algorithm):
         """The search for modes, each with its Laplace approximation, and of one the Gaussian nearest to it."""
         return Nearest()
 
-    def census(self) -> Algorithm:
+    def importance(self) -> Algorithm:
         """Weighted points, after the search for modes."""
-        return Census(temperature=self.temperature, min_curvature=self.min_curvature)
+        return AdaptiveImportance(temperature=self.temperature, min_curvature=self.min_curvature)
 
     def ep(self) -> Algorithm:
         """The Gaussian nearest to the posterior."""
@@ -183,22 +183,22 @@ class Survey(Algorithm):
         draws = problem.init(drawn, generator).double() if drawn else coordinates.mean.new_zeros(0, problem.dim)
         if self.begin == "apart":
             coordinates = unit_coordinates(coordinates, draws)
-        census = self._census(problem, coordinates, start.shared, generator) if self.begin == "modes" else None
-        if census is None:
+        weighted = self._weighted_points(problem, coordinates, start.shared, generator)
+        if weighted is None:
             points, shares = self._points(coordinates, draws, start.shared, seed)
         else:
-            coordinates, model_points = points_of_census(*census, self.num_particles, generator)
+            coordinates, model_points = resampled(*weighted, self.num_particles, generator)
             points, shares = coordinates.white(model_points), torch.ones(1, dtype=torch.float64)
             white = equal_sites(num_clients, coordinates)
         shared = {
             "white": points,
             "draws": draws,
             "apart": torch.tensor(float(self.begin == "apart"), dtype=torch.float64),
-            "census": torch.tensor(census is not None),
-            "near": torch.tensor(self.begin == "modes" and census is None and is_at_rest(start.shared)),
+            "census": torch.tensor(weighted is not None),
+            "near": torch.tensor(self.begin == "modes" and weighted is None and is_at_rest(start.shared)),
             "checking": torch.tensor(self.begin == "checked"),
             "steep": torch.zeros((), dtype=torch.int64),
-            "settled": torch.tensor(self.begin == "modes" and census_of(start.shared) is not None),
+            "settled": torch.tensor(self.begin == "modes" and weighted_points_of(start.shared) is not None),
             "scores": torch.zeros_like(points),
             "shares": shares,
             **as_state(white.product_over(0)),
@@ -209,7 +209,7 @@ class Survey(Algorithm):
         unknown = points.new_zeros(num_clients, count, problem.dim, dtype=problem.traits.scores_dtype)
         return shared, as_state(white) | {"scores": unknown}
 
-    def _census(
+    def _weighted_points(
         self, problem: Problem, coordinates: Coordinates, found: State, generator: torch.Generator
     ) -> tuple[Tensor, Tensor] | None:
         """Weighted points to begin at in place of the modes' Gaussians; None where these are good enough.
@@ -217,7 +217,9 @@ class Survey(Algorithm):
         A Gaussian far wider than the prior is not: a climb into a funnel ends where the density is flat. Points between
         prior and posterior are better then, even if their weights are worth only few equal points.
         """
-        better = census_of(found)
+        if self.begin != "modes":
+            return None
+        better = weighted_points_of(found)
         if better is not None:
             return better
         draws = problem.init(self.num_particles, generator, checked=False).double()
@@ -226,7 +228,7 @@ class Survey(Algorithm):
         if bool((sd <= WIDEST * draws.std(0)).all()):
             return None
         if "census_points" in found:
-            return found["census_points"], flattened(found["census_weights"].log(), LEAST * Census.worth)
+            return found["census_points"], flattened(found["census_weights"].log(), LEAST)
         return draws, torch.full((len(draws),), 1 / len(draws), dtype=torch.float64)
 
     def _points(self, coordinates: Coordinates, draws: Tensor, found: State, seed: int) -> tuple[Tensor, Tensor]:
@@ -290,7 +292,7 @@ class Survey(Algorithm):
         return {**chosen, **apart, **units._asdict()}
 
     def _less_steep(self, shared: State, scores: Tensor) -> State:
-        """Steep points moved half-way to the centre; draws of the prior and points of a census stay as they are."""
+        """Steep points moved half-way to the centre; draws of the prior and weighted points stay as they are."""
         steep = ~(scores.norm(dim=1) <= STEEP * scores.shape[1] ** 0.5)  # NaN counts as steep
         if bool(shared["apart"]) or self.begin == "prior" or bool(shared["settled"]):
             steep = torch.zeros_like(steep)
@@ -383,8 +385,8 @@ class PooledNearest(Nearest):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PooledCensus(Census):
-    """The census of the pooled data's posterior."""
+class PooledAdaptiveImportance(AdaptiveImportance):
+    """Weighted points of the pooled data's posterior."""
 
     pooled: ClassVar[bool] = True
 
@@ -415,6 +417,6 @@ class PooledSurvey(Survey):
         """Modes of the pooled data's posterior, and the Gaussian nearest to one."""
         return PooledNearest()
 
-    def census(self) -> Algorithm:
-        """The census of the pooled data's posterior."""
-        return PooledCensus(temperature=self.temperature, min_curvature=self.min_curvature)
+    def importance(self) -> Algorithm:
+        """Weighted points of the pooled data's posterior."""
+        return PooledAdaptiveImportance(temperature=self.temperature, min_curvature=self.min_curvature)

@@ -34,7 +34,7 @@ class SVGD(DSVGD):
             D passes over the kernel a step.
         start: where the particles start: "gaussian" (points under the Gaussian of FedEP, or of Laplace in many
             dimensions), "modes" (points under Laplace approximations at each mode that is
-            found; in more than 12 dimensions those of one mode under FedEP's Gaussian; or draws of a census where the
+            found; in more than 12 dimensions those of one mode under FedEP's Gaussian; or weighted points where the
             posterior is elsewhere), "prior" (draws of the prior), "apart" (the same without surrogates,
             for densities that have no useful mode, as those of neural networks), or "checked" ("gaussian", unless its
             centre is no maximum: then "apart").

@@ -1,4 +1,4 @@
-"""The census: mixtures, weights, and particles where no Laplace approximation reaches; references by quadrature."""
+"""Adaptive importance sampling: mixtures, weights, and particles where no mode is near; references by quadrature."""
 
 import math
 import warnings
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import pyro_fed as pf
-from pyro_fed.infer.stein.starting_points import points_of_census
+from pyro_fed.infer.stein.starting_points import resampled
 from pyro_fed.ops.importance import flattened
 from pyro_fed.ops.student_mixtures import Mixture, fitted
 
@@ -74,10 +74,10 @@ def test_flattened_weights_are_worth_what_was_asked(worth):
     torch.testing.assert_close(flattened(even, worth), torch.softmax(even, 0))
 
 
-def test_draws_of_a_census_have_its_moments_and_do_not_coincide():
+def test_resampled_points_have_its_moments_and_do_not_coincide():
     points = mixture().shared_out(2000).draws(30, generator())
     weights = torch.softmax(torch.randn(2000, generator=generator(1), dtype=D64), 0)
-    coordinates, drawn = points_of_census(points, weights, 100, generator(2))
+    coordinates, drawn = resampled(points, weights, 100, generator(2))
     white = coordinates.white(drawn)
     assert float(white.mean(0).abs().max()) < 0.1
     assert float((torch.cov(white.T) - torch.eye(2)).abs().max()) < 0.15
@@ -112,7 +112,7 @@ def test_a_funnel_is_entered_from_its_mass():
 
 
 def test_points_that_the_data_rule_out_weigh_nothing():
-    """A Gumbel density overflows far out: the census goes on with the other points, and so does DSVGD."""
+    """A Gumbel density overflows far out: the sampler goes on with the other points, and so does DSVGD."""
 
     def extremes(y):
         loc = pyro.sample("loc", dist.Normal(0.0, 10.0))
