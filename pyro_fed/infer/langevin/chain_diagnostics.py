@@ -48,7 +48,7 @@ def r_hat_limit(num_chains: int) -> float:
     return math.sqrt(1 + 2 * num_chains / fewest_effective(num_chains))
 
 
-def enough(num_chains: int, r_hat: float, ess: float, wanted: int) -> bool:
+def chains_converged(num_chains: int, r_hat: float, ess: float, wanted: int) -> bool:
     """Whether chains agree and have as many effective draws as wanted.
 
     Args:

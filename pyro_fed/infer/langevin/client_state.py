@@ -62,7 +62,7 @@ class ClientState(NamedTuple):
             return Conducive(self.anchor, self.pull, self.pull_slope)
         return Conducive(self.anchor, self.pull, self.pull_slope, TrustRegion(self.metric, self.trust_radius))
 
-    def shortened(self, step_size: Tensor, at: Tensor | slice = slice(None)) -> Tensor:
+    def limit_step(self, step_size: Tensor, at: Tensor | slice = slice(None)) -> Tensor:
         """h of visits: a derived one is as short as the client needs it.
 
         Args:

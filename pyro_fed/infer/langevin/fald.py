@@ -43,11 +43,11 @@ from pyro_fed.errors import SettingError
 from pyro_fed.infer.langevin import findings
 from pyro_fed.infer.langevin.client_state import ClientState, Visit
 from pyro_fed.infer.langevin.contributions import AveragedVisitContributions
-from pyro_fed.infer.langevin.gradients import Score, with_conducive_gradient
+from pyro_fed.infer.langevin.gradients import Score, plus_conducive
 from pyro_fed.infer.langevin.langevin import STEP_GIVEN
 from pyro_fed.infer.langevin.replayed_visits import ReplayedVisits
 from pyro_fed.infer.langevin.server_state import ServerState
-from pyro_fed.infer.langevin.start import Beginning, with_conducive
+from pyro_fed.infer.langevin.start import Beginning, give_conducive_gradients
 from pyro_fed.infer.surrogates.own_noise import OwnNoise, longest_parallel_visit, noise_time
 from pyro_fed.infer.surrogates.surrogates import Given
 from pyro_fed.ops.entries import widened
@@ -136,11 +136,11 @@ class FALD(ReplayedVisits):
 
     def equip(self, clients: ClientState, begin: Beginning, share: Tensor) -> ClientState:
         """With α g_s of each client; the plain form has none."""
-        return with_conducive(super().equip(clients, begin, share), begin, share, self.alpha, self.trust)
+        return give_conducive_gradients(super().equip(clients, begin, share), begin, share, self.alpha, self.trust)
 
     def build_gradient(self, client: ClientState, anchor: Tensor | None = None) -> Score:
         """v_c + α g_c, whose f-weighted mean is the posterior's score."""
-        return with_conducive_gradient(super().build_gradient(client, anchor), client.conducive)
+        return plus_conducive(super().build_gradient(client, anchor), client.conducive)
 
     def default_schedule(self) -> Schedule:
         """All clients in every round, for every chain."""
@@ -173,7 +173,7 @@ class FALD(ReplayedVisits):
         if self.visit_error is not None:
             return findings.with_reason_of_short_visits(notes, visit, self.visit_time, self.visit_error)
         if noise_time(self.local_steps, self.midpoint):
-            notes.append(findings.of_unmeasured_noise(problem))
+            notes.append(findings.unmeasured_noise(problem))
         return notes
 
     def download(self, shared: State, clients: Tensor) -> State:
@@ -183,7 +183,7 @@ class FALD(ReplayedVisits):
                 f"FALD: {len(clients)} clients cannot be shared out to {self.num_chains} chains: use a schedule that "
                 "names the same number in every call"
             )
-        return ServerState.of(shared).sent_to(clients).state() | {"weight": self.visit_weights(shared, clients)}
+        return ServerState.of(shared).arrivals(clients).state() | {"weight": self.visit_weights(shared, clients)}
 
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
@@ -215,7 +215,7 @@ class FALD(ReplayedVisits):
         client = torch.full((len(weight), self.num_chains), -1, device=weight.device)
         position, draws = averaged(visits.position), averaged(visits.draws)
         chains = Visit(position, client, draws, averaged(visits.gradient_norm), averaged(visits.step_size))
-        return self.stored(shared, chains, visits)
+        return self.states_after(shared, chains, visits)
 
     def onward(self, received: State, messages: State, clients: Tensor) -> State:
         """The clients of a chain, which are the same ones, begin where those before them have ended on average."""

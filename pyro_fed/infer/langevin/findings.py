@@ -23,7 +23,7 @@ TOO_NARROW = (
 SHORT = 0.5
 
 
-def of_chains(
+def chain_findings(
     record: Record, problem: Problem, num_chains: int, burn_in: int, step_size: float | None
 ) -> list[Finding]:
     """Chains that disagree, too few effective draws, and clients whose surrogates are poor.
@@ -87,7 +87,7 @@ def with_reason_of_short_visits(
     return [notes[0].with_cure(why), *notes[1:]]
 
 
-def of_unmeasured_noise(problem: Problem) -> Finding:
+def unmeasured_noise(problem: Problem) -> Finding:
     """FALD's visits, whose bias nobody has measured."""
     cure = "use FSGLD(), or local_steps=1 with midpoint=False, which has none"
     return sentences.noise_of_clients_unmeasured(parameters=problem.dim, cures=[cure])

@@ -45,10 +45,10 @@ from pyro_fed.conventions.setting_checks import check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.infer.langevin.client_state import ClientState
 from pyro_fed.infer.langevin.curvature import SHORTENED
-from pyro_fed.infer.langevin.gradients import Score, with_conducive_gradient
+from pyro_fed.infer.langevin.gradients import Score, plus_conducive
 from pyro_fed.infer.langevin.langevin import STEP_GIVEN
 from pyro_fed.infer.langevin.replayed_visits import ReplayedVisits
-from pyro_fed.infer.langevin.start import Beginning, with_conducive
+from pyro_fed.infer.langevin.start import Beginning, give_conducive_gradients
 from pyro_fed.infer.langevin.visiting import one_client
 from pyro_fed.infer.surrogates.mismatch import Mismatch
 from pyro_fed.infer.surrogates.surrogates import Given
@@ -137,11 +137,11 @@ class FSGLD(ReplayedVisits):
 
     def equip(self, clients: ClientState, begin: Beginning, share: Tensor) -> ClientState:
         """With α g_s of each client, Eq. (6)."""
-        return with_conducive(super().equip(clients, begin, share), begin, share, self.alpha, self.trust)
+        return give_conducive_gradients(super().equip(clients, begin, share), begin, share, self.alpha, self.trust)
 
     def build_gradient(self, client: ClientState, anchor: Tensor | None = None) -> Score:
         """v_s + α g_s, Eq. (7)."""
-        return with_conducive_gradient(super().build_gradient(client, anchor), client.conducive)
+        return plus_conducive(super().build_gradient(client, anchor), client.conducive)
 
     def default_schedule(self) -> Schedule:
         """One client a chain: in random sweeps, or drawn with probabilities f_s."""

@@ -204,7 +204,7 @@ class ConduciveScore(NamedTuple):
         return score + self.conducive.at(z), memory
 
 
-def with_conducive_gradient(unbiased: Score, conducive: Conducive | None) -> Score:
+def plus_conducive(unbiased: Score, conducive: Conducive | None) -> Score:
     """Eq. (7), or the estimate alone where clients have no conducive gradient."""
     return unbiased if conducive is None else ConduciveScore(unbiased, conducive)
 

@@ -154,7 +154,7 @@ class Langevin(TravellingChains):
         half = self.default_rounds(num_clients) * self.local_steps // 2
         return max(burn_in, min(math.ceil(burn_in * times), half))
 
-    def adapted(self, server: ServerState, visits: Visit) -> ServerState:
+    def adapt_steps(self, server: ServerState, visits: Visit) -> ServerState:
         """A derived h as short as any client needed its steps, a burn-in longer by as much, and who has been visited.
 
         Args:
@@ -225,12 +225,12 @@ class Langevin(TravellingChains):
     ) -> tuple[State, State, State]:
         """T steps of each chain at its client (`Update` of Algorithm 1)."""
         arrival = Arrival.of(shared)
-        client, news = self.introduced(problem, arrival, ClientState.of(local), data)
+        client, news = self.after_first_visit(problem, arrival, ClientState.of(local), data)
         score = self.score_of_visit(problem, client, arrival.position, data)
         _, visit, figures = self.visits(data).one_round(problem, arrival, client, score, data, noise)
         return visit.state(), news, figures
 
-    def introduced(
+    def after_first_visit(
         self, problem: Problem, arrival: Arrival, client: ClientState, data: ClientData
     ) -> tuple[ClientState, State]:
         """Clients that have been visited, and what is new to them: how long a step may be is found at a first visit.
@@ -310,4 +310,4 @@ class Langevin(TravellingChains):
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
         """Chains that disagree, too few effective draws, and clients whose surrogates are poor."""
-        return findings.of_chains(record, problem, self.num_chains, self.burn_in, self.step_size)
+        return findings.chain_findings(record, problem, self.num_chains, self.burn_in, self.step_size)

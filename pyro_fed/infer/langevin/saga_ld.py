@@ -102,7 +102,7 @@ class SAGALD(Langevin):
 
     def download(self, shared: State, clients: Tensor) -> State:
         """Slot i gets the end and the table of chain i."""
-        return super().download(shared, clients) | _table(shared)._asdict()
+        return super().download(shared, clients) | _tables_of(shared)._asdict()
 
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
@@ -110,25 +110,25 @@ class SAGALD(Langevin):
         """T steps of each chain; the table of its start in the first round."""
         if self.takes_all_rows(data):  # there is nothing to correct
             message, news, figures = super().local_step(problem, shared, local, data, noise)
-            return message | _table(shared)._asdict(), news, figures
+            return message | _tables_of(shared)._asdict(), news, figures
         arrival, client = Arrival.of(shared), ClientState.of(local)
-        memory = _table(shared) if bool(client.ready.all()) else _begun(problem, arrival.position, data)
-        client, news = self.introduced(problem, arrival, client, data)
+        memory = _tables_of(shared) if bool(client.ready.all()) else _first_tables(problem, arrival.position, data)
+        client, news = self.after_first_visit(problem, arrival, client, data)
         score = SagaScore(client.inverse_f)
         end, visit, figures = self.visits(data).one_round(problem, arrival, client, score, data, noise, memory)
         return visit.state() | end.memory._asdict(), news, figures
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """Store the chains and their tables."""
-        return super().combine(shared, messages, weights) | _table(messages)._asdict()
+        return super().combine(shared, messages, weights) | _tables_of(messages)._asdict()
 
 
-def _table(state: State) -> Table:
+def _tables_of(state: State) -> Table:
     """The tables of a state or a message, (C, ...)."""
     return Table(*(state[name] for name in Table._fields))
 
 
-def _begun(problem: Problem, position: Tensor, data: ClientData) -> Table:
+def _first_tables(problem: Problem, position: Tensor, data: ClientData) -> Table:
     """Tables of the rows' gradients where chains begin, (C, D)."""
     table = problem.mapped(row_scores, (0, BATCHES), calls=0)(position, data.full_batch())
     return Table(table, table.sum(1))

@@ -38,7 +38,7 @@ class ServerState(NamedTuple):
         entries = {name: value for name, value in self._asdict().items() if name != "chains" and value is not None}
         return self.chains.state() | entries
 
-    def sent_to(self, clients: Tensor) -> Arrival:
+    def arrivals(self, clients: Tensor) -> Arrival:
         """The chains, each to the client in its place, (M,), or to as many in a row, (M K,)."""
         steps, step_size = (value.expand(len(clients)) for value in (self.chains.steps, self.step_size))
         position = self.chains.position

@@ -89,7 +89,7 @@ def new_clients(begin: Beginning, share: Tensor) -> ClientState:
     return ClientState(1 / share, torch.zeros(len(share), dtype=torch.bool), each(begin.anchor), each(begin.factor))
 
 
-def with_conducive(
+def give_conducive_gradients(
     clients: ClientState, begin: Beginning, share: Tensor, alpha: float, trust: float | None
 ) -> ClientState:
     """Clients that know their conducive gradients; as they were where there are no surrogates, or `alpha` is 0.

@@ -56,10 +56,10 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
 from pyro_fed.density.scores import likelihood_scores, prior_scores
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.langevin.chain_diagnostics import enough
+from pyro_fed.infer.langevin.chain_diagnostics import chains_converged
 from pyro_fed.infer.langevin.chain_store import ChainStore, Draws
 from pyro_fed.infer.langevin.contributions import SummedContributions
-from pyro_fed.infer.langevin.summed_findings import of_summed_chain, widening
+from pyro_fed.infer.langevin.summed_findings import summed_chain_findings, widening
 
 #: Steps of the grid of rows' scores in `row_norm`, as a power of two.
 ROW_GRID_BITS = 28
@@ -248,7 +248,7 @@ class SummedLangevin(Algorithm):
         if self.released_noise or self.target_ess is None:
             return None
         last = figures[-1]
-        return enough(self.num_chains, last["r_hat"], last["ess"], self.target_ess)
+        return chains_converged(self.num_chains, last["r_hat"], last["ess"], self.target_ess)
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
         """At most `num_draws` kept draws a chain, evenly spaced: (M, n, D)."""
@@ -266,7 +266,7 @@ class SummedLangevin(Algorithm):
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
         """Too few effective draws, chains that disagree, and steps that are too long for the posterior."""
-        return of_summed_chain(record, self.num_chains, self.burn_in, bool(self.released_noise))
+        return summed_chain_findings(record, self.num_chains, self.burn_in, bool(self.released_noise))
 
 
 def row_scores(problem: Problem, z: Tensor, rows: tuple[Tensor, ...]) -> Tensor:

@@ -21,7 +21,7 @@ from pyro_fed.infer.langevin.chain_store import ChainStore
 DRAWS_FOR_ONE = 20
 
 
-def of_summed_chain(record: Record, num_chains: int, burn_in: int, is_private: bool) -> list[Finding]:
+def summed_chain_findings(record: Record, num_chains: int, burn_in: int, is_private: bool) -> list[Finding]:
     """Too few effective draws, chains that disagree, and steps that are too long for the posterior.
 
     Args:

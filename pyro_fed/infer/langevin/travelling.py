@@ -23,7 +23,7 @@ from pyro_fed.algorithm.schedule import Schedule, Shuffled
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.setting_checks import check_at_least
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.langevin.chain_diagnostics import enough
+from pyro_fed.infer.langevin.chain_diagnostics import chains_converged
 from pyro_fed.infer.langevin.chain_store import ChainStore
 from pyro_fed.infer.langevin.client_state import Visit
 from pyro_fed.infer.langevin.server_state import ServerState
@@ -95,7 +95,7 @@ class TravellingChains(Algorithm, Chains):
                 f"{type(self).__name__}: each of the {self.num_chains} chains visits one client a round, but the "
                 f"schedule named {len(clients)} in all: use a schedule of one client, such as schedule.Categorical()"
             )
-        return ServerState.of(shared).sent_to(clients).state()
+        return ServerState.of(shared).arrivals(clients).state()
 
     def objections(self, received: State, messages: State) -> message_limits.Objections:
         """Ends that have grown far beyond where the chain was, or draws on the way there that have."""
@@ -125,9 +125,9 @@ class TravellingChains(Algorithm, Chains):
     def combine_rounds(self, shared: State, messages: State) -> list[State]:
         """Store the chains of R rounds, (R, C, ...)."""
         visits = Visit.of(messages)
-        return self.stored(shared, visits, visits)
+        return self.states_after(shared, visits, visits)
 
-    def stored(self, shared: State, chains: Visit, visits: Visit) -> list[State]:
+    def states_after(self, shared: State, chains: Visit, visits: Visit) -> list[State]:
         """The server's state after each of R rounds.
 
         Args:
@@ -136,11 +136,12 @@ class TravellingChains(Algorithm, Chains):
             visits: what came, of C visits, (R, C, ...).
         """
         server = ServerState.of(shared)
-        after, burn_in = self.adapted(server, visits), int(server.burn_in)
+        after = shared | self.adapt_steps(server, visits).state()
+        burn_in = int(server.burn_in)
         stores = server.chains.store(chains, self.local_steps, burn_in, self.thin, self.target_ess)
-        return [shared | after._replace(chains=one).state() for one in stores]
+        return [after | one.state() for one in stores]
 
-    def adapted(self, server: ServerState, visits: Visit) -> ServerState:
+    def adapt_steps(self, server: ServerState, visits: Visit) -> ServerState:
         """The server's state with what visits (R, C, ...) change besides the chains: nothing."""
         return server
 
@@ -168,7 +169,9 @@ class TravellingChains(Algorithm, Chains):
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
         """Whether the chains agree and have as many effective draws as wanted."""
         last = figures[-1]
-        return self.target_ess is not None and enough(self.num_chains, last["r_hat"], last["ess"], self.target_ess)
+        return self.target_ess is not None and chains_converged(
+            self.num_chains, last["r_hat"], last["ess"], self.target_ess
+        )
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
         """At most `num_draws` kept draws a chain, evenly spaced: (M, n, D)."""

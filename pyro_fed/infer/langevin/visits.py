@@ -57,7 +57,7 @@ class Visits:
             noise: of all steps, (T, C, ...).
             memory: of the estimate.
         """
-        steps = self.step_sizes.of_visit(arrival.steps, client.shortened(arrival.step_size))
+        steps = self.step_sizes.of_visit(arrival.steps, client.limit_step(arrival.step_size))
         rows, axes = with_batches(data, self.batch_size)
         end, trace = problem.scan(
             self.integrator.step,
@@ -91,7 +91,7 @@ class Visits:
 
         done = arrival.steps + length * torch.arange(rounds, device=at.device).unsqueeze(1)
         step_size = arrival.step_size.expand(at.shape)
-        steps = self.step_sizes.of_visit(done, client.shortened(step_size, at))
+        steps = self.step_sizes.of_visit(done, client.limit_step(step_size, at))
         rows, axes = with_batches(data, self.batch_size)
         picks = self._picks(noise, data.num_rows[at.flatten()])
         ends, trace = problem.scans(

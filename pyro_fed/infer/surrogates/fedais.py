@@ -52,7 +52,7 @@ from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import DivergenceError
 from pyro_fed.infer.sites.gaussian_sites import as_state
 from pyro_fed.infer.surrogates.contributions import HELD, LogLikContributions
-from pyro_fed.infer.surrogates.fedais_findings import of_weights
+from pyro_fed.infer.surrogates.fedais_findings import weight_findings
 from pyro_fed.infer.surrogates.log_densities import log_likelihoods_beyond_rounding, with_few_impossible
 from pyro_fed.infer.surrogates.phase import Name, check_surrogates, surrogate_phase
 from pyro_fed.infer.surrogates.proposals import AnnealedProposals, Proposals, around_points
@@ -210,7 +210,7 @@ class FedAIS(Algorithm):
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """Step 3: the weights so far."""
-        return WeightedDraws.of(shared).weighed(messages["log_lik"], messages["answered"]).state()
+        return WeightedDraws.of(shared).with_answers(messages["log_lik"], messages["answered"]).state()
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """The shape of the weights, what they are worth and their mean, once all clients have answered."""
@@ -231,7 +231,7 @@ class FedAIS(Algorithm):
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
         """Clients that have not answered, and weights with too long a tail or of too few."""
-        return of_weights(record, self.num_proposals, self.trusted_share, self.largest_error, self.min_effective)
+        return weight_findings(record, self.num_proposals, self.trusted_share, self.largest_error, self.min_effective)
 
     def advice(self, problem: Problem, before: State) -> str:
         """The cure of log-likelihoods that are no numbers: other sites."""

@@ -10,7 +10,7 @@ from pyro_fed.codes.finding import Finding
 from pyro_fed.ops.importance import LARGEST_PARETO_K
 
 
-def of_weights(
+def weight_findings(
     record: Record, num_proposals: int, trusted_share: float, largest_error: float, min_effective: int
 ) -> list[Finding]:
     """Clients that have not answered, and weights with too long a tail or of too few.

@@ -50,7 +50,7 @@ class WeightedDraws(NamedTuple):
         """As the run's dictionary."""
         return self._asdict()
 
-    def weighed(self, log_lik: Tensor, answered: Tensor) -> WeightedDraws:
+    def with_answers(self, log_lik: Tensor, answered: Tensor) -> WeightedDraws:
         """With the log-likelihoods of more clients, log w_s + Σ_k log p_k(z_s).
 
         Args:

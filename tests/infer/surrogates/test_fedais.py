@@ -1,6 +1,7 @@
 """FedAIS against exact posteriors and evidences: conjugate models, and a precision shared by many effects."""
 
 import math
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyro
@@ -33,6 +34,42 @@ def test_a_conjugate_regression_has_equal_weights_and_the_exact_evidence(num_cli
     idata = pf.run(pf.FedAIS(surrogates=surrogates, num_proposals=500, freedom=None), fed, **QUIET)
     assert last(idata, "effective_draws") == pytest.approx(500, rel=1e-6)
     assert last(idata, "log_evidence") == pytest.approx(evidence_of_line(*data), abs=1e-6)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept(pf.FedAIS):
+    """Keeps the server's last state."""
+
+    kept: list = field(default_factory=list, compare=False)
+
+    def sample(self, shared, num_draws, generator):
+        self.kept.append(shared)
+        return super().sample(shared, num_draws, generator)
+
+
+def pooled_log_joint(x, y, z):
+    """log p_0(z) + Σ_k log p_k(z) of `line`, at each z."""
+    normal = dist.Normal(torch.zeros((), dtype=z.dtype), 1.0)
+    return normal.log_prob(z).sum(-1) + normal.log_prob(y - z @ x.T).sum(-1)
+
+
+@pytest.mark.filterwarnings("ignore:the sites do not fit", "ignore:the weights are worth", "ignore:.*Pareto k")
+@pytest.mark.parametrize("freedom", [None, 4.0])
+@pytest.mark.parametrize("clients_in_turn", [False, True])
+def test_without_annealing_weights_are_the_posterior_over_q_whatever_the_sites(freedom, clients_in_turn):
+    """log w = log p_0 + Σ_k log p_k - log q at every draw: random sites, and their tails, drop out."""
+    x, y = line_data()
+    generator = torch.Generator().manual_seed(1)
+    roots = torch.randn(3, 2, 2, generator=generator, dtype=torch.float64)
+    precision, eta = roots @ roots.mT + torch.eye(2), torch.randn(3, 2, generator=generator, dtype=torch.float64)
+    fed = pf.Federation(line, (x, y), plate="data", num_clients=3)
+    algorithm = Kept(surrogates=pf.Given(precision, eta), flat=1e9, freedom=freedom, num_proposals=60)
+    schedule = pf.schedule.RoundRobin() if clients_in_turn else None
+    pf.run(algorithm, fed, audit=False, schedule=schedule, **QUIET)
+    z, found = (algorithm.kept[-1][name] for name in ("draws", "log_weights"))
+    whole = precision.sum(0) + torch.eye(2)
+    q = torch.distributions.MultivariateNormal(torch.linalg.solve(whole, eta.sum(0)), precision_matrix=whole)
+    torch.testing.assert_close(found, pooled_log_joint(x, y, z) - q.log_prob(z), rtol=1e-9, atol=1e-9)
 
 
 def test_wider_tails_cost_some_draws_and_leave_the_evidence_as_it_is():
