@@ -17,7 +17,7 @@ likelihood is flat, Newton's step to there as long as that is far, and what a de
 lgamma of a Dirichlet's parameters.
 
 |H| has the eigenvalues of H in absolute value, after H is scaled to a diagonal of ±1 (so that no parameter's unit
-matters) and not below `min_curvature`; where H is positive definite it is H, floor or no floor. With a diagonal
+matters) and not below `MIN_CURVATURE`; where H is positive definite it is H, floor or no floor. With a diagonal
 structure H is its own diagonal.
 
 Letters: θ `point`, d `direction`, s_j `fractions`, H `precision`; sites as in `gaussian_sites`:
@@ -93,7 +93,6 @@ class FedLaplace(GaussianAlgorithm):
             "auto": that of networks, whose log density is stationary at zeros and has many modes, most of them worse
             than what averaging finds, and zeros of all other models.
         fractions: of the Newton step that the line search tries; the first must be 1.
-        min_curvature: smallest eigenvalue of the scaled `|H|` where H is not positive definite.
         few_rows: about so many rows of all clients, whose posterior is found, as where `FedEP` begins by few; None is
             all rows.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
@@ -123,13 +122,12 @@ class FedLaplace(GaussianAlgorithm):
     tolerance: float = 1e-4
     start: Literal["auto", "zeros", "prior", "fedavg"] = "auto"
     fractions: tuple[float, ...] = (1.0, 4.0, 2.0, 0.5, 0.25, 0.1, 0.03, 0.01, 1e-3, 1e-4)
-    min_curvature: float = 1e-6
     few_rows: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice(self, "start", ("auto", "zeros", "prior", "fedavg"))
-        check_positive(self, "tolerance", "min_curvature")
+        check_positive(self, "tolerance")
         check_at_least(self, 1, "few_rows", allow_none=True)
         if not self.fractions or self.fractions[0] != 1.0 or min(self.fractions) <= 0:
             raise SettingError(f"FedLaplace: fractions must be positive and begin with 1, received {self.fractions}")
@@ -254,11 +252,11 @@ class FedLaplace(GaussianAlgorithm):
         prior = gaussian(shared, "prior_")
         known = bool(messages["usable"].all() & prior.precision.isfinite().all() & prior.eta.isfinite().all())
         if good and bool(torch.isfinite(totals[aimed])) and known:
-            return arrived(shared, messages, totals[aimed], self.min_curvature) | {"aim": next_aim}
+            return arrived(shared, messages, totals[aimed]) | {"aim": next_aim}
         told = bool(shared["indefinite"]) or not float(shared["decrement"]) <= SHORT or aimed_gain < -SHORT
         if not (told or still) and known:
             if aimed == self.fractions.index(1.0):
-                return arrived(shared, messages, totals[aimed], self.min_curvature)
+                return arrived(shared, messages, totals[aimed])
             return {**shared, "aim": torch.ones_like(shared["aim"])}
         if gain > 0 and best != aimed:
             point = shared["point"] + self.fractions[best] * shared["direction"]
@@ -294,7 +292,7 @@ class FedLaplace(GaussianAlgorithm):
         return self._centred(shared).log_factor(draws - shared["point"])
 
     def _centred(self, shared: State) -> Gaussian:
-        q = absolute(gaussian(shared), self.min_curvature)[0]
+        q = absolute(gaussian(shared))[0]
         return type(q)(q.precision, torch.zeros_like(q.eta))
 
     def contributions(self) -> Contributions:

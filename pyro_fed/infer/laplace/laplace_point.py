@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pyro_fed.algorithm.states import State
 from pyro_fed.density.problem import Problem
-from pyro_fed.infer.sites.gaussian_sites import absolute, as_state, gaussian
+from pyro_fed.infer.sites.gaussian_sites import MIN_CURVATURE, absolute, as_state, gaussian
 from pyro_fed.ops.cholesky import equilibrated_cholesky
 from pyro_fed.ops.gaussian import Gaussian
 
@@ -71,22 +71,21 @@ def aimed(state: State) -> Tensor:
     return state["point"] + state["aim"].unsqueeze(-1) * state["direction"]
 
 
-def arrived(shared: State, messages: State, value: Tensor, min_curvature: float) -> State:
+def arrived(shared: State, messages: State, value: Tensor) -> State:
     """The state at the point aimed at, whose curvature is known; or back where most mass was, where it has left that.
 
     Args:
         shared: the state before the step.
         messages: the clients' sites there, (K, ...).
         value: the log posterior there.
-        min_curvature: smallest eigenvalue of the scaled `|H|` where H is not positive definite.
     """
     q = gaussian(messages).product_over(0).product(gaussian(shared, "prior_"))
     point = aimed(shared)
-    metric, indefinite = absolute(q, min_curvature)
+    metric, indefinite = absolute(q)
     direction = type(q)(metric.precision, q.score(point)).mean()
     decrement = (direction * q.score(point)).sum().clamp_min(0).sqrt()
     if bool(indefinite & (decrement < SADDLE)):
-        down = _outward(q, q.score(point), min_curvature)
+        down = _outward(q, q.score(point))
         direction, decrement = direction + down, torch.where(down.any(), SADDLE, decrement)
     mass = value - metric.log_det() / 2
     if bool(shared["back"]):  # to stay
@@ -124,21 +123,21 @@ def _way_back(shared: State, mass: Tensor) -> Tensor | None:
     return shared["best_point"] if bool(mass < shared["most_mass"] - LOST_MASS) else None
 
 
-def _outward(q: Gaussian, score: Tensor, floor: float) -> Tensor:
+def _outward(q: Gaussian, score: Tensor) -> Tensor:
     """The way off a saddle: along the most negative curvature, one SD of |H| long, uphill where there is a slope.
 
-    Zero where no scaled curvature is below -`floor`: a flat direction is no way off.
+    Zero where no scaled curvature is below -`MIN_CURVATURE`: a flat direction is no way off.
     """
     matrix = q.precision if q.dense else q.precision.diag_embed()
     scale = matrix.diagonal().abs().sqrt()
-    scale = torch.where(scale > 0, scale, scale.amax().clamp_min(floor))
+    scale = torch.where(scale > 0, scale, scale.amax().clamp_min(MIN_CURVATURE))
     if q.dense:
         values, vectors = torch.linalg.eigh((matrix / scale.unsqueeze(-1) / scale).nan_to_num())
         value, vector = values[0], vectors[:, 0]
     else:
         vector = (q.precision < 0).to(scale)
         value, vector = -vector.amax(), vector / vector.sum().clamp_min(1).sqrt()
-    if not bool(value < -floor):
+    if not bool(value < -MIN_CURVATURE):
         return torch.zeros_like(score)
     away: Tensor = vector / scale / value.abs().sqrt()
     signs = torch.where(score == 0, 1.0, score.sign()) if not q.dense else torch.where(away @ score < 0, -1.0, 1.0)

@@ -41,6 +41,8 @@ from pyro_fed.ops.gaussian_structures import STRUCTURES
 from pyro_fed.ops.matrices import times
 from pyro_fed.ops.points import MOST_SOBOL_DIMS, standardised_random, standardised_sobol
 
+#: Smallest eigenvalue of a scaled curvature |H| where H is not positive definite.
+MIN_CURVATURE = 1e-6
 #: Numbers that the points of an expectation may have together; of large models there are fewer points.
 POINT_NUMBERS = 1_000_000
 #: A Gaussian is no start where the log prior's expectation under it is this many nats a parameter below its value at
@@ -241,7 +243,7 @@ def where(condition: Tensor, yes: Gaussian, no: Gaussian) -> Gaussian:
     return type(yes)(choose(condition, yes.precision, no.precision), choose(condition, yes.eta, no.eta))
 
 
-def absolute(q: Gaussian, floor: float = 1e-6) -> tuple[Gaussian, Tensor]:
+def absolute(q: Gaussian, floor: float = MIN_CURVATURE) -> tuple[Gaussian, Tensor]:
     """|H| in place of an indefinite precision H, for directions and starting points, and where that was so.
 
     H is scaled to a diagonal of ±1, its eigenvalues are taken in absolute value and not below `floor`, and it is

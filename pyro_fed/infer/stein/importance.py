@@ -73,7 +73,6 @@ class AdaptiveImportance(Algorithm):
     Args:
         first_points: drawn in the first round; None takes a quarter of `POINTS` where rows are many.
         temperature: the likelihood is raised to 1/temperature.
-        min_curvature: as in `Modes`.
     """
 
     draws_are: ClassVar[str] = "particles"
@@ -83,11 +82,10 @@ class AdaptiveImportance(Algorithm):
 
     first_points: int | None = None
     temperature: float = 1.0
-    min_curvature: float = 1e-6
 
     def __post_init__(self) -> None:
         check_at_least(self, 2, "first_points", allow_none=True)
-        check_positive(self, "temperature", "min_curvature")
+        check_positive(self, "temperature")
 
     def default_rounds(self, num_clients: int) -> int:
         """`ROUNDS`; it stops when the points are worth enough."""
@@ -95,7 +93,7 @@ class AdaptiveImportance(Algorithm):
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """The search for modes."""
-        return Modes(min_curvature=self.min_curvature)
+        return Modes()
 
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None

@@ -62,7 +62,6 @@ class Modes(Algorithm):
         same_mode: points closer than this many SDs are one mode.
         first_damping: λ at the start.
         growth: λ grows by this factor after a fall, and shrinks by it after a rise.
-        min_curvature: floor under |E|.
         by_few_rows: climb by few rows of each client; the phase before, where these are many.
         after: what goes before: "few_rows" (climbs by few rows) or "one_mode" (the search for one).
     """
@@ -77,13 +76,12 @@ class Modes(Algorithm):
     same_mode: float = 0.5
     first_damping: float = 1.0
     growth: float = 5.0
-    min_curvature: float = 1e-6
     by_few_rows: bool = False
     after: Literal["auto", "few_rows", "one_mode"] = "auto"
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "num_starts", "max_rounds")
-        check_positive(self, "tolerance", "same_mode", "first_damping", "growth", "min_curvature")
+        check_positive(self, "tolerance", "same_mode", "first_damping", "growth")
 
     def default_rounds(self, num_clients: int) -> int:
         """`max_rounds`; it stops when all starts have settled."""
@@ -97,7 +95,7 @@ class Modes(Algorithm):
 
     def newton(self) -> Algorithm:
         """The search for one mode."""
-        return FedLaplace(min_curvature=self.min_curvature)
+        return FedLaplace()
 
     def question(self) -> Algorithm:
         """The phase that finds one mode and asks whether it is the only one."""
@@ -157,7 +155,7 @@ class Modes(Algorithm):
         look = Look(*(messages[name].sum(0) + shared[f"prior_look_{name}"] for name in Look._fields))
         usable = messages["usable"].all(0) & shared["prior_usable"] & look.finite()
         climbs = NewtonAscent(*(shared[name] for name in NewtonAscent._fields))
-        return shared | climbs.tell(look, usable, StepControl(self.growth, self.min_curvature))._asdict()
+        return shared | climbs.tell(look, usable, StepControl(self.growth))._asdict()
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """The longest next step in SDs, and how many starts have settled."""

@@ -100,7 +100,6 @@ class Survey(Algorithm):
         source: of the points: "ep", "laplace" (Gaussians), "points" (sites at the point of an averaging), "nearest" or
             "importance" (of modes).
         temperature: the likelihood is raised to 1/temperature.
-        min_curvature: smallest relative eigenvalue of a q that is not positive definite, as in `FedLaplace`.
         probe: how far out the check looks, in SDs of q.
         saddle: upward curvature, in units of q's, that makes a point no maximum.
     """
@@ -113,14 +112,13 @@ class Survey(Algorithm):
     begin: Begin = "gaussian"
     source: Literal["auto", "ep", "points", "laplace", "nearest", "importance"] = "auto"
     temperature: float = 1.0
-    min_curvature: float = 1e-6
     probe: float = 0.1
     saddle: float = 0.5
 
     def __post_init__(self) -> None:
         check_at_least(self, 2, "num_particles")
         check_choice(self, "begin", BEGINNINGS)
-        check_positive(self, "temperature", "min_curvature", "probe", "saddle")
+        check_positive(self, "temperature", "probe", "saddle")
 
     def default_rounds(self, num_clients: int) -> int:
         """One, one more to check, and those in which points are moved nearer; it stops when none is steep."""
@@ -151,7 +149,7 @@ class Survey(Algorithm):
 
     def laplace(self) -> Algorithm:
         """Laplace's approximation at one mode."""
-        return FedLaplace(min_curvature=self.min_curvature)
+        return FedLaplace()
 
     def nearest(self) -> Algorithm:
         """The search for modes, each with its Laplace approximation, and of one the Gaussian nearest to it."""
@@ -159,7 +157,7 @@ class Survey(Algorithm):
 
     def importance(self) -> Algorithm:
         """Weighted points, after the search for modes."""
-        return AdaptiveImportance(temperature=self.temperature, min_curvature=self.min_curvature)
+        return AdaptiveImportance(temperature=self.temperature)
 
     def ep(self) -> Algorithm:
         """The Gaussian nearest to the posterior."""
@@ -366,7 +364,7 @@ class PooledModes(Modes):
 
     def newton(self) -> Algorithm:
         """The search for one mode of the pooled data."""
-        return PooledLaplace(min_curvature=self.min_curvature)
+        return PooledLaplace()
 
     def question(self) -> Algorithm:
         """The question whether there is one mode, to the pooled data."""
@@ -392,7 +390,7 @@ class PooledAdaptiveImportance(AdaptiveImportance):
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """The search for its modes."""
-        return PooledModes(min_curvature=self.min_curvature)
+        return PooledModes()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -403,7 +401,7 @@ class PooledSurvey(Survey):
 
     def laplace(self) -> Algorithm:
         """Laplace's approximation of the pooled data."""
-        return PooledLaplace(min_curvature=self.min_curvature)
+        return PooledLaplace()
 
     def point_sites(self) -> Algorithm:
         """A diagonal site of the pooled data at the point that averaging finds."""
@@ -419,4 +417,4 @@ class PooledSurvey(Survey):
 
     def importance(self) -> Algorithm:
         """Weighted points of the pooled data's posterior."""
-        return PooledAdaptiveImportance(temperature=self.temperature, min_curvature=self.min_curvature)
+        return PooledAdaptiveImportance(temperature=self.temperature)
