@@ -13,7 +13,7 @@ many rows are drawn. If a quarter of the rows does not agree, all rows are used.
 The correction holds around the draws. A search far from them (`modes`) uses the few rows without it, and goes on with
 all rows from what it finds.
 
-The control variate is that of `infer.sites.few_rows`, with its source; here it is one of the whole posterior.
+The control variate is that of `density.derivatives.few_rows`, with its source; here it is one of the whole posterior.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.audit.target import FewRows, Target
-from pyro_fed.infer.sites.few_rows import MORE, ROUNDING, Quadratic, fewest, row_numbers
+from pyro_fed.density.derivatives.few_rows import MORE, ROUNDING, Quadratic, fewest, row_numbers
 from pyro_fed.ops.entries import evenly
 
 #: With more parameters than this the correction would take more scores of all rows than it saves.

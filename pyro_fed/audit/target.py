@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value, vjp
 
+from pyro_fed.density.derivatives.few_rows import Quadratic
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import CHUNK
-from pyro_fed.infer.sites.few_rows import Quadratic
 from pyro_fed.ops.importance import LARGEST
 
 #: With so many draws for each dimension their covariance is not shrunk.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pyro_fed.density.derivatives.few_rows import MORE, fewest, have_few
 from pyro_fed.infer.ep.expectation_propagation import EP
 from pyro_fed.infer.ep.fedlap import NARROW, FedLapCov
 from pyro_fed.infer.ep.fedpa import BCM
@@ -17,7 +18,6 @@ from pyro_fed.infer.ep.settings import WarmStarted
 from pyro_fed.infer.ep.streaming_vb import StreamingVB
 from pyro_fed.infer.ep.tilted import IVON, Newton
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
-from pyro_fed.infer.sites.few_rows import MORE, fewest, have_few
 from pyro_fed.policy import gaussian
 from pyro_fed.policy.choice import Case, Decision, Row, Table
 from pyro_fed.policy.gaussian import CURVATURE_ROW, parameters, takes_gradients

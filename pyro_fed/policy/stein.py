@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from pyro_fed.density.derivatives.few_rows import have_few
 from pyro_fed.density.derivatives.nodes import MANY
 from pyro_fed.infer.ep.fedep import FedEP
-from pyro_fed.infer.sites.few_rows import have_few
 from pyro_fed.infer.stein.concave import OneMode
 from pyro_fed.infer.stein.dsvgd import DSVGD
 from pyro_fed.infer.stein.importance import MOST_DIM, POINTS, AdaptiveImportance

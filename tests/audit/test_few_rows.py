@@ -15,7 +15,7 @@ from pyro_fed.audit.few_rows import AGREE, on_few_rows, on_rows_alone
 from pyro_fed.audit.modes.missed import missed
 from pyro_fed.audit.quantities import Quantities
 from pyro_fed.audit.target import Target
-from pyro_fed.infer.sites.few_rows import ROWS
+from pyro_fed.density.derivatives.few_rows import ROWS
 
 N, DIM = 17_000, 3
 

@@ -14,4 +14,5 @@ In this room:
     agreement        whether two ways of computing the same averages agree
     kinks            densities of the prior whose scores jump
     fisher           the Fisher information of a row's observations
+    few_rows         log-likelihoods by few rows of each client, and what they miss
 """

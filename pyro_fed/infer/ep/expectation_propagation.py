@@ -30,6 +30,7 @@ from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import resolve
+from pyro_fed.density.derivatives.few_rows import of_some_rows
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
@@ -40,7 +41,6 @@ from pyro_fed.infer.ep.step_control import NewtonSteps, StepControl
 from pyro_fed.infer.ep.steps import Backtracked, StepRule
 from pyro_fed.infer.ep.tilted import Newton, Numerics, Received, Tilted, TiltedInference
 from pyro_fed.infer.guides.automatic import guided_covariance
-from pyro_fed.infer.sites.few_rows import of_some_rows
 from pyro_fed.infer.sites.gaussian_sites import (
     SpreadGaussian,
     as_state,

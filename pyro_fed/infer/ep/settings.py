@@ -24,6 +24,7 @@ from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import chosen_setting, refuse_unused, resolve
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
+from pyro_fed.density.derivatives.few_rows import MORE
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import ModelError, SettingError
 from pyro_fed.infer.averaging import optim
@@ -39,7 +40,6 @@ from pyro_fed.infer.ep.tilted import Identity
 from pyro_fed.infer.guides.automatic import is_hand_written
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.laplace.laplace_point import ESCAPING, flat_direction, mode_level
-from pyro_fed.infer.sites.few_rows import MORE
 from pyro_fed.infer.sites.gaussian_sites import absolute, as_state, at_mean, batched, flat_site, gaussian
 from pyro_fed.ops.gaussian import Gaussian
 

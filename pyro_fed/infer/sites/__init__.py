@@ -3,7 +3,6 @@
 In this room:
 
     gaussian_sites      what algorithms of Gaussian sites share
-    few_rows            log-likelihoods by few rows of each client
     online_newton       diagonal sites from scores alone
     power_iteration     the largest curvature of a client's log-likelihood
     prior_gaussian      a Gaussian for the prior

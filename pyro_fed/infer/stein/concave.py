@@ -27,11 +27,11 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.kinds import narrowed
 from pyro_fed.density.compiling.batched import vmap
 from pyro_fed.density.compiling.predictors import CHECK_ROWS, Predictors, predictors
+from pyro_fed.density.derivatives.few_rows import fewest, picked
 from pyro_fed.density.derivatives.rowwise import SMALLEST, rounded
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BLOCK, ClientData, row_pieces
 from pyro_fed.density.scores import prior_scores
-from pyro_fed.infer.sites.few_rows import fewest, picked
 from pyro_fed.infer.sites.whitening import Coordinates, site_scores
 from pyro_fed.ops.cholesky import symmetrised
 from pyro_fed.ops.gaussian_structures import FullGaussian

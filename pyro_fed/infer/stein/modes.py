@@ -35,13 +35,13 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import chosen_setting
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.derivatives.composed_rows import at_each_composed
+from pyro_fed.density.derivatives.few_rows import fewest, picked
 from pyro_fed.density.derivatives.rowwise import WORTH, at_each
 from pyro_fed.density.images import images
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
 from pyro_fed.density.scores import are_many, by_pieces
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
-from pyro_fed.infer.sites.few_rows import fewest, picked
 from pyro_fed.infer.stein.concave import OneMode, is_only, spread_points
 from pyro_fed.ops.cholesky import equilibrated_cholesky
 from pyro_fed.ops.entries import CANDIDATES, choose, far_apart, widened

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pyro_fed.density.derivatives.few_rows import log_likelihoods_at
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.infer.sites.few_rows import log_likelihoods_at
 
 #: Share of the draws at which the prior, or a client's log-likelihood, may be no number, beyond the range of its
 #: precision in the proposals' tails: these are impossible. With more the model or the client has failed.

@@ -5,7 +5,7 @@ import pyro.distributions as dist
 import torch
 
 import pyro_fed as pf
-from pyro_fed.infer.sites import few_rows
+from pyro_fed.density.derivatives import few_rows
 from pyro_fed.infer.stein.modes import Modes, modes_of
 
 ROWS, DIM, FEW = 3000, 2, 300

@@ -24,12 +24,12 @@ from torch import Tensor
 from pyro_fed.algorithm.contract import Noise
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_between
+from pyro_fed.density.derivatives.few_rows import picked
 from pyro_fed.density.derivatives.moments import Moments
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.infer.ep import ascent
 from pyro_fed.infer.ep.tilted.base import Numerics, Received, Tilted, TiltedInference
-from pyro_fed.infer.sites.few_rows import picked
 from pyro_fed.infer.sites.gaussian_sites import likelihood_points, moments_of, moves, site_of, where
 from pyro_fed.ops.backtrack import MIN_FRACTION, backtracked, move
 from pyro_fed.ops.gaussian import Gaussian
