@@ -94,6 +94,10 @@ class Gaussian(NaturalParameters, ABC):
     def log_det(self) -> Tensor:
         """Log determinant of the precision P: (...)."""
 
+    def entropy(self) -> Tensor:
+        """H(q) = (D (1 + log 2π) - log det P) / 2, (...); NaN where improper."""
+        return 0.5 * (self.dim * (1 + math.log(2 * math.pi)) - self.log_det())
+
     def log_prob(self, x: Tensor) -> Tensor:
         """Normalised log density.
 

@@ -40,7 +40,7 @@ def client_of(case: Case) -> Decision | None:
     algorithm = case.algorithm
     if not isinstance(algorithm.client, Newton) or case.own & EXACT:
         return None
-    if why := takes_gradients(case, algorithm.climbs):
+    if why := takes_gradients(case, algorithm.bound_is_known):
         return Decision(IVON(**gradient_steps(case.traits)), f"{why}: stochastic gradients")
     return Decision(algorithm.client, "exact Newton steps, of which a round costs little")
 
@@ -96,7 +96,7 @@ def few_rows_lead(case: Case) -> bool:
         case: of FedEP.
     """
     algorithm, traits = case.algorithm, case.traits
-    if not algorithm.climbs or case.setup.private or algorithm.step_control.memory == 0:
+    if not algorithm.bound_is_known or case.setup.private or algorithm.step_control.memory == 0:
         return False  # each round has noise of privacy of its own
     if not (traits.layers and have_few(traits)):
         return False

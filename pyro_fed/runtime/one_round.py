@@ -122,7 +122,7 @@ def _taken(
     messages, corrections, reach = sent.messages, State(), 0.0
     if isinstance(combination, Middle):
         if isinstance(algorithm, SiteKeeping) and isinstance(combination, Shortened):
-            messages = algorithm.alone(messages)
+            messages = algorithm.shortenable_part(messages)
             corrections = combination.corrections(messages) if algorithm.corrected else {}
         messages = combination(messages)
         reach = combination.reach(messages) if isinstance(combination, Shortened) else 0.0

@@ -45,7 +45,7 @@ from pyro_fed.infer.sites.gaussian_sites import as_state, at_mean, gaussian, lar
 from pyro_fed.ops.gaussian import Gaussian
 
 #: Entries of the server's state that are infinite where nothing is known, or have no bound.
-UNKNOWN = frozenset({"best_value", "radius", "prior_value", "level", "returned_to", "return_radius", "climb"})
+UNKNOWN = frozenset({"best_value", "radius", "prior_value", "level", "returned_to", "return_radius", "recent_bests"})
 #: The radius after a step that was taken back, in lengths of that step, and after one that was kept.
 SHRINK, GROW = 0.25, 2.0
 #: The longest first radius, in SDs: steps of thousands of SDs say nothing about their own length.
@@ -69,7 +69,7 @@ NARROWINGS, HALVINGS = 20, 100
 
 @dataclass(frozen=True)
 class Climb:
-    """What the server remembers of the lower bounds L of past rounds; each (), but for Gaussians and `climb`.
+    """What the server remembers of the lower bounds L of past rounds; each (), but for Gaussians and `recent_bests`.
 
     Args:
         best: the q of the largest bound.
@@ -81,7 +81,7 @@ class Climb:
         returns: how often the last rounds have come back to one best q.
         returned_to: its bound.
         return_radius: the shortest radius with which they did.
-        climb: the best bounds of the last `RECENT` rounds.
+        recent_bests: the best bounds of the last `RECENT` rounds.
         enough: by how many nats these have to rise.
         slow: 1 where they have risen by less.
     """
@@ -95,7 +95,7 @@ class Climb:
     returns: Tensor
     returned_to: Tensor
     return_radius: Tensor
-    climb: Tensor
+    recent_bests: Tensor
     enough: Tensor
     slow: Tensor
 
@@ -113,8 +113,8 @@ class Climb:
     def with_bound(self, bound: Tensor) -> Self:
         """With the bound of this round among the best of the last rounds, and whether these have risen too little."""
         best = torch.where(bound > self.best_value, bound, self.best_value)  # not a number is not more
-        slow = best - self.climb[0] < self.enough  # infinite before there are as many
-        return replace(self, climb=torch.cat([self.climb[1:], best[None]]), slow=slow.to(best))
+        slow = best - self.recent_bests[0] < self.enough  # infinite before there are as many
+        return replace(self, recent_bests=torch.cat([self.recent_bests[1:], best[None]]), slow=slow.to(best))
 
     def highest(self, q: Gaussian, bound: Tensor) -> Gaussian:
         """The q of the largest bound, this one included."""
@@ -160,7 +160,7 @@ class Climb:
         unbelieved = bool(bound < self.best_value - fall)
         if unbelieved or bool(bound >= self.best_value):
             grown = replace(grown, best=q, onward=move, best_value=bound)
-        return replace(grown, climb=torch.full_like(self.climb, -torch.inf)) if unbelieved else grown
+        return replace(grown, recent_bests=torch.full_like(self.recent_bests, -torch.inf)) if unbelieved else grown
 
     def _returned(self, radius: Tensor) -> Self:
         """How often the best q has been returned to with this radius, and what that is measured by."""
@@ -182,8 +182,8 @@ class Climb:
         """A Gaussian with half its SDs, which is judged by itself; None where that has been tried often enough."""
         if int(self.narrowed) >= NARROWINGS:
             return None
-        value, climb = (torch.full_like(known, -torch.inf) for known in (self.best_value, self.climb))
-        anew = replace(self, narrowed=self.narrowed + 1, best_value=value, climb=climb)
+        value, bests = (torch.full_like(known, -torch.inf) for known in (self.best_value, self.recent_bests))
+        anew = replace(self, narrowed=self.narrowed + 1, best_value=value, recent_bests=bests)
         return at_mean(type(q)(q.precision * 4, q.eta), q.mean()), anew
 
 
@@ -200,7 +200,7 @@ def first_climb(q: Gaussian) -> Climb:
         returns=0 * one,
         returned_to=-torch.inf * one,
         return_radius=torch.inf * one,
-        climb=q.eta.new_full((RECENT,), -torch.inf),
+        recent_bests=q.eta.new_full((RECENT,), -torch.inf),
         enough=0 * one,
         slow=0 * one,
     )
@@ -219,8 +219,7 @@ def of_network(level: float, rows: int, dim: int = 0) -> dict[str, float]:
 
 def lower_bound(q: Gaussian, expected: Tensor) -> Tensor:
     """L(q) from Σ_k E_q[log p_k] + E_q[log p_0]: (); NaN or infinite where that is."""
-    entropy = 0.5 * (q.dim * (1 + math.log(2 * math.pi)) - q.log_det())
-    return expected + entropy
+    return expected + q.entropy()
 
 
 def fraction_within(q: Gaussian, move: Gaussian, fraction: float, radius: float) -> float:

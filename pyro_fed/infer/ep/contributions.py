@@ -33,7 +33,7 @@ class EPContributions(SiteContributions):
     # -- sites ----------------------------------------------------------------------------------------------
     def client_sites(self, shared: State, local: State) -> State | None:
         """What the clients keep, unless an optimiser moves q and the sites by different amounts."""
-        if self.algorithm.is_optimised or "eta" not in local:
+        if not self.algorithm.is_product or "eta" not in local:
             return None
         return as_state(gaussian(local))
 
@@ -52,7 +52,7 @@ class EPContributions(SiteContributions):
     # -- faulty clients -------------------------------------------------------------------------------------
     def bounding_obstacle(self) -> str | None:
         """An optimiser moves q and the sites by different amounts."""
-        if self.algorithm.is_optimised:
+        if not self.algorithm.is_product:
             return "an optimiser moves q and the sites by different amounts; leave it out"
         return ""
 
@@ -84,12 +84,12 @@ class EPContributions(SiteContributions):
         """
         if combination is None or not combination.private:
             return self.algorithm
-        if self.algorithm.is_optimised:
+        if not self.algorithm.is_product:
             raise SettingError(
                 f"{type(self.algorithm).__name__}: an optimiser takes a part of each round's noise that changes with "
                 "the round, and the result's SDs could not have it: leave it out"
             )
-        return self.algorithm.with_even_steps()
+        return self.algorithm.without_memory_of_steps()
 
     def noise_left(self, rounds: list[NoisyRound], num_clients: int) -> tuple[Any, float]:
         """All that was taken, as the square root of v over the δ that is taken where nothing is held back."""

@@ -1,15 +1,20 @@
 """Expectation propagation over clients: the rounds of FedEP, PVI, FedSEP, FedPA, BCM, FedLap and their kin.
 
-Source: Guo et al., *Federated learning as variational inference*, Algorithms 1, 3 and 4; Vehtari et al. (2020).
+Source: Guo et al., *Federated learning as variational inference*, Algorithms 1, 3 and 4; Vehtari et al. (2020). The
+answer is q = t_0 Π_k t_k, a product of Gaussian sites, so that a product is a sum of natural parameters. One round:
 
-    q_-k ∝ q / t_k                                  cavity                      `cavity`
-    q̂_k ≈ p_k q_-k,   t̂_k = q̂_k / q_-k              tilted inference            `client`, see `tilted`
-    Δ_k = t̂_k / t_k                                 what the client sends       `local_step`
-    q ← q Π_k (Δ_k)^s_k,   t_k ← t_k (Δ_k)^s_k      server and client           `combine`, `settle`
+    server   prepare      Δ_0 = (site of an expected Newton step at q) / t_0     the prior's, see `prior_site`
+             download     q                                                      Algorithm 1, 3
+    client   cavity       q_-k = q / t_k                                         Algorithm 4, 2
+             tilted       t̂_k = q̂_k / q_-k,   q̂_k ≈ p_k q_-k                     Algorithm 4, 3
+             local_step   Δ_k = t̂_k / t_k = q̂_k / q                              Algorithm 4, 4
+    server   combine      q ← q Π_k (Δ_k)^s_k,   t_0 ← t_0 (Δ_0)^s_0             Algorithm 3, 2
+             feedback     tells each client its s_k
+    client   settle       t_k ← t_k (Δ_k)^s_k                                    Algorithm 4, 5
 
-q = t_0 Π_k t_k in every round, Gaussians in natural parameters, so that a product is a sum. The prior has a site t_0 of
-its own at the server, which takes part by the same equations; that of a Gaussian prior never changes. How large the
-fractions s_k are is a step rule's business (`steps`), where a run begins that of `start` (`settings`).
+Prior and clients move by the same rule, so q = t_0 Π_k t_k holds in every round. How large the fractions s_k are is the
+business of a step rule (`steps`), how q̂_k is found that of a tilted inference (`tilted`), where a run begins that of
+`start` (`settings`).
 
 Letters: q, t_0, Δ_0 and s_k are `Server`'s `q`, `prior`, `prior_change` and `fractions`; t_k is `local`; δ `damping`.
 """
@@ -62,8 +67,9 @@ class EP(SpreadGaussian, SiteKeeping):
         client: how the clients approximate their tilted densities.
     """
 
-    may_be_infinite: ClassVar[frozenset[str]] = step_control.UNKNOWN | ascent.UNKNOWN
+    #: `settle` takes up what a server that shortened a message has cut of it.
     corrected: ClassVar[bool] = True
+    may_be_infinite: ClassVar[frozenset[str]] = step_control.UNKNOWN | ascent.UNKNOWN
 
     guide: Any = None
     client: TiltedInference | tilted.Name = Newton()
@@ -78,59 +84,7 @@ class EP(SpreadGaussian, SiteKeeping):
         if self.guide is not None:
             object.__setattr__(self, "covariance", guided_covariance(self, self.guide, self.covariance))
 
-    # What a public algorithm may say otherwise: the solver, the step rule, and two of the equations.
-
-    @property
-    def solver(self) -> TiltedInference:
-        """How a client approximates its tilted density: the setting `client` as an instance."""
-        return cast(TiltedInference, self.client)
-
-    def tilted(self, problem: Problem, received: Received, data: ClientData, noise: Noise) -> Tilted:
-        """t̂_k of q̂_k ≈ p_k q_-k, step 3 of Algorithm 4, (C,)."""
-        return self.solver.infer(problem, self._numerics(problem), received, data, noise)
-
-    def step_rule(self, clients: int) -> StepRule:
-        """How far the server follows the changes of a round's clients."""
-        damping = self.damping_for(clients)
-        if not self.solver.newton_steps:
-            return Backtracked(damping)
-        return NewtonSteps(self.control, damping, accelerates=self.solver.newton_steps == 1, climbs=self.climbs)
-
-    @property
-    def control(self) -> StepControl:
-        """How expected Newton steps are accelerated and held back."""
-        return StepControl()
-
-    @property
-    def climbs(self) -> bool:
-        """Whether a step after which the evidence's lower bound has fallen is taken back.
-
-        The bound is known where a client's change is one step, taken at the q that it was sent.
-        """
-        return self.solver.newton_steps == 1 and not self.additive
-
-    def with_even_steps(self) -> Self:
-        """With steps that do not depend on those before, for changes that have noise in them."""
-        return self.controlled_by(self.control.evenly())
-
-    def controlled_by(self, control: StepControl) -> Self:
-        """With another control of its Newton steps, where a user may set that."""
-        return self
-
-    @property
-    def optimises_q(self) -> bool:
-        """Whether an optimiser decides on the steps of q."""
-        return False
-
-    @property
-    def is_optimised(self) -> bool:
-        """Whether an optimiser decides on the steps of q, or of the sites."""
-        return False
-
-    def damping_for(self, clients: int) -> float:
-        """δ: Newton's steps are taken whole, of others one over the clients, so that q is the mean of their q̂_k."""
-        return 1.0 if self.solver.newton_steps else 1.0 / clients
-
+    # -- the equations --------------------------------------------------------------------------------------
     def cavity(self, received: State, site: Gaussian) -> Gaussian:
         """q_-k = q / t_k, step 2 of Algorithm 4, (C,)."""
         return gaussian(received).quotient(site)
@@ -139,56 +93,9 @@ class EP(SpreadGaussian, SiteKeeping):
         """t_k, the site that a client's change refers to, (C,)."""
         return gaussian(local)
 
-    def begin_at(self, received: State, local: State, cavity: Gaussian) -> Gaussian:
-        """Where the clients' inference begins, (C,): at q."""
-        return gaussian(received)
-
-    # The rounds.
-
-    def default_rounds(self, num_clients: int) -> int:
-        """At most 50, where it stops when q does not move any more; a random inference's own, or 20."""
-        return 50 if self.solver.deterministic else self.solver.default_rounds
-
-    def init(
-        self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
-    ) -> tuple[State, State]:
-        """At the prior, with sites equal to one."""
-        q = fit_prior(self, problem, generator)
-        return self.first_states(problem, q, q, flat_site(problem, self.structure, num_clients))
-
-    def first_states(self, problem: Problem, q: Gaussian, prior: Gaussian, sites: Gaussian) -> tuple[State, State]:
-        """The server's and the clients' states at given sites.
-
-        Args:
-            problem: the model's densities.
-            q: t_0 Π_k t_k.
-            prior: t_0.
-            sites: t_k, (K,).
-        """
-        num_clients = len(sites.eta)
-        server = first_server(q, prior, num_clients, self.step_rule(num_clients).memory(q))
-        known = not self.climbs and prior_site.never_changes(self, problem, q, prior)  # a bound needs E_q[log p_0]
-        return replace(server, prior_known=torch.tensor(known)).state(), self.client_state(sites)
-
-    def client_state(self, sites: Gaussian) -> State:
-        """What the clients keep, (K, ...): their sites."""
-        return as_state(sites)
-
-    def prepare(self, problem: Problem, shared: State) -> State:
-        """Δ_0, the change of the prior's site, by the same step as the clients'; none where it never changes."""
-        server = Server.of(shared)
-        if bool(server.prior_known):
-            return shared
-        change, value = prior_site.change_at(self, self.solver, problem, server)
-        return replace(server, prior_change=change, prior_value=value).state()
-
-    def download(self, shared: State, clients: Tensor) -> State:
-        """q alone."""
-        return super().download(as_state(gaussian(shared)), clients)
-
-    def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
-        """The randomness of the clients' inference."""
-        return self.solver.draw_noise(problem, num_rows, generator)
+    def tilted(self, problem: Problem, received: Received, data: ClientData, noise: Noise) -> Tilted:
+        """t̂_k of q̂_k ≈ p_k q_-k, step 3 of Algorithm 4, (C,)."""
+        return self.solver.infer(problem, self._numerics(problem), received, data, noise)
 
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
@@ -201,48 +108,55 @@ class EP(SpreadGaussian, SiteKeeping):
         empty = data.num_rows == 0  # a client without rows has the site one
         finite = answer.site.precision.flatten(1).isfinite().all(1) & answer.site.eta.isfinite().all(1)
         usable = (answer.usable & finite) | empty
-        change = kept_where(usable, kept_where(usable & ~empty, answer.site).quotient(site))
+        new_site = kept_where(usable & ~empty, answer.site)
+        change = kept_where(usable, new_site.quotient(site))
         message = {**as_state(change), "usable": usable}
         if self.isotropic:
             message["precision"] = change.precision[:, :1]
-        if self.climbs:
+        if self.bound_is_known:
             message["value"] = torch.where(usable, answer.info["expected_log_lik"], 0.0).nan_to_num()
         info = {**answer.info, "cavity_proper": cavity.is_proper().double(), "usable": usable.double()}
         return message, {**local, **as_state(change, CHANGE)}, info
 
-    def _numerics(self, problem: Problem) -> Numerics:
-        """How derivatives and expectations are computed for this model."""
-        derivatives = self.derivatives()
-        return Numerics(derivatives, derivatives.exact(problem.dim), self.num_points)
-
-    @property
-    def isotropic(self) -> bool:
-        """Whether every site's precision is a multiple of the identity, of which one number is sent (Section 2.2.2)."""
-        return False
-
-    def changes_of(self, messages: State) -> Gaussian:
-        """Δ_k, (C,), from what the clients sent."""
-        precision, eta = messages["precision"], messages["eta"]
-        return gaussian({"precision": precision.expand_as(eta) if self.isotropic else precision, "eta": eta})
-
-    def objections(self, received: State, messages: State) -> message_limits.Objections:
-        """Changes beyond what q and the other clients' changes allow."""
-        return self.solver.objections(gaussian(received), self.changes_of(messages), messages.get("value"))
-
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """q ← q Π_k (Δ_k)^s_k and t_0 ← t_0 (Δ_0)^s_0, Algorithm 3."""
+        """q ← q Π_k (Δ_k)^s_k and t_0 ← t_0 (Δ_0)^s_0, Algorithm 3, step 2."""
         server = Server.of(shared)
         changes = joined(server.prior_change, self.changes_of(messages))
         step = self.step_rule(len(weights)).step(server, changes, self.lower_bound(server, messages))
         return replace(
             server,
             q=step.q,
-            prior=server.prior.product(type(step.q)(step.taken.precision[0], step.taken.eta[0])),
-            fractions=step.fractions[1:] * messages["usable"],
+            prior=server.prior.product(step.prior_taken),
+            fractions=step.client_fractions * messages["usable"],
             added=step.added,
             reset=torch.full_like(server.reset, float(step.reset)),
+            cut=torch.full_like(server.cut, float(step.cut)),
             memory=step.memory,
         ).state()
+
+    def settle(self, told: State, local: State) -> State:
+        """t_k ← t_k (Δ_k)^s_k, step 5 of Algorithm 4, and the client's share of what was added."""
+        change = gaussian(local, CHANGE)
+        if "correction_eta" in told:  # the server has shortened the message
+            change = change.product(gaussian(told, "correction_"))
+        if "weight" in told:
+            change = change.power(told["weight"])
+        taken, memory = self.client_steps(told, local, change)  # (Δ_k)^s_k
+        site = gaussian(local).power(1 - told["reset"])  # t_k; one where the server has gone back
+        return {**as_state(site.product(taken).product(gaussian(told, "share_"))), **memory}
+
+    def client_steps(self, told: State, local: State, change: Gaussian) -> tuple[Gaussian, State]:
+        """What a client makes of its change, (Δ_k)^s_k, (C,), and what it remembers of that."""
+        return change.power(told["fraction"]), {}
+
+    # -- the rest of a round --------------------------------------------------------------------------------
+    def prepare(self, problem: Problem, shared: State) -> State:
+        """Δ_0, the change of the prior's site, by the same step as the clients'; none where it never changes."""
+        server = Server.of(shared)
+        if bool(server.skips_prior):
+            return shared
+        change, value = prior_site.change_at(self, self.solver, problem, server)
+        return replace(server, prior_change=change, prior_value=value).state()
 
     def lower_bound(self, server: Server, messages: State) -> Tensor | None:
         """Σ_k E_q[log p_k] + E_q[log p_0] + H(q), the evidence's lower bound at q, (); NaN where a part is not finite.
@@ -262,27 +176,111 @@ class EP(SpreadGaussian, SiteKeeping):
         return torch.where(sound, value, torch.nan)
 
     def feedback(self, after: State, clients: Tensor) -> tuple[State, State]:
-        """s_k of the clients' changes, their shares of what was added to q, and whether sites are forgotten."""
+        """What clients are told (s_k, their share of what was added to q, whether sites are forgotten), and figures."""
         server = Server.of(after)
         share = as_state(server.added.power(1.0 / len(clients)), "share_")
         shares = {name: part.expand(len(clients), *part.shape) for name, part in share.items()}
         told = {"fraction": server.fractions, "reset": server.reset.expand(len(clients)), **shares}
         return told, {"fraction": server.fractions}
 
-    def settle(self, told: State, local: State) -> State:
-        """t_k ← t_k (Δ_k)^s_k, step 5 of Algorithm 4, and the client's share of what was added."""
-        change = gaussian(local, CHANGE)
-        if "correction_eta" in told:  # the server has shortened the message
-            change = change.product(gaussian(told, "correction_"))
-        if "weight" in told:
-            change = change.power(told["weight"])
-        steps, memory = self.client_steps(told, local, change)
-        site = gaussian(local).power(1 - told["reset"])
-        return {**as_state(site.product(steps).product(gaussian(told, "share_"))), **memory}
+    def download(self, shared: State, clients: Tensor) -> State:
+        """q alone."""
+        return super().download(as_state(gaussian(shared)), clients)
 
-    def client_steps(self, told: State, local: State, change: Gaussian) -> tuple[Gaussian, State]:
-        """What a client makes of its change, (Δ_k)^s_k, (C,), and what it remembers of that."""
-        return change.power(told["fraction"]), {}
+    def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
+        """The randomness of the clients' inference."""
+        return self.solver.draw_noise(problem, num_rows, generator)
+
+    def _numerics(self, problem: Problem) -> Numerics:
+        """How derivatives and expectations are computed for this model."""
+        derivatives = self.derivatives()
+        return Numerics(derivatives, derivatives.exact(problem.dim), self.num_points)
+
+    def changes_of(self, messages: State) -> Gaussian:
+        """Δ_k, (C,), from what the clients sent."""
+        precision, eta = messages["precision"], messages["eta"]
+        return gaussian({"precision": precision.expand_as(eta) if self.isotropic else precision, "eta": eta})
+
+    @property
+    def isotropic(self) -> bool:
+        """Whether every site's precision is a multiple of the identity, of which one number is sent (Section 2.2.2)."""
+        return False
+
+    def objections(self, received: State, messages: State) -> message_limits.Objections:
+        """Changes beyond what q and the other clients' changes allow."""
+        return self.solver.objections(gaussian(received), self.changes_of(messages), messages.get("value"))
+
+    def begin_at(self, received: State, local: State, cavity: Gaussian) -> Gaussian:
+        """Where the clients' inference begins, (C,): at q. FedLap's begins with curvatures of its own."""
+        return gaussian(received)
+
+    # -- what a public algorithm may say otherwise ----------------------------------------------------------
+    @property
+    def solver(self) -> TiltedInference:
+        """How a client approximates its tilted density: the setting `client` as an instance."""
+        return cast(TiltedInference, self.client)
+
+    def step_rule(self, clients: int) -> StepRule:
+        """How far the server follows the changes of a round's clients."""
+        damping, steps = self.damping_for(clients), self.solver.newton_steps
+        if steps == 0:
+            return Backtracked(damping)
+        return NewtonSteps(self.control, damping, accelerates=steps == 1, takes_back=self.bound_is_known)
+
+    @property
+    def control(self) -> StepControl:
+        """How expected Newton steps are accelerated and held back."""
+        return StepControl()
+
+    def damping_for(self, clients: int) -> float:
+        """δ: Newton's steps are taken whole, of others one over the clients, so that q is the mean of their q̂_k."""
+        return 1.0 if self.solver.newton_steps else 1.0 / clients
+
+    @property
+    def bound_is_known(self) -> bool:
+        """Whether clients say what the evidence's lower bound at q is made of, so that a step that lowers it is undone.
+
+        They do where a change is one expected Newton step at the q that they were sent. Clients without sites
+        (`additive`) do not: their sums travel alone.
+        """
+        return self.solver.newton_steps == 1 and not self.additive
+
+    @property
+    def server_optimises(self) -> bool:
+        """Whether an optimiser decides on the steps of q."""
+        return False
+
+    @property
+    def is_product(self) -> bool:
+        """Whether q = t_0 Π_k t_k holds: optimisers move q and the sites by different amounts."""
+        return True
+
+    # -- where it begins ------------------------------------------------------------------------------------
+    def init(
+        self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
+    ) -> tuple[State, State]:
+        """At the prior, with sites equal to one."""
+        q = fit_prior(self, problem, generator)
+        return self.first_states(problem, q, q, flat_site(problem, self.structure, num_clients))
+
+    def first_states(self, problem: Problem, q: Gaussian, prior: Gaussian, sites: Gaussian) -> tuple[State, State]:
+        """The server's and the clients' states at given sites.
+
+        Args:
+            problem: the model's densities.
+            q: t_0 Π_k t_k.
+            prior: t_0.
+            sites: t_k, (K,).
+        """
+        num_clients = len(sites.eta)
+        server = first_server(q, prior, num_clients, self.step_rule(num_clients).memory(q))
+        # A bound needs E_q[log p_0] in every round, whether or not t_0 changes.
+        skips = not self.bound_is_known and prior_site.never_changes(self, problem, q, prior)
+        return replace(server, skips_prior=torch.tensor(skips)).state(), self.client_state(sites)
+
+    def client_state(self, sites: Gaussian) -> State:
+        """What the clients keep, (K, ...): their sites."""
+        return as_state(sites)
 
     def regroup(self, problem: Problem, shared: State, local: State, origin: Tensor) -> tuple[State, State]:
         """q = t_0 Π t_k of the clients that are there, each with the site that it had.
@@ -300,18 +298,13 @@ class EP(SpreadGaussian, SiteKeeping):
             )
         return self.first_states(problem, q, prior, sites)
 
-    def alone(self, messages: State) -> State:
-        """Without the clients' log-likelihoods, by which one client could have a step taken back."""
-        return without_value(messages)
-
-    def contributions(self) -> Contributions:
-        """The clients' sites."""
-        return EPContributions(self)
-
-    # How it ends.
+    # -- how it ends ----------------------------------------------------------------------------------------
+    def default_rounds(self, num_clients: int) -> int:
+        """At most 50, where it stops when q does not move any more; a random inference's own, or 20."""
+        return 50 if self.solver.deterministic else self.solver.default_rounds
 
     def part_taken(self, after: State) -> float:
-        """The part of a whole step that a round has taken; 1 where the clients' answers are random."""
+        """The part of a whole step that a round has taken; 1 where answers are random, of which none is the last."""
         return self.damping_for(len(after["fractions"])) if self.solver.deterministic else 1.0
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
@@ -348,3 +341,20 @@ class EP(SpreadGaussian, SiteKeeping):
     def unsettled(self, record: Record, newton: bool, diagonal: bool) -> list[Finding]:
         """Whether q still moved in the last round."""
         return findings.still_moving(record, newton=newton, diagonal=diagonal)
+
+    # -- faulty clients, privacy ----------------------------------------------------------------------------
+    def contributions(self) -> Contributions:
+        """The clients' sites."""
+        return EPContributions(self)
+
+    def shortenable_part(self, messages: State) -> State:
+        """Without the clients' log-likelihoods, by which one client could have a step taken back, see `Shortened`."""
+        return without_value(messages)
+
+    def without_memory_of_steps(self) -> Self:
+        """For private rounds: with steps that do not depend on those before, which would follow the noise."""
+        return self.controlled_by(self.control.evenly())
+
+    def controlled_by(self, control: StepControl) -> Self:
+        """For private rounds: with another control of Newton steps; itself where users may not set that."""
+        return self

@@ -1,10 +1,13 @@
 """Federated expectation propagation, accurate by default.
 
-The rounds are those of `expectation_propagation`. This module says how they are run by default:
+This module composes groups of settings. The equations are in `expectation_propagation`, how far steps go is in `steps`,
+how a client infers in `tilted`.
 
-    client    an expected Newton step, `tilted.Newton`
-    steps     `step_control.NewtonSteps`: accelerated, and taken back where the lower bound falls
-    start     the federated Laplace approximation
+    paper                       here by default                  to have the paper's
+    clients by M, I, L or V     an expected Newton step at q     client="mcmc", "identity", "fisher", "ngvi"
+    steps by optimisers         the largest fractions            server_optimiser=, client_optimiser=, damping=
+    sum of the changes          sum                              changes="mean" as the authors' code
+    start by FedAvg             the federated Laplace's          start="fedavg", averaging=pf.Averaging()
 
 The default inference is not one of the paper's. `tilted.Newton` takes the site of an expected Newton step at q itself,
 

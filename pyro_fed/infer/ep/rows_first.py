@@ -6,6 +6,8 @@ the posterior of these lies some 1.7 SDs away, and has half the SD.
 
     q_n ∝ p_0 Π t_k       of n rows as a posterior of its own: few rows that counted as many would be learned by heart
     q_4n ≈ q_n⁴           where rounds by 4 n rows begin, with an equal share of q_4n / p_0 for every client
+
+q_n⁴ raises the prior, too, which is wrong by little where rows are many: it is a start.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from pyro_fed.infer.ep.findings import at_rest
 from pyro_fed.infer.ep.guided import GuidedFedEP
 from pyro_fed.infer.ep.point_sites import Averaging, PointSites
 from pyro_fed.infer.ep.step_control import StepControl
-from pyro_fed.infer.ep.steps import Optimised, StepRule, client_steps
+from pyro_fed.infer.ep.steps import Optimised, StepRule, optimised_site_steps
 from pyro_fed.infer.ep.tilted import Identity
 from pyro_fed.infer.guides.automatic import is_hand_written
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
@@ -88,7 +88,7 @@ class Damped(EP):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(self, "damping", allow_none=True)
-        if self.damping is not None and not self.optimises_q:
+        if self.damping is not None and not self.server_optimises:
             check_between(self, "damping", 0, 1)
 
     def damping_for(self, clients: int) -> float:
@@ -112,25 +112,25 @@ class ServerOptimised(Damped):
         resolve(self, "server_optimiser", Optimiser, allow_none=True)
         super().__post_init__()
         check_choice(self, "changes", ("sum", "mean"))
-        if self.damping is None and self.is_optimised:
+        if self.damping is None and not self.is_product:
             raise SettingError(f"{type(self).__name__}: an optimiser needs its learning rate, damping")
         if self.server_optimiser is None:
             refuse_unused(self, "it is what the server's optimiser is given; set server_optimiser", "changes")
 
     @property
-    def optimises_q(self) -> bool:
+    def server_optimises(self) -> bool:
         """As `server_optimiser`."""
         return self.server_optimiser is not None
 
     @property
-    def is_optimised(self) -> bool:
-        """Whether an optimiser decides on the steps of q, or of the sites."""
-        return self.optimises_q
+    def is_product(self) -> bool:
+        """Not where an optimiser decides on the steps of q, or of the sites."""
+        return not self.server_optimises
 
     @property
-    def climbs(self) -> bool:
+    def bound_is_known(self) -> bool:
         """Not where an optimiser decides on steps."""
-        return super().climbs and not self.is_optimised
+        return super().bound_is_known and self.is_product
 
     @property
     def rate(self) -> float:
@@ -145,7 +145,7 @@ class ServerOptimised(Damped):
 
     def part_taken(self, after: State) -> float:
         """1 where an optimiser decides on the steps."""
-        return 1.0 if self.is_optimised else super().part_taken(after)
+        return super().part_taken(after) if self.is_product else 1.0
 
     def feedback(self, after: State, clients: Tensor) -> tuple[State, State]:
         """Besides, of changes="mean", each change's share."""
@@ -157,7 +157,7 @@ class ServerOptimised(Damped):
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
         """Besides, that optimisers give up q = t_0 Π_k t_k."""
         notes = super().warnings(record, problem)
-        return [*notes, sentences.sites_are_not_the_quotient()] if self.is_optimised else notes
+        return notes if self.is_product else [*notes, sentences.sites_are_not_the_quotient()]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,9 +175,9 @@ class ClientOptimised(ServerOptimised):
         super().__post_init__()
 
     @property
-    def is_optimised(self) -> bool:
-        """Either."""
-        return super().is_optimised or self.client_optimiser is not None
+    def is_product(self) -> bool:
+        """Not where there is either optimiser."""
+        return super().is_product and self.client_optimiser is None
 
     def client_state(self, sites: Gaussian) -> State:
         """Sites, and the optimiser's state."""
@@ -193,7 +193,7 @@ class ClientOptimised(ServerOptimised):
         """The optimiser's steps, where there is one."""
         if self.client_optimiser is None:
             return super().client_steps(told, local, change)
-        return client_steps(cast(Optimiser, self.client_optimiser), self.rate, local, change)
+        return optimised_site_steps(cast(Optimiser, self.client_optimiser), self.rate, local, change)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,7 +213,7 @@ class Controlled(EP):
             raise SettingError(f"{name}: step_control must be a pf.StepControl, received {self.step_control!r}")
         if not self.solver.newton_steps:
             refuse_unused(self, "it accelerates and holds back the steps of client='newton' alone", "step_control")
-        if self.optimises_q:
+        if self.server_optimises:
             refuse_unused(self, "the server's optimiser decides on its steps", "step_control")
 
     @property
@@ -320,10 +320,10 @@ class WarmStarted(EP):
         shared, local = self.first_states(problem, q, prior, sites)
         return shared | self._known_of_network(problem, shared, start), local
 
-    def with_even_steps(self) -> Self:
+    def without_memory_of_steps(self) -> Self:
         """From the Laplace approximation in place of rounds by fewer rows, each of which has noise of its own."""
         lone = replace(self, start="laplace") if self.start == "few_rows" else self
-        return super(WarmStarted, lone).with_even_steps()
+        return super(WarmStarted, lone).without_memory_of_steps()
 
     def _refuse_no_mode(self, problem: Problem, start: Start) -> None:
         """Refuse a federated Laplace approximation without a mode."""

@@ -28,11 +28,12 @@ class Server:
         prior: t_0.
         prior_change: Δ_0, of this round.
         prior_value: E_q[log p_0].
-        prior_known: whether t_0 is the same at every q, as a Gaussian prior's is, so that no round asks for Δ_0.
+        skips_prior: whether no round asks for Δ_0, as t_0 is the same at every q, and for E_q[log p_0].
         num_clients: K, an integer.
         fractions: s_k of the last round's clients, (C,).
         added: what acceleration has put into q beside the changes; each site has an equal share of it.
         reset: 1 where the last round went back: sites are forgotten, and `added` is all of them.
+        cut: 1 where the last step was shortened.
         memory: what the step rule remembers, and further entries of derived algorithms.
     """
 
@@ -40,11 +41,12 @@ class Server:
     prior: Gaussian
     prior_change: Gaussian
     prior_value: Tensor
-    prior_known: Tensor
+    skips_prior: Tensor
     num_clients: Tensor
     fractions: Tensor
     added: Gaussian
     reset: Tensor
+    cut: Tensor
     memory: State
 
     @classmethod
@@ -55,11 +57,12 @@ class Server:
             prior=gaussian(shared, "prior_"),
             prior_change=gaussian(shared, "prior_delta_"),
             prior_value=shared["prior_value"],
-            prior_known=shared["prior_known"],
+            skips_prior=shared["prior_known"],
             num_clients=shared["num_clients"],
             fractions=shared["fractions"],
             added=gaussian(shared, "added_"),
             reset=shared["reset"],
+            cut=shared["cut"],
             memory={},
         )
         own = server.state().keys()
@@ -72,11 +75,12 @@ class Server:
             **as_state(self.prior, "prior_"),
             **as_state(self.prior_change, "prior_delta_"),
             "prior_value": self.prior_value,
-            "prior_known": self.prior_known,
+            "prior_known": self.skips_prior,
             "num_clients": self.num_clients,
             "fractions": self.fractions,
             **as_state(self.added, "added_"),
             "reset": self.reset,
+            "cut": self.cut,
             **self.memory,
         }
 
@@ -97,10 +101,11 @@ def first_server(q: Gaussian, prior: Gaussian, num_clients: int, memory: State) 
         prior=prior,
         prior_change=flat,
         prior_value=zero,
-        prior_known=torch.tensor(False),
+        skips_prior=torch.tensor(False),
         num_clients=torch.tensor(num_clients),
         fractions=one.expand(num_clients).clone(),
         added=flat,
         reset=zero,
+        cut=zero,
         memory=memory,
     )

@@ -40,7 +40,7 @@ from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.infer.ep import ascent
 from pyro_fed.infer.ep.ascent import Climb
 from pyro_fed.infer.ep.states import Server
-from pyro_fed.infer.ep.steps import Step, StepRule, largest_fractions, nothing
+from pyro_fed.infer.ep.steps import Step, StepRule, first, largest_fractions, nothing
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
 from pyro_fed.ops.anderson import acceleration, remember
 from pyro_fed.ops.gaussian import Gaussian
@@ -115,18 +115,13 @@ class NewtonSteps(StepRule):
         control: the user's settings.
         damping: δ.
         accelerates: whether each client's change is one step at q itself, as the acceleration needs.
-        climbs: whether the clients say what the bound is made of.
+        takes_back: whether the clients say what the bound is made of, so that a step that lowers it is undone.
     """
 
     control: StepControl
     damping: float
     accelerates: bool
-    climbs: bool
-
-    @property
-    def wants_bound(self) -> bool:
-        """As `climbs`."""
-        return self.climbs
+    takes_back: bool
 
     def memory(self, q: Gaussian) -> State:
         """No best q, an empty history, and that nothing was held back."""
@@ -136,14 +131,18 @@ class NewtonSteps(StepRule):
             "turning": q.eta.new_ones(()),
             "turned": q.eta.new_zeros(2 * q.dim),
         }
-        return {**super().memory(q), **self._no_history(q), **never, **ascent.first_climb(q).state()}
+        return {**self._no_history(q), **never, **ascent.first_climb(q).state()}
 
     def step(self, server: Server, changes: Gaussian, bound: Tensor | None) -> Step:
-        """q Π_k (Δ_k)^s_k and what acceleration adds; or a q to try in place of one at which the bound has fallen."""
+        """q Π_k (Δ_k)^s_k and what acceleration adds; or a q to try in place of one at which the bound has fallen.
+
+        Four parts: take back where the bound fell (`ascent`); hold back what nobody could take back; the largest
+        fraction that leaves q a distribution; accelerate, if nothing of the step was held back.
+        """
         q, move, memory = server.q, changes.product_over(0), server.memory
         everyone = len(changes.eta) - 1 == int(server.num_clients)
         radius = torch.inf
-        if self.climbs and everyone and bound is not None:
+        if self.takes_back and everyone and bound is not None:
             climb = Climb.of(memory).with_bound(bound)
             if bool(climb.slow):
                 return self._back_to(climb.highest(q, bound), server, changes, climb)
@@ -153,17 +152,16 @@ class NewtonSteps(StepRule):
                 climb = climb.kept(q, bound, move, self.control.fall)
                 radius = float(climb.radius)
             memory = {**memory, **climb.state()}
-        # A step of all clients whose bound is known can be taken back: it need not be held back before.
-        revocable = everyone and (bound is not None or not self.climbs)
-        share, cautions = (1.0, State()) if revocable else self._held_back(server, move, everyone)
+        # Steps of all clients go free, but where the parts of a bound that would be known have been withheld.
+        free = everyone and (bound is not None or not self.takes_back)
+        share, cautions = (1.0, State()) if free else self._held_back(server, move, everyone)
         within = ascent.fraction_within(q, move, share, radius)
         fractions = largest_fractions(q, changes, self.damping * within)
         taken = changes.power(fractions)
-        whole = self.accelerates and revocable and bool((fractions == self.damping).all())
+        whole = self.accelerates and free and bool((fractions == self.damping).all())
         added, history = self._accelerated(server, move) if whole else (nothing(q), self._no_history(q))
-        cut = {"cut": q.eta.new_tensor(float(within < share))}
         new = q.product(taken.product_over(0)).product(added)
-        return Step(new, taken, fractions, added, {**memory, **cautions, **history, **cut})
+        return Step(new, first(taken), fractions[1:], added, {**memory, **cautions, **history}, cut=within < share)
 
     def _back_to(self, new: Gaussian, server: Server, changes: Gaussian, climb: Climb) -> Step:
         """Another q, whose sites are all its equal shares, as before any round.
@@ -171,11 +169,9 @@ class NewtonSteps(StepRule):
         What they had at the q that is given up says nothing, and a change from there could not be told from a dishonest
         one.
         """
-        none = changes.power(0.0)
-        flat = type(none)(torch.zeros_like(none.precision), torch.zeros_like(none.eta))  # also where they are NaN
         memory = {**server.memory, **climb.state(), **self._no_history(server.q)}
-        fractions = new.eta.new_zeros(len(changes.eta))
-        return Step(new, flat, fractions, new.quotient(server.prior), memory, reset=True)
+        skipped, added = new.eta.new_zeros(len(changes.eta) - 1), new.quotient(server.prior)
+        return Step(new, nothing(new), skipped, added, memory, cut=bool(server.cut), reset=True)
 
     def _held_back(self, server: Server, move: Gaussian, everyone: bool) -> tuple[float, State]:
         """The share of the damping that a step may take which nobody can take back, and what is remembered of it."""

@@ -30,32 +30,25 @@ class Step(NamedTuple):
 
     Attributes:
         q: after the round.
-        taken: what each change has become, (1 + C,), the prior's first.
-        fractions: s_k of each, (1 + C,), float64; 0 is skipped.
+        prior_taken: (Δ_0)^s_0.
+        client_fractions: s_k of the clients' changes, (C,), float64; 0 is skipped.
         added: what has gone into q besides, of which each site has an equal share.
         memory: what the rule remembers.
+        cut: whether the step was shortened.
         reset: whether sites are forgotten, so that `added` is all that they are.
     """
 
     q: Gaussian
-    taken: Gaussian
-    fractions: Tensor
+    prior_taken: Gaussian
+    client_fractions: Tensor
     added: Gaussian
     memory: State
+    cut: bool = False
     reset: bool = False
 
 
 class StepRule(ABC):
-    """How far the server follows the clients' changes.
-
-    Attributes:
-        wants_bound: whether the clients have to send their expected log-likelihoods.
-    """
-
-    @property
-    def wants_bound(self) -> bool:
-        """Whether the clients have to send what the lower bound is made of."""
-        return False
+    """How far the server follows the clients' changes."""
 
     def memory(self, q: Gaussian) -> State:
         """What is remembered before the first round.
@@ -63,7 +56,7 @@ class StepRule(ABC):
         Args:
             q: where the run begins.
         """
-        return {"cut": torch.zeros((), dtype=torch.float64, device=q.eta.device)}
+        return {}
 
     @abstractmethod
     def step(self, server: Server, changes: Gaussian, bound: Tensor | None) -> Step:
@@ -71,7 +64,7 @@ class StepRule(ABC):
 
         Args:
             server: its state before.
-            changes: Δ of the prior's site and of the clients', (1 + C,).
+            changes: Δ of the prior's site, the first, and of the clients', (1 + C,).
             bound: the evidence's lower bound at q, () and NaN where an expectation or derivative is not finite; None
                 where clients do not say.
         """
@@ -91,10 +84,8 @@ class Backtracked(StepRule):
         """q Π_k (Δ_k)^s_k."""
         fractions = largest_fractions(server.q, changes, self.damping)
         taken = changes.power(fractions)
-        cut = torch.zeros_like(server.memory["cut"])
-        return Step(
-            server.q.product(taken.product_over(0)), taken, fractions, nothing(server.q), {**server.memory, "cut": cut}
-        )
+        q = server.q.product(taken.product_over(0))
+        return Step(q, first(taken), fractions[1:], nothing(q), server.memory)
 
 
 @dataclass(frozen=True)
@@ -113,7 +104,7 @@ class Optimised(StepRule):
 
     def memory(self, q: Gaussian) -> State:
         """The optimiser's state."""
-        return {**super().memory(q), **prefixed(OPTIM, self.optimiser.init(_natural(q), self.rate))}
+        return prefixed(OPTIM, self.optimiser.init(_natural(q), self.rate))
 
     def step(self, server: Server, changes: Gaussian, bound: Tensor | None) -> Step:
         """q optim(Π_k Δ_k); the prior's site takes δ of its own change."""
@@ -126,9 +117,13 @@ class Optimised(StepRule):
         move = type(q)(step["precision"], step["eta"])
         share = backtrack(q, move)
         fractions = q.eta.new_full((len(changes.eta),), self.rate if float(share) > 0 else 0.0)
-        cut = {"cut": torch.zeros_like(server.memory["cut"])}
-        remembered = {**server.memory, **cut, **prefixed(OPTIM, after)}
-        return Step(q.product(move.power(share)), changes.power(self.rate), fractions, nothing(q), remembered)
+        prior_taken, memory = first(changes.power(fractions)), {**server.memory, **prefixed(OPTIM, after)}
+        return Step(q.product(move.power(share)), prior_taken, fractions[1:], nothing(q), memory)
+
+
+def first(changes: Gaussian) -> Gaussian:
+    """The prior's of changes (1 + C,)."""
+    return type(changes)(changes.precision[0], changes.eta[0])
 
 
 def nothing(q: Gaussian) -> Gaussian:
@@ -158,7 +153,7 @@ def largest_fractions(q: Gaussian, changes: Gaussian, damping: float) -> Tensor:
     return torch.tensor(taken, dtype=torch.float64, device=q.eta.device)
 
 
-def client_steps(optimiser: Optimiser, rate: float, local: State, change: Gaussian) -> tuple[Gaussian, State]:
+def optimised_site_steps(optimiser: Optimiser, rate: float, local: State, change: Gaussian) -> tuple[Gaussian, State]:
     """The steps of C clients' sites, t_k ← t_k optim(Δ_k), each by its own optimiser, and the optimisers' states.
 
     Args:

@@ -196,7 +196,7 @@ def largest_move(before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor]) ->
 
 
 def moves(before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor]) -> Tensor:
-    """Moves of means in SDs, or changes of log SDs where these are larger, of the shape of the means."""
+    """Moves of means in SDs of `after`, or changes of log SDs where these are larger, of the shape of the means."""
     (old_mean, old_sd), (mean, sd) = before, after
     return torch.maximum(((mean - old_mean) / sd).abs(), (sd / old_sd).log().abs())
 

@@ -79,7 +79,7 @@ def test_what_a_network_has_to_rise_goes_with_its_rows_and_begins_anew_with_anot
     climb, ends = replace(ascent.first_climb(q_at(0.0)), enough=enough), []
     for value in [0.0] + [torch.nan] * 5 + [0.05] * 10:
         climb = climb.with_bound(torch.tensor(value, dtype=torch.float64))
-        climb = replace(climb, best_value=climb.climb[-1])
+        climb = replace(climb, best_value=climb.recent_bests[-1])
         ends.append(bool(climb.slow))
     assert ends.index(True) == ascent.RECENT and bool(climb.best_value == 0.05)  # 0.1 nats of 1,000 rows
     _, anew = climb._narrowed(q_at(0.0))
