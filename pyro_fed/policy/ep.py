@@ -16,7 +16,7 @@ from pyro_fed.infer.ep.fedpa import BCM
 from pyro_fed.infer.ep.pvi import PVI
 from pyro_fed.infer.ep.settings import WarmStarted
 from pyro_fed.infer.ep.streaming_vb import StreamingVB
-from pyro_fed.infer.ep.tilted import IVON, Newton
+from pyro_fed.infer.ep.tilted import IVON
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.policy import gaussian
 from pyro_fed.policy.choice import Case, Decision, Row, Table
@@ -30,7 +30,7 @@ EXACT = frozenset({"client", "curvature", "step_control"})
 
 def full_dim_of(case: Case) -> Decision | None:
     """Up to how many parameters "auto" is full, where clients take exact Newton steps and nothing else is set."""
-    if not isinstance(case.algorithm.client, Newton) or case.own & EXACT:
+    if not case.algorithm.solver.newton_steps or case.own & EXACT:
         return None
     return gaussian.full_dim_of(case)
 
@@ -38,7 +38,7 @@ def full_dim_of(case: Case) -> Decision | None:
 def client_of(case: Case) -> Decision | None:
     """How clients approximate their tilted densities: stochastic gradients for what is too large for Newton steps."""
     algorithm = case.algorithm
-    if not isinstance(algorithm.client, Newton) or case.own & EXACT:
+    if not algorithm.solver.newton_steps or case.own & EXACT:
         return None
     if why := takes_gradients(case, algorithm.bound_is_known):
         return Decision(IVON(**gradient_steps(case.traits)), f"{why}: stochastic gradients")

@@ -7,7 +7,7 @@ from pyro_fed.infer.peers.p2p_ep import P2PEP
 from pyro_fed.infer.peers.p2p_vi import P2PVI
 from pyro_fed.infer.peers.peer_gaussian import PeerGaussian
 from pyro_fed.infer.peers.push_sum import P2PPushSum
-from pyro_fed.infer.peers.update import IVON, SVI, Newton
+from pyro_fed.infer.peers.update import IVON
 from pyro_fed.policy import gaussian, laplace
 from pyro_fed.policy.choice import Case, Decision, Row, Table, apply_table
 from pyro_fed.policy.gaussian import COVARIANCE_ROW, CURVATURE_ROW, takes_gradients
@@ -28,7 +28,7 @@ def full_dim_of(case: Case) -> Decision | None:
 def update_of(case: Case) -> Decision | None:
     """How beliefs are updated: by gradients alone where the model is too large for Newton steps."""
     algorithm = case.algorithm
-    if isinstance(algorithm.update, IVON) or case.own & EXACT:
+    if algorithm.solver.from_averaging or case.own & EXACT:
         return None
     if why := takes_gradients(case):
         full = algorithm.covariance == "auto" and case.traits.dim <= algorithm.full_dim
@@ -47,13 +47,13 @@ def covariance_of(case: Case) -> Decision | None:
 
 def curvature_of(case: Case) -> Decision | None:
     """Hessians, or Fisher's information, of Newton steps; other updates take neither."""
-    return gaussian.curvature_of(case) if isinstance(case.algorithm.update, Newton) else None
+    return gaussian.curvature_of(case) if case.algorithm.solver.takes_curvature else None
 
 
 def non_smooth(case: Case) -> str:
     """Why no Laplace approximation is a start, and whole changes overshoot; "" where neither is so."""
     algorithm, traits = case.algorithm, case.traits
-    exact = isinstance(algorithm.update, Newton) and algorithm.weighting == "exact"
+    exact = algorithm.solver.deterministic and algorithm.weighting == "exact"
     if not exact or traits.improper:
         return ""
     if traits.kinked_prior:
@@ -74,11 +74,11 @@ def start_of(case: Case) -> Decision | None:
     algorithm, traits = case.algorithm, case.traits
     if algorithm.start != "auto":
         return None
-    if isinstance(algorithm.update, IVON):
+    if algorithm.solver.from_averaging:
         return Decision("fedavg", "stochastic gradients begin at the point that averaging finds")
     if algorithm.weighting == "paper":
         return Decision("prior", "weighting='paper' begins at the prior, as published")
-    if isinstance(algorithm.update, SVI):
+    if not algorithm.solver.deterministic:
         return Decision("prior", "a guide is fitted around a proper belief")
     if why := non_smooth(case):
         return Decision("local" if traits.kinked_prior else "prior", f"{why}: a curvature at a point says nothing")
