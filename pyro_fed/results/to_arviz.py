@@ -406,7 +406,7 @@ def _attributes(algorithm: Algorithm, federation: Federation, record: Record, se
         **({} if record.converged is None else {"converged": int(record.converged)}),
         "interrupted": int(record.interrupted),
         **({"stopped": record.stopped} if record.stopped else {}),
-        "warnings": "\n".join(record.said()),
+        "warnings": "\n".join(record.warning_texts()),
         "doubts": "\n".join(record.doubts),
         "findings": json.dumps([one.to_plain() for one in record.findings]),
         "audited": int(record.audited),

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.bounding import apart
+from pyro_fed.algorithm.bounding import distances_from_cohort
 from pyro_fed.algorithm.capabilities import Chains, SiteKeeping
 from pyro_fed.algorithm.combination import Bounded, Combination, Middle, Shortened
 from pyro_fed.algorithm.contract import Algorithm
@@ -59,7 +59,7 @@ def one_round(phase: Phase, context: Context, network: Network, data: ClientData
     if isinstance(algorithm, Chains) and len(at) < len(asked):
         messages = algorithm.stand_in(shared, messages, found.slots, asked)
     if _comparable(phase, context, len(at)):
-        found.info["apart"] = apart(_numbers(messages))
+        found.info["apart"] = distances_from_cohort(_numbers(messages))
     whose = asked if isinstance(algorithm, Chains) else at  # chains whose clients failed have stood still
     sent = SentMessages(messages, whose, number, context.seed, data.num_rows, context.problem, context.graph)
     taken = _taken(algorithm, context.combination, shared, phase.ledger, sent)

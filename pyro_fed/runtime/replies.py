@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.combination import FEWEST, Bounded
+from pyro_fed.algorithm.combination import MIN_COHORT, Bounded
 from pyro_fed.algorithm.contract import Algorithm, overrides
 from pyro_fed.algorithm.record import Failure
 from pyro_fed.algorithm.states import State, select
@@ -127,7 +127,7 @@ def _excused(context: Context, asked: int) -> bool:
 
 def _outvoted(context: Context, found: Gathered) -> bool:
     """Whether a bounded round has enough replies to go on without the missing ones."""
-    return isinstance(context.combination, Bounded) and len(found.slots) >= max(FEWEST, context.min_clients or 0)
+    return isinstance(context.combination, Bounded) and len(found.slots) >= max(MIN_COHORT, context.min_clients or 0)
 
 
 def _with(found: Gathered, missing: Tensor, messages: State) -> Gathered:

@@ -106,8 +106,8 @@ def test_objections_one_client_at_a_time_are_those_of_all_together():
     q, deltas = DiagGaussian(torch.full((5, 6), 2.0), torch.ones(5, 6)), DiagGaussian(*draw)
     scale = 2.0 + (draw[0].abs().sum(0) - draw[0].abs()) / 4
     wanted = {
-        **message_limits.outlying((draw[0] / scale).abs().amax(-1), "change of the precision"),
-        **message_limits.outlying(((draw[1] - draw[0] / 2) / scale.sqrt()).abs().amax(-1), "step"),
+        **message_limits.outlying_clients((draw[0] / scale).abs().amax(-1), "change of the precision"),
+        **message_limits.outlying_clients(((draw[1] - draw[0] / 2) / scale.sqrt()).abs().amax(-1), "step"),
         "its precision has the wrong sign": (draw[0] < -message_limits.LARGEST_FALL * scale).any(-1),
     }
     found = pf.tilted.IVON().objections(q, deltas, None)

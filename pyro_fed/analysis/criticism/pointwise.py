@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start, started
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start, required_start
 from pyro_fed.algorithm.states import State
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData, in_chunks
@@ -82,7 +82,7 @@ class Pointwise(Algorithm):
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
         """The draws (S, D), their relative efficiency (effective draws over S), and the limit of a good Pareto k."""
-        return started(start, self)
+        return required_start(start, self)
 
     def download(self, shared: State, clients: Tensor) -> State:
         """The draws, their efficiency and the limit of Pareto's k."""

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start, started
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start, required_start
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.kinds import narrowed
 from pyro_fed.density.compiling.batched import vmap
@@ -72,7 +72,7 @@ class OneMode(Algorithm):
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
         """Where tangents are compared."""
-        start = started(start, self)
+        start = required_start(start, self)
         mode, spread = start.shared["point"], narrowed(spread_points(problem), Tensor)
         return start.shared | {
             "pairs": torch.cat([spread.to(mode), mode[None]]),

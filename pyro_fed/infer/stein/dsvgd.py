@@ -67,7 +67,7 @@ from torch.func import grad
 
 from pyro_fed.algorithm import message_limits
 from pyro_fed.algorithm.capabilities import Indicators
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start, started
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start, required_start
 from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import RoundRobin, Schedule
@@ -229,7 +229,7 @@ class DSVGD(ParticleAlgorithm, Indicators):
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
         """Particles where the survey says, with the clients' residuals known there."""
-        start = started(start, self)
+        start = required_start(start, self)
         found, sites = start.shared, gaussian(start.local)
         if bool(found["apart"]):
             found, sites = found | as_state(gaussian(found).power(0.0)), sites.power(0.0)

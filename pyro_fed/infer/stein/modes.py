@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value, vjp
 
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start, started
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start, required_start
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import chosen_setting
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
@@ -123,7 +123,7 @@ class Modes(Algorithm):
         The known mode; and, unless it is the only one, the modes of few rows where there are any, else draws of the
         prior and the known mode's images.
         """
-        start = started(start, self)
+        start = required_start(start, self)
         found = start.shared
         if is_only(found):
             others = found["point"].new_zeros(0, problem.dim)

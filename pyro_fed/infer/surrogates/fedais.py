@@ -39,7 +39,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start, started
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start, required_start
 from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
@@ -172,7 +172,7 @@ class FedAIS(Algorithm):
     ) -> tuple[State, State]:
         """Proposals and the logarithms of a_s / t(z_s), or of p_0(z_s) / q(z_s)."""
         if self._of_points:
-            return self._around(problem, num_clients, generator, started(start, self))
+            return self._around(problem, num_clients, generator, required_start(start, self))
         surrogates = self.surrogates if isinstance(self.surrogates, Given) else self.warm_start(problem)
         sites, q = fitted(problem, surrogates, start)
         product = one_each(sites, num_clients).product_over(0)

@@ -223,7 +223,7 @@ def said_of(result: InferenceData, record: Record) -> InferenceData:
         UserWarning: where the caller has turned warnings into errors. Its attribute `result` keeps the result.
     """
     try:
-        for sentence in record.said():
+        for sentence in record.warning_texts():
             warn_user(sentence)
     except UserWarning as error:
         error.result = result  # type: ignore[attr-defined]  # of this one warning
