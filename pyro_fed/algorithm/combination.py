@@ -35,13 +35,13 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.calls import Checked
-from pyro_fed.conventions.doors import listing
+from pyro_fed.conventions.doors import public_dir
 from pyro_fed.conventions.setting_checks import check_between, check_positive
 from pyro_fed.errors import SettingError
 from pyro_fed.ops.gaussian import Gaussian
 
 __all__ = ["Bounded", "Clipped", "Combination", "Median", "Middle", "Shortened", "TrimmedMean"]
-__dir__ = listing(__all__)
+__dir__ = public_dir(__all__)
 
 #: Fewer clients than this cannot outvote one of them.
 MIN_COHORT = 3

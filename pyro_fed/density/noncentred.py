@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from pyro_fed.conventions.kinds import narrowed
+from pyro_fed.conventions.kinds import cast_checked
 from pyro_fed.density.checks.funnels import latent_scales
 from pyro_fed.density.joint import JointProblem
 from pyro_fed.density.problem import Problem
@@ -162,4 +162,4 @@ def effects_of(problem: Problem) -> tuple[str, ...]:
 
 def _pair(msg: Message) -> LocationScale:
     """The loc and scale of a site that has them."""
-    return narrowed(LocationScale.of(msg["fn"]), LocationScale)
+    return cast_checked(LocationScale.of(msg["fn"]), LocationScale)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from pyro_fed.algorithm.combination import Bounded, Combination
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.privacy import Private
-from pyro_fed.conventions.nested_settings import GIVEN, given
+from pyro_fed.conventions.nested_settings import GIVEN, explicit_settings
 from pyro_fed.density.traits import Traits
 from pyro_fed.graph import Graph
 
@@ -150,7 +150,7 @@ def apply_table(algorithm: Algorithm, table: Table, traits: Traits, setup: Setup
         traits: of the model.
         setup: of the run.
     """
-    own, draft = given(algorithm), algorithm
+    own, draft = explicit_settings(algorithm), algorithm
     changes: dict[str, Any] = {}
     choices: list[Choice] = []
     for row in table.rows:

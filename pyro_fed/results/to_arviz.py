@@ -18,7 +18,7 @@ from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.record import Record
 from pyro_fed.codes import sentences
 from pyro_fed.conventions import seeding
-from pyro_fed.conventions.settings_repr import whole
+from pyro_fed.conventions.settings_repr import all_settings
 from pyro_fed.conventions.version import VERSION
 from pyro_fed.density.latents.assignments import assign
 from pyro_fed.density.layout import name_dims
@@ -394,7 +394,7 @@ def _attributes(algorithm: Algorithm, federation: Federation, record: Record, se
         "inference_library": "pyro_fed",
         "inference_library_version": VERSION,
         "algorithm": type(algorithm).__name__,
-        "settings": repr(whole(algorithm)),
+        "settings": repr(all_settings(algorithm)),
         "draws_are": algorithm.draws_are,
         "centralized": int(algorithm.pooled),
         "seed": seed,

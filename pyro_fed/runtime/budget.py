@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from pyro_fed.algorithm.record import Record
-from pyro_fed.conventions.time_limit import now, until
+from pyro_fed.conventions.time_limit import ending_at, now
 
 #: Rounds and checks together may take so many times the seconds of the rounds (`max_seconds`).
 CHECKED_BY = 2.0
@@ -66,11 +66,11 @@ class Budget:
 
     def of_rounds(self) -> AbstractContextManager[None]:
         """A context in which `tick` raises once the seconds of the rounds are over."""
-        return until(None if self.max_seconds is None else self.began + self.max_seconds)
+        return ending_at(None if self.max_seconds is None else self.began + self.max_seconds)
 
     def of_checks(self) -> AbstractContextManager[None]:
         """A context in which `tick` raises once the seconds of rounds and checks are over, see `CHECKED_BY`."""
-        return until(None if self.max_seconds is None else self.began + CHECKED_BY * self.max_seconds)
+        return ending_at(None if self.max_seconds is None else self.began + CHECKED_BY * self.max_seconds)
 
     def seconds_left(self) -> float | None:
         """Seconds that are left for rounds; None where time is not limited."""

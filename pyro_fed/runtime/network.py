@@ -24,7 +24,7 @@ from pyro_fed.algorithm.states import State, packed, unpacked
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions import seeding
-from pyro_fed.conventions.kinds import narrowed
+from pyro_fed.conventions.kinds import cast_checked
 from pyro_fed.errors import SettingError
 from pyro_fed.graph import Consensus, Graph
 from pyro_fed.graph.base import require_agents
@@ -230,7 +230,7 @@ class Peers(Network):
     ) -> tuple[State, Traffic]:
         """Mix by W, or by a polynomial of W, in each consensus step; agents that are asleep keep their states."""
         missing = len(clients) < len(self.awake(round, list(range(self.graph.num_agents))))
-        on_graph = narrowed(algorithm, OnGraph)
+        on_graph = cast_checked(algorithm, OnGraph)
         if missing:
             on_graph.consensus_steps(self.graph, sleepers=True)  # refuses a graph on which nobody may be missing
         mine, told = packed(messages, on_graph.symmetric), Told.of(on_graph.coarse, self.consensus)

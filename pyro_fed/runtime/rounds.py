@@ -19,7 +19,7 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions import memory, progress, seeding
-from pyro_fed.conventions.kinds import narrowed
+from pyro_fed.conventions.kinds import cast_checked
 from pyro_fed.conventions.time_limit import tick
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.density.traits import LARGE_DIM
@@ -443,7 +443,7 @@ def _ask(
 ) -> tuple[list[int], Asked | None]:
     """Ask all clients how important they are, and let the schedule choose: the clients, and the bytes of the asking."""
     everyone = torch.arange(_num_clients(phase.algorithm, context))
-    algorithm = narrowed(phase.algorithm, Indicators)  # `run` has refused the schedule otherwise
+    algorithm = cast_checked(phase.algorithm, Indicators)  # `run` has refused the schedule otherwise
     received = phase.algorithm.download(phase.shared, everyone)
     work = Work(len(context.record.rounds), context.seed, everyone.tolist(), received)
     reports = context.executor.ask(schedule.asks, work)

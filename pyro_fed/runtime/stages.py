@@ -16,7 +16,7 @@ from pyro_fed.algorithm.record import NONCENTRED, BySums
 from pyro_fed.audit import perhaps_wrong
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding, Topic, texts
-from pyro_fed.conventions.settings_repr import whole
+from pyro_fed.conventions.settings_repr import all_settings
 from pyro_fed.density.noncentred import NonCentred
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import DivergenceError, InterruptedRun, PyroFedError, QuorumError, SettingError
@@ -285,7 +285,7 @@ def _result(plan: Plan, choice: Choice, trial: _Trial, finish: Finish) -> Infere
     found = last.result(answer.shared, answer.draws)
     more = {
         "algorithm": type(plan).__name__,
-        "settings": repr(whole(plan)),
+        "settings": repr(all_settings(plan)),
         "chosen": answer.name,
         "steps": json.dumps([asdict(step) for step in trial.steps]),
     }

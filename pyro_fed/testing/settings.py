@@ -14,7 +14,7 @@ from typing import Any
 from pyro_fed.algorithm import Algorithm
 from pyro_fed.algorithm.capabilities import check_taken_up
 from pyro_fed.conventions.nested_settings import Settings, setting_hints
-from pyro_fed.conventions.settings_repr import changed
+from pyro_fed.conventions.settings_repr import changed_settings
 from pyro_fed.errors import OURS, SettingError
 from pyro_fed.recipes.recipe import flat_settings, load
 from pyro_fed.testing.case import Case, require
@@ -52,7 +52,7 @@ def check_settings_are_frozen(algorithm: Algorithm, case: Case) -> None:
 
 def check_repr_shows_settings(algorithm: Algorithm, case: Case) -> None:
     """The repr is the class's name and the settings that are not at their defaults."""
-    said, names = repr(algorithm), list(changed(algorithm))
+    said, names = repr(algorithm), list(changed_settings(algorithm))
     missing = [name for name in names if f"{name}=" not in said]
     require(
         said.startswith(f"{type(algorithm).__name__}(") and not missing,

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from pyro_fed import infer
-from pyro_fed.conventions.settings_repr import whole
+from pyro_fed.conventions.settings_repr import all_settings
 from pyro_fed.conventions.version import VERSION
 from pyro_fed.results.inference_data import InferenceData
 
@@ -50,7 +50,7 @@ def settings(name: str, idata: InferenceData) -> list[Setting]:
     if "chosen" in idata.attrs:
         algorithm = f"{algorithm}, which chose {idata.attrs['chosen']}"
     try:
-        given, default = ast.literal_eval(text), whole(known())
+        given, default = ast.literal_eval(text), all_settings(known())
     except (ValueError, SyntaxError, TypeError):  # the user's own algorithm, or settings by another program
         return [Setting(name, algorithm, "as written", text, "")]
     rows, why = _differing(given, default), _reasons(idata)

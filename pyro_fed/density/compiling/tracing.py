@@ -20,7 +20,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from pyro_fed.conventions.kinds import narrowed
+from pyro_fed.conventions.kinds import cast_checked
 from pyro_fed.density.compiling.products import spread_products
 from pyro_fed.density.compiling.recording import LIKE, Recorder, record
 from pyro_fed.density.compiling.simplify import changes_nothing, looks, simplify
@@ -106,7 +106,7 @@ class Step:
 
     def whole(self) -> torch.fx.GraphModule:
         """A copy of the graph as it was before constants were computed: Inductor has its own ways with them."""
-        return torch.fx.GraphModule(self.root, deepcopy(narrowed(self.graph, torch.fx.Graph)))
+        return torch.fx.GraphModule(self.root, deepcopy(cast_checked(self.graph, torch.fx.Graph)))
 
 
 @contextmanager

@@ -19,8 +19,8 @@ from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.plan import Plan
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
-from pyro_fed.conventions.kinds import narrowed
-from pyro_fed.conventions.settings_repr import described
+from pyro_fed.conventions.kinds import cast_checked
+from pyro_fed.conventions.settings_repr import settings_line
 from pyro_fed.conventions.version import VERSION
 from pyro_fed.density.compiling.compiler import threads
 from pyro_fed.density.compiling.levels import compiled
@@ -201,7 +201,7 @@ def _agreement(agent: Agent, algorithm: Algorithm, own: Federation, rounds: int)
     return {
         "versions": f"pyro_fed {VERSION}, torch {torch.__version__}, pyro {pyro.__version__}",
         "agents and graph": agent.peers.described(),
-        "algorithm": described(algorithm),
+        "algorithm": settings_line(algorithm),
         "rounds": str(rounds),
         "seed": str(agent.seed),
         "plate": problem.plate,
@@ -307,7 +307,7 @@ def _worked(agent: Agent, algorithm: Algorithm, federation: Together, links: Lin
 
     def network(part: Algorithm, graph: Any, schedule: Any, num_clients: int, seed: int) -> Network:
         connect(part, graph, schedule, num_clients, seed)  # for its checks
-        return neighbours_of(links, narrowed(part, OnGraph), part.needs_all)
+        return neighbours_of(links, cast_checked(part, OnGraph), part.needs_all)
 
     context = Context(
         federation, problem, agent.peers.graph, Sequential(), agent.seed, agent.progress, record, connect=network

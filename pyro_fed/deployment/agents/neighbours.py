@@ -34,7 +34,7 @@ from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.states import State, concatenate, packed, prefixed, select, unpacked, within
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
-from pyro_fed.conventions.kinds import narrowed
+from pyro_fed.conventions.kinds import cast_checked
 from pyro_fed.density.fingerprint import hashed
 from pyro_fed.deployment.agents.farewell import DifferError
 from pyro_fed.deployment.agents.flows import Flows
@@ -504,7 +504,7 @@ class Neighbours(Network):
     # -- figures ---------------------------------------------------------------------------------------------
     def monitor(self, algorithm: Algorithm, before: State, after: State) -> dict[str, float]:
         """The figures of all agents whose entries have arrived."""
-        on_graph, here = narrowed(algorithm, OnGraph), slice(self.me, self.me + 1)
+        on_graph, here = cast_checked(algorithm, OnGraph), slice(self.me, self.me + 1)
         own = on_graph.witness(select(before, here), select(after, here))
         wait = self.settings.patience_all if self.needs_all else self.settings.patience
         told, known = self.links.spread(At(self.phase, self._round, SPREAD), own, wait, whole=self.needs_all)

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from pyro_fed.algorithm.capabilities import Indicators
 from pyro_fed.algorithm.states import State, prefixed, select, within, write
-from pyro_fed.conventions.kinds import narrowed
-from pyro_fed.conventions.settings_repr import described
+from pyro_fed.conventions.kinds import cast_checked
+from pyro_fed.conventions.settings_repr import settings_line
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.deployment.flower.joining import Roll, description_in, question
 from pyro_fed.deployment.flower.order import STATES, WORK, Order
@@ -212,7 +212,7 @@ class Flower(Remote):
             each = (found.total / len(found.clients)).reshape(shape)
             return {client: {LOG_LIK: each} for client in found.clients}
         if self._expected is None:
-            work = narrowed(request.work, Work)
+            work = cast_checked(request.work, Work)
             self._expected = expected_reply(self.algorithm, self.problem, self.data, self.local, work)
         rows = self.data.num_rows[self.at(found.clients)]
         messages = stand_ins(found.total, self._expected[0], rows, int(self.data.num_rows.max()))
@@ -253,7 +253,7 @@ class Flower(Remote):
         phase, verdict, work = request.phase, request.verdict, request.work
         order = Order(
             job=STATES if work is None else request.indicator or WORK,
-            algorithm=described(self.algorithm.contributions().form_for_clients()),
+            algorithm=settings_line(self.algorithm.contributions().form_for_clients()),
             num_clients=len(self.roll.nodes),
             num_rows=self.problem.num_rows,
             width=int(self.data.num_rows.max()),
@@ -343,9 +343,9 @@ class Flower(Remote):
 
     def _report(self, request: Request) -> State:
         """An answer to the request's question on the server's made-up row, for its shapes and dtypes."""
-        shared, indicator = narrowed(request.work, Work).shared, narrowed(request.indicator, str)
+        shared, indicator = cast_checked(request.work, Work).shared, cast_checked(request.indicator, str)
         if indicator == LOG_LIK:
             return {LOG_LIK: torch.zeros(shared["draws"].shape[:2], dtype=torch.float64)}
         row = ClientData(self.data.rows, torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, dtype=torch.int64))
         local = {name: value[:1] for name, value in self.local.items()}
-        return narrowed(self.algorithm, Indicators).indicate(indicator, self.problem, shared, local, row)
+        return cast_checked(self.algorithm, Indicators).indicate(indicator, self.problem, shared, local, row)

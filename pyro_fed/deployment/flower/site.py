@@ -23,7 +23,7 @@ from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.privacy import Private
 from pyro_fed.algorithm.states import State, prefixed, within
 from pyro_fed.analysis.criticism.pointwise import Pointwise, observed_plates
-from pyro_fed.conventions.settings_repr import described
+from pyro_fed.conventions.settings_repr import settings_line
 from pyro_fed.density.compiling.compiler import Compiler
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import flatten
@@ -169,7 +169,7 @@ class Site:
             Refusal: the algorithm is in none of the recipes, is a question that this client does not answer, or has no
                 such job.
         """
-        asked = next((one for one in _questions(problem) if described(one) == order.algorithm), None)
+        asked = next((one for one in _questions(problem) if settings_line(one) == order.algorithm), None)
         if asked is not None:
             self._check_questions(f"{order.algorithm:.100}")
             return asked
@@ -181,7 +181,7 @@ class Site:
             named = (resolve_for_run(stage.algorithm, problem, Setup(graph)).algorithm for stage in stages)
             parts = (part for one in named for part in chain_of(one, problem))
             for part in (form for one in parts for form in _forms(one)):
-                known.append(described(part))
+                known.append(settings_line(part))
                 if known[-1] == order.algorithm:
                     jobs = (WORK, STATES, LOG_LIK, *(part.indicators if isinstance(part, Indicators) else ()))
                     require(order.job in jobs, "job", f"one of {listed(jobs)}", order.job)
@@ -202,7 +202,7 @@ def _forms(algorithm: Algorithm) -> Iterator[Algorithm]:
     yield algorithm
     with suppress(SettingError):  # it cannot be run privately
         private: Algorithm = algorithm.contributions().form_for(ANY_PRIVATE).contributions().form_for_clients()
-        if described(private) != described(algorithm):
+        if settings_line(private) != settings_line(algorithm):
             yield private
 
 

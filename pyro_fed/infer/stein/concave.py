@@ -24,7 +24,7 @@ from torch.func import grad
 
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start, required_start
 from pyro_fed.algorithm.states import State
-from pyro_fed.conventions.kinds import narrowed
+from pyro_fed.conventions.kinds import cast_checked
 from pyro_fed.density.compiling.batched import vmap
 from pyro_fed.density.compiling.predictors import CHECK_ROWS, Predictors, predictors
 from pyro_fed.density.derivatives.rowwise import SMALLEST, rounded
@@ -73,7 +73,7 @@ class OneMode(Algorithm):
     ) -> tuple[State, State]:
         """Where tangents are compared."""
         start = required_start(start, self)
-        mode, spread = start.shared["point"], narrowed(spread_points(problem), Tensor)
+        mode, spread = start.shared["point"], cast_checked(spread_points(problem), Tensor)
         return start.shared | {
             "pairs": torch.cat([spread.to(mode), mode[None]]),
             "bent": mode.new_zeros(()),

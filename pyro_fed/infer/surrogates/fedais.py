@@ -45,7 +45,7 @@ from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
 from pyro_fed.codes import cures, sentences
 from pyro_fed.codes.finding import Finding
-from pyro_fed.conventions.kinds import narrowed
+from pyro_fed.conventions.kinds import cast_checked
 from pyro_fed.conventions.limits import MATTERS
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
@@ -190,7 +190,7 @@ class FedAIS(Algorithm):
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start
     ) -> tuple[State, State]:
         """Proposals around the points that particles, chains or weighted draws left."""
-        surrogates = narrowed(self.surrogates, Algorithm)
+        surrogates = cast_checked(self.surrogates, Algorithm)
         if isinstance(surrogates, FedAIS):
             weights = flattened(start.shared["log_weights"], min(FEWEST_EFFECTIVE, surrogates.num_proposals / 2))
             points = start.shared["draws"][systematic(weights, MOST_POINTS, generator).unique()]

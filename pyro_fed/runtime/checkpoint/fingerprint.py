@@ -16,7 +16,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from pyro_fed.algorithm.contract import Algorithm
-from pyro_fed.conventions.settings_repr import described
+from pyro_fed.conventions.settings_repr import settings_line
 from pyro_fed.conventions.version import VERSION
 from pyro_fed.density.fingerprint import compared, density_values, difference, hashed, shared_arguments, traced
 from pyro_fed.errors import CheckpointError
@@ -47,7 +47,7 @@ def fingerprint(
     problem = federation.problem
     return {
         "versions": f"pyro_fed {VERSION}, torch {torch.__version__}, pyro {pyro.__version__}",
-        "algorithm": described(algorithm),
+        "algorithm": settings_line(algorithm),
         ROUNDS: str(num_rounds),
         "clients": json.dumps(federation.client_names),
         "data": hashed([*pytree.tree_leaves(problem.rows), federation.row_counts, *federation.client_rows]),
@@ -118,7 +118,7 @@ def require_model(folder: Path, found: dict[str, str], algorithm: Algorithm, fed
     Raises:
         CheckpointError: names what differs, with both values.
     """
-    mine = {"algorithm": described(algorithm), **model_marks(federation)}
+    mine = {"algorithm": settings_line(algorithm), **model_marks(federation)}
     names = ["algorithm", "model", "quadrature"]
     if not compared(found.get(DENSITY, '{"clients": {}}'), mine[DENSITY]):
         names.append(PROGRAM)  # no client has the same rows, so that no likelihoods can be compared

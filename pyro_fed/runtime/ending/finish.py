@@ -16,7 +16,7 @@ from pyro_fed.algorithm.record import Record, Released
 from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.conventions import seeding
-from pyro_fed.conventions.kinds import narrowed
+from pyro_fed.conventions.kinds import cast_checked
 from pyro_fed.conventions.limits import Limits
 from pyro_fed.conventions.time_limit import is_time
 from pyro_fed.density.checks.funnels import with_hint
@@ -139,7 +139,7 @@ class Finish:
             found = with_noise(self.algorithm, context, shared, draws, self.num_draws)
         spread = without_spread(context.problem, found.draws)
         record.findings += [*spread, *found.findings, *still_shortened(context), *not_converged(record)]
-        private = narrowed(context.combination, Private)
+        private = cast_checked(context.combination, Private)
         releases = sum(bool(one.clients) for one in record.rounds)
         epsilon = private.epsilon(releases) if releases else 0.0
         record.private = Released(found.noise, epsilon, private.delta)

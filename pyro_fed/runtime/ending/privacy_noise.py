@@ -29,7 +29,7 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions import seeding
-from pyro_fed.conventions.kinds import narrowed
+from pyro_fed.conventions.kinds import cast_checked
 from pyro_fed.ops.gaussian import ImproperGaussianError
 from pyro_fed.runtime.context import Context
 from pyro_fed.runtime.executors import Work
@@ -101,7 +101,7 @@ def with_noise(algorithm: Algorithm, context: Context, shared: State, draws: Ten
 
 def still_shortened(context: Context) -> list[Finding]:
     """A doubt if the last release is nearly as long as `norm` allows: messages were still shortened."""
-    private, worked = narrowed(context.combination, Private), [one for one in context.record.rounds if one.clients]
+    private, worked = cast_checked(context.combination, Private), [one for one in context.record.rounds if one.clients]
     if not worked or worked[-1].reach < BINDING:
         return []
     return [sentences.messages_still_shortened(reach=worked[-1].reach, norm=private.norm)]
@@ -109,7 +109,7 @@ def still_shortened(context: Context) -> list[Finding]:
 
 def _replayed(algorithm: Algorithm, context: Context, shared: State) -> list[State]:
     """States after a further round of noise alone, `REPLAYS` of them."""
-    private, problem = narrowed(context.combination, Private), context.problem
+    private, problem = cast_checked(context.combination, Private), context.problem
     name = type(algorithm).__name__  # not the phases before, which only gave the start
     worked = [one for one in context.record.rounds if one.phase == name and one.clients]
     if not worked:

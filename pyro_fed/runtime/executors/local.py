@@ -14,7 +14,7 @@ from pyro_fed.algorithm.capabilities import Chains, LocalRounds, SiteKeeping
 from pyro_fed.algorithm.contract import Algorithm, Noise
 from pyro_fed.algorithm.states import State, contiguous, select, write
 from pyro_fed.conventions import seeding
-from pyro_fed.conventions.kinds import narrowed
+from pyro_fed.conventions.kinds import cast_checked
 from pyro_fed.conventions.time_limit import tick
 from pyro_fed.density.size import clients_at_once
 from pyro_fed.runtime.executors.base import Executor, Reply, Work, in_full_precision
@@ -153,7 +153,7 @@ class Vectorised(Local):
 
     def _drawn_ahead(self, clients: Tensor, at: Tensor, generators: Iterator[torch.Generator]) -> Noise:
         """The noise of several rounds, by the algorithm's own way to draw many at once where it has one."""
-        algorithm = narrowed(self.algorithm, Chains)
+        algorithm = cast_checked(self.algorithm, Chains)
         noise = None
         if issubclass(owner(algorithm, "draw_noises"), owner(algorithm, "draw_noise")):
             noise = algorithm.draw_noises(self.problem, self.data.num_rows[at], generators)
@@ -165,7 +165,7 @@ class Vectorised(Local):
 
         A client that works in several rounds has its rows and its state in the call once.
         """
-        algorithm = narrowed(self.algorithm, Chains)
+        algorithm = cast_checked(self.algorithm, Chains)
         if not issubclass(owner(algorithm, "local_rounds"), owner(algorithm, "local_step")):
             return None
         count = clients.shape[1]

@@ -11,7 +11,7 @@ from late import late
 import pyro_fed as pf
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.analysis.criticism.pointwise import Pointwise
-from pyro_fed.conventions.settings_repr import described
+from pyro_fed.conventions.settings_repr import settings_line
 from pyro_fed.errors import SettingError
 from pyro_fed.recipes import library
 from pyro_fed.runtime.executors.base import MOST_DRAWS
@@ -140,7 +140,7 @@ def test_what_it_does_not_go_with_is_refused(over_grid, config, words):
 def test_a_client_never_sends_a_rows_own_numbers(flower, tmp_path, monkeypatch):
     model, recipes = flower.write_case(tmp_path, {"FedEP": ""})
     asked = Pointwise(pointwise=True)
-    assert isinstance(asked, Algorithm) and described(asked) != described(Pointwise())
+    assert isinstance(asked, Algorithm) and settings_line(asked) != settings_line(Pointwise())
     monkeypatch.setattr("pyro_fed.analysis.criticism.loo.Pointwise", lambda **settings: asked)
     settings = flower.read({"num-clients": 3, "timeout": 0.05, "compile": "off", "loo": True})
     found = flower.serve(flower.grid(model, recipes, None), model, recipes["FedEP"], settings)

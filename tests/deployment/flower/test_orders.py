@@ -10,7 +10,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from pyro_fed.conventions.settings_repr import described
+from pyro_fed.conventions.settings_repr import settings_line
 from pyro_fed.errors import QuorumError
 from pyro_fed.recipes import recipe as recipes_of
 
@@ -34,7 +34,7 @@ def client(flower, tmp_path):
     algorithm = replace(recipes_of.load(recipes["FedEP"]).build(), covariance="full", curvature="hessian")  # as chosen
     settings = {
         "job": "work",
-        "algorithm": described(algorithm),
+        "algorithm": settings_line(algorithm),
         "num_clients": 3,
         "num_rows": 23,
         "width": 13,

@@ -28,7 +28,7 @@ from flwr.common.config import get_fab_config, get_metadata_from_config
 from flwr.supercore.primitives.asymmetric_ed25519 import create_message_to_sign
 
 from pyro_fed.conventions.client_names import check_client_id
-from pyro_fed.conventions.kinds import narrowed
+from pyro_fed.conventions.kinds import cast_checked
 from pyro_fed.errors import SettingError
 
 #: Where the server listens: the SuperLink is on the same machine.
@@ -125,7 +125,7 @@ def serve_apps(folder: Path, port: int) -> ThreadingHTTPServer:
             if fab is None:
                 self._send(404, {"detail": {"available_app_versions": sorted(apps, key=_ordered)}})
                 return
-            listening = narrowed(self.server, ThreadingHTTPServer).server_port
+            listening = cast_checked(self.server, ThreadingHTTPServer).server_port
             address = f"http://{HERE}:{listening}/{fab.name}"
             self._send(200, {"fab_url": address, "verifications": _signatures(fab)})
 
