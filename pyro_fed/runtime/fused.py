@@ -76,7 +76,7 @@ def rounds_at_once(phase: Phase, context: Context, network: Network, left: int) 
     return max(1, min(left, in_time, algorithm.rounds_ahead(phase.shared), numbers))
 
 
-def fused(phase: Phase, context: Context, data: ClientData, clients: list[list[int]]) -> Fused | None:
+def run_fused_rounds(phase: Phase, context: Context, data: ClientData, clients: list[list[int]]) -> Fused | None:
     """Do several rounds at once.
 
     Args:

@@ -32,7 +32,7 @@ from pyro_fed.graph.checks import components, list_components
 from pyro_fed.graph.consensus import shifted
 from pyro_fed.graph.varying import without_links
 from pyro_fed.runtime.messages import encoded_size, spec_of_one
-from pyro_fed.runtime.messages.told import Told
+from pyro_fed.runtime.messages.neighbour_values import NeighbourValues
 
 #: A graph has fallen apart if its links leave it in parts for as many rounds as should have brought the agents'
 #: disagreement down to this fraction.
@@ -233,7 +233,7 @@ class Peers(Network):
         on_graph = cast_checked(algorithm, OnGraph)
         if missing:
             on_graph.consensus_steps(self.graph, sleepers=True)  # refuses a graph on which nobody may be missing
-        mine, told = packed(messages, on_graph.symmetric), Told.of(on_graph.coarse, self.consensus)
+        mine, told = packed(messages, on_graph.symmetric), NeighbourValues.of(on_graph.coarse, self.consensus)
         heard, sent, sizes = np.zeros(len(clients)), np.zeros(len(clients)), []
         steps = self.consensus.steps
         for step in range(steps):

@@ -14,7 +14,7 @@ from pyro_fed.density import size
 from pyro_fed.density.size import LARGE_DIM, clients_at_once, cost_of
 from pyro_fed.ops.gaussian_structures import DiagGaussian
 from pyro_fed.ops.points import even_normals
-from pyro_fed.runtime.executors.local import joined
+from pyro_fed.runtime.executors.local import join_steps
 
 CLIENTS, COLUMNS, CLASSES = 7, 40, 30
 
@@ -69,7 +69,7 @@ def test_a_state_that_some_clients_renew_is_for_the_others_what_it_was():
     kept, at = {"longest": torch.tensor([1.0, 2.0, 3.0, 4.0])}, torch.tensor([3, 0, 2])
     message, nothing = {"sent": torch.zeros(1)}, {}
     steps = [(message, nothing, {}), (message, {"longest": torch.tensor([9.0])}, {}), (message, nothing, {})]
-    messages, new, _ = joined(iter(steps), kept, at)
+    messages, new, _ = join_steps(iter(steps), kept, at)
     assert new["longest"].tolist() == [4.0, 9.0, 3.0] and len(messages["sent"]) == 3
 
 

@@ -58,7 +58,9 @@ def ticks(algorithm, fed, clock, **options):
 def test_what_is_returned_is_what_the_whole_rounds_gave(name, executor, clock, monkeypatch):
     """The limit falls into the middle of a round, or of rounds that are had at once, on its first and its last tick."""
     monkeypatch.setattr(fused, "MOST_ROUNDS", 2)
-    monkeypatch.setattr(budget, "AT_ONCE", 1e9)  # else how many are had at once depends on what the last one took
+    monkeypatch.setattr(
+        budget, "SECONDS_AT_ONCE", 1e9
+    )  # else how many are had at once depends on what the last one took
     algorithm, fed = ALGORITHMS[name], unequal_lines()
     short = {"executor": executor, "num_rounds": ROUNDS, "compile": "trace"}
     quiet(algorithm, fed, **short)  # what a process finds out about a model it looks for once
@@ -165,8 +167,8 @@ def test_workers_are_not_waited_for(monkeypatch):
     never = SimpleNamespace(wait=lambda calls, num_returns, timeout: ([], calls))
     monkeypatch.setattr(ray, "_ray", lambda: never)
     with ending_at(time_limit.now()), pytest.raises(TimeIsUp):
-        ray._answered(["a call"], None)
-    assert ray._answered(["a call"], 1e-9) == []
+        ray._wait_for_calls(["a call"], None)
+    assert ray._wait_for_calls(["a call"], 1e-9) == []
 
 
 def test_a_limit_ends_where_it_began():

@@ -18,7 +18,7 @@ from pyro_fed.federation.federation import Federation
 from pyro_fed.ops.arviz_versions import group_of
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.results.to_arviz import posterior_group, unconstrained_draws
-from pyro_fed.runtime.ending.collecting import collected
+from pyro_fed.runtime.ending.collecting import joint_result
 
 #: A function from a random generator to two dictionaries by site: replications (S, ...) of a client's observations, and
 #: the observations themselves.
@@ -47,7 +47,7 @@ def with_own_latents(posterior: xr.Dataset, federation: Federation, seed: int) -
         draws = unconstrained_draws({"posterior": posterior}, problem)
         draws = draws.unflatten(0, (posterior.sizes["chain"], posterior.sizes["draw"]))
         if problem.local_dim:
-            federation, problem, draws, left_out = collected(federation, problem, draws, seed)
+            federation, problem, draws, left_out = joint_result(federation, problem, draws, seed)
             for note in left_out:
                 warn_user(note.text)
         return posterior_group(federation, problem, draws, seed)

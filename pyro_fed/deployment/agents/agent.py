@@ -48,7 +48,7 @@ from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.runtime.checkpoint import Checkpoint, fingerprint
 from pyro_fed.runtime.context import Context
 from pyro_fed.runtime.ending import Finish, said_of
-from pyro_fed.runtime.ending.judged import Judged
+from pyro_fed.runtime.ending.check_inputs import CheckInputs
 from pyro_fed.runtime.executors.local import Sequential
 from pyro_fed.runtime.network import Network, connect
 from pyro_fed.runtime.rounds import run_phases
@@ -340,7 +340,7 @@ def _result(finish: Finish, shared: State, me: int) -> InferenceData:
     """The agent's own chain."""
     alone = {name: value[me : me + 1].expand(len(value), *value.shape[1:]).clone() for name, value in shared.items()}
     draws = finish.drawn(alone)[me : me + 1]
-    finish.judge(Judged(finish.algorithm, finish.context, alone, draws, finish.audit))
+    finish.judge(CheckInputs(finish.algorithm, finish.context, alone, draws, finish.audit))
     record = finish.context.record
     record.findings += record.clients_failed()
     return said_of(finish.result(alone, draws), record)

@@ -46,7 +46,7 @@ from pyro_fed.errors import ProtocolError, PyroFedError, QuorumError, listed
 from pyro_fed.graph import Consensus
 from pyro_fed.runtime.messages import Spec, encoded_size, spec_of, spec_of_one
 from pyro_fed.runtime.messages.header import Entry
-from pyro_fed.runtime.messages.told import Told
+from pyro_fed.runtime.messages.neighbour_values import NeighbourValues
 from pyro_fed.runtime.network import Network, PhaseEnded, Traffic
 
 #: Number of the first step that spreads figures; consensus steps have far smaller numbers.
@@ -431,7 +431,7 @@ class Neighbours(Network):
         self, algorithm: Algorithm, shared: State, messages: State, clients: Tensor, shares: Tensor, round: int
     ) -> tuple[State, Traffic]:
         """Mix with the neighbours whose links are up, by this agent's row of W or of the step's polynomial."""
-        mine, told = packed(messages, self.symmetric), Told.of(self.coarse, self.consensus)
+        mine, told = packed(messages, self.symmetric), NeighbourValues.of(self.coarse, self.consensus)
         theirs: dict[int, State] = {}
         if self.needs_all:
             with self.links.outbox.lock:
@@ -482,7 +482,7 @@ class Neighbours(Network):
         self,
         algorithm: Algorithm,
         mine: State,
-        told: Told,
+        told: NeighbourValues,
         theirs: dict[int, State],
         row: sparse.csr_array,
         shift: float,

@@ -25,7 +25,7 @@ from pyro_fed.deployment.flower.wire import LOST, SETTINGS, bytes_of, pack
 from pyro_fed.errors import ProtocolError, SettingError
 from pyro_fed.runtime.executors.base import LOG_LIK, Reply, Work
 from pyro_fed.runtime.executors.host import Request, WorkerPhase
-from pyro_fed.runtime.executors.local import Made, keep
+from pyro_fed.runtime.executors.local import NewStates, keep
 from pyro_fed.runtime.executors.remote import Remote
 from pyro_fed.runtime.messages import Header, Mailbox, Spec, decode, spec_of
 from pyro_fed.runtime.messages.expected import expected_reply
@@ -89,7 +89,7 @@ class Flower(Remote):
         self._lost: set[int] = set()
         self._said: dict[int, State] = {}
         self._carried: SecureRound | None = None
-        self._made: dict[int, list[Made]] = {}
+        self._made: dict[int, list[NewStates]] = {}
 
     @property
     def sums_alone(self) -> bool:
@@ -318,7 +318,7 @@ class Flower(Remote):
         if self._copied(request):
             slots = torch.tensor(request.work.slots)
             at = self.at([client]).expand(len(slots))
-            self._made.setdefault(client, []).append(Made(slots, at, within(message.tensors, "new")))
+            self._made.setdefault(client, []).append(NewStates(slots, at, within(message.tensors, "new")))
         return Reply(within(message.tensors, "messages"), within(message.tensors, "info"))
 
     def _spec(self, client: int, request: Request) -> Spec:

@@ -42,7 +42,7 @@ from pyro_fed.recipes import recipe as recipes
 from pyro_fed.recipes.library import load_model
 from pyro_fed.runtime.executors.base import LOG_LIK, Reply, Work
 from pyro_fed.runtime.executors.host import Host, Request, Verdict, WorkerPhase
-from pyro_fed.runtime.executors.local import Made, Sequential
+from pyro_fed.runtime.executors.local import NewStates, Sequential
 from pyro_fed.runtime.messages import answer, decode, decode_header
 
 #: Name of the record in Flower's context that has the client's state.
@@ -246,5 +246,5 @@ def _keep(host: Host, context: Context, run: str) -> None:
     )
 
 
-def _made(tensors: dict[str, Tensor]) -> Made:
-    return Made(tensors["slots"], tensors["at"], within(tensors, "state"))
+def _made(tensors: dict[str, Tensor]) -> NewStates:
+    return NewStates(tensors["slots"], tensors["at"], within(tensors, "state"))

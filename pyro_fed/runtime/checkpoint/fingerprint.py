@@ -94,11 +94,13 @@ def require_run(folder: Path, found: dict[str, str], mine: dict[str, str], any_r
     other_rows = any(found.get(name) != mine[name] for name in ("data", "clients"))
     model = ["model", DENSITY] if other_rows else ["model", "quadrature", SHARED, DENSITY, PROGRAM]
     # Only the first difference of the models is named: the others, such as other log-likelihoods, follow from it.
-    clauses = [next(filter(None, (_unlike(name, found.get(name), mine[name], not other_rows) for name in model)), "")]
+    clauses = [
+        next(filter(None, (_difference(name, found.get(name), mine[name], not other_rows) for name in model)), "")
+    ]
     told = {"model", "quadrature", SHARED, DENSITY, PROGRAM} | ({ROUNDS} if any_rounds else set())
     rest = [name for name in mine if name not in told]
     rest.sort(key=lambda name: name == "versions")  # last, since another version is seldom the reason
-    clauses += [_unlike(name, found.get(name), mine[name]) for name in rest]
+    clauses += [_difference(name, found.get(name), mine[name]) for name in rest]
     if said := "; ".join(filter(None, clauses)):
         raise CheckpointError(
             f"the state in {folder} is that of another run: {said}. Run with what it was made with, or choose "
@@ -122,13 +124,13 @@ def require_model(folder: Path, found: dict[str, str], algorithm: Algorithm, fed
     names = ["algorithm", "model", "quadrature"]
     if not compared(found.get(DENSITY, '{"clients": {}}'), mine[DENSITY]):
         names.append(PROGRAM)  # no client has the same rows, so that no likelihoods can be compared
-    clauses = [_unlike(name, found.get(name), mine[name]) for name in names]
-    clauses.append(_unlike(DENSITY, found.get(DENSITY), mine[DENSITY], same_rows=False))
+    clauses = [_difference(name, found.get(name), mine[name]) for name in names]
+    clauses.append(_difference(DENSITY, found.get(DENSITY), mine[DENSITY], same_rows=False))
     for clause in filter(None, clauses):
         raise CheckpointError(f"{folder} cannot be the start: {clause}")
 
 
-def _unlike(name: str, found: str | None, mine: str, same_rows: bool = True) -> str:
+def _difference(name: str, found: str | None, mine: str, same_rows: bool = True) -> str:
     """A clause that says how a mark differs; "" where it does not."""
     if found == mine:
         return ""
