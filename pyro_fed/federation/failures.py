@@ -33,7 +33,7 @@ _ITEM = re.compile(r"^(\w+)\[(\d+)\]")
 
 
 @contextmanager
-def told(
+def explained_failures(
     arguments: Arguments, model: Callable[..., Any], plate: str, place: Callable[[int], str] = lambda row: f"row {row}"
 ) -> Iterator[None]:
     """Raise what the model's own lines raise as a `ModelError` that names the line and the arguments.
@@ -58,7 +58,7 @@ def told(
             raise
         first = next((text for text in str(error).splitlines() if text.strip()), "")
         raise ModelError(
-            f"the model fails{line}: {type(error).__name__}: {first}. Its arguments: {_listed(arguments)}. "
+            f"the model fails{line}: {type(error).__name__}: {first}. Its arguments: {_shapes_text(arguments)}. "
             f"{_codes(arguments, error, place)}{_hint(arguments, model, plate, error)}".rstrip()
         ) from error
 
@@ -67,12 +67,12 @@ def is_failure(error: Exception) -> bool:
     """Whether an error stands for one that the model's own lines raised.
 
     Args:
-        error: raised by `told`, or anything else.
+        error: raised by `explained_failures`, or anything else.
     """
     return error.__cause__ is not None and not isinstance(error.__cause__, PyroFedError)
 
 
-def _listed(arguments: Arguments) -> str:
+def _shapes_text(arguments: Arguments) -> str:
     parts = []
     for name, leaf in zip(arguments.names, arguments.leaves, strict=True):
         shape = f"{str(leaf.dtype).removeprefix('torch.')} {tuple(leaf.shape)}" if isinstance(leaf, Tensor) else None
@@ -111,7 +111,7 @@ def _hint(arguments: Arguments, model: Callable[..., Any], plate: str, error: Ex
             f"Where real numbers are wanted, pass them: {first}.double() or {first}.float() (of an array "
             f"{first}.astype(float))."
         )
-    if ragged := _ragged(arguments):
+    if ragged := _first_ragged_argument(arguments):
         name, sizes = ragged
         return (
             f"'{name}' is a list whose items have different lengths ({sizes}) and became no tensor: fill them up to "
@@ -163,7 +163,7 @@ def _weights_of_rows(arguments: Arguments, model: Callable[..., Any], plate: str
     ]
 
 
-def _ragged(arguments: Arguments) -> tuple[str, str] | None:
+def _first_ragged_argument(arguments: Arguments) -> tuple[str, str] | None:
     """The first argument that is a list of items of different lengths, and these lengths; None where there is none."""
     found: dict[str, dict[str, int]] = {}
     for name, leaf in zip(arguments.names, arguments.leaves, strict=True):

@@ -29,7 +29,7 @@ from pyro_fed.errors import SettingError
 from pyro_fed.graph import Consensus, Graph
 from pyro_fed.graph.base import require_agents
 from pyro_fed.graph.checks import components, list_components
-from pyro_fed.graph.consensus import shifted
+from pyro_fed.graph.consensus import shifted_weights
 from pyro_fed.graph.varying import without_links
 from pyro_fed.runtime.messages import encoded_size, spec_of_one
 from pyro_fed.runtime.messages.neighbour_values import NeighbourValues
@@ -259,7 +259,7 @@ class Peers(Network):
             matrix, shift = self.consensus.mixing(step, weights)
             self._watch(self._without_sleepers(weights, clients))
             awake = self._without_sleepers(matrix, clients)[clients][:, clients]
-            return _Mixing.of(shifted(awake, shift))
+            return _Mixing.of(shifted_weights(awake, shift))
         self._watch(weights)
         if self._last is not weights:
             self._last, self._mixings = weights, {}

@@ -45,7 +45,7 @@ from pyro_fed.infer.langevin.contributions import AveragedVisitContributions
 from pyro_fed.infer.langevin.langevin import STEP_GIVEN, VisitingLangevin
 from pyro_fed.infer.surrogates.own_noise import OwnNoise, longest_parallel_visit, noise_time
 from pyro_fed.infer.surrogates.surrogates import Given
-from pyro_fed.ops.entries import widened
+from pyro_fed.ops.entries import with_trailing_axes
 
 #: Share of the longest visit below which chains that are too short are told why.
 SHORT = 0.5
@@ -239,4 +239,4 @@ def average(value: Tensor, weight: Tensor) -> Tensor:
         value: one a client.
         weight: with sum one, (R, M, K).
     """
-    return (value * widened(weight, value)).sum(2)
+    return (value * with_trailing_axes(weight, value)).sum(2)

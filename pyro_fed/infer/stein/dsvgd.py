@@ -90,7 +90,7 @@ from pyro_fed.infer.stein.survey import BEGINNINGS, Begin, Survey, residuals_at
 from pyro_fed.ops.balanced import Balanced
 from pyro_fed.ops.kernel_base import Kernel
 from pyro_fed.ops.kernels import MEDIAN_RBF
-from pyro_fed.ops.stein import ENOUGH, effective_number, ksd_and_noise, moments_off, spread
+from pyro_fed.ops.stein import PARTICLES_PER_COORDINATE, effective_number, ksd_and_noise, moments_off, spread
 from pyro_fed.ops.step_sizes import AdaGradState
 
 #: Spread of the particles, in SDs of the Gaussian of `survey`, below which they have collapsed.
@@ -526,7 +526,7 @@ class DSVGD(ParticleAlgorithm, Indicators):
 
     def _too_few(self, dim: int) -> list[Finding]:
         """Few particles satisfy the identities that judge them, whatever the posterior."""
-        if self.num_particles >= min(FEWEST, ENOUGH * dim):
+        if self.num_particles >= min(FEWEST, PARTICLES_PER_COORDINATE * dim):
             return []
         return [sentences.too_few_particles(particles=self.num_particles, needed=FEWEST)]
 

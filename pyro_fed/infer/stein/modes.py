@@ -48,7 +48,7 @@ from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.sites.few_rows import fewest, picked
 from pyro_fed.infer.stein.concave import OneMode, is_only, spread_points
 from pyro_fed.ops.cholesky import equilibrated_cholesky
-from pyro_fed.ops.entries import CANDIDATES, choose, far_apart, widened
+from pyro_fed.ops.entries import CANDIDATES, choose, far_apart, with_trailing_axes
 from pyro_fed.ops.matrices import times
 
 #: Rounds of a search, for which the structure of rows is looked for once.
@@ -166,7 +166,7 @@ class Modes(Algorithm):
         points = shared["trial"].to(problem.dtype)
         if self.by_few_rows:
             few, times = picked(problem, data, fewest(problem.dim))
-            found = Look(*(widened(times, part) * part for part in look_at_likelihood(problem, points, few)))
+            found = Look(*(with_trailing_axes(times, part) * part for part in look_at_likelihood(problem, points, few)))
         else:
             found = look_at_likelihood(problem, points, data)
         usable = _finite(found)

@@ -36,7 +36,7 @@ from pyro_fed.density.rows.batches import ClientData, batch_of, draw_minibatches
 from pyro_fed.density.traits import FULL_DIM
 from pyro_fed.infer.sites.gaussian_sites import as_state, flat_site, gaussian, where
 from pyro_fed.infer.sites.power_iteration import largest_likelihood_curvature
-from pyro_fed.ops.entries import choose, widened
+from pyro_fed.ops.entries import choose, with_trailing_axes
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import STRUCTURES
 from pyro_fed.ops.langevin import STABLE, langevin_step
@@ -167,7 +167,7 @@ class LocalSGLD(Algorithm):
         (position, mean, squares, count), _ = problem.scan(self._step, carry, (step, rows), xs, steps, (0, dims))
         if not keep:
             return position, zeros
-        return mean, squares / widened(count - 1, squares)
+        return mean, squares / with_trailing_axes(count - 1, squares)
 
     def _step_sizes(self, problem: Problem, position: Tensor, data: ClientData) -> Tensor:
         if self.step_size is not None:
