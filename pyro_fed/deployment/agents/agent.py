@@ -30,15 +30,15 @@ from pyro_fed.density.latents.several import MOST_STARTS
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import flatten
 from pyro_fed.density.rows.containers import Table
+from pyro_fed.deployment.agents.agent_federation import AgentFederation
 from pyro_fed.deployment.agents.certificates import Identity
 from pyro_fed.deployment.agents.farewell import DifferError, Farewell
 from pyro_fed.deployment.agents.neighbours import END, Links, neighbours_of
-from pyro_fed.deployment.agents.outbox import At, Refused
+from pyro_fed.deployment.agents.outbox import At, NoMessage
 from pyro_fed.deployment.agents.peers import Peers
 from pyro_fed.deployment.agents.settings import LinkSettings
-from pyro_fed.deployment.agents.together import Together
 from pyro_fed.deployment.agents.wire import Unwelcome, Wire, with_step
-from pyro_fed.deployment.apart import check_apart
+from pyro_fed.deployment.client_model_checks import check_runs_at_clients
 from pyro_fed.errors import DivergenceError, ProtocolError, QuorumError, SettingError, StoppedError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.federation.groups.naming import groups_alone
@@ -132,7 +132,7 @@ def run_agent(agent: Agent) -> InferenceData:
     name = agent.identity.name
     me = agent.peers.number(name)
     with threads(1), torch.no_grad():
-        own = _own(agent)
+        own = _own_federation(agent)
         algorithm = _algorithm(agent, own)
         rounds = algorithm.default_rounds(len(agent.peers.names)) if agent.num_rounds is None else agent.num_rounds
         check_numbers(rounds, agent.num_draws, agent.seed, None, len(agent.peers.names), None)
@@ -143,8 +143,8 @@ def run_agent(agent: Agent) -> InferenceData:
         links.wire = Wire(me, agent.peers, agent.identity, agent.settings, links, agent.listen)
         try:
             _agree(links)
-            federation = _together(own, links)
-            found = _worked(agent, algorithm, federation, links, rounds)
+            federation = _agent_federation(own, links)
+            found = _run_rounds(agent, algorithm, federation, links, rounds)
             links.wire.leave(Farewell(links.wire.run, "its rounds are over", done=True), links.wire.neighbours)
             return found
         except Exception as error:  # not KeyboardInterrupt: neighbours wait for an agent that is interrupted
@@ -166,13 +166,13 @@ def _farewell(links: Links, error: Exception) -> Farewell:
     return Farewell(wire.run, why, differs=differs)
 
 
-def _own(agent: Agent) -> Federation:
+def _own_federation(agent: Agent) -> Federation:
     """The agent's rows as a federation with one client, in a dtype that does not depend on the rows' values."""
     dtype = flatten(agent.model, agent.rows, None).floating_dtype()
     own = Federation.from_clients(
         agent.model, {agent.identity.name: agent.rows}, plate=agent.plate, rows=agent.nested, dtype=dtype
     )
-    check_apart(own.problem, "by agents")
+    check_runs_at_clients(own.problem, "by agents")
     return own
 
 
@@ -209,22 +209,22 @@ def _agreement(agent: Agent, algorithm: Algorithm, own: Federation, rounds: int)
         f"columns of data frames ({COLUMNS_CURE})": json.dumps(tables, default=str),
         "rows": json.dumps(rows),
         "dtype": str(problem.dtype),
-        "model (the operations of its density, and constants in them)": _traced(problem),
-        "shared arguments": json.dumps(_shared(problem)),
+        "model (the operations of its density, and constants in them)": _row_operations(problem),
+        "shared arguments": json.dumps(_shared_argument_texts(problem)),
         "plates nested in it": json.dumps(arguments.nested_by_name),
         "sites": json.dumps({site: list(one.shape) for site, one in problem.sites.items()}),
         f"labels of text ({LABELS_CURE})": json.dumps(label_digests(problem)),
     }
 
 
-def _traced(problem: Problem) -> str:
+def _row_operations(problem: Problem) -> str:
     """The operations of the density of one row (or of one group with one row), with a fixed quadrature rule."""
     if problem.local_dim:
         problem = replace(problem, quadrature=Quadrature(order=1, mode_steps=1))
     return traced(problem, rows=1, nested=1)
 
 
-def _shared(problem: Problem) -> dict[str, str]:
+def _shared_argument_texts(problem: Problem) -> dict[str, str]:
     """The arguments that all agents share, as text. The number of groups, which is each agent's own, is set to one."""
     shared, arguments = shared_arguments(problem), problem.arguments
     if not arguments.nested_plates:
@@ -246,7 +246,7 @@ def _agree(links: Links) -> None:
         name = links.names[j]
         try:
             theirs = links.wire.hello(j, links.settings.patience_all)
-        except Refused as error:
+        except NoMessage as error:
             left = next(iter(dict(links.wire.left)), None)
             if left is not None:
                 raise links.without(left) or error from error
@@ -262,7 +262,7 @@ def _agree(links: Links) -> None:
         links.wire.agreed.add(j)
 
 
-def _together(own: Federation, links: Links) -> Together:
+def _agent_federation(own: Federation, links: Links) -> AgentFederation:
     """The federation of all agents, after each has told its number of rows and the quadrature that its rows need.
 
     It is each agent's first statement, with its certificate, see `statements`.
@@ -297,10 +297,12 @@ def _together(own: Federation, links: Links) -> Together:
         rule = replace(rule, order=needs["order"], mode_steps=needs["steps"], tails=needs["tails"] > 0, starts=each)
         own = copy(own)
         own.problem = replace(own.problem, quadrature=rule)
-    return Together(own, links.names, links.me, found["rows"])
+    return AgentFederation(own, links.names, links.me, found["rows"])
 
 
-def _worked(agent: Agent, algorithm: Algorithm, federation: Together, links: Links, rounds: int) -> InferenceData:
+def _run_rounds(
+    agent: Agent, algorithm: Algorithm, federation: AgentFederation, links: Links, rounds: int
+) -> InferenceData:
     """Run the agent's rounds, and make its result."""
     record = Record(federation.client_names)
     problem = compiled(federation.problem, agent.compile, rounds, agent.progress)
@@ -356,5 +358,5 @@ def _leave(links: Links, rounds: int) -> None:
     done = {"done": torch.ones(1, dtype=torch.bool)}
     links.outbox.put(at, done)
     found = links.wire.ask({j: with_step("Take", at, done) for j in there}, links.settings.patience)
-    left = {j for j, answer in found.items() if not isinstance(answer, Refused)}
+    left = {j for j, answer in found.items() if not isinstance(answer, NoMessage)}
     links.outbox.wait_until_taken(at, left, links.settings.patience)

@@ -38,7 +38,7 @@ from pyro_fed.conventions.kinds import cast_checked
 from pyro_fed.density.fingerprint import hashed
 from pyro_fed.deployment.agents.farewell import DifferError
 from pyro_fed.deployment.agents.flows import Flows
-from pyro_fed.deployment.agents.outbox import NEVER, At, Outbox, Refused, Why, at_of
+from pyro_fed.deployment.agents.outbox import NEVER, At, NoMessage, Outbox, Why, at_of
 from pyro_fed.deployment.agents.peers import Peers
 from pyro_fed.deployment.agents.settings import LinkSettings
 from pyro_fed.deployment.agents.wire import Answers, Ask, Wire, with_step
@@ -105,9 +105,9 @@ class Links(Answers):
                 return self._flow(neighbour)
             ended = self.outbox.ended(at.phase)
             if ended is not None:
-                raise Refused(Why.ENDED, ended)
+                raise NoMessage(Why.ENDED, ended)
             if not self.outbox.is_lost(neighbour) or at.phase != self.at.phase:
-                raise Refused(Why.LATE)
+                raise NoMessage(Why.LATE)
             agreed = At(at.phase, max(at.round, self.at.round + 1), 0)
             self.joining[neighbour] = at_of(request, "last")
             self.outbox.bring_up(neighbour, agreed)
@@ -115,13 +115,13 @@ class Links(Answers):
 
     def _flow(self, neighbour: int) -> State:
         if neighbour not in self.flows.sums:
-            raise Refused(Why.LATE)
+            raise NoMessage(Why.LATE)
         return {"last": self.flows.last[neighbour].tensor(), **prefixed("sum", self.flows.sums[neighbour])}
 
     # -- in the agent's own ----------------------------------------------------------------------------------
     def fetch(
         self, at: At, neighbours: list[int], expected: Spec, seconds: float, whole: bool = False
-    ) -> dict[int, State | Refused]:
+    ) -> dict[int, State | NoMessage]:
         """The messages of neighbours in a step, or the reason why there is none.
 
         Args:
@@ -136,7 +136,7 @@ class Links(Answers):
         """
         found = self.wire.ask({j: with_step("Take", at, expected) for j in neighbours}, seconds, whole=whole)
         for answer in found.values():
-            if isinstance(answer, Refused) and answer.why is Why.ENDED:
+            if isinstance(answer, NoMessage) and answer.why is Why.ENDED:
                 raise self.over(at.phase, answer.round)
         return found
 
@@ -180,7 +180,7 @@ class Links(Answers):
             self.outbox.put(now, message)
             answers = self.fetch(now, self.up(now), spec_of(message), seconds, whole)
             for j, answer in answers.items():
-                if isinstance(answer, Refused):
+                if isinstance(answer, NoMessage):
                     self.failed(j, now, answer, whole)
                     continue
                 self._check_spread(at, j, answer, known, table)
@@ -221,7 +221,7 @@ class Links(Answers):
             return DifferError(text, text)
         return QuorumError(f"{text}. Start it again, then this one with resume", round=round)
 
-    def failed(self, neighbour: int, at: At, refused: Refused, needed: bool) -> None:
+    def failed(self, neighbour: int, at: At, refused: NoMessage, needed: bool) -> None:
         """Take down the link to a neighbour whose message is missing.
 
         Args:
@@ -373,7 +373,7 @@ class Neighbours(Network):
             return
         found = self.links.wire.once({j: self._about(j, "Flow") for j in newer})
         for j, answer in found.items():
-            if isinstance(answer, Refused):
+            if isinstance(answer, NoMessage):
                 self.links.outbox.bring_up(j, NEVER)  # the link stays down, and both ends agree on a round again
             else:
                 self._adopt(j, answer)
@@ -385,7 +385,7 @@ class Neighbours(Network):
             return
         found = self.links.wire.once({j: self._about(j, "Rejoin", At(self.phase, round, 0)) for j in lost})
         for j, answer in found.items():
-            if isinstance(answer, Refused):
+            if isinstance(answer, NoMessage):
                 if answer.why is Why.ENDED:
                     raise self.links.over(self.phase, answer.round)
                 continue
@@ -467,7 +467,7 @@ class Neighbours(Network):
         found = self.links.fetch(at, asked, expected, wait, self.needs_all)
         usable = {}
         for j, answer in found.items():
-            if isinstance(answer, Refused):
+            if isinstance(answer, NoMessage):
                 self.links.failed(j, at, answer, self.needs_all)
             elif not all(bool(value.isfinite().all()) for value in answer.values() if value.is_floating_point()):
                 raise ProtocolError(

@@ -20,7 +20,7 @@ from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.deployment.flower.joining import Roll, description_in, question
 from pyro_fed.deployment.flower.order import STATES, WORK, Order
 from pyro_fed.deployment.flower.post import ANEW, GONE, LOOK_EVERY, Post
-from pyro_fed.deployment.flower.secure import FEWEST, SecAgg, SecureRound, Summed, check_secure, stand_ins
+from pyro_fed.deployment.flower.secure import MIN_SUMMED_CLIENTS, SecAgg, SecureRound, Summed, check_secure, stand_ins
 from pyro_fed.deployment.flower.wire import LOST, SETTINGS, bytes_of, pack
 from pyro_fed.errors import ProtocolError, SettingError
 from pyro_fed.runtime.executors.base import LOG_LIK, Reply, Work
@@ -179,8 +179,10 @@ class Flower(Remote):
     def _summed(self, requests: Mapping[int, Request], nodes: Mapping[int, int], secure: SecAgg) -> dict[int, Any]:
         """Stand-ins for the clients' answers, whose sum was found by secure aggregation."""
         answers: dict[int, Any] = dict.fromkeys(requests, GONE)
-        if len(nodes) < FEWEST:
-            return answers | dict.fromkeys(nodes, f"is one of {len(nodes)}: a sum of fewer than {FEWEST} hides nobody")
+        if len(nodes) < MIN_SUMMED_CLIENTS:
+            return answers | dict.fromkeys(
+                nodes, f"is one of {len(nodes)}: a sum of fewer than {MIN_SUMMED_CLIENTS} hides nobody"
+            )
         if any(one.work is None or one.indicator not in (None, LOG_LIK) for one in requests.values()):
             return answers | dict.fromkeys(
                 nodes, "says nothing but what is in a sum, as the run has secure aggregation"

@@ -19,7 +19,7 @@ from pyro_fed.deployment.agents.certificates import Identity, write_certificates
 from pyro_fed.deployment.agents.farewell import Farewell
 from pyro_fed.deployment.agents.flows import Flows
 from pyro_fed.deployment.agents.neighbours import SPREAD, Links, Neighbours, neighbours_of
-from pyro_fed.deployment.agents.outbox import At, Outbox, Refused, Why
+from pyro_fed.deployment.agents.outbox import At, NoMessage, Outbox, Why
 from pyro_fed.deployment.agents.peers import Peers, load_peers
 from pyro_fed.deployment.agents.rows import load_rows
 from pyro_fed.deployment.agents.settings import LinkSettings
@@ -87,7 +87,7 @@ def test_strangers_are_refused_and_impostors_are_not_believed(ring, tmp_path):
                 stranger.wire.hello(1, 10.0)
             stranger.wire.close()
         foreign = caller(Identity.load(other, "east"))  # its certificate is signed by somebody else
-        with pytest.raises(Refused, match="not there yet"):
+        with pytest.raises(NoMessage, match="not there yet"):
             foreign.wire.hello(1, 0.4)
         foreign.wire.close()
     finally:
@@ -95,7 +95,7 @@ def test_strangers_are_refused_and_impostors_are_not_believed(ring, tmp_path):
     impostor = wired(peers, Identity.load(folder, "west"), 0)  # listens at north's address with another's certificate
     east = wired(peers, Identity.load(folder, "east"), 1)
     try:
-        with pytest.raises(Refused):
+        with pytest.raises(NoMessage):
             east.wire.hello(0, 0.4)
     finally:
         east.wire.close()
@@ -353,7 +353,7 @@ def test_who_has_left_is_not_waited_for_and_nobody_else_can_say_so(ring, tmp_pat
         east.outbox.put(at, {"q": torch.ones(1, 3)})
         centre.wire.close()
         found = north.fetch(at, [1, 4], spec, 20.0)  # a round that can do without
-        assert isinstance(found[4], Refused) and found[4].why is Why.LEFT
+        assert isinstance(found[4], NoMessage) and found[4].why is Why.LEFT
         assert torch.equal(found[1]["q"], torch.ones(1, 3))
 
         east.wire.leave(Farewell(north.wire.run, "done", done=True), [0])
@@ -567,13 +567,13 @@ def test_the_outbox_keeps_two_rounds_and_says_why_not():
         (At(0, 3, 0), Why.DOWN),
         (At(1, 8, 0), Why.DOWN),
     ):
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(NoMessage) as refused:
             box.get(at, 1, 0.0)
         assert refused.value.why is why
     box.bring_up(1, At(0, 6, 0))
     assert not box.is_lost(1)
     for at, why in ((At(0, 5, 0), Why.DOWN), (At(0, 6, 0), Why.LATE), (At(1, 8, 0), Why.ENDED)):
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(NoMessage) as refused:
             box.get(at, 1, 0.0)
         assert refused.value.why is why
     assert box.get(At(0, 3, 0), 2, 0.0)["q"] == 3  # the other links are as they were

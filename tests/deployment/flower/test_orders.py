@@ -242,7 +242,7 @@ def test_no_text_with_rows_reaches_the_server_in_a_run(flower, tmp_path, monkeyp
     grid.pull_messages = watched
     config = {"num-clients": 3, "timeout": 5.0, "compile": "off", "audit": False, "min-clients": 1}
     with pytest.raises(QuorumError) as caught:
-        flower.serve(grid, model, recipes["FedEP"], flower.read(config))
+        flower.serve(grid, model, recipes["FedEP"], flower.read_configuration(config))
     assert "at failing.py:" in str(caught.value)
     assert len(got) == 6 and "4711" not in "".join(map(str, got)) + str(caught.value.args)
 
