@@ -160,10 +160,10 @@ def apply_table(algorithm: Algorithm, table: Table, traits: Traits, setup: Setup
             choices.append(Choice(row.setting, getattr(draft, row.setting), reason, ""))
             continue
         choices.append(Choice(row.setting, decision.value, decision.reason, row.override))
-        new = {row.setting: decision.value, **_cleared(draft, row, decision.value)}
+        new = {row.setting: decision.value, **_without_idle_settings(draft, row, decision.value)}
         new = {name: value for name, value in new.items() if getattr(draft, name) != value}
         changes |= new
-        draft = _with(draft, new)
+        draft = _with_changes(draft, new)
     for check in table.checks:
         check(Case(draft, traits, own, frozenset(changes), setup))
     if not changes:
@@ -173,14 +173,14 @@ def apply_table(algorithm: Algorithm, table: Table, traits: Traits, setup: Setup
     return Resolved(found, tuple(choices))
 
 
-def _cleared(draft: Any, row: Row, value: Any) -> dict[str, Any]:
+def _without_idle_settings(draft: Any, row: Row, value: Any) -> dict[str, Any]:
     """The defaults of the settings that have no effect beside a value."""
     names = row.clears.get(value, ()) if row.clears else ()
     defaults = {one.name: one.default for one in dataclasses.fields(draft)}
     return {name: defaults[name] for name in names}
 
 
-def _with(draft: Any, changes: dict[str, Any]) -> Any:
+def _with_changes(draft: Any, changes: dict[str, Any]) -> Any:
     """A copy with other values, unchecked: settings are checked together once all are chosen."""
     if not changes:
         return draft

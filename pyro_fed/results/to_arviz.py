@@ -29,9 +29,9 @@ from pyro_fed.density.rows.batches import in_chunks
 from pyro_fed.density.size import densities_at_once
 from pyro_fed.federation.federation import Federation
 from pyro_fed.ops.arviz_versions import group_of, make_result
-from pyro_fed.results.adding_up import in_double
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.results.record_dataset import audit_group, federation_group, sites_group
+from pyro_fed.results.unit_sums import in_double
 
 #: The pointwise log-likelihood is left out, with a warning, if draws × rows are more than this.
 MAX_POINTWISE = 400_000_000
@@ -183,13 +183,13 @@ def _of_observed_rows(terms: xr.Dataset) -> xr.Dataset:
     """
     for dim in set(terms.dims) - {"chain", "draw"}:
         sites = [value for value in terms.data_vars.values() if dim in value.dims]
-        seen = np.any([observed(value.values.reshape(-1, value.sizes[dim])) for value in sites], axis=0)
+        seen = np.any([observed_rows(value.values.reshape(-1, value.sizes[dim])) for value in sites], axis=0)
         if seen.any() and not seen.all():
             terms = terms.isel({dim: seen})
     return terms
 
 
-def observed(log_lik: np.ndarray) -> np.ndarray:
+def observed_rows(log_lik: np.ndarray) -> np.ndarray:
     """Which rows (n,) were observed, by log densities (S, n): those that a mask leaves out are zero at every draw."""
     return np.asarray((log_lik != 0).any(0))
 

@@ -33,7 +33,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData, in_chunks
 from pyro_fed.errors import DataError
 from pyro_fed.ops.arviz_versions import psis
-from pyro_fed.results.to_arviz import observed
+from pyro_fed.results.to_arviz import observed_rows
 
 #: A Pareto k above this is very bad: the weights have no mean.
 VERY_BAD = 1.0
@@ -112,7 +112,7 @@ class Pointwise(Algorithm):
         if not int(data.num_rows[client]):
             return self._message(dict.fromkeys(SUMS, 0.0), np.empty((3, 0)), np.empty(0, dtype=bool), width)
         log_lik = self._rows(problem, shared["draws"][client], data, client).double().cpu().numpy()
-        seen = observed(log_lik)
+        seen = observed_rows(log_lik)
         if not seen.any():
             return self._message(dict.fromkeys(SUMS, 0.0), np.empty((3, 0)), seen, width)
         log_lik = log_lik[:, seen]
