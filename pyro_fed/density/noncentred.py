@@ -27,7 +27,7 @@ from pyro_fed.density.running.trace_sites import Message
 from pyro_fed.density.traits.record import Traits
 
 
-class Read(Protocol):
+class FromVector(Protocol):
     """`Problem.from_vector`, of one form or another."""
 
     def __call__(self, z: Tensor, rows: tuple[Tensor, ...], /) -> Source:
@@ -36,7 +36,7 @@ class Read(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class NonCentred(Problem):
-    """A problem whose flat vector has e in place of x; made by `noncentred`.
+    """A problem whose flat vector has e in place of x; made by `noncentred_form`.
 
     Attributes:
         effects: names of the sites that are in units of their scale.
@@ -104,7 +104,7 @@ class NonCentred(Problem):
         """
         return self._read(points, super().from_vector, divided=True)
 
-    def _read(self, points: Tensor, from_vector: Read, *, divided: bool = False) -> Tensor:
+    def _read(self, points: Tensor, from_vector: FromVector, *, divided: bool = False) -> Tensor:
         """Each latent's unconstrained value in a run of the model at points (S, D); e in place of x if `divided`."""
         rows = self.fewest_rows
 
@@ -130,7 +130,7 @@ class NonCentredJoint(NonCentred, JointProblem):
     """The non-centred form of the joint densities, whose flat vector has the rows' own latents."""
 
 
-def noncentred(problem: Problem) -> NonCentred | None:
+def noncentred_form(problem: Problem) -> NonCentred | None:
     """The non-centred form of a problem, joint or not, with a compiler of its own.
 
     Args:

@@ -13,7 +13,7 @@ import torch
 from pyro.nn import PyroModule
 from torch import Tensor
 
-from pyro_fed.density.checks.blame import line_of, quoted
+from pyro_fed.density.checks.blame import line_of, line_text
 from pyro_fed.density.checks.source import as_arguments, held_data, in_a_plate, observed_lines
 from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.errors import ModelError, PyroFedError, listed
@@ -188,7 +188,7 @@ def no_such_plate(plate: str, declared: list[str], run: Callable[[], Any]) -> Mo
         run: runs the model and returns its trace.
     """
     lines = observed_lines(run)
-    observed = f" Site '{lines[0][0]}' is observed by {quoted(lines[0][1])}." if lines else ""
+    observed = f" Site '{lines[0][0]}' is observed by {line_text(lines[0][1])}." if lines else ""
     if declared:
         cure = f" Pass plate='{declared[0]}'." if len(declared) == 1 else " Pass one of them as plate=..."
         return ModelError(f"the model has no plate '{plate}'; its plates are {declared}.{cure}{observed}")

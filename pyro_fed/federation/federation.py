@@ -21,7 +21,7 @@ from pyro_fed.density.checks.first_run import FirstRun
 from pyro_fed.density.checks.sites import OutsideSupportError
 from pyro_fed.density.joint import JointProblem
 from pyro_fed.density.latents.quadrature import Quadrature
-from pyro_fed.density.noncentred import NonCentred, noncentred
+from pyro_fed.density.noncentred import NonCentred, noncentred_form
 from pyro_fed.density.problem import CPU, Problem
 from pyro_fed.density.rows.arguments import Arguments, flatten
 from pyro_fed.density.rows.batches import ClientData, padded_index
@@ -375,7 +375,7 @@ class Federation:
         Example:
             >>> idata = pf.run(pf.FedEP(), fed.noncentred)
         """
-        form = noncentred(self.problem)
+        form = noncentred_form(self.problem)
         if form is None:
             raise ModelError(
                 f"the model has no non-centred form: of its latents {list(self.problem.sites)} none has a scale that "

@@ -15,7 +15,7 @@ from pyro_fed.analysis.judging.ksd import discrepancy
 from pyro_fed.audit import audit_draws
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
-from pyro_fed.density.compiling.levels import compiled
+from pyro_fed.density.compiling.levels import compile_problem
 from pyro_fed.density.problem import Problem
 from pyro_fed.federation.federation import Federation
 from pyro_fed.ops.arviz_versions import group_of
@@ -71,7 +71,7 @@ def against_density(
     if not flag(idata.attrs, "audited"):
         whole = on_unconstrained_scale(idata, problem, draws.kind)
         # A problem that no run has compiled is compiled here. Others keep the level that their run has found to work.
-        traced = compiled(problem, "auto", 1, progress=False) if problem.compiler.level == "off" else problem
+        traced = compile_problem(problem, "auto", 1, progress=False) if problem.compiler.level == "off" else problem
         moved = torch.from_numpy(whole.values).to(problem.dtype)
         said += audit_draws(federation, moved, draws.kind or "chains", traced)
     return values, said

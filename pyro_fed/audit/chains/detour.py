@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pyro_fed.audit.chains.hmc import Chains
 from pyro_fed.audit.target import Target
-from pyro_fed.density.noncentred import NonCentred, noncentred
+from pyro_fed.density.noncentred import NonCentred, noncentred_form
 from pyro_fed.ops.entries import evenly
 
 #: The most draws by which the non-centred coordinates are whitened.
@@ -47,7 +47,7 @@ class Detour:
             generator: source of randomness.
         """
         problem = target.problem
-        form = None if problem.looped or isinstance(problem, NonCentred) else noncentred(problem)
+        form = None if problem.looped or isinstance(problem, NonCentred) else noncentred_form(problem)
         if form is None:
             return None
         apart = form.apart(draws[evenly(len(draws), WHITENED)].to(form.dtype)).double()

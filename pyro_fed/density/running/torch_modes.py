@@ -63,8 +63,8 @@ class InDouble(TorchFunctionMode):
     ) -> Any:
         if func is Tensor.float:
             return args[0].double()
-        options = {name: _doubled(value) for name, value in (kwargs or {}).items()}
-        return _doubled(func(*map(_doubled, args), **options))
+        options = {name: _in_double(value) for name, value in (kwargs or {}).items()}
+        return _in_double(func(*map(_in_double, args), **options))
 
 
 class OnDevice(TorchFunctionMode):
@@ -168,12 +168,12 @@ def _writes(func: Callable[..., Any]) -> bool:
     return name == "__setitem__" or (name.endswith("_") and not name.endswith("__") and name != "requires_grad_")
 
 
-def _doubled(value: Any) -> Any:
+def _in_double(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.double() if value.dtype is torch.float32 else value
     if value is torch.float32:
         return torch.float64
-    return type(value)(map(_doubled, value)) if type(value) in (list, tuple) else value
+    return type(value)(map(_in_double, value)) if type(value) in (list, tuple) else value
 
 
 def factor_or_nan(matrix: Tensor, *, upper: bool = False) -> Tensor:

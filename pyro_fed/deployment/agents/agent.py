@@ -23,10 +23,17 @@ from pyro_fed.conventions.kinds import cast_checked
 from pyro_fed.conventions.settings_repr import settings_line
 from pyro_fed.conventions.version import VERSION
 from pyro_fed.density.compiling.compiler import threads
-from pyro_fed.density.compiling.levels import compiled
-from pyro_fed.density.fingerprint import COLUMNS_CURE, LABELS_CURE, hashed, label_digests, shared_arguments, traced
+from pyro_fed.density.compiling.levels import compile_problem
+from pyro_fed.density.fingerprint import (
+    COLUMNS_CURE,
+    LABELS_CURE,
+    hash_tensors,
+    label_digests,
+    operations_hash,
+    shared_arguments,
+)
 from pyro_fed.density.latents.quadrature import Quadrature
-from pyro_fed.density.latents.several import MOST_STARTS
+from pyro_fed.density.latents.several_modes import MOST_STARTS
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import flatten
 from pyro_fed.density.rows.containers import Table
@@ -221,7 +228,7 @@ def _row_operations(problem: Problem) -> str:
     """The operations of the density of one row (or of one group with one row), with a fixed quadrature rule."""
     if problem.local_dim:
         problem = replace(problem, quadrature=Quadrature(order=1, mode_steps=1))
-    return traced(problem, rows=1, nested=1)
+    return operations_hash(problem, rows=1, nested=1)
 
 
 def _shared_argument_texts(problem: Problem) -> dict[str, str]:
@@ -278,7 +285,7 @@ def _agent_federation(own: Federation, links: Links) -> AgentFederation:
     said = {"rows": own.num_rows, **needs}
     wait = links.settings.patience_all
     statements = links.wire.statements
-    known = statements.introduction(hashed(pytree.tree_leaves(own.problem.rows)))
+    known = statements.introduction(hash_tensors(pytree.tree_leaves(own.problem.rows)))
     told = {**{k: torch.tensor([v]) for k, v in said.items()}, "starts": places[None], **known}
     found, _ = links.spread(At(-1, -1, 0), told, wait, whole=True)
     statements.bind(found["nonce"])
@@ -305,7 +312,7 @@ def _run_rounds(
 ) -> InferenceData:
     """Run the agent's rounds, and make its result."""
     record = Record(federation.client_names)
-    problem = compiled(federation.problem, agent.compile, rounds, agent.progress)
+    problem = compile_problem(federation.problem, agent.compile, rounds, agent.progress)
 
     def network(part: Algorithm, graph: Any, schedule: Any, num_clients: int, seed: int) -> Network:
         connect(part, graph, schedule, num_clients, seed)  # for its checks

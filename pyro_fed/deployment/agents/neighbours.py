@@ -35,7 +35,7 @@ from pyro_fed.algorithm.states import State, concatenate, packed, prefixed, sele
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.kinds import cast_checked
-from pyro_fed.density.fingerprint import hashed
+from pyro_fed.density.fingerprint import hash_tensors
 from pyro_fed.deployment.agents.farewell import DifferError
 from pyro_fed.deployment.agents.flows import Flows
 from pyro_fed.deployment.agents.outbox import NEVER, At, NoMessage, Outbox, Why, at_of
@@ -208,7 +208,7 @@ class Links(Answers):
         for i in answer["known"].nonzero().flatten().tolist():
             entry = {name: value[i : i + 1] for name, value in entries.items()}
             mine = {name: table[name][i : i + 1] for name in entry}
-            if not known[i] or hashed(list(entry.values())) != hashed(list(mine.values())):  # of NaN too
+            if not known[i] or hash_tensors(list(entry.values())) != hash_tensors(list(mine.values())):  # of NaN too
                 self.wire.statements.check(i, at, entry, neighbour)
 
     def without(self, neighbour: int, round: int = 0) -> PyroFedError | None:
@@ -296,7 +296,7 @@ class Neighbours(Network):
         Raises:
             ProtocolError: names the agents whose states differ.
         """
-        digest = int(hashed([state[name] for name in sorted(state)])[:15], 16)
+        digest = int(hash_tensors([state[name] for name in sorted(state)])[:15], 16)
         wait = self.settings.patience_all if phase == 0 else self.settings.patience
         found, known = self.links.spread(At(phase, -1, 0), {"digest": torch.tensor([digest])}, wait, whole=phase == 0)
         odd = (known & (found["digest"] != digest)).nonzero().flatten().tolist()

@@ -27,7 +27,7 @@ import torch
 from cryptography import x509
 
 from pyro_fed.algorithm.states import State
-from pyro_fed.density.fingerprint import hashed
+from pyro_fed.density.fingerprint import hash_tensors
 from pyro_fed.deployment.agents.certificates import Identity, dns_names
 from pyro_fed.deployment.agents.farewell import Farewell
 from pyro_fed.deployment.agents.outbox import At, NoMessage, Why
@@ -137,7 +137,7 @@ class Wire:
     ) -> None:
         self.me, self.peers, self.settings, self.answers = me, peers, settings, answers
         self.neighbours = sorted(peers.links(me))
-        self.run = hashed([], json.dumps(answers.agreement()))[:16]
+        self.run = hash_tensors([], json.dumps(answers.agreement()))[:16]
         self.statements = Statements(identity, peers.names, self.run)
         self.said: dict[int, str] = {}
         self.left: dict[int, Farewell] = {}

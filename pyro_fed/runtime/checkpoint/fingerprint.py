@@ -18,7 +18,14 @@ from torch.utils import _pytree as pytree
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.conventions.settings_repr import settings_line
 from pyro_fed.conventions.version import VERSION
-from pyro_fed.density.fingerprint import compared, density_values, difference, hashed, shared_arguments, traced
+from pyro_fed.density.fingerprint import (
+    density_values,
+    difference,
+    has_common_rows,
+    hash_tensors,
+    operations_hash,
+    shared_arguments,
+)
 from pyro_fed.errors import CheckpointError
 from pyro_fed.graph import Graph
 
@@ -50,7 +57,7 @@ def fingerprint(
         "algorithm": settings_line(algorithm),
         ROUNDS: str(num_rounds),
         "clients": json.dumps(federation.client_names),
-        "data": hashed([*pytree.tree_leaves(problem.rows), federation.row_counts, *federation.client_rows]),
+        "data": hash_tensors([*pytree.tree_leaves(problem.rows), federation.row_counts, *federation.client_rows]),
         **model_marks(federation),
         "schedule": _text(schedule),
         "graph": f"{_text(graph)} {_weights(graph)}",
@@ -68,7 +75,7 @@ def model_marks(federation: Federation) -> dict[str, str]:
         "quadrature": repr(problem.quadrature),
         SHARED: json.dumps(shared_arguments(problem)),
         DENSITY: density_values(problem, federation.client_rows, federation.client_names),
-        PROGRAM: traced(problem),
+        PROGRAM: operations_hash(problem),
     }
 
 
@@ -122,7 +129,7 @@ def require_model(folder: Path, found: dict[str, str], algorithm: Algorithm, fed
     """
     mine = {"algorithm": settings_line(algorithm), **model_marks(federation)}
     names = ["algorithm", "model", "quadrature"]
-    if not compared(found.get(DENSITY, '{"clients": {}}'), mine[DENSITY]):
+    if not has_common_rows(found.get(DENSITY, '{"clients": {}}'), mine[DENSITY]):
         names.append(PROGRAM)  # no client has the same rows, so that no likelihoods can be compared
     clauses = [_difference(name, found.get(name), mine[name]) for name in names]
     clauses.append(_difference(DENSITY, found.get(DENSITY), mine[DENSITY], same_rows=False))
@@ -158,4 +165,4 @@ def _weights(graph: Any) -> str:
     if not isinstance(graph, Graph):
         return ""
     matrices = [graph.expected(round).tocoo() for round in range(graph.window)]
-    return hashed([torch.as_tensor(part) for w in matrices for part in (w.row, w.col, w.data)])
+    return hash_tensors([torch.as_tensor(part) for w in matrices for part in (w.row, w.col, w.data)])

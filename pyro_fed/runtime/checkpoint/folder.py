@@ -18,7 +18,7 @@ from safetensors.torch import load, save
 
 from pyro_fed.algorithm.states import State, contiguous, prefixed, within
 from pyro_fed.conventions.output import replaced_file
-from pyro_fed.density.fingerprint import hashed
+from pyro_fed.density.fingerprint import hash_tensors
 from pyro_fed.errors import CheckpointError, ProtocolError, PyroFedError, SettingError, warn_user
 from pyro_fed.runtime.checkpoint.fingerprint import require_run
 from pyro_fed.runtime.checkpoint.lock import Lock
@@ -256,4 +256,4 @@ def _read_file(path: Path) -> tuple[dict[str, str], State]:
 def _digest_of(tensors: State, text: dict[str, str]) -> str:
     """A hash of a state's names, values and text."""
     names = sorted(tensors)
-    return hashed([tensors[name] for name in names], json.dumps([names, sorted(text.items())]))
+    return hash_tensors([tensors[name] for name in names], json.dumps([names, sorted(text.items())]))

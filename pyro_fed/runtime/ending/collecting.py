@@ -18,7 +18,7 @@ from pyro_fed.conventions import seeding
 from pyro_fed.density.joint import JointProblem
 from pyro_fed.density.latents.draws import draw_locals
 from pyro_fed.density.latents.quadrature import Quadrature
-from pyro_fed.density.latents.several import needed_starts, unseen
+from pyro_fed.density.latents.several_modes import missed_mode_log_mass, needed_starts
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import in_chunks
 from pyro_fed.ops.entries import evenly
@@ -104,7 +104,7 @@ def _missed_modes(problem: Problem, theta: Tensor) -> list[Finding]:
     rows = tuple(leaf[at] for leaf in problem.all_rows)
 
     def lacking(rule: Quadrature) -> Tensor:
-        return -torch.expm1(-unseen(problem, rule, draws, rows)).mean(0)
+        return -torch.expm1(-missed_mode_log_mass(problem, rule, draws, rows)).mean(0)
 
     share = lacking(rule)
     if not bool((share > MISSED_SHARE).any()):
