@@ -61,7 +61,7 @@ class NonCentred(Problem):
         Args:
             source: gives a latent site's unconstrained value from its message and transform.
         """
-        return self.apart(super().collect(source)[None])[0]
+        return self.to_noncentred(super().collect(source)[None])[0]
 
     def from_vector(self, z: Tensor, rows: tuple[Tensor, ...], local: Tensor | None = None) -> Source:
         """The latents' values, of `effects` loc + scale e.
@@ -75,7 +75,7 @@ class NonCentred(Problem):
 
         def source(msg: Message, transform: Any) -> Tensor:
             value = plain(msg, transform)
-            return _pair(msg).moved(value) if msg["name"] in self.effects else value
+            return _pair(msg).from_standard(value) if msg["name"] in self.effects else value
 
         return source
 
@@ -96,7 +96,7 @@ class NonCentred(Problem):
         """
         return self._read(points, self.from_vector)
 
-    def apart(self, points: Tensor) -> Tensor:
+    def to_noncentred(self, points: Tensor) -> Tensor:
         """The other way round.
 
         Args:

@@ -152,7 +152,7 @@ def _weights_of_rows(arguments: Arguments, model: Callable[..., Any], plate: str
     frames = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__))
     if not any(isinstance(one, PyroModule) and getattr(one, "_pyro_samples", {}) for one in frames):
         return []
-    args, kwargs = arguments.whole()
+    args, kwargs = arguments.call_arguments()
     tracer = pyro.poutine.trace()
     with torch.random.fork_rng(devices=[]), suppress(Exception), tracer:  # it fails again
         model(*args, **kwargs)

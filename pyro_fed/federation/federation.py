@@ -146,7 +146,7 @@ class Federation:
         clients = [torch.as_tensor(index, dtype=torch.int64) for index in split]
         names = self.partition.names(len(clients))
         self._bind(
-            *(model, arguments.dealt(clients).to(dtype), plate, num_rows, clients, dtype),
+            *(model, arguments.with_client_rows(clients).to(dtype), plate, num_rows, clients, dtype),
             names=None if names is None else [str(name) for name in names],
             dims=dims,
             coords=with_group_names(coords, plate, clients, names, grouped=bool(rows)),
@@ -217,7 +217,7 @@ class Federation:
         self = cls.__new__(cls)
         self.partition = partitions.Explicit([i.tolist() for i in index])
         self._bind(
-            *(model, arguments.taken(dtype), plate, arguments.num_rows or 0, index, dtype),
+            *(model, arguments.copy_as(dtype), plate, arguments.num_rows or 0, index, dtype),
             names=names,
             local_numbering=True,
             dims=dims,
@@ -452,7 +452,7 @@ class Federation:
             raise DataError("the model indexes its own data: no argument is split by rows, and none can be renewed")
         mine = problem.arguments
         new = flatten(problem.model, args, kwargs, mine.labels, mine.orders(problem.model))
-        arguments = problem.arguments.with_leaves_of(new, problem.dtype).dealt(self.client_rows)
+        arguments = problem.arguments.with_leaves_of(new, problem.dtype).with_client_rows(self.client_rows)
         missing = not_finite(arguments, self.client_rows, self.client_names, self._local_numbering)
         if missing is not None and not problem.arguments.incomplete:
             raise missing

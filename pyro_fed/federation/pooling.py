@@ -43,7 +43,7 @@ def first_look(
         ModelError: the model has no such plate, or a site that cannot be handled; see `check_rows`.
         DataError: see `check_rows`.
     """
-    args, kwargs = arguments.to(dtype).whole()
+    args, kwargs = arguments.to(dtype).call_arguments()
 
     def run(source: Source) -> Execution:
         filler = FillLatents(source, plate, {}, nested=tuple(rows or parts_of(plate)))
@@ -85,7 +85,7 @@ def plate_sizes(
     """
     dtype = arguments.floating_dtype()
     filler = FillLatents(_zeros(dtype), plate, {}, nested=parts_of(plate))
-    args, kwargs = arguments.taken(dtype).whole()  # a copy, as the model may write to what it is given
+    args, kwargs = arguments.copy_as(dtype).call_arguments()  # a copy, as the model may write to what it is given
     declared: dict[str, int] = {}
 
     def run() -> Any:
@@ -180,7 +180,7 @@ def pool_clients(
     starts = [0, *torch.tensor(counts).cumsum(0).tolist()]
     leaves = [_pool_leaf(i, each, starts, names) for i in range(len(each[0].leaves))]
     index = [torch.arange(start, start + count) for start, count in zip(starts, counts, strict=False)]
-    return each[0].pooled(leaves, starts[-1]).dealt(index), index
+    return each[0].pooled(leaves, starts[-1]).with_client_rows(index), index
 
 
 def _check_by_place(client: Any, name: str) -> None:

@@ -36,7 +36,7 @@ class Factor(NamedTuple):
         diagonal = torch.diagonal(self.lower, dim1=-2, dim2=-1)
         return 2.0 * (self.scale.log() + diagonal.log()).sum(-1)
 
-    def whole(self) -> Tensor:
+    def full_lower(self) -> Tensor:
         """S L, the lower triangular factor of P itself: (..., D, D)."""
         return self.scale.unsqueeze(-1) * self.lower
 

@@ -166,7 +166,7 @@ def _from_data(
     }
     if pointwise:
         shaped = {name: value.reshape(*draws.shape[:2], -1) for name, value in pointwise.items()}
-        plates = problem.compiler.kept(("plates of terms",), problem.term_plates, problem)
+        plates = problem.compiler.find_once(("plates of terms",), problem.term_plates, problem)
         whole = _dataset(shaped, {name: [plates[name]] for name in shaped}, federation.coords)
         groups["log_likelihood"] = _of_observed_rows(whole)
     return groups

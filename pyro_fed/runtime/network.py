@@ -82,7 +82,7 @@ class Network(ABC):
         """
         return
 
-    def kept(self) -> State:
+    def saved_state(self) -> State:
         """The network's own state, which has to be saved with the algorithm's."""
         return {}
 

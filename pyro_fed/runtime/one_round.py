@@ -78,9 +78,9 @@ def one_round(phase: Phase, context: Context, network: Network, data: ClientData
     phase.ledger = algorithm.contributions().ledger_after(phase.ledger, at, messages, told)
     known = found.info | figures
     if len(found.stood_for):  # clients for which the server has made a message did not work: they settle nothing
-        told, known = select(told, found.own), select(known, found.own)
-        at, traffic = at[found.own], traffic.of(found.own.numpy())
-    context.executor.settle(found.slots[found.own], told)
+        told, known = select(told, found.is_own), select(known, found.is_own)
+        at, traffic = at[found.is_own], traffic.of(found.is_own.numpy())
+    context.executor.settle(found.slots[found.is_own], told)
     info = {} if hides_clients(context) else as_figures(known)
     record.rounds.append(
         Round(

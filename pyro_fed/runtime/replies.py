@@ -65,7 +65,7 @@ class Gathered:
     refused: bool = False
 
     @property
-    def own(self) -> Tensor:
+    def is_own(self) -> Tensor:
         """Whether each message is the client's own, and not one that the server has made for it (A,)."""
         return ~torch.isin(self.slots, self.stood_for)
 

@@ -411,7 +411,7 @@ def _save(phase: Phase, context: Context, network: Network) -> None:
     """Write the state to the checkpoint folder, where there is one."""
     if context.checkpoint is not None:
         local, record = context.executor.collect(), context.record.to_plain()
-        context.checkpoint.save(Saved(phase.number, phase.done, phase.shared, local, record, network.kept()))
+        context.checkpoint.save(Saved(phase.number, phase.done, phase.shared, local, record, network.saved_state()))
 
 
 def _select(phase: Phase, context: Context, index: int) -> tuple[list[int], Asked | None]:

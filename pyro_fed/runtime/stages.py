@@ -223,7 +223,7 @@ class _Trial:
             return None
         finish = replace(self.finish, algorithm=algorithm, context=context)
         draws = finish.drawn(shared)
-        finish.judged(shared, draws)
+        finish.judge_in_time(shared, draws)
         if isinstance(context.problem, NonCentred):
             draws = context.problem.centred(draws.flatten(0, 1)).unflatten(0, draws.shape[:2])
         if cut and not record.stopped:  # a stop by the limit of time is among the doubts already

@@ -71,7 +71,7 @@ def test_it_is_the_same_distribution(model, joint, effects):
     form = noncentred_form(problem)
     assert form.effects == effects
     z = problem.init(4, torch.Generator().manual_seed(1))
-    e = form.apart(z)
+    e = form.to_noncentred(z)
     assert float((e - z).abs().max()) > 0.1
     torch.testing.assert_close(form.centred(e), z, rtol=1e-12, atol=1e-12)
     jacobian = torch.stack([torch.func.jacrev(lambda point: form.centred(point[None])[0])(point) for point in e])
@@ -99,7 +99,7 @@ def test_matrices_are_found_where_a_run_computes_without_derivatives():
 def test_effects_are_standard_in_the_prior():
     problem = problem_of(chain_of_scales)
     form = noncentred_form(problem)
-    e = form.apart(problem.sample_prior(720, torch.Generator().manual_seed(2)))[:, 2:]
+    e = form.to_noncentred(problem.sample_prior(720, torch.Generator().manual_seed(2)))[:, 2:]
     # Six numbers of 720 draws: beyond three standard errors once in thirty times, before fixing the seed.
     assert float(e.mean(0).abs().max()) < 3 / 720**0.5
     assert float((e.std(0) - 1).abs().max()) < 3 / 1440**0.5

@@ -81,7 +81,7 @@ class Draws:
         return ""
 
     @property
-    def alike(self) -> bool:
+    def all_equal(self) -> bool:
         """Whether all draws are the same point."""
         flat = self.flat
         return bool((flat == flat[:1]).all())
@@ -95,7 +95,7 @@ class Draws:
             return "a point, without any uncertainty"
         if len(self.flat) == 1:
             return "a single draw, without any uncertainty"
-        return f"all {len(self.flat)} draws are the same point, without any uncertainty" if self.alike else ""
+        return f"all {len(self.flat)} draws are the same point, without any uncertainty" if self.all_equal else ""
 
 
 def labels_of(name: str, shape: tuple[int, ...]) -> list[str]:

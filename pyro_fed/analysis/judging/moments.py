@@ -101,7 +101,7 @@ def moments(draws: Draws) -> Moments:
     variance = squares.mean((0, 1))
     kurtosis = np.square(squares).mean((0, 1)) / np.where(variance > 0, np.square(variance), 1.0)
     sd = np.where(np.ptp(flat, axis=0) > 0, np.sqrt(variance), 0.0)
-    kind = "point" if draws.alike else draws.kind
+    kind = "point" if draws.all_equal else draws.kind
     return Moments(mean, sd, kurtosis, effective_draws(draws.values, kind), effective_draws(squares, kind))
 
 

@@ -44,7 +44,7 @@ def not_finite(arguments: Arguments, works: Callable[[tuple[Any, ...], dict[str,
     found = [i for i, leaf in enumerate(arguments.leaves) if not _is_finite_leaf(leaf)]
     for i in found:
         others = [_without_nan(leaf) if at in found and at != i else leaf for at, leaf in enumerate(arguments.leaves)]
-        if not works(*replace(arguments, leaves=tuple(others)).whole()):
+        if not works(*replace(arguments, leaves=tuple(others)).call_arguments()):
             return _not_finite_error(arguments.names[i], arguments.leaves[i])
     return None
 

@@ -59,7 +59,7 @@ class Groups:
     labels: list[Any] | None = None
 
     @property
-    def known(self) -> np.ndarray:
+    def is_fitted(self) -> np.ndarray:
         """Whether each element is a fitted group, (size,)."""
         return np.asarray(self.place >= 0)
 
@@ -76,7 +76,7 @@ class Groups:
         """
         rest = [dim for dim in values.dims if dim not in ("chain", "draw")]
         ordered = values.transpose("chain", "draw", *rest).isel({self.plate.name: np.maximum(self.place, 0)})
-        mask = torch.from_numpy(self.known).reshape(-1, *(1,) * (-1 - axis))
+        mask = torch.from_numpy(self.is_fitted).reshape(-1, *(1,) * (-1 - axis))
         return torch.as_tensor(np.asarray(ordered.values)), mask
 
 

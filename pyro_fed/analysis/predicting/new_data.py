@@ -38,7 +38,7 @@ def given_arguments(model: Any, args: Any, kwargs: Mapping[str, Any] | None) -> 
             kwargs = with_held(model.problem.arguments, model.problem.model, args, kwargs)
         return args, dict(kwargs or {})
     if isinstance(model, Federation):
-        return model.problem.arguments.whole()
+        return model.problem.arguments.call_arguments()
     raise DataError(
         "predict needs the model's arguments for new data, predict(idata, model, args), or a federation, whose own "
         f"data are then predicted, predict(idata, fed); received {shown(model)} without arguments"

@@ -75,7 +75,7 @@ def own_rows(idata: InferenceData, federation: Federation) -> list[OwnRows | Non
 def _client_rows(posterior: xr.Dataset, hidden: frozenset[str], federation: Federation, client: int) -> OwnRows | None:
     """The function that replicates one client's rows; None if its groups have no rows in the nested plates."""
     problem, groups = federation.problem, federation.client_rows[client]
-    arguments = problem.arguments.dealt([groups])
+    arguments = problem.arguments.with_client_rows([groups])
     places = {problem.plate: groups} | {part: arguments.rows_of(part, groups) for part in arguments.nested_plates}
     if not sum(len(places[part]) for part in arguments.nested_plates or (problem.plate,)):
         return None

@@ -115,7 +115,7 @@ def predict(
     kept = dict(model.problem.bound.constants) if isinstance(model, Federation) else None
     arguments = encode_arguments(model, function, args, kwargs, idata)
     dtype = arguments.floating_dtype()
-    args, kwargs = arguments.whole()  # NumPy arrays and pandas objects as tensors
+    args, kwargs = arguments.call_arguments()  # NumPy arrays and pandas objects as tensors
     latents = {str(name): value for name, value in posterior.data_vars.items() if not new_rows or name not in hidden}
     values = {name: flat(np.asarray(value.values), dtype) for name, value in latents.items()}
     split = split_plates(model.problem) if isinstance(model, Federation) else None
@@ -127,7 +127,7 @@ def predict(
     if new_rows:
         plate = model.problem.plate if isinstance(model, Federation) else str(idata.attrs.get("plate", ""))
         found = _fitted_groups(first, posterior, hidden, groups, plate)
-        if found is not None and found.known.any():
+        if found is not None and found.is_fitted.any():
             values |= run.keep(first, found, posterior)
     drawn = draw(run, values, seeding.torch_generator(seed, seeding.DRAWS))
     shape = (posterior.sizes["chain"], posterior.sizes["draw"])

@@ -229,7 +229,7 @@ def _run_all_rows_and_beside(problem: RowDensities, sample: _Sample) -> tuple[_R
 
 
 def _total_and_slope(problem: RowDensities, sample: _Sample, points: Tensor) -> tuple[Tensor, Tensor]:
-    """What `_run_all_rows` takes the gradient of, (M,), and that, (M, D), at points; rows' latents are the first one's."""
+    """What `_run_all_rows` differentiates, (M,), and its gradient, (M, D), at points and the first latents of rows."""
     run = _run_all_rows(problem, _at_first(sample, points))
     return _totals(run, sample), run.slope
 
@@ -422,12 +422,12 @@ def _nudged_sample(sample: _Sample) -> _Sample:
     """The sample with inputs changed in their last places, by a pattern that rows have in common wherever they are."""
     nudge = 1 + LAST_PLACES * torch.finfo(torch.float64).eps
 
-    def moved(rows: Any) -> Any:
+    def nudged_leaves(rows: Any) -> Any:
         return pytree.tree_map(lambda leaf: leaf * nudge if leaf.is_floating_point() else leaf, rows)
 
     return sample._replace(
-        rows=moved(sample.rows),
-        all_together=moved(sample.all_together),
+        rows=nudged_leaves(sample.rows),
+        all_together=nudged_leaves(sample.all_together),
         z=sample.z * nudge,
         local=sample.local * nudge,
     )

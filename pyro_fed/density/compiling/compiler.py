@@ -144,7 +144,7 @@ class Compiler:
         """
         return self.kin.setdefault(name, Compiler(self.level))
 
-    def kept(self, name: Any, find: Callable[[], Any], problem: Any) -> Any:
+    def find_once(self, name: Any, find: Callable[[], Any], problem: Any) -> Any:
         """What is found of the model's graph, found once, and like a step kept for other federations of the model.
 
         Args:
@@ -359,7 +359,7 @@ class Compiler:
     def _code(self, step: Step, leaves: list[Tensor]) -> Callable[..., Any]:
         """Inductor's code, or the graph itself where there is none that does what the graph does."""
         try:
-            code = inductor(step.whole(), leaves)
+            code = inductor(step.unfolded_graph(), leaves)
             if does_the_same(code, step, leaves):
                 return code
             reason = "gives other numbers than the step itself"

@@ -93,7 +93,7 @@ def composed_structure(problem: Problem, rows: int) -> Composed | None:
             return _checked_structure(problem)
         return None if composed_structure(problem, CHECK_ROWS) is None else _find_structure(problem, rows)
 
-    found: Composed | None = problem.compiler.kept(("composed", rows), find, problem)
+    found: Composed | None = problem.compiler.find_once(("composed", rows), find, problem)
     return found
 
 

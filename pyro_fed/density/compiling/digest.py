@@ -106,7 +106,7 @@ def digest(*parts: Any) -> bytes | None:
         parts: functions, modules of PyTorch, tensors, settings, containers of them.
     """
     try:
-        return Walk().told(parts)
+        return Walk().digest_of(parts)
     except (Untold, RecursionError):
         return None
 
@@ -120,7 +120,7 @@ class Walk:
         self.alive: list[Any] = []  # what was seen must not be freed, and its id given to another
         self.bytes = 0
 
-    def told(self, value: Any) -> bytes:
+    def digest_of(self, value: Any) -> bytes:
         """The digest of a value."""
         self.feed(value)
         return self.hash.digest()

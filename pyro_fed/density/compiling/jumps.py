@@ -155,11 +155,11 @@ def _whole_vector_predictors(z: Tensor, *rows: Tensor) -> Tensor:
 def _each_by_itself(problem: Problem) -> Callable[..., Tensor]:
     """Log-likelihoods (m,) of rows at a z of each row's own, (m, D)."""
 
-    def one(z: Tensor, *row: Tensor) -> Tensor:
+    def row_log_lik(z: Tensor, *row: Tensor) -> Tensor:
         value: Tensor = problem.log_parts(z, tuple(leaf.unsqueeze(0) for leaf in row))[1].squeeze(0)
         return value
 
-    return lambda u, z, *rows: vmap(one)(u, *rows)
+    return lambda u, z, *rows: vmap(row_log_lik)(u, *rows)
 
 
 class _Intervals(NamedTuple):

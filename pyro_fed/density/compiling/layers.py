@@ -44,7 +44,9 @@ def has_layers(problem: Problem) -> bool:
     Args:
         problem: the model's densities.
     """
-    found: bool = problem.compiler.kept(("layers", CHECK_ROWS), lambda: _shows_layers_when_traced(problem), problem)
+    found: bool = problem.compiler.find_once(
+        ("layers", CHECK_ROWS), lambda: _shows_layers_when_traced(problem), problem
+    )
     return found
 
 

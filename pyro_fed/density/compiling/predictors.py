@@ -119,7 +119,9 @@ def predictors(problem: Problem, rows: int, wide: bool = False) -> Predictors | 
             return _checked_predictors(problem, wide)
         return None if predictors(problem, CHECK_ROWS, wide) is None else _find_predictors(problem, rows, wide)
 
-    found: Predictors | None = problem.compiler.kept(("wide predictors" if wide else "predictors", rows), find, problem)
+    found: Predictors | None = problem.compiler.find_once(
+        ("wide predictors" if wide else "predictors", rows), find, problem
+    )
     return found
 
 

@@ -104,7 +104,7 @@ class Step:
         """Operations in the whole graph; none where there is no graph."""
         return 0 if self.graph is None else len(self.graph.nodes)
 
-    def whole(self) -> torch.fx.GraphModule:
+    def unfolded_graph(self) -> torch.fx.GraphModule:
         """A copy of the graph as it was before constants were computed: Inductor has its own ways with them."""
         return torch.fx.GraphModule(self.root, deepcopy(cast_checked(self.graph, torch.fx.Graph)))
 

@@ -91,7 +91,7 @@ def _remaining_sds(problem: Problem, points: Tensor, batch: Batch) -> Tensor:
     """How many SDs of a row's latents ascents still have to go at points (P, D), (P, m); 0 of padding."""
 
     def at(theta: Tensor) -> Tensor:
-        return problem.quadrature.near(problem, theta, batch.rows, *batch.begin).decrement
+        return problem.quadrature.centre_from(problem, theta, batch.rows, *batch.begin).decrement
 
     left: Tensor = problem.vmap(at)(points)
     return torch.where(batch.weight > 0, left, 0.0)

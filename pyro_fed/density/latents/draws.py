@@ -134,7 +134,10 @@ def _centres(problem: Problem, theta: Tensor, rows: tuple[Tensor, ...]) -> Centr
     if rule.starts:
         found = [find(theta[chunk], rows) for chunk in chunks]
     else:
-        near, begin = problem.mapped(rule.near, (0, None, None), calls=0), find(theta.mean(0, keepdim=True), rows)
+        near, begin = (
+            problem.mapped(rule.centre_from, (0, None, None), calls=0),
+            find(theta.mean(0, keepdim=True), rows),
+        )
         found = []
         for chunk in chunks:
             here = near(theta[chunk], rows, begin.mode[0])
@@ -279,7 +282,7 @@ def draw_among(
     else:
         units = torch.cat([student, normal]).to(centre.mode)
         squares, degrees = units.square().sum(-1), rule.degrees
-        place = _of_chosen(centre.away(units.unsqueeze(1)).movedim(1, 0), chosen)
+        place = _of_chosen(centre.places_at(units.unsqueeze(1)).movedim(1, 0), chosen)
         wide = -_of_chosen(log_det_lower(centre.factor).unsqueeze(1).expand(-1, len(units), -1), chosen)
         over_student = wide + 0.5 * (degrees + units.shape[-1]) * torch.log1p(squares / degrees)
         over_normal = wide + 0.5 * squares

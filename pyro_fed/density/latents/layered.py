@@ -53,7 +53,7 @@ def check_affordable(problem: Problem) -> None:
 
 def _has_layers(problem: Problem) -> bool:
     """Whether a network has layers that the rows' own latents enter, as weights or as inputs; found once."""
-    found: bool = problem.compiler.kept("layers of rows' latents", lambda: _shows_layers(problem), problem)
+    found: bool = problem.compiler.find_once("layers of rows' latents", lambda: _shows_layers(problem), problem)
     return found
 
 

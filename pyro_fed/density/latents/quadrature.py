@@ -159,7 +159,7 @@ class Quadrature(metaclass=Checked):
         found = replace(self, mode_steps=steps)._for_modes(problem, theta, rows)
         if self.order is None:
             gaussian = not found.starts and found._bend(problem, theta, rows) <= self.gaussian_tolerance
-            order = min(GAUSSIAN_ORDER, self.max_order) if gaussian else found._enough(problem, theta, rows)
+            order = min(GAUSSIAN_ORDER, self.max_order) if gaussian else found._sufficient_order(problem, theta, rows)
             found = replace(found, order=order)
         if self.tails is not None:
             return found
@@ -200,18 +200,18 @@ class Quadrature(metaclass=Checked):
             return found
 
         exact = values(many)
-        if self._largest(values(usual), exact) <= self.node_tolerance:
+        if self._largest_difference(values(usual), exact) <= self.node_tolerance:
             return False
-        as_given = self._largest(values(replace(self, tails=False)), exact)
-        return self._largest(values(tails), exact) <= max(self.node_tolerance, as_given)
+        as_given = self._largest_difference(values(replace(self, tails=False)), exact)
+        return self._largest_difference(values(tails), exact) <= max(self.node_tolerance, as_given)
 
     @staticmethod
-    def _largest(found: Tensor, exact: Tensor) -> float:
+    def _largest_difference(found: Tensor, exact: Tensor) -> float:
         """The largest difference, of those that are known."""
         known = exact.isfinite()
         return float((found - exact).nan_to_num(nan=math.inf).abs()[known].max()) if bool(known.any()) else 0.0
 
-    def _enough(self, problem: RowDensities, theta: Tensor, rows: Rows) -> int:
+    def _sufficient_order(self, problem: RowDensities, theta: Tensor, rows: Rows) -> int:
         """The fewest nodes a dimension of `ORDERS` whose score and curvature at θ (S, D) are those of the next rule.
 
         A single latent's rule has few nodes, and keeps them; so does a model of many parameters, whose curvature costs.
@@ -329,7 +329,7 @@ class Quadrature(metaclass=Checked):
         if self.starts:
             prior, parts = self.log_masses(problem, theta, rows, self.centres(problem, theta, rows))
             return prior, torch.logsumexp(parts, 0)
-        centre = self.centre(problem, theta, rows) if begin is None else self.near(problem, theta, rows, begin)
+        centre = self.centre(problem, theta, rows) if begin is None else self.centre_from(problem, theta, rows, begin)
         dim = centre.mode.shape[-1]
         if self.by_tails(dim):
             prior, profile = self.profile(problem, theta, rows, centre)
@@ -359,7 +359,7 @@ class Quadrature(metaclass=Checked):
             masses = [torch.logsumexp(one.log_weight, 0) + one.line.log_step(self.places(1)) for _, one in found]
             return found[0][0], torch.stack(masses)
         nodes, log_weights = (part.to(centre.mode) for part in self.nodes(dim))
-        places = centre.away(nodes[:, None, None, :])
+        places = centre.places_at(nodes[:, None, None, :])
 
         def at(place: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             prior, values = problem.conditional_parts(theta, rows, place)
@@ -394,12 +394,12 @@ class Quadrature(metaclass=Checked):
         def share(place: Tensor) -> Tensor | float:
             return log_shares(part[0], place)[part[1]] if part else 0.0
 
-        def seen(x: Tensor) -> Tensor:
+        def log_density_at(x: Tensor) -> Tensor:
             found: Tensor = problem.conditional_parts(here, rows, x.unsqueeze(-1))[1] + share(x.unsqueeze(-1))
             return found
 
         def look(places: Tensor) -> Tensor:
-            values: Tensor = problem.vmap(seen)(places)
+            values: Tensor = problem.vmap(log_density_at)(places)
             return values.detach()
 
         order = self.places(1)
@@ -425,7 +425,7 @@ class Quadrature(metaclass=Checked):
         climber = self.climber(self.mode_steps or self.max_mode_steps)
         return climber.summit(climber.climbed(problem, theta, rows, self._start(problem, theta, rows)))
 
-    def near(self, problem: RowDensities, theta: Tensor, rows: Rows, place: Tensor) -> Centre:
+    def centre_from(self, problem: RowDensities, theta: Tensor, rows: Rows, place: Tensor) -> Centre:
         """Modes and curvatures of the rows' latents at θ (D,) from places (m, d) near them, in `NEAR_STEPS`.
 
         Args:

@@ -123,7 +123,7 @@ def _ends(problem: RowDensities, theta: Tensor, rows: Rows, first: Centre, climb
         return problem.vmap(lambda at, of: problem.vmap(lambda state: one(problem, at, rows, state))(of))
 
     around = Centre(*(part.unsqueeze(1) for part in first))
-    state = each(climber.foot)(theta, around.away(units.unsqueeze(1)))  # (S, R, m, ...)
+    state = each(climber.foot)(theta, around.places_at(units.unsqueeze(1)))  # (S, R, m, ...)
     climb = each(climber.climb)
     for _ in range(steps):
         if bool((climber.summit(state).decrement <= ASCENT_TOLERANCE).all()):

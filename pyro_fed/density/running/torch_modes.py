@@ -95,17 +95,17 @@ class OnDevice(TorchFunctionMode):
                 f"the model writes into a tensor that lies on {at} ({getattr(func, '__name__', func)}), while it "
                 f"runs on {here}: let it make the tensor anew, such as by torch.zeros(...), or {cure}"
             )
-        options = {name: self._moved(value) for name, value in (kwargs or {}).items()}
+        options = {name: self._to_device(value) for name, value in (kwargs or {}).items()}
         if self.device.type == "cuda":
             func = ON_CUDA.get(func, func)
         with torch.device(self.device):
-            return self._moved(func(*map(self._moved, args), **options))
+            return self._to_device(func(*map(self._to_device, args), **options))
 
-    def _moved(self, value: Any) -> Any:
+    def _to_device(self, value: Any) -> Any:
         if isinstance(value, Tensor):
             shape_alone = type(value) is Tensor and value.is_meta
             return value if shape_alone or value.device == self.device else value.to(self.device)
-        return type(value)(map(self._moved, value)) if type(value) in (list, tuple) else value
+        return type(value)(map(self._to_device, value)) if type(value) in (list, tuple) else value
 
 
 def log_sigmoid(values: Tensor) -> Tensor:

@@ -307,10 +307,10 @@ class Neighbours(Network):
                 "impossible at somebody's rows. Widen the likelihood's support, or narrow the prior"
             )
 
-    def kept(self) -> State:
+    def saved_state(self) -> State:
         """The sums of the links, corrections that are still to be added to the belief, and the last message."""
         last = prefixed("last", self.links.outbox.last())
-        return {**self.links.flows.kept(), **prefixed("owed", self._owed), **last}
+        return {**self.links.flows.saved_state(), **prefixed("owed", self._owed), **last}
 
     # -- the round -------------------------------------------------------------------------------------------
     def between(self, round: int, shared: State) -> State:

@@ -158,7 +158,11 @@ class Wire:
                 ("grpc.so_reuseport", 0),
             ],
         )
-        handlers = {"Hello": self._hello, "Leave": self._left, **{name: self._handler(name) for name in REQUESTS}}
+        handlers = {
+            "Hello": self._hello,
+            "Leave": self._on_farewell,
+            **{name: self._handler(name) for name in REQUESTS},
+        }
         unary = {name: grpc.unary_unary_rpc_method_handler(handler) for name, handler in handlers.items()}
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, unary),))
         credentials = grpc.ssl_server_credentials(
@@ -202,7 +206,7 @@ class Wire:
         self._caller(context)
         return json.dumps(self.answers.agreement()).encode()
 
-    def _left(self, data: bytes, context: Any) -> bytes:
+    def _on_farewell(self, data: bytes, context: Any) -> bytes:
         caller = self._caller(context)
         try:
             farewell = Farewell.decode(data)

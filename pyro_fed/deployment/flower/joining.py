@@ -57,7 +57,7 @@ class Roll:
         return [client.name for client in self.clients]
 
     @classmethod
-    def kept(cls, folder: Path) -> Roll | None:
+    def from_checkpoint(cls, folder: Path) -> Roll | None:
         """The clients of the run whose checkpoint is in a folder; None if the folder has no list of them.
 
         Raises:

@@ -58,7 +58,7 @@ class RemoteFederation(ClaimedFederation):
         self.claimed = torch.tensor([client.num_rows for client in clients])
         self.partition = Explicit([])
         dtype = arguments.floating_dtype()
-        self._bind(model, arguments.taken(dtype), plate, 1, rows, dtype, names=names)
+        self._bind(model, arguments.copy_as(dtype), plate, 1, rows, dtype, names=names)
         self.problem = replace(self.problem, num_rows=sum(client.num_rows for client in clients))
         sites = {name: list(site.shape) for name, site in self.problem.sites.items()}
         if sites != first.sites:

@@ -106,7 +106,7 @@ def serve(grid: Grid, model: str | Path, recipe: str | Path, settings: Configura
     settings.run_options(chosen, settings.num_clients)  # its errors are raised before the wait
     options, checkpoint = settings.options, settings.options.get("checkpoint")
     _check_before_the_wait(settings)
-    known = Roll.kept(Path(checkpoint)) if checkpoint and options.get("resume") else None
+    known = Roll.from_checkpoint(Path(checkpoint)) if checkpoint and options.get("resume") else None
     roll = wait_for_clients(
         grid, settings.num_clients, options.get("min_clients"), settings.wait, settings.timeout, known
     )

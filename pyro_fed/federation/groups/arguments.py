@@ -124,7 +124,7 @@ class GroupedArguments(Arguments):
     def pooled(self, leaves: Sequence[Any], num_rows: int) -> Arguments:
         return replace(self, leaves=tuple(leaves), num_groups=num_rows)
 
-    def dealt(self, clients: Sequence[Tensor]) -> Arguments:
+    def with_client_rows(self, clients: Sequence[Tensor]) -> Arguments:
         capacities = []
         for part in self.nested:
             counts = torch.bincount(self.leaves[part.index].long(), minlength=self.num_groups)

@@ -125,7 +125,7 @@ def spread_points(problem: Problem) -> Tensor | None:
         sample = predictors(problem, CHECK_ROWS)
         return _under_gaussian(problem) if sample is not None and not sample.direct else None
 
-    found: Tensor | None = problem.compiler.kept("spread points", find, problem)
+    found: Tensor | None = problem.compiler.find_once("spread points", find, problem)
     return found
 
 

@@ -66,7 +66,7 @@ class Finish:
         if hides_clients(self.context):
             draws = self.noisy(shared, draws)
         else:
-            self.weigh(self.judged(shared, draws))
+            self.weigh(self.judge_in_time(shared, draws))
         self.context.record.findings += self.context.record.clients_failed()
         return said_of(self.result(shared, draws), self.context.record)
 
@@ -145,7 +145,7 @@ class Finish:
         record.private = Released(found.noise, epsilon, private.delta)
         return found.draws
 
-    def judged(self, shared: State, draws: Tensor) -> CheckInputs:
+    def judge_in_time(self, shared: State, draws: Tensor) -> CheckInputs:
         """Judge the result, within the time that is left, and unless the user interrupts.
 
         If the checks are cut short, or one of them fails, the result of the rounds is kept, and a doubt says so.

@@ -221,9 +221,9 @@ class Sequential(Local):
 
     def steps(self, work: Work, at: Tensor, noise: Noise) -> Step:
         """The local steps of one client after the other, with batches of its own size."""
-        return join_steps((self._one(work, at, noise, slice(i, i + 1)) for i in range(len(at))), self.local, at)
+        return join_steps((self._client_step(work, at, noise, slice(i, i + 1)) for i in range(len(at))), self.local, at)
 
-    def _one(self, work: Work, at: Tensor, noise: Noise, which: slice) -> Step:
+    def _client_step(self, work: Work, at: Tensor, noise: Noise, which: slice) -> Step:
         tick()
         of_one = pytree.tree_map(lambda x: x[:, which], noise)
         local, rows = select(self.local, at[which]), self.rows_of(at[which])

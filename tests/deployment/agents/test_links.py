@@ -455,7 +455,7 @@ class Node(threading.Thread):
                 self.heard.append(network.monitor(self.algorithm, shared, after)["agents_heard"])
                 shared, put_in = after, put_in + news
             round += 1
-            self.saved[self.me] = round, shared, put_in, network.kept()
+            self.saved[self.me] = round, shared, put_in, network.saved_state()
 
 
 @pytest.mark.parametrize("over", ["ring", "chords"])
@@ -523,7 +523,7 @@ def test_who_comes_back_still_has_the_last_message_of_its_last_round(ring):
         links.flows = Flows.none(links.wire.neighbours, {"q": shared["q"][:1]})
         links.outbox.put(At(0, 0, 0), {"q": torch.zeros(1, 2)})
         links.outbox.put(last, told)
-        kept = network.kept()
+        kept = network.saved_state()
     finally:
         links.wire.close()
     again = wired(peers, identity, me)
@@ -548,7 +548,7 @@ def test_the_sums_of_a_link_are_brought_in_step():
     more = ends[1].adopt(0, ends[0].last[1], ends[0].sums[1], v[0] / v[1])
     torch.testing.assert_close(more["q"], 0.2 * (mine["q"] - theirs["q"]))
     torch.testing.assert_close(v[1] * ends[1].sums[0]["q"], -v[0] * ends[0].sums[1]["q"])
-    again = Flows.restored([0], ends[1].kept())
+    again = Flows.restored([0], ends[1].saved_state())
     assert again.last == ends[1].last
     assert torch.equal(again.sums[0]["q"], ends[1].sums[0]["q"])
 

@@ -137,10 +137,10 @@ def test_a_resumed_run_is_that_of_an_uninterrupted_one(case, flower, killed, tmp
 def test_a_list_of_clients_that_is_none(flower, tmp_path):
     from pyro_fed.deployment.flower.joining import Roll
 
-    assert Roll.kept(tmp_path) is None
+    assert Roll.from_checkpoint(tmp_path) is None
     (tmp_path / "clients.json").write_text('[{"name": 3}]')
     with pytest.raises(CheckpointError, match="cannot be read as the list of the run's clients"):
-        Roll.kept(tmp_path)
+        Roll.from_checkpoint(tmp_path)
 
 
 def test_clients_without_a_state_come_back_afresh(flower, tmp_path):
