@@ -32,7 +32,7 @@ def compile_problem(problem: Problem, mode: str, rounds: int, progress: bool, se
     """The problem as a run compiles it; compiled steps, and the level that works, are kept for the next run.
 
     Args:
-        problem: the model's densities, `with_known_structure` or not.
+        problem: the model's densities, after `with_known_structure` or not.
         mode: as `run` takes it.
         rounds: of the run.
         progress: whether how far a compilation is may be shown.

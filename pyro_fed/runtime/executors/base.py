@@ -299,7 +299,7 @@ def device_of(algorithm: Algorithm, problem: Problem) -> torch.device:
 
 
 def _stacked_trees(trees: Sequence[Any]) -> Any:
-    """Trees of one structure as a tree of `_pad_and_stack` tensors; most trees are dictionaries of tensors."""
+    """Trees of one structure as a tree of tensors by `_pad_and_stack`; most trees are dictionaries of tensors."""
     first = trees[0]
     if isinstance(first, Tensor):
         return _pad_and_stack(trees)
