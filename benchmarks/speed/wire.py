@@ -20,7 +20,7 @@ import pyro_fed as pf
 from benchmarks.helpers.markdown import heading, row
 from benchmarks.speed.nuts import load, model
 from pyro_fed.graph import FixedGraph
-from pyro_fed.graph.consensus import plain
+from pyro_fed.graph.consensus import unshifted_steps
 from pyro_fed.recipes.experiment import build_federation
 from pyro_fed.recipes.library import load_model
 
@@ -29,7 +29,7 @@ class PlainGraph(FixedGraph):
     """The same graph, whose agents take steps of W alone."""
 
     def consensus(self, tolerance):
-        return plain(int(self.consensus_rounds(tolerance)))
+        return unshifted_steps(int(self.consensus_rounds(tolerance)))
 
     def sums(self, tolerance):
         return self.consensus(tolerance)

@@ -58,25 +58,25 @@ from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import FullGaussian
 
 #: Passes in which q and the limits are made to fit each other, and the move of a mean in SDs at which they end.
-PASSES, STILL = 40, 1e-5
+MAX_LIMIT_PASSES, PASS_TOLERANCE = 40, 1e-5
 #: A pass that turns back upon the one before goes this part of its way, and one that goes on so many times it.
-SHORTER, LONGER = 0.5, 1.5
+REVERSED_PASS_FACTOR, REPEATED_PASS_FACTOR = 0.5, 1.5
 #: A normal number is beyond this in half of the cases: from medians of sizes to SDs.
-HALF = 0.6745
+NORMAL_MEDIAN_DEVIATION = 0.6745
 #: The others know so much of each direction at least: in passes that have not ended q may be of one site alone.
 LEAST_OTHERS = 0.01
 #: Smallest eigenvalue, relative to the others, of a q that is not positive definite.
-FLOOR = 1e-6
+EIGENVALUE_FLOOR = 1e-6
 #: A departure that is so many times its limit counts for less, and one of twice that for nothing.
-FALLING = 2.0
+REDESCENDING_FACTOR = 2.0
 #: How far beyond a limit is told, at most: where the others agree to the bit any distance is without bound.
-LARGEST = 1e12
+LARGEST_DISTANCE = 1e12
 #: A client counts as one of so many times the median client's rows at most, whatever it says that it has.
 MOST_ROWS = 10.0
 #: How far below the median client's rows a client's may be: pulls of one without rows are compared too.
 FEWEST_ROWS = 1e-3
 #: Numbers of a message that are compared, evenly spaced, where there are more.
-LOOKED_AT = 1000
+MAX_COMPARED_NUMBERS = 1000
 
 
 class BoundedSites(NamedTuple):
@@ -100,7 +100,7 @@ class BoundedSites(NamedTuple):
         return self.pull + self.precision.log()
 
 
-def bounded(
+def bounded_sites(
     base: Gaussian, sites: Gaussian, centre: Tensor, *, pull: float, precision: float, rows: Tensor | None = None
 ) -> BoundedSites:
     """Sites none of which does much more than the others, row for row.
@@ -118,19 +118,19 @@ def bounded(
         base = type(base)(torch.zeros_like(base.precision), torch.zeros_like(base.eta))
     share = relative_rows(sites.eta.new_ones(len(sites.eta)) if rows is None else rows.to(sites.eta))
     q = _positive(base.product(sites.power(_weights(sites, centre, precision, share)).product_over(0)))
-    found = _limited(q, sites, pull, precision, share)
+    found = _sites_within_limits(q, sites, pull, precision, share)
     step, last = 1.0, torch.zeros_like(centre)
-    for _ in range(PASSES):
+    for _ in range(MAX_LIMIT_PASSES):
         new = _positive(base.product(found.sites.product_over(0)))
         move = (new.mean() - q.mean()) * _inverse_sds(new)
-        if float(move.abs().amax()) < STILL:
+        if float(move.abs().amax()) < PASS_TOLERANCE:
             break
         # A liar that claims to be certain pulls with all its might as soon as the mean has passed its own: whole steps
         # would go to and fro for ever. Steps that only grew shorter would end far from where the others are.
-        step = step * SHORTER if bool(move @ last < 0) else min(1.0, step * LONGER)
+        step = step * REVERSED_PASS_FACTOR if bool(move @ last < 0) else min(1.0, step * REPEATED_PASS_FACTOR)
         q, last = q.power(1 - step).product(new.power(step)), move
-        found = _limited(q, sites, pull, precision, share)
-    return found._replace(widened=_widened(base, sites, found))
+        found = _sites_within_limits(q, sites, pull, precision, share)
+    return found._replace(widened=_sd_widening(base, sites, found))
 
 
 def relative_rows(rows: Tensor) -> Tensor:
@@ -158,14 +158,14 @@ def median_of(values: Tensor, share: Tensor) -> Tensor:
     return 0.5 * (ordered.gather(0, low.clamp_max(last)) + ordered.gather(0, high.clamp_max(last))).squeeze(0)
 
 
-def descending(away: Tensor, reach: Tensor) -> Tensor:
-    """Departures: whole up to `reach`, as long as that up to `FALLING` times as far, down to nothing at twice that.
+def redescending(away: Tensor, reach: Tensor) -> Tensor:
+    """Departures: whole up to `reach`, of that length up to `REDESCENDING_FACTOR` times as far, nothing at twice that.
 
     Args:
         away: departures.
         reach: limits, of a shape that fits.
     """
-    falling = (2 - away.abs() / (FALLING * reach)).nan_to_num(0.0).clamp(0, 1)
+    falling = (2 - away.abs() / (REDESCENDING_FACTOR * reach)).nan_to_num(0.0).clamp(0, 1)
     return torch.minimum(torch.maximum(away, -reach), reach) * falling
 
 
@@ -186,29 +186,29 @@ def within_cohort(values: Tensor, pull: float, share: Tensor | None = None) -> t
     middle = values.quantile(0.5, 0)
     away = (values - middle).abs()
     if share is None:
-        usual = away.quantile(0.5, 0) / HALF
+        usual = away.quantile(0.5, 0) / NORMAL_MEDIAN_DEVIATION
     else:
         root = share.to(values).sqrt().reshape(-1, *[1] * (values.dim() - 1))
         least = (torch.pi / 2 / len(values)) ** 0.5
-        usual = (away * root).quantile(0.5, 0) / HALF * root.reciprocal().clamp_min(min(1.0, least))
+        usual = (away * root).quantile(0.5, 0) / NORMAL_MEDIAN_DEVIATION * root.reciprocal().clamp_min(min(1.0, least))
     reach = pull * usual
     held = torch.minimum(torch.maximum(values, middle - reach), middle + reach)
     beyond = (values - held).abs() / usual.clamp_min(torch.finfo(values.dtype).tiny)
     worst = torch.where(values == held, 0.0, beyond).reshape(len(values), -1).amax(1)
-    return held, worst.double().nan_to_num(posinf=LARGEST).clamp_max(LARGEST)
+    return held, worst.double().nan_to_num(posinf=LARGEST_DISTANCE).clamp_max(LARGEST_DISTANCE)
 
 
-def apart(values: Tensor) -> Tensor:
+def distances_from_cohort(values: Tensor) -> Tensor:
     """How far each client's numbers (K, ...) are from their medians, in the cohort's SDs: the median number, (K,).
 
     A client all of whose numbers are too large, of the wrong sign, or of somebody else's data has most of them far
     from the median; an honest one 0.7 SDs.
     """
     flat = values.reshape(len(values), -1)
-    flat = flat[:, evenly(flat.shape[1], LOOKED_AT)].double()
+    flat = flat[:, evenly(flat.shape[1], MAX_COMPARED_NUMBERS)].double()
     away = (flat - flat.quantile(0.5, 0)).abs()
-    usual = away.quantile(0.5, 0) / HALF
-    return torch.where(away > 0, away / usual, 0.0).clamp_max(LARGEST).quantile(0.5, 1)
+    usual = away.quantile(0.5, 0) / NORMAL_MEDIAN_DEVIATION
+    return torch.where(away > 0, away / usual, 0.0).clamp_max(LARGEST_DISTANCE).quantile(0.5, 1)
 
 
 def _weights(sites: Gaussian, centre: Tensor, limit: float, share: Tensor) -> Tensor:
@@ -228,7 +228,7 @@ def _weights(sites: Gaussian, centre: Tensor, limit: float, share: Tensor) -> Te
     return torch.minimum(*weights)
 
 
-def _limited(q: Gaussian, sites: Gaussian, pull: float, precision: float, share: Tensor) -> BoundedSites:
+def _sites_within_limits(q: Gaussian, sites: Gaussian, pull: float, precision: float, share: Tensor) -> BoundedSites:
     """The sites within the limits that a q gives."""
     root, mean, per_sd = q.root(), q.mean(), _inverse_sds(q)
     values, vectors = _spectra(root, sites)
@@ -239,7 +239,7 @@ def _limited(q: Gaussian, sites: Gaussian, pull: float, precision: float, share:
     middle, reach, chance = _room(part, spread, pull, share.unsqueeze(-1))
     away = part - middle
     over = (away.abs() - reach).clamp_min(0)
-    moved = torch.where(over > 0, middle + descending(away, reach), part)
+    moved = torch.where(over > 0, middle + redescending(away, reach), part)
     cut = (inside != values).any(-1) | (over > 0).any(-1)
     if vectors is not None:
         scale = _in_others_units(root, vectors, inside, (moved - middle) / per_sd, pull, chance)
@@ -252,7 +252,7 @@ def _limited(q: Gaussian, sites: Gaussian, pull: float, precision: float, share:
     keep = ~cut
     shaped = keep.reshape(-1, *[1] * (sites.precision.dim() - 1))
     result = type(sites)(torch.where(shaped, sites.precision, new), torch.where(keep.unsqueeze(-1), sites.eta, eta))
-    return BoundedSites(result, over.amax(-1).clamp_max(LARGEST), beyond, torch.ones_like(beyond))
+    return BoundedSites(result, over.amax(-1).clamp_max(LARGEST_DISTANCE), beyond, torch.ones_like(beyond))
 
 
 def _spectra(root: Tensor, sites: Gaussian) -> tuple[Tensor, Tensor | None]:
@@ -284,7 +284,7 @@ def _limited_precision(values: Tensor, precision: float, share: Tensor) -> tuple
     negative = (low.squeeze(-1) - values.amin(-1)).clamp_min(0)
     highest = high.squeeze(-1)
     each = torch.stack([values.amax(-1) / highest, values.clamp_min(0).sum(-1) / most, 1 + negative / highest])
-    return inside, each.nan_to_num(1.0).amax(0).clamp(1, LARGEST)
+    return inside, each.nan_to_num(1.0).amax(0).clamp(1, LARGEST_DISTANCE)
 
 
 def _by_parameter(
@@ -320,7 +320,7 @@ def _room(part: Tensor, spread: Tensor, pull: float, rows: Tensor) -> tuple[Tens
     """
     share = rows.squeeze(-1)
     middle = rows.clamp_max(1.0) * median_of(part / rows, share)
-    usual = median_of((part - middle).abs() / rows.sqrt(), share) / HALF
+    usual = median_of((part - middle).abs() / rows.sqrt(), share) / NORMAL_MEDIAN_DEVIATION
     known = spread.clamp(0, 1)
     reach = pull * (1 - known).sqrt() * torch.maximum(known.sqrt(), rows.sqrt().clamp_max(1.0) * usual)
     return middle, reach, pull * rows.sqrt().clamp_max(1.0) * usual
@@ -355,7 +355,7 @@ def _in_others_units(
     return part
 
 
-def _widened(base: Gaussian, sites: Gaussian, found: BoundedSites) -> Tensor:
+def _sd_widening(base: Gaussian, sites: Gaussian, found: BoundedSites) -> Tensor:
     """How many times as wide an SD is as with one client's own site in the place of what is left of it, (K,)."""
     widened = torch.ones_like(found.precision)
     cut = (found.precision > 1).nonzero().flatten()
@@ -368,7 +368,7 @@ def _widened(base: Gaussian, sites: Gaussian, found: BoundedSites) -> Tensor:
     proper = whole.is_proper() & q.is_proper()
     if bool(proper.any()):
         ratio = _inverse_sds(type(q)(whole.precision[proper], whole.eta[proper])) / _inverse_sds(q)
-        widened[cut[proper]] = ratio.amax(-1).clamp(1, LARGEST)
+        widened[cut[proper]] = ratio.amax(-1).clamp(1, LARGEST_DISTANCE)
     return widened
 
 
@@ -383,7 +383,7 @@ def _positive(q: Gaussian) -> Gaussian:
         return q
     matrix = q.precision if q.dense else torch.diag(q.precision)
     scale = matrix.diagonal().abs().sqrt()
-    scale = torch.where(scale > 0, scale, scale.amax().clamp_min(FLOOR))
+    scale = torch.where(scale > 0, scale, scale.amax().clamp_min(EIGENVALUE_FLOOR))
     values, vectors = torch.linalg.eigh(matrix / scale.unsqueeze(-1) / scale)
-    fixed = (vectors * values.abs().clamp_min(FLOOR)) @ vectors.mT * scale.unsqueeze(-1) * scale
+    fixed = (vectors * values.abs().clamp_min(EIGENVALUE_FLOOR)) @ vectors.mT * scale.unsqueeze(-1) * scale
     return type(q)(fixed if q.dense else fixed.diagonal(), q.eta)

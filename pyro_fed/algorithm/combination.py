@@ -30,23 +30,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.bounding import BoundedSites, bounded
+from pyro_fed.algorithm.bounding import BoundedSites, bounded_sites
 from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.calls import Checked
-from pyro_fed.conventions.doors import listing
+from pyro_fed.conventions.doors import public_dir
 from pyro_fed.conventions.setting_checks import check_between, check_positive
 from pyro_fed.errors import SettingError
 from pyro_fed.ops.gaussian import Gaussian
 
 __all__ = ["Bounded", "Clipped", "Combination", "Median", "Middle", "Shortened", "TrimmedMean"]
-__dir__ = listing(__all__)
+__dir__ = public_dir(__all__)
 
 #: Fewer clients than this cannot outvote one of them.
-FEWEST = 3
+MIN_COHORT = 3
 #: Of fewer clients than this one is a third to a fifth of the cohort, whose median and spread it sets with one other.
-ENOUGH = 6
+MIN_BOUNDED_COHORT = 6
 #: Beyond so many times what the median client knows a limit is none.
 LARGEST_PRECISION = 1e6
 
@@ -103,10 +103,10 @@ class Bounded(Combination):
         Raises:
             SettingError: there are fewer than three.
         """
-        if num_clients < FEWEST:
+        if num_clients < MIN_COHORT:
             raise SettingError(
-                f"Bounded: {num_clients} clients cannot outvote one of them; expected at least {FEWEST}, and ten or "
-                "more for a bound below two SDs"
+                f"Bounded: {num_clients} clients cannot outvote one of them; expected at least {MIN_COHORT}, and ten "
+                "or more for a bound below two SDs"
             )
 
     def small_cohort(self, num_clients: int) -> list[Finding]:
@@ -115,7 +115,11 @@ class Bounded(Combination):
         Args:
             num_clients: that took part.
         """
-        return [] if num_clients >= ENOUGH else [sentences.cohort_is_small(clients_held=num_clients, enough=ENOUGH)]
+        return (
+            []
+            if num_clients >= MIN_BOUNDED_COHORT
+            else [sentences.cohort_is_small(clients_held=num_clients, enough=MIN_BOUNDED_COHORT)]
+        )
 
     def sites(self, base: Gaussian, sites: Gaussian, centre: Tensor, rows: Tensor | None = None) -> BoundedSites:
         """Sites (K,) within the limits.
@@ -130,7 +134,7 @@ class Bounded(Combination):
             SettingError: there are fewer than three.
         """
         self.check_clients(len(sites.eta))
-        return bounded(base, sites, centre, pull=self.pull, precision=self.precision, rows=rows)
+        return bounded_sites(base, sites, centre, pull=self.pull, precision=self.precision, rows=rows)
 
 
 @dataclass(frozen=True, kw_only=True)

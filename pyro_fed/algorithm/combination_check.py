@@ -21,7 +21,7 @@ UNHIDDEN = {
     ),
 }
 #: A spectral gap this near to one is one.
-SAME = 1e-9
+UNIT_GAP_TOLERANCE = 1e-9
 
 
 def check_combination(
@@ -109,4 +109,4 @@ def stands_still(graph: Graph) -> bool:
 
 def all_hear_all(graph: Graph) -> bool:
     """Whether one consensus step makes all agents agree, in every round."""
-    return graph.active(0) is None and stands_still(graph) and graph.gap > 1 - SAME
+    return graph.active(0) is None and stands_still(graph) and graph.gap > 1 - UNIT_GAP_TOLERANCE

@@ -61,7 +61,7 @@ class Start(NamedTuple):
     local: State
 
 
-def started(start: Start | None, algorithm: Any) -> Start:
+def required_start(start: Start | None, algorithm: Any) -> Start:
     """The warm start of an algorithm that cannot do without.
 
     Raises:

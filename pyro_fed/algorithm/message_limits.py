@@ -41,7 +41,7 @@ def _grown(received: Tensor, message: Tensor) -> Tensor:
     return sizes(message) > LARGEST_GROWTH * (1 + sizes(received))
 
 
-def outlying(size: Tensor, what: str) -> Objections:
+def outlying_clients(size: Tensor, what: str) -> Objections:
     """Clients of a size far above the others'.
 
     Args:
@@ -65,8 +65,8 @@ def outlying_sites(messages: dict[str, Tensor]) -> Objections:
         values = messages["values"].double()
         swing = (values.amax(-1) - values.amin(-1)).clamp(1.0, torch.finfo(values.dtype).max)
     return {
-        **outlying(sizes(messages["precision"]) / swing, "'precision'"),
-        **outlying(sizes(messages["eta"]) / swing, "'eta'"),
+        **outlying_clients(sizes(messages["precision"]) / swing, "'precision'"),
+        **outlying_clients(sizes(messages["eta"]) / swing, "'eta'"),
     }
 
 
@@ -95,8 +95,8 @@ def natural(q: Gaussian, deltas: Gaussian, values: Tensor | None = None) -> Obje
     change = deltas.precision / (root.unsqueeze(-1) * root.unsqueeze(-2) if full else scale)
     moved = deltas.precision @ q.mean().unsqueeze(-1) if full else (parts * q.mean()).unsqueeze(-1)
     return {
-        **outlying(sizes(change) / (1 + fall), "change of the precision"),
-        **outlying(sizes((deltas.eta - moved.squeeze(-1)) / root) / (1 + fall), "step"),
+        **outlying_clients(sizes(change) / (1 + fall), "change of the precision"),
+        **outlying_clients(sizes((deltas.eta - moved.squeeze(-1)) / root) / (1 + fall), "step"),
         "its precision has the wrong sign": (parts < -(LARGEST_FALL + fall).unsqueeze(-1) * scale).any(-1),
     }
 

@@ -17,19 +17,19 @@ from pyro_fed.codes.finding import Finding, texts
 #: Among what a plan tries: the model's non-centred form.
 NONCENTRED = "non-centred"
 #: A message that was cut back by less than this, in SDs of a mean or as the logarithm of a factor, is not told of.
-TOLD = 0.25
+REPORTED_CUT = 0.25
 #: SDs that are so many times as wide as with a client's message uncut are told of: what is asked of honest cohorts.
-WIDER = 1.05
+REPORTED_SD_FACTOR = 1.05
 #: Of fewer clients the median is no cohort's.
 FEWEST_MOVERS = 4
 #: A client moves the answer more than others do where it moves it by so many SDs in its median round, and by so many
 #: times what the median client does in its own.
-MOVED, MOVED_TIMES = 0.5, 5.0
+LARGE_SHIFT_SDS, LARGE_SHIFT_TIMES_MEDIAN = 0.5, 5.0
 #: Clients differ too much for limits relative to the cohort where more than this share of their messages were cut back
 #: in the last rounds, and so many of these are looked at. Two liars of ten are no such share.
-UNLIKE, LAST_ROUNDS = 0.3, 10
+DISSIMILAR_SHARE, DISSIMILARITY_ROUNDS = 0.3, 10
 #: Messages whose numbers are mostly so many of the cohort's SDs from its medians stand apart: like clients are at 0.7.
-FAR = 6.0
+OUTLYING_MESSAGE_SDS = 6.0
 
 #: Bytes that every client received and sent before a schedule chose.
 Asked = tuple[int, int]
@@ -189,7 +189,7 @@ class Record:
         """Whether the noise of differential privacy was added to messages."""
         return "epsilon" in self.latest
 
-    def said(self) -> list[str]:
+    def warning_texts(self) -> list[str]:
         """All that a run warns of, each once: what happened, and then why its result should not be trusted."""
         return [*self.notes, *self.doubts]
 
@@ -244,12 +244,12 @@ class Record:
 
     def messages_cut_back(self) -> list[Finding]:
         """The clients whose messages were cut back to what the cohort does; none where none were."""
-        told = {k: [v for v in values if v > TOLD] for k, values in self.by_client("beyond").items()}
+        told = {k: [v for v in values if v > REPORTED_CUT] for k, values in self.by_client("beyond").items()}
         cut = sorted((k for k in told if told[k]), key=lambda k: -len(told[k]))
         if not cut:
             return []
         asked = {k: len(values) for k, values in self.by_client("beyond").items()}
-        wider = {k: values[-1] for k, values in self.by_client("widened").items() if values[-1] > WIDER}
+        wider = {k: values[-1] for k, values in self.by_client("widened").items() if values[-1] > REPORTED_SD_FACTOR}
         named = cut[: sentences.MOST_DESCRIBED]
         return [
             sentences.messages_cut_back(
@@ -264,19 +264,19 @@ class Record:
 
     def share_cut_back(self) -> float:
         """The share of the clients' messages that were cut back in the last rounds that are looked at."""
-        last = [one for one in self.rounds if "beyond" in one.info][-LAST_ROUNDS:]
+        last = [one for one in self.rounds if "beyond" in one.info][-DISSIMILARITY_ROUNDS:]
         cut = np.concatenate([one.info["beyond"] for one in last]) if last else np.zeros(0)
-        return float((cut > TOLD).mean()) if len(cut) else 0.0
+        return float((cut > REPORTED_CUT).mean()) if len(cut) else 0.0
 
     def unlike(self) -> str:
         """That the clients are no cohort, in the last rounds with cuts looked at; "" where they are one."""
         share = self.share_cut_back()
-        return sentences.no_cohort(share) if share > UNLIKE else ""
+        return sentences.no_cohort(share) if share > DISSIMILAR_SHARE else ""
 
     def clients_are_no_cohort(self) -> list[Finding]:
         """The same as a finding; none where they are one."""
         share = self.share_cut_back()
-        return [sentences.clients_are_no_cohort(share=share)] if share > UNLIKE else []
+        return [sentences.clients_are_no_cohort(share=share)] if share > DISSIMILAR_SHARE else []
 
     def names_of(self, clients: Iterable[int]) -> list[str]:
         """Names of clients by their numbers."""
@@ -284,19 +284,19 @@ class Record:
 
     def restless(self) -> bool:
         """Whether the run has not come to rest in as many rounds as are looked at: sites of one that has tell more."""
-        return self.converged is False and len(self.figures) >= LAST_ROUNDS
+        return self.converged is False and len(self.figures) >= DISSIMILARITY_ROUNDS
 
     def clients_move_the_answer(self) -> list[Finding]:
         """The clients that move the answer more than others do in most of their rounds; none where none do."""
         usual = {k: float(np.median(values)) for k, values in self.by_client("moved").items()}
         if len(usual) < FEWEST_MOVERS:
             return []
-        least = max(MOVED, MOVED_TIMES * float(np.median(list(usual.values()))))
+        least = max(LARGE_SHIFT_SDS, LARGE_SHIFT_TIMES_MEDIAN * float(np.median(list(usual.values()))))
         far = sorted((k for k in usual if usual[k] > least), key=lambda k: -usual[k])
         if not far:
             return []
         sds = [usual[k] for k in far]
-        return [sentences.clients_move_the_answer(clients=self.names_of(far), sds=sds, times=MOVED_TIMES)]
+        return [sentences.clients_move_the_answer(clients=self.names_of(far), sds=sds, times=LARGE_SHIFT_TIMES_MEDIAN)]
 
     def moved_first(self) -> str:
         """Who moved the answer far more than others before it was lost, as the end of a sentence; "" where nobody did.
@@ -316,8 +316,8 @@ class Record:
         for value, number, client in moves:
             usual = float(np.median([other for other, _, who in moves if who != client]))
             before = [other for other, when, who in moves if when < number and who != client]
-            least = MOVED_TIMES * max([usual, *before])
-            if value > max(MOVED, least) and value * MOVED_TIMES >= furthest:
+            least = LARGE_SHIFT_TIMES_MEDIAN * max([usual, *before])
+            if value > max(LARGE_SHIFT_SDS, least) and value * LARGE_SHIFT_TIMES_MEDIAN >= furthest:
                 name = self.client_names[client]
                 return (
                     f"before that, client {name} had moved the answer by {value:.2g} SDs in round {number}, the median "
@@ -332,7 +332,7 @@ class Record:
         far = {
             k: sorted(values)[len(values) // 2]
             for k, values in self.by_client("apart").items()
-            if sum(value > FAR for value in values) > len(values) / 2
+            if sum(value > OUTLYING_MESSAGE_SDS for value in values) > len(values) / 2
         }
         if not far:
             return []

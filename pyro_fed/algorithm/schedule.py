@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from pyro_fed.conventions.calls import Checked, explain
-from pyro_fed.conventions.doors import listing
+from pyro_fed.conventions.doors import public_dir
 from pyro_fed.conventions.setting_checks import check_at_least, check_probabilities, is_number, is_whole
 from pyro_fed.errors import SettingError, shown
 
@@ -29,7 +29,7 @@ __all__ = [
     "Shuffled",
     "UniformRandom",
 ]
-__dir__ = listing(__all__)
+__dir__ = public_dir(__all__)
 
 #: Characters of a wrong answer that are shown.
 SHOWN = 60

@@ -153,7 +153,7 @@ class Evidence:
             return weighed_points(near, near.white(around), lambda: self.from_prior, generator)
 
         def from_prior() -> Tensor | None:
-            return None if self.from_prior is None else detour.form.apart(self.from_prior)
+            return None if self.from_prior is None else detour.form.to_noncentred(self.from_prior)
 
         found = weighed_points(detour.target, detour.there(around), from_prior, generator)
         return None if found is None else replace(found, white=near.white(detour.back(found.white)))

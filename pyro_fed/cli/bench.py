@@ -63,8 +63,8 @@ def bench(
     from pyro_fed.analysis.bench.bench import run_benchmark
     from pyro_fed.analysis.bench.page import write_page
     from pyro_fed.analysis.bench.store import Store
-    from pyro_fed.analysis.bench.table import as_values, heading, in_short, summary
-    from pyro_fed.analysis.report import page, plain
+    from pyro_fed.analysis.bench.table import as_values, column_headings, in_short, summary
+    from pyro_fed.analysis.report import json_figures, page
 
     out.mkdir(parents=True, exist_ok=True)
     page.check_report(out / "benchmark.html")
@@ -86,11 +86,11 @@ def bench(
         any_version=any_version,
         said=None if quiet else lambda outcome: click.echo(in_short(outcome), err=True),
     )
-    text = plain.as_json(as_values(results))
+    text = json_figures.as_json(as_values(results))
     table.write_text(text + "\n", encoding="utf-8")
     write_page(out / "benchmark.html", results, command=typed_command())
     if as_json or results.outcomes:
-        click.echo(text if as_json else _block(heading(), summary(results)))
+        click.echo(text if as_json else _block(column_headings(), summary(results)))
     waiting = f"; {results.waiting} cells are left: the same command goes on" if results.waiting else ""
     click.echo(f"\nWritten to {out / 'benchmark.html'}: open it in a browser{waiting}.", err=as_json)
 

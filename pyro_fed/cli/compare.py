@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from pyro_fed.cli import options
-from pyro_fed.cli.apart import run_apart
 from pyro_fed.cli.output import typed_command
 from pyro_fed.cli.parse import parse_executor
+from pyro_fed.cli.subprocess_run import run_apart
 from pyro_fed.conventions.output import check_writable, kept_elsewhere, replaced_file
 from pyro_fed.errors import PyroFedError, SettingError, StoppedError
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 @options.apart
 @options.federation
 @options.assignments("RECIPE.KEY=VALUE", "nuts.num_samples=500")
-@options.out("Write the comparison as one HTML page.", options.PAGE)
+@options.out_option("Write the comparison as one HTML page.", options.PAGE)
 @options.results
 @options.executor
 @options.device
@@ -51,7 +51,7 @@ def compare(
     A run that ends in an error does not end the others: the error is printed at the end, and the exit code is 1.
     """
     import pyro_fed as pf
-    from pyro_fed.analysis.report import page, plain
+    from pyro_fed.analysis.report import json_figures, page
     from pyro_fed.recipes import library
     from pyro_fed.recipes.experiment import build_federation
     from pyro_fed.results.saving import check_savable
@@ -63,7 +63,7 @@ def compare(
     if results_folder is not None:
         check_writable(results_folder / "comparison.json", "--results")
     module = library.load_model(model)  # which may import the recipes' algorithms
-    chosen = _chosen(recipe_names, reference)
+    chosen = _chosen_recipes(recipe_names, reference)
     algorithms = _algorithms(chosen, assignments)
     fed, test = build_federation(module, clients, partition_text, seed, device)
     if results_folder is not None:
@@ -73,7 +73,7 @@ def compare(
     with ExitStack() as running:
         waited = None
         if apart:
-            given = _given(split, executor_text, max_seconds) + _settings_of(str(stem), assignments)
+            given = _client_options(split, executor_text, max_seconds) + _settings_of(str(stem), assignments)
             waited = running.enter_context(run_apart([model, str(reference), *given, "--quiet"]))
 
         def result_of(name: str) -> InferenceData:
@@ -92,10 +92,10 @@ def compare(
     table = pf.compare(results, compared_with, federation=fed, test=test)
     said = {name: str(error) for name, error in errors.items()}
     values = {"model": name_of_model, **split, "set": assignments, "reference": compared_with}
-    values |= {"results": plain.comparison(table), "errors": said}
-    click.echo(plain.as_json(values) if as_json else comparison_block(table))
+    values |= {"results": json_figures.comparison(table), "errors": said}
+    click.echo(json_figures.as_json(values) if as_json else comparison_block(table))
     if results_folder is not None:
-        _write_results(results_folder, results, plain.as_json(values))
+        _write_results(results_folder, results, json_figures.as_json(values))
     if out is not None:
         title = f"{name_of_model}: {len(results)} algorithms compared"
         lead = f"{page.clients_line(fed)} ({partition_text}), seed {seed}"
@@ -117,7 +117,7 @@ def _end_with_errors(said: Mapping[str, str], lost_reference: bool) -> NoReturn:
     raise SystemExit(1)
 
 
-def _chosen(recipe_names: tuple[str, ...], reference: str | None) -> dict[str, Recipe]:
+def _chosen_recipes(recipe_names: tuple[str, ...], reference: str | None) -> dict[str, Recipe]:
     """The recipes, with the reference's, by their names in the table.
 
     Raises:
@@ -132,7 +132,7 @@ def _chosen(recipe_names: tuple[str, ...], reference: str | None) -> dict[str, R
     return {Path(name).stem: recipe.load(name) for name in names}
 
 
-def _given(split: dict[str, Any], executor_text: str, max_seconds: float | None) -> list[str]:
+def _client_options(split: dict[str, Any], executor_text: str, max_seconds: float | None) -> list[str]:
     """Words of a command, by which another process runs on the same clients."""
     given = [part for key, value in split.items() for part in (f"--{key}", str(value))] + ["--executor", executor_text]
     return given if max_seconds is None else [*given, "--max-seconds", str(max_seconds)]

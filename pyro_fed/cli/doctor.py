@@ -35,12 +35,12 @@ def doctor(as_json: bool) -> None:
     Exit code 1 where something that every run needs is missing.
     """
     machine = _machine()  # first, since it measures how long the import of torch takes
-    from pyro_fed.analysis.report import plain, terminal
+    from pyro_fed.analysis.report import json_figures, terminal
 
     found = {"versions": _versions(), "machine": machine, "extras": _extras()}
     missing = [name for name, text in found["versions"].items() if text == MISSING]
     if as_json:
-        click.echo(plain.as_json(found))
+        click.echo(json_figures.as_json(found))
     else:
         for title, entries in found.items():
             click.echo(terminal.heading(title.capitalize()))

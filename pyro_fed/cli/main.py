@@ -104,7 +104,7 @@ def main() -> None:
 @options.rounds
 @options.max_seconds
 @options.assignments("KEY=VALUE", "num_particles=50")
-@options.out("Write the result (NetCDF, ArviZ).")
+@options.out_option("Write the result (NetCDF, ArviZ).")
 @options.report
 @click.option(
     "--rows",
@@ -138,7 +138,7 @@ def run(
     import pyro_fed as pf
     from pyro_fed.algorithm.plan import Plan
     from pyro_fed.analysis.judging import metrics
-    from pyro_fed.analysis.report import page, plain, terminal
+    from pyro_fed.analysis.report import json_figures, page, terminal
     from pyro_fed.recipes import library, recipe
     from pyro_fed.recipes.experiment import build_federation
     from pyro_fed.recipes.values import parse_assignment
@@ -184,7 +184,7 @@ def run(
         click.echo(_answer_blocks(idata, rows))
     measured = metrics.test_metrics(idata, fed, test) if test is not None else {}
     if as_json:
-        click.echo(plain.as_json(plain.of_run(idata, measured)))
+        click.echo(json_figures.as_json(json_figures.of_run(idata, measured)))
         return
     click.echo("\n".join([terminal.prediction_block(measured), terminal.cost_block(idata)]))
     if out is not None:

@@ -23,7 +23,7 @@ from pyro_fed.errors import SettingError
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-class Written(click.Path):
+class WritableFile(click.Path):
     """A file of one format, of which is checked before any work that it can be written.
 
     Args:
@@ -40,7 +40,7 @@ class Written(click.Path):
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
         if path.suffix and path.suffix.lower() not in self.endings:
             better = path.with_suffix(self.endings[0]).name
-            self.fail(f"{path.name!r} would be {self.content}: call it {better!r}. {_elsewhere(path)}", param, ctx)
+            self.fail(f"{path.name!r} would be {self.content}: call it {better!r}. {_format_cure(path)}", param, ctx)
         try:
             return check_writable(path, param.opts[0] if param is not None else "--out")
         except SettingError as error:
@@ -48,11 +48,11 @@ class Written(click.Path):
 
 
 #: Results by ArviZ, and pages.
-RESULT = Written("a NetCDF file, whatever its name", (".nc", ".nc4", ".cdf", ".netcdf", ".h5", ".hdf5"))
-PAGE = Written("an HTML page, whatever its name", PAGE_ENDINGS)
+RESULT = WritableFile("a NetCDF file, whatever its name", (".nc", ".nc4", ".cdf", ".netcdf", ".h5", ".hdf5"))
+PAGE = WritableFile("an HTML page, whatever its name", PAGE_ENDINGS)
 
 
-def _elsewhere(path: Path) -> str:
+def _format_cure(path: Path) -> str:
     """A sentence on how a result is written in the format that a path's ending promises."""
     if path.suffix.lower() == ".zarr":
         return "ArviZ writes a store of it: arviz.from_netcdf(...).to_zarr(...)"
@@ -64,7 +64,7 @@ def complete_model(_: click.Context, __: click.Parameter, begun: str) -> list[Co
     from pyro_fed.recipes import library
 
     listed = library.list_models()
-    return _named({name: library.model_description(path) for name, path in listed.items()}, begun)
+    return _complete_names({name: library.model_description(path) for name, path in listed.items()}, begun)
 
 
 def complete_recipe(_: click.Context, __: click.Parameter, begun: str) -> list[CompletionItem]:
@@ -72,10 +72,12 @@ def complete_recipe(_: click.Context, __: click.Parameter, begun: str) -> list[C
     from pyro_fed.recipes import library, recipe
 
     listed = library.list_recipes()
-    return _named({name: recipe.read_toml(path).get("description", "") for name, path in listed.items()}, begun)
+    return _complete_names(
+        {name: recipe.read_toml(path).get("description", "") for name, path in listed.items()}, begun
+    )
 
 
-def _named(described: dict[str, str], begun: str) -> list[CompletionItem]:
+def _complete_names(described: dict[str, str], begun: str) -> list[CompletionItem]:
     """The names that begin so, with descriptions, which some shells show; or files, if there are none."""
     found = [CompletionItem(name, help=text) for name, text in described.items() if name.startswith(begun)]
     return found or [CompletionItem(begun, type="file")]
@@ -246,7 +248,7 @@ def assignments(metavar: str, example: str) -> Callable[[Command], Command]:
     return click.option("--set", "assignments", metavar=metavar, multiple=True, help=text)
 
 
-def out(text: str, written: Written = RESULT) -> Callable[[Command], Command]:
+def out_option(text: str, written: WritableFile = RESULT) -> Callable[[Command], Command]:
     """The option `--out`, a file for the result.
 
     Args:

@@ -28,7 +28,7 @@ def terminated_as_interrupted() -> Iterator[None]:
     main one this does nothing.
     """
     main = threading.current_thread() is threading.main_thread()
-    taken = [number for number in (signal.SIGTERM, HANGUP) if number is not None and main and _untouched(number)]
+    taken = [number for number in (signal.SIGTERM, HANGUP) if number is not None and main and _has_no_handler(number)]
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         if number == HANGUP:
@@ -51,7 +51,7 @@ def terminated_as_interrupted() -> Iterator[None]:
                 signal.signal(number, signal.SIG_DFL)
 
 
-def _untouched(number: int) -> bool:
+def _has_no_handler(number: int) -> bool:
     """Whether a signal has no handler, and is not ignored."""
     return signal.getsignal(number) is signal.SIG_DFL
 

@@ -103,8 +103,8 @@ class Finding:
             "topic": str(self.topic),
             "severity": str(self.severity),
             "text": self.text,
-            "where": _plain(self.where),
-            "figures": _plain(self.figures),
+            "where": _as_json(self.where),
+            "figures": _as_json(self.figures),
             "cures": list(self.cures),
         }
 
@@ -191,12 +191,12 @@ def texts(findings: Iterable[Finding]) -> list[str]:
     return list(dict.fromkeys(one.text for one in findings))
 
 
-def _plain(value: Any) -> Any:
+def _as_json(value: Any) -> Any:
     """Numbers, words and lists of them, as JSON has them."""
     if isinstance(value, Mapping):
-        return {name: _plain(one) for name, one in value.items()}
+        return {name: _as_json(one) for name, one in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(one) for one in value]
+        return [_as_json(one) for one in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value

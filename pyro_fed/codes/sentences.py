@@ -562,7 +562,7 @@ def sds_not_finite(
 def mean_is_off(parameter: str, by: str, size: float, error: float, largest: float, cures: Cures) -> str:
     """Chains or weighted points move a mean."""
     many = f"more than {largest:g}" if size > largest else f"{size:.2f} ± {error:.2f}"
-    return f"{NOT_THE_POSTERIORS}: {by} move the mean of {quoted(parameter)} by {many} SDs. {cures[0]}"
+    return f"{NOT_THE_POSTERIORS}: {by} move the mean of {quote_name(parameter)} by {many} SDs. {cures[0]}"
 
 
 @doubt(Topic.MOMENTS)
@@ -572,7 +572,7 @@ def sd_is_off(parameter: str, by: str, ratio: float, error: float, largest: floa
         many = f"more than {largest:g}" if ratio > 1 else "less than a third"
     else:
         many = f"{ratio:.2f} ± {error:.2f}"
-    return f"{NOT_THE_POSTERIORS}: {by} multiply the SD of {quoted(parameter)} by {many}. {cures[0]}"
+    return f"{NOT_THE_POSTERIORS}: {by} multiply the SD of {quote_name(parameter)} by {many}. {cures[0]}"
 
 
 @doubt(Topic.MOMENTS)
@@ -616,7 +616,7 @@ def sd_is_off_by_sums(parameter: str, ratio: float, error: float, cures: Cures) 
 def sd_at_the_limit(parameter: str, off: str, cures: Cures) -> str:
     """An SD is plainly too small, and as near to the limit as its standard error."""
     return (
-        f"an SD may be too small by more than the limit, a factor of {SD_MATTERS:g}: {quoted(parameter)}, {off}, "
+        f"an SD may be too small by more than the limit, a factor of {SD_MATTERS:g}: {quote_name(parameter)}, {off}, "
         f"{MEASURED}. {cures[0]}"
     )
 
@@ -626,7 +626,7 @@ def moments_may_be_off(parameter: str, off: str) -> str:
     """A moment plainly misses a plan's aim, and may be beyond the limits."""
     return (
         f"means and SDs may be beyond the limits ({MATTERS:g} SDs, a factor of {SD_MATTERS:g}), and no answer that was "
-        f"tried is closer: {quoted(parameter)}, {off}, {MEASURED}"
+        f"tried is closer: {quote_name(parameter)}, {off}, {MEASURED}"
     )
 
 
@@ -635,7 +635,7 @@ def moments_close_to_limits(parameter: str, off: str) -> str:
     """A moment is within the limits, near them, and plainly off."""
     return (
         f"means and SDs are within the limits ({MATTERS:g} SDs, a factor of {SD_MATTERS:g}), but close to them: "
-        f"{quoted(parameter)}, {off}, {MEASURED}"
+        f"{quote_name(parameter)}, {off}, {MEASURED}"
     )
 
 
@@ -644,7 +644,7 @@ def aim_missed(parameter: str, off: str, mean_error: float, sd_factor: float) ->
     """A moment is within the limits, and likely to miss a plan's finer aim."""
     return (
         f"no answer that was tried is surely within the aim, {mean_error:g} SDs and a factor of {sd_factor:g}: "
-        f"{quoted(parameter)}, {off}, {MEASURED}"
+        f"{quote_name(parameter)}, {off}, {MEASURED}"
     )
 
 
@@ -652,7 +652,7 @@ def aim_missed(parameter: str, off: str, mean_error: float, sd_factor: float) ->
 def no_variance(parameter: str, cures: Cures = (QUANTILES,)) -> str:
     """A density falls so slowly that there is no variance."""
     return (
-        f"{quoted(parameter)} has no variance: its density falls no faster than |x|^-3 far out. "
+        f"{quote_name(parameter)} has no variance: its density falls no faster than |x|^-3 far out. "
         f"Its mean and SD depend on a few draws. {cures[0]}"
     )
 
@@ -661,8 +661,8 @@ def no_variance(parameter: str, cures: Cures = (QUANTILES,)) -> str:
 def no_variance_of_draws(parameter: str, pareto_k: float, cures: Cures = (QUANTILES,)) -> str:
     """The draws of a deterministic site have the tail of a distribution without a variance."""
     return (
-        f"{quoted(parameter)} seems to have no variance: the tail of its draws is that of a Pareto distribution with "
-        f"k = {pareto_k:.1f}, which has none from 0.5 on. Its mean and SD depend on a few draws. {cures[0]}"
+        f"{quote_name(parameter)} seems to have no variance: the tail of its draws is that of a Pareto distribution "
+        f"with k = {pareto_k:.1f}, which has none from 0.5 on. Its mean and SD depend on a few draws. {cures[0]}"
     )
 
 
@@ -670,7 +670,7 @@ def no_variance_of_draws(parameter: str, pareto_k: float, cures: Cures = (QUANTI
 def draws_do_not_tell(parameter: str, kurtosis: float, draws: int, cures: Cures = (QUANTILES,)) -> str:
     """A posterior's tail is so long that the draws do not determine its moments."""
     return (
-        f"a few draws far out make the SD of {quoted(parameter)}, and its mean: the posterior's tail is so long (a "
+        f"a few draws far out make the SD of {quote_name(parameter)}, and its mean: the posterior's tail is so long (a "
         f"kurtosis of {kurtosis:.2g}) that {draws} draws do not determine them, even if all draws are right. "
         f"{cures[0]}"
     )
@@ -1202,7 +1202,7 @@ def search_ended_by_budget(budget: str, untried: str) -> str:
     return f"the budget ended the search, {budget}{f'; {untried} were not tried' if untried else ''}"
 
 
-def quoted(parameter: str) -> str:
+def quote_name(parameter: str) -> str:
     """A parameter's name in a sentence: 'tau', 'tau' (unconstrained), 'tau' (mode 1 of 2)."""
     name, bracket, kind = parameter.partition(" (")
     return f"'{name}'{bracket}{kind}"

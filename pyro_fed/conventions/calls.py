@@ -183,13 +183,13 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     """Resolved hints of a function's arguments; one that cannot be resolved lets everything pass."""
     scope = vars(sys.modules.get(getattr(function, "__module__", "") or "", object))
     return {
-        name: _resolved(one.annotation, scope)
+        name: _resolve_hint(one.annotation, scope)
         for name, one in inspect.signature(function).parameters.items()
         if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD) and one.annotation is not one.empty
     }
 
 
-def _resolved(hint: Any, scope: dict[str, Any]) -> Any:
+def _resolve_hint(hint: Any, scope: dict[str, Any]) -> Any:
     """A hint as a type; Any where it is a name that only type checkers know."""
     if not isinstance(hint, str):
         return hint
@@ -239,7 +239,7 @@ def _fields(cls: type) -> dict[str, Any]:
     for kind in reversed(cls.__mro__):
         scope = vars(sys.modules.get(kind.__module__, object))
         for name, hint in vars(kind).get("__annotations__", {}).items():
-            found[name] = _resolved(hint, scope)
+            found[name] = _resolve_hint(hint, scope)
     if "__dataclass_fields__" in vars(cls):
         return {name: hint for name, hint in found.items() if typing.get_origin(hint) is not typing.ClassVar}
     return _hints(inspect.unwrap(cls.__init__))  # type: ignore[misc]  # of the class, which is at hand

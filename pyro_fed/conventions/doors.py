@@ -49,7 +49,7 @@ def door(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], li
         FileNotFoundError: there is no stub, or none in a room that a `*` names.
         SyntaxError: the stub is no Python.
     """
-    found = declared(Path(file).parent)
+    found = stub_names(Path(file).parent)
     attribute, _, names = lazy_loader.attach(package, submod_attrs=found.names)
     public = sorted([*names, *found.modules])
 
@@ -63,7 +63,7 @@ def door(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], li
     return load, lambda: list(public), public
 
 
-def listing(names: Sequence[str]) -> Callable[[], list[str]]:
+def public_dir(names: Sequence[str]) -> Callable[[], list[str]]:
     """A module's `__dir__`: its public names alone, where tab completion would show all that it imports.
 
     Args:
@@ -75,7 +75,7 @@ def listing(names: Sequence[str]) -> Callable[[], list[str]]:
     return lambda: sorted(names)
 
 
-def declared(folder: Path) -> Declared:
+def stub_names(folder: Path) -> Declared:
     """The public names of the package in a folder, read from its `__init__.pyi` without importing anything."""
     found = Declared({}, {})
     for node in ast.parse((folder / "__init__.pyi").read_text(encoding="utf-8")).body:
@@ -85,7 +85,7 @@ def declared(folder: Path) -> Declared:
         where = folder.joinpath(*room.split("."))
         for name in (alias.name for alias in node.names):
             if name == "*":
-                below = declared(where)
+                below = stub_names(where)
                 for names in (*below.names.values(), below.modules):
                     found.names.setdefault(room, []).extend(names)
             elif (where / name).is_dir() or (where / f"{name}.py").is_file():

@@ -48,7 +48,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{left_out}"
 
 
-def folded(title: str, inside: str) -> str:
+def details_block(title: str, inside: str) -> str:
     """A part that opens when its title is clicked; nothing where it is empty.
 
     Args:

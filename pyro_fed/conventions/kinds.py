@@ -31,7 +31,7 @@ EXAMPLES = {
     "dtype": "torch.float64",
 }
 #: Items of a collection that are looked at.
-LOOKED_AT = 1000
+MAX_CHECKED_ITEMS = 1000
 
 #: Kinds of one number: a list of them has one dimension.
 SCALARS = (int, float, bool)
@@ -43,7 +43,7 @@ _LISTS = (collections.abc.Sequence, collections.abc.Collection, collections.abc.
 T = TypeVar("T")
 
 
-def narrowed(value: object, kind: type[T]) -> T:
+def cast_checked(value: object, kind: type[T]) -> T:
     """A value of which earlier checks have made sure that it is of a kind, with the type of that kind.
 
     Args:
@@ -105,7 +105,7 @@ def _fits_class(value: Any, hint: Any, origin: Any, inner: tuple[Any, ...]) -> b
         mapping = isinstance(value, Mapping)
         if not mapping or not isinstance(value, dict):
             return mapping  # results are mappings too, whose groups are not to be read for this
-        return all(fits(k, key) and fits(v, item) for k, v in list(value.items())[:LOOKED_AT])
+        return all(fits(k, key) and fits(v, item) for k, v in list(value.items())[:MAX_CHECKED_ITEMS])
     if origin in _LISTS or hint in _LISTS:
         listed = (
             not isinstance(value, str | bytes | Mapping) and hasattr(value, "__len__") and hasattr(value, "__iter__")
@@ -135,7 +135,7 @@ def _fits_items(value: Any, inner: tuple[Any, ...]) -> bool:
 
 def _some(value: Any) -> list[Any]:
     try:
-        return list(value[:LOOKED_AT]) if hasattr(value, "__getitem__") else list(value)[:LOOKED_AT]
+        return list(value[:MAX_CHECKED_ITEMS]) if hasattr(value, "__getitem__") else list(value)[:MAX_CHECKED_ITEMS]
     except Exception:  # whatever a stranger's collection raises, it is no list of items to look at
         return []
 

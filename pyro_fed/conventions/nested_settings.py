@@ -17,8 +17,8 @@ from abc import ABC
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
-from pyro_fed.conventions.settings_repr import SettingsRepr, changed
-from pyro_fed.conventions.spelling import LIKENESS, closest, snake_case
+from pyro_fed.conventions.settings_repr import SettingsRepr, changed_settings
+from pyro_fed.conventions.spelling import MIN_SIMILARITY, closest, snake_case
 from pyro_fed.errors import SettingError
 
 
@@ -165,7 +165,7 @@ def explains_unknown(cls: type[Owner]) -> type[Owner]:
     return cls
 
 
-def given(settings: Any) -> frozenset[str]:
+def explicit_settings(settings: Any) -> frozenset[str]:
     """The settings that a user has written, also those that are written as their defaults are.
 
     All at once is `dataclasses.replace`, of which nobody has written more than what differs from the defaults. That is
@@ -180,9 +180,9 @@ def given(settings: Any) -> frozenset[str]:
     """
     names: frozenset[str] | None = getattr(settings, GIVEN, None)
     if names is None:
-        return frozenset(changed(settings))
+        return frozenset(changed_settings(settings))
     fields = {field.name for field in dataclasses.fields(settings) if field.init}
-    return frozenset(changed(settings)) if names >= fields else names
+    return frozenset(changed_settings(settings)) if names >= fields else names
 
 
 def chosen_setting(owner: Any, name: str) -> Any:
@@ -213,7 +213,7 @@ def with_defaults(settings: Owner, defaults: Mapping[str, Any]) -> Owner:
         settings: an instance of a class that `explains_unknown` decorates.
         defaults: values by name.
     """
-    own = given(settings)
+    own = explicit_settings(settings)
     other = {name: value for name, value in defaults.items() if name not in own and getattr(settings, name) != value}
     if not other:
         return settings
@@ -239,18 +239,19 @@ def _unknown(owner: type, name: str, value: Any) -> str:
     hits = places.get(name, [])
     if not hits:
         own = [field.name for field in dataclasses.fields(owner)]
-        near = difflib.get_close_matches(name, [*own, *places], n=1, cutoff=LIKENESS)
+        near = difflib.get_close_matches(name, [*own, *places], n=1, cutoff=MIN_SIMILARITY)
         if not near or near[0] in own:
             return f"{owner.__name__} has no setting {name!r}; {closest(name, own)}"
-        return f"{owner.__name__} has no setting {name!r}; did you mean {_written(owner, places[near[0]][0], value)}?"
+        place = _setting_place(owner, places[near[0]][0], value)
+        return f"{owner.__name__} has no setting {name!r}; did you mean {place}?"
     homes = " or ".join(dict.fromkeys(_home(place) for place in hits))
     return (
         f"{owner.__name__} has no setting {name!r}, which is a setting of {homes}: write "
-        f"{_written(owner, hits[0], value)}"
+        f"{_setting_place(owner, hits[0], value)}"
     )
 
 
-def _written(owner: type, place: _Place, value: Any) -> str:
+def _setting_place(owner: type, place: _Place, value: Any) -> str:
     """The setting where it stands: "FedEP(client=pf.tilted.SVI(steps=5))"."""
     return f"{owner.__name__}({place.field}={place.within.door}.{place.within.__name__}({place.name}={value!r}))"
 

@@ -23,7 +23,7 @@ from pyro_fed.conventions import calls
 from pyro_fed.errors import SettingError
 
 #: Seconds from one line of a log to the next: at first, and after it has doubled some times. An hour has 60 lines.
-LOG_SECONDS, MOST_LOG_SECONDS = 10.0, 60.0
+LOG_SECONDS, MAX_LOG_SECONDS = 10.0, 60.0
 #: Seconds from one picture of a notebook's bar to the next: each is a message to the browser.
 NOTEBOOK_SECONDS = 0.5
 
@@ -127,7 +127,7 @@ def begin(name: str, total: int, unit: str, *, done: int = 0, shown: bool = True
     if not shown or show is False:
         return _Silent(start)
     if show is not True:
-        return _Told(start, show)
+        return _CallbackBar(start, show)
     if _in_notebook():
         return _Notebook(start)
     return _Terminal(start, inner) if sys.stderr.isatty() else _Log(start, inner)
@@ -182,7 +182,7 @@ class _Silent(Bar):
         return
 
 
-class _Told(Bar):
+class _CallbackBar(Bar):
     """A function is called."""
 
     def __init__(self, start: Progress, callback: Callback) -> None:
@@ -215,7 +215,7 @@ class _Log(Bar):
 
     def _show(self) -> None:
         if time.monotonic() - self._said >= self._pause:
-            self._pause = min(2 * self._pause, MOST_LOG_SECONDS)
+            self._pause = min(2 * self._pause, MAX_LOG_SECONDS)
             self._say()
 
     def _end(self) -> None:

@@ -91,10 +91,10 @@ def _torch_seeds(seed: int, keys: Sequence[tuple[int, ...]] | NDArray[np.int64])
         nonlocal constant
         word = word ^ np.uint32(constant)
         constant = constant * INTO_GROWTH & WORD
-        return _shifted(word * np.uint32(constant))
+        return _xor_shift(word * np.uint32(constant))
 
     def mixed(word: NDArray[np.uint32], other: NDArray[np.uint32]) -> NDArray[np.uint32]:
-        return _shifted(np.uint32(MIX_OF) * word - np.uint32(MIX_WITH) * hashed(other))
+        return _xor_shift(np.uint32(MIX_OF) * word - np.uint32(MIX_WITH) * hashed(other))
 
     words += [np.zeros_like(own[0])] * (POOL - len(words))
     pool = [hashed(word) for word in words[:POOL]]
@@ -109,12 +109,12 @@ def _torch_seeds(seed: int, keys: Sequence[tuple[int, ...]] | NDArray[np.int64])
     for _ in range(2):
         constants.append(constants[-1] * OUT_OF_GROWTH & WORD)
     each = zip(pool[:2], constants[:2], constants[1:], strict=True)
-    low, top = (_shifted((word ^ np.uint32(a)) * np.uint32(b)).astype(np.uint64) for word, a, b in each)
+    low, top = (_xor_shift((word ^ np.uint32(a)) * np.uint32(b)).astype(np.uint64) for word, a, b in each)
     found: list[int] = ((top << np.uint64(32) | low) >> np.uint64(1)).tolist()
     return found
 
 
-def _shifted(word: NDArray[np.uint32]) -> NDArray[np.uint32]:
+def _xor_shift(word: NDArray[np.uint32]) -> NDArray[np.uint32]:
     found: NDArray[np.uint32] = word ^ word >> np.uint32(SHIFT)
     return found
 

@@ -34,12 +34,13 @@ class SettingsRepr(metaclass=Checked):
             cls.__repr__ = SettingsRepr.__repr__  # type: ignore[method-assign]  # before `dataclass` looks for one
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{name}={_text(value)}' for name, value in changed(self).items())})"
+        settings = ", ".join(f"{name}={_text(value)}" for name, value in changed_settings(self).items())
+        return f"{type(self).__name__}({settings})"
 
     def _repr_html_(self) -> str:
         """In a notebook: what it is, the settings that differ from their defaults, and folded those that do not."""
         fields = dataclasses.fields(self)  # type: ignore[arg-type]  # every subclass is a dataclass
-        differs = changed(self)
+        differs = changed_settings(self)
         default = {field.name: _text(default_of(field)) for field in fields}
         rows = [[name, _text(value), default[name]] for name, value in differs.items()]
         same = [[field.name, default[field.name]] for field in fields if field.name not in differs]
@@ -48,17 +49,17 @@ class SettingsRepr(metaclass=Checked):
             type(self).__name__,
             html.text(said),
             html.table(["setting", "here", "default"], rows),
-            html.folded(f"{len(same)} settings at their defaults", html.table(["setting", "default"], same)),
+            html.details_block(f"{len(same)} settings at their defaults", html.table(["setting", "default"], same)),
         )
 
 
-def changed(settings: Any) -> dict[str, Any]:
+def changed_settings(settings: Any) -> dict[str, Any]:
     """The fields of a dataclass whose values are not their defaults, name → value."""
     values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
     return {
         field.name: values[field.name]
         for field in dataclasses.fields(settings)
-        if not _same(values[field.name], default_of(field))
+        if not _same_setting(values[field.name], default_of(field))
     }
 
 
@@ -67,15 +68,15 @@ def default_of(field: dataclasses.Field[Any]) -> Any:
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
-def _same(value: Any, default: Any) -> bool:
-    return value is default or (type(value) is type(default) and _plain(value) == _plain(default))
+def _same_setting(value: Any, default: Any) -> bool:
+    return value is default or (type(value) is type(default) and _plain_setting(value) == _plain_setting(default))
 
 
 def _text(value: Any) -> str:
     return _name(value) if _has_name(value) else repr(value)
 
 
-def whole(settings: Any) -> dict[str, Any]:
+def all_settings(settings: Any) -> dict[str, Any]:
     """All fields of a dataclass, defaults too, as plain values: numbers, text, and lists and dictionaries of these.
 
     A dataclass within is a dictionary with its class's name under ``name``, as recipes write it; a function or class
@@ -89,29 +90,29 @@ def whole(settings: Any) -> dict[str, Any]:
         >>> whole(pf.tilted.Newton())
         {'steps': 1}
     """
-    return {field.name: _plain(getattr(settings, field.name)) for field in dataclasses.fields(settings)}
+    return {field.name: _plain_setting(getattr(settings, field.name)) for field in dataclasses.fields(settings)}
 
 
-def described(settings: Any) -> str:
+def settings_line(settings: Any) -> str:
     """A dataclass and all its fields as one line of text, on which two processes agree: a run and the one resumed."""
-    fields = ", ".join(f"{name}={value!r}" for name, value in whole(settings).items())
+    fields = ", ".join(f"{name}={value!r}" for name, value in all_settings(settings).items())
     return f"{type(settings).__name__}({fields})"
 
 
-def _plain(value: Any) -> Any:
+def _plain_setting(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if _has_name(value):
         return _name(value)
     if dataclasses.is_dataclass(value):
-        return {"name": snake_case(type(value).__name__), **whole(value)}
+        return {"name": snake_case(type(value).__name__), **all_settings(value)}
     if isinstance(value, Tensor):
         digest = hashlib.sha256(value.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
         return f"{value.dtype} {tuple(value.shape)} {digest}"
     if type(value) in (list, tuple):
-        return type(value)(_plain(item) for item in value)
+        return type(value)(_plain_setting(item) for item in value)
     if type(value) is dict:
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: _plain_setting(item) for key, item in value.items()}
     return repr(value)
 
 

@@ -6,9 +6,9 @@ import difflib
 from collections.abc import Iterable
 
 #: How alike a name must be to one that exists, and how many of these are told.
-LIKENESS, TOLD = 0.7, 3
+MIN_SIMILARITY, MAX_SUGGESTIONS = 0.7, 3
 #: Letters from which on a part of a name may stand for it: fewer are in too many.
-PART = 4
+MIN_PART_LETTERS = 4
 
 
 def snake_case(name: str) -> str:
@@ -24,9 +24,9 @@ def snake_case(name: str) -> str:
 def closest(name: str, valid: Iterable[str]) -> str:
     """A clause for an error message: the likely meant names, or else all the valid ones."""
     valid = list(valid)
-    near = difflib.get_close_matches(name, valid, n=TOLD, cutoff=LIKENESS)
-    if not near and len(name) >= PART:
-        near = [one for one in valid if name.lower() in one.lower()][:TOLD]
+    near = difflib.get_close_matches(name, valid, n=MAX_SUGGESTIONS, cutoff=MIN_SIMILARITY)
+    if not near and len(name) >= MIN_PART_LETTERS:
+        near = [one for one in valid if name.lower() in one.lower()][:MAX_SUGGESTIONS]
     if near:
         return f"did you mean {' or '.join(repr(n) for n in near)}?"
     return f"valid names: {', '.join(sorted(valid)) or '(none)'}"

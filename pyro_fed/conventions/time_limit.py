@@ -26,7 +26,7 @@ class TimeIsUp(KeyboardInterrupt):
 
 
 @contextmanager
-def until(end: float | None) -> Iterator[None]:
+def ending_at(end: float | None) -> Iterator[None]:
     """What is done within ends at a time, in the place of what was said around it.
 
     Args:

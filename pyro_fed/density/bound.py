@@ -60,7 +60,7 @@ class BoundModel:
 
     def doubled(self) -> BoundModel:
         """This model with these data, computed in float64."""
-        constants = {name: pytree.tree_map(_doubled, value) for name, value in self.constants.items()}
+        constants = {name: pytree.tree_map(_in_double, value) for name, value in self.constants.items()}
         return replace(
             self,
             arguments=self.arguments.to(torch.float64),
@@ -135,7 +135,7 @@ class BoundModel:
         return execution
 
 
-def _doubled(leaf: Any) -> Any:
+def _in_double(leaf: Any) -> Any:
     return leaf.double() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
 
 

@@ -25,7 +25,7 @@ from pyro_fed.density.checks.sites import describe
 from pyro_fed.density.compiling import mapping
 from pyro_fed.density.compiling.compiler import FAILURES, Compiler, reason_of
 from pyro_fed.density.latents.quadrature import Quadrature
-from pyro_fed.density.latents.unheld import check_held
+from pyro_fed.density.latents.undetermined_latents import check_held
 from pyro_fed.density.layout import Layout
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import Arguments
@@ -75,7 +75,7 @@ def build(
         return wide(quadrature=quadrature, constants=constants, whole=whole)
     bound.constants.update(seen.execution.filler.constants)
     layout = describe(bound, seen, whole)
-    problem = _mapped(
+    problem = _with_fastest_mapping(
         Problem(bound, layout, num_rows, quadrature or Quadrature(), search=ModelSearch),
         lambda candidate: _try(candidate, seen),
     )
@@ -84,7 +84,7 @@ def build(
             raise _one_by_one(problem)
         check_held(problem, seen.execution.trace)
         problem = replace(problem, quadrature=problem.quadrature.fitted(problem))
-        problem = _mapped(problem, mapping.run_trial)
+        problem = _with_fastest_mapping(problem, mapping.run_trial)
     _warn_of_constants(bound, layout)
     return problem
 
@@ -132,7 +132,7 @@ def rebuilt(problem: Problem, arguments: Arguments, quadrature: Quadrature | Non
             "with the new data the model has other sites, or sites of other shapes: make a new Federation for them"
         )
     found = replace(problem, bound=bound)
-    if not problem.arguments.shares_with(arguments) or not _same(problem.bound.constants, bound.constants):
+    if not problem.arguments.shares_with(arguments) or not _equal_constants(problem.bound.constants, bound.constants):
         found = replace(found, compiler=Compiler(problem.compiler.level))
     if problem.local_dim:
         check_held(found, seen.execution.trace)
@@ -142,7 +142,7 @@ def rebuilt(problem: Problem, arguments: Arguments, quadrature: Quadrature | Non
     return found
 
 
-def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+def _equal_constants(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether constants are equal, shared values among them."""
     a, b = (pytree.tree_leaves(dict(sorted(constants.items()))) for constants in (one, other))
     return len(a) == len(b) and all(
@@ -158,7 +158,7 @@ def _try(problem: Problem, seen: FirstRun) -> None:
         mapping.run_trial(problem)
 
 
-def _mapped(problem: Problem, attempt: Callable[[Problem], None]) -> Problem:
+def _with_fastest_mapping(problem: Problem, attempt: Callable[[Problem], None]) -> Problem:
     """The problem mapped by the fastest way with which the attempt works."""
 
     def mapped(way: mapping.Mapping) -> Problem:

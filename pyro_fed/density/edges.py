@@ -39,9 +39,9 @@ BOUNDS, VALUE = ("lower_bound", "upper_bound"), "value"
 #: Draws of the prior, and rows of each, at which parameters are looked at.
 DRAWS, ROWS = 4, 2048
 #: Unconstrained latents no further out than this: a heavy tail's draw overflows, and says nothing.
-FARTHEST = 10.0
+MAX_PRIOR_DRAW = 10.0
 #: A parameter is beyond a bound by more than this, or by this part of it: less is rounding.
-BEYOND = 1e-3
+BOUND_TOLERANCE = 1e-3
 
 
 def moving_support(bound: BoundModel, seen: FirstRun, name: str) -> str:
@@ -56,7 +56,7 @@ def moving_support(bound: BoundModel, seen: FirstRun, name: str) -> str:
     if not _edges(msg):
         return ""
     latents = [latent for latent in seen.point if _changes(bound, seen, msg, (latent,))]
-    return _said(msg, latents) if latents else ""
+    return _edge_sentence(msg, latents) if latents else ""
 
 
 def check_moving_supports(bound: BoundModel, seen: FirstRun) -> None:
@@ -77,7 +77,7 @@ def check_moving_supports(bound: BoundModel, seen: FirstRun) -> None:
             continue
         if not _changes(bound, seen, msg, tuple(seen.point)):
             continue
-        moved = [_at(bound, seen, name, tuple(seen.point), move) for move in MOVES]
+        moved = [_shifted_site(bound, seen, name, tuple(seen.point), move) for move in MOVES]
         lost = any(other is not None and not _holds_all(other) for other in moved)
         if not lost or not (said := moving_support(bound, seen, name)):
             continue
@@ -120,7 +120,7 @@ def values_at_an_end(bound: BoundModel, seen: FirstRun, name: str) -> tuple[Tens
     found = torch.zeros(msg["fn"].batch_shape, dtype=torch.bool)
     if at_end is None or not bool(at_end.any()):
         return found, ""
-    others = [_at(bound, seen, name, tuple(seen.point), move) for move in MOVES]
+    others = [_shifted_site(bound, seen, name, tuple(seen.point), move) for move in MOVES]
     densities = [other["fn"].log_prob(other["value"]) for other in others if other is not None]
     if not densities:
         return found, ""
@@ -150,8 +150,8 @@ def _at_end(msg: Message) -> Tensor | None:
     return torch.stack([value == end for end in ends]).any(0) if ends else None
 
 
-def _said(msg: Message, latents: Collection[str]) -> str:
-    given = _given(msg)
+def _edge_sentence(msg: Message, latents: Collection[str]) -> str:
+    given = _site_density(msg)
     kind = type(given.fn).__name__
     kind += "" if given.fn is innermost(msg["fn"]) else f" in its {type(innermost(msg['fn'])).__name__}"
     first = next(iter(latents))
@@ -166,7 +166,7 @@ def _said(msg: Message, latents: Collection[str]) -> str:
     )
 
 
-class _Given(NamedTuple):
+class _SiteDensity(NamedTuple):
     """The distribution that computes a site's density, what it is given, and the transforms from there to the site.
 
     A mixture's components are given the value once for all of them, along a last dimension.
@@ -178,7 +178,7 @@ class _Given(NamedTuple):
     mixed: bool
 
 
-def _given(msg: Message) -> _Given:
+def _site_density(msg: Message) -> _SiteDensity:
     """A transformed distribution that has no support of its own has that of its base, which it does not ask for it."""
     fn, value, between, mixed = innermost(msg["fn"]), msg["value"], list[Any](), False
     while True:
@@ -190,7 +190,7 @@ def _given(msg: Message) -> _Given:
         elif isinstance(fn, MixtureSameFamily) and not fn.event_shape and not mixed:
             fn, value, mixed = innermost(fn.component_distribution), value.unsqueeze(-1), True
         else:
-            return _Given(fn, value, tuple(between), mixed)
+            return _SiteDensity(fn, value, tuple(between), mixed)
 
 
 def _bounds(support: Any) -> dict[str, Tensor | float]:
@@ -206,7 +206,7 @@ def _edges(msg: Message) -> dict[str, Tensor]:
     """What moves where a site's support does: its bounds, where tensors, and a value that is held to bounds."""
     if not isinstance(msg["value"], Tensor):
         return {}
-    fn, value, between, _ = _given(msg)
+    fn, value, between, _ = _site_density(msg)
     supports = [getattr(fn, "support", None), *(getattr(transform, "codomain", None) for transform in between)]
     steps = [_bounds(support) for support in supports]
     found = {name: edge for name, edge in steps[-1].items() if isinstance(edge, Tensor)}
@@ -225,7 +225,7 @@ def _edges(msg: Message) -> dict[str, Tensor]:
 
 def _changes(bound: BoundModel, seen: FirstRun, msg: Message, latents: Collection[str]) -> bool:
     """Whether other values of these latents move a bound, or a value over one."""
-    other = _at(bound, seen, msg["name"], latents, MOVES[0])
+    other = _shifted_site(bound, seen, msg["name"], latents, MOVES[0])
     if other is None:
         return False
     before, after = _edges(msg), _edges(other)
@@ -233,12 +233,14 @@ def _changes(bound: BoundModel, seen: FirstRun, msg: Message, latents: Collectio
     moved = {name for name in shared if not torch.equal(before[name].nan_to_num(), after[name].nan_to_num())}
     if moved != {VALUE}:
         return bool(moved)
-    held = _inside(msg)
-    others = (_at(bound, seen, msg["name"], latents, move) for move in MOVES)
-    return any(found is not None and not torch.equal(_inside(found), held) for found in others)
+    held = _inside_support(msg)
+    others = (_shifted_site(bound, seen, msg["name"], latents, move) for move in MOVES)
+    return any(found is not None and not torch.equal(_inside_support(found), held) for found in others)
 
 
-def _at(bound: BoundModel, seen: FirstRun, name: str, latents: Collection[str], move: float) -> Message | None:
+def _shifted_site(
+    bound: BoundModel, seen: FirstRun, name: str, latents: Collection[str], move: float
+) -> Message | None:
     """The site where these latents are moved; None where the model cannot be run there."""
 
     def source(msg: Message, _transform: Any) -> Tensor:
@@ -256,10 +258,10 @@ def _run(bound: BoundModel, name: str, source: Source) -> Message | None:
     return found
 
 
-def _inside(msg: Message) -> Tensor:
+def _inside_support(msg: Message) -> Tensor:
     """Which values the distribution that computes the density has in its support, or are masked."""
-    inside, nonsense = _looked_at(msg)
-    if _given(msg).mixed:  # a component may have no part in a row
+    inside, nonsense = _support_and_nonsense(msg)
+    if _site_density(msg).mixed:  # a component may have no part in a row
         inside, nonsense = inside.any(-1), nonsense.any(-1)
     inside = inside & ~nonsense
     mask = mask_of(msg)
@@ -270,9 +272,9 @@ def _inside(msg: Message) -> Tensor:
     return inside
 
 
-def _looked_at(msg: Message) -> tuple[Tensor, Tensor]:
+def _support_and_nonsense(msg: Message) -> tuple[Tensor, Tensor]:
     """Which values are in that support, and which are not while their density is not zero."""
-    given = _given(msg)
+    given = _site_density(msg)
     inside: Tensor = given.fn.support.check(given.value)
     try:
         beyond: Tensor = given.fn.log_prob(given.value) != -torch.inf
@@ -283,7 +285,7 @@ def _looked_at(msg: Message) -> tuple[Tensor, Tensor]:
 
 def _holds_all(msg: Message) -> bool:
     try:
-        return bool(_inside(msg).all())
+        return bool(_inside_support(msg).all())
     except (RuntimeError, ValueError):
         return True
 
@@ -293,8 +295,8 @@ def _is_nonsense(bound: BoundModel, name: str) -> bool:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         for _ in range(EDGE_DRAWS):
-            msg = _run(bound, name, _drawn)
-            if msg is not None and not _holds_all(msg) and bool(_looked_at(msg)[1].any()):
+            msg = _run(bound, name, _prior_draw)
+            if msg is not None and not _holds_all(msg) and bool(_support_and_nonsense(msg)[1].any()):
                 return True
     return False
 
@@ -333,27 +335,27 @@ def warn_of_parameters(bound: BoundModel) -> None:
         torch.manual_seed(0)
         for _ in range(DRAWS):
             try:
-                trace = bound.execute(_drawn, rows).trace
+                trace = bound.execute(_prior_draw, rows).trace
             except (RuntimeError, ValueError, IndexError, KeyError):  # what cannot be run in this way is refused after
                 return
             for name, msg in trace.nodes.items():
                 observed = msg["type"] == "sample" and msg["is_observed"] and not is_deterministic(msg)
-                if observed and name not in told and (said := _beyond(msg)):
+                if observed and name not in told and (said := _parameter_out_of_bounds(msg)):
                     told.add(name)
                     warn_user(said)
 
 
-def _drawn(msg: Message, transform: Any) -> Tensor:
+def _prior_draw(msg: Message, transform: Any) -> Tensor:
     """A draw of a latent's prior, unconstrained; near zero where it cannot be drawn from."""
     shape = transform.inverse_shape(msg["fn"].shape())
     try:
         drawn: Tensor = transform.inv(msg["fn"].sample())
     except (NotImplementedError, RuntimeError, ValueError):  # an improper prior, say
         return torch.randn(shape)
-    return drawn.nan_to_num(0.0).clamp(-FARTHEST, FARTHEST)
+    return drawn.nan_to_num(0.0).clamp(-MAX_PRIOR_DRAW, MAX_PRIOR_DRAW)
 
 
-def _beyond(msg: Message) -> str:
+def _parameter_out_of_bounds(msg: Message) -> str:
     """What there is to say of a site with a parameter beyond a bound; empty where all are within theirs."""
     fn = innermost(msg["fn"])
     for parameter, constraint in getattr(fn, "arg_constraints", {}).items():
@@ -365,9 +367,9 @@ def _beyond(msg: Message) -> str:
         low, high = (getattr(constraint, edge, None) for edge in ("lower_bound", "upper_bound"))
         out = torch.zeros_like(value, dtype=torch.bool)
         if low is not None:
-            out |= value < low - BEYOND * (1 + abs(low))
+            out |= value < low - BOUND_TOLERANCE * (1 + abs(low))
         if high is not None:
-            out |= value > high + BEYOND * (1 + abs(high))
+            out |= value > high + BOUND_TOLERANCE * (1 + abs(high))
         mask = msg["mask"]
         if isinstance(mask, Tensor) and mask.shape == out.shape:
             out &= mask

@@ -35,7 +35,7 @@ TOLD_CLIENTS = 200
 OTHERS = ""
 #: How far apart two values may be, as a share of the sum of the magnitudes that they are sums of: what two machines,
 #: or another number of threads, make of the same model.
-ROUNDING = {torch.float32: 1e-4, torch.float64: 1e-9}
+VALUE_TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-9}
 #: Rows that the operations are traced on.
 TRACED_ROWS = 2
 
@@ -43,7 +43,7 @@ TRACED_ROWS = 2
 Values = list[tuple[float, float]]
 
 
-def hashed(tensors: Sequence[Tensor], text: str = "") -> str:
+def hash_tensors(tensors: Sequence[Tensor], text: str = "") -> str:
     """A hash of shapes, dtypes and values, and of some text.
 
     Args:
@@ -68,7 +68,7 @@ def label_digests(problem: Problem) -> dict[str, str]:
     arguments = problem.arguments
     owners = {owner for owner, *_ in arguments.nested_by_name.values()}
     return {
-        name: hashed([], repr(list(map(str, labels))))
+        name: hash_tensors([], repr(list(map(str, labels))))
         for name, labels in sorted(arguments.labels.items())
         if name not in owners
     }
@@ -95,10 +95,12 @@ def shared_arguments(problem: Problem) -> dict[str, str]:
         if i not in arguments.split
     }  # fmt: skip
     constants = {f"pyro.param {name}": value for name, value in problem.bound.constants.items()}
-    return {name: hashed([v]) if isinstance(v, Tensor) else _plain(v) for name, v in (shared | constants).items()}
+    return {
+        name: hash_tensors([v]) if isinstance(v, Tensor) else _value_text(v) for name, v in (shared | constants).items()
+    }
 
 
-def _plain(value: Any) -> str:
+def _value_text(value: Any) -> str:
     """A Python value as text on which two processes agree."""
     if value is None or isinstance(value, bool | int | float | str | bytes):
         return repr(value)[:200] if len(repr(value)) <= 200 else hashlib.sha256(repr(value).encode()).hexdigest()
@@ -135,7 +137,7 @@ def _of_clients(
     for name, index in list(zip(names, client_rows, strict=True))[:TOLD_CLIENTS]:
         own = pytree.tree_leaves([leaf[index.to(leaf[:0].device if isinstance(leaf, Tensor) else "cpu")]
                                   for leaf in problem.rows])  # fmt: skip
-        found[name] = [hashed(own), [_sums(one[index]) for one in terms]]
+        found[name] = [hash_tensors(own), [_sums(one[index]) for one in terms]]
     if len(names) > TOLD_CLIENTS:
         rest = torch.cat(list(client_rows[TOLD_CLIENTS:]))
         found[OTHERS] = ["", [_sums(one[rest]) for one in terms]]
@@ -158,32 +160,32 @@ def difference(before: str, now: str, same_rows: bool) -> str:
     then, here = json.loads(before), json.loads(now)
     if then["dtype"] != here["dtype"]:
         return f"it was computed in {then['dtype']}, and is in {here['dtype']} now"
-    rounding = ROUNDING[getattr(torch, here["dtype"])]
+    rounding = VALUE_TOLERANCES[getattr(torch, here["dtype"])]
     for site, values in here["prior"].items():
         if site not in then["prior"]:
             return f"site '{site}' is new"
-        if clause := _apart(then["prior"][site], values, rounding):
-            return f"the log prior of {_named(site)} {clause}"
+        if clause := _difference_clause(then["prior"][site], values, rounding):
+            return f"the log prior of {_site_text(site)} {clause}"
     for name, (rows, values) in here["clients"].items():
         old_rows, old = then["clients"].get(name, (None, None))
         if old is None or not (same_rows or (name != OTHERS and rows == old_rows)):
             continue
-        if clause := _apart(old, values, rounding):
+        if clause := _difference_clause(old, values, rounding):
             return f"the log-likelihood of {f'client {name}' if name else 'the other clients'} {clause}"
     return ""
 
 
-def compared(before: str, now: str) -> bool:
+def has_common_rows(before: str, now: str) -> bool:
     """Whether `difference` compares any rows of these, where they need not be the same."""
     then, here = json.loads(before)["clients"], json.loads(now)["clients"]
     return any(name and then.get(name, [None])[0] == rows for name, (rows, _) in here.items())
 
 
-def _named(site: str) -> str:
+def _site_text(site: str) -> str:
     return f"site '{site}'" if site else "the transforms of constrained sites"
 
 
-def _apart(before: Values, now: Values, rounding: float) -> str:
+def _difference_clause(before: Values, now: Values, rounding: float) -> str:
     """Where two lists of values differ by more than rounding."""
     for (old, old_size), (new, new_size) in zip(before, now, strict=True):
         if old == new or (math.isnan(old) and math.isnan(new)):
@@ -194,7 +196,7 @@ def _apart(before: Values, now: Values, rounding: float) -> str:
     return ""
 
 
-def traced(problem: Problem, rows: int = TRACED_ROWS, nested: int | None = None) -> str:
+def operations_hash(problem: Problem, rows: int = TRACED_ROWS, nested: int | None = None) -> str:
     """A hash of the operations that the densities of a few rows consist of, and of all constants in them.
 
     Args:
@@ -207,7 +209,7 @@ def traced(problem: Problem, rows: int = TRACED_ROWS, nested: int | None = None)
     """
     if problem.looped:
         return "not traced"
-    leaves, spec = pytree.tree_flatten(tuple(_few(leaf[:rows], nested) for leaf in problem.rows))
+    leaves, spec = pytree.tree_flatten(tuple(_first_nested_rows(leaf[:rows], nested) for leaf in problem.rows))
     z = torch.zeros(problem.dim, dtype=problem.dtype, device=leaves[0].device)
 
     def densities(z: Tensor, *flat: Tensor) -> tuple[Tensor, Tensor]:
@@ -220,10 +222,10 @@ def traced(problem: Problem, rows: int = TRACED_ROWS, nested: int | None = None)
         return "not traced"
     constants = dict(graph.named_buffers()) | {n: v for n, v in vars(graph).items() if isinstance(v, Tensor)}
     names = sorted(constants)
-    return hashed([constants[name] for name in names], json.dumps([graph.code, names]))
+    return hash_tensors([constants[name] for name in names], json.dumps([graph.code, names]))
 
 
-def _few(rows: Any, nested: int | None) -> Any:
+def _first_nested_rows(rows: Any, nested: int | None) -> Any:
     """Row tensors, with at most so many rows of each group."""
     if nested is None or not isinstance(rows, NestedRows):
         return rows

@@ -33,7 +33,7 @@ def images(problem: Problem, point: Tensor) -> Tensor:
         point: (D,).
     """
     values = problem.constrain(point, problem.fewest_rows)
-    found = [_ordered(problem, values, order) for order in _orders(problem)]
+    found = [_reordered_point(problem, values, order) for order in _orders(problem)]
     found += [torch.where(changed, -point, point) for changed in _signs(problem)]
     if not found:
         return point.new_zeros(0, len(point))
@@ -54,7 +54,7 @@ def _orders(problem: Problem) -> list[tuple[int, ...]]:
     return orders
 
 
-def _ordered(problem: Problem, values: dict[str, Tensor], order: tuple[int, ...]) -> Tensor:
+def _reordered_point(problem: Problem, values: dict[str, Tensor], order: tuple[int, ...]) -> Tensor:
     """The point (D,) whose values are in another order along each axis that has as many."""
     moved = {}
     for name in problem.sites:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from pyro_fed.conventions.kinds import narrowed
+from pyro_fed.conventions.kinds import cast_checked
 from pyro_fed.density.checks.funnels import latent_scales
 from pyro_fed.density.joint import JointProblem
 from pyro_fed.density.problem import Problem
@@ -27,7 +27,7 @@ from pyro_fed.density.running.trace_sites import Message
 from pyro_fed.density.traits.record import Traits
 
 
-class Read(Protocol):
+class FromVector(Protocol):
     """`Problem.from_vector`, of one form or another."""
 
     def __call__(self, z: Tensor, rows: tuple[Tensor, ...], /) -> Source:
@@ -36,7 +36,7 @@ class Read(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class NonCentred(Problem):
-    """A problem whose flat vector has e in place of x; made by `noncentred`.
+    """A problem whose flat vector has e in place of x; made by `noncentred_form`.
 
     Attributes:
         effects: names of the sites that are in units of their scale.
@@ -61,7 +61,7 @@ class NonCentred(Problem):
         Args:
             source: gives a latent site's unconstrained value from its message and transform.
         """
-        return self.apart(super().collect(source)[None])[0]
+        return self.to_noncentred(super().collect(source)[None])[0]
 
     def from_vector(self, z: Tensor, rows: tuple[Tensor, ...], local: Tensor | None = None) -> Source:
         """The latents' values, of `effects` loc + scale e.
@@ -75,7 +75,7 @@ class NonCentred(Problem):
 
         def source(msg: Message, transform: Any) -> Tensor:
             value = plain(msg, transform)
-            return _pair(msg).moved(value) if msg["name"] in self.effects else value
+            return _pair(msg).from_standard(value) if msg["name"] in self.effects else value
 
         return source
 
@@ -96,7 +96,7 @@ class NonCentred(Problem):
         """
         return self._read(points, self.from_vector)
 
-    def apart(self, points: Tensor) -> Tensor:
+    def to_noncentred(self, points: Tensor) -> Tensor:
         """The other way round.
 
         Args:
@@ -104,7 +104,7 @@ class NonCentred(Problem):
         """
         return self._read(points, super().from_vector, divided=True)
 
-    def _read(self, points: Tensor, from_vector: Read, *, divided: bool = False) -> Tensor:
+    def _read(self, points: Tensor, from_vector: FromVector, *, divided: bool = False) -> Tensor:
         """Each latent's unconstrained value in a run of the model at points (S, D); e in place of x if `divided`."""
         rows = self.fewest_rows
 
@@ -130,7 +130,7 @@ class NonCentredJoint(NonCentred, JointProblem):
     """The non-centred form of the joint densities, whose flat vector has the rows' own latents."""
 
 
-def noncentred(problem: Problem) -> NonCentred | None:
+def noncentred_form(problem: Problem) -> NonCentred | None:
     """The non-centred form of a problem, joint or not, with a compiler of its own.
 
     Args:
@@ -162,4 +162,4 @@ def effects_of(problem: Problem) -> tuple[str, ...]:
 
 def _pair(msg: Message) -> LocationScale:
     """The loc and scale of a site that has them."""
-    return narrowed(LocationScale.of(msg["fn"]), LocationScale)
+    return cast_checked(LocationScale.of(msg["fn"]), LocationScale)

@@ -12,14 +12,14 @@ from torch import Tensor
 from torch.func import grad, grad_and_value, vjp
 from torch.utils import _pytree as pytree
 
-from pyro_fed.density.latents.beginnings import from_modes
+from pyro_fed.density.latents.ascent_starts import from_modes
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, BLOCK, CHUNK, Batch, ClientData, in_chunks, row_pieces
 from pyro_fed.density.size import affordable_points
 from pyro_fed.ops.entries import choose
 
 #: Points that are taken together where rows are worked through in pieces.
-TOGETHER = 128
+POINTS_AT_ONCE = 128
 
 
 def prior_values(problem: Problem, points: Tensor) -> Tensor:
@@ -219,10 +219,10 @@ def clients_log_likelihoods(problem: Problem, draws: Tensor, data: ClientData) -
     Returns:
         (C, S), float64.
     """
-    densities = len(draws) * min(draws.shape[1], TOGETHER) * problem.num_nodes
+    densities = len(draws) * min(draws.shape[1], POINTS_AT_ONCE) * problem.num_nodes
     if are_many(data, densities):
         zero = torch.zeros(draws.shape[:2], dtype=torch.float64, device=draws.device)
-        pieces = zip(zero.split(TOGETHER, 1), draws.split(TOGETHER, 1), strict=True)
+        pieces = zip(zero.split(POINTS_AT_ONCE, 1), draws.split(POINTS_AT_ONCE, 1), strict=True)
         return torch.cat([by_pieces(problem, log_likelihoods, *piece, data, densities) for piece in pieces], 1)
     return from_modes(problem, draws, data.full_batch(), partial(_at_draws, problem, draws), choose)
 

@@ -78,13 +78,13 @@ def cost_of(problem: Problem) -> Cost:
     Args:
         problem: the model's densities.
     """
-    one, two = (_measured(problem, tuple(leaf[:count] for leaf in problem.rows)) for count in (1, 2))
+    one, two = (_run_cost(problem, tuple(leaf[:count] for leaf in problem.rows)) for count in (1, 2))
     row = tuple(max(0.0, more - less) for more, less in zip(two, one, strict=True))
     count = problem.evaluations
     return Cost(row[0], sum(less + (count - 1) * more for less, more in zip(one, row, strict=True)))
 
 
-def _measured(problem: Problem, rows: tuple[Tensor, ...]) -> tuple[float, float]:
+def _run_cost(problem: Problem, rows: tuple[Tensor, ...]) -> tuple[float, float]:
     """Numbers that a run makes, and operations of its matrix products."""
     z = torch.zeros(problem.dim, dtype=problem.dtype, device=rows[0].device)
     counter = _Numbers()

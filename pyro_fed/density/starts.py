@@ -6,7 +6,7 @@ exponential of one is off by a factor of a thousand, gradients by its square, an
 
 Through many layers of so small weights nothing of the inputs comes: of eight layers of ten tanh units the weights'
 gradients are 10⁻⁵ of the last shift's, which is all that steps change. There the start is the mean of fewer draws,
-wider by a factor of two at a time, until no site's gradient is less than `VANISHED` of the largest.
+wider by a factor of two at a time, until no site's gradient is less than `VANISHED_GRADIENT_SHARE` of the largest.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pyro_fed.errors import ModelError
 #: Rows on which a start must have a finite log-likelihood.
 CHECK_ROWS = 64
 #: Starts whose densities are looked at together.
-AT_ONCE = 64
+STARTS_AT_ONCE = 64
 #: Draws tried for each start.
 MAX_TRIES = 100
 #: Draws of the prior whose mean is a central start: a tenth of the prior's SD from its mean, as the `init_scale` of
@@ -37,13 +37,13 @@ CENTRAL_DRAWS = 100
 #: Draws whose means are tried where gradients vanish through a network's layers, and the share of the largest site's
 #: gradient below which they do: of two layers it is 0.05 at the least of them, of four of ten units 2e-3, of eight
 #: 2e-5.
-FEWER_DRAWS, VANISHED = (25, 6, 2, 1), 3e-4
+FEWER_DRAWS, VANISHED_GRADIENT_SHARE = (25, 6, 2, 1), 3e-4
 #: Median distances from the median beyond which a draw counts as at that. Of normal draws none is; the mean of Cauchy's
 #: is as wide as one of them, and weights under half-Cauchy scales began at twenty times these scales: from there 200
 #: rounds of `FedEP` left a log density of -0.86 for -0.43 (`benchmarks.networks.kinds`, horseshoe, seed 0).
-FAR = 10.0
+OUTLYING_DRAW_DISTANCE = 10.0
 #: Numbers that these have at once.
-CENTRAL_NUMBERS = 10_000_000
+MAX_CENTRAL_NUMBERS = 10_000_000
 
 
 class _Feasible(NamedTuple):
@@ -74,7 +74,7 @@ def draw_starts(
         generator: source of randomness (Pyro's samplers are seeded from it).
         strategy: one of Pyro's `init_to_*`; None draws from the prior.
         radius: without a strategy, improper sites start uniformly in (-radius, radius), unconstrained.
-        checked: whether the log density is looked at, of `AT_ONCE` starts in one more run of the model.
+        checked: whether the log density is looked at, of `STARTS_AT_ONCE` starts in one more run of the model.
 
     Raises:
         ModelError: no such point was found in `MAX_TRIES` draws.
@@ -121,7 +121,7 @@ def central_start(problem: RowDensities, generator: torch.Generator, layered: bo
     left, total = CENTRAL_DRAWS, torch.zeros(())
     means: list[Tensor] = []  # of the first draws, of fewer and fewer
     while left:
-        some = min(left, max(1, CENTRAL_NUMBERS // problem.dim))
+        some = min(left, max(1, MAX_CENTRAL_NUMBERS // problem.dim))
         drawn = _without_tails(draw_starts(problem, some, generator, None, 0.0, checked=False))
         means = means or [drawn[:count].mean(0) for count in FEWER_DRAWS]
         total = total + drawn.sum(0)
@@ -133,9 +133,9 @@ def central_start(problem: RowDensities, generator: torch.Generator, layered: bo
 
 
 def _without_tails(drawn: Tensor) -> Tensor:
-    """Draws (S, D), none farther from their median than `FAR` times as far as half of them are."""
+    """Draws (S, D), none farther from their median than `OUTLYING_DRAW_DISTANCE` times as far as half of them are."""
     middle = drawn.median(0).values
-    far = FAR * (drawn - middle).abs().median(0).values
+    far = OUTLYING_DRAW_DISTANCE * (drawn - middle).abs().median(0).values
     return torch.where(far > 0, drawn.clamp(middle - far, middle + far), drawn)
 
 
@@ -149,7 +149,7 @@ def _wide_enough(problem: RowDensities, points: list[Tensor]) -> Tensor:
         sizes = [float(part.square().mean()) ** 0.5 for part in parts if len(part)]
         sizes = [size for size in sizes if size > 0]  # a site without rows, as the weights of pixels that are dark
         share = min(sizes) / max(sizes) if sizes and math.isfinite(max(sizes)) else 0.0
-        if share >= VANISHED:
+        if share >= VANISHED_GRADIENT_SHARE:
             return point
         found.append(share)
     return points[found.index(max(found))]
@@ -172,7 +172,7 @@ def _all_finite(problem: RowDensities, points: Tensor) -> bool:
     parts: list[Tensor] = []
 
     def densities() -> None:
-        for some in points.split(AT_ONCE):
+        for some in points.split(STARTS_AT_ONCE):
             parts.extend(problem.vmap(lambda z: problem.log_parts(z, rows))(some))
 
     if not bool(points.isfinite().all()) or failure(densities):

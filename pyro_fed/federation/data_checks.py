@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_fed.density.checks.missing import unhandled
+from pyro_fed.density.checks.missing import unhandled_missing_values
 from pyro_fed.density.layout import name_dims
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import Arguments
@@ -62,7 +62,7 @@ def check_handled(problem: Problem, missing: DataError | None) -> None:
     Raises:
         DataError: that, and what the model makes of them.
     """
-    reason = None if missing is None else unhandled(problem)
+    reason = None if missing is None else unhandled_missing_values(problem)
     if reason is not None:
         raise DataError(f"{missing} As the model is, {reason}.")
 

@@ -23,7 +23,7 @@ def device_of(named: torch.device | str | None, given: Any) -> torch.device:
         DataError: no device is named, and the data lie on several.
     """
     if named is not None:
-        return _known(named)
+        return _usable_device(named)
     found = {leaf.device for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor)}
     away = sorted((device for device in found if device.type != "cpu"), key=str)
     if len(away) > 1:
@@ -31,7 +31,7 @@ def device_of(named: torch.device | str | None, given: Any) -> torch.device:
     return away[0] if away else torch.device("cpu")
 
 
-def _known(named: torch.device | str) -> torch.device:
+def _usable_device(named: torch.device | str) -> torch.device:
     try:
         one = torch.zeros(1, device=named)
         read_back(one)

@@ -13,7 +13,7 @@ import torch
 from pyro.nn import PyroModule
 from torch import Tensor
 
-from pyro_fed.density.checks.blame import line_of, quoted
+from pyro_fed.density.checks.blame import line_of, line_text
 from pyro_fed.density.checks.source import as_arguments, held_data, in_a_plate, observed_lines
 from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.errors import ModelError, PyroFedError, listed
@@ -33,7 +33,7 @@ _ITEM = re.compile(r"^(\w+)\[(\d+)\]")
 
 
 @contextmanager
-def told(
+def explained_failures(
     arguments: Arguments, model: Callable[..., Any], plate: str, place: Callable[[int], str] = lambda row: f"row {row}"
 ) -> Iterator[None]:
     """Raise what the model's own lines raise as a `ModelError` that names the line and the arguments.
@@ -58,7 +58,7 @@ def told(
             raise
         first = next((text for text in str(error).splitlines() if text.strip()), "")
         raise ModelError(
-            f"the model fails{line}: {type(error).__name__}: {first}. Its arguments: {_listed(arguments)}. "
+            f"the model fails{line}: {type(error).__name__}: {first}. Its arguments: {_shapes_text(arguments)}. "
             f"{_codes(arguments, error, place)}{_hint(arguments, model, plate, error)}".rstrip()
         ) from error
 
@@ -67,12 +67,12 @@ def is_failure(error: Exception) -> bool:
     """Whether an error stands for one that the model's own lines raised.
 
     Args:
-        error: raised by `told`, or anything else.
+        error: raised by `explained_failures`, or anything else.
     """
     return error.__cause__ is not None and not isinstance(error.__cause__, PyroFedError)
 
 
-def _listed(arguments: Arguments) -> str:
+def _shapes_text(arguments: Arguments) -> str:
     parts = []
     for name, leaf in zip(arguments.names, arguments.leaves, strict=True):
         shape = f"{str(leaf.dtype).removeprefix('torch.')} {tuple(leaf.shape)}" if isinstance(leaf, Tensor) else None
@@ -111,7 +111,7 @@ def _hint(arguments: Arguments, model: Callable[..., Any], plate: str, error: Ex
             f"Where real numbers are wanted, pass them: {first}.double() or {first}.float() (of an array "
             f"{first}.astype(float))."
         )
-    if ragged := _ragged(arguments):
+    if ragged := _first_ragged_argument(arguments):
         name, sizes = ragged
         return (
             f"'{name}' is a list whose items have different lengths ({sizes}) and became no tensor: fill them up to "
@@ -152,7 +152,7 @@ def _weights_of_rows(arguments: Arguments, model: Callable[..., Any], plate: str
     frames = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__))
     if not any(isinstance(one, PyroModule) and getattr(one, "_pyro_samples", {}) for one in frames):
         return []
-    args, kwargs = arguments.whole()
+    args, kwargs = arguments.call_arguments()
     tracer = pyro.poutine.trace()
     with torch.random.fork_rng(devices=[]), suppress(Exception), tracer:  # it fails again
         model(*args, **kwargs)
@@ -163,7 +163,7 @@ def _weights_of_rows(arguments: Arguments, model: Callable[..., Any], plate: str
     ]
 
 
-def _ragged(arguments: Arguments) -> tuple[str, str] | None:
+def _first_ragged_argument(arguments: Arguments) -> tuple[str, str] | None:
     """The first argument that is a list of items of different lengths, and these lengths; None where there is none."""
     found: dict[str, dict[str, int]] = {}
     for name, leaf in zip(arguments.names, arguments.leaves, strict=True):
@@ -188,7 +188,7 @@ def no_such_plate(plate: str, declared: list[str], run: Callable[[], Any]) -> Mo
         run: runs the model and returns its trace.
     """
     lines = observed_lines(run)
-    observed = f" Site '{lines[0][0]}' is observed by {quoted(lines[0][1])}." if lines else ""
+    observed = f" Site '{lines[0][0]}' is observed by {line_text(lines[0][1])}." if lines else ""
     if declared:
         cure = f" Pass plate='{declared[0]}'." if len(declared) == 1 else " Pass one of them as plate=..."
         return ModelError(f"the model has no plate '{plate}'; its plates are {declared}.{cure}{observed}")

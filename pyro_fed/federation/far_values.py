@@ -18,10 +18,10 @@ from pyro_fed.density.problem import Problem
 
 #: Points at which densities are compared, and rows with the value of which they are computed.
 POINTS, ROWS = 6, 4
-#: The next value is so much larger, relatively. Differences that change by more than `JUMP` have not followed it.
-NEXT, JUMP = 1e-6, 0.1
+#: The next value is so much larger, relatively. Differences that change by more than the other have not followed it.
+RELATIVE_STEP, LARGEST_SLOPE_CHANGE = 1e-6, 0.1
 #: Densities are equal but for rounding of so many units in the last digit.
-ROUNDED = 8.0
+ROUNDING_UNITS = 8.0
 
 
 def taken_as_a_number(problem: Problem, number: int, column: int, rows: Tensor) -> bool:
@@ -45,15 +45,15 @@ def taken_as_a_number(problem: Problem, number: int, column: int, rows: Tensor) 
         return double.pointwise_log_lik(z, (*some[:number], changed, *some[number + 1 :]))
 
     try:
-        here, twice, near = (densities(factor) for factor in (1, 2, 1 + NEXT))
+        here, twice, near = (densities(factor) for factor in (1, 2, 1 + RELATIVE_STEP))
     except (RuntimeError, ValueError, IndexError, TypeError):  # a place in a table, which has none there
         return True
     if not all(bool(found.isfinite().all()) for found in (here, twice, near)):
         return True
-    if bool(((twice - here).abs() <= ROUNDED * torch.finfo(here.dtype).eps * here.abs()).all()):
+    if bool(((twice - here).abs() <= ROUNDING_UNITS * torch.finfo(here.dtype).eps * here.abs()).all()):
         return False
     size = torch.maximum(_differences(here).abs().amax(), _differences(near).abs().amax())
-    return bool((_differences(near) - _differences(here)).abs().amax() <= JUMP * size)
+    return bool((_differences(near) - _differences(here)).abs().amax() <= LARGEST_SLOPE_CHANGE * size)
 
 
 def _differences(densities: Tensor) -> Tensor:

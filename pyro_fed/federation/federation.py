@@ -21,7 +21,7 @@ from pyro_fed.density.checks.first_run import FirstRun
 from pyro_fed.density.checks.sites import OutsideSupportError
 from pyro_fed.density.joint import JointProblem
 from pyro_fed.density.latents.quadrature import Quadrature
-from pyro_fed.density.noncentred import NonCentred, noncentred
+from pyro_fed.density.noncentred import NonCentred, noncentred_form
 from pyro_fed.density.problem import CPU, Problem
 from pyro_fed.density.rows.arguments import Arguments, flatten
 from pyro_fed.density.rows.batches import ClientData, padded_index
@@ -30,9 +30,9 @@ from pyro_fed.density.running.torch_modes import on_the_cpu
 from pyro_fed.errors import DataError, ModelError, SettingError, listed, warn_user
 from pyro_fed.federation import partition as partitions
 from pyro_fed.federation.data_checks import check_handled, check_labels, not_finite, warn_unsplit
+from pyro_fed.federation.data_mistakes import warn_of_odd_data
 from pyro_fed.federation.devices import device_of
-from pyro_fed.federation.failures import is_failure, told
-from pyro_fed.federation.given import taken_apart
+from pyro_fed.federation.failures import explained_failures, is_failure
 from pyro_fed.federation.groups.naming import (
     by_element,
     grouped_table,
@@ -43,21 +43,21 @@ from pyro_fed.federation.groups.naming import (
     without_rows,
 )
 from pyro_fed.federation.groups.reading import group_arguments
-from pyro_fed.federation.groups.several import AND, several_arguments
+from pyro_fed.federation.groups.several_plates import AND, several_arguments
 from pyro_fed.federation.index_order import check_row_labels
 from pyro_fed.federation.labels import (
     client_table,
-    counted,
     discrete_labels,
     entry_labels,
     label_coords,
     no_counts,
+    observed_counts,
     row_labels,
 )
-from pyro_fed.federation.odd_data import warn_of_odd_data
 from pyro_fed.federation.pooling import first_look, parts_of, pool_clients
 from pyro_fed.federation.scaling import wide_enough
 from pyro_fed.federation.split_arguments import Shard, choose_shards
+from pyro_fed.federation.unwrap_model import taken_apart
 
 
 class Federation:
@@ -124,16 +124,16 @@ class Federation:
     ) -> None:
         model, args, kwargs = taken_apart(model, args, kwargs)
         place = device_of(device, (args, kwargs))
-        plate = joined(plate, rows)
+        plate = joint_plate_name(plate, rows)
         check_row_labels(model, args, kwargs, partition=partition)
         arguments = flatten(model, args, kwargs)
         if named := named_labels(arguments, rows or {}, plate, coords, partition):
             arguments = flatten(model, args, kwargs, named)
         arguments = arguments.owned()  # before the model is run on them, which may write to what it is given
-        given, dtype = dtype, _floating(dtype, arguments)
-        with told(arguments, model, plate):
+        given, dtype = dtype, _floating_dtype(dtype, arguments)
+        with explained_failures(arguments, model, plate):
             sizes, seen = first_look(model, arguments, plate, rows, dtype)
-        arguments = _marked(arguments, plate, sizes, rows, shard)
+        arguments = _mark_split_arguments(arguments, plate, sizes, rows, shard)
         dtype = wide_enough(arguments, dtype) if given is None else dtype
         if num_clients is not None and num_clients < 1:
             raise SettingError(f"num_clients must be at least 1, received {num_clients}")
@@ -146,7 +146,7 @@ class Federation:
         clients = [torch.as_tensor(index, dtype=torch.int64) for index in split]
         names = self.partition.names(len(clients))
         self._bind(
-            *(model, arguments.dealt(clients).to(dtype), plate, num_rows, clients, dtype),
+            *(model, arguments.with_client_rows(clients).to(dtype), plate, num_rows, clients, dtype),
             names=None if names is None else [str(name) for name in names],
             dims=dims,
             coords=with_group_names(coords, plate, clients, names, grouped=bool(rows)),
@@ -208,16 +208,16 @@ class Federation:
             check_shown_name(name)
         if len({as_it_looks(name) for name in names}) < len(names):
             raise DataError(f"client names must differ as text, received {names}, of which two look alike")
-        plate = joined(plate, rows)
+        plate = joint_plate_name(plate, rows)
         for name, value in zip(names, values, strict=True):
             check_row_labels(model, value, kwargs, f" at client {name}")
         arguments, index = pool_clients(model, values, names, kwargs, plate, shard, rows)
-        given, dtype = dtype, _floating(dtype, arguments)
+        given, dtype = dtype, _floating_dtype(dtype, arguments)
         dtype = wide_enough(arguments, dtype) if given is None else dtype
         self = cls.__new__(cls)
         self.partition = partitions.Explicit([i.tolist() for i in index])
         self._bind(
-            *(model, arguments.taken(dtype), plate, arguments.num_rows or 0, index, dtype),
+            *(model, arguments.copy_as(dtype), plate, arguments.num_rows or 0, index, dtype),
             names=names,
             local_numbering=True,
             dims=dims,
@@ -280,7 +280,7 @@ class Federation:
         self.dims = {name: list(value) for name, value in (dims or {}).items()}
         self.coords = {name: list(value) for name, value in (coords or {}).items()}
         try:
-            with told(arguments, model, plate, self._place):
+            with explained_failures(arguments, model, plate, self._place):
                 problem = build(model, arguments, plate, num_rows, dtype, quadrature=quadrature, seen=seen, free=free)
                 self.problem = replace(problem, device=device, num_clients=len(clients))
         except OutsideSupportError as error:
@@ -375,7 +375,7 @@ class Federation:
         Example:
             >>> idata = pf.run(pf.FedEP(), fed.noncentred)
         """
-        form = noncentred(self.problem)
+        form = noncentred_form(self.problem)
         if form is None:
             raise ModelError(
                 f"the model has no non-centred form: of its latents {list(self.problem.sites)} none has a scale that "
@@ -452,11 +452,11 @@ class Federation:
             raise DataError("the model indexes its own data: no argument is split by rows, and none can be renewed")
         mine = problem.arguments
         new = flatten(problem.model, args, kwargs, mine.labels, mine.orders(problem.model))
-        arguments = problem.arguments.with_leaves_of(new, problem.dtype).dealt(self.client_rows)
+        arguments = problem.arguments.with_leaves_of(new, problem.dtype).with_client_rows(self.client_rows)
         missing = not_finite(arguments, self.client_rows, self.client_names, self._local_numbering)
         if missing is not None and not problem.arguments.incomplete:
             raise missing
-        with told(arguments, problem.model, problem.plate):
+        with explained_failures(arguments, problem.model, problem.plate):
             other = self.with_problem(rebuilt(problem, arguments, self._quadrature))
         check_handled(other.problem, missing)
         return other
@@ -533,7 +533,7 @@ class Federation:
             1        100    0.5       75       25
         """
         arguments = self.problem.arguments
-        counts = counted(self.problem) if self.holds_data else []
+        counts = observed_counts(self.problem) if self.holds_data else []
         if arguments.nested_by_name:
             return grouped_table(arguments, self.problem.plate, self.client_rows, self.client_names, counts)
         return client_table(self.client_rows, self.client_names, no_counts(discrete_labels(arguments), counts))
@@ -557,7 +557,7 @@ class Federation:
         return html.block(repr(self), html.table(["client", *map(str, clients.columns)], rows))
 
 
-def _floating(dtype: torch.dtype | None, arguments: Arguments) -> torch.dtype:
+def _floating_dtype(dtype: torch.dtype | None, arguments: Arguments) -> torch.dtype:
     """The dtype of the computation: the user's, or the data's."""
     dtype = dtype or arguments.floating_dtype()
     if dtype not in (torch.float32, torch.float64):
@@ -571,7 +571,7 @@ def _floating(dtype: torch.dtype | None, arguments: Arguments) -> torch.dtype:
     return dtype
 
 
-def joined(plate: str | Sequence[str], rows: Mapping[str, Any] | None) -> str:
+def joint_plate_name(plate: str | Sequence[str], rows: Mapping[str, Any] | None) -> str:
     """The plate's name; of several plates, which are split together, that of all of their rows.
 
     Args:
@@ -589,7 +589,7 @@ def joined(plate: str | Sequence[str], rows: Mapping[str, Any] | None) -> str:
     return AND.join(plates)
 
 
-def _marked(
+def _mark_split_arguments(
     arguments: Arguments,
     plate: str,
     sizes: Mapping[str, int],

@@ -49,7 +49,7 @@ def discrete(labels: np.ndarray | None) -> np.ndarray | None:
     return labels if len(values) <= MAX_LABELS and np.all(values == np.round(values)) else None
 
 
-def counted(problem: Problem) -> list[np.ndarray]:
+def observed_counts(problem: Problem) -> list[np.ndarray]:
     """The observed values that have the distribution of a count, in the original order of rows.
 
     Args:
@@ -112,17 +112,17 @@ def label_coords(
 
 def _in_question(labels: Sequence[Any], size: int, given: Any) -> bool:
     """Whether a dimension may be looked up by these labels' codes, and is called nothing, or something else, so far."""
-    return len(labels) == size if given is None else len(labels) <= size and not _same(labels, given)
+    return len(labels) == size if given is None else len(labels) <= size and not _same_names(labels, given)
 
 
-def _same(labels: Sequence[Any], given: Sequence[Any]) -> bool:
+def _same_names(labels: Sequence[Any], given: Sequence[Any]) -> bool:
     """Whether these are the same names; 1 and "1" are."""
     return list(map(str, labels)) == list(map(str, given))
 
 
 def _check_called(argument: str, labels: Sequence[Any], dim: str, given: Sequence[Any]) -> None:
     """Refuse names of elements that are not those of the codes by which they are looked up."""
-    if not _same(labels, given):
+    if not _same_names(labels, given):
         raise SettingError(
             f"coords['{dim}'] is [{listed(given)}], but elements along '{dim}' are looked up by argument '{argument}', "
             f"whose codes 0, 1, ... stand for [{listed(labels)}]: each would be called by another one's name. Leave "

@@ -12,11 +12,11 @@ from pyro_fed.density.checks.first_run import FirstRun, first_run
 from pyro_fed.density.rows.arguments import Arguments, flatten, parameter_names, positional
 from pyro_fed.density.running.handlers import Execution, FillLatents, Source, run_model
 from pyro_fed.errors import DataError, PyroFedError
-from pyro_fed.federation.alike import alike
+from pyro_fed.federation.argument_alignment import align_argument
 from pyro_fed.federation.data_checks import warn_duplicates
-from pyro_fed.federation.failures import no_such_plate, told
+from pyro_fed.federation.failures import explained_failures, no_such_plate
 from pyro_fed.federation.groups.reading import check_rows, group_arguments
-from pyro_fed.federation.groups.several import AND, several_arguments
+from pyro_fed.federation.groups.several_plates import AND, several_arguments
 from pyro_fed.federation.split_arguments import Shard, choose_shards
 
 
@@ -43,7 +43,7 @@ def first_look(
         ModelError: the model has no such plate, or a site that cannot be handled; see `check_rows`.
         DataError: see `check_rows`.
     """
-    args, kwargs = arguments.to(dtype).whole()
+    args, kwargs = arguments.to(dtype).call_arguments()
 
     def run(source: Source) -> Execution:
         filler = FillLatents(source, plate, {}, nested=tuple(rows or parts_of(plate)))
@@ -85,7 +85,7 @@ def plate_sizes(
     """
     dtype = arguments.floating_dtype()
     filler = FillLatents(_zeros(dtype), plate, {}, nested=parts_of(plate))
-    args, kwargs = arguments.taken(dtype).whole()  # a copy, as the model may write to what it is given
+    args, kwargs = arguments.copy_as(dtype).call_arguments()  # a copy, as the model may write to what it is given
     declared: dict[str, int] = {}
 
     def run() -> Any:
@@ -158,7 +158,7 @@ def pool_clients(
         raise DataError("from_clients needs at least one client, received none")
     for client, name in zip(clients, names, strict=True):
         _check_by_place(client, name)
-    clients = _alike(model, clients, names, kwargs)
+    clients = _aligned_arguments(model, clients, names, kwargs)
     each = [flatten(model, args, kwargs) for args in clients]
     labels = _all_labels(each)
     if any(arguments.labels != labels for arguments in each):
@@ -166,9 +166,13 @@ def pool_clients(
     for arguments, name in zip(each, names, strict=True):
         _check_structure(arguments, name, each[0], names[0])
     if parts_of(plate):
-        each = _several(model, each, names, plate, shard)
+        each = _with_several_plates(model, each, names, plate, shard)
     else:
-        each = _grouped(model, each, names, plate, rows, shard) if rows else _sharded(model, each, names, plate, shard)
+        each = (
+            _with_nested_plates(model, each, names, plate, rows, shard)
+            if rows
+            else _with_row_leaves(model, each, names, plate, shard)
+        )
     for arguments, name in zip(each, names, strict=True):
         _check_like_first(arguments, name, each[0], names[0])
     warn_duplicates(each, names)
@@ -176,7 +180,7 @@ def pool_clients(
     starts = [0, *torch.tensor(counts).cumsum(0).tolist()]
     leaves = [_pool_leaf(i, each, starts, names) for i in range(len(each[0].leaves))]
     index = [torch.arange(start, start + count) for start, count in zip(starts, counts, strict=False)]
-    return each[0].pooled(leaves, starts[-1]).dealt(index), index
+    return each[0].pooled(leaves, starts[-1]).with_client_rows(index), index
 
 
 def _check_by_place(client: Any, name: str) -> None:
@@ -188,7 +192,7 @@ def _check_by_place(client: Any, name: str) -> None:
         )
 
 
-def _alike(
+def _aligned_arguments(
     model: Callable[..., Any], clients: Sequence[Any], names: Sequence[str], kwargs: Mapping[str, Any] | None
 ) -> list[Any]:
     """The clients' positional arguments, their tables and dictionaries in one form."""
@@ -197,7 +201,8 @@ def _alike(
         return each  # one of them cannot be the model's, and is told so
     heads = parameter_names(model, len(each[0]))
     parts = [
-        alike(values, names, f"argument '{head}'") for head, values in zip(heads, zip(*each, strict=True), strict=False)
+        align_argument(values, names, f"argument '{head}'")
+        for head, values in zip(heads, zip(*each, strict=True), strict=False)
     ]
     return list(zip(*parts, strict=True)) if parts else each
 
@@ -213,7 +218,7 @@ def _all_labels(each: list[Arguments]) -> dict[str, tuple[Any, ...]]:
     return found
 
 
-def _several(
+def _with_several_plates(
     model: Callable[..., Any], each: list[Arguments], names: Sequence[str], plate: str, shard: Shard
 ) -> list[Arguments]:
     """The clients' arguments with several plates of rows, as the first client shows them whose lengths tell."""
@@ -245,11 +250,11 @@ def _lengths(arguments: Arguments, listed: Mapping[str, Sequence[str]]) -> dict[
     return {part: len(leaf) if isinstance(leaf, Tensor) and leaf.dim() else 0 for part, leaf in first.items()}
 
 
-def _sharded(
+def _with_row_leaves(
     model: Callable[..., Any], each: list[Arguments], names: Sequence[str], plate: str, shard: Shard
 ) -> list[Arguments]:
     """The clients' arguments with the leaves split by rows marked."""
-    sample = _told(model, each, plate, shard)
+    sample = _first_with_rows(model, each, plate, shard)
     for arguments, name in zip(each, names, strict=True):
         _check_has_rows(arguments, sample.sharded, name)
     axes = {sample.names[i]: sample.axes.get(i, 0) for i in sample.sharded}
@@ -260,7 +265,7 @@ def _sharded(
     ]
 
 
-def _grouped(
+def _with_nested_plates(
     model: Callable[..., Any],
     each: list[Arguments],
     names: Sequence[str],
@@ -284,7 +289,7 @@ def _grouped(
     ]
 
 
-def _told(model: Callable[..., Any], each: list[Arguments], plate: str, shard: Shard) -> Arguments:
+def _first_with_rows(model: Callable[..., Any], each: list[Arguments], plate: str, shard: Shard) -> Arguments:
     """The first client's arguments that has rows, with the leaves split by rows as they are said or guessed to be."""
     if isinstance(shard, Mapping):
         return choose_shards(each[0], plate_sizes(model, each[0], plate)[plate], shard)
@@ -293,7 +298,7 @@ def _told(model: Callable[..., Any], each: list[Arguments], plate: str, shard: S
     for arguments in each:
         sizes = [len(leaf) for leaf in arguments.leaves if isinstance(leaf, Tensor) and leaf.dim()]
         if sizes and min(sizes) > 0:
-            with told(arguments, model, plate):
+            with explained_failures(arguments, model, plate):
                 found = plate_sizes(model, arguments, plate)
             chosen = choose_shards(arguments, found[plate], None)
             if not chosen.sharded:
@@ -346,7 +351,7 @@ def _pool_leaf(i: int, each: list[Arguments], starts: list[int], names: Sequence
     counts = [list(counts) for counts in zip(*(arguments.lengths for arguments in each), strict=True)]
     if all(isinstance(leaf, int) for leaf in leaves) and leaves in counts:
         return sum(leaves)
-    unequal = [k for k, leaf in enumerate(leaves) if not _equal(leaf, leaves[0])]
+    unequal = [k for k, leaf in enumerate(leaves) if not _equal_leaves(leaf, leaves[0])]
     if unequal:
         raise DataError(
             f"argument '{each[0].names[i]}' is not split by rows, so it is shared and must be equal at all clients, "
@@ -355,7 +360,7 @@ def _pool_leaf(i: int, each: list[Arguments], starts: list[int], names: Sequence
     return leaves[0]
 
 
-def _equal(a: Any, b: Any) -> bool:
+def _equal_leaves(a: Any, b: Any) -> bool:
     if isinstance(a, Tensor) or isinstance(b, Tensor):
         return isinstance(a, Tensor) and isinstance(b, Tensor) and torch.equal(a, b)
     return bool(a == b)

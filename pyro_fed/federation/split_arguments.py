@@ -41,11 +41,11 @@ def choose_shards(
     if shard is None:
         chosen = [i for i, leaf in enumerate(arguments.leaves) if _splits(arguments, i, leaf, num_rows)]
     else:
-        chosen = _named(arguments, [shard] if isinstance(shard, (str, int)) else list(shard))
+        chosen = _leaves_by_name(arguments, [shard] if isinstance(shard, (str, int)) else list(shard))
     sizes = {arguments.names[i]: len(arguments.leaves[i]) for i in chosen}
     if len(set(sizes.values())) > 1:
         listed = ", ".join(f"'{name}' has {size} rows" for name, size in sizes.items())
-        cure = elsewhere(arguments, max(num_rows or 0, *sizes.values()), chosen)
+        cure = other_axis_cure(arguments, max(num_rows or 0, *sizes.values()), chosen)
         raise DataError(
             f"row-sharded arguments must have the same leading dimension, but {listed}{where}. {cure}".rstrip()
         )
@@ -56,7 +56,7 @@ def _by_axis(arguments: Arguments, num_rows: int | None, shard: Mapping[Any, int
     """The leaves with their rows first, and split: those named along their axis, the others as they are guessed."""
     axes: dict[int, int | None] = {}
     for name, axis in shard.items():
-        for i in _named(arguments, [name]):
+        for i in _leaves_by_name(arguments, [name]):
             leaf = arguments.leaves[i]
             if axis is not None and not -leaf.dim() <= axis < leaf.dim():
                 raise ModelError(
@@ -73,7 +73,7 @@ def _by_axis(arguments: Arguments, num_rows: int | None, shard: Mapping[Any, int
     return replace(moved, sharded=tuple(chosen))
 
 
-def elsewhere(arguments: Arguments, num_rows: int, split: Collection[int]) -> str:
+def other_axis_cure(arguments: Arguments, num_rows: int, split: Collection[int]) -> str:
     """The cure where an argument has its rows on another axis than the first; empty where none has.
 
     Args:
@@ -106,7 +106,7 @@ def _splits(arguments: Arguments, i: int, leaf: Any, num_rows: int | None) -> bo
     return True
 
 
-def _named(arguments: Arguments, wanted: list[int | str]) -> list[int]:
+def _leaves_by_name(arguments: Arguments, wanted: list[int | str]) -> list[int]:
     """Leaves named by themselves (`x['age']`), by the argument they belong to (`x`), or by its position."""
     heads = [name if name.startswith("args[") else re.split(r"[.\[]", name)[0] for name in arguments.names]
     order = list(dict.fromkeys(heads))

@@ -11,7 +11,7 @@ Convention of the paper: W_ij is the weight that agent i gives to what it receiv
 one, and an edge j → i of a directed graph means that i receives from j.
 """
 
-from pyro_fed.conventions.doors import listing
+from pyro_fed.conventions.doors import public_dir
 from pyro_fed.graph.analysis import consensus_rounds, mixing_bound, spectral_gap, stationary_distribution
 from pyro_fed.graph.base import FixedGraph, Graph
 from pyro_fed.graph.builders import (
@@ -59,4 +59,4 @@ __all__ = [
     "stationary_distribution",
     "uniform",
 ]
-__dir__ = listing(__all__)
+__dir__ = public_dir(__all__)

@@ -24,8 +24,8 @@ from pyro_fed.errors import GraphError
 from pyro_fed.graph import analysis
 from pyro_fed.graph.checks import as_matrix, check_aperiodic, check_connected, components
 from pyro_fed.graph.circuit import along_circuit
-from pyro_fed.graph.consensus import Consensus, fastest, plain
-from pyro_fed.graph.gathering import gathering
+from pyro_fed.graph.consensus import Consensus, fastest, unshifted_steps
+from pyro_fed.graph.gathering import tree_steps
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -123,7 +123,7 @@ class Graph(ABC, metaclass=Checked):
         Raises:
             GraphError: a tolerance outside (0, 1).
         """
-        return plain(int(self.consensus_rounds(tolerance)))
+        return unshifted_steps(int(self.consensus_rounds(tolerance)))
 
     def sums(self, tolerance: float) -> Consensus:
         """The steps that take the fewest messages, where no agent may be missing; those of `consensus` by default.
@@ -206,7 +206,7 @@ class FixedGraph(Graph):
 
     def sums(self, tolerance: float) -> Consensus:
         """Up a tree and down again, see `graph.gathering`; nothing is left of the disagreement."""
-        return gathering(self.matrix, self.centrality()) or self.consensus(tolerance)
+        return tree_steps(self.matrix, self.centrality()) or self.consensus(tolerance)
 
     def __repr__(self) -> str:
         return f"FixedGraph({self.name}, {self.num_agents} agents, {self.links()} links)"

@@ -18,7 +18,7 @@ from pyro_fed.errors import GraphError, shown
 #: How far a row of W may be from summing to one.
 ROW_SUM_TOLERANCE = 1e-9
 #: Agents and links, together, that a graph is built of at most: about 2 GB while it is made.
-LARGEST = 5_000_000
+MAX_AGENTS_AND_LINKS = 5_000_000
 #: Components, and agents of each, that a message lists.
 LISTED = 8
 
@@ -31,14 +31,14 @@ def check_size(num_agents: int, num_links: float) -> int:
         num_links: undirected ones, about.
 
     Raises:
-        GraphError: no agents, or more of all than `LARGEST`.
+        GraphError: no agents, or more of all than `MAX_AGENTS_AND_LINKS`.
     """
     if num_agents < 1:
         raise GraphError(f"a graph needs at least 1 agent, received {num_agents}")
-    if num_agents + num_links > LARGEST:
+    if num_agents + num_links > MAX_AGENTS_AND_LINKS:
         raise GraphError(
-            f"a graph of {num_agents:.3g} agents and about {num_links:.3g} links is too large: {LARGEST:,} agents and "
-            "links can be held at most; take fewer agents, or a sparser graph"
+            f"a graph of {num_agents:.3g} agents and about {num_links:.3g} links is too large: "
+            f"{MAX_AGENTS_AND_LINKS:,} agents and links can be held at most; take fewer agents, or a sparser graph"
         )
     return num_agents
 

@@ -32,9 +32,9 @@ from pyro_fed.conventions.calls import Checked
 from pyro_fed.graph import analysis
 
 #: Eigenvalues that are nearer to each other than this count as one; what is left of the pair is as small.
-SAME = 1e-12
+EIGENVALUE_TOLERANCE = 1e-12
 #: Largest tolerance, as a share of the disagreement before: a consensus that leaves more of it is none.
-LOOSEST = 0.99
+MAX_TOLERANCE = 0.99
 #: Share of the tolerance that rounding may take.
 ROUNDING_SHARE = 0.1
 #: Points of [λ_min, 1] for each degree at which a polynomial is looked at, and by how much rounding may exceed one.
@@ -86,10 +86,10 @@ class Consensus(metaclass=Checked):
             step: its number, from 0.
             weights: W, (C, C).
         """
-        return shifted(*self.mixing(step, weights))
+        return shifted_weights(*self.mixing(step, weights))
 
 
-def shifted(weights: sparse.csr_array, shift: float) -> sparse.csr_array:
+def shifted_weights(weights: sparse.csr_array, shift: float) -> sparse.csr_array:
     """(W - r I) / (1 - r).
 
     Args:
@@ -103,7 +103,7 @@ def shifted(weights: sparse.csr_array, shift: float) -> sparse.csr_array:
     return turned
 
 
-def plain(steps: int) -> Consensus:
+def unshifted_steps(steps: int) -> Consensus:
     """So many steps of W."""
     return Consensus((0.0,) * steps)
 
@@ -118,14 +118,14 @@ def fastest(matrix: sparse.csr_array, tolerance: float, plain_steps: float) -> C
     """
     others = analysis.real_spectrum(matrix)
     if others is None or not len(others) or plain_steps <= 1 or others[0] >= 1:
-        return plain(int(plain_steps))
+        return unshifted_steps(int(plain_steps))
     candidates = [chebyshev_shifts(float(others[-1]), float(others[0]), tolerance)]
     if len(others) == matrix.shape[0] - 1:
-        candidates.insert(0, others[np.append(True, np.diff(others) < -SAME)])
+        candidates.insert(0, others[np.append(True, np.diff(others) < -EIGENVALUE_TOLERANCE)])
     sound = [_leja(shifts) for shifts in candidates if len(shifts) < plain_steps]
     sound = [shifts for shifts in sound if _is_sound(shifts, others, tolerance)]
     if not sound:
-        return plain(int(plain_steps))
+        return unshifted_steps(int(plain_steps))
     best = min(sound, key=len)
     return Consensus(tuple(best.tolist()))
 
@@ -139,7 +139,7 @@ def chebyshev_shifts(lowest: float, highest: float, tolerance: float) -> np.ndar
         tolerance: in (0, 1).
     """
     centre, half = (lowest + highest) / 2, (highest - lowest) / 2
-    if half <= SAME:
+    if half <= EIGENVALUE_TOLERANCE:
         return np.array([centre])
     degree = max(1, math.ceil(math.acosh(1 / tolerance) / math.acosh((1 - centre) / half)))
     return centre + half * np.cos((np.arange(1, degree + 1) - 0.5) * math.pi / degree)

@@ -45,7 +45,7 @@ class Gathering(Consensus):
         return self.stages[step], 0.0
 
 
-def gathering(matrix: sparse.csr_array, centrality: np.ndarray) -> Gathering | None:
+def tree_steps(matrix: sparse.csr_array, centrality: np.ndarray) -> Gathering | None:
     """The steps up and down a tree; None where links in both directions do not connect the agents.
 
     Args:

@@ -122,19 +122,19 @@ class GossipPairs(Graph):
                 free[[i, j]] = False
             if len(pairs) == self.num_pairs:
                 break
-        return _averaging(np.array(pairs), np.full(len(pairs), 0.5), self.num_agents)
+        return _pair_averaging(np.array(pairs), np.full(len(pairs), 0.5), self.num_agents)
 
     def expected(self, round: int) -> sparse.csr_array:
         """For one pair a round exactly; for several, as if every link were equally likely."""
         rate = min(1.0, self.num_pairs / len(self._links))
-        return _averaging(self._links, np.full(len(self._links), 0.5 * rate), self.num_agents)
+        return _pair_averaging(self._links, np.full(len(self._links), 0.5 * rate), self.num_agents)
 
     def centrality(self, round: int = 0) -> np.ndarray:
         """Every agent's weight in the consensus, 1/A."""
         return np.full(self.num_agents, 1.0 / self.num_agents)
 
 
-def _averaging(pairs: np.ndarray, weight: np.ndarray, num_agents: int) -> sparse.csr_array:
+def _pair_averaging(pairs: np.ndarray, weight: np.ndarray, num_agents: int) -> sparse.csr_array:
     """I - Σ weight (e_i - e_j)(e_i - e_j)' over pairs (i, j)."""
     i, j = pairs.T
     links = sparse.coo_array(

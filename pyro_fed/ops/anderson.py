@@ -56,13 +56,13 @@ def acceleration(points: Gaussian, moves: Gaussian, damping: float, growth: floa
         further = _mean_steps(points, moves, damping, longest)
         return type(plain)(torch.zeros_like(plain.precision), plain.precision * further)
     last = _item(points, slice(-1, None))
-    vectors = _whitened(last, moves)
-    known = _remembered(vectors.norm(dim=-1), growth)
+    vectors = _whitened_changes(last, moves)
+    known = _usable_rounds(vectors.norm(dim=-1), growth)
     change, moved = (_differences(part, known) for part in (moves, points))
     columns = torch.where(known[:-1].unsqueeze(-1), vectors.diff(dim=0), 0.0)
     weights = _least_squares(columns, vectors[-1])
     added = moved.product(change.power(damping)).power(-weights).product_over(0)
-    length = _whitened(last, _item(added, None))[0].norm(dim=-1)
+    length = _whitened_changes(last, _item(added, None))[0].norm(dim=-1)
     added = added.power(_bound(length, vectors[-1].norm(dim=-1), longest))
     return added.power(backtrack(plain, added, min_fraction=MIN_FRACTION, margin=MARGIN))
 
@@ -87,7 +87,7 @@ def remember(past: Gaussian, new: Gaussian) -> Gaussian:
     return type(past)(torch.cat([past.precision[1:], new.precision[None]]), torch.cat([past.eta[1:], new.eta[None]]))
 
 
-def _remembered(lengths: Tensor, growth: float) -> Tensor:
+def _usable_rounds(lengths: Tensor, growth: float) -> Tensor:
     """Which rounds count: the last ones without a gap, or the last alone after a bad guess: (M, ...), bool."""
     known = lengths.isfinite().flip(0).cumprod(0).flip(0).bool()
     shortest = torch.where(known, lengths, torch.inf).amin(0)
@@ -113,7 +113,7 @@ def _least_squares(columns: Tensor, target: Tensor) -> Tensor:
     return solution.squeeze(-1).movedim(-1, 0).to(target.device)
 
 
-def _whitened(at: Gaussian, changes: Gaussian) -> Tensor:
+def _whitened_changes(at: Gaussian, changes: Gaussian) -> Tensor:
     """Changes (M, ...) as vectors whose Euclidean norm is the Fisher metric's at a Gaussian (1, ...): (M, ..., V)."""
     shift = changes.score(at.mean())
     if not at.dense:

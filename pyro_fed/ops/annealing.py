@@ -34,7 +34,7 @@ JITTER = 0.2
 
 #: The share of the levels that is tried first, and the share of their number that draws are to be worth after it: all
 #: levels would take five times as long for a third more draws at most.
-FIRST_SHARE, WORTH = 0.2, 0.75
+FIRST_SHARE, SUFFICIENT_ESS_SHARE = 0.2, 0.75
 #: Levels where the differences are no numbers.
 MOST_LEVELS = 1_000_000
 
@@ -114,7 +114,7 @@ def anneal(
 
 
 def anneal_sparingly(ends: Ends, white: Tensor, generator: torch.Generator, *, levels: int, **how: Any) -> Annealed:
-    """`anneal` by `FIRST_SHARE` of the levels, where that leaves draws worth `WORTH` of their number; else by all.
+    """`anneal` by `FIRST_SHARE` of the levels, where the draws' relative ESS is `SUFFICIENT_ESS_SHARE`; else by all.
 
     Args:
         ends: d and b, with their gradients.
@@ -126,7 +126,7 @@ def anneal_sparingly(ends: Ends, white: Tensor, generator: torch.Generator, *, l
     for number in sorted({math.ceil(FIRST_SHARE * levels), levels}):
         found = anneal(ends, white, generator, levels=number, **how)
         weights = found.log_weights.softmax(0)
-        if float(1 / weights.square().sum()) >= WORTH * len(weights):
+        if float(1 / weights.square().sum()) >= SUFFICIENT_ESS_SHARE * len(weights):
             break
     return found
 

@@ -67,7 +67,7 @@ def backtrack(
 ) -> Tensor:
     """The largest fraction of a change that leaves q positive definite, with a margin.
 
-    Use it as ``move(q, delta, backtrack(q, delta))``, or have both from ``backtracked``.
+    Use it as ``move(q, delta, backtrack(q, delta))``, or have both from ``backtracked_step``.
 
     Args:
         q: what is changed.
@@ -82,10 +82,10 @@ def backtrack(
     Raises:
         ValueError: if a setting is outside its range.
     """
-    return backtracked(q, delta, max_fraction=max_fraction, min_fraction=min_fraction, margin=margin)[0]
+    return backtracked_step(q, delta, max_fraction=max_fraction, min_fraction=min_fraction, margin=margin)[0]
 
 
-def backtracked(
+def backtracked_step(
     q: Gaussian,
     delta: Gaussian,
     *,

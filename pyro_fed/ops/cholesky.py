@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 #: Numbers of the largest matrices whose factor is remembered: beyond, factoring is what takes long, not asking for it.
-REMEMBERED = 2**20
+MAX_CACHED_NUMBERS = 2**20
 
 
 class Factor(NamedTuple):
@@ -36,7 +36,7 @@ class Factor(NamedTuple):
         diagonal = torch.diagonal(self.lower, dim1=-2, dim2=-1)
         return 2.0 * (self.scale.log() + diagonal.log()).sum(-1)
 
-    def whole(self) -> Tensor:
+    def full_lower(self) -> Tensor:
         """S L, the lower triangular factor of P itself: (..., D, D)."""
         return self.scale.unsqueeze(-1) * self.lower
 
@@ -63,7 +63,7 @@ class Factor(NamedTuple):
 
 
 @dataclass
-class Known:
+class CachedFactor:
     """What is remembered of a matrix P: the version of it that was factored, its factor, and its inverse once asked."""
 
     version: int
@@ -83,7 +83,7 @@ def factor_of(matrix: Tensor) -> Factor:
     """
     if not _is_plain(matrix):
         return equilibrated_cholesky(matrix.to(torch.float64))
-    return _known(matrix).factor
+    return _cached_factor(matrix).factor
 
 
 def inverse_of(matrix: Tensor) -> Tensor:
@@ -94,7 +94,7 @@ def inverse_of(matrix: Tensor) -> Tensor:
     """
     if not _is_plain(matrix):
         return factor_of(matrix).inverse()
-    known = _known(matrix)
+    known = _cached_factor(matrix)
     if known.inverse is None:
         known.inverse = known.factor.inverse()
     return known.inverse
@@ -102,15 +102,15 @@ def inverse_of(matrix: Tensor) -> Tensor:
 
 def _is_plain(matrix: Tensor) -> bool:
     """Whether a matrix is neither traced nor mapped, and small enough to remember what is known of it."""
-    plain = matrix.numel() <= REMEMBERED and torch._C._len_torch_dispatch_stack() == 0
+    plain = matrix.numel() <= MAX_CACHED_NUMBERS and torch._C._len_torch_dispatch_stack() == 0
     return plain and not matrix.requires_grad and torch._C._functorch.peek_interpreter_stack() is None
 
 
-def _known(matrix: Tensor) -> Known:
-    known: Known | None = _KNOWN.get(matrix)
+def _cached_factor(matrix: Tensor) -> CachedFactor:
+    known: CachedFactor | None = _KNOWN.get(matrix)
     if known is None or known.version != matrix._version:
         double = matrix.to(torch.float64)
-        known = Known(matrix._version, _factor_of_proper(double) or equilibrated_cholesky(double))
+        known = CachedFactor(matrix._version, _factor_of_proper(double) or equilibrated_cholesky(double))
         _KNOWN[matrix] = known
     return known
 

@@ -9,14 +9,14 @@ from torch import Tensor
 CANDIDATES = 4
 
 
-def widened(values: Tensor, like: Tensor) -> Tensor:
+def with_trailing_axes(values: Tensor, like: Tensor) -> Tensor:
     """Values (*batch) with as many trailing axes of one as `like` (*batch, ...) has more."""
     return values.reshape(values.shape + (1,) * (like.dim() - values.dim()))
 
 
 def choose(which: Tensor, new: Tensor, old: Tensor | float) -> Tensor:
     """Entries of `new` (*batch, ...) where `which` (*batch), of `old` elsewhere, whatever the others hold."""
-    return torch.where(widened(which, new), new, old)
+    return torch.where(with_trailing_axes(which, new), new, old)
 
 
 def all_finite(values: Tensor) -> bool:

@@ -89,10 +89,10 @@ def log_mean(log_weights: Tensor) -> tuple[float, float]:
     value = torch.logsumexp(log_weights, 0) - math.log(len(log_weights))
     relative = (log_weights - value).exp()
     sampled = float(relative.std() / len(relative) ** 0.5)
-    return float(value), math.hypot(sampled, _unseen(relative, smoothed(log_weights).pareto_k))
+    return float(value), math.hypot(sampled, _unsampled_tail(relative, smoothed(log_weights).pareto_k))
 
 
-def _unseen(weights: Tensor, k: float) -> float:
+def _unsampled_tail(weights: Tensor, k: float) -> float:
     """The mean of weights (S,) that lies beyond the largest expected of S draws, by a Pareto tail of shape k."""
     count = len(weights)
     tail = math.ceil(min(0.2 * count, 3 * count**0.5))  # Vehtari et al. (2024), Section 3.1

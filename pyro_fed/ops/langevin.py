@@ -46,7 +46,7 @@ def langevin_step(
 def injected(step_size: float | Tensor, noise: Tensor, factor: Tensor | None = None) -> Tensor:
     """A step's noise eta_t = sqrt(h_t) A xi_t, (..., D); arguments as for `langevin_step`."""
     root = step_size.sqrt() if isinstance(step_size, Tensor) else math.sqrt(step_size)
-    return root * (noise if factor is None else _coloured(noise, factor))
+    return root * (noise if factor is None else _apply_factor(noise, factor))
 
 
 def pulled(score: Tensor, factor: Tensor | None = None) -> Tensor:
@@ -68,10 +68,10 @@ def drifted(
         injected: eta_t, likewise.
         factor: as for `langevin_step`.
     """
-    along = pulled if factor is None else _coloured(pulled, factor)
+    along = pulled if factor is None else _apply_factor(pulled, factor)
     return position + 0.5 * step_size * along + injected
 
 
-def _coloured(white: Tensor, factor: Tensor) -> Tensor:
+def _apply_factor(white: Tensor, factor: Tensor) -> Tensor:
     """A x, (..., D)."""
     return factor * white if factor.ndim == 1 else white @ factor.transpose(-1, -2)

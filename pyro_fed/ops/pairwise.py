@@ -110,11 +110,11 @@ def median_distance(points: Tensor) -> Tensor:
         raise ValueError(f"median_distance: expected at least 2 points, received {num_points}; use 2 or more")
     rows, columns = torch.triu_indices(num_points, num_points, offset=1, device=points.device)
     values = squared_distances(points, points)[rows, columns]
-    lower, upper = _counted(values) if len(values) <= COUNTED_MEDIAN else _selected(values)
+    lower, upper = _middle_by_counting(values) if len(values) <= COUNTED_MEDIAN else _middle_by_selection(values)
     return 0.5 * (lower.sqrt() + upper.sqrt())
 
 
-def _counted(values: Tensor) -> tuple[Tensor, Tensor]:
+def _middle_by_counting(values: Tensor) -> tuple[Tensor, Tensor]:
     """The two middle values, the same where their number is odd."""
     # Compiled, floating sums are twenty times faster than those of integers.
     before = (values < values.unsqueeze(1)).sum(1, dtype=values.dtype)
@@ -126,7 +126,7 @@ def _counted(values: Tensor) -> tuple[Tensor, Tensor]:
     return smallest((len(values) + 1) // 2), smallest(len(values) // 2 + 1)
 
 
-def _selected(values: Tensor) -> tuple[Tensor, Tensor]:
+def _middle_by_selection(values: Tensor) -> tuple[Tensor, Tensor]:
     """The two middle values, by selection."""
     rank = (len(values) + 1) // 2
     lower = torch.kthvalue(values, rank).values

@@ -55,7 +55,7 @@ def standardised_sobol(num_points: int, dim: int, seed: int = 0) -> Tensor:
     num_half = num_points // 2
     engine: Any = SobolEngine  # torch gives its constructor no types
     uniform: Tensor = engine(dim, scramble=True, seed=seed).draw(num_half, dtype=torch.float64)
-    half = _standardised(torch.special.ndtri(uniform + SOBOL_HALF_CELL))
+    half = _standardise(torch.special.ndtri(uniform + SOBOL_HALF_CELL))
     return torch.cat([half, -half])
 
 
@@ -102,7 +102,7 @@ def standardised_random(num_points: int, dim: int, seed: int = 0) -> Tensor:
     if num_points < 2 or num_points % 2:
         raise ValueError(f"standardised_random: expected an even num_points >= 2, received {num_points}")
     generator = torch.Generator().manual_seed(seed)
-    half = _standardised(torch.randn(num_points // 2, dim, generator=generator, dtype=torch.float64))
+    half = _standardise(torch.randn(num_points // 2, dim, generator=generator, dtype=torch.float64))
     return torch.cat([half, -half])
 
 
@@ -131,7 +131,7 @@ def balanced_normal(values: Tensor, generator: torch.Generator) -> Tensor:
     return normal.gather(0, ranks.to(uniform.device))
 
 
-def _standardised(half: Tensor) -> Tensor:
+def _standardise(half: Tensor) -> Tensor:
     num_half, dim = half.shape
     if num_half < dim:
         return half / half.square().mean(0).sqrt()

@@ -38,9 +38,9 @@ from pyro_fed.ops.pairwise import product
 #: λ of the Stein weights, a share of the mean of u(x_n, x_n): the weights stay near equal where that costs little.
 RIDGE = 1e-2
 #: Particles a coordinate that the weights need: each takes two identities, and as many particles are to be left over.
-ENOUGH = 4
+PARTICLES_PER_COORDINATE = 4
 #: Ridge under matrices that are singular only by rounding or by coinciding particles, in units of their diagonal.
-ROUNDING = 1e-6
+SINGULAR_RIDGE = 1e-6
 #: The identities hold up to a ridge of the dtype's rounding to this power. Where the target is m of its SDs away they
 #: must hold to 1/m² of themselves or better for the variance that they leave to be the target's.
 IDENTITIES_ROUNDING = 0.8
@@ -137,9 +137,9 @@ def moments_off(particles: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
     """How far the particles' means and standard deviations are from the target's, by the scores at them.
 
     By Stein weights (see the module's header) in coordinates that whiten the particles. Where there are fewer than
-    `ENOUGH` particles a coordinate the weights have nothing left to choose, and one step of Newton's method by the same
-    identities stands for them: with C the particles' covariance, the mean goes by C E[s], and the variances' share
-    that is too much is -diag(E[C s x'] + C) / diag C. NaN where a score is not finite.
+    `PARTICLES_PER_COORDINATE` particles a coordinate the weights have nothing left to choose, and one step of Newton's
+    method by the same identities stands for them: with C the particles' covariance, the mean goes by C E[s], and the
+    variances' share that is too much is -diag(E[C s x'] + C) / diag C. NaN where a score is not finite.
 
     Args:
         particles: (N, D).
@@ -156,11 +156,11 @@ def moments_off(particles: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
     count, dim = particles.shape
     offset = particles - particles.mean(0)
     variance = offset.square().mean(0)
-    if count < ENOUGH * dim:
+    if count < PARTICLES_PER_COORDINATE * dim:
         return largest_off(*linear_identities(particles, scores))
     weights = _stein_weights(offset, scores)
     moved = weights @ offset
-    found = (weights @ (offset - moved).square()).clamp_min(ROUNDING * variance)
+    found = (weights @ (offset - moved).square()).clamp_min(SINGULAR_RIDGE * variance)
     factor = (0.5 * (found / variance).log().abs()).exp().amax()
     return (moved.abs() / torch.maximum(found, variance).sqrt()).amax(), factor
 
@@ -183,7 +183,7 @@ def linear_identities(particles: Tensor, scores: Tensor) -> tuple[Tensor, Tensor
 
 def largest_off(mean: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
     """The largest error of a mean and factor of a standard deviation, from the sums (D,) of `linear_identities`."""
-    return mean.abs().amax(), (0.5 * share.clamp_min(ROUNDING).log().abs()).exp().amax()
+    return mean.abs().amax(), (0.5 * share.clamp_min(SINGULAR_RIDGE).log().abs()).exp().amax()
 
 
 def _stein_weights(offset: Tensor, scores: Tensor) -> Tensor:
@@ -192,7 +192,7 @@ def _stein_weights(offset: Tensor, scores: Tensor) -> Tensor:
     eye = torch.eye(dim, dtype=offset.dtype, device=offset.device)
     scale = offset.square().mean(0).sqrt()
     x = offset / scale
-    lower = torch.linalg.cholesky_ex(x.mT @ x / count + ROUNDING * eye)[0]
+    lower = torch.linalg.cholesky_ex(x.mT @ x / count + SINGULAR_RIDGE * eye)[0]
     white = torch.linalg.solve_triangular(lower, x.mT, upper=False).mT
     pulled = scores * scale @ lower
     matrix = MEDIAN_RBF.fit(white).stein_matrix(white, pulled, pulled)

@@ -22,7 +22,7 @@ from pyro_fed.ops.gaussian_structures import DiagGaussian
 LEAST_SHARE = 0.01
 #: So are those in which the whole's mean is more than this many of the factor's variances from its centre: it is the
 #: other factors that hold the whole there, and where this one falls as a power they would draw it to themselves.
-FARTHEST = 1.0
+MAX_CENTRE_DISTANCE = 1.0
 
 
 class Tails(NamedTuple):
@@ -37,7 +37,7 @@ class Tails(NamedTuple):
     def of(cls, factor: DiagGaussian, freedom: float | None) -> Tails:
         """Those of a factor in coordinates that whiten the whole; None leaves all as it is."""
         keep = factor.precision > (LEAST_SHARE if freedom is not None else torch.inf)
-        keep &= factor.eta.square() <= FARTHEST * factor.precision
+        keep &= factor.eta.square() <= MAX_CENTRE_DISTANCE * factor.precision
         values = torch.where(keep, factor.precision, 0.0)
         centre = torch.where(keep, factor.eta / torch.where(keep, factor.precision, 1.0), 0.0)
         return cls(values, centre, freedom or torch.inf, (values * (1 + centre.square())).sum())

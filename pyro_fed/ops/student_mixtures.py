@@ -21,7 +21,7 @@ from pyro_fed.ops.importance import systematic
 from pyro_fed.ops.points import even_normals
 
 #: Smallest variance of a component, as a share of the whole's: components that have found one point stay densities.
-SMALLEST = 1e-8
+MIN_VARIANCE_SHARE = 1e-8
 
 
 class Mixture(NamedTuple):
@@ -121,7 +121,7 @@ def fitted(points: Tensor, weights: Tensor, count: int, steps: int, generator: t
 def _factors(covariance: Tensor, worth: Tensor) -> Tensor:
     """Cholesky factors of covariances (J, D, D) from points that are worth so many (J,)."""
     dim = covariance.shape[-1]
-    diagonal = torch.diag_embed(covariance.diagonal(dim1=-2, dim2=-1) + SMALLEST)
+    diagonal = torch.diag_embed(covariance.diagonal(dim1=-2, dim2=-1) + MIN_VARIANCE_SHARE)
     towards = (dim / (worth + dim)).reshape(-1, 1, 1)
     lower, failed = torch.linalg.cholesky_ex((1 - towards) * covariance + towards * diagonal)
     return torch.where((failed == 0).reshape(-1, 1, 1), lower, diagonal.sqrt())

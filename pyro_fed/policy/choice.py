@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from pyro_fed.algorithm.combination import Bounded, Combination
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.privacy import Private
-from pyro_fed.conventions.nested_settings import GIVEN, given
+from pyro_fed.conventions.nested_settings import GIVEN, explicit_settings
 from pyro_fed.density.traits import Traits
 from pyro_fed.graph import Graph
 
@@ -150,7 +150,7 @@ def apply_table(algorithm: Algorithm, table: Table, traits: Traits, setup: Setup
         traits: of the model.
         setup: of the run.
     """
-    own, draft = given(algorithm), algorithm
+    own, draft = explicit_settings(algorithm), algorithm
     changes: dict[str, Any] = {}
     choices: list[Choice] = []
     for row in table.rows:
@@ -160,10 +160,10 @@ def apply_table(algorithm: Algorithm, table: Table, traits: Traits, setup: Setup
             choices.append(Choice(row.setting, getattr(draft, row.setting), reason, ""))
             continue
         choices.append(Choice(row.setting, decision.value, decision.reason, row.override))
-        new = {row.setting: decision.value, **_cleared(draft, row, decision.value)}
+        new = {row.setting: decision.value, **_without_idle_settings(draft, row, decision.value)}
         new = {name: value for name, value in new.items() if getattr(draft, name) != value}
         changes |= new
-        draft = _with(draft, new)
+        draft = _with_changes(draft, new)
     for check in table.checks:
         check(Case(draft, traits, own, frozenset(changes), setup))
     if not changes:
@@ -173,14 +173,14 @@ def apply_table(algorithm: Algorithm, table: Table, traits: Traits, setup: Setup
     return Resolved(found, tuple(choices))
 
 
-def _cleared(draft: Any, row: Row, value: Any) -> dict[str, Any]:
+def _without_idle_settings(draft: Any, row: Row, value: Any) -> dict[str, Any]:
     """The defaults of the settings that have no effect beside a value."""
     names = row.clears.get(value, ()) if row.clears else ()
     defaults = {one.name: one.default for one in dataclasses.fields(draft)}
     return {name: defaults[name] for name in names}
 
 
-def _with(draft: Any, changes: dict[str, Any]) -> Any:
+def _with_changes(draft: Any, changes: dict[str, Any]) -> Any:
     """A copy with other values, unchecked: settings are checked together once all are chosen."""
     if not changes:
         return draft

@@ -12,7 +12,7 @@ from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.plan import Plan, Stage
 from pyro_fed.conventions import html
 from pyro_fed.conventions.calls import checked
-from pyro_fed.conventions.settings_repr import changed
+from pyro_fed.conventions.settings_repr import changed_settings
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.traits import Traits
 from pyro_fed.errors import PyroFedError, SettingError
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 #: Characters up to which settings stand in a column.
-WIDEST = 40
+MAX_SETTING_WIDTH = 40
 COLUMNS = ("stage", "algorithm", "setting", "value", "reason", "override")
 
 
@@ -91,7 +91,7 @@ class Explanation:
                 continue
             known.append(phase.algorithm)
             lines.append(f"{number}. {name}, at most {phase.rounds:,} round{'' if phase.rounds == 1 else 's'}")
-            lines += [f"   {said}" for said in _said(phase)]
+            lines += [f"   {said}" for said in _settings_lines(phase)]
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
@@ -179,14 +179,14 @@ def _rows(phases: Iterable[Phase]) -> list[tuple[Any, ...]]:
     ]
 
 
-def _said(phase: Phase) -> list[str]:
+def _settings_lines(phase: Phase) -> list[str]:
     """A phase's settings as lines of text: what was chosen, with the reason, and what is set to other than defaults."""
     looked = {choice.setting for choice in phase.choices}
-    others = {name: value for name, value in changed(phase.algorithm).items() if name not in looked}
+    others = {name: value for name, value in changed_settings(phase.algorithm).items() if name not in looked}
     lines = [(f"{one.setting}={one.value!r}", one.reason) for one in phase.choices if one.reason != DEFAULT]
     given = f"as {phase.before} has it" if phase.before else AS_SET
     lines += [(f"{name}={value!r}", given) for name, value in others.items()]
-    width = min(WIDEST, max((len(setting) for setting, _ in lines), default=0))
+    width = min(MAX_SETTING_WIDTH, max((len(setting) for setting, _ in lines), default=0))
     return [f"{setting:{width}}  {reason}" for setting, reason in lines]
 
 

@@ -47,8 +47,8 @@ def build_federation(
     Example:
         >>> fed, test = build_federation(load_model("logistic_regression"), 10, "dirichlet:0.3", seed=0)
     """
-    train, test = _loaded(module)
-    how = partition.parse(partition_text, columns=train[0], named=_named(module.model, train))
+    train, test = _load_data(module)
+    how = partition.parse(partition_text, columns=train[0], named=_column_names(module.model, train))
     rows = getattr(module, "ROWS", None)
     count = DEFAULT_CLIENTS if clients is None and not isinstance(how, partition.ByGroup) else clients
     fed = Federation(
@@ -78,7 +78,7 @@ def _check_test(fed: Federation, test: Any, where: str) -> None:
         raise DataError(f"{where}: load_data() returns test data that cannot be used: {error}") from error
 
 
-def _named(model: Any, train: tuple[Any, ...]) -> dict[str, Any]:
+def _column_names(model: Any, train: tuple[Any, ...]) -> dict[str, Any]:
     """Columns of the data by name: those of data frames, and arguments that are one."""
     found: dict[str, Any] = {}
     for name, value in zip(inspect.signature(model).parameters, train, strict=False):
@@ -89,7 +89,7 @@ def _named(model: Any, train: tuple[Any, ...]) -> dict[str, Any]:
     return found
 
 
-def _loaded(module: ModuleType) -> tuple[tuple[Any, ...], tuple[Any, ...] | None]:
+def _load_data(module: ModuleType) -> tuple[tuple[Any, ...], tuple[Any, ...] | None]:
     """Training and test data of a model file.
 
     Raises:

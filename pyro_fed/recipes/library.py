@@ -35,7 +35,7 @@ def list_models() -> dict[str, Path]:
         >>> "logistic_regression" in list_models()
         True
     """
-    return _listed("models", ".py")
+    return _files_of_kind("models", ".py")
 
 
 def list_recipes() -> dict[str, Path]:
@@ -45,10 +45,10 @@ def list_recipes() -> dict[str, Path]:
         >>> "dsvgd" in list_recipes()
         True
     """
-    return _listed("inference", ".toml")
+    return _files_of_kind("inference", ".toml")
 
 
-def _listed(kind: str, suffix: str) -> dict[str, Path]:
+def _files_of_kind(kind: str, suffix: str) -> dict[str, Path]:
     files = sorted(library_folder(kind).glob(f"*{suffix}"))
     return {file.stem: file for file in files if not file.name.startswith("_")}
 

@@ -148,7 +148,7 @@ def load(name_or_path: str | Path) -> Recipe:
         50
     """
     path = find_recipe(name_or_path)
-    content = _checked(read_toml(path), _TOP_LEVEL, str(path))
+    content = _checked_settings(read_toml(path), _TOP_LEVEL, str(path))
     if "algorithm" not in content:
         raise SettingError(f"{path}: key 'algorithm' is missing, e.g. algorithm = \"pyro_fed.infer:DSVGD\".")
     algorithm = _algorithm_of(content["algorithm"], path)
@@ -158,10 +158,10 @@ def load(name_or_path: str | Path) -> Recipe:
         path=path,
         algorithm=algorithm,
         settings=MappingProxyType(check_settings(algorithm, settings, f"{path} [settings]")),
-        given=_given(settings),
-        run=MappingProxyType(_checked(content.get("run", {}), _RUN, f"{path} [run]")),
+        given=_explicit_settings(settings),
+        run=MappingProxyType(_checked_settings(content.get("run", {}), _RUN, f"{path} [run]")),
         description=content.get("description", ""),
-        source=MappingProxyType(_checked(source, dict.fromkeys(source, str), f"{path} [source]")),
+        source=MappingProxyType(_checked_settings(source, dict.fromkeys(source, str), f"{path} [source]")),
     )
 
 
@@ -211,8 +211,8 @@ def _value(owner: type, hints: Mapping[str, Any], key: str, value: Any, where: s
     if family is not None and isinstance(value, Mapping):
         return _table(owner, key, family, value, where, present)
     if family is not None and issubclass(family, Variant) and isinstance(value, str) and value != NONE_WORD:
-        return _named(owner, key, family, value, where)
-    return _checked({key: value}, hints, where, of=f" of {owner.__name__}")[key]
+        return _resolve_name(owner, key, family, value, where)
+    return _checked_settings({key: value}, hints, where, of=f" of {owner.__name__}")[key]
 
 
 def _table(owner: type, key: str, family: type[Settings], table: Mapping[str, Any], where: str, present: Any) -> Any:
@@ -220,7 +220,7 @@ def _table(owner: type, key: str, family: type[Settings], table: Mapping[str, An
     inner = f"{where[:-1]}.{key}]" if where.endswith("]") else f"{where} {key}"
     values = dict(table)
     if issubclass(family, Variant) and "name" in values:
-        base: Settings = _named(owner, key, family, values.pop("name"), inner)
+        base: Settings = _resolve_name(owner, key, family, values.pop("name"), inner)
     elif isinstance(present, family):
         base = present
     elif issubclass(family, Variant):
@@ -234,7 +234,7 @@ def _table(owner: type, key: str, family: type[Settings], table: Mapping[str, An
         raise SettingError(f"{inner}: {error}") from None
 
 
-def _named(owner: type, key: str, family: type[Variant], name: Any, where: str) -> Variant:
+def _resolve_name(owner: type, key: str, family: type[Variant], name: Any, where: str) -> Variant:
     """What a name in a recipe stands for."""
     try:
         return by_name(owner, key, family, str(name))
@@ -253,7 +253,7 @@ def _nest(overrides: Mapping[str, Any]) -> dict[str, Any]:
     return nested
 
 
-def _given(settings: Mapping[str, Any]) -> frozenset[str]:
+def _explicit_settings(settings: Mapping[str, Any]) -> frozenset[str]:
     """The settings that a file says: ``client.steps`` in a table, ``client.name`` by a name alone."""
     names = set()
     for key, value in settings.items():
@@ -293,7 +293,7 @@ def changed_settings(owner: Any) -> str:
     return ", ".join(changed) + ("; the others at their defaults" if usual else "")
 
 
-def _checked(given: Mapping[str, Any], hints: Mapping[str, Any], where: str, of: str = "") -> dict[str, Any]:
+def _checked_settings(given: Mapping[str, Any], hints: Mapping[str, Any], where: str, of: str = "") -> dict[str, Any]:
     checked = {}
     for key, value in given.items():
         if key not in hints:

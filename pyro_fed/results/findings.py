@@ -9,7 +9,7 @@ from pyro_fed.codes.finding import Finding
 from pyro_fed.results.inference_data import InferenceData
 
 
-def recorded(idata: InferenceData) -> list[Finding]:
+def recorded_findings(idata: InferenceData) -> list[Finding]:
     """What a run has found about its result: notes, and then doubts; sentences alone of a result that has no codes.
 
     Args:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 #: Groups of a result that hold rows.
 GROUPS = ("observed_data", "constant_data")
 #: Values that differ by this part are the same: a federation may compute in float32 what another has in float64.
-ROUNDING = 1e-5
+SAME_VALUE_TOLERANCE = 1e-5
 
 
 def unlike_federation(idata: InferenceData, federation: Federation) -> str:
@@ -38,7 +38,7 @@ def unlike_federation(idata: InferenceData, federation: Federation) -> str:
         return ""
     values = observed_values(federation.problem)
     theirs = {**observed_data(federation, values).data_vars, **constant_data(federation, values).data_vars}
-    return _unlike(mine, {str(name): np.asarray(column.values) for name, column in theirs.items()})
+    return _differing_column(mine, {str(name): np.asarray(column.values) for name, column in theirs.items()})
 
 
 def unlike_result(idata: InferenceData, other: InferenceData) -> str:
@@ -48,7 +48,7 @@ def unlike_result(idata: InferenceData, other: InferenceData) -> str:
         idata: a result.
         other: another one.
     """
-    return _unlike(_columns(idata), _columns(other))
+    return _differing_column(_columns(idata), _columns(other))
 
 
 def _columns(idata: Any) -> dict[str, np.ndarray]:
@@ -56,7 +56,7 @@ def _columns(idata: Any) -> dict[str, np.ndarray]:
     return {str(name): np.asarray(column.values) for columns in found for name, column in columns.items()}
 
 
-def _unlike(mine: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]) -> str:
+def _differing_column(mine: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]) -> str:
     """The first column of both that has other values, each sorted: rows may stand in another order."""
     for name in sorted(mine.keys() & theirs.keys()):
         here, there = mine[name], theirs[name]
@@ -65,7 +65,9 @@ def _unlike(mine: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]) ->
         if here.shape != there.shape:
             return f"'{name}' has the shape {here.shape} in the one and {there.shape} in the other"
         first, second = (np.sort(values.astype(float), axis=None) for values in (here, there))
-        close = np.isclose(first, second, rtol=ROUNDING, atol=ROUNDING * _size(first), equal_nan=True)
+        close = np.isclose(
+            first, second, rtol=SAME_VALUE_TOLERANCE, atol=SAME_VALUE_TOLERANCE * _size(first), equal_nan=True
+        )
         if not close.all():
             at = int(np.argmin(close))
             return f"'{name}' has other values, such as {first[at]:g} in the one and {second[at]:g} in the other"

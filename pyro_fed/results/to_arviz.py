@@ -18,20 +18,20 @@ from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.record import Record
 from pyro_fed.codes import sentences
 from pyro_fed.conventions import seeding
-from pyro_fed.conventions.settings_repr import whole
+from pyro_fed.conventions.settings_repr import all_settings
 from pyro_fed.conventions.version import VERSION
+from pyro_fed.density.deterministic_sites import without_data
 from pyro_fed.density.latents.assignments import assign
 from pyro_fed.density.layout import name_dims
 from pyro_fed.density.observations import observed_values
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.reported import without_data
 from pyro_fed.density.rows.batches import in_chunks
 from pyro_fed.density.size import densities_at_once
 from pyro_fed.federation.federation import Federation
 from pyro_fed.ops.arviz_versions import group_of, make_result
-from pyro_fed.results.adding_up import in_double
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.results.record_dataset import audit_group, federation_group, sites_group
+from pyro_fed.results.unit_sums import in_double
 
 #: The pointwise log-likelihood is left out, with a warning, if draws × rows are more than this.
 MAX_POINTWISE = 400_000_000
@@ -166,7 +166,7 @@ def _from_data(
     }
     if pointwise:
         shaped = {name: value.reshape(*draws.shape[:2], -1) for name, value in pointwise.items()}
-        plates = problem.compiler.kept(("plates of terms",), problem.term_plates, problem)
+        plates = problem.compiler.find_once(("plates of terms",), problem.term_plates, problem)
         whole = _dataset(shaped, {name: [plates[name]] for name in shaped}, federation.coords)
         groups["log_likelihood"] = _of_observed_rows(whole)
     return groups
@@ -183,13 +183,13 @@ def _of_observed_rows(terms: xr.Dataset) -> xr.Dataset:
     """
     for dim in set(terms.dims) - {"chain", "draw"}:
         sites = [value for value in terms.data_vars.values() if dim in value.dims]
-        seen = np.any([observed(value.values.reshape(-1, value.sizes[dim])) for value in sites], axis=0)
+        seen = np.any([observed_rows(value.values.reshape(-1, value.sizes[dim])) for value in sites], axis=0)
         if seen.any() and not seen.all():
             terms = terms.isel({dim: seen})
     return terms
 
 
-def observed(log_lik: np.ndarray) -> np.ndarray:
+def observed_rows(log_lik: np.ndarray) -> np.ndarray:
     """Which rows (n,) were observed, by log densities (S, n): those that a mask leaves out are zero at every draw."""
     return np.asarray((log_lik != 0).any(0))
 
@@ -394,7 +394,7 @@ def _attributes(algorithm: Algorithm, federation: Federation, record: Record, se
         "inference_library": "pyro_fed",
         "inference_library_version": VERSION,
         "algorithm": type(algorithm).__name__,
-        "settings": repr(whole(algorithm)),
+        "settings": repr(all_settings(algorithm)),
         "draws_are": algorithm.draws_are,
         "centralized": int(algorithm.pooled),
         "seed": seed,
@@ -406,7 +406,7 @@ def _attributes(algorithm: Algorithm, federation: Federation, record: Record, se
         **({} if record.converged is None else {"converged": int(record.converged)}),
         "interrupted": int(record.interrupted),
         **({"stopped": record.stopped} if record.stopped else {}),
-        "warnings": "\n".join(record.said()),
+        "warnings": "\n".join(record.warning_texts()),
         "doubts": "\n".join(record.doubts),
         "findings": json.dumps([one.to_plain() for one in record.findings]),
         "audited": int(record.audited),

@@ -24,7 +24,7 @@ from pyro_fed.density.problem import Problem
 
 #: Two answers count as missing the same mass if they differ by less than about this share: Laplace's approximation, by
 #: which it is estimated, is not more exact.
-LOST = 0.2
+MISSED_MODE_SHARE = 0.2
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,8 @@ class Answer:
 
     @property
     def name(self) -> str:
-        """The stage's name, see `named`."""
-        return named(self.stage)
+        """The stage's name, see `stage_label`."""
+        return stage_label(self.stage)
 
     def off(self, aim: Limits) -> float:
         """The largest likely error in units of a finer aim; 0 where it is likely to keep to the aim.
@@ -129,7 +129,7 @@ class Answer:
         return mean + found["mean_error"] * posterior, posterior
 
 
-def named(stage: Stage) -> str:
+def stage_label(stage: Stage) -> str:
     """A stage's name in steps and sentences: `FedEP`, `FedAIS(surrogates=DSVGD())`, `FedEP, non-centred`."""
     own = repr(stage.algorithm).removesuffix("()") + (", non-centred" if stage.noncentred else "")
     return stage.title or own
@@ -203,7 +203,7 @@ def choose(plan: Plan, problem: Problem, answers: list[Answer], tried: Sequence[
 
     **The best** is chosen by these criteria, each of which counts only where the ones before do not decide:
 
-    1. it misses less of the posterior's mass, in steps of `LOST`;
+    1. it misses less of the posterior's mass, in steps of `MISSED_MODE_SHARE`;
     2. it has no doubts;
     3. it keeps to the plan's aim, or is nearer to it; a doubted answer that was not measured is the farthest;
     4. it has fewer doubts: one may weigh more than three, so that their number decides only where nothing is measured;
@@ -242,7 +242,7 @@ def choose(plan: Plan, problem: Problem, answers: list[Answer], tried: Sequence[
     def rank(one: Answer) -> tuple[int, bool, float, int, bool, bool, int]:
         ordered = confirmed(one), one.stage.algorithm.draws_are != "particles", one.number
         away = math.inf if one.doubts and not one.measured else off[one.number]
-        return -round(one.lost / LOST), not one.doubts, -away, -len(one.doubts), *ordered
+        return -round(one.lost / MISSED_MODE_SHARE), not one.doubts, -away, -len(one.doubts), *ordered
 
     def explained(one: Answer) -> bool:
         """Whether an answer misses the aim and agrees with the best one after the audit's correction."""

@@ -6,12 +6,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from pyro_fed.algorithm.record import Record
-from pyro_fed.conventions.time_limit import now, until
+from pyro_fed.conventions.time_limit import ending_at, now
 
 #: Rounds and checks together may take so many times the seconds of the rounds (`max_seconds`).
-CHECKED_BY = 2.0
+CHECK_TIME_FACTOR = 2.0
 #: Where time is limited, rounds that are done at once may take so many seconds: the clock is read after them.
-AT_ONCE = 1.0
+SECONDS_AT_ONCE = 1.0
 
 
 class BudgetEnded(Exception):
@@ -66,11 +66,11 @@ class Budget:
 
     def of_rounds(self) -> AbstractContextManager[None]:
         """A context in which `tick` raises once the seconds of the rounds are over."""
-        return until(None if self.max_seconds is None else self.began + self.max_seconds)
+        return ending_at(None if self.max_seconds is None else self.began + self.max_seconds)
 
     def of_checks(self) -> AbstractContextManager[None]:
-        """A context in which `tick` raises once the seconds of rounds and checks are over, see `CHECKED_BY`."""
-        return until(None if self.max_seconds is None else self.began + CHECKED_BY * self.max_seconds)
+        """A context in which `tick` raises once the seconds of rounds and checks are over, see `CHECK_TIME_FACTOR`."""
+        return ending_at(None if self.max_seconds is None else self.began + CHECK_TIME_FACTOR * self.max_seconds)
 
     def seconds_left(self) -> float | None:
         """Seconds that are left for rounds; None where time is not limited."""
@@ -85,5 +85,5 @@ class Budget:
         if self.max_seconds is None:
             return float("inf")
         last = record.rounds[-1] if record.rounds else None
-        seconds = last.seconds * len(last.clients) if last is not None else AT_ONCE
-        return AT_ONCE / max(seconds, AT_ONCE / 1_000_000)
+        seconds = last.seconds * len(last.clients) if last is not None else SECONDS_AT_ONCE
+        return SECONDS_AT_ONCE / max(seconds, SECONDS_AT_ONCE / 1_000_000)

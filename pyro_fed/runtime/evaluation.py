@@ -80,10 +80,10 @@ class Evaluation:
             raise
         except Exception as error:  # of the user's own function, of any kind; it stays the cause
             raise SettingError(f"evaluate raised {type(error).__name__}: {error}") from error
-        return _checked(found)
+        return _checked_figures(found)
 
 
-def _checked(found: Any) -> dict[str, float]:
+def _checked_figures(found: Any) -> dict[str, float]:
     wrong = f"evaluate must return numbers by name, such as {{'accuracy': 0.9}}, received {found!r}"
     if not isinstance(found, Mapping):
         raise SettingError(wrong)

@@ -20,7 +20,7 @@ from pyro_fed.algorithm.contract import overrides
 from pyro_fed.algorithm.contributions import SentMessages
 from pyro_fed.algorithm.record import Round, figure_array
 from pyro_fed.algorithm.states import State
-from pyro_fed.conventions.kinds import narrowed
+from pyro_fed.conventions.kinds import cast_checked
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.ops.entries import all_finite
 from pyro_fed.runtime.context import Context, Phase
@@ -76,7 +76,7 @@ def rounds_at_once(phase: Phase, context: Context, network: Network, left: int) 
     return max(1, min(left, in_time, algorithm.rounds_ahead(phase.shared), numbers))
 
 
-def fused(phase: Phase, context: Context, data: ClientData, clients: list[list[int]]) -> Fused | None:
+def run_fused_rounds(phase: Phase, context: Context, data: ClientData, clients: list[list[int]]) -> Fused | None:
     """Do several rounds at once.
 
     Args:
@@ -88,7 +88,7 @@ def fused(phase: Phase, context: Context, data: ClientData, clients: list[list[i
     Returns:
         None if a reply is not finite or meets an objection; then nothing has changed.
     """
-    algorithm, executor = narrowed(phase.algorithm, Chains), narrowed(context.executor, Vectorised)
+    algorithm, executor = cast_checked(phase.algorithm, Chains), cast_checked(context.executor, Vectorised)
     began = time.perf_counter()
     numbers = torch.from_numpy(np.array(clients))
     received = phase.algorithm.download(phase.shared, numbers[0])

@@ -23,10 +23,10 @@ from pyro_fed.errors import DivergenceError
 
 #: Entries of a server's state that are positions in the model's coordinates.
 PLACES = ("point", "particles", "position")
-#: From round `FIRST` on the state is looked at `LOOKS` times while the number of rounds doubles; the last `LOOKS`
+#: From round `FIRST_LOOK` on the state is looked at `LOOKS` times while the number of rounds doubles; the last `LOOKS`
 #: intervals are judged, which is the last half of the rounds.
 LOOKS = 4
-FIRST = 8
+FIRST_LOOK = 8
 #: Smallest growth between two looks of a state that grows without end: faster than the sixth power of the rounds.
 FACTOR = 3.0
 #: Smallest growth in all: nothing is left of the first value, or of one, in double precision.
@@ -47,7 +47,7 @@ class Growth:
 
     first: dict[str, float] = field(default_factory=dict)
     seen: list[dict[str, float]] = field(default_factory=list)
-    next: int = FIRST
+    next: int = FIRST_LOOK
 
     def look(self, algorithm: Algorithm, shared: State, done: int, rounds: int, record: Record) -> None:
         """Look at the state, if it is time to.

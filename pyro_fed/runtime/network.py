@@ -24,15 +24,15 @@ from pyro_fed.algorithm.states import State, packed, unpacked
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions import seeding
-from pyro_fed.conventions.kinds import narrowed
+from pyro_fed.conventions.kinds import cast_checked
 from pyro_fed.errors import SettingError
 from pyro_fed.graph import Consensus, Graph
 from pyro_fed.graph.base import require_agents
 from pyro_fed.graph.checks import components, list_components
-from pyro_fed.graph.consensus import shifted
+from pyro_fed.graph.consensus import shifted_weights
 from pyro_fed.graph.varying import without_links
 from pyro_fed.runtime.messages import encoded_size, spec_of_one
-from pyro_fed.runtime.messages.told import Told
+from pyro_fed.runtime.messages.neighbour_values import NeighbourValues
 
 #: A graph has fallen apart if its links leave it in parts for as many rounds as should have brought the agents'
 #: disagreement down to this fraction.
@@ -82,7 +82,7 @@ class Network(ABC):
         """
         return
 
-    def kept(self) -> State:
+    def saved_state(self) -> State:
         """The network's own state, which has to be saved with the algorithm's."""
         return {}
 
@@ -230,10 +230,10 @@ class Peers(Network):
     ) -> tuple[State, Traffic]:
         """Mix by W, or by a polynomial of W, in each consensus step; agents that are asleep keep their states."""
         missing = len(clients) < len(self.awake(round, list(range(self.graph.num_agents))))
-        on_graph = narrowed(algorithm, OnGraph)
+        on_graph = cast_checked(algorithm, OnGraph)
         if missing:
             on_graph.consensus_steps(self.graph, sleepers=True)  # refuses a graph on which nobody may be missing
-        mine, told = packed(messages, on_graph.symmetric), Told.of(on_graph.coarse, self.consensus)
+        mine, told = packed(messages, on_graph.symmetric), NeighbourValues.of(on_graph.coarse, self.consensus)
         heard, sent, sizes = np.zeros(len(clients)), np.zeros(len(clients)), []
         steps = self.consensus.steps
         for step in range(steps):
@@ -259,7 +259,7 @@ class Peers(Network):
             matrix, shift = self.consensus.mixing(step, weights)
             self._watch(self._without_sleepers(weights, clients))
             awake = self._without_sleepers(matrix, clients)[clients][:, clients]
-            return _Mixing.of(shifted(awake, shift))
+            return _Mixing.of(shifted_weights(awake, shift))
         self._watch(weights)
         if self._last is not weights:
             self._last, self._mixings = weights, {}

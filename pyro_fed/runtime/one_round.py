@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.bounding import apart
+from pyro_fed.algorithm.bounding import distances_from_cohort
 from pyro_fed.algorithm.capabilities import Chains, SiteKeeping
 from pyro_fed.algorithm.combination import Bounded, Combination, Middle, Shortened
 from pyro_fed.algorithm.contract import Algorithm
@@ -19,7 +19,7 @@ from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.runtime.context import Context, Phase
 from pyro_fed.runtime.executors import Work
 from pyro_fed.runtime.network import Network, Traffic
-from pyro_fed.runtime.replies import gather, hidden, refuse_divergence
+from pyro_fed.runtime.replies import gather, hides_clients, refuse_divergence
 
 #: The fewest clients whose messages are compared, to find one that stands apart from the others.
 FEWEST_COMPARED = 5
@@ -59,10 +59,10 @@ def one_round(phase: Phase, context: Context, network: Network, data: ClientData
     if isinstance(algorithm, Chains) and len(at) < len(asked):
         messages = algorithm.stand_in(shared, messages, found.slots, asked)
     if _comparable(phase, context, len(at)):
-        found.info["apart"] = apart(_numbers(messages))
+        found.info["apart"] = distances_from_cohort(_numbers(messages))
     whose = asked if isinstance(algorithm, Chains) else at  # chains whose clients failed have stood still
     sent = SentMessages(messages, whose, number, context.seed, data.num_rows, context.problem, context.graph)
-    taken = _taken(algorithm, context.combination, shared, phase.ledger, sent)
+    taken = _combined_messages(algorithm, context.combination, shared, phase.ledger, sent)
     shared, messages, figures = taken.shared, taken.messages, taken.figures
     if (how_far := client_shifts(phase, context, shared, sent._replace(messages=messages))) is not None:
         figures["moved"] = how_far
@@ -78,10 +78,10 @@ def one_round(phase: Phase, context: Context, network: Network, data: ClientData
     phase.ledger = algorithm.contributions().ledger_after(phase.ledger, at, messages, told)
     known = found.info | figures
     if len(found.stood_for):  # clients for which the server has made a message did not work: they settle nothing
-        told, known = select(told, found.own), select(known, found.own)
-        at, traffic = at[found.own], traffic.of(found.own.numpy())
-    context.executor.settle(found.slots[found.own], told)
-    info = {} if hidden(context) else as_figures(known)
+        told, known = select(told, found.is_own), select(known, found.is_own)
+        at, traffic = at[found.is_own], traffic.of(found.is_own.numpy())
+    context.executor.settle(found.slots[found.is_own], told)
+    info = {} if hides_clients(context) else as_figures(known)
     record.rounds.append(
         Round(
             *(name, at.tolist(), traffic.down, traffic.up, seconds, info),
@@ -93,7 +93,7 @@ def one_round(phase: Phase, context: Context, network: Network, data: ClientData
     return after
 
 
-class _Taken(NamedTuple):
+class _CombinedMessages(NamedTuple):
     """A round's messages after the run's combination has been applied.
 
     Attributes:
@@ -111,14 +111,14 @@ class _Taken(NamedTuple):
     reach: float = 0.0
 
 
-def _taken(
+def _combined_messages(
     algorithm: Algorithm, combination: Combination | None, shared: State, ledger: State, sent: SentMessages
-) -> _Taken:
+) -> _CombinedMessages:
     """The messages as they are used: bounded by the others' effects, replaced by a middle, or as they were sent."""
     if isinstance(combination, Bounded):
         held = algorithm.contributions().bounded_messages(combination, shared, ledger, sent)  # see `check_combination`
         figures = {"beyond": held.cut} | ({} if held.widened is None else {"widened": held.widened})
-        return _Taken(held.shared, held.messages, held.told, figures)
+        return _CombinedMessages(held.shared, held.messages, held.told, figures)
     messages, corrections, reach = sent.messages, State(), 0.0
     if isinstance(combination, Middle):
         if isinstance(algorithm, SiteKeeping) and isinstance(combination, Shortened):
@@ -126,7 +126,7 @@ def _taken(
             corrections = combination.corrections(messages) if algorithm.corrected else {}
         messages = combination(messages)
         reach = combination.reach(messages) if isinstance(combination, Shortened) else 0.0
-    return _Taken(shared, messages, corrections, {}, reach)
+    return _CombinedMessages(shared, messages, corrections, {}, reach)
 
 
 def _shares(rows: Tensor, combination: Combination | None) -> Tensor:
@@ -148,7 +148,7 @@ def client_shifts(phase: Phase, context: Context, shared: State, sent: SentMessa
     Returns:
         None in phases other than the last, where the algorithm does not know it, and where single messages are hidden.
     """
-    if not phase.last or hidden(context) or context.executor.sums_alone:
+    if not phase.last or hides_clients(context) or context.executor.sums_alone:
         return None
     return phase.algorithm.contributions().client_shift_sds(shared, phase.ledger, sent)
 
@@ -162,7 +162,7 @@ def client_shifts_of_rounds(phase: Phase, context: Context, before: list[State],
         before: the server's state before each round.
         sent: the messages of all rounds.
     """
-    if not phase.last or hidden(context):
+    if not phase.last or hides_clients(context):
         return None
     return phase.algorithm.contributions().client_shift_sds_of_rounds(before, phase.ledger, sent)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.combination import FEWEST, Bounded
+from pyro_fed.algorithm.combination import MIN_COHORT, Bounded
 from pyro_fed.algorithm.contract import Algorithm, overrides
 from pyro_fed.algorithm.record import Failure
 from pyro_fed.algorithm.states import State, select
@@ -37,7 +37,7 @@ FINITE_AT_ONCE = 5_000_000
 #: How often a client is asked in a round that needs all clients.
 ATTEMPTS = 10
 #: A run without a quorum (`min_clients`) ends after so many requests in a row without a usable reply.
-PATIENCE = 20
+MAX_FRUITLESS_REQUESTS = 20
 
 
 @dataclass
@@ -65,7 +65,7 @@ class Gathered:
     refused: bool = False
 
     @property
-    def own(self) -> Tensor:
+    def is_own(self) -> Tensor:
         """Whether each message is the client's own, and not one that the server has made for it (A,)."""
         return ~torch.isin(self.slots, self.stood_for)
 
@@ -87,7 +87,7 @@ def gather(algorithm: Algorithm, context: Context, work: Work, before: State, ke
     parts: list[Gathered] = []
     asked, failures, unfit = torch.arange(len(work.clients)), [], torch.arange(0)
     for _ in range(ATTEMPTS if algorithm.needs_all else 1):
-        part = _usable(algorithm, context, work.part(asked), before, again=bool(parts))
+        part = _usable_replies(algorithm, context, work.part(asked), before, again=bool(parts))
         failures += part.failures
         parts.append(Gathered(asked[part.slots], part.messages, part.info, gone=part.gone, refused=part.refused))
         unfit = torch.cat([unfit, asked[part.unfit]])
@@ -97,40 +97,40 @@ def gather(algorithm: Algorithm, context: Context, work: Work, before: State, ke
         asked = asked[left]
         if not len(asked):
             break
-    whole = _joined(parts)
+    whole = _join_attempts(parts)
     whole.failures, whole.refused = failures, all(part.refused for part in parts)
     whole.gone = sum(part.gone for part in parts)
-    need = _needed(algorithm, context, len(work.clients))
+    need = _required_replies(algorithm, context, len(work.clients))
     missing = unfit
     if algorithm.needs_all:
         everybody = torch.arange(len(work.clients))
         missing = everybody[~torch.isin(everybody, whole.slots)]
-    if len(missing) and _outvoted(context, whole):
+    if len(missing) and _outvotes_missing(context, whole):
         absent = torch.tensor(work.clients)[missing]
         stands = algorithm.contributions().substitute_messages(before, kept, whole.messages, absent)
         if stands is not None:
-            whole, need = _with(whole, missing, stands), 0 if algorithm.needs_all else need
+            whole, need = _with_stand_ins(whole, missing, stands), 0 if algorithm.needs_all else need
     _check_quorum(algorithm, context, work, whole, before, need)
     return whole
 
 
-def _needed(algorithm: Algorithm, context: Context, asked: int) -> int:
+def _required_replies(algorithm: Algorithm, context: Context, asked: int) -> int:
     """How many usable replies a round needs of `asked` clients."""
     return asked if algorithm.needs_all else min(context.min_clients or 0, asked)
 
 
-def _excused(context: Context, asked: int) -> bool:
+def _may_lack_replies(context: Context, asked: int) -> bool:
     """Whether a bounded run goes on after a round without a finite reply: the only client asked may be a liar."""
     bounded = isinstance(context.combination, Bounded)
-    return bounded and _requests_in_vain(context) + asked < len(context.record.client_names)
+    return bounded and _fruitless_requests(context) + asked < len(context.record.client_names)
 
 
-def _outvoted(context: Context, found: Gathered) -> bool:
+def _outvotes_missing(context: Context, found: Gathered) -> bool:
     """Whether a bounded round has enough replies to go on without the missing ones."""
-    return isinstance(context.combination, Bounded) and len(found.slots) >= max(FEWEST, context.min_clients or 0)
+    return isinstance(context.combination, Bounded) and len(found.slots) >= max(MIN_COHORT, context.min_clients or 0)
 
 
-def _with(found: Gathered, missing: Tensor, messages: State) -> Gathered:
+def _with_stand_ins(found: Gathered, missing: Tensor, messages: State) -> Gathered:
     """The replies, with messages that the server has made for the missing clients, whose figures are NaN.
 
     Args:
@@ -149,7 +149,7 @@ def _with(found: Gathered, missing: Tensor, messages: State) -> Gathered:
     return Gathered(slots[order], joined[0], joined[1], found.failures, found.gone, stood_for=missing)
 
 
-def _joined(parts: list[Gathered]) -> Gathered:
+def _join_attempts(parts: list[Gathered]) -> Gathered:
     """Several attempts' replies as one, in the order in which the clients were asked."""
     parts = [part for part in parts if len(part.slots)]
     if len(parts) <= 1:
@@ -163,7 +163,7 @@ def _joined(parts: list[Gathered]) -> Gathered:
     return Gathered(slots[order], messages, info)
 
 
-def _usable(algorithm: Algorithm, context: Context, work: Work, before: State, again: bool) -> Gathered:
+def _usable_replies(algorithm: Algorithm, context: Context, work: Work, before: State, again: bool) -> Gathered:
     """The usable replies of one attempt.
 
     Args:
@@ -186,14 +186,16 @@ def _usable(algorithm: Algorithm, context: Context, work: Work, before: State, a
     replied[list(reasons)] = False
     slots, unfit = replied.nonzero().flatten(), torch.arange(0)
     if len(slots):
-        finite, why = _finite(reply.messages)
-        if not (bool(finite.any()) or again or context.min_clients == 0 or _excused(context, len(work.clients))):
-            raise _diverged(algorithm, context, work, int(slots[0]), why[0], before)
+        finite, why = _finite_clients(reply.messages)
+        if not (
+            bool(finite.any()) or again or context.min_clients == 0 or _may_lack_replies(context, len(work.clients))
+        ):
+            raise _divergence_error(algorithm, context, work, int(slots[0]), why[0], before)
         advice = "" if bool(finite.all()) else algorithm.advice(context.problem, before)
         reasons |= {int(slots[i]): f"'{name}' left the finite numbers ({advice})" for i, name in why.items()}
         unfit = slots[~finite]
         slots, reply = slots[finite], _rows(reply, finite)
-    if len(slots) and not hidden(context) and not isinstance(context.combination, Bounded):
+    if len(slots) and not hides_clients(context) and not isinstance(context.combination, Bounded):
         honest = torch.ones(len(slots), dtype=torch.bool)
         for reason, holds in algorithm.objections(work.part(slots).shared, reply.messages).items():
             reasons = {int(slot): reason for slot in slots[holds]} | reasons
@@ -256,7 +258,7 @@ def _check_messages(executor: Executor, messages: State, expected: Spec) -> None
         )
 
 
-def hidden(context: Context) -> bool:
+def hides_clients(context: Context) -> bool:
     """Whether the run is private: single messages must not be looked at, and clients' figures not be recorded."""
     return context.combination is not None and context.combination.private
 
@@ -267,7 +269,7 @@ def _rows(reply: Reply, keep: Tensor) -> Reply:
     return Reply(select(reply.messages, keep), select(reply.info, keep))
 
 
-def _finite(messages: State) -> tuple[Tensor, dict[int, str]]:
+def _finite_clients(messages: State) -> tuple[Tensor, dict[int, str]]:
     """Whether each client's message is finite (A,), and the name of the first tensor that is not, by position."""
     why: dict[int, str] = {}
     finite = torch.ones(len(next(iter(messages.values()))), dtype=torch.bool)
@@ -287,11 +289,11 @@ def each_finite(values: Tensor) -> Tensor:
     return torch.stack([torch.isfinite(own).all() for own in values])
 
 
-def _said(sentence: str) -> str:
+def _as_sentence(sentence: str) -> str:
     return f"{sentence}. " if sentence else ""
 
 
-def _diverged(
+def _divergence_error(
     algorithm: Algorithm, context: Context, work: Work, slot: int, name: str, before: State
 ) -> DivergenceError:
     client = work.clients[slot]
@@ -304,7 +306,9 @@ def _diverged(
     return _error(algorithm, context, work, client, what, before)
 
 
-def _refused(algorithm: Algorithm, context: Context, work: Work, found: Gathered, before: State) -> DivergenceError:
+def _all_refused_error(
+    algorithm: Algorithm, context: Context, work: Work, found: Gathered, before: State
+) -> DivergenceError:
     """The error for a round in which all clients replied, but no reply can be honest, as in a run that diverges."""
     client, reason = found.failures[-1]
     what = (
@@ -319,7 +323,7 @@ def _error(
 ) -> DivergenceError:
     """The error for a run that diverges at a client, with the cure and the state before the round."""
     cure = context.record.moved_first() or algorithm.advice(context.problem, before)
-    said = f"{what}; {cure}. {_said(context.record.unlike())}{KEPT}"
+    said = f"{what}; {cure}. {_as_sentence(context.record.unlike())}{KEPT}"
     error = DivergenceError(said, client=client, round=work.round)
     error.algorithm, error.state = algorithm, before
     return error
@@ -352,7 +356,7 @@ def refuse_divergence(algorithm: Algorithm, context: Context, before: State, aft
         cure = record.moved_first() or (algorithm.advice(context.problem, before) if advised else OVERFLOW)
         error = DivergenceError(
             f"{type(algorithm).__name__}, round {round}: the server's '{name}' left the finite numbers, though every "
-            f"client's reply was finite: {cure}. {_said(record.unlike())}{KEPT}",
+            f"client's reply was finite: {cure}. {_as_sentence(record.unlike())}{KEPT}",
             round=round,
         )
         error.algorithm, error.state = algorithm, before
@@ -363,12 +367,12 @@ def _check_quorum(
     algorithm: Algorithm, context: Context, work: Work, found: Gathered, before: State, need: int
 ) -> None:
     replied, asked = len(found.slots), len(work.clients)
-    if replied == 0 and _requests_in_vain(context) + asked >= PATIENCE:
+    if replied == 0 and _fruitless_requests(context) + asked >= MAX_FRUITLESS_REQUESTS:
         need = max(need, 1)
     if replied >= need:
         return
     if found.refused and context.min_clients != 0:  # with min_clients=0 rounds without replies are skipped
-        raise _refused(algorithm, context, work, found, before)
+        raise _all_refused_error(algorithm, context, work, found, before)
     where = "this error's `state`" if context.checkpoint is None else str(context.checkpoint.folder)
     kept = f"state of round {work.round - 1} is in {where}" if work.round else "no round was completed"
     last = f"; last failure: client {context.record.client_names[found.failures[-1][0]]} {found.failures[-1][1]}"
@@ -383,7 +387,7 @@ def _check_quorum(
     raise error
 
 
-def _requests_in_vain(context: Context) -> int:
+def _fruitless_requests(context: Context) -> int:
     """The number of failures since the last round with a usable reply."""
     count = 0
     for past in reversed(context.record.rounds):

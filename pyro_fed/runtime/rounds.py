@@ -19,7 +19,7 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions import memory, progress, seeding
-from pyro_fed.conventions.kinds import narrowed
+from pyro_fed.conventions.kinds import cast_checked
 from pyro_fed.conventions.time_limit import tick
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.density.traits import LARGE_DIM
@@ -31,16 +31,16 @@ from pyro_fed.runtime.context import Context, Phase
 from pyro_fed.runtime.evaluation import Evaluation
 from pyro_fed.runtime.executors import Work
 from pyro_fed.runtime.executors.base import device_of
-from pyro_fed.runtime.fused import fused, rounds_at_once
+from pyro_fed.runtime.fused import rounds_at_once, run_fused_rounds
 from pyro_fed.runtime.interruption.outcome import cut_short
 from pyro_fed.runtime.messages import encoded_size, spec_of_one
 from pyro_fed.runtime.messages.expected import Expected
 from pyro_fed.runtime.network import Network, PhaseEnded
 from pyro_fed.runtime.one_round import one_round
-from pyro_fed.runtime.replies import hidden
+from pyro_fed.runtime.replies import hides_clients
 
 #: Largest relative and absolute difference between the sites that honest clients keep and the server's account of them.
-ROUNDING = 1e-6
+SITE_TOLERANCE = 1e-6
 #: Algorithms that have been run to their end, each with its final states.
 Finished = list[tuple[Algorithm, Start]]
 
@@ -77,7 +77,7 @@ def run_phases(
     check_combination(
         context.combination, chain, federation.num_clients, context.graph, int(federation.row_counts.sum())
     )
-    networks = _connected(chain, context, given)
+    networks = _phase_networks(chain, context, given)
     context.record.findings += _not_on_device(chain, context)
     first, start = _taken_over(chain, finished)
     told: Start | None = None  # `start`, as the server's record of the clients' sites has it
@@ -88,7 +88,7 @@ def run_phases(
         length = rounds if last else part.default_rounds(context.federation.num_clients)
         resumed = saved if saved is not None and number == saved.phase else None
         if resumed is not None:
-            phase = _resumed(part, context, length, given if last else None, resumed)
+            phase = _resumed_phase(part, context, length, given if last else None, resumed)
         else:
             settled = number > first and context.record.converged is True
             phase = _begin(part, number, context, length, given if last else None, start, told)
@@ -116,7 +116,7 @@ def run_phases(
     return phase.shared
 
 
-def _connected(chain: list[Algorithm], context: Context, given: Schedule | None) -> list[Network]:
+def _phase_networks(chain: list[Algorithm], context: Context, given: Schedule | None) -> list[Network]:
     """Each phase's network. The last phase is checked first: an error then names the algorithm that the user chose."""
     networks = [
         context.connect(
@@ -224,12 +224,12 @@ def _begin(
 
     shared, local = first_states(start) if context.start is None else context.start
     ledger = _ledger(algorithm, context, shared, local) if rounds else {}
-    if ledger and start is not None and told is not None and not _alike(start.local, told.local):
+    if ledger and start is not None and told is not None and not _sites_agree(start.local, told.local):
         ledger = _ledger(algorithm, context, *first_states(told))
     return Phase(algorithm, number, rounds, given, shared, local, ledger=ledger)
 
 
-def _resumed(algorithm: Algorithm, context: Context, rounds: int, given: Schedule | None, saved: Saved) -> Phase:
+def _resumed_phase(algorithm: Algorithm, context: Context, rounds: int, given: Schedule | None, saved: Saved) -> Phase:
     """The phase that was saved, to be continued; the record is restored.
 
     Raises:
@@ -245,15 +245,16 @@ def _resumed(algorithm: Algorithm, context: Context, rounds: int, given: Schedul
     phase = Phase(algorithm, saved.phase, rounds, given, saved.shared, saved.local, saved.done)
     phase.ledger = _ledger(algorithm, context, saved.shared, saved.local)
     context.record.restore(saved.record)
-    if hidden(context) and phase.done < phase.rounds:
+    if hides_clients(context) and phase.done < phase.rounds:
         context.record.converged = None  # a private run looks at this after its last round only, which is now later
     return phase
 
 
-def _alike(kept: State, told: State) -> bool:
+def _sites_agree(kept: State, told: State) -> bool:
     """Whether the clients' own sites agree with the server's account of them, up to rounding."""
     return all(
-        value.shape == kept[name].shape and torch.allclose(value.double(), kept[name].double(), ROUNDING, ROUNDING)
+        value.shape == kept[name].shape
+        and torch.allclose(value.double(), kept[name].double(), SITE_TOLERANCE, SITE_TOLERANCE)
         for name, value in told.items()
         if name in kept and value.is_floating_point()
     )
@@ -300,7 +301,7 @@ def _loop(phase: Phase, context: Context, network: Network) -> None:
                 tick()
                 index, before_these = phase.done, len(record.rounds)
                 together = rounds_at_once(phase, context, network, phase.rounds - index) if index >= one_by_one else 1
-                if together == 1 or not _several(phase, context, network, data, together):
+                if together == 1 or not _fused_rounds(phase, context, network, data, together):
                     one_by_one = max(one_by_one, index + together)
                     _round(phase, context, network, data, index)
                 if phase.last:
@@ -342,12 +343,12 @@ def _round(phase: Phase, context: Context, network: Network, data: ClientData, i
     _save(phase, context, network)
 
 
-def _several(phase: Phase, context: Context, network: Network, data: ClientData, number: int) -> bool:
+def _fused_rounds(phase: Phase, context: Context, network: Network, data: ClientData, number: int) -> bool:
     """Do `number` rounds at once, with the result of as many calls of `_round`; False where that is not possible."""
     record = context.record
     clients = [_select(phase, context, phase.done + i)[0] for i in range(number)]
     with memory.collected_later():
-        found = fused(phase, context, data, clients)
+        found = run_fused_rounds(phase, context, data, clients)
     if found is None:
         return False
     for one, after in zip(found.rounds, found.states, strict=True):
@@ -370,11 +371,11 @@ def _figures(phase: Phase, context: Context, network: Network, after: State) -> 
     if context.combination is not None:
         figures |= context.combination.figures(sum(bool(past.clients) for past in rounds))
     if context.evaluation is not None and phase.last:
-        figures |= _evaluated(phase, context, context.evaluation, after, taken=figures)
+        figures |= _evaluation_figures(phase, context, context.evaluation, after, taken=figures)
     return figures
 
 
-def _evaluated(
+def _evaluation_figures(
     phase: Phase, context: Context, evaluation: Evaluation, after: State, taken: dict[str, float]
 ) -> dict[str, float]:
     """The user's figures of the state after the round.
@@ -396,7 +397,7 @@ def _state_of(phase: Phase, context: Context, network: Network) -> bool | None:
     A private run has all its rounds: to stop by what was seen would reveal more about the rows.
     """
     record = context.record
-    if hidden(context) and phase.done < phase.rounds:
+    if hides_clients(context) and phase.done < phase.rounds:
         return None
     figures = record.figures
     measured = figures if all(figures) else [one for one in figures if one]
@@ -410,7 +411,7 @@ def _save(phase: Phase, context: Context, network: Network) -> None:
     """Write the state to the checkpoint folder, where there is one."""
     if context.checkpoint is not None:
         local, record = context.executor.collect(), context.record.to_plain()
-        context.checkpoint.save(Saved(phase.number, phase.done, phase.shared, local, record, network.kept()))
+        context.checkpoint.save(Saved(phase.number, phase.done, phase.shared, local, record, network.saved_state()))
 
 
 def _select(phase: Phase, context: Context, index: int) -> tuple[list[int], Asked | None]:
@@ -443,7 +444,7 @@ def _ask(
 ) -> tuple[list[int], Asked | None]:
     """Ask all clients how important they are, and let the schedule choose: the clients, and the bytes of the asking."""
     everyone = torch.arange(_num_clients(phase.algorithm, context))
-    algorithm = narrowed(phase.algorithm, Indicators)  # `run` has refused the schedule otherwise
+    algorithm = cast_checked(phase.algorithm, Indicators)  # `run` has refused the schedule otherwise
     received = phase.algorithm.download(phase.shared, everyone)
     work = Work(len(context.record.rounds), context.seed, everyone.tolist(), received)
     reports = context.executor.ask(schedule.asks, work)

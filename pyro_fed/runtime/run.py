@@ -21,8 +21,8 @@ from pyro_fed.conventions.memory import kept_while_computing
 from pyro_fed.conventions.progress import Show, showing
 from pyro_fed.density.checks.funnels import with_hint
 from pyro_fed.density.compiling.compiler import threads
-from pyro_fed.density.compiling.levels import compiled, recalled
-from pyro_fed.density.no_number import no_number
+from pyro_fed.density.compiling.levels import compile_problem, with_known_structure
+from pyro_fed.density.nan_densities import nan_density_notes
 from pyro_fed.density.noncentred import NonCentred
 from pyro_fed.density.running.handlers import check_outside, default_of
 from pyro_fed.errors import DivergenceError, SettingError, StoppedError
@@ -163,7 +163,7 @@ def run(
             checkpoint=checkpoint,
         )
     with default_of(federation.problem.dtype):
-        problem = recalled(federation.problem, compile)
+        problem = with_known_structure(federation.problem, compile)
         stages = stages_of(algorithm, problem, graph)
     for one in stages:
         check_taken_up(one.algorithm)
@@ -196,7 +196,7 @@ def run(
     ):
         context = Context(
             federation,
-            compiled(problem, compile, rounds, progress is not False, budget.max_seconds),
+            compile_problem(problem, compile, rounds, progress is not False, budget.max_seconds),
             graph,
             resolve(executor),
             seed,
@@ -280,6 +280,6 @@ def _say_cause(error: StoppedError | ImproperGaussianError, context: Context) ->
     diverged = isinstance(error, DivergenceError)
     if isinstance(error, StoppedError) and not diverged:
         return
-    found = no_number(context.federation.problem) if context.federation.holds_data else []
+    found = nan_density_notes(context.federation.problem) if context.federation.holds_data else []
     said = ". ".join([str(error), *(cause[0].upper() + cause[1:] for cause in found)])
     error.args = (with_hint(said, context.problem) if diverged else said,)

@@ -16,17 +16,17 @@ from pyro_fed.algorithm.record import NONCENTRED, BySums
 from pyro_fed.audit import perhaps_wrong
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding, Topic, texts
-from pyro_fed.conventions.settings_repr import whole
+from pyro_fed.conventions.settings_repr import all_settings
 from pyro_fed.density.noncentred import NonCentred
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import DivergenceError, InterruptedRun, PyroFedError, QuorumError, SettingError
 from pyro_fed.ops.gaussian import ImproperGaussianError
 from pyro_fed.policy import Setup, chain_of, resolve_for_run
 from pyro_fed.results.inference_data import InferenceData
-from pyro_fed.runtime.answers import Answer, Choice, choose, named
+from pyro_fed.runtime.answers import Answer, Choice, choose, stage_label
 from pyro_fed.runtime.context import Context
 from pyro_fed.runtime.ending import Finish, said_of
-from pyro_fed.runtime.ending.judged import Judged
+from pyro_fed.runtime.ending.check_inputs import CheckInputs
 from pyro_fed.runtime.rounds import Finished, run_phases
 
 logger = logging.getLogger(__name__)
@@ -102,7 +102,7 @@ def run_stages(plan: Plan, stages: list[Stage], finish: Finish) -> InferenceData
             "raise it"
         )
     if not choice.settled and budget.ended:
-        untried = ", ".join(named(stage) for stage in stages[len(trial.steps) :])
+        untried = ", ".join(stage_label(stage) for stage in stages[len(trial.steps) :])
         choice.doubts.append(sentences.search_ended_by_budget(budget=budget.ended, untried=untried))
     return _result(plan, choice, trial, finish)
 
@@ -167,7 +167,7 @@ class _Trial:
             Exception: the first stage failed, and not by its numbers (`NUMERICAL`).
         """
         record = self.finish.context.record
-        began, before, step = time.perf_counter(), len(record.rounds), Step(named(stage))
+        began, before, step = time.perf_counter(), len(record.rounds), Step(stage_label(stage))
         self.steps.append(step)
         if stage.noncentred and not self.finish.context.federation.holds_data:
             step.end = "not tried: clients elsewhere have the model in its own form"
@@ -176,7 +176,7 @@ class _Trial:
         try:
             context = self._on_form(stage)
             found = resolve_for_run(stage.algorithm, context.problem, Setup(context.graph))
-            stage = replace(stage, algorithm=found.algorithm, title=named(stage))
+            stage = replace(stage, algorithm=found.algorithm, title=stage_label(stage))
             if again := [part for part in chain_of(stage.algorithm, context.problem) if part in failed]:
                 step.end = f"not tried: it starts from {type(again[0]).__name__}, which failed"
                 return
@@ -223,11 +223,11 @@ class _Trial:
             return None
         finish = replace(self.finish, algorithm=algorithm, context=context)
         draws = finish.drawn(shared)
-        finish.judged(shared, draws)
+        finish.judge_in_time(shared, draws)
         if isinstance(context.problem, NonCentred):
             draws = context.problem.centred(draws.flatten(0, 1)).unflatten(0, draws.shape[:2])
         if cut and not record.stopped:  # a stop by the limit of time is among the doubts already
-            record.findings.append(sentences.stage_cut_short(stage=named(stage), by=cut))
+            record.findings.append(sentences.stage_cut_short(stage=stage_label(stage), by=cut))
         return Answer(
             stage=stage,
             number=number,
@@ -280,12 +280,12 @@ def _result(plan: Plan, choice: Choice, trial: _Trial, finish: Finish) -> Infere
     record.stands_apart = answer.stands_apart
     record.by_sums, record.audited = answer.by_sums, answer.audited
     last = replace(finish, algorithm=answer.stage.algorithm, aim=plan.aim)
-    last.weigh(Judged(last.algorithm, last.context, {}, answer.draws, last.audit, last.aim))
+    last.weigh(CheckInputs(last.algorithm, last.context, {}, answer.draws, last.audit, last.aim))
     trial.steps[answer.number].chosen = True
     found = last.result(answer.shared, answer.draws)
     more = {
         "algorithm": type(plan).__name__,
-        "settings": repr(whole(plan)),
+        "settings": repr(all_settings(plan)),
         "chosen": answer.name,
         "steps": json.dumps([asdict(step) for step in trial.steps]),
     }

@@ -19,7 +19,7 @@ from pyro_fed.federation.federation import Federation
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.runtime.run import run
 from pyro_fed.testing import problems
-from pyro_fed.testing.observation import Observation, observed
+from pyro_fed.testing.observation import Observation, with_noted_calls
 
 #: Of every short run.
 OPTIONS: dict[str, Any] = {
@@ -32,7 +32,7 @@ OPTIONS: dict[str, Any] = {
 #: Rounds of a short run.
 NUM_ROUNDS = 4
 #: Rounds of runs of which only the forms are looked at.
-FEW = 2
+NUM_FORM_ROUNDS = 2
 
 
 @dataclass(eq=False)
@@ -83,7 +83,7 @@ class Case:
 
     def observe(self, federation: Federation | None = None, *, thorough: bool = False, **options: Any) -> Observation:
         """What the algorithm's methods get and give in a short run, one client after the other."""
-        twin, found = observed(replace(self.algorithm).delegate(), thorough=thorough)
+        twin, found = with_noted_calls(replace(self.algorithm).delegate(), thorough=thorough)
         options = {"executor": "sequential"} | options
         try:
             self.run(federation, algorithm=twin, **options)
@@ -119,7 +119,9 @@ class Case:
     @cached_property
     def seen_one_row(self) -> Observation:
         """The calls in a run of two rounds over clients of one row."""
-        return self.observe(problems.one_row_each(), num_rounds=min(FEW, self.rounds), executor="vectorised")
+        return self.observe(
+            problems.one_row_each(), num_rounds=min(NUM_FORM_ROUNDS, self.rounds), executor="vectorised"
+        )
 
 
 def graph_of(algorithm: Algorithm, federation: Federation) -> dict[str, Any]:

@@ -65,7 +65,7 @@ class Observation:
             raise self.error
 
 
-def observed(algorithm: Algorithm, *, thorough: bool) -> tuple[Algorithm, Observation]:
+def with_noted_calls(algorithm: Algorithm, *, thorough: bool) -> tuple[Algorithm, Observation]:
     """The same algorithm, whose calls are noted.
 
     Args:
@@ -76,7 +76,9 @@ def observed(algorithm: Algorithm, *, thorough: bool) -> tuple[Algorithm, Observ
         an instance of a subclass with the same name and settings, and what will have been seen.
     """
     kind, found = type(algorithm), Observation()
-    watched = {name: _watching(name, getattr(kind, name), found, thorough) for name in METHODS if hasattr(kind, name)}
+    watched = {
+        name: _noting_method(name, getattr(kind, name), found, thorough) for name in METHODS if hasattr(kind, name)
+    }
     named = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
     meta: Any = type(kind)
     twin: Algorithm = object.__new__(meta(kind.__name__, (kind,), {**watched, **named}))
@@ -84,7 +86,7 @@ def observed(algorithm: Algorithm, *, thorough: bool) -> tuple[Algorithm, Observ
     return twin, found
 
 
-def _watching(name: str, original: Callable[..., Any], found: Observation, thorough: bool) -> Callable[..., Any]:
+def _noting_method(name: str, original: Callable[..., Any], found: Observation, thorough: bool) -> Callable[..., Any]:
     """A method that notes its calls, but for those within another's."""
 
     def method(self: Algorithm, *args: Any, **keywords: Any) -> Any:
@@ -92,7 +94,7 @@ def _watching(name: str, original: Callable[..., Any], found: Observation, thoro
             return original(self, *args, **keywords)
         found.busy = True
         try:
-            before = _copied((args, keywords))
+            before = _copy_tree((args, keywords))
             number = torch.random.get_rng_state()
             result = original(self, *args, **keywords)
             found.calls.append(Call(name, before[0], result))
@@ -113,21 +115,23 @@ def _compare(
     if not torch.equal(number, torch.random.get_rng_state()):
         found.global_draws.add(name)
     leaves = zip(_tensors(before), _tensors(given), strict=False)
-    if (changed := next((where for (where, old), (_, new) in leaves if not _same(old, new)), None)) is not None:
+    if (changed := next((where for (where, old), (_, new) in leaves if not _same_trees(old, new)), None)) is not None:
         found.changed.setdefault(name, changed)
     state = torch.random.get_rng_state()
     torch.manual_seed(OTHER_SEED)
     try:
-        args, keywords = _copied(before)
-        if not _same(result, original(algorithm, *args, **keywords)):
+        args, keywords = _copy_tree(before)
+        if not _same_trees(result, original(algorithm, *args, **keywords)):
             found.unrepeatable.add(name)
         elif name == "combine" and not isinstance(algorithm, Chains):
-            found.ordered |= _ordered(algorithm, original, _copied(before)[0], result)
+            found.ordered |= _order_dependent_entries(algorithm, original, _copy_tree(before)[0], result)
     finally:
         torch.random.set_rng_state(state)
 
 
-def _ordered(algorithm: Algorithm, combine: Callable[..., Any], args: tuple[Any, ...], result: State) -> set[str]:
+def _order_dependent_entries(
+    algorithm: Algorithm, combine: Callable[..., Any], args: tuple[Any, ...], result: State
+) -> set[str]:
     """Entries of `combine`'s result that are others where the messages come in the opposite order."""
     shared, messages, weights = args
     count = len(next(iter(messages.values()), ()))
@@ -159,7 +163,7 @@ def _close(one: Tensor, other: Tensor) -> bool:
     return torch.allclose(one, other, tolerance, tolerance * max(scale, 1.0), equal_nan=True)
 
 
-def _copied(tree: Any) -> Any:
+def _copy_tree(tree: Any) -> Any:
     """A tree with its own tensors and generators."""
 
     def copy(leaf: Any) -> Any:
@@ -180,7 +184,7 @@ def _tensors(tree: Any) -> list[tuple[str, Tensor]]:
     return [(pytree.keystr(path[1:]), leaf) for path, leaf in leaves if isinstance(leaf, Tensor)]
 
 
-def _same(one: Any, other: Any) -> bool:
+def _same_trees(one: Any, other: Any) -> bool:
     """Whether two trees agree to the bit, NaN with NaN."""
     first, form = pytree.tree_flatten(one)
     second, other_form = pytree.tree_flatten(other)

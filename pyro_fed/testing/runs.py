@@ -201,7 +201,7 @@ def check_unused_messages(algorithm: Algorithm, case: Case) -> None:
     seen = case.observe(executor=executor)
     seen.ended()
     before, after = seen.of("init")[-1].result[1], executor.collect()
-    moved = [name for name, value in before.items() if not _kept(value[ABSENT], after[name][ABSENT])]
+    moved = [name for name, value in before.items() if not _entry_is_unchanged(value[ABSENT], after[name][ABSENT])]
     require(
         not moved,
         "a client that never answered to have the state that `init` gave it",
@@ -225,7 +225,7 @@ def check_unused_messages(algorithm: Algorithm, case: Case) -> None:
         )
 
 
-def _kept(before: torch.Tensor, after: torch.Tensor) -> bool:
+def _entry_is_unchanged(before: torch.Tensor, after: torch.Tensor) -> bool:
     """Whether a client's entry is as it was; one that has grown for the others has room behind."""
     return torch.equal(before, after[tuple(slice(size) for size in before.shape)])
 

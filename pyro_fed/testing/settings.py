@@ -14,7 +14,7 @@ from typing import Any
 from pyro_fed.algorithm import Algorithm
 from pyro_fed.algorithm.capabilities import check_taken_up
 from pyro_fed.conventions.nested_settings import Settings, setting_hints
-from pyro_fed.conventions.settings_repr import changed
+from pyro_fed.conventions.settings_repr import changed_settings
 from pyro_fed.errors import OURS, SettingError
 from pyro_fed.recipes.recipe import flat_settings, load
 from pyro_fed.testing.case import Case, require
@@ -52,7 +52,7 @@ def check_settings_are_frozen(algorithm: Algorithm, case: Case) -> None:
 
 def check_repr_shows_settings(algorithm: Algorithm, case: Case) -> None:
     """The repr is the class's name and the settings that are not at their defaults."""
-    said, names = repr(algorithm), list(changed(algorithm))
+    said, names = repr(algorithm), list(changed_settings(algorithm))
     missing = [name for name in names if f"{name}=" not in said]
     require(
         said.startswith(f"{type(algorithm).__name__}(") and not missing,
@@ -92,14 +92,14 @@ def _reference(kind: type) -> str:
 
 
 def _plain_fields(owner: Algorithm | Settings) -> bool:
-    return all(_plain(getattr(owner, one.name)) for one in dataclasses.fields(owner) if one.init)
+    return all(_as_plain(getattr(owner, one.name)) for one in dataclasses.fields(owner) if one.init)
 
 
-def _plain(value: Any) -> bool:
+def _as_plain(value: Any) -> bool:
     if isinstance(value, Settings):
         return _plain_fields(value)
     if isinstance(value, list | tuple):
-        return all(_plain(item) for item in value)
+        return all(_as_plain(item) for item in value)
     return value is None or isinstance(value, bool | int | float | str)
 
 
@@ -107,7 +107,9 @@ def check_settings_are_checked(algorithm: Algorithm, case: Case) -> None:
     """NaN and text in place of a number are a `SettingError` that names the setting; so is an unknown setting."""
     name = type(algorithm).__name__
     accepted = [
-        f"{name}({setting}={value!r})" for setting, value in _wrong(algorithm) if _accepts(algorithm, setting, value)
+        f"{name}({setting}={value!r})"
+        for setting, value in _invalid_numbers(algorithm)
+        if _accepts(algorithm, setting, value)
     ]
     require(
         not accepted,
@@ -126,7 +128,7 @@ def check_settings_are_checked(algorithm: Algorithm, case: Case) -> None:
         require(False, f"an error from {name}({UNKNOWN}=1)", "none", "Leave `__init__` to the dataclass")
 
 
-def _wrong(algorithm: Algorithm) -> Iterator[tuple[str, Any]]:
+def _invalid_numbers(algorithm: Algorithm) -> Iterator[tuple[str, Any]]:
     """Settings that are numbers, with values that no number is."""
     hints = setting_hints(type(algorithm))
     for one in dataclasses.fields(algorithm):

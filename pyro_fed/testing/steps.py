@@ -13,7 +13,7 @@ from pyro_fed.algorithm import Algorithm
 from pyro_fed.algorithm.capabilities import OnGraph
 from pyro_fed.federation.federation import Federation
 from pyro_fed.testing import problems
-from pyro_fed.testing.case import FEW, Case, require
+from pyro_fed.testing.case import NUM_FORM_ROUNDS, Case, require
 from pyro_fed.testing.observation import Observation
 
 #: Name of an entry of a message → its shape for one client, and its dtype.
@@ -213,7 +213,9 @@ def check_single_precision(algorithm: Algorithm, case: Case) -> None:
 
 
 def _check_small(case: Case, federation: Federation, what: str, cure: str) -> None:
-    _check_finite(case.observe(federation, num_rounds=min(FEW, case.rounds), executor="vectorised"), what, cure)
+    _check_finite(
+        case.observe(federation, num_rounds=min(NUM_FORM_ROUNDS, case.rounds), executor="vectorised"), what, cure
+    )
 
 
 def _check_finite(seen: Observation, what: str, cure: str) -> None:

@@ -11,10 +11,17 @@ import torch
 from algorithms import line, line_data, unequal_lines
 
 import pyro_fed as pf
-from pyro_fed.algorithm.bounding import apart, bounded, descending, median_of, relative_rows, within_cohort
+from pyro_fed.algorithm.bounding import (
+    bounded_sites,
+    distances_from_cohort,
+    median_of,
+    redescending,
+    relative_rows,
+    within_cohort,
+)
 from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contributions import SentMessages
-from pyro_fed.algorithm.record import MOVED, Record, Round
+from pyro_fed.algorithm.record import LARGE_SHIFT_SDS, Record, Round
 from pyro_fed.infer.laplace.line import held_values
 from pyro_fed.infer.peers.screening import two_links
 from pyro_fed.ops.gaussian_structures import STRUCTURES
@@ -83,7 +90,7 @@ def test_one_liar_in_ten_moves_no_mean_by_two_sds(lie):
         largest = torch.linalg.eigvalsh(root.mT @ honest.precision @ root)[:, -1]
         narrowest = (1 - 4 * torch.cat([largest[:LIAR], largest[LIAR + 1 :]]).median()).sqrt()
         for centre in (nine.mean(), nine.mean() + 20 * sd):
-            found = bounded(prior(), with_lie(honest, lie), centre, pull=2.0, precision=4.0)
+            found = bounded_sites(prior(), with_lie(honest, lie), centre, pull=2.0, precision=4.0)
             q = prior().product(found.sites.product_over(0))
             assert float(((q.mean() - nine.mean()) / sd).abs().max()) < 2
             ratio = q.moments()[1].diagonal().sqrt() / sd
@@ -97,7 +104,7 @@ def test_honest_clients_keep_their_sites_to_the_bit_and_all_lose_little():
     for seed in range(5):
         honest = sites(seed)
         exact = prior().product(honest.product_over(0))
-        found = bounded(prior(), honest, exact.mean(), pull=2.0, precision=4.0)
+        found = bounded_sites(prior(), honest, exact.mean(), pull=2.0, precision=4.0)
         same = found.beyond == 0
         assert int(same.sum()) >= 7
         assert torch.equal(found.sites.precision[same], honest.precision[same])
@@ -115,7 +122,7 @@ def test_the_only_client_that_knows_of_a_parameter_is_heard():
     eta = precision * torch.tensor([1.0, 1.2, -0.4], dtype=torch.float64)
     given = STRUCTURES["diag"](precision, eta)
     flat = STRUCTURES["diag"](torch.ones(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64))
-    found = bounded(flat, given, torch.zeros(3, dtype=torch.float64), pull=2.0, precision=4.0)
+    found = bounded_sites(flat, given, torch.zeros(3, dtype=torch.float64), pull=2.0, precision=4.0)
     q, exact = (flat.product(each.product_over(0)) for each in (found.sites, given))
     assert float(((q.mean() - exact.mean()) * exact.precision.sqrt()).abs().max()) < 1.1
     assert bool((q.mean()[1:] / exact.mean()[1:] > 2 / 3).all())
@@ -128,7 +135,7 @@ def test_a_base_that_is_not_finite_counts_as_flat():
     flat, lost = (
         STRUCTURES["full"](torch.full((3, 3), v).double(), torch.full((3,), v).double()) for v in (0.0, torch.nan)
     )
-    found, expected = (bounded(base, told, centre, pull=2.0, precision=4.0) for base in (lost, flat))
+    found, expected = (bounded_sites(base, told, centre, pull=2.0, precision=4.0) for base in (lost, flat))
     assert torch.equal(found.sites.precision, expected.sites.precision)
     assert torch.equal(found.sites.eta, expected.sites.eta)
     assert int(found.beyond.argmax()) == LIAR
@@ -139,10 +146,10 @@ def test_numbers_within_the_cohorts_range():
     held, beyond = within_cohort(values, 2.0)
     assert held.flatten().tolist() == pytest.approx([1.0, 2.0, 3.0, 4.0, 3.0 + 2 / 0.6745])
     assert (beyond > 0).tolist() == [False] * 4 + [True]
-    assert float(apart(values)[-1]) > 1e8
+    assert float(distances_from_cohort(values)[-1]) > 1e8
     flat, also = within_cohort(values[:, 0], 2.0)  # one number a client
     assert (flat.tolist(), also.tolist()) == (held.flatten().tolist(), beyond.tolist())
-    assert float(apart(values.expand(5, 3) * 0 + 1).max()) == 0.0
+    assert float(distances_from_cohort(values.expand(5, 3) * 0 + 1).max()) == 0.0
 
 
 def test_who_counts_for_more_rows_has_less_room():
@@ -278,7 +285,7 @@ def test_the_price_when_all_are_honest(algorithm):
     rows = ten_clients().client_rows
     honest = STRUCTURES["full"](torch.stack([x[r].T @ x[r] for r in rows]), torch.stack([x[r].T @ y[r] for r in rows]))
     all_ten = prior(2).product(honest.product_over(0))
-    found = bounded(prior(2), honest, all_ten.mean(), pull=2.0, precision=4.0)
+    found = bounded_sites(prior(2), honest, all_ten.mean(), pull=2.0, precision=4.0)
     q = prior(2).product(found.sites.product_over(0))
     price = float(((q.mean() - all_ten.mean()) * all_ten.moments()[1].diagonal().rsqrt()).abs().max())
     assert 0.32 < price < 0.35
@@ -320,7 +327,7 @@ def test_honest_clients_of_unequal_sizes_widen_nothing(rows):
         sd = all_ten.moments()[1].diagonal().sqrt()
         ratios = []
         for told in (torch.tensor(rows), None):
-            found = bounded(prior(), honest, all_ten.mean(), pull=2.0, precision=4.0, rows=told)
+            found = bounded_sites(prior(), honest, all_ten.mean(), pull=2.0, precision=4.0, rows=told)
             q = prior().product(found.sites.product_over(0))
             ratios.append(float((q.moments()[1].diagonal().sqrt() / sd).max()))
         assert ratios[0] < 1.05
@@ -339,7 +346,7 @@ def test_a_liar_that_claims_a_million_rows_moves_no_mean_by_two_sds():
                 told = type(honest)(honest.precision.clone(), honest.eta.clone())
                 told.precision[LIAR] = size * honest.precision[LIAR]
                 told.eta[LIAR] = told.precision[LIAR] @ (nine.mean() + away * sd)
-                found = bounded(prior(), told, nine.mean(), pull=2.0, precision=4.0, rows=rows)
+                found = bounded_sites(prior(), told, nine.mean(), pull=2.0, precision=4.0, rows=rows)
                 q = prior().product(found.sites.product_over(0))
                 assert float(((q.mean() - nine.mean()) / sd).abs().max()) < 2
 
@@ -357,7 +364,7 @@ def test_nor_does_one_that_claims_them_for_noise_or_for_one_direction(lie):
             told.precision[LIAR] = 100 * torch.outer(along, along)
             told.eta[LIAR] = told.precision[LIAR] @ (nine.mean() + 10 * sd * along.sign())
         rows = torch.full((CLIENTS,), 20.0).index_fill(0, torch.tensor(LIAR), 1e12)
-        found = bounded(prior(), told, nine.mean(), pull=2.0, precision=4.0, rows=rows)
+        found = bounded_sites(prior(), told, nine.mean(), pull=2.0, precision=4.0, rows=rows)
         q = prior().product(found.sites.product_over(0))
         assert float(((q.mean() - nine.mean()) / sd).abs().max()) < 2
 
@@ -372,7 +379,9 @@ def test_medians_weigh_clients_by_their_rows_up_to_the_median_clients():
 
 def test_departures_far_beyond_a_limit_count_for_nothing():
     away = torch.tensor([-0.5, 1.0, 1.5, 2.0, 3.0, -4.0, 1e9]).double()
-    assert descending(away, torch.tensor(1.0).double()).tolist() == pytest.approx([-0.5, 1.0, 1.0, 1.0, 0.5, 0.0, 0.0])
+    assert redescending(away, torch.tensor(1.0).double()).tolist() == pytest.approx(
+        [-0.5, 1.0, 1.0, 1.0, 0.5, 0.0, 0.0]
+    )
 
 
 def test_how_far_each_message_moves_the_answer_is_recorded():
@@ -388,7 +397,7 @@ def test_weights_move_no_honest_client_and_a_liar_is_named():
     """A client's log-likelihoods move the weights by what its site lacks of them: of a linear model, by nothing."""
     fed = ten_clients()
     held = run(pf.FedAIS(num_proposals=2000), combination=Bounded()).federation["moved"].values
-    assert held[-1].max() < MOVED and np.median(held[-1]) < 1e-10  # what is cut from a site comes back
+    assert held[-1].max() < LARGE_SHIFT_SDS and np.median(held[-1]) < 1e-10  # what is cut from a site comes back
     assert np.isnan(run(pf.FedAIS(num_proposals=2000), combination=None).federation["moved"].values).all()
     liar = Faulty(probability=1.0, kinds=("hundredfold",), clients=(LIAR,))
     with warnings.catch_warnings(record=True) as caught:
@@ -594,7 +603,7 @@ def test_what_a_cut_has_widened_is_said():
     """One of ten with a hundred times the others' precision: the SD with its own site over that with what is left."""
     honest = sites(0)
     told = with_lie(honest, "hundredfold")
-    found = bounded(prior(), told, others(honest).mean(), pull=2.0, precision=4.0)
+    found = bounded_sites(prior(), told, others(honest).mean(), pull=2.0, precision=4.0)
     q = prior().product(found.sites.product_over(0))
     whole = type(q)(
         q.precision + told.precision[LIAR] - found.sites.precision[LIAR], q.eta + told.eta[LIAR] - found.sites.eta[LIAR]

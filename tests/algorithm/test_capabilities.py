@@ -8,7 +8,7 @@ from algorithms import unequal_lines
 import pyro_fed as pf
 from pyro_fed.algorithm import capabilities
 from pyro_fed.algorithm.capabilities import SiteKeeping, check_taken_up
-from pyro_fed.algorithm.capabilities.taken_up import CAPABILITIES
+from pyro_fed.algorithm.capabilities.method_checks import CAPABILITIES
 from pyro_fed.algorithm.contract import overrides
 
 

@@ -96,7 +96,7 @@ def test_the_prior_is_counted(fed, prior, likelihood):
     found = doubts.prior_count(draws, *distances.scores(fed.problem, draws))
     assert found.value == pytest.approx(prior / likelihood, abs=max(5 * found.error, 1e-6))
     assert found.error < 0.2 + 0.1 * prior
-    assert found.wrong == (abs(prior / likelihood - 1) > 0.5)
+    assert found.is_wrong == (abs(prior / likelihood - 1) > 0.5)
 
 
 def test_laplace_sds_of_a_gaussian_are_exact(fed):

@@ -10,8 +10,8 @@ from scipy import special
 
 from pyro_fed.analysis.judging import moments
 from pyro_fed.analysis.judging.doubts import prior_count
-from pyro_fed.analysis.judging.draws import Draws, blocks, worth
-from pyro_fed.analysis.judging.ksd import RIGHT, WRONG, discrepancy
+from pyro_fed.analysis.judging.draws import Draws, blocks, effective_draws
+from pyro_fed.analysis.judging.ksd import TOLERATED_OTHER_ERRORS, TOLERATED_WORST_ERROR, discrepancy
 from pyro_fed.analysis.judging.loo import loo
 from pyro_fed.analysis.judging.reference import reference_doubts
 from pyro_fed.codes.finding import texts
@@ -37,12 +37,12 @@ def draws_of(values, kind="independent"):
 def test_worth_is_the_variance_of_a_mean():
     """AR(1): ESS = S (1 - ρ) / (1 + ρ); n distinct draws r times each are worth n; particles have no noise."""
     chain = standard(1, chains=4, count=5000, memory=0.8)
-    assert worth(chain, "chains")[0] == pytest.approx(20_000 * 0.2 / 1.8, rel=0.15)
-    assert worth(chain, "")[0] == worth(chain, "chains")[0]
-    assert worth(chain, "independent")[0] == 20_000
-    assert worth(np.repeat(chain[:, :50], 4, 1), "independent")[0] == 200
-    assert worth(chain, "particles")[0] == np.inf
-    assert worth(np.zeros((3, 100, 1)), "chains")[0] == 3
+    assert effective_draws(chain, "chains")[0] == pytest.approx(20_000 * 0.2 / 1.8, rel=0.15)
+    assert effective_draws(chain, "")[0] == effective_draws(chain, "chains")[0]
+    assert effective_draws(chain, "independent")[0] == 20_000
+    assert effective_draws(np.repeat(chain[:, :50], 4, 1), "independent")[0] == 200
+    assert effective_draws(chain, "particles")[0] == np.inf
+    assert effective_draws(np.zeros((3, 100, 1)), "chains")[0] == 3
 
 
 def test_errors_of_means_and_sds_are_those_of_repeated_draws():
@@ -113,49 +113,49 @@ def test_the_discrepancy_of_a_shift_is_its_closed_form():
     gram = IMQ().gram(z, z)
     alike = float((gram.sum() - COUNT) / (COUNT * (COUNT - 1)))
     assert found.value == pytest.approx(0.36 * alike, rel=0.25)
-    assert found.limit == pytest.approx((WRONG**2 + RIGHT**2) * alike, rel=0.02)
+    assert found.limit == pytest.approx((TOLERATED_WORST_ERROR**2 + TOLERATED_OTHER_ERRORS**2) * alike, rel=0.02)
     assert found.farthest == 0
 
 
 @pytest.mark.parametrize("dim", [1, 2, 10])
 def test_draws_of_the_posterior_and_small_errors_are_not_objected_to(dim):
-    assert not distance(standard(dim)).wrong
-    assert not distance(standard(dim) + 0.05).wrong
-    assert not distance(standard(dim, chains=4, count=250, memory=0.9), "chains").wrong
+    assert not distance(standard(dim)).is_wrong
+    assert not distance(standard(dim) + 0.05).is_wrong
+    assert not distance(standard(dim, chains=4, count=250, memory=0.9), "chains").is_wrong
 
 
 @pytest.mark.parametrize("dim", [1, 2, 10])
 def test_draws_of_other_densities_are(dim):
     unit = np.eye(dim)[0]
-    assert distance(standard(dim) + 0.6 * unit).wrong
-    assert distance(0.3 * standard(dim)).wrong
-    assert distance(standard(dim, chains=4, count=250, memory=0.5) + 0.8 * unit, "chains").wrong
+    assert distance(standard(dim) + 0.6 * unit).is_wrong
+    assert distance(0.3 * standard(dim)).is_wrong
+    assert distance(standard(dim, chains=4, count=250, memory=0.5) + 0.8 * unit, "chains").is_wrong
 
 
 def test_right_moments_of_a_skewed_posterior_are_right():
     """θ = log g of a gamma of shape 5, and the Gaussian with its mean and SD."""
     values = special.digamma(5) + special.polygamma(1, 5) ** 0.5 * standard(1)
-    assert not distance(values, scores=5 - np.exp(values)).wrong
+    assert not distance(values, scores=5 - np.exp(values)).is_wrong
 
 
 def test_particles_are_held_against_independent_draws():
     """Quantiles are better than draws; the same too narrow, too few to tell, or far away."""
     quantiles = special.ndtri((np.arange(100) + 0.5) / 100)[None, :, None]
     good = distance(quantiles, "particles")
-    assert not good.wrong
+    assert not good.is_wrong
     assert 0 <= good.value < 0.1 * good.limit
-    assert distance(quantiles + 0.6, "particles").wrong
-    assert distance(0.3 * quantiles, "particles").wrong
-    assert not distance(special.ndtri((np.arange(8) + 0.5) / 8)[None, :, None], "particles").wrong
+    assert distance(quantiles + 0.6, "particles").is_wrong
+    assert distance(0.3 * quantiles, "particles").is_wrong
+    assert not distance(special.ndtri((np.arange(8) + 0.5) / 8)[None, :, None], "particles").is_wrong
     far = distance(1e3 + 1e-3 * quantiles, "particles")  # large scores do not raise the bar
-    assert far.wrong
+    assert far.is_wrong
     assert far.limit == pytest.approx(good.limit, rel=1e-9)
 
 
 def test_few_independent_draws_object_to_nothing():
     """Four chains that have not moved on: their autocorrelation leaves four draws, which may be anywhere."""
     slow = standard(2, chains=4, count=250, memory=0.9995, seed=3)
-    assert not distance(slow, "chains").wrong
+    assert not distance(slow, "chains").is_wrong
     assert len(np.unique(blocks(slow, "chains"))) == 4
     assert len(np.unique(blocks(standard(2), "independent"))) == COUNT
     assert blocks(standard(2), "particles") is None
@@ -178,15 +178,15 @@ def gaussian(times, share, dim=3, count=COUNT, seed=0, memory=0.0):
 def test_an_informative_prior_counted_otherwise_is_flagged(times):
     for seed in range(5):
         found = gaussian(times, share=0.3, seed=seed)
-        assert found.wrong
+        assert found.is_wrong
         assert found.value == pytest.approx(times, abs=4 * found.error)
 
 
 def test_a_prior_counted_once_is_not_flagged_and_one_that_says_little_has_a_large_error():
     for seed in range(10):
-        assert not gaussian(1.0, share=0.3, seed=seed).wrong
-        assert not gaussian(1.0, share=0.003, seed=seed).wrong
-        assert not gaussian(1.0, share=0.3, seed=seed, memory=0.8).wrong
+        assert not gaussian(1.0, share=0.3, seed=seed).is_wrong
+        assert not gaussian(1.0, share=0.003, seed=seed).is_wrong
+        assert not gaussian(1.0, share=0.3, seed=seed, memory=0.8).is_wrong
     assert gaussian(2.0, share=0.003).error > 0.3
 
 
@@ -216,7 +216,7 @@ def test_a_gaussian_at_the_mode_is_not_called_a_prior_that_counts_otherwise():
     values = np.log(3) + 3**-0.5 * standard(1)[0]
     score = 3 - np.exp(values)
     found = prior_count(*(torch.as_tensor(part) for part in (values, score / 3, 2 * score / 3)))
-    assert not found.wrong
+    assert not found.is_wrong
 
 
 def test_loo_says_when_it_cannot_be_relied_on():

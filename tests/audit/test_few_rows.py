@@ -146,7 +146,7 @@ def test_effects_in_units_of_their_scale_are_by_few_rows_too():
     target, few = targets(problem, draws)
     there, by_few = (Detour.of(one, draws, generator).target for one in (target, few))
     assert few.few is not None and by_few.evaluations == ROWS
-    white = by_few.white(by_few.problem.apart(draws[:100]))
+    white = by_few.white(by_few.problem.to_noncentred(draws[:100]))
     (value, score), (few_value, few_score) = there(white), by_few(white)
     torch.testing.assert_close(few_value, value, rtol=0, atol=AGREE)
     torch.testing.assert_close(few_score, score, rtol=0, atol=AGREE)

@@ -72,8 +72,8 @@ def test_cycles_are_looked_for_afterwards_where_they_were_before(looks):
 def test_rounds_at_once_are_not_looked_through(monkeypatch):
     """Thousands of tensors that live for a moment would have the whole process looked through, in vain."""
     seen = []
-    inner = rounds.fused
-    monkeypatch.setattr(rounds, "fused", lambda *args: seen.append(gc.isenabled()) or inner(*args))
+    inner = rounds.run_fused_rounds
+    monkeypatch.setattr(rounds, "run_fused_rounds", lambda *args: seen.append(gc.isenabled()) or inner(*args))
     fsgld = pf.FSGLD(surrogates="laplace", num_chains=3, burn_in=5, target_ess=None)
     options = {"progress": False, "compile": "off", "audit": False, "log_likelihood": False, "num_rounds": 8}
     with pytest.warns(UserWarning, match="run more rounds"):

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import pyro_fed as pf
-from pyro_fed.conventions.nested_settings import given, settings_in
-from pyro_fed.conventions.settings_repr import changed, described, whole
+from pyro_fed.conventions.nested_settings import explicit_settings, settings_in
+from pyro_fed.conventions.settings_repr import all_settings, changed_settings, settings_line
 from pyro_fed.infer.averaging.optim import Optimiser
 from pyro_fed.infer.ep.tilted import Name, TiltedInference
 
@@ -138,7 +138,7 @@ def test_values_out_of_range_name_the_class_and_the_setting(kind, settings):
 def test_repr_shows_what_differs_from_the_defaults():
     assert repr(pf.tilted.MCMC()) == "MCMC()"
     assert repr(pf.tilted.MCMC(thin=5, sampler="sgd")) == "MCMC(thin=5, sampler='sgd')"
-    assert set(changed(pf.FedEP(client="mcmc", damping=0.5))) == {"client", "damping"}
+    assert set(changed_settings(pf.FedEP(client="mcmc", damping=0.5))) == {"client", "damping"}
 
 
 def one_guide(y):
@@ -146,23 +146,23 @@ def one_guide(y):
 
 
 def test_whole_settings_say_every_field_and_are_read_back():
-    read = ast.literal_eval(repr(whole(pf.FedEP(client=pf.tilted.Newton(steps=2)))))
+    read = ast.literal_eval(repr(all_settings(pf.FedEP(client=pf.tilted.Newton(steps=2)))))
     assert list(read) == [field.name for field in dataclasses.fields(pf.FedEP)]
     assert read["client"] == {"name": "newton", "steps": 2, "enough": 0.0, "few_rows": None}
     assert read["step_control"]["growth"] == 2.0
 
 
 def test_functions_and_tensors_are_the_same_text_in_every_process():
-    assert whole(pf.FedEP(guide=one_guide))["guide"] == f"{__name__}.one_guide"
+    assert all_settings(pf.FedEP(guide=one_guide))["guide"] == f"{__name__}.one_guide"
     one, other = (pf.Given(torch.eye(2)[None] * scale, torch.ones(1, 2)) for scale in (1.0, 2.0))
-    assert described(one) == described(pf.Given(torch.eye(2)[None], torch.ones(1, 2))) != described(other)
-    assert "0x" not in described(pf.FSGLD(surrogates=one)) + described(pf.FedEP(guide=one_guide))
+    assert settings_line(one) == settings_line(pf.Given(torch.eye(2)[None], torch.ones(1, 2))) != settings_line(other)
+    assert "0x" not in settings_line(pf.FSGLD(surrogates=one)) + settings_line(pf.FedEP(guide=one_guide))
 
 
 def test_described_settings_differ_where_any_does():
-    assert described(pf.FedEP()) != described(pf.FedEP(client=pf.tilted.Newton(steps=2)))
-    assert described(pf.FedEP()) != described(pf.FedEP(step_control=STEPS))
-    assert "warm_tolerance=0.5" in described(pf.FedEP())
+    assert settings_line(pf.FedEP()) != settings_line(pf.FedEP(client=pf.tilted.Newton(steps=2)))
+    assert settings_line(pf.FedEP()) != settings_line(pf.FedEP(step_control=STEPS))
+    assert "warm_tolerance=0.5" in settings_line(pf.FedEP())
 
 
 def test_hints_name_nested_settings():
@@ -176,4 +176,4 @@ def test_a_subclass_without_the_decorator_has_given_what_differs():
     class Own(pf.P2PVI):
         pass
 
-    assert given(Own(damping=0.5, tolerance=1e-4)) == {"damping"}
+    assert explicit_settings(Own(damping=0.5, tolerance=1e-4)) == {"damping"}

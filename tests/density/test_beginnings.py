@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from pyro_fed.density.derivatives.derivatives import Derivatives
-from pyro_fed.density.latents.beginnings import begun
+from pyro_fed.density.latents.ascent_starts import ascent_starts
 from pyro_fed.density.latents.quadrature import Quadrature
 from pyro_fed.density.rows.batches import BATCHES, Batch
 from pyro_fed.density.scores import clients_log_likelihoods, log_likelihoods
@@ -29,7 +29,7 @@ def points_of(fed, apart):
 @pytest.mark.parametrize("apart, all_arrive", [(0.2, True), (3.0, False)])
 def test_log_likelihoods_are_exact_wherever_ascents_begin(fed, apart, all_arrive):
     problem, data, points = fed.problem, fed.client_data(), points_of(fed, apart)
-    near = begun(problem, points, data.full_batch())
+    near = ascent_starts(problem, points, data.full_batch())
     assert bool(near.arrive.all()) == all_arrive and bool(near.arrive[-1])  # each client's own rows decide
     found = clients_log_likelihoods(problem, points, data)
     from_zero = problem.mapped(log_likelihoods, (0, BATCHES))(points, data.full_batch())
@@ -54,7 +54,7 @@ def test_derivatives_under_a_gaussian_climb_from_zero_once(fed, monkeypatch):
 
 def test_nothing_is_begun_where_it_saves_nothing(fed):
     points, batch = points_of(fed, 0.2), fed.client_data().full_batch()
-    assert begun(fed.problem, points[:, :8], batch) is None  # few points
+    assert ascent_starts(fed.problem, points[:, :8], batch) is None  # few points
     gaussian = hierarchies.federation("means")  # two steps from anywhere
-    assert begun(gaussian.problem, points[:, :, :1], gaussian.client_data().full_batch()) is None
+    assert ascent_starts(gaussian.problem, points[:, :, :1], gaussian.client_data().full_batch()) is None
     assert Batch(*batch[:2]).begin == ()

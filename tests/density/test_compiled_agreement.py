@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from pyro_fed.density.compiling.agreement import does_the_same, moved
+from pyro_fed.density.compiling.agreement import does_the_same, perturbed_copy
 from pyro_fed.density.compiling.tracing import trace
 
 
@@ -47,7 +47,7 @@ def test_where_a_step_has_no_numbers_near_its_arguments_these_alone_are_asked():
     matrix = torch.ones(3, 3, dtype=torch.float64) + 1e-9 * torch.eye(3, dtype=torch.float64)
     step = traced(lambda m: [torch.linalg.cholesky(m)], matrix)
     with pytest.raises(RuntimeError, match="cholesky"):
-        step.run(moved(matrix, 1e-4, torch.Generator().manual_seed(0)))
+        step.run(perturbed_copy(matrix, 1e-4, torch.Generator().manual_seed(0)))
     assert does_the_same(lambda m: [torch.linalg.cholesky(m).clone()], step, [matrix])
     assert not does_the_same(lambda m: [torch.linalg.cholesky(m) * 1.01], step, [matrix])
 
@@ -62,8 +62,8 @@ def test_whole_numbers_are_equal_and_the_same_ones_are_finite():
 
 def test_moved_tensors_keep_their_strides_and_what_is_no_number():
     x = torch.arange(12.0).reshape(3, 4)[:, ::2]
-    there = moved(x, 0.1, torch.Generator().manual_seed(0))
+    there = perturbed_copy(x, 0.1, torch.Generator().manual_seed(0))
     assert there.stride() == x.stride() and torch.equal(x, torch.arange(12.0).reshape(3, 4)[:, ::2])
     torch.testing.assert_close((there - x).abs(), 0.1 * x)
     count = torch.arange(3)
-    assert moved(count, 0.1, torch.Generator()) is count
+    assert perturbed_copy(count, 0.1, torch.Generator()) is count

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import pyro_fed as pf
-from pyro_fed.density.noncentred import noncentred
+from pyro_fed.density.noncentred import noncentred_form
 from pyro_fed.errors import ModelError
 
 
@@ -68,10 +68,10 @@ def problem_of(model, joint=False):
 )
 def test_it_is_the_same_distribution(model, joint, effects):
     problem = problem_of(model, joint)
-    form = noncentred(problem)
+    form = noncentred_form(problem)
     assert form.effects == effects
     z = problem.init(4, torch.Generator().manual_seed(1))
-    e = form.apart(z)
+    e = form.to_noncentred(z)
     assert float((e - z).abs().max()) > 0.1
     torch.testing.assert_close(form.centred(e), z, rtol=1e-12, atol=1e-12)
     jacobian = torch.stack([torch.func.jacrev(lambda point: form.centred(point[None])[0])(point) for point in e])
@@ -81,7 +81,7 @@ def test_it_is_the_same_distribution(model, joint, effects):
 
 def test_a_rows_own_effect_counts_with_its_row():
     """The densities of single rows add up to that of all, Jacobians and all."""
-    form = noncentred(problem_of(inside, joint=True))
+    form = noncentred_form(problem_of(inside, joint=True))
     e = form.init(1, torch.Generator().manual_seed(5))[0]
     prior, terms = form.log_parts(e, form.all_rows)
     for i in range(4):
@@ -93,27 +93,27 @@ def test_a_rows_own_effect_counts_with_its_row():
 
 def test_matrices_are_found_where_a_run_computes_without_derivatives():
     with torch.no_grad():
-        assert noncentred(problem_of(slopes)).effects == ("b",)
+        assert noncentred_form(problem_of(slopes)).effects == ("b",)
 
 
 def test_effects_are_standard_in_the_prior():
     problem = problem_of(chain_of_scales)
-    form = noncentred(problem)
-    e = form.apart(problem.sample_prior(720, torch.Generator().manual_seed(2)))[:, 2:]
+    form = noncentred_form(problem)
+    e = form.to_noncentred(problem.sample_prior(720, torch.Generator().manual_seed(2)))[:, 2:]
     # Six numbers of 720 draws: beyond three standard errors once in thirty times, before fixing the seed.
     assert float(e.mean(0).abs().max()) < 3 / 720**0.5
     assert float((e.std(0) - 1).abs().max()) < 3 / 1440**0.5
 
 
 def test_a_model_without_latent_scales_has_none():
-    assert noncentred(problem_of(flat)) is None
+    assert noncentred_form(problem_of(flat)) is None
     with pytest.raises(ModelError, match=r"no non-centred form: of its latents \['a', 'tau'\]"):
         _ = federation_of(flat).noncentred
 
 
 def test_values_are_taken_and_given_on_the_models_own_scale():
     problem = problem_of(chain_of_scales)
-    form = noncentred(problem)
+    form = noncentred_form(problem)
     e = form.init(5, torch.Generator().manual_seed(3))
     torch.testing.assert_close(form.centred(e), problem.init(5, torch.Generator().manual_seed(3)))
     values = form.constrain(e)

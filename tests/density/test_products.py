@@ -37,7 +37,7 @@ def test_one_product_in_the_place_of_copies(function, width, monkeypatch):
         return tracing.trace(step, pytree.tree_flatten((w, x))[1], [w, x])
 
     plain = traced()
-    monkeypatch.setattr(products, "LARGE", 1)
+    monkeypatch.setattr(products, "LARGE_COPY_NUMBERS", 1)
     spread = traced()
     torch.testing.assert_close(spread.run(w, x)[0], step(w, x), rtol=1e-12, atol=1e-12)
     changed = [str(node) for node in spread.graph.nodes] != [str(node) for node in plain.graph.nodes]

@@ -138,11 +138,13 @@ def test_what_depends_on_no_input_is_computed_once_and_not_where_it_is_written_o
     traced = tracing.trace(of_shapes, pytree.tree_structure((0, 0)), leaves)
     for z, x in ((X, X + 1), (X * 2, X - 1), (X, X + 1)):
         found = traced.run(z.clone(), x.clone())
-        for one, right, whole in zip(found, of_shapes(z, x), traced.whole()(z.clone(), x.clone()), strict=True):
+        for one, right, whole in zip(
+            found, of_shapes(z, x), traced.unfolded_graph()(z.clone(), x.clone()), strict=True
+        ):
             assert torch.equal(one, right) and torch.equal(whole, right)
             one.fill_(torch.nan)  # the caller's own
     code = traced.run.code
-    assert ".log(" in traced.whole().code or "aten.log" in traced.whole().code
+    assert ".log(" in traced.unfolded_graph().code or "aten.log" in traced.unfolded_graph().code
     assert "log" not in code.replace("_folded", "") and "zeros_like" not in code
     assert "rand" in code and "exp" in code.replace("expand", "")
 
@@ -234,7 +236,7 @@ def test_a_step_fits_the_strides_of_its_leaves(part):
 @pytest.mark.parametrize("most", [X.numel() - 1, X.numel()])
 def test_rows_of_data_are_not_copied_for_a_trace(monkeypatch, most):
     monkeypatch.setattr(tracing, "ROWS", most)
-    taken = tracing.copied(X)
+    taken = tracing.copy_strided(X)
     assert taken is not X, "inputs are told apart by identity"
     assert (taken.data_ptr() == X.data_ptr()) == (most < X.numel())
     assert torch.equal(taken, X)

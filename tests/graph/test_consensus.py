@@ -7,7 +7,7 @@ import torch
 
 import pyro_fed as pf
 from pyro_fed.graph.circuit import AlongCircuit, circuit
-from pyro_fed.graph.consensus import Consensus, chebyshev_shifts, left_of, shifted
+from pyro_fed.graph.consensus import Consensus, chebyshev_shifts, left_of, shifted_weights
 from pyro_fed.graph.varying import without_links
 from pyro_fed.ops.mixing import mix
 
@@ -88,7 +88,7 @@ def among(consensus, step, weights, missing):
     """A step's matrix without the links of agents that are missing."""
     matrix, shift = consensus.mixing(step, weights)
     links = matrix.tocoo()
-    return shifted(without_links(matrix, np.isin(links.row, missing) | np.isin(links.col, missing)), shift)
+    return shifted_weights(without_links(matrix, np.isin(links.row, missing) | np.isin(links.col, missing)), shift)
 
 
 def test_agents_that_are_asleep_slow_consensus_and_keep_the_sum():

@@ -15,10 +15,10 @@ from flwr.simulation import run_simulation
 from flwr.supercore.task_identity import TaskIdentity
 
 import pyro_fed as pf
-from pyro_fed.deployment.flower.configuration import read
+from pyro_fed.deployment.flower.configuration import read_configuration
 from pyro_fed.deployment.flower.description import Description
-from pyro_fed.deployment.flower.elsewhere import Elsewhere
 from pyro_fed.deployment.flower.order import Order
+from pyro_fed.deployment.flower.remote_federation import RemoteFederation
 from pyro_fed.deployment.flower.server import serve
 from pyro_fed.flower import client_app
 
@@ -27,17 +27,17 @@ __all__ = [
     "RECIPES",
     "ConfigRecord",
     "Description",
-    "Elsewhere",
     "LocalGrid",
     "Message",
     "Order",
     "RecordDict",
+    "RemoteFederation",
     "ServerApp",
     "Watching",
     "client_app",
     "grid",
     "make_client",
-    "read",
+    "read_configuration",
     "run_simulation",
     "serve",
     "write_case",

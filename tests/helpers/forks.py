@@ -10,7 +10,12 @@ import multiprocessing
 import pytest
 
 #: Loaded once, in a process without threads: what the benchmark's cells are forked from as well.
-PRELOADED = ["pyro_fed.analysis.bench.warm", "pyro_fed.analysis.bench.one", "pyro_fed.runtime.run", "conjugate"]
+PRELOADED = [
+    "pyro_fed.analysis.bench.preload",
+    "pyro_fed.analysis.bench.cell_process",
+    "pyro_fed.runtime.run",
+    "conjugate",
+]
 
 together = pytest.mark.xdist_group("forks")
 

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 import pyro_fed as pf
 from models import item_response
 from pyro_fed.audit import not_audited
-from pyro_fed.conventions.nested_settings import given
+from pyro_fed.conventions.nested_settings import explicit_settings
 from pyro_fed.density.derivatives import derivatives
 from pyro_fed.density.derivatives.derivatives import Derivatives
 from pyro_fed.density.rows.batches import Batch
@@ -134,7 +134,7 @@ def test_what_is_fitted_stays_the_same_object(fed, algorithm):
     ],
 )
 def test_what_is_set_stays(fed, algorithm):
-    found, own = as_run(algorithm, fed.problem), given(algorithm)
+    found, own = as_run(algorithm, fed.problem), explicit_settings(algorithm)
     assert {name: getattr(found, name) for name in own} == {name: getattr(algorithm, name) for name in own}
     how = "update" if isinstance(found, pf.P2PVI) else "client"
     assert getattr(found, how) == getattr(algorithm, how)
@@ -166,8 +166,8 @@ def test_small_models_keep_their_steps():
 
 
 def test_given_are_the_settings_that_were_written():
-    assert given(pf.FedEP(client="newton", damping=0.5)) == {"client", "damping"}
-    assert given(importlib.import_module("dataclasses").replace(pf.FedEP(), damping=0.5)) == {"damping"}
+    assert explicit_settings(pf.FedEP(client="newton", damping=0.5)) == {"client", "damping"}
+    assert explicit_settings(importlib.import_module("dataclasses").replace(pf.FedEP(), damping=0.5)) == {"damping"}
 
 
 def test_importance_weights_are_refused_with_the_reason(fed):

@@ -7,7 +7,7 @@ import torch
 from torch.func import vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from pyro_fed.ops.backtrack import backtrack, backtracked, largest_fraction, move
+from pyro_fed.ops.backtrack import backtrack, backtracked_step, largest_fraction, move
 from pyro_fed.ops.gaussian_structures import STRUCTURES, DiagGaussian, FullGaussian
 from pyro_fed.ops.points import standardised_sobol
 
@@ -64,7 +64,7 @@ def test_the_margin_is_kept_and_the_maximum_too(name):
 @each_structure
 def test_the_gaussian_that_a_fraction_leads_to_comes_with_it(name):
     q, delta = pair(name)
-    fraction, moved = backtracked(q, delta, margin=0.2)
+    fraction, moved = backtracked_step(q, delta, margin=0.2)
     assert torch.equal(fraction, backtrack(q, delta, margin=0.2)) and bool((fraction > 0).all())
     assert torch.equal(moved.precision, move(q, delta, fraction).precision) and bool(moved.is_proper().all())
 

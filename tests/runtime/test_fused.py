@@ -28,14 +28,14 @@ def short(**settings):
 def blocks(monkeypatch):
     """How many rounds each block had."""
     seen = []
-    inner = module.fused
+    inner = module.run_fused_rounds
 
     def counting(phase, context, data, clients):
         found = inner(phase, context, data, clients)
         seen.append(len(clients) if found else -len(clients))
         return found
 
-    monkeypatch.setattr("pyro_fed.runtime.rounds.fused", counting)
+    monkeypatch.setattr("pyro_fed.runtime.rounds.run_fused_rounds", counting)
     return seen
 
 

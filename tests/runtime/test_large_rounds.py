@@ -14,7 +14,7 @@ from pyro_fed.density import size
 from pyro_fed.density.size import LARGE_DIM, clients_at_once, cost_of
 from pyro_fed.ops.gaussian_structures import DiagGaussian
 from pyro_fed.ops.points import even_normals
-from pyro_fed.runtime.executors.local import joined
+from pyro_fed.runtime.executors.local import join_steps
 
 CLIENTS, COLUMNS, CLASSES = 7, 40, 30
 
@@ -69,7 +69,7 @@ def test_a_state_that_some_clients_renew_is_for_the_others_what_it_was():
     kept, at = {"longest": torch.tensor([1.0, 2.0, 3.0, 4.0])}, torch.tensor([3, 0, 2])
     message, nothing = {"sent": torch.zeros(1)}, {}
     steps = [(message, nothing, {}), (message, {"longest": torch.tensor([9.0])}, {}), (message, nothing, {})]
-    messages, new, _ = joined(iter(steps), kept, at)
+    messages, new, _ = join_steps(iter(steps), kept, at)
     assert new["longest"].tolist() == [4.0, 9.0, 3.0] and len(messages["sent"]) == 3
 
 
@@ -106,8 +106,8 @@ def test_objections_one_client_at_a_time_are_those_of_all_together():
     q, deltas = DiagGaussian(torch.full((5, 6), 2.0), torch.ones(5, 6)), DiagGaussian(*draw)
     scale = 2.0 + (draw[0].abs().sum(0) - draw[0].abs()) / 4
     wanted = {
-        **message_limits.outlying((draw[0] / scale).abs().amax(-1), "change of the precision"),
-        **message_limits.outlying(((draw[1] - draw[0] / 2) / scale.sqrt()).abs().amax(-1), "step"),
+        **message_limits.outlying_clients((draw[0] / scale).abs().amax(-1), "change of the precision"),
+        **message_limits.outlying_clients(((draw[1] - draw[0] / 2) / scale.sqrt()).abs().amax(-1), "step"),
         "its precision has the wrong sign": (draw[0] < -message_limits.LARGEST_FALL * scale).any(-1),
     }
     found = pf.tilted.IVON().objections(q, deltas, None)

@@ -201,7 +201,7 @@ def test_a_check_that_fails_in_every_stage_costs_no_answer_of_fit(monkeypatch):
 @pytest.mark.parametrize("algorithm", [pf.FedEP(), pf.Auto(max_rounds=20)], ids=repr)
 def test_warnings_that_are_errors_leave_the_result(algorithm, monkeypatch):
     """Python's `-W error`: what is said of a result ends the program, and must not take the work with it."""
-    monkeypatch.setattr(Record, "said", lambda record: ["something", "more"])
+    monkeypatch.setattr(Record, "warning_texts", lambda record: ["something", "more"])
     with pytest.raises(UserWarning, match="something") as caught:
         pf.run(algorithm, unequal_lines(), **QUIET)
     monkeypatch.undo()

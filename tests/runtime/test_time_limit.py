@@ -16,7 +16,7 @@ from short_runs import quiet, values
 import pyro_fed as pf
 from pyro_fed.cli.termination import terminated_as_interrupted
 from pyro_fed.conventions import time_limit
-from pyro_fed.conventions.time_limit import TimeIsUp, tick, until
+from pyro_fed.conventions.time_limit import TimeIsUp, ending_at, tick
 from pyro_fed.runtime import budget, fused
 from pyro_fed.runtime.ending import Finish
 from pyro_fed.runtime.executors import ray
@@ -58,7 +58,9 @@ def ticks(algorithm, fed, clock, **options):
 def test_what_is_returned_is_what_the_whole_rounds_gave(name, executor, clock, monkeypatch):
     """The limit falls into the middle of a round, or of rounds that are had at once, on its first and its last tick."""
     monkeypatch.setattr(fused, "MOST_ROUNDS", 2)
-    monkeypatch.setattr(budget, "AT_ONCE", 1e9)  # else how many are had at once depends on what the last one took
+    monkeypatch.setattr(
+        budget, "SECONDS_AT_ONCE", 1e9
+    )  # else how many are had at once depends on what the last one took
     algorithm, fed = ALGORITHMS[name], unequal_lines()
     short = {"executor": executor, "num_rounds": ROUNDS, "compile": "trace"}
     quiet(algorithm, fed, **short)  # what a process finds out about a model it looks for once
@@ -164,14 +166,14 @@ def test_seconds_are_positive(seconds):
 def test_workers_are_not_waited_for(monkeypatch):
     never = SimpleNamespace(wait=lambda calls, num_returns, timeout: ([], calls))
     monkeypatch.setattr(ray, "_ray", lambda: never)
-    with until(time_limit.now()), pytest.raises(TimeIsUp):
-        ray._answered(["a call"], None)
-    assert ray._answered(["a call"], 1e-9) == []
+    with ending_at(time_limit.now()), pytest.raises(TimeIsUp):
+        ray._wait_for_calls(["a call"], None)
+    assert ray._wait_for_calls(["a call"], 1e-9) == []
 
 
 def test_a_limit_ends_where_it_began():
-    with until(0.0):
-        with until(None):
+    with ending_at(0.0):
+        with ending_at(None):
             tick()
         with pytest.raises(TimeIsUp):
             tick()

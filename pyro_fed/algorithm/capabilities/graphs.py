@@ -47,9 +47,9 @@ class OnGraph(ABC):
             graph: who talks to whom.
             sleepers: whether a schedule may put agents to sleep.
         """
-        from pyro_fed.graph.consensus import plain  # here, so that algorithms load without SciPy
+        from pyro_fed.graph.consensus import unshifted_steps  # here, so that algorithms load without SciPy
 
-        return plain(self.consensus_steps(graph, sleepers))
+        return unshifted_steps(self.consensus_steps(graph, sleepers))
 
     def witness(self, before: State, after: State) -> State:
         """What each agent tells all others of its round, so that all can judge it alike, (A, ...).

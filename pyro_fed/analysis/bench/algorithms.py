@@ -16,7 +16,7 @@ import pyro
 import torch
 
 from pyro_fed.analysis.bench.cases.case import Case
-from pyro_fed.analysis.bench.clients import Clients, startable
+from pyro_fed.analysis.bench.clients import Clients, startable_clients
 from pyro_fed.conventions.spelling import closest
 from pyro_fed.errors import DataError, PyroFedError, SettingError
 from pyro_fed.federation.federation import Federation
@@ -100,9 +100,9 @@ class Algorithm:
             PyroFedError: the run was refused.
             Exception: whatever an adapter raises.
         """
-        return self._adapted(case, federation, seed) if self.adapter else self._own(federation, seed)
+        return self._adapted(case, federation, seed) if self.adapter else self._run_recipe(federation, seed)
 
-    def _own(self, federation: Federation, seed: int) -> InferenceData:
+    def _run_recipe(self, federation: Federation, seed: int) -> InferenceData:
         chosen = recipe.load(self.path)
         options = {"num_draws": NUM_DRAWS, **chosen.run_options(federation.num_clients)}
         return run(chosen.build(), federation, seed=seed, progress=False, log_likelihood=False, **options)
@@ -115,7 +115,7 @@ class Algorithm:
         try:
             pyro.clear_param_store()
             pyro.set_rng_seed(seed)
-            found = function(startable(case.model), clients)
+            found = function(startable_clients(case.model), clients)
         finally:
             torch.set_default_dtype(before)
             pyro.clear_param_store()
@@ -190,7 +190,7 @@ def find(names: list[str], adapters: list[Path]) -> list[Algorithm]:
         DataError: two files have the same name.
         AdapterError: an adapter cannot be imported.
     """
-    found = [_named(name) for name in names or (*RECIPES, *ADAPTERS)]
+    found = [_algorithm_named(name) for name in names or (*RECIPES, *ADAPTERS)]
     found += [Algorithm(path.stem, path, True) for path in adapters]
     for one in found:
         if one.adapter:
@@ -204,7 +204,7 @@ def find(names: list[str], adapters: list[Path]) -> list[Algorithm]:
     return list({one.name: one for one in found}.values())
 
 
-def _named(name: str) -> Algorithm:
+def _algorithm_named(name: str) -> Algorithm:
     shipped = {file.stem: file for file in sorted(FOLDER.glob("*.py")) if not file.name.startswith("_")}
     path = Path(name).expanduser()
     if name in shipped or path.suffix == ".py":

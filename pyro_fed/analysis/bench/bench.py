@@ -13,7 +13,7 @@ from pyro_fed.analysis.bench.algorithms import Algorithm
 from pyro_fed.analysis.bench.cases.case import NotApplicable, Split
 from pyro_fed.analysis.bench.cases.library import QUICK, SPLITS, all_cases, missing_cases
 from pyro_fed.analysis.bench.cell import Cell, Outcome, code_version
-from pyro_fed.analysis.bench.one import Task, entry
+from pyro_fed.analysis.bench.cell_process import Task, entry
 from pyro_fed.analysis.bench.processes import Died, run_in_processes
 from pyro_fed.analysis.bench.store import Store
 from pyro_fed.conventions.calls import checked
@@ -99,7 +99,7 @@ def run_benchmark(
         >>> run_benchmark(Path("out/benchmark"), quick=True, jobs=2).outcomes[0].scores["mean_error"]
     """
     known = all_cases(posteriordb)
-    chosen = _matching(cases or (tuple(QUICK) if quick else ()), list(known), missing_cases(posteriordb))
+    chosen = _matching_cases(cases or (tuple(QUICK) if quick else ()), list(known), missing_cases(posteriordb))
     usual = [*algorithms.RECIPES, *algorithms.QUICK_ADAPTERS] if quick else []
     entries = algorithms.find(list(recipes) or usual, list(adapters))
     splits = {name: [Split.parse(text) for text in partitions or _splits(name, quick)] for name in chosen}
@@ -117,7 +117,7 @@ def run_benchmark(
                 continue
             cells += [(Cell(name, str(split), one.name, seed, one.version(code)), one) for one in entries]
     _lend(cells, store, limit)
-    new = _waiting(cells, store, limit)
+    new = _cells_to_run(cells, store, limit)
     if quick:  # if the time runs out, some algorithms have all their cells, and others have none
         new.sort(key=lambda pair: entries.index(pair[1]))
     tasks = [Task(cell, one.path, one.adapter, posteriordb, folder, limit) for cell, one in new]
@@ -149,7 +149,7 @@ def _lend(cells: list[tuple[Cell, Algorithm]], store: Store, limit: float) -> No
             store.write(found)
 
 
-def _waiting(cells: list[tuple[Cell, Algorithm]], store: Store, limit: float) -> list[tuple[Cell, Algorithm]]:
+def _cells_to_run(cells: list[tuple[Cell, Algorithm]], store: Store, limit: float) -> list[tuple[Cell, Algorithm]]:
     """The cells that have to be run: for an algorithm on pooled rows one cell for each case."""
     new = [(cell, one) for cell, one in cells if store.read(cell, limit) is None]
     once = {(cell.case, one.name if one.pooled else cell): (cell, one) for cell, one in reversed(new)}
@@ -160,7 +160,7 @@ def _splits(name: str, quick: bool) -> Sequence[str]:
     return (QUICK[name],) if quick and name in QUICK else SPLITS
 
 
-def _matching(patterns: Sequence[str], known: list[str], missing: list[str]) -> list[str]:
+def _matching_cases(patterns: Sequence[str], known: list[str], missing: list[str]) -> list[str]:
     """Names of the cases that match a pattern; all if there are no patterns."""
     for pattern in patterns:
         if not fnmatch.filter(known, pattern):

@@ -183,7 +183,9 @@ def _answer(idata: InferenceData, reference: Reference, federation: Federation, 
     """The entries of `Outcome` for an answer: scores, parameters, doubts and settings."""
     found: Scores = scores(idata, reference, federation.problem, seed)
     doubts = [line for line in str(idata.attrs.get("doubts", "")).split("\n") if line]
-    kind = ("wrong, said" if doubts else "wrong, silent") if found.wrong else ("right, doubted" if doubts else "right")
+    kind = (
+        ("wrong, said" if doubts else "wrong, silent") if found.is_wrong else ("right, doubted" if doubts else "right")
+    )
     names = ("mean_error", "sd_low", "sd_high", "coverage", "coverage_low", "sliced_wasserstein")
     return {
         "outcome": kind,

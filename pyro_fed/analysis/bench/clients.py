@@ -137,7 +137,7 @@ class _StartsAnywhere(Messenger):
             msg["fn"] = made(fn.support, fn.batch_shape, fn.event_shape)
 
 
-def startable(model: Callable[..., Any]) -> Callable[..., Any]:
+def startable_clients(model: Callable[..., Any]) -> Callable[..., Any]:
     """Make a model with improper priors usable for Pyro's algorithms.
 
     These draw from the prior once before they begin, which `ImproperUniform` refuses. In the returned model such a draw

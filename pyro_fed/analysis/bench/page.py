@@ -12,7 +12,15 @@ from typing import Any
 from pyro_fed.analysis.bench.algorithms import ADAPTERS
 from pyro_fed.analysis.bench.bench import Results
 from pyro_fed.analysis.bench.cell import Outcome
-from pyro_fed.analysis.bench.table import MEDIANS, by_algorithm, confusion, heading, medians, summary, written
+from pyro_fed.analysis.bench.table import (
+    MEDIANS,
+    by_algorithm,
+    column_headings,
+    confusion,
+    medians,
+    number_text,
+    summary,
+)
 from pyro_fed.analysis.judging.moments import LARGEST_MEAN_ERROR, SD_RANGE
 from pyro_fed.analysis.numbers import digits, readable_bytes, readable_seconds
 from pyro_fed.analysis.report import page
@@ -126,7 +134,7 @@ def write_page(
         lead=_lead(results),
         verdict=_verdict(results),
         notes={"how": HOW_TO_READ, "outcomes": OUTCOMES, "medians": MEDIANS_NOTE},
-        summary={"heading": heading(), "rows": _summary(results)},
+        summary={"heading": column_headings(), "rows": _summary(results)},
         shares=SHARES,
         maps=[
             {"title": "Error of the mean", "note": ERROR_NOTE, **_map(results, ids, _mean_error)},
@@ -297,7 +305,7 @@ SENTENCES = {
 
 def _diagnosis(one: Outcome, number: str, adapted: bool) -> dict[str, Any]:
     titles = {"mean_error": "mean error", **{name: title for name, (title, _) in MEDIANS.items()}}
-    shown = {titles[name]: written(one.scores.get(name), write) for name, (_, write) in MEDIANS.items()}
+    shown = {titles[name]: number_text(one.scores.get(name), write) for name, (_, write) in MEDIANS.items()}
     command = ["pyro-fed", "bench", "--cases", one.case, "--partitions", one.split]
     own = adapted and one.algorithm not in ADAPTERS  # the file of a user's own adapter may be anywhere
     command += ["--algorithms", f"{one.algorithm}.py" if own else one.algorithm, "--seed", str(one.seed)]

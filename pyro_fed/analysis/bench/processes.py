@@ -34,7 +34,7 @@ LOOK = 1.0
 #: Seconds of CPU time between the signal at the limit and the kill.
 GRACE = 2
 #: The module that the server imports to load libraries.
-WARM = "pyro_fed.analysis.bench.warm"
+WARM = "pyro_fed.analysis.bench.preload"
 #: The environment variable for the number of threads of a library.
 THREADS = "OMP_NUM_THREADS"
 
@@ -103,18 +103,18 @@ def run_in_processes(
                 if hung:
                     process.kill()
                     process.join()
-                answers = _received(here)
+                answers = _receive_answer(here)
                 process.join()
                 here.close()
                 del running[here]
-                yield task, answers[0] if answers else _died(process.exitcode, hung, limit)
+                yield task, answers[0] if answers else _cause_of_death(process.exitcode, hung, limit)
     finally:
         for process, _, _ in running.values():
             process.kill()
             process.join()
 
 
-def _received(here: Connection) -> list[Any]:
+def _receive_answer(here: Connection) -> list[Any]:
     """What a process has sent before it ended: its answer, or nothing."""
     try:
         return [here.recv()] if here.poll() else []
@@ -178,7 +178,7 @@ def _cpu_seconds(pid: int) -> float | None:
     return (user + system) / os.sysconf("SC_CLK_TCK")
 
 
-def _died(code: int, hung: bool, limit: float | None) -> Died:
+def _cause_of_death(code: int, hung: bool, limit: float | None) -> Died:
     """What is said of a process that died before its function returned."""
     if hung or (code in (-signal.SIGXCPU, -signal.SIGKILL) and limit is not None):
         return Died(f"no answer within {limit:g} s of CPU time" + (", nor of waiting" if hung else ""), late=True)

@@ -21,7 +21,7 @@ import numpy as np
 
 from pyro_fed.analysis.bench.cases.case import Reference
 from pyro_fed.analysis.bench.clients import dataset
-from pyro_fed.analysis.judging.density import transformed, unconstrained
+from pyro_fed.analysis.judging.density import on_unconstrained_scale, transformed_columns
 from pyro_fed.analysis.judging.distances import sliced_wasserstein, thin
 from pyro_fed.analysis.judging.draws import Draws
 from pyro_fed.analysis.judging.moments import LARGEST_MEAN_ERROR, SD_RANGE
@@ -103,7 +103,7 @@ class Scores:
     parameters: list[Parameter]
 
     @property
-    def wrong(self) -> bool:
+    def is_wrong(self) -> bool:
         """Whether the largest error of a mean or an SD ratio is beyond its limit."""
         low, high = SD_RANGE
         return not (self.mean_error <= LARGEST_MEAN_ERROR and low <= self.sd_low and self.sd_high <= high)
@@ -135,19 +135,19 @@ def scores(idata: InferenceData, reference: Reference, problem: Problem, seed: i
         raise DataError(
             f"the reference has the sites {names}, the model {sorted(problem.sites)}: make a reference for this model"
         )
-    inside, inside_truth = unconstrained(idata, problem, kind), unconstrained(known, problem, "")
+    inside, inside_truth = on_unconstrained_scale(idata, problem, kind), on_unconstrained_scale(known, problem, "")
     if inside.fault:
         raise DataError(f"on the unconstrained scale {inside.fault}")
-    other, other_truth = transformed(inside, mine), transformed(inside_truth, truth)
+    other, other_truth = transformed_columns(inside, mine), transformed_columns(inside_truth, truth)
     rows = parameters(mine, truth)
     if other is not None and other_truth is not None and other.labels == other_truth.labels:
         rows += parameters(other, other_truth, " (unconstrained)")
     mean, sd = inside_truth.flat.mean(0), inside_truth.flat.std(0)
     distance = sliced_wasserstein((thin(inside.flat) - mean) / sd, (thin(inside_truth.flat) - mean) / sd, seed)
-    return scored(rows, distance)
+    return summarise_scores(rows, distance)
 
 
-def scored(rows: list[Parameter], distance: float) -> Scores:
+def summarise_scores(rows: list[Parameter], distance: float) -> Scores:
     """Summarise the figures of all parameters.
 
     Args:

@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from pyro_fed.analysis.bench.cell import Cell, Outcome
-from pyro_fed.analysis.report.plain import as_json
+from pyro_fed.analysis.report.json_figures import as_json
 from pyro_fed.errors import DataError
 
 
@@ -42,7 +42,7 @@ class Store:
         if not path.is_file():
             return None
         found = read_outcome(path)
-        return None if _cut(found, limit) else found
+        return None if _cut_by_lower_limit(found, limit) else found
 
     def of_any_split(self, cell: Cell, limit: float | None) -> Outcome | None:
         """The outcome of a cell of an algorithm on pooled rows; if it was run on another split only, that outcome.
@@ -60,7 +60,7 @@ class Store:
         version = "*" if self.any_version else cell.version
         files = self.folder.glob(f"{cell.case}--*--{cell.algorithm}--{cell.seed}--{version}.json")
         found = [read_outcome(file) for file in sorted(files, key=lambda file: file.stat().st_mtime)]
-        usable = [replace(one, split=cell.split) for one in found if not _cut(one, limit)]
+        usable = [replace(one, split=cell.split) for one in found if not _cut_by_lower_limit(one, limit)]
         return self.read(cell, limit) or (usable[-1] if usable else None)
 
     def take(self, table: Path) -> None:
@@ -96,7 +96,7 @@ class Store:
         Path(name).replace(self.folder / cell_of(outcome).file)
 
 
-def _cut(found: Outcome, limit: float | None) -> bool:
+def _cut_by_lower_limit(found: Outcome, limit: float | None) -> bool:
     """Whether the cell was stopped by a lower limit than the present one."""
     return found.outcome == "late" and found.limit is not None and (limit is None or limit > found.limit)
 

@@ -57,7 +57,7 @@ def by_algorithm(results: Results) -> dict[str, list[Outcome]]:
     return {name: [one for one in results.outcomes if one.algorithm == name] for name in results.algorithms}
 
 
-def heading() -> list[str]:
+def column_headings() -> list[str]:
     """The headings of the summary's columns."""
     return ["algorithm", "cells", *OUTCOMES, *(title for title, _ in MEDIANS.values())]
 
@@ -72,12 +72,12 @@ def summary(results: Results) -> list[list[str]]:
     for name, part in by_algorithm(results).items():
         if part:
             values = medians(part)
-            cells = [written(values[key], write) for key, (_, write) in MEDIANS.items()]
+            cells = [number_text(values[key], write) for key, (_, write) in MEDIANS.items()]
             rows.append([name, str(len(part)), *map(str, confusion(part).values()), *cells])
     return rows
 
 
-def written(value: float | None, write: Any) -> str:
+def number_text(value: float | None, write: Any) -> str:
     """A number as text; a dash for None."""
     return "–" if value is None else str(write(value))
 
@@ -86,7 +86,7 @@ def in_short(outcome: Outcome) -> str:
     """A line of text on a cell."""
     values = outcome.scores
     where = f"{outcome.case} {outcome.split} {outcome.algorithm}"
-    spent = written(values.get("cpu_seconds"), readable_seconds)
+    spent = number_text(values.get("cpu_seconds"), readable_seconds)
     if not outcome.answered:
         return f"{where:60s} {outcome.outcome:14s} {spent}  {outcome.error.splitlines()[0][:90]}"
     figures = (

@@ -163,7 +163,7 @@ class _Study:
         return cls(federation, proposals, log_prior, log_lik, federation.summary()["rows"].tolist(), seed)
 
     @cached_property
-    def whole(self) -> Evidence:
+    def full_evidence(self) -> Evidence:
         """The estimate of log Z for all clients, by weights."""
         return self.evidence(None)
 
@@ -171,8 +171,8 @@ class _Study:
     def whole_refitted(self) -> tuple[float, float]:
         """log Z of all clients and its standard error: by weights if these are reliable, else by a refit."""
         return (
-            (self.whole.value, self.whole.error)
-            if self.whole.pareto_k <= LARGEST_PARETO_K
+            (self.full_evidence.value, self.full_evidence.error)
+            if self.full_evidence.pareto_k <= LARGEST_PARETO_K
             else self._annealed(None)[:2]
         )
 
@@ -187,7 +187,7 @@ class _Study:
 
     def left_out(self, k: int, refit: bool) -> dict[str, float | int | str]:
         """A client's row of the table."""
-        whole, others = self.whole, self.evidence(k)
+        whole, others = self.full_evidence, self.evidence(k)
         found: dict[str, float | int | str] = {
             "rows": self.rows[k],
             "elpd": whole.value - others.value,
@@ -277,11 +277,11 @@ def _mixture(q: Gaussian, sites: Gaussian, num_draws: int, generator: torch.Gene
     normal = torch.randn(each, count, dim, generator=generator, dtype=torch.float64)
     squares = torch.randn(each, count, int(FREEDOM), generator=generator, dtype=torch.float64).square().mean(-1)
     points = parts.transform(normal / squares.sqrt().unsqueeze(-1)).flatten(0, 1)
-    log_density = torch.stack([_student(gaussian(_at(parts, i)), points) for i in range(count)]).logsumexp(0)
+    log_density = torch.stack([_student(gaussian(_select_draws(parts, i)), points) for i in range(count)]).logsumexp(0)
     return Proposals(points, log_density - math.log(count))
 
 
-def _at(parts: Gaussian, i: int) -> dict[str, Tensor]:
+def _select_draws(parts: Gaussian, i: int) -> dict[str, Tensor]:
     return {"precision": parts.precision[i], "eta": parts.eta[i]}
 
 

@@ -241,14 +241,14 @@ class _Answers:
         count = sum(map(len, rows))
         values = np.empty((4, count))
         for k, (index, numbers) in enumerate(zip(rows, self.numbers["by_row"], strict=True)):
-            at = index if nested is None else _grouped(arguments, nested, federation.client_rows[k])
+            at = index if nested is None else _nested_row_numbers(arguments, nested, federation.client_rows[k])
             values[:, at.numpy()] = numbers[:, : len(index)]
         seen = values[3] > 0
         labels = np.asarray(federation.coords.get(self.plate, np.arange(count)))[seen]
         return [xr.DataArray(one[seen], dims=[self.plate], coords={self.plate: labels}) for one in values[:3]]
 
 
-def _grouped(arguments: Any, plate: str, groups: Tensor) -> Tensor:
+def _nested_row_numbers(arguments: Any, plate: str, groups: Tensor) -> Tensor:
     """Numbers of a client's rows of a nested plate, in the client's own order: group after group."""
     return torch.cat([arguments.rows_of(plate, groups[i : i + 1]) for i in range(len(groups))])
 

@@ -27,13 +27,13 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start, started
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start, required_start
 from pyro_fed.algorithm.states import State
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData, in_chunks
 from pyro_fed.errors import DataError
 from pyro_fed.ops.arviz_versions import psis
-from pyro_fed.results.to_arviz import observed
+from pyro_fed.results.to_arviz import observed_rows
 
 #: A Pareto k above this is very bad: the weights have no mean.
 VERY_BAD = 1.0
@@ -82,7 +82,7 @@ class Pointwise(Algorithm):
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
         """The draws (S, D), their relative efficiency (effective draws over S), and the limit of a good Pareto k."""
-        return started(start, self)
+        return required_start(start, self)
 
     def download(self, shared: State, clients: Tensor) -> State:
         """The draws, their efficiency and the limit of Pareto's k."""
@@ -112,7 +112,7 @@ class Pointwise(Algorithm):
         if not int(data.num_rows[client]):
             return self._message(dict.fromkeys(SUMS, 0.0), np.empty((3, 0)), np.empty(0, dtype=bool), width)
         log_lik = self._rows(problem, shared["draws"][client], data, client).double().cpu().numpy()
-        seen = observed(log_lik)
+        seen = observed_rows(log_lik)
         if not seen.any():
             return self._message(dict.fromkeys(SUMS, 0.0), np.empty((3, 0)), seen, width)
         log_lik = log_lik[:, seen]

@@ -13,7 +13,12 @@ from torch import Tensor
 
 from pyro_fed.analysis.judging import distances, metrics, moments
 from pyro_fed.analysis.judging.calibration import calibration_errors
-from pyro_fed.analysis.judging.density import against_density, thinned, transformed, unconstrained
+from pyro_fed.analysis.judging.density import (
+    against_density,
+    on_unconstrained_scale,
+    thin_posterior,
+    transformed_columns,
+)
 from pyro_fed.analysis.judging.draws import Draws
 from pyro_fed.analysis.judging.inputs import check_inputs
 from pyro_fed.analysis.judging.laplace_sds import laplace_sds
@@ -27,7 +32,7 @@ from pyro_fed.conventions.calls import checked_but
 from pyro_fed.errors import SettingError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.ops.importance import LARGEST_PARETO_K
-from pyro_fed.results.findings import recorded
+from pyro_fed.results.findings import recorded_findings
 from pyro_fed.results.inference_data import InferenceData, flag
 from pyro_fed.results.same_data import unlike_federation, unlike_result
 from pyro_fed.results.to_arviz import unconstrained_draws
@@ -171,19 +176,19 @@ def compare(
         >>> table[["mean_error", "sd_ratio_min", "bytes_up", "warnings"]]
     """
     names = check_inputs(results, reference, federation, test)
-    read = {name: _read(idata, names, federation) for name, idata in results.items()}
+    read = {name: _result_draws(idata, names, federation) for name, idata in results.items()}
     usable = reference is not None and not (read[reference].draws.fault or read[reference].draws.spreadless)
     sds = _laplace(federation)
     rows, said = {}, {}
     for name, idata in results.items():
-        row, found, draws = _cost(idata), _recorded(idata), read[name].draws
+        row, found, draws = _cost(idata), _recorded_findings(idata), read[name].draws
         found += _of_other_data(idata, None if reference in (None, name) else results[str(reference)], federation)
         if name == reference:
             found += reference_doubts(idata, draws)
         found += [sentences.draws_unusable(why=draws.fault)] if draws.fault else []
         found += [sentences.no_uncertainty(what=draws.spreadless)] if draws.spreadless else []
         truth = read[reference] if reference is not None and usable and name != reference else None
-        for values, more in _measured(idata, read[name], truth, federation, test, sds):
+        for values, more in _measurements(idata, read[name], truth, federation, test, sds):
             row |= values
             found += more
         said[name] = [one for number, one in enumerate(found) if one not in found[:number]]
@@ -216,7 +221,7 @@ def findings_of(table: pd.DataFrame) -> dict[str, list[Finding]]:
 
 
 @dataclass(frozen=True)
-class _Read:
+class _ResultDraws:
     """A result's draws on the model's scale and on the unconstrained scale.
 
     Args:
@@ -229,18 +234,18 @@ class _Read:
     inside: Draws | None
 
 
-def _read(idata: InferenceData, names: list[str], federation: Federation | None) -> _Read:
+def _result_draws(idata: InferenceData, names: list[str], federation: Federation | None) -> _ResultDraws:
     draws = Draws.of(idata, names)
     if federation is None or draws.fault:
-        return _Read(draws, None)
-    inside = transformed(unconstrained(idata, federation.problem, draws.kind), draws)
-    return _Read(draws, None if inside is None or inside.fault else inside)
+        return _ResultDraws(draws, None)
+    inside = transformed_columns(on_unconstrained_scale(idata, federation.problem, draws.kind), draws)
+    return _ResultDraws(draws, None if inside is None or inside.fault else inside)
 
 
-def _measured(
+def _measurements(
     idata: InferenceData,
-    read: _Read,
-    truth: _Read | None,
+    read: _ResultDraws,
+    truth: _ResultDraws | None,
     federation: Federation | None,
     test: Any,
     sds: Tensor | None,
@@ -258,11 +263,11 @@ def _measured(
     return found
 
 
-def _recorded(idata: InferenceData) -> list[Finding]:
+def _recorded_findings(idata: InferenceData) -> list[Finding]:
     """What the run has found about its result, and the reason if it stopped before its end."""
     stopped = "stopped" in idata.attrs
     own = [sentences.stopped_before_its_end(why=str(idata.attrs["stopped"]))] if stopped else []
-    return own + recorded(idata)
+    return own + recorded_findings(idata)
 
 
 def _of_other_data(idata: InferenceData, truth: InferenceData | None, federation: Federation | None) -> list[Finding]:
@@ -283,7 +288,7 @@ def _cost(idata: InferenceData) -> dict[str, Any]:
     return {"rounds": record.sizes["round"], "bytes_up": up, "bytes_down": down, "seconds": seconds}
 
 
-def _closeness(mine: _Read, truth: _Read) -> Found:
+def _closeness(mine: _ResultDraws, truth: _ResultDraws) -> Found:
     """Distances from the reference, and warnings on moments.
 
     Moments are compared on the model's scale. If that gives no warning, they are compared on the unconstrained scale.
@@ -305,7 +310,7 @@ def _laplace(federation: Federation | None) -> Tensor | None:
 
 def _predictive(idata: InferenceData, federation: Federation, test: Any) -> Found:
     problem = federation.problem
-    draws = unconstrained_draws(thinned(idata, distances.DRAWS_COMPARED), problem)
+    draws = unconstrained_draws(thin_posterior(idata, distances.DRAWS_COMPARED), problem)
     predictions = metrics.predict_rows(problem, draws, test)
     if predictions.lost:
         return {}, predictions.lost

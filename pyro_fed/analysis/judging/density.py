@@ -15,7 +15,7 @@ from pyro_fed.analysis.judging.ksd import discrepancy
 from pyro_fed.audit import audit_draws
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
-from pyro_fed.density.compiling.levels import compiled
+from pyro_fed.density.compiling.levels import compile_problem
 from pyro_fed.density.problem import Problem
 from pyro_fed.federation.federation import Federation
 from pyro_fed.ops.arviz_versions import group_of
@@ -41,10 +41,12 @@ def against_density(
         parameter does not vary, there are no figures, and a finding says why.
     """
     problem = federation.problem
-    draws = unconstrained(thinned(idata, DRAWS_FOR_SCORES), problem, str(idata.attrs.get("draws_are", "")))
-    if outside := _outside(draws, problem.dtype):
+    draws = on_unconstrained_scale(
+        thin_posterior(idata, DRAWS_FOR_SCORES), problem, str(idata.attrs.get("draws_are", ""))
+    )
+    if outside := _outside_support_sentence(draws, problem.dtype):
         return {}, [sentences.draws_unusable(why=outside)]
-    if still := _still(draws):
+    if still := _constant_parameter_sentence(draws):
         return {}, [sentences.no_uncertainty(what=still)]
     z = torch.from_numpy(draws.flat)
     with torch.no_grad():
@@ -67,15 +69,15 @@ def against_density(
     if sds is not None:
         said += doubts.spread_findings(z, sds)
     if not flag(idata.attrs, "audited"):
-        whole = unconstrained(idata, problem, draws.kind)
+        whole = on_unconstrained_scale(idata, problem, draws.kind)
         # A problem that no run has compiled is compiled here. Others keep the level that their run has found to work.
-        traced = compiled(problem, "auto", 1, progress=False) if problem.compiler.level == "off" else problem
+        traced = compile_problem(problem, "auto", 1, progress=False) if problem.compiler.level == "off" else problem
         moved = torch.from_numpy(whole.values).to(problem.dtype)
         said += audit_draws(federation, moved, draws.kind or "chains", traced)
     return values, said
 
 
-def unconstrained(idata: InferenceData | dict[str, xr.Dataset], problem: Problem, kind: str) -> Draws:
+def on_unconstrained_scale(idata: InferenceData | dict[str, xr.Dataset], problem: Problem, kind: str) -> Draws:
     """A result's draws on the unconstrained scale.
 
     Args:
@@ -90,7 +92,7 @@ def unconstrained(idata: InferenceData | dict[str, xr.Dataset], problem: Problem
     return Draws(flat.reshape(posterior.sizes["chain"], posterior.sizes["draw"], -1), labels, kind)
 
 
-def transformed(draws: Draws, constrained: Draws) -> Draws | None:
+def transformed_columns(draws: Draws, constrained: Draws) -> Draws | None:
     """The columns of unconstrained draws that differ from the constrained draws; None if no column differs.
 
     Args:
@@ -106,7 +108,7 @@ def transformed(draws: Draws, constrained: Draws) -> Draws | None:
     return Draws(draws.values[..., kept], [draws.labels[i] for i in kept], draws.kind) if kept else None
 
 
-def _outside(draws: Draws, dtype: torch.dtype) -> str:
+def _outside_support_sentence(draws: Draws, dtype: torch.dtype) -> str:
     """A sentence on draws outside the support of a site, whose unconstrained values are not finite; "" without any."""
     lost = ~np.isfinite(draws.flat)
     if not lost.any():
@@ -118,7 +120,7 @@ def _outside(draws: Draws, dtype: torch.dtype) -> str:
     )
 
 
-def _still(draws: Draws) -> str:
+def _constant_parameter_sentence(draws: Draws) -> str:
     """A sentence on a parameter that is the same in all draws; "" without any."""
     still = np.ptp(draws.flat, axis=0) == 0
     if not still.any():
@@ -126,7 +128,7 @@ def _still(draws: Draws) -> str:
     return f"'{draws.labels[int(still.argmax())]}' is the same in all draws: it has no uncertainty"
 
 
-def thinned(idata: InferenceData, count: int) -> dict[str, xr.Dataset]:
+def thin_posterior(idata: InferenceData, count: int) -> dict[str, xr.Dataset]:
     """Fewer draws of a posterior, evenly spaced over the draws of every chain.
 
     Args:

@@ -35,7 +35,7 @@ PROJECTIONS = 200
 SMALLEST_VARIANCE = 1e-6
 
 
-def stacked(idata: Mapping[str, xr.Dataset], names: list[str] | None = None) -> tuple[np.ndarray, list[str]]:
+def posterior_matrix(idata: Mapping[str, xr.Dataset], names: list[str] | None = None) -> tuple[np.ndarray, list[str]]:
     """The posterior as one matrix.
 
     Args:

@@ -39,7 +39,7 @@ import torch
 from scipy import special
 from torch import Tensor
 
-from pyro_fed.analysis.judging.ksd import Discrepancy, whitened
+from pyro_fed.analysis.judging.ksd import Discrepancy, whiten_draws
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 
@@ -69,12 +69,12 @@ class PriorCount(NamedTuple):
     explains: bool
 
     @property
-    def wrong(self) -> bool:
+    def is_wrong(self) -> bool:
         """Whether the count differs from one by more than chance and by enough to matter, and explains the draws."""
-        return self.off and abs(self.value - 1) > WRONG_BY
+        return self.differs_from_one and abs(self.value - 1) > WRONG_BY
 
     @property
-    def off(self) -> bool:
+    def differs_from_one(self) -> bool:
         """Whether the count differs from one by more than chance, and explains the draws."""
         return self.explains and self.away > -float(special.stdtrit(BLOCKS - 2, FALSE_ALARMS / 2))
 
@@ -109,10 +109,10 @@ def prior_count(draws: Tensor, prior_score: Tensor, likelihood_score: Tensor) ->
     error = float(np.sqrt(np.square(away[0] - ratio * away[1]).sum())) / abs(b) if b != 0 else math.inf
     before, noise = _violation(z, scores, 1.0, 1.0)
     after, _ = _violation(z, scores, float(a), float(b))
-    return PriorCount(ratio, error, _away(left, right), explains=after - noise <= before - after)
+    return PriorCount(ratio, error, _t_of_equal_slopes(left, right), explains=after - noise <= before - after)
 
 
-def _away(left: np.ndarray, right: np.ndarray) -> float:
+def _t_of_equal_slopes(left: np.ndarray, right: np.ndarray) -> float:
     """Student's t of the hypothesis a = b: the first equation's residual, with b found from the second equation."""
     both = left.sum(2)
     b = right[:, 1].sum() / both[:, 1].sum()
@@ -150,7 +150,7 @@ def _violation(z: Tensor, scores: Tensor, a: float, b: float) -> tuple[float, fl
 
     Each violation is divided by the SD that one draw's term has for a Gaussian posterior.
     """
-    u, prior, likelihood = whitened(z, *scores)
+    u, prior, likelihood = whiten_draws(z, *scores)
     s = a * prior + b * likelihood
     identity = torch.eye(u.shape[1], dtype=u.dtype)
     found = []
@@ -190,10 +190,10 @@ def density_findings(count: PriorCount, distance: Discrepancy, site: str) -> lis
         Up to two findings.
     """
     found = list[Finding]()
-    if count.wrong:
+    if count.is_wrong:
         found.append(sentences.prior_miscounted(count=count.value, error=count.error))
-    elif count.off:
+    elif count.differs_from_one:
         found.append(sentences.prior_count_near_one(count=count.value, error=count.error, limit=WRONG_BY))
-    if distance.wrong:
+    if distance.is_wrong:
         found.append(sentences.draws_far_from_density(parameter=site, ksd=distance.value, limit=distance.limit))
     return found

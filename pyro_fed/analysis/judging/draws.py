@@ -81,7 +81,7 @@ class Draws:
         return ""
 
     @property
-    def alike(self) -> bool:
+    def all_equal(self) -> bool:
         """Whether all draws are the same point."""
         flat = self.flat
         return bool((flat == flat[:1]).all())
@@ -95,7 +95,7 @@ class Draws:
             return "a point, without any uncertainty"
         if len(self.flat) == 1:
             return "a single draw, without any uncertainty"
-        return f"all {len(self.flat)} draws are the same point, without any uncertainty" if self.alike else ""
+        return f"all {len(self.flat)} draws are the same point, without any uncertainty" if self.all_equal else ""
 
 
 def labels_of(name: str, shape: tuple[int, ...]) -> list[str]:
@@ -123,7 +123,7 @@ def entries_of(name: str, values: xr.DataArray) -> list[str]:
     return [f"{name}[{', '.join(map(str, one))}]" for one in itertools.product(*entries)] if dims else [name]
 
 
-def worth(values: np.ndarray, kind: str) -> np.ndarray:
+def effective_draws(values: np.ndarray, kind: str) -> np.ndarray:
     """The effective number of draws for the mean of each column.
 
     Args:
@@ -139,7 +139,7 @@ def worth(values: np.ndarray, kind: str) -> np.ndarray:
     if kind in FIXED:
         return np.full(dim, np.inf)
     if kind in INDEPENDENT:
-        repeats = np.bincount(repeated(values.reshape(-1, dim)))
+        repeats = np.bincount(distinct_draw_numbers(values.reshape(-1, dim)))
         return np.full(dim, repeats.sum() ** 2 / np.square(repeats).sum())
     if each < FEWEST_OF_A_CHAIN:
         return np.full(dim, float(chains))
@@ -148,7 +148,7 @@ def worth(values: np.ndarray, kind: str) -> np.ndarray:
     return np.where(constant, float(chains), np.nan_to_num(found, nan=float(chains)))
 
 
-def repeated(flat: np.ndarray) -> np.ndarray:
+def distinct_draw_numbers(flat: np.ndarray) -> np.ndarray:
     """A number for each draw, (S, D) → (S,). Equal draws have the same number."""
     return np.unique(flat, axis=0, return_inverse=True)[1].reshape(-1)
 
@@ -169,8 +169,8 @@ def blocks(values: np.ndarray, kind: str) -> np.ndarray | None:
     if kind in FIXED:
         return None
     if kind in INDEPENDENT:
-        return repeated(values.reshape(-1, dim))
-    share = float(worth(values, kind).min()) / (chains * each)
+        return distinct_draw_numbers(values.reshape(-1, dim))
+    share = float(effective_draws(values, kind).min()) / (chains * each)
     length = 1 if share > INDEPENDENT_SHARE else int(np.ceil(TIMES_A_BLOCK / max(share, 1 / (chains * each))))
     within = np.arange(each) // min(length, each)
     return np.concatenate([chain * each + within for chain in range(chains)])

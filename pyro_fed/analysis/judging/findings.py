@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pyro_fed.analysis.judging.compare import findings_of
 from pyro_fed.conventions.calls import checked_but
 from pyro_fed.errors import SettingError, shown
-from pyro_fed.results.findings import recorded
+from pyro_fed.results.findings import recorded_findings
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -55,4 +55,4 @@ def findings(results: Any) -> pd.DataFrame:
         raise SettingError(
             f"findings takes a result of pf.run or pf.fit, or the table of pf.compare, received {shown(results)}"
         )
-    return pd.DataFrame([one.to_plain() for one in recorded(results)], columns=list(COLUMNS))
+    return pd.DataFrame([one.to_plain() for one in recorded_findings(results)], columns=list(COLUMNS))

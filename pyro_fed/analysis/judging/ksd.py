@@ -17,8 +17,8 @@ usable approximation may have.
   the second limit.
 - A usable approximation. Every approximation q differs from the posterior p, and many draws show it. By Stein's
   identity S = E (∇ log p - ∇ log q)(θ)' k(θ, θ') (∇ log p - ∇ log q)(θ'). For a whitened Gaussian whose mean is off
-  by δ this is |δ|² E k(θ, θ'). The limit is its value for a δ of `WRONG` SDs in one coordinate and `RIGHT` SDs in all
-  others.
+  by δ this is |δ|² E k(θ, θ'). The limit is its value for a δ of `TOLERATED_WORST_ERROR` SDs in one coordinate and
+  `TOLERATED_OTHER_ERRORS` SDs in all others.
 
 Sources: Liu, Lee & Jordan (2016), A kernelized Stein discrepancy for goodness-of-fit tests; Gorham & Mackey (2017),
 Measuring sample quality with kernels; Chwialkowski, Strathmann & Gretton (2016), A kernel test of goodness of fit.
@@ -47,7 +47,7 @@ from pyro_fed.ops.stein import ksd as stein_discrepancy
 from pyro_fed.results.to_arviz import unconstrained_draws
 
 #: SDs by which a mean is off in an answer that is just tolerated: in the worst coordinate, and in all others.
-WRONG, RIGHT = LARGEST_MEAN_ERROR, 0.1
+TOLERATED_WORST_ERROR, TOLERATED_OTHER_ERRORS = LARGEST_MEAN_ERROR, 0.1
 #: Sets of random signs that give the distribution of the discrepancy by chance.
 RANDOM_SIGNS = 399
 #: Share of results with draws of the posterior itself for which the discrepancy exceeds chance.
@@ -68,7 +68,7 @@ class Discrepancy(NamedTuple):
     farthest: int
 
     @property
-    def wrong(self) -> bool:
+    def is_wrong(self) -> bool:
         """Whether the discrepancy speaks against the draws."""
         return self.value > self.limit
 
@@ -85,12 +85,12 @@ def discrepancy(points: Tensor, scores: Tensor, blocks: np.ndarray | None) -> Di
     Example:
         >>> discrepancy(points, scores, np.arange(len(points))).wrong
     """
-    z, s = whitened(points, scores)
+    z, s = whiten_draws(points, scores)
     kernel, (count, dim) = IMQ(), z.shape
     matrix = kernel.stein_matrix(z, s, s)
     similar = kernel.gram(z, z)
     alike = float((similar.sum() - similar.diagonal().sum()) / (count * (count - 1)))
-    tolerated = (WRONG**2 + (dim - 1) * RIGHT**2) * alike
+    tolerated = (TOLERATED_WORST_ERROR**2 + (dim - 1) * TOLERATED_OTHER_ERRORS**2) * alike
     farthest = int((points.double().std(0) * scores.double().mean(0)).abs().argmax())
     if blocks is None:
         origin = z[:1]
@@ -174,7 +174,7 @@ def federated_scores(federation: Federation, points: Tensor) -> Tensor:
     return total
 
 
-def whitened(points: Tensor, *scores: Tensor) -> tuple[Tensor, ...]:
+def whiten_draws(points: Tensor, *scores: Tensor) -> tuple[Tensor, ...]:
     """Draws (M, D) and scores there in coordinates in which the draws have mean zero and covariance one."""
     points = points.double()
     offsets, factor = points - points.mean(0), _factor(points)

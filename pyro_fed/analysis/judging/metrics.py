@@ -22,7 +22,7 @@ from torch import Tensor
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.calls import checked, explained
-from pyro_fed.conventions.doors import listing
+from pyro_fed.conventions.doors import public_dir
 from pyro_fed.density.observations import observation
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import DataError
@@ -31,7 +31,7 @@ from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.results.to_arviz import unconstrained_draws
 
 __all__ = ["accuracy", "log_predictive_density", "multilabel", "rmse", "test_metrics"]
-__dir__ = listing(__all__)
+__dir__ = public_dir(__all__)
 
 #: Number of draws evaluated at once. It bounds the memory, and changes no result.
 DRAWS_AT_ONCE = 64

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import special
 
-from pyro_fed.analysis.judging.draws import Draws, worth
+from pyro_fed.analysis.judging.draws import Draws, effective_draws
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.limits import MATTERS, SD_MATTERS
@@ -101,8 +101,8 @@ def moments(draws: Draws) -> Moments:
     variance = squares.mean((0, 1))
     kurtosis = np.square(squares).mean((0, 1)) / np.where(variance > 0, np.square(variance), 1.0)
     sd = np.where(np.ptp(flat, axis=0) > 0, np.sqrt(variance), 0.0)
-    kind = "point" if draws.alike else draws.kind
-    return Moments(mean, sd, kurtosis, worth(draws.values, kind), worth(squares, kind))
+    kind = "point" if draws.all_equal else draws.kind
+    return Moments(mean, sd, kurtosis, effective_draws(draws.values, kind), effective_draws(squares, kind))
 
 
 def gaps(draws: Draws, reference: Draws) -> Gaps:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from scipy import special
 
-from pyro_fed.analysis.judging.draws import FEWEST_OF_A_CHAIN, Draws, worth
+from pyro_fed.analysis.judging.draws import FEWEST_OF_A_CHAIN, Draws, effective_draws
 from pyro_fed.analysis.judging.moments import FALSE_ALARMS, LARGEST_MEAN_ERROR
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
@@ -38,7 +38,7 @@ def reference_doubts(idata: InferenceData, draws: Draws) -> list[Finding]:
         if worst.max() > LARGEST_RHAT:
             where = np.array(draws.labels)[varies][int(worst.argmax())]
             found.append(f"its {chains} chains disagree: R-hat is {worst.max():.3g} in '{where}'")
-    effective = worth(draws.values, draws.kind)
+    effective = effective_draws(draws.values, draws.kind)
     least = int(effective.argmin())
     needed = (special.ndtri(FALSE_ALARMS / (4 * dim)) / LARGEST_MEAN_ERROR) ** 2
     if effective[least] < needed:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 
-from pyro_fed.analysis.judging.distances import stacked
+from pyro_fed.analysis.judging.distances import posterior_matrix
 from pyro_fed.analysis.plots.style import REFERENCE_LINE, GivenAxes, by_name, check_labels, colors, legend, panels, tidy
 from pyro_fed.conventions.calls import checked
 from pyro_fed.errors import SettingError
@@ -17,7 +17,7 @@ from pyro_fed.results.inference_data import InferenceData
 #: Half-width of a panel, in SDs of the reference. A result whose mean lies outside is named at the edge.
 PANEL_SDS = 5.0
 #: Densities are cut at this many times the reference's height, so that lower ones stay visible.
-TALLEST = 4.0
+MAX_RELATIVE_HEIGHT = 4.0
 
 
 @checked
@@ -51,8 +51,8 @@ def plot_comparison(
         >>> ax.figure.savefig("posteriors.png")
     """
     results, reference = by_name(results), checked_reference(by_name(results), reference)
-    draws = {name: stacked(idata)[0] for name, idata in results.items()}
-    known = stacked(results[reference])[1]
+    draws = {name: posterior_matrix(idata)[0] for name, idata in results.items()}
+    known = posterior_matrix(results[reference])[1]
     shown = most_different(draws, reference, known, labels, most)
     columns = min(3, len(shown))
     size = figsize or (3.4 * columns, 2.2 * -(-len(shown) // columns) + 0.6)
@@ -126,9 +126,9 @@ def _panel(ax: Axes, draws: dict[str, np.ndarray], reference: str, palette: dict
         grid, height = _density(values)
         ax.plot(grid, height, color=color, label=label, linewidth=1.6)
         if not low < values.mean() < high:
-            _outside(ax, name, values.mean() > high, color)
+            _label_outside_mean(ax, name, values.mean() > high, color)
     ax.set_xlim(low, high)
-    ax.set_ylim(0, min(ax.get_ylim()[1], TALLEST * density.max()))
+    ax.set_ylim(0, min(ax.get_ylim()[1], MAX_RELATIVE_HEIGHT * density.max()))
     ax.set_yticks([])
     ax.spines["left"].set_visible(False)
     tidy(ax, grid=None)
@@ -140,7 +140,7 @@ def _density(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return kde(values, max(low - room, 0.0) if low > 0 else low - room, values.max() + room)
 
 
-def _outside(ax: Axes, name: str, right: bool, color: str) -> None:
+def _label_outside_mean(ax: Axes, name: str, right: bool, color: str) -> None:
     """Name a result whose mean lies outside the panel, with an arrow at that edge."""
     place = sum(text.get_gid() == "outside" for text in ax.texts)
     text = f"{name} →" if right else f"← {name}"

@@ -8,7 +8,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 
-from pyro_fed.analysis.judging.distances import stacked
+from pyro_fed.analysis.judging.distances import posterior_matrix
 from pyro_fed.analysis.plots.comparison import checked_reference, most_different
 from pyro_fed.analysis.plots.style import (
     COLORS,
@@ -69,8 +69,8 @@ def plot_forest(
         >>> pf.plot_forest({"NUTS": reference, "FedEP": idata}, "NUTS")
     """
     results, reference = by_name(results), checked_reference(by_name(results), reference)
-    draws = {name: stacked(idata)[0] for name, idata in results.items()}
-    known = stacked(results[reference])[1]
+    draws = {name: posterior_matrix(idata)[0] for name, idata in results.items()}
+    known = posterior_matrix(results[reference])[1]
     shown = most_different(draws, reference, known, labels, most)
     columns = [known.index(label) for label in shown]
     others = [name for name in results if name != reference]

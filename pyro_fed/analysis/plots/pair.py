@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 
-from pyro_fed.analysis.judging.distances import stacked, thin
+from pyro_fed.analysis.judging.distances import posterior_matrix, thin
 from pyro_fed.analysis.plots.comparison import PANEL_SDS, checked_reference, most_different
 from pyro_fed.analysis.plots.style import REFERENCE_LINE, GivenAxes, by_name, colors, panels, tidy
 from pyro_fed.conventions.calls import checked
@@ -48,8 +48,8 @@ def plot_pair(
         >>> pf.plot_pair({"NUTS": reference, "FedEP": idata}, "NUTS", labels=["w[0]", "xi"])
     """
     results, reference = by_name(results), checked_reference(by_name(results), reference)
-    draws = {name: stacked(idata)[0] for name, idata in results.items()}
-    known = stacked(results[reference])[1]
+    draws = {name: posterior_matrix(idata)[0] for name, idata in results.items()}
+    known = posterior_matrix(results[reference])[1]
     chosen = most_different(draws, reference, known, labels, 2)
     asked = chosen if labels is None else list(labels)
     if len(chosen) != 2 or len(asked) != 2:

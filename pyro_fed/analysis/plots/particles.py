@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 
-from pyro_fed.analysis.judging.distances import stacked
+from pyro_fed.analysis.judging.distances import posterior_matrix
 from pyro_fed.analysis.plots.style import COLORS, REFERENCE_LINE, new_axes, tidy
 from pyro_fed.conventions.calls import checked
 from pyro_fed.errors import SettingError, listed, shown
@@ -49,7 +49,7 @@ def plot_particles(
     Example:
         >>> pf.plot_particles(pf.run(pf.DSVGD(), fed), labels=["w[0]", "w[1]"])
     """
-    draws, known = stacked(idata)
+    draws, known = posterior_matrix(idata)
     chosen = known[:2] if labels is None else list(labels)
     if len(chosen) != 2 or not set(chosen) <= set(known):
         raise SettingError(f"plot_particles: expected two parameters of {listed(known)}, received {chosen}")

@@ -37,9 +37,9 @@ DARK = {
 WRITTEN_OUT = 1e6
 
 #: A logarithmic axis over less than this factor shows few powers of ten: 2, 3 and 5 times a power are written too.
-NARROW = 30.0
+FEW_TICKS_FACTOR = 30.0
 #: Largest side of a figure, in inches.
-LARGEST = 200.0
+MAX_FIGURE_INCHES = 200.0
 
 #: Axes that a user may pass: one, several, or None for a new figure.
 GivenAxes = Axes | np.ndarray | Iterable[Axes] | None
@@ -120,10 +120,12 @@ def inches(size: tuple[float, float]) -> tuple[float, float]:
         size: width and height, in inches.
 
     Raises:
-        SettingError: a side is not positive, or above `LARGEST`.
+        SettingError: a side is not positive, or above `MAX_FIGURE_INCHES`.
     """
-    if not all(0 < side <= LARGEST for side in size):
-        raise SettingError(f"figsize must be two numbers of inches above 0 and at most {LARGEST:g}, received {size}")
+    if not all(0 < side <= MAX_FIGURE_INCHES for side in size):
+        raise SettingError(
+            f"figsize must be two numbers of inches above 0 and at most {MAX_FIGURE_INCHES:g}, received {size}"
+        )
     return size
 
 
@@ -194,7 +196,7 @@ def plain_ticks(axis: Axis) -> None:
     def between(value: float, _: Any) -> str:
         low, high = sorted(axis.get_view_interval())
         digit = f"{value:e}"[0]
-        return f"{value:,.10g}" if 0 < high < NARROW * low and digit in "235" else ""
+        return f"{value:,.10g}" if 0 < high < FEW_TICKS_FACTOR * low and digit in "235" else ""
 
     axis.set_major_formatter(FuncFormatter(write))
     axis.set_minor_formatter(FuncFormatter(between))

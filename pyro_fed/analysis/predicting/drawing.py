@@ -53,7 +53,7 @@ def flat(value: np.ndarray, dtype: torch.dtype) -> Tensor:
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
-class Here(NamedTuple):
+class PooledPlateSizes(NamedTuple):
     """A client's rows, for a model whose plates have the sizes of all clients' rows together.
 
     Args:
@@ -94,7 +94,7 @@ class ModelRun:
         hidden: frozenset[str] = frozenset(),
         constants: dict[str, Any] | None = None,
         split: frozenset[str] | None = None,
-        here: Here | None = None,
+        here: PooledPlateSizes | None = None,
     ) -> None:
         self.model, self.args, self.kwargs, self.dtype, self.hidden = model, args, kwargs, dtype, hidden
         self.constants, self.split, self.here = constants, split, here

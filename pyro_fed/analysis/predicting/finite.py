@@ -15,7 +15,7 @@ from pyro_fed.density.running.observed_values import mask_of
 from pyro_fed.errors import DataError
 
 
-def predicted(first: dict[str, Any]) -> bool:
+def has_finite_predictions(first: dict[str, Any]) -> bool:
     """Whether the predictions of a run are finite, apart from masked entries.
 
     Args:
@@ -41,26 +41,26 @@ def not_finite(arguments: Arguments, works: Callable[[tuple[Any, ...], dict[str,
         arguments: arguments for the new rows.
         works: whether the model runs with such positional and keyword arguments, and predicts finite values.
     """
-    found = [i for i, leaf in enumerate(arguments.leaves) if not _finite(leaf)]
+    found = [i for i, leaf in enumerate(arguments.leaves) if not _is_finite_leaf(leaf)]
     for i in found:
-        others = [_filled(leaf) if at in found and at != i else leaf for at, leaf in enumerate(arguments.leaves)]
-        if not works(*replace(arguments, leaves=tuple(others)).whole()):
-            return _said(arguments.names[i], arguments.leaves[i])
+        others = [_without_nan(leaf) if at in found and at != i else leaf for at, leaf in enumerate(arguments.leaves)]
+        if not works(*replace(arguments, leaves=tuple(others)).call_arguments()):
+            return _not_finite_error(arguments.names[i], arguments.leaves[i])
     return None
 
 
-def _finite(leaf: Any) -> bool:
+def _is_finite_leaf(leaf: Any) -> bool:
     if isinstance(leaf, Tensor):
         return not leaf.is_floating_point() or bool(torch.isfinite(leaf).all())
     return not isinstance(leaf, float) or math.isfinite(leaf)
 
 
-def _filled(leaf: Any) -> Any:
+def _without_nan(leaf: Any) -> Any:
     """The argument with zeros for NaN and infinities."""
     return leaf.nan_to_num(0.0, 0.0, 0.0) if isinstance(leaf, Tensor) else 0.0
 
 
-def _said(name: str, leaf: Any) -> DataError:
+def _not_finite_error(name: str, leaf: Any) -> DataError:
     value = torch.as_tensor(leaf)
     bad = ~torch.isfinite(value)
     position = bad.nonzero()[0].tolist()

@@ -59,7 +59,7 @@ class Groups:
     labels: list[Any] | None = None
 
     @property
-    def known(self) -> np.ndarray:
+    def is_fitted(self) -> np.ndarray:
         """Whether each element is a fitted group, (size,)."""
         return np.asarray(self.place >= 0)
 
@@ -76,7 +76,7 @@ class Groups:
         """
         rest = [dim for dim in values.dims if dim not in ("chain", "draw")]
         ordered = values.transpose("chain", "draw", *rest).isel({self.plate.name: np.maximum(self.place, 0)})
-        mask = torch.from_numpy(self.known).reshape(-1, *(1,) * (-1 - axis))
+        mask = torch.from_numpy(self.is_fitted).reshape(-1, *(1,) * (-1 - axis))
         return torch.as_tensor(np.asarray(ordered.values)), mask
 
 
@@ -96,7 +96,7 @@ def match(given: str | Sequence[Any] | None, plate: Plate, fitted: xr.Dataset) -
     """
     labels = fitted.coords[plate.name].values.tolist()
     if given is None:
-        return _guessed(plate, labels)
+        return _groups_by_size(plate, labels)
     if isinstance(given, str):
         if given not in (KNOWN, NEW):
             raise SettingError(
@@ -104,18 +104,18 @@ def match(given: str | Sequence[Any] | None, plate: Plate, fitted: xr.Dataset) -
                 f"'{plate.name}', such as groups=[{labels[0]!r}], received {given!r}"
             )
         if given == NEW:
-            return _new(plate)
+            return _new_groups(plate)
         if plate.size != len(labels):
             raise DataError(
                 f"groups={KNOWN!r} takes the elements of plate '{plate.name}' for the fitted groups, in their order: "
                 f"expected {len(labels)}, received {plate.size}. Pass a label for each element instead, such as "
                 f"groups=[{labels[0]!r}, ...]; the fitted groups are {listed(labels)}"
             )
-        return _all(plate, labels)
-    return _named(list(given), plate, labels)
+        return _all_fitted_groups(plate, labels)
+    return _groups_by_label(list(given), plate, labels)
 
 
-def _named(given: list[Any], plate: Plate, labels: list[Any]) -> Groups:
+def _groups_by_label(given: list[Any], plate: Plate, labels: list[Any]) -> Groups:
     if len(given) != plate.size:
         raise DataError(
             f"groups has {len(given)} labels, but plate '{plate.name}' has {plate.size} elements in the new data: give "
@@ -133,31 +133,31 @@ def _named(given: list[Any], plate: Plate, labels: list[Any]) -> Groups:
     return Groups(plate, place, ["new" if one is None else one for one in plain])
 
 
-def _guessed(plate: Plate, labels: list[Any]) -> Groups:
+def _groups_by_size(plate: Plate, labels: list[Any]) -> Groups:
     named = labels != list(range(len(labels)))
     same = plate.size == len(labels)
     if not plate.looked_up and not (named and same):
-        return _new(plate)
+        return _new_groups(plate)
     if plate.looked_up and same:
-        return _all(plate, labels)
+        return _all_fitted_groups(plate, labels)
     if same:
         warn_user(
             f"the {plate.size} elements of plate '{plate.name}' in the new data are taken for the fitted ones, "
             f"{listed(labels)}, in this order, and predicted with their own effects: say groups={KNOWN!r} if that is "
             f"right, groups={NEW!r} if they are new groups"
         )
-        return _all(plate, labels)
+        return _all_fitted_groups(plate, labels)
     warn_user(
         f"plate '{plate.name}' has {plate.size} elements in the new data and had {len(labels)} when the model was "
         f"fitted: they are taken for new ones, whose effects are drawn from the population. If some were fitted, pass "
         f"a label for each, groups=[{labels[0]!r}, None, ...] (None: a new one); otherwise say groups={NEW!r}"
     )
-    return _new(plate)
+    return _new_groups(plate)
 
 
-def _new(plate: Plate) -> Groups:
+def _new_groups(plate: Plate) -> Groups:
     return Groups(plate, np.full(plate.size, -1))
 
 
-def _all(plate: Plate, labels: list[Any]) -> Groups:
+def _all_fitted_groups(plate: Plate, labels: list[Any]) -> Groups:
     return Groups(plate, np.arange(plate.size), labels)

@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from pyro_fed.analysis.predicting.drawing import ModelRun
-from pyro_fed.analysis.predicting.finite import not_finite, predicted
+from pyro_fed.analysis.predicting.finite import has_finite_predictions, not_finite
 from pyro_fed.density.checks.blame import line_of
 from pyro_fed.density.rows.arguments import Arguments, flatten, parameter_names, with_held
 from pyro_fed.density.rows.leaves import UnknownLabelError
@@ -38,14 +38,14 @@ def given_arguments(model: Any, args: Any, kwargs: Mapping[str, Any] | None) -> 
             kwargs = with_held(model.problem.arguments, model.problem.model, args, kwargs)
         return args, dict(kwargs or {})
     if isinstance(model, Federation):
-        return model.problem.arguments.whole()
+        return model.problem.arguments.call_arguments()
     raise DataError(
         "predict needs the model's arguments for new data, predict(idata, model, args), or a federation, whose own "
         f"data are then predicted, predict(idata, fed); received {shown(model)} without arguments"
     )
 
 
-def coded(
+def encode_arguments(
     model: Federation | Callable[..., Any],
     function: Callable[..., Any],
     args: tuple[Any, ...],
@@ -205,7 +205,7 @@ def check_finite(run: ModelRun, values: dict[str, Tensor], arguments: Arguments,
 
     def works(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         try:
-            return predicted(run.on(args, kwargs).first(values))
+            return has_finite_predictions(run.on(args, kwargs).first(values))
         except (RuntimeError, ValueError):
             return False
 

@@ -9,7 +9,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from pyro_fed.analysis.predicting.drawing import Here, ModelRun, draw, flat, split_plates
+from pyro_fed.analysis.predicting.drawing import ModelRun, PooledPlateSizes, draw, flat, split_plates
 from pyro_fed.density.compiling.compiler import threads
 from pyro_fed.density.rows.nested import NestedRows
 from pyro_fed.density.running.handlers import default_of
@@ -18,7 +18,7 @@ from pyro_fed.federation.federation import Federation
 from pyro_fed.ops.arviz_versions import group_of
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.results.to_arviz import posterior_group, unconstrained_draws
-from pyro_fed.runtime.ending.collecting import collected
+from pyro_fed.runtime.ending.collecting import joint_result
 
 #: A function from a random generator to two dictionaries by site: replications (S, ...) of a client's observations, and
 #: the observations themselves.
@@ -47,7 +47,7 @@ def with_own_latents(posterior: xr.Dataset, federation: Federation, seed: int) -
         draws = unconstrained_draws({"posterior": posterior}, problem)
         draws = draws.unflatten(0, (posterior.sizes["chain"], posterior.sizes["draw"]))
         if problem.local_dim:
-            federation, problem, draws, left_out = collected(federation, problem, draws, seed)
+            federation, problem, draws, left_out = joint_result(federation, problem, draws, seed)
             for note in left_out:
                 warn_user(note.text)
         return posterior_group(federation, problem, draws, seed)
@@ -67,14 +67,15 @@ def own_rows(idata: InferenceData, federation: Federation) -> list[OwnRows | Non
     if hidden - set(posterior.data_vars):
         posterior = with_own_latents(posterior, federation, 0)
     return [
-        _own(posterior, hidden, federation, k) if len(rows) else None for k, rows in enumerate(federation.client_rows)
+        _client_rows(posterior, hidden, federation, k) if len(rows) else None
+        for k, rows in enumerate(federation.client_rows)
     ]
 
 
-def _own(posterior: xr.Dataset, hidden: frozenset[str], federation: Federation, client: int) -> OwnRows | None:
+def _client_rows(posterior: xr.Dataset, hidden: frozenset[str], federation: Federation, client: int) -> OwnRows | None:
     """The function that replicates one client's rows; None if its groups have no rows in the nested plates."""
     problem, groups = federation.problem, federation.client_rows[client]
-    arguments = problem.arguments.dealt([groups])
+    arguments = problem.arguments.with_client_rows([groups])
     places = {problem.plate: groups} | {part: arguments.rows_of(part, groups) for part in arguments.nested_plates}
     if not sum(len(places[part]) for part in arguments.nested_plates or (problem.plate,)):
         return None
@@ -85,7 +86,7 @@ def _own(posterior: xr.Dataset, hidden: frozenset[str], federation: Federation, 
     for name, value in posterior.data_vars.items():
         at = {dim: index.numpy() for dim, index in places.items() if dim in value.dims}
         values[str(name)] = flat(np.asarray(value.isel(at).values), problem.dtype)
-    here = Here(problem.plate, torch.arange(len(groups)) if rows else groups, arguments.members(rows))
+    here = PooledPlateSizes(problem.plate, torch.arange(len(groups)) if rows else groups, arguments.members(rows))
 
     def drawn(generator: torch.Generator) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         constants, split = dict(problem.bound.constants), split_plates(problem)

@@ -25,9 +25,15 @@ import xarray as xr
 from torch import Tensor
 
 from pyro_fed.analysis.predicting.drawing import ModelRun, draw, flat, split_plates
-from pyro_fed.analysis.predicting.finite import predicted
+from pyro_fed.analysis.predicting.finite import has_finite_predictions
 from pyro_fed.analysis.predicting.groups import NEW, Groups, Plate, match
-from pyro_fed.analysis.predicting.new_data import check_finite, check_shapes, coded, first_run, given_arguments
+from pyro_fed.analysis.predicting.new_data import (
+    check_finite,
+    check_shapes,
+    encode_arguments,
+    first_run,
+    given_arguments,
+)
 from pyro_fed.analysis.predicting.own_rows import with_own_latents
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.calls import checked, explained
@@ -93,7 +99,11 @@ def predict(
             "pass args, or leave groups out"
         )
     posterior, hidden = group_of(idata, "posterior"), frozenset(idata.attrs.get("local_sites", "").split())
-    if hidden - set(posterior.data_vars) and isinstance(model, Federation) and _wanted(model, new_rows, groups):
+    if (
+        hidden - set(posterior.data_vars)
+        and isinstance(model, Federation)
+        and _may_use_row_latents(model, new_rows, groups)
+    ):
         posterior = with_own_latents(posterior, model, seed)
     if not new_rows and (missing := sorted(hidden - set(posterior.data_vars))):
         raise DataError(
@@ -103,19 +113,21 @@ def predict(
     args, kwargs = given_arguments(model, args, kwargs)
     function = model.problem.model if isinstance(model, Federation) else model
     kept = dict(model.problem.bound.constants) if isinstance(model, Federation) else None
-    arguments = coded(model, function, args, kwargs, idata)
+    arguments = encode_arguments(model, function, args, kwargs, idata)
     dtype = arguments.floating_dtype()
-    args, kwargs = arguments.whole()  # NumPy arrays and pandas objects as tensors
+    args, kwargs = arguments.call_arguments()  # NumPy arrays and pandas objects as tensors
     latents = {str(name): value for name, value in posterior.data_vars.items() if not new_rows or name not in hidden}
     values = {name: flat(np.asarray(value.values), dtype) for name, value in latents.items()}
     split = split_plates(model.problem) if isinstance(model, Federation) else None
     run = ModelRun(function, args, kwargs, dtype, hidden, kept, split)
-    first = _first(run, {name: value[0] for name, value in values.items()}, arguments, model if new_rows else None)
+    first = _checked_first_run(
+        run, {name: value[0] for name, value in values.items()}, arguments, model if new_rows else None
+    )
     found = None
     if new_rows:
         plate = model.problem.plate if isinstance(model, Federation) else str(idata.attrs.get("plate", ""))
-        found = _matched(first, posterior, hidden, groups, plate)
-        if found is not None and found.known.any():
+        found = _fitted_groups(first, posterior, hidden, groups, plate)
+        if found is not None and found.is_fitted.any():
             values |= run.keep(first, found, posterior)
     drawn = draw(run, values, seeding.torch_generator(seed, seeding.DRAWS))
     shape = (posterior.sizes["chain"], posterior.sizes["draw"])
@@ -125,7 +137,7 @@ def predict(
     return make_inference_data(_groups(model, first, shaped, rows, known), dict(idata.attrs))
 
 
-def _first(run: ModelRun, values: dict[str, Tensor], arguments: Arguments, model: Any) -> dict[str, Any]:
+def _checked_first_run(run: ModelRun, values: dict[str, Tensor], arguments: Arguments, model: Any) -> dict[str, Any]:
     """The random sites of a run at one draw. If new rows make it fail, the error names the argument and the row.
 
     Args:
@@ -139,7 +151,7 @@ def _first(run: ModelRun, values: dict[str, Tensor], arguments: Arguments, model
     """
     try:
         first = first_run(run, values, arguments)
-        usable = model is None or predicted(first)
+        usable = model is None or has_finite_predictions(first)
     except (RuntimeError, ValueError) as error:
         if model is not None and not isinstance(error, PyroFedError):
             check_shapes(model, arguments, error)
@@ -150,13 +162,13 @@ def _first(run: ModelRun, values: dict[str, Tensor], arguments: Arguments, model
     return first
 
 
-def _wanted(federation: Federation, new_rows: bool, groups: Any) -> bool:
+def _may_use_row_latents(federation: Federation, new_rows: bool, groups: Any) -> bool:
     """Whether the prediction can use latents inside the plate, and the rows to draw them from are here."""
     named = bool(federation.problem.arguments.nested_plates) or federation.problem.plate in federation.coords
     return federation.holds_data and (not new_rows or groups not in (None, NEW) or (groups is None and named))
 
 
-def _matched(
+def _fitted_groups(
     first: dict[str, Any],
     posterior: xr.Dataset,
     hidden: Collection[str],

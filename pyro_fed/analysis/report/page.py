@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from pyro_fed.analysis.judging.compare import TABLES, findings_of
-from pyro_fed.analysis.report import made, pictures, posterior, svg
+from pyro_fed.analysis.report import pictures, posterior, provenance, svg
 from pyro_fed.codes.finding import Finding, texts
 from pyro_fed.conventions.calls import checked
 from pyro_fed.conventions.output import PAGE_ENDINGS, check_writable
@@ -121,8 +121,8 @@ def write_report(
         sections=[{**one, "id": re.sub(r"\W+", "-", one["title"].lower()).strip("-")} for one in sections],
         light=svg.colours(dark=False),
         dark=svg.colours(dark=True),
-        settings=[row for name, one in results.items() for row in made.settings(name, one)],
-        colophon=made.colophon(results, command),
+        settings=[row for name, one in results.items() for row in provenance.settings(name, one)],
+        colophon=provenance.colophon(results, command),
     )
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     Path(path).write_text(page, encoding="utf-8")
@@ -158,11 +158,11 @@ def _verdict(name: str, found: list[Finding], table: pd.DataFrame, reference: st
     if doubts:
         sentence = re.split(r"\. |; ", doubts[0])[0].rstrip(".")
     else:
-        sentence = f"nothing speaks against {'its posterior' if remarks else 'it'}{_measured(table.loc[name])}"
+        sentence = f"nothing speaks against {'its posterior' if remarks else 'it'}{_distance_clause(table.loc[name])}"
     return Verdict(name, name == reference, sentence, doubts, remarks)
 
 
-def _measured(row: pd.Series[Any]) -> str:
+def _distance_clause(row: pd.Series[Any]) -> str:
     """A result's distance from the reference, as the end of a sentence; "" if it was not measured."""
     if "mean_error" not in row or pd.isna(row["mean_error"]):
         return ""

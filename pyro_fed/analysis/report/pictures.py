@@ -20,7 +20,7 @@ from pyro_fed.analysis import plots
 from pyro_fed.analysis.criticism.checks import check_clients
 from pyro_fed.analysis.criticism.contributions import contributions
 from pyro_fed.analysis.criticism.influence import influence
-from pyro_fed.analysis.judging.density import thinned
+from pyro_fed.analysis.judging.density import thin_posterior
 from pyro_fed.analysis.judging.draws import FEWEST_OF_A_CHAIN, Draws
 from pyro_fed.analysis.judging.moments import Gaps, gaps
 from pyro_fed.analysis.plots.comparison import most_different
@@ -250,14 +250,17 @@ def pictures(about: Compared) -> list[dict[str, Any]]:
             picture = make(about)
             if picture is None:
                 continue
-            found = {**picture._asdict(), "panels": [_drawn(one, number, i) for i, one in enumerate(picture.panels)]}
+            found = {
+                **picture._asdict(),
+                "panels": [_panel_svg(one, number, i) for i, one in enumerate(picture.panels)],
+            }
         except PyroFedError as error:
             found = {"title": title, "panels": [], "note": f"Cannot be drawn here: {error}", "legend": {}}
         shown.append({**found, "title": title})
     return shown
 
 
-def _drawn(panel: Panel, number: int, place: int) -> str:
+def _panel_svg(panel: Panel, number: int, place: int) -> str:
     with mpl.rc_context(svg.STYLE):
         figure, axes = plt.subplots(panel.axes, 1, figsize=panel.size, layout="constrained", squeeze=False)
         try:
@@ -287,11 +290,11 @@ def _forest(about: Compared) -> Picture | None:
 
     rest = f" The {len(shown)} of {total} parameters on which results differ most." if len(shown) < total else ""
     note = (FOREST if len(about.drawable) > 1 else FOREST_OF_ONE) + rest + about.left_out
-    alt = f"Intervals of {len(shown)} parameters for {', '.join(about.drawable)}; {farthest(about)}"
+    alt = f"Intervals of {len(shown)} parameters for {', '.join(about.drawable)}; {farthest_mean_text(about)}"
     return Picture("", [Panel(draw, size, alt)], note, about.legend if len(about.drawable) > 1 else {})
 
 
-def farthest(about: Compared) -> str:
+def farthest_mean_text(about: Compared) -> str:
     """A text on the mean that is farthest from the reference: its result, its parameter, and the distance.
 
     Args:
@@ -404,7 +407,7 @@ def _predictive(about: Compared) -> Picture | None:
         return None
 
     def panel(name: str, idata: InferenceData) -> Panel:
-        fewer = make_inference_data(thinned(idata, REPLICATIONS), dict(idata.attrs))
+        fewer = make_inference_data(thin_posterior(idata, REPLICATIONS), dict(idata.attrs))
         found = check_clients(fewer, about.federation, {"mean of the rows": np.mean})
         p = found["p_value"].values[:, 0]
         outside = int((np.abs(p - 0.5) > 0.45).sum())
@@ -429,7 +432,7 @@ def _strongest(order: np.ndarray) -> np.ndarray:
 def _reliability(about: Compared) -> Picture | None:
     if about.test is None or "ece" not in about.table:
         return None
-    measured = {name: one for name, one in about.drawable.items() if _known(about, "ece", name)}
+    measured = {name: one for name, one in about.drawable.items() if _has_figure(about, "ece", name)}
     if not measured:
         return None
     palette = line_colors(about.drawable)
@@ -446,7 +449,7 @@ def _reliability(about: Compared) -> Picture | None:
     return Picture("", [panel(*one) for one in measured.items()], RELIABILITY + about.left_out, {})
 
 
-def _known(about: Compared, column: str, name: str) -> bool:
+def _has_figure(about: Compared, column: str, name: str) -> bool:
     return bool(about.table[column].notna()[name])
 
 
@@ -487,7 +490,7 @@ def _influence(about: Compared) -> Picture | None:
 
 
 def _contributions(about: Compared) -> Picture | None:
-    chosen = _best(about)
+    chosen = _best_result(about)
     if chosen is None:
         return None
     found = contributions(about.results[chosen], about.federation)
@@ -504,7 +507,7 @@ def _contributions(about: Compared) -> Picture | None:
 
 
 def _by_client(about: Compared) -> Picture | None:
-    chosen = _best(about)
+    chosen = _best_result(about)
     if chosen is None:
         return None
     found = contributions(about.results[chosen], about.federation)
@@ -527,13 +530,13 @@ def _by_client(about: Compared) -> Picture | None:
     return Picture("", [panel(labels[i]) for i in sorted(order)], f"{BY_CLIENT} By {chosen}.", {})
 
 
-def _best(about: Compared) -> str | None:
+def _best_result(about: Compared) -> str | None:
     """Name of the best result of a federated run: by mean error, else by KSD, else the first; None if there is none."""
     names = [name for name in about.of_clients if not about.draws[name].spreadless]
     if not names or not about.federation.holds_data or about.federation.num_clients < 2:
         return None
     for column in ("mean_error", "ksd"):
-        known = [name for name in names if column in about.table and _known(about, column, name)]
+        known = [name for name in names if column in about.table and _has_figure(about, column, name)]
         if known:
             return min(known, key=lambda name: float(about.table[column][name]))
     return names[0]

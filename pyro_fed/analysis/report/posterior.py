@@ -34,7 +34,7 @@ def tables(about: Compared) -> list[dict[str, Any]]:
         about: the results.
     """
     found = [_summary(about, about.centre)] if about.centre is not None else []
-    return found + ([_mixing(about)] if about.chains else [])
+    return found + ([_mixing_table(about)] if about.chains else [])
 
 
 def _summary(about: Compared, centre: str) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def _summary(about: Compared, centre: str) -> dict[str, Any]:
     return {"title": "Posterior", "note": note, "first": "parameter", "columns": list(columns), "rows": rows}
 
 
-def _mixing(about: Compared) -> dict[str, Any]:
+def _mixing_table(about: Compared) -> dict[str, Any]:
     rows = {}
     for name, chains in about.chains.items():
         draws = about.draws[name]

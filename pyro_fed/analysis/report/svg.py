@@ -51,7 +51,7 @@ def inline(figure: Figure, prefix: str, alt: str) -> str:
     body = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
     body = re.sub(r'\bid="', f'id="{prefix}-', body)
     body = re.sub(r'(url\(#|href="#)', rf"\g<1>{prefix}-", body)
-    body = re.sub(r"(?<!scale\()-?\d+\.\d{3,}", _short, body)
+    body = re.sub(r"(?<!scale\()-?\d+\.\d{3,}", _rounded_number, body)
     body = re.sub(r"#[0-9a-f]{6}(?=[;\"])", _colour, body)
     body = re.sub(r"\n\s*", "\n", body)
     width, height = (float(size) for size in figure.get_size_inches())
@@ -71,7 +71,7 @@ def _colour(found: re.Match[str]) -> str:
     return f"color-mix(in srgb, var({_variable(INK)}) {share:.0f}%, transparent)"
 
 
-def _short(found: re.Match[str]) -> str:
+def _rounded_number(found: re.Match[str]) -> str:
     return f"{float(found[0]):.{DECIMALS}f}".rstrip("0").rstrip(".")
 
 

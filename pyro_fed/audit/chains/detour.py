@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pyro_fed.audit.chains.hmc import Chains
 from pyro_fed.audit.target import Target
-from pyro_fed.density.noncentred import NonCentred, noncentred
+from pyro_fed.density.noncentred import NonCentred, noncentred_form
 from pyro_fed.ops.entries import evenly
 
 #: The most draws by which the non-centred coordinates are whitened.
@@ -47,10 +47,10 @@ class Detour:
             generator: source of randomness.
         """
         problem = target.problem
-        form = None if problem.looped or isinstance(problem, NonCentred) else noncentred(problem)
+        form = None if problem.looped or isinstance(problem, NonCentred) else noncentred_form(problem)
         if form is None:
             return None
-        apart = form.apart(draws[evenly(len(draws), WHITENED)].to(form.dtype)).double()
+        apart = form.to_noncentred(draws[evenly(len(draws), WHITENED)].to(form.dtype)).double()
         if not bool(apart.var(0).isfinite().all()):
             return None
         there = Target.of(form, apart, target.temperature)
@@ -64,7 +64,7 @@ class Detour:
 
     def there(self, z: Tensor) -> Tensor:
         """Non-centred, whitened coordinates (S, D) of points z (S, D) in the model's own."""
-        return self.target.white(self.form.apart(z.to(self.form.dtype)))
+        return self.target.white(self.form.to_noncentred(z.to(self.form.dtype)))
 
     def back(self, white: Tensor) -> Tensor:
         """The model's own coordinates (S, D) of points in non-centred, whitened ones (S, D)."""

@@ -175,7 +175,7 @@ def _distances(q: Gaussian, others: Gaussian, delta: Tensor, other_mean: Tensor)
     """
     both = torch.stack([delta, other_mean], -1)  # (C, D, 2)
     if q.dense:
-        factor = equilibrated_cholesky(others.precision).whole()
+        factor = equilibrated_cholesky(others.precision).full_lower()
         inside = equilibrated_cholesky(q.precision).half_solve(factor)
         added, vectors = torch.linalg.eigh(torch.eye(q.dim, dtype=delta.dtype) - inside.mT @ inside)
         both = vectors.mT @ (factor.mT @ both)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.states import State
-from pyro_fed.conventions.kinds import narrowed
+from pyro_fed.conventions.kinds import cast_checked
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, ClientData, in_chunks
 from pyro_fed.density.scores import log_likelihoods
@@ -108,7 +108,7 @@ def sites_at(federation: Federation, q: Gaussian) -> Gaussian:
 def _stepping(problem: Problem, q: Gaussian) -> FedEP:
     """The algorithm whose steps give sites with the same structure as q, full or diagonal."""
     named = FedEP(client="newton", covariance="full" if q.dense else "diag", start="laplace")
-    return narrowed(resolve(named, problem.traits).algorithm, FedEP)
+    return cast_checked(resolve(named, problem.traits).algorithm, FedEP)
 
 
 def with_product(federation: Federation, at: Gaussian) -> tuple[Gaussian, Gaussian]:

@@ -137,10 +137,10 @@ def _off_mean(evidence: Evidence, target: Target, mode: Mode, points: Tensor) ->
     many = f"{float(found.mean[number].abs()):.2f} ± {float(found.mean_error[number]):.2f}"
     ratio = float(found.log_sd[number].exp())
     if what == 0:
-        said = f"its mean of {sentences.quoted(name)} is {many} posterior SDs away"
+        said = f"its mean of {sentences.quote_name(name)} is {many} posterior SDs away"
     else:
         factor = f"{ratio:.2f} ± {ratio * float(found.log_sd_error[number]):.2f}"
-        said = f"its SD of {sentences.quoted(name)} is {factor} times the curvature's"
+        said = f"its SD of {sentences.quote_name(name)} is {factor} times the curvature's"
     return [sentences.mode_is_not_the_mean(parameter=name, off=said)]
 
 

@@ -35,11 +35,11 @@ _FOREIGN = tuple(
 )
 _STANDARD = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 #: Relative difference of two results that is rounding.
-ROUNDING = 1e-9
+RESULT_TOLERANCE = 1e-9
 #: Results that are kept, at most.
-MOST_RESULTS = 100_000
+MAX_RESULTS = 100_000
 #: Longest line that is quoted.
-LONGEST = 80
+MAX_LINE_LENGTH = 80
 #: Operations that make steps of what they take, and have a gradient of zero; without underscores.
 STEPS = frozenset(
     (
@@ -52,7 +52,7 @@ ASKS = frozenset(
     ("dim", "size", "numel", "nelement", "is_floating_point", "is_complex", "__len__", "__get__", "stride")
 )
 #: Cuts that are kept, at most.
-MOST_CUTS = 64
+MAX_CUTS = 64
 
 Line = tuple[str, int]
 
@@ -76,13 +76,15 @@ class Suspect(NamedTuple):
         through = ", ".join(f"'{name}'" for name in self.arguments)
         through = f" through other rows' {through}" if through else ""
         if self.line is not None:
-            return f"The likely cause{through} is {quoted(self.line)}. "
+            return f"The likely cause{through} is {line_text(self.line)}. "
         if self.statement is not None:
-            return f"The site's statement{', reached' + through + ',' if through else ''} is {quoted(self.statement)}. "
+            return (
+                f"The site's statement{', reached' + through + ',' if through else ''} is {line_text(self.statement)}. "
+            )
         return ""
 
 
-def quoted(line: Line) -> str:
+def line_text(line: Line) -> str:
     """The line and where it is: `x - x.mean(0)` (model.py:12).
 
     Args:
@@ -90,7 +92,7 @@ def quoted(line: Line) -> str:
     """
     text = linecache.getline(*line).split("  #")[0].strip()
     place = f"{os.path.basename(line[0])}:{line[1]}"
-    return f"`{text[:LONGEST]}` ({place})" if text else place
+    return f"`{text[:MAX_LINE_LENGTH]}` ({place})" if text else place
 
 
 def line_of(error: BaseException) -> str:
@@ -107,7 +109,7 @@ def line_of(error: BaseException) -> str:
         if inside and is_users(code):
             found = code.co_filename, trace.tb_lineno
         trace = trace.tb_next
-    return f" at {quoted(found)}" if found else ""
+    return f" at {line_text(found)}" if found else ""
 
 
 def blame(
@@ -135,8 +137,8 @@ def blame(
         again: compare a run with its repetition, for what is random.
     """
     everything = torch.arange(len(rows[0]))
-    first = _recorded(problem, z, rows, local, everything)
-    other = _recorded(problem, z, rows, local, everything if again else few)
+    first = _record_run(problem, z, rows, local, everything)
+    other = _record_run(problem, z, rows, local, everything if again else few)
     if first is None or other is None:
         return Suspect(None, (), None)
     at = (everything, everything) if again else (few[place : place + 1], torch.tensor([place]))
@@ -173,8 +175,8 @@ class _Recording(TorchFunctionMode):
     ) -> Any:
         value = func(*args, **(kwargs or {}))
         line = current_line()
-        if line is not None and len(self.results) < MOST_RESULTS:
-            self.results.append(_Result(func, line, _kept(value)))
+        if line is not None and len(self.results) < MAX_RESULTS:
+            self.results.append(_Result(func, line, _detached_copy(value)))
         return value
 
 
@@ -195,7 +197,7 @@ class Statements(Messenger):
             self.statements[msg["name"]] = line
 
 
-class Cut(NamedTuple):
+class GradientCut(NamedTuple):
     """An operation of the model's that lets no gradient of its numbers through.
 
     Attributes:
@@ -219,7 +221,7 @@ class _Cutting(TorchFunctionMode):
     def __init__(self, stepping: Collection[str]) -> None:
         super().__init__()
         self.stepping = stepping
-        self.found: list[Cut] = []
+        self.found: list[GradientCut] = []
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -228,11 +230,11 @@ class _Cutting(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         made = name.endswith("_like") or name.startswith("new_")  # takes a shape alone
         real, counted = _is_cut(value), _is_counted(value) and name not in ASKS
-        if not made and (real or counted or name.strip("_") in self.stepping) and len(self.found) < MOST_CUTS:
+        if not made and (real or counted or name.strip("_") in self.stepping) and len(self.found) < MAX_CUTS:
             takes = next((part for part in pytree.tree_leaves(args) if _has_gradient(part)), None)
             line = None if _in_a_function() else current_line()
             if takes is not None and line is not None:
-                self.found.append(Cut(line, takes, real))
+                self.found.append(GradientCut(line, takes, real))
         return value
 
 
@@ -286,7 +288,7 @@ def _is_counted(value: Any) -> bool:
 
 def cuts(
     problem: RowDensities, z: Tensor, rows: tuple[Any, ...], local: Tensor, stepping: Collection[str] = STEPS
-) -> list[Cut]:
+) -> list[GradientCut]:
     """Operations of the model's own lines that let no gradient of z or the rows' latents through.
 
     Args:
@@ -318,10 +320,10 @@ def left_graph(problem: RowDensities, z: Tensor, rows: tuple[Any, ...], local: T
     return next((cut.line for cut in found if cut.real), None)
 
 
-def _kept(value: Any) -> Any:
+def _detached_copy(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.detach().clone()
-    return tuple(_kept(part) for part in value) if isinstance(value, (list, tuple)) else None
+    return tuple(_detached_copy(part) for part in value) if isinstance(value, (list, tuple)) else None
 
 
 def current_line() -> Line | None:
@@ -347,7 +349,9 @@ def is_users(code: CodeType) -> bool:
     return not path.startswith(_STANDARD) or "site-packages" in path
 
 
-def _recorded(problem: RowDensities, z: Tensor, rows: tuple[Any, ...], local: Tensor, at: Tensor) -> _Recording | None:
+def _record_run(
+    problem: RowDensities, z: Tensor, rows: tuple[Any, ...], local: Tensor, at: Tensor
+) -> _Recording | None:
     recording = _Recording()
     try:
         with recording, Statements(recording.statements):
@@ -370,7 +374,7 @@ def _differ(one: Any, two: Any, at: tuple[Tensor, Tensor], counts: tuple[int, in
         return not (len(axes) or one.numel() == 0)
     same = (one == two) | (one.isnan() & two.isnan()) if one.is_floating_point() else one == two
     if one.is_floating_point():
-        same |= (one - two).abs() <= ROUNDING * (1 + torch.maximum(one.abs(), two.abs()))
+        same |= (one - two).abs() <= RESULT_TOLERANCE * (1 + torch.maximum(one.abs(), two.abs()))
     return not bool(same.all())
 
 
@@ -397,6 +401,6 @@ def _arguments(
         changed = density(tuple(leaf[index] if j == i else leaf for j, leaf in enumerate(rows)))
         if before is None or changed is None:
             continue
-        if not bool((before - changed).abs() <= ROUNDING * (1 + before.abs())) and not bool(before == changed):
+        if not bool((before - changed).abs() <= RESULT_TOLERANCE * (1 + before.abs())) and not bool(before == changed):
             found.append(label)
     return tuple(found)

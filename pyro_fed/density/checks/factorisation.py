@@ -26,7 +26,7 @@ from torch.func import grad
 from torch.utils import _pytree as pytree
 
 from pyro_fed.density.bound import RowDensities
-from pyro_fed.density.checks.blame import Stepping, blame, left_graph, line_of, quoted
+from pyro_fed.density.checks.blame import Stepping, blame, left_graph, line_of, line_text
 from pyro_fed.density.checks.first_run import FirstRun
 from pyro_fed.density.checks.plate_tree import plate_tree
 from pyro_fed.density.checks.points import local_points, points
@@ -112,19 +112,19 @@ def check_splits(problem: RowDensities, seen: FirstRun) -> None:
             judged = problem.doubled()
             sample = _sample(judged, seen)
             with Stepping() as stepping:
-                whole, values = _together_and_beside(judged, sample)
+                whole, values = _run_all_rows_and_beside(judged, sample)
             _check_range(judged, seen, sample, whole)
-            apart = _apart(judged, sample)
+            apart = _run_each_pair(judged, sample)
             _compare(judged, sample, whole, apart)
             _compare_with_all(judged, seen, sample, apart)
             check_slope(
                 values,
                 whole.slope[0],
                 sample.z[0],
-                partial(_total, judged, sample),
+                partial(_total_and_slope, judged, sample),
                 judged.sites,
                 sample.z[1:],
-                partial(_leaving, judged, sample),
+                partial(_graph_leaving_line, judged, sample),
                 _is_flat(whole),
             )
             if stepping.found and (stepped := steps(judged, sample.z[0])):
@@ -202,7 +202,7 @@ def _run(problem: RowDensities, z: Tensor, rows: tuple[Any, ...], local: Tensor,
     return grad(total, has_aux=True)(z)
 
 
-def _together(problem: RowDensities, sample: _Sample) -> _Run:
+def _run_all_rows(problem: RowDensities, sample: _Sample) -> _Run:
     """All rows of the sample at once, weighted as in the pairs."""
     pairs, weight = sample.pairs, sample.weight
     each = weight.new_zeros(len(sample.at)).index_add(0, pairs.flatten(), weight.flatten())  # (n,)
@@ -219,25 +219,25 @@ def _together(problem: RowDensities, sample: _Sample) -> _Run:
     )
 
 
-def _together_and_beside(problem: RowDensities, sample: _Sample) -> tuple[_Run, Tensor]:
-    """`_together`, and the gradient at the points `beside` the first, in one run of the model."""
+def _run_all_rows_and_beside(problem: RowDensities, sample: _Sample) -> tuple[_Run, Tensor]:
+    """`_run_all_rows`, and the gradient at the points `beside` the first, in one run of the model."""
     here, first = slice(len(sample.z)), _at_first(sample, beside(sample.z[0]))
     both = sample._replace(z=torch.cat([sample.z, first.z]), local=torch.cat([sample.local, first.local]))
-    run = _together(problem, both)
+    run = _run_all_rows(problem, both)
     outside, inside = ({name: value[:, here] for name, value in terms.items()} for terms in run[:2])
     return _Run(outside, inside, run.slope[here], run.size[here]), _totals(run, sample)[len(sample.z) :]
 
 
-def _total(problem: RowDensities, sample: _Sample, points: Tensor) -> tuple[Tensor, Tensor]:
-    """What `_together` takes the gradient of, (M,), and that, (M, D), at points and the first one's latents of rows."""
-    run = _together(problem, _at_first(sample, points))
+def _total_and_slope(problem: RowDensities, sample: _Sample, points: Tensor) -> tuple[Tensor, Tensor]:
+    """What `_run_all_rows` differentiates, (M,), and its gradient, (M, D), at points and the first latents of rows."""
+    run = _run_all_rows(problem, _at_first(sample, points))
     return _totals(run, sample), run.slope
 
 
-def _leaving(problem: RowDensities, sample: _Sample) -> str:
+def _graph_leaving_line(problem: RowDensities, sample: _Sample) -> str:
     """The line of the model that takes a value out of torch's graph, quoted; empty where none does."""
     line = left_graph(problem, sample.z[0], sample.all_together, sample.local[0])
-    return quoted(line) if line else ""
+    return line_text(line) if line else ""
 
 
 def _check_range(problem: RowDensities, seen: FirstRun, sample: _Sample, run: _Run) -> None:
@@ -289,7 +289,7 @@ def _totals(run: _Run, sample: _Sample) -> Tensor:
     return found
 
 
-def _apart(problem: RowDensities, sample: _Sample) -> _Run:
+def _run_each_pair(problem: RowDensities, sample: _Sample) -> _Run:
     """Every pair by itself."""
     pairs, share = sample.pairs, 1.0 / len(sample.pairs)
 
@@ -376,8 +376,8 @@ def _differences(whole: _Run, apart: _Run) -> Iterator[tuple[str, str, Tensor | 
     """Kind and name of the densities that differ, and where; None where the pairs do not have them."""
     for kind in ("outside", "inside"):
         for name, value in getattr(whole, kind).items():
-            found = _of(apart, kind, name)
-            off = None if found is None else _off(value, found)
+            found = _part_of_run(apart, kind, name)
+            off = None if found is None else _where_different(value, found)
             if off is None or bool(off.any()):
                 yield kind, name, off
 
@@ -385,10 +385,10 @@ def _differences(whole: _Run, apart: _Run) -> Iterator[tuple[str, str, Tensor | 
 def _steep(whole: _Run, apart: _Run) -> Tensor:
     """Where the gradients differ, as far as they are finite: a row that is not in a pair may have none."""
     finite = whole.slope.isfinite() & apart.slope.isfinite()
-    return finite & _off(whole.slope, apart.slope, whole.size + apart.size)
+    return finite & _where_different(whole.slope, apart.slope, whole.size + apart.size)
 
 
-def _off(a: Tensor, b: Tensor, size: Tensor | None = None) -> Tensor:
+def _where_different(a: Tensor, b: Tensor, size: Tensor | None = None) -> Tensor:
     """Where two values differ."""
     scale = torch.maximum(a.abs(), b.abs()) if size is None else size
     same = (a == b) | (a.isnan() & b.isnan())
@@ -397,37 +397,37 @@ def _off(a: Tensor, b: Tensor, size: Tensor | None = None) -> Tensor:
 
 def _look_again(problem: RowDensities, sample: _Sample, kind: str, name: str, whole: _Run, apart: _Run) -> None:
     """Refuse the model for a difference, unless that is rounding."""
-    expected, found = _of(whole, kind, name), _of(apart, kind, name)
+    expected, found = _part_of_run(whole, kind, name), _part_of_run(apart, kind, name)
     if found is None or expected is None:
         raise _refusal(problem, sample, kind, name, expected, None, None)
-    again = _of(_apart(problem, sample), kind, name)
-    if again is None or bool(_off(again, found).any()):
+    again = _part_of_run(_run_each_pair(problem, sample), kind, name)
+    if again is None or bool(_where_different(again, found).any()):
         raise _random(problem, sample, kind, name, found, again)
-    off = _steep(whole, apart) if kind == "slope" else _off(expected, found)
-    moved = _moved(sample)
+    off = _steep(whole, apart) if kind == "slope" else _where_different(expected, found)
+    moved = _nudged_sample(sample)
     rounding = torch.zeros_like(expected)
-    for run, value in ((_together, expected), (_apart, found)):
-        other = _of(run(problem, moved), kind, name)
+    for run, value in ((_run_all_rows, expected), (_run_each_pair, found)):
+        other = _part_of_run(run(problem, moved), kind, name)
         rounding = rounding + (torch.inf if other is None else (other - value).abs().nan_to_num(torch.inf))
     off &= ~((found - expected).abs() <= MARGIN * rounding)
     if bool(off.any()):
         raise _refusal(problem, sample, kind, name, expected, found, off)
 
 
-def _of(run: _Run, kind: str, name: str) -> Tensor | None:
+def _part_of_run(run: _Run, kind: str, name: str) -> Tensor | None:
     return run.slope if kind == "slope" else getattr(run, kind).get(name)
 
 
-def _moved(sample: _Sample) -> _Sample:
+def _nudged_sample(sample: _Sample) -> _Sample:
     """The sample with inputs changed in their last places, by a pattern that rows have in common wherever they are."""
     nudge = 1 + LAST_PLACES * torch.finfo(torch.float64).eps
 
-    def moved(rows: Any) -> Any:
+    def nudged_leaves(rows: Any) -> Any:
         return pytree.tree_map(lambda leaf: leaf * nudge if leaf.is_floating_point() else leaf, rows)
 
     return sample._replace(
-        rows=moved(sample.rows),
-        all_together=moved(sample.all_together),
+        rows=nudged_leaves(sample.rows),
+        all_together=nudged_leaves(sample.all_together),
         z=sample.z * nudge,
         local=sample.local * nudge,
     )
@@ -455,7 +455,7 @@ def _compare_with_all(problem: RowDensities, seen: FirstRun, sample: _Sample, ap
         first.size,
     )
     for kind, name, off in _differences(everything, first):
-        expected, found = _of(everything, kind, name), _of(first, kind, name)
+        expected, found = _part_of_run(everything, kind, name), _part_of_run(first, kind, name)
         raise _refusal(problem, sample._replace(z=sample.z[:1]), kind, name, expected, found, off, bound.num_rows)
 
 
@@ -466,7 +466,7 @@ def _check_imputed(problem: RowDensities, seen: FirstRun, sample: _Sample, whole
         return
     _, imputed = problem.log_terms(sample.z[0], sample.all_together, sample.local[0], placeholder=1.0)
     for name, terms in imputed.items():
-        if bool(_off(terms[sample.pairs], whole.inside[name][:, 0]).any()):
+        if bool(_where_different(terms[sample.pairs], whole.inside[name][:, 0]).any()):
             raise ModelError(
                 f"imputed entries (obs_mask) in plate '{problem.bound.plate}' are used again by site '{name}', so "
                 "they are latents inside the plate. Write them as one: `known = ~torch.isnan(x)`, in the plate "
@@ -505,7 +505,7 @@ def _refusal(
 ) -> ModelError:
     """What to say of a difference: the worst one of those that are `off`."""
     plate, together = problem.bound.plate, len(sample.at) if together is None else together
-    mine, other, (pair, point, place) = _worst(kind, expected, found, off)
+    mine, other, (pair, point, place) = _largest_difference(kind, expected, found, off)
     cause = blame(problem, sample.z[point], sample.rows, sample.local[point], sample.pairs[pair], name, kind, place)
     if kind == "outside":
         figures = f"{mine:.6g} with {together} rows, {other} with {sample.pairs.shape[1]}"
@@ -525,7 +525,7 @@ def _refusal(
     )
 
 
-def _worst(
+def _largest_difference(
     kind: str, expected: Tensor | None, found: Tensor | None, off: Tensor | None
 ) -> tuple[float, str, tuple[int, int, int]]:
     """The largest difference: the value expected there, the one found as text, and its pair, point and place."""

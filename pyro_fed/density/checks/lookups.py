@@ -27,7 +27,7 @@ PICKING: dict[Any, tuple[int, int | None, int]] = {
 #: Functions that compare, as one-hot codes do with all numbers.
 EQUAL = frozenset((torch.eq, Tensor.eq, Tensor.__eq__))
 #: A derivative in float64 that is this part of the largest is rounding: what normalising categories leaves.
-ROUNDING = 1e-9
+DERIVATIVE_TOLERANCE = 1e-9
 
 
 class Lookups:
@@ -105,7 +105,7 @@ class Lookups:
                     slopes.append(_slope((fn.logits * weight).sum(), value, axis))
             table = torch.stack(slopes)
             largest = table.max()
-            return bool(largest > 0) and bool((table.diagonal() <= ROUNDING * largest).all())
+            return bool(largest > 0) and bool((table.diagonal() <= DERIVATIVE_TOLERANCE * largest).all())
         return False
 
 

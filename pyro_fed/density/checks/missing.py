@@ -58,7 +58,7 @@ class _Looks(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def unhandled(problem: Problem) -> str | None:
+def unhandled_missing_values(problem: Problem) -> str | None:
     """Why the missing values of the data are none that the model handles; None where it does.
 
     Args:

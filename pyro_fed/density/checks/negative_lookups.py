@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from pyro_fed.density.checks.blame import Line, current_line, quoted
+from pyro_fed.density.checks.blame import Line, current_line, line_text
 from pyro_fed.errors import warn_user
 
 #: What may be negative in an index.
@@ -51,7 +51,7 @@ class NegativeLookups(TorchFunctionMode):
         """Say what was found."""
         for line, (least, count, size, first) in self.found.items():
             warn_user(
-                f"the model looks up by negative numbers at {quoted(line)}: {least} among {count} of {size} entries, "
-                f"the first of them {first}. torch counts these from the end, so that they are taken for the last "
+                f"the model looks up by negative numbers at {line_text(line)}: {least} among {count} of {size} entries"
+                f", the first of them {first}. torch counts these from the end, so that they are taken for the last "
                 "ones. pandas codes what is missing as -1: drop these rows, or give them a group of their own"
             )

@@ -15,9 +15,9 @@ from pyro_fed.density.running.trace_sites import unconstraining
 #: Half the width of the interval for latents whose prior cannot be drawn from, and for those of rows.
 RADIUS = 2.0
 #: No further from zero: a heavy tail's draw overflows, and says nothing.
-FARTHEST = 50.0
+MAX_PRIOR_DRAW = 50.0
 #: Spread of the second point where the prior is wider.
-MIDDLE = 1.0
+MIDDLE_SPREAD = 1.0
 
 
 def points(problem: RowDensities, seen: FirstRun) -> Tensor:
@@ -36,7 +36,7 @@ def points(problem: RowDensities, seen: FirstRun) -> Tensor:
     middle, far = (
         torch.cat([near[:0], *(_draw(seen, site, generator) for site in problem.sites.values())]) for _ in range(2)
     )
-    return torch.stack([near, middle.clamp(-MIDDLE, MIDDLE), far.clamp(-FARTHEST, FARTHEST)])
+    return torch.stack([near, middle.clamp(-MIDDLE_SPREAD, MIDDLE_SPREAD), far.clamp(-MAX_PRIOR_DRAW, MAX_PRIOR_DRAW)])
 
 
 def _draw(seen: FirstRun, site: Site, generator: torch.Generator) -> Tensor:

@@ -7,7 +7,7 @@ stand in a site twice: in its plate, and as values of each row.
 from __future__ import annotations
 
 from pyro_fed.density.bound import BoundModel
-from pyro_fed.density.checks.blame import current_line, quoted
+from pyro_fed.density.checks.blame import current_line, line_text
 from pyro_fed.density.checks.dependence import run_at_zero
 from pyro_fed.density.running.trace_sites import frame_of
 from pyro_fed.errors import ModelError
@@ -22,7 +22,7 @@ def another_size(name: str, shape: tuple[int, ...], found: tuple[int, ...]) -> M
         found: its shape in another run, on other rows.
     """
     line = current_line()
-    at = f" at {quoted(line)}" if line else ""
+    at = f" at {line_text(line)}" if line else ""
     return ModelError(
         f"latent site '{name}' has shape {shape} with all rows and {found} with some of them{at}: its size is "
         "read from the rows, such as by int(group.max()) + 1, len(group.unique()) or len(x), and differs between "

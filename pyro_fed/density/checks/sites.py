@@ -74,9 +74,9 @@ def describe(bound: BoundModel, seen: FirstRun, whole: Mapping[str, int] | None 
     if not layout.reported or not (layout.local or layout.discrete):
         return layout
     last = {name: execution.trace.nodes[name]["fn"].enumerate_support()[-1] for name in layout.discrete}
-    before = _reported(bound, layout, seen.point, (), {})
-    on_local = _changed(before, _reported(bound, layout, seen.point, layout.local, {}))
-    on_discrete = _changed(before, _reported(bound, layout, seen.point, (), last))
+    before = _deterministic_values(bound, layout, seen.point, (), {})
+    on_local = _changed_sites(before, _deterministic_values(bound, layout, seen.point, layout.local, {}))
+    on_discrete = _changed_sites(before, _deterministic_values(bound, layout, seen.point, (), last))
     return replace(layout, depends_on_local=on_local, depends_on_discrete=on_discrete)
 
 
@@ -103,7 +103,7 @@ def _has_latents_inside(trace: Any, plate: str) -> bool:
     )
 
 
-def _reported(
+def _deterministic_values(
     bound: BoundModel,
     layout: Layout,
     point: Mapping[str, Tensor],
@@ -119,7 +119,7 @@ def _reported(
     return {name: trace.nodes[name]["value"].nan_to_num() for name in layout.reported}
 
 
-def _changed(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> frozenset[str]:
+def _changed_sites(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> frozenset[str]:
     return frozenset(name for name, value in before.items() if not value.equal(after[name]))
 
 
@@ -277,7 +277,7 @@ def _check_observed(bound: BoundModel, seen: FirstRun) -> None:
             first = str(error).splitlines()[0].removesuffix(", but found invalid values:")
             raise OutsideSupportError(
                 f"observed site '{name}': its data are outside the support of {type(innermost(msg['fn'])).__name__} "
-                f"({_outside(msg, arguments)}{first})",
+                f"({_argument_outside_support(msg, arguments)}{first})",
                 _first_outside(msg, arguments),
             ) from error
         if density.shape != msg["fn"].batch_shape:
@@ -342,7 +342,7 @@ def _first_row(bad: Tensor, arguments: Arguments) -> int | None:
     return int(rows[0, 0]) if len(rows) else None
 
 
-def _outside(msg: Message, arguments: Arguments) -> str:
+def _argument_outside_support(msg: Message, arguments: Arguments) -> str:
     """The argument that a site's values are, the least and the greatest of them, and what a Bernoulli takes."""
     value = msg["value"]
     if not isinstance(value, Tensor) or not value.numel():

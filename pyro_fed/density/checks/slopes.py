@@ -23,7 +23,7 @@ from torch.func import grad_and_value
 
 from pyro_fed.density.bound import RowDensities
 from pyro_fed.density.checks.blame import STEPS as STEPPING
-from pyro_fed.density.checks.blame import Line, cuts, quoted
+from pyro_fed.density.checks.blame import Line, cuts, line_text
 from pyro_fed.density.compiling.compiler import FAILURES
 from pyro_fed.density.compiling.jumps import both_sides
 from pyro_fed.density.layout import Site
@@ -32,20 +32,20 @@ from pyro_fed.errors import ModelError, listed
 #: The two steps, in units of the unconstrained space: rounding is 1e-9 of the density there, curvature 1e-6 of it.
 STEPS = (1e-4, 3e-5)
 #: The differences agree to this part, and a gradient that is off by the other is wrong, unless rounding makes that.
-AGREE, WRONG = 1e-3, 1e-2
+DIFFERENCE_TOLERANCE, WRONG_GRADIENT_SHARE = 1e-3, 1e-2
 
 #: Rows of which the density is looked at for steps, and numbers of the points that are run together.
-STEP_ROWS, TOGETHER = 128, 10_000_000
+STEP_ROWS, NUMBERS_AT_ONCE = 128, 10_000_000
 #: Intervals at first: ends by powers of ten to both sides of zero, so many a power. So many of them are cut, each into
 #: so many, until they are as short as rounding lets them be.
-SMALLEST, LARGEST, A_POWER = -2, 3, 2
-KEPT, PIECES, SHORTEST = 4, 16, 1e-8
+SMALLEST_POWER, LARGEST_POWER, PLACES_PER_POWER = -2, 3, 2
+NUM_CUT_INTERVALS, PIECES_PER_INTERVAL, SHORTEST_INTERVAL = 4, 16, 1e-8
 #: What torch says of an operation that it cannot differentiate.
 NO_DERIVATIVE = re.compile(r"derivative for '?(?:aten::)?(\w+)")
 #: What users call what torch calls otherwise.
 CALLED = {"igamma": "special_gammainc", "igammac": "special_gammaincc"}
-#: Nats that are a step; steps where the density is lower than its best on the line by `LOW` nats say nothing.
-STEP, LOW = 0.05, 10.0
+#: Nats that are a step; steps where the density is lower than its best on the line by `IGNORED_NATS` nats say nothing.
+STEP_NATS, IGNORED_NATS = 0.05, 10.0
 
 #: What to do about steps.
 OF_STEPS = (
@@ -65,7 +65,7 @@ FLAT = (
 
 def beside(at: Tensor) -> Tensor:
     """The points (M, D) at which `check_slope` takes the density around one, (D,)."""
-    return _along(at, _direction(at))
+    return _difference_points(at, _direction(at))
 
 
 def check_slope(
@@ -104,7 +104,7 @@ def check_slope(
     for name, site in sites.items():
         own = torch.zeros_like(direction)
         own[site.start : site.start + site.size] = direction[site.start : site.start + site.size]
-        if _differs(run(_along(at, own))[0], slope, own):
+        if _differs(run(_difference_points(at, own))[0], slope, own):
             odd.append(name)
     names, line = listed(map(repr, odd or sites)), left()
     if flat and not line:
@@ -144,7 +144,7 @@ def said_of(found: Mapping[str, Line]) -> str:
     Args:
         found: by `steps`; some.
     """
-    lines = listed(list(dict.fromkeys(map(quoted, found.values()))))
+    lines = listed(list(dict.fromkeys(map(line_text, found.values()))))
     return (
         f"the log density jumps along {listed(map(repr, found))}, at {lines}: rounding, comparing and counting make "
         "steps of a latent, and the gradients that all algorithms here follow see none of them"
@@ -165,7 +165,7 @@ def without_derivative(problem: RowDensities, error: Exception) -> ModelError | 
     point = torch.zeros(problem.dim + len(rows[0]) * problem.local_dim, dtype=torch.float64, requires_grad=True)
     names = frozenset((match[1], CALLED.get(match[1], match[1])))
     found = cuts(problem.doubled(), *_parts(problem, point, rows), names)
-    at = f" at {quoted(found[0].line)}" if found else ""
+    at = f" at {line_text(found[0].line)}" if found else ""
     cure = OF_STEPS if match[1] in STEPPING else "Write it by functions that have one"
     return ModelError(f"torch has no derivative of {match[1]}{at}, and all algorithms here follow gradients. {cure}")
 
@@ -219,23 +219,25 @@ def _jumps(problem: RowDensities, rows: tuple[Tensor, ...], point: Tensor, line:
         slope, value = grad_and_value(density)(point + t * line)
         return value, slope @ line
 
-    places = both_sides(SMALLEST, LARGEST, A_POWER).unsqueeze(0)  # (intervals that are cut, places in it)
+    places = both_sides(SMALLEST_POWER, LARGEST_POWER, PLACES_PER_POWER).unsqueeze(
+        0
+    )  # (intervals that are cut, places in it)
     best = places.new_full((), -torch.inf)
     while True:
-        runs = [_run(problem, along, some) for some in places.flatten().split(max(1, TOGETHER // len(point)))]
+        runs = [_run(problem, along, some) for some in places.flatten().split(max(1, NUMBERS_AT_ONCE // len(point)))]
         values, slopes = (torch.cat(part).reshape(places.shape) for part in zip(*runs, strict=True))
         best = torch.maximum(best, values.nan_to_num(nan=-torch.inf, posinf=-torch.inf).max())
         length, change = places.diff(), values.diff()
         left = (change - length * (slopes[:, :-1] + slopes[:, 1:]) / 2).abs().nan_to_num(nan=0.0, posinf=0.0)
-        likely = torch.maximum(values[:, :-1], values[:, 1:]) >= best - LOW
-        most, which = torch.where(likely, left, 0.0).flatten().topk(min(KEPT, left.numel()))
-        start, end = (part.flatten()[which][most > STEP] for part in (places[:, :-1], places[:, 1:]))
+        likely = torch.maximum(values[:, :-1], values[:, 1:]) >= best - IGNORED_NATS
+        most, which = torch.where(likely, left, 0.0).flatten().topk(min(NUM_CUT_INTERVALS, left.numel()))
+        start, end = (part.flatten()[which][most > STEP_NATS] for part in (places[:, :-1], places[:, 1:]))
         if not len(start):
             return False
-        if bool((end - start <= SHORTEST * torch.maximum(start.abs(), end.abs()).clamp_min(1.0)).all()):
+        if bool((end - start <= SHORTEST_INTERVAL * torch.maximum(start.abs(), end.abs()).clamp_min(1.0)).all()):
             first, second = left.topk(2, 1).values.unbind(1)
-            return bool(((first > STEP) & (second < STEP)).any())  # one step each; rounding makes many
-        cut = torch.linspace(0, 1, PIECES + 1, dtype=torch.float64)
+            return bool(((first > STEP_NATS) & (second < STEP_NATS)).any())  # one step each; rounding makes many
+        cut = torch.linspace(0, 1, PIECES_PER_INTERVAL + 1, dtype=torch.float64)
         places = start.unsqueeze(1) + cut * (end - start).unsqueeze(1)
 
 
@@ -253,7 +255,7 @@ def _run(problem: RowDensities, along: Callable[[Tensor], Any], places: Tensor) 
 
 def _right_elsewhere(run: Callable[[Tensor], tuple[Tensor, Tensor]], points: Tensor, direction: Tensor) -> bool:
     """Whether the gradient is the density's at one of the points, along this direction."""
-    beside_each = torch.cat([_along(point, direction) for point in points])
+    beside_each = torch.cat([_difference_points(point, direction) for point in points])
     values, slopes = run(torch.cat([points, beside_each]))
     count = len(points)
     each = zip(values[count:].reshape(count, -1), slopes[:count], strict=True)
@@ -270,26 +272,26 @@ def _direction(at: Tensor) -> Tensor:
     return torch.randn(len(at), generator=torch.Generator().manual_seed(4), dtype=torch.float64)
 
 
-def _along(at: Tensor, direction: Tensor) -> Tensor:
+def _difference_points(at: Tensor, direction: Tensor) -> Tensor:
     return torch.stack([at + sign * step * direction for step in STEPS for sign in (1, -1)])
 
 
 def _differs(values: Tensor, slope: Tensor, direction: Tensor) -> bool:
     """Whether the gradient is wrong, where that can be told."""
-    wrong, known = _judged(values, slope, direction)
+    wrong, known = _gradient_verdict(values, slope, direction)
     return bool(wrong & known)
 
 
 def _is_right(values: Tensor, slope: Tensor, direction: Tensor) -> bool:
     """Whether the gradient is right, where that can be told."""
-    wrong, known = _judged(values, slope, direction)
+    wrong, known = _gradient_verdict(values, slope, direction)
     return bool(~wrong & known)
 
 
-def _judged(values: Tensor, slope: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
+def _gradient_verdict(values: Tensor, slope: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
     first, second = (values[0::2] - values[1::2]) / (2 * torch.tensor(STEPS, dtype=values.dtype))
     size = (slope * direction).abs().sum() + first.abs()
-    wrong = (first - slope @ direction).abs() > WRONG * size
+    wrong = (first - slope @ direction).abs() > WRONG_GRADIENT_SHARE * size
     rounding = torch.finfo(values.dtype).eps * values.abs().max() / min(STEPS)  # of a difference
-    agree = ((first - second).abs() <= AGREE * size) & (rounding <= WRONG * size)
+    agree = ((first - second).abs() <= DIFFERENCE_TOLERANCE * size) & (rounding <= WRONG_GRADIENT_SHARE * size)
     return wrong, agree & values.isfinite().all() & slope.isfinite().all() & (size > 0)

@@ -19,10 +19,10 @@ from pyro_fed.density.checks.blame import Line, Statements, is_users
 from pyro_fed.errors import listed
 
 #: How deep functions that a model calls are looked into.
-DEEPEST = 3
+MAX_DEPTH = 3
 
 
-class Held(NamedTuple):
+class HeldData(NamedTuple):
     """Data that a model holds.
 
     Attributes:
@@ -70,15 +70,15 @@ def in_a_plate(plate: str, line: Line) -> str:
     )
 
 
-def held_data(model: Any, num_rows: int) -> list[Held]:
+def held_data(model: Any, num_rows: int) -> list[HeldData]:
     """Arrays with as many rows as the plate that the model has from elsewhere than its arguments.
 
     Args:
         model: the Pyro model.
         num_rows: rows of the plate.
     """
-    found: dict[str, Held] = {}
-    for held in _held(model, 0, set()):
+    found: dict[str, HeldData] = {}
+    for held in _held_data(model, 0, set()):
         shape = np.shape(held.value) if isinstance(held.value, Tensor | np.ndarray) else _shape(held.value)
         if num_rows in shape:
             found.setdefault(held.name, held)
@@ -92,10 +92,10 @@ def held_sizes(model: Any, num_rows: int) -> list[str]:
         model: the Pyro model.
         num_rows: rows of the plate.
     """
-    return [held.name for held in _held(model, 0, set()) if type(held.value) is int and held.value == num_rows]
+    return [held.name for held in _held_data(model, 0, set()) if type(held.value) is int and held.value == num_rows]
 
 
-def as_arguments(model: Any, names: list[str], held: list[Held], plate: str) -> str:
+def as_arguments(model: Any, names: list[str], held: list[HeldData], plate: str) -> str:
     """The sentence that tells a user to make arguments of data that a model holds, with the call.
 
     Args:
@@ -129,15 +129,15 @@ def _shape(value: Any) -> tuple[int, ...]:
     return ()
 
 
-def _held(model: Any, depth: int, seen: set[int]) -> Iterator[Held]:
+def _held_data(model: Any, depth: int, seen: set[int]) -> Iterator[HeldData]:
     """What a model and the functions that it calls have by enclosing variables, globals and attributes."""
-    if depth > DEEPEST or id(model) in seen:
+    if depth > MAX_DEPTH or id(model) in seen:
         return
     seen.add(id(model))
     if isinstance(model, functools.partial):
         for part in (model.func, *model.args, *model.keywords.values()):
             if callable(part) and not isinstance(part, Tensor):
-                yield from _held(part, depth, seen)
+                yield from _held_data(part, depth, seen)
         return
     owner = getattr(model, "__self__", None)
     if not inspect.isfunction(model) and not inspect.ismethod(model):
@@ -149,21 +149,21 @@ def _held(model: Any, depth: int, seen: set[int]) -> Iterator[Held]:
         return
     for name, value in _variables(function):
         if inspect.isfunction(value.value) or isinstance(value.value, functools.partial):
-            yield from _held(value.value, depth + 1, seen)
+            yield from _held_data(value.value, depth + 1, seen)
         else:
-            yield Held(name, value.kind, value.value)
+            yield HeldData(name, value.kind, value.value)
 
 
-def _variables(function: Any) -> Iterator[tuple[str, Held]]:
+def _variables(function: Any) -> Iterator[tuple[str, HeldData]]:
     """Enclosing variables and globals that a function's code names, those of functions inside it too."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
-            yield name, Held(name, "enclosing variable", cell.cell_contents)
+            yield name, HeldData(name, "enclosing variable", cell.cell_contents)
         except ValueError:  # not assigned yet
             continue
     for name in _global_names(function.__code__):
         if name in function.__globals__:
-            yield name, Held(name, "global", function.__globals__[name])
+            yield name, HeldData(name, "global", function.__globals__[name])
 
 
 def _global_names(code: CodeType) -> Iterator[str]:
@@ -175,9 +175,9 @@ def _global_names(code: CodeType) -> Iterator[str]:
             yield from _global_names(constant)
 
 
-def _attributes(owner: Any) -> Iterator[Held]:
+def _attributes(owner: Any) -> Iterator[HeldData]:
     values: Mapping[str, Any] = getattr(owner, "__dict__", {})
     if isinstance(owner, torch.nn.Module):
         values = {**values, **dict(owner.named_buffers())}
     for name, value in values.items():
-        yield Held(f"self.{name}", "attribute", value)
+        yield HeldData(f"self.{name}", "attribute", value)

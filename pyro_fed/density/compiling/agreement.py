@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, fx
 
-from pyro_fed.density.compiling.tracing import Step, copied
+from pyro_fed.density.compiling.tracing import Step, copy_strided
 
 #: Powers of the unit of rounding: by which part of the largest number code and step may differ, and by which part of
 #: themselves the arguments are moved.
@@ -33,13 +33,16 @@ def does_the_same(code: Callable[..., Sequence[Tensor]], step: Step, leaves: Seq
     """
     unit = coarsest(step.graph) if step.graph is not None else 0.0
     generator, by = torch.Generator().manual_seed(0), unit**MOVED_POWER
-    near = [moved(leaf, by, generator) for leaf in leaves]
-    here, there = step.run(*leaves), _tried(step.run, near)
+    near = [perturbed_copy(leaf, by, generator) for leaf in leaves]
+    here, there = step.run(*leaves), _result_or_none(step.run, near)
     part = unit**ALLOWED_POWER
     if there is None:  # a matrix of which one asks for a root, say, has none there
         return agree(code(*leaves), here, part)
-    turns = [unit ** (ALLOWED_POWER - MOVED_POWER) * _apart(one, other) for one, other in zip(here, there, strict=True)]
-    again = _tried(code, near)
+    turns = [
+        unit ** (ALLOWED_POWER - MOVED_POWER) * _largest_difference(one, other)
+        for one, other in zip(here, there, strict=True)
+    ]
+    again = _result_or_none(code, near)
     return again is not None and agree(code(*leaves), here, part, turns) and agree(again, there, part, turns)
 
 
@@ -59,10 +62,10 @@ def coarsest(graph: fx.Graph) -> float:
     return unit
 
 
-def moved(leaf: Tensor, by: float, generator: torch.Generator) -> Tensor:
+def perturbed_copy(leaf: Tensor, by: float, generator: torch.Generator) -> Tensor:
     """A copy with each number larger or smaller by a part of itself; what is no floating point number stays.
 
-    So do rows of data that `copied` does not copy.
+    So do rows of data that `copy_strided` does not copy.
 
     Args:
         leaf: any tensor, of any strides.
@@ -76,7 +79,7 @@ def moved(leaf: Tensor, by: float, generator: torch.Generator) -> Tensor:
         up = torch.randint(0, 2, numbers.shape, generator=generator, dtype=numbers.dtype).to(numbers.device)
         return up.mul_(2.0 * by).add_(1.0 - by).mul_(numbers)
 
-    return copied(leaf, change)
+    return copy_strided(leaf, change)
 
 
 def agree(found: Sequence[Tensor], expected: Sequence[Tensor], part: float, more: Sequence[float] = ()) -> bool:
@@ -92,25 +95,25 @@ def agree(found: Sequence[Tensor], expected: Sequence[Tensor], part: float, more
         known = other.isfinite()
         if not bool((one.isfinite() == known).all()):
             return False
-        allowed = part * _largest(other) + besides if other.is_floating_point() else 0.0
-        if _apart(one, other) > allowed:
+        allowed = part * _largest_magnitude(other) + besides if other.is_floating_point() else 0.0
+        if _largest_difference(one, other) > allowed:
             return False
     return True
 
 
-def _apart(one: Tensor, other: Tensor) -> float:
+def _largest_difference(one: Tensor, other: Tensor) -> float:
     """The largest difference, of numbers that are both finite."""
     both = one.isfinite() & other.isfinite()
-    return _largest(one[both].double() - other[both].double())
+    return _largest_magnitude(one[both].double() - other[both].double())
 
 
-def _largest(value: Tensor) -> float:
+def _largest_magnitude(value: Tensor) -> float:
     """The largest absolute value of those that are finite."""
     finite = value[value.isfinite()].abs()
     return float(finite.amax()) if finite.numel() else 0.0
 
 
-def _tried(run: Callable[..., Sequence[Tensor]], leaves: Sequence[Tensor]) -> Sequence[Tensor] | None:
+def _result_or_none(run: Callable[..., Sequence[Tensor]], leaves: Sequence[Tensor]) -> Sequence[Tensor] | None:
     """What it gives; None where it gives up, as linear algebra does."""
     try:
         return run(*leaves)

@@ -60,7 +60,7 @@ TRACE_AFTER = 4
 FEWEST_FOR_INDUCTOR = SECONDS_TO_COMPILE_NODE / SECONDS_SAVED_PER_NODE
 
 
-class Shared(Protocol):
+class SharedCache(Protocol):
     """What runs of the same model share in a process, see `process.Common`."""
 
     steps: dict[Any, Step]
@@ -101,13 +101,13 @@ class Compiler:
     levels: dict[str, str] = field(default_factory=dict)
     kin: dict[str, Compiler] = field(default_factory=dict)
     calls: dict[Any, int] = field(default_factory=dict)
-    common: Shared | None = None
+    common: SharedCache | None = None
     untraceable: list[str] = field(default_factory=list)
     found: dict[Any, Any] = field(default_factory=dict)
     probe: dict[str, Any] = field(default_factory=dict)
 
     def at(
-        self, mode: str, level: str, rounds: int, common: Shared | None = None, seconds: float | None = None
+        self, mode: str, level: str, rounds: int, common: SharedCache | None = None, seconds: float | None = None
     ) -> Compiler:
         """The compiler of a run, which shares what is compiled.
 
@@ -144,7 +144,7 @@ class Compiler:
         """
         return self.kin.setdefault(name, Compiler(self.level))
 
-    def kept(self, name: Any, find: Callable[[], Any], problem: Any) -> Any:
+    def find_once(self, name: Any, find: Callable[[], Any], problem: Any) -> Any:
         """What is found of the model's graph, found once, and like a step kept for other federations of the model.
 
         Args:
@@ -234,13 +234,13 @@ class Compiler:
         """
         if length == 0:
             return carry, ()
-        state, carried = _begun(carry)
+        state, carried = _carry_leaves(carry)
         (fixed, held), (inputs, given) = pytree.tree_flatten(const), pytree.tree_flatten(xs)
         unbound = [x.unbind() for x in inputs]
         per_step = list(zip(*unbound, strict=True)) if inputs else [()] * length
         leaves, specs = [*state, *fixed, *per_step[0]], (carried, held, given)
         step = self._step(function, problem, (0, const_dims, 0), leaves, specs, length, length)
-        state, outs = _stepped(step, state, fixed, per_step)
+        state, outs = _run_steps(step, state, fixed, per_step)
         stacked = [torch.stack(parts) for parts in zip(*outs, strict=True)]
         last, outputs = pytree.tree_unflatten(state + stacked, step.spec())
         return last, outputs
@@ -271,12 +271,12 @@ class Compiler:
         Returns:
             the carry after each scan, stacked, (B, C, ...), and the outputs of all steps that are kept, (B T, C, ...).
         """
-        state, carried = _begun(carry)
+        state, carried = _carry_leaves(carry)
         (fixed, held), (inputs, given) = pytree.tree_flatten(const), pytree.tree_flatten(xs)
         dims = leaf_dims(const_dims, const)
         turns = _turns(fixed, dims, at)
         if turns is None:
-            chosen = _chosen(fixed, dims, at)
+            chosen = _client_constants(fixed, dims, at)
         else:
             chosen = repeat([leaf.contiguous() for leaf in fixed], len(at))
             inputs = [_in_order(x, turns.order) for x in inputs]
@@ -290,7 +290,7 @@ class Compiler:
             leaves = [*state, *constants, *per_step[block * length]]
             if not block:
                 step = self._step(function, problem, (0, const_dims, 0), leaves, specs, length, length)
-            state, made = _stepped(step, state, constants, per_step[block * length : (block + 1) * length])
+            state, made = _run_steps(step, state, constants, per_step[block * length : (block + 1) * length])
             ends.append(state)
             outs += made
         found = pytree.tree_unflatten(range(len(state) + len(outs[0])), step.spec())
@@ -328,7 +328,7 @@ class Compiler:
         exact = waits and now < TRACE_AFTER
         level = ("exact" if exact else "trace") if traced else self.level
         key = (_identity(function), level, _Forms(specs), shapes)
-        step = self._known(key)
+        step = self._known_step(key)
         if step is None:
             rest = iter(leaves)
             parts = [pytree.tree_unflatten([next(rest) for _ in range(part.num_leaves)], part) for part in specs]
@@ -359,7 +359,7 @@ class Compiler:
     def _code(self, step: Step, leaves: list[Tensor]) -> Callable[..., Any]:
         """Inductor's code, or the graph itself where there is none that does what the graph does."""
         try:
-            code = inductor(step.whole(), leaves)
+            code = inductor(step.unfolded_graph(), leaves)
             if does_the_same(code, step, leaves):
                 return code
             reason = "gives other numbers than the step itself"
@@ -370,7 +370,7 @@ class Compiler:
         run: Callable[..., Any] = step.run
         return run
 
-    def _known(self, key: Any) -> Step | None:
+    def _known_step(self, key: Any) -> Step | None:
         """A step that is there, in this problem or another one."""
         if key not in self.cache and self.common is not None and key in self.common.steps:
             self.cache[key] = self.common.steps[key]
@@ -476,7 +476,7 @@ def maps(function: Callable[..., Any], example: tuple[Tensor, ...]) -> bool:
     return not slower
 
 
-def _begun(carry: Any) -> tuple[list[Tensor], Any]:
+def _carry_leaves(carry: Any) -> tuple[list[Tensor], Any]:
     """Leaves and structure of what steps carry.
 
     A carry that is also a constant would be compiled as one input; a compiled step returns contiguous tensors.
@@ -485,7 +485,7 @@ def _begun(carry: Any) -> tuple[list[Tensor], Any]:
     return [leaf.clone(memory_format=torch.contiguous_format) for leaf in state], spec
 
 
-def _stepped(
+def _run_steps(
     step: Step, state: list[Tensor], constants: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]]
 ) -> tuple[list[Tensor], list[list[Tensor]]]:
     """The carry's leaves after steps with these inputs, and what each has given besides."""
@@ -533,7 +533,7 @@ def _in_order(value: Tensor, order: Tensor) -> Tensor:
     return found
 
 
-def _chosen(leaves: list[Tensor], dims: list[int | None], at: Tensor) -> Iterator[list[Tensor]]:
+def _client_constants(leaves: list[Tensor], dims: list[int | None], at: Tensor) -> Iterator[list[Tensor]]:
     """The constants of each scan's clients, of at (B, C); those that all clients have alike are picked once."""
     alike = [None if dim is None else bool((leaf == leaf[:1]).all()) for leaf, dim in zip(leaves, dims, strict=True)]
     picked = [

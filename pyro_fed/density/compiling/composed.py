@@ -27,7 +27,6 @@ from pyro_fed.density.compiling.predictors import (
     CHECK_ROWS,
     Predictors,
     Rows,
-    copied,
     from_parts,
     is_the_model,
     may_have,
@@ -35,13 +34,14 @@ from pyro_fed.density.compiling.predictors import (
     parts_of,
     rows_graph,
     some_rows,
-    tidied,
+    subgraph,
+    tidy_graph,
 )
 from pyro_fed.density.compiling.tracing import to_graph
 from pyro_fed.density.problem import Problem
 
 #: Numbers that rows share, for each parameter, that are worth it: products of matrices are as large as they are many.
-MOST_SHARED = 2
+MAX_SHARED_RATIO = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +80,7 @@ class Composed:
         return slopes.T @ score, slopes.T @ hessian @ slopes + bent
 
 
-def composed(problem: Problem, rows: int) -> Composed | None:
+def composed_structure(problem: Problem, rows: int) -> Composed | None:
     """The structure of a model's rows, where there is one; found, and checked on a few rows, once.
 
     Args:
@@ -90,16 +90,16 @@ def composed(problem: Problem, rows: int) -> Composed | None:
 
     def find() -> Composed | None:
         if rows == CHECK_ROWS:
-            return _checked(problem)
-        return None if composed(problem, CHECK_ROWS) is None else _found(problem, rows)
+            return _checked_structure(problem)
+        return None if composed_structure(problem, CHECK_ROWS) is None else _find_structure(problem, rows)
 
-    found: Composed | None = problem.compiler.kept(("composed", rows), find, problem)
+    found: Composed | None = problem.compiler.find_once(("composed", rows), find, problem)
     return found
 
 
-def _checked(problem: Problem) -> Composed | None:
+def _checked_structure(problem: Problem) -> Composed | None:
     """Of a few rows, where these have the model's derivatives."""
-    few = _found(problem, CHECK_ROWS) if may_have(problem) else None
+    few = _find_structure(problem, CHECK_ROWS) if may_have(problem) else None
     ours = few is not None and is_the_model(problem, lambda *at: _derivatives(few, *at))
     return few if ours else None
 
@@ -109,17 +109,17 @@ def _derivatives(found: Composed, z: Tensor, rows: Rows, weight: Tensor) -> tupl
     return value, *found.back(z, score, hessian)
 
 
-def _found(problem: Problem, count: int) -> Composed | None:
+def _find_structure(problem: Problem, count: int) -> Composed | None:
     try:
         graph = rows_graph(problem, count)
-        shared = _shared(graph, count)
+        shared = _shared_nodes(graph, count)
         dim = numbers_of(shared)
-        if not shared or dim > MOST_SHARED * problem.dim or not all(_fits(node, problem.dtype) for node in shared):
+        if not shared or dim > MAX_SHARED_RATIO * problem.dim or not all(_fits(node, problem.dtype) for node in shared):
             return None
         shapes = [tuple(node.meta["tensor_meta"].shape) for node in shared]
         sizes = [torch.Size(shape).numel() for shape in shapes]
         ends = list(accumulate(sizes))
-        before, rest = _of_z(graph, shared), copied(graph, None, shared)
+        before, rest = _of_z(graph, shared), subgraph(graph, None, shared)
         z = torch.zeros(problem.dim, dtype=problem.dtype, device=problem.rows[0].device)
 
         def inner(point: Tensor) -> Tensor:
@@ -130,13 +130,13 @@ def _found(problem: Problem, count: int) -> Composed | None:
             value: Tensor = rest(z, *rows, *given)
             return value.contiguous()
 
-        parts = parts_of(tidied(to_graph(of_rows, (inner(z), *some_rows(problem, count)))), dim, count, False)
+        parts = parts_of(tidy_graph(to_graph(of_rows, (inner(z), *some_rows(problem, count)))), dim, count, False)
     except FAILURES:
         return None
     return None if parts is None else Composed(inner, parts, dim)
 
 
-def _shared(graph: fx.GraphModule, count: int) -> list[fx.Node]:
+def _shared_nodes(graph: fx.GraphModule, count: int) -> list[fx.Node]:
     """What is made of z without rows, and goes where rows are: they come in, or it is made as long as they are."""
     nodes = list(graph.graph.nodes)
     z, *rows = [node for node in nodes if node.op == "placeholder"]
@@ -161,7 +161,7 @@ def _fits(node: fx.Node, dtype: torch.dtype) -> bool:
 
 def _of_z(graph: fx.GraphModule, wanted: list[fx.Node]) -> fx.GraphModule:
     """The part of a graph that makes the wanted nodes of z alone."""
-    part = copied(graph, wanted, [])
+    part = subgraph(graph, wanted, [])
     for node in [node for node in part.graph.nodes if node.op == "placeholder"][1:]:
         part.graph.erase_node(node)
     part.recompile()

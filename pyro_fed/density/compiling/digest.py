@@ -106,7 +106,7 @@ def digest(*parts: Any) -> bytes | None:
         parts: functions, modules of PyTorch, tensors, settings, containers of them.
     """
     try:
-        return Walk().told(parts)
+        return Walk().digest_of(parts)
     except (Untold, RecursionError):
         return None
 
@@ -120,7 +120,7 @@ class Walk:
         self.alive: list[Any] = []  # what was seen must not be freed, and its id given to another
         self.bytes = 0
 
-    def told(self, value: Any) -> bytes:
+    def digest_of(self, value: Any) -> bytes:
         """The digest of a value."""
         self.feed(value)
         return self.hash.digest()
@@ -235,7 +235,7 @@ class Walk:
         for place, step in enumerate(steps):
             if step.opname in CHANGES:
                 raise Untold(f"{step.opname} {step.argval}")
-            if step.opname == "IMPORT_NAME" and not _trusted(str(step.argval)):
+            if step.opname == "IMPORT_NAME" and not _is_library_module(str(step.argval)):
                 raise Untold(f"it imports {step.argval}")
             if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
                 self._read(str(step.argval), scope, steps[place + 1 :])
@@ -259,7 +259,7 @@ class Walk:
         value = scope[name]
         self.say("global", name)
         for step in after:
-            if not isinstance(value, types.ModuleType) or _trusted(value.__name__):
+            if not isinstance(value, types.ModuleType) or _is_library_module(value.__name__):
                 break
             if step.opname not in ("LOAD_ATTR", "LOAD_METHOD") or step.argval not in vars(value):
                 raise Untold(f"module {value.__name__}")
@@ -274,7 +274,7 @@ class Walk:
             self.feed(part)
 
     def _module(self, value: types.ModuleType) -> None:
-        if not _trusted(value.__name__):
+        if not _is_library_module(value.__name__):
             raise Untold(f"module {value.__name__}")
         self.say("module", value.__name__)
 
@@ -282,7 +282,7 @@ class Walk:
         owner = getattr(value, "__self__", None)
         name = getattr(value, "__qualname__", value.__name__)
         module = getattr(value, "__module__", None)
-        if value.__name__ in REFUSED or (module is not None and not _trusted(module)):
+        if value.__name__ in REFUSED or (module is not None and not _is_library_module(module)):
             raise Untold(f"it calls {name}")
         self.say("builtin", getattr(value, "__module__", None) or "", name)
         if owner is None or isinstance(owner, types.ModuleType):
@@ -292,7 +292,7 @@ class Walk:
             elif module is None:
                 raise Untold(f"it calls {name}")
             return
-        if isinstance(owner, type) and _trusted(owner.__module__):
+        if isinstance(owner, type) and _is_library_module(owner.__module__):
             self.say(owner.__module__, owner.__qualname__)
             return
         self.feed(owner)
@@ -310,7 +310,9 @@ class Walk:
 
     def _instance(self, value: Any) -> None:
         kind = type(value)
-        if not _trusted(kind.__module__) and any(name in vars(one) for one in kind.__mro__[:-1] for name in PICKLING):
+        if not _is_library_module(kind.__module__) and any(
+            name in vars(one) for one in kind.__mro__[:-1] for name in PICKLING
+        ):
             raise Untold(f"{kind.__name__} says itself what its state is")
         try:
             state = object.__reduce_ex__(value, 4)
@@ -336,7 +338,7 @@ PYTHON_CLASS = 1 << 9
 PICKLING = ("__reduce__", "__reduce_ex__", "__getstate__", "__getnewargs__", "__getnewargs_ex__")
 
 
-def _trusted(module: str | None) -> bool:
+def _is_library_module(module: str | None) -> bool:
     """Whether a module is of a library that does not change."""
     name = module or ""
     return name.partition(".")[0] in TRUSTED and not name.startswith(("numpy.random", "torch.random"))
@@ -344,7 +346,7 @@ def _trusted(module: str | None) -> bool:
 
 def _is_named(value: Any) -> bool:
     """Whether a function or class is what a trusted module has under its name."""
-    if not _trusted(value.__module__) or value.__name__ in REFUSED:
+    if not _is_library_module(value.__module__) or value.__name__ in REFUSED:
         return False
     found: Any = sys.modules.get(value.__module__)
     for part in value.__qualname__.split("."):

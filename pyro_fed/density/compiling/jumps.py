@@ -6,13 +6,13 @@ cut again and again over which the score changes by most that its own derivative
 
     |g(b) - g(a) - (b - a) (h(a) + h(b)) / 2|,      g = d log p_i / dt,   h = dg/dt
 
-until they are as short as rounding lets them be. Where the score is smooth, nothing is left. Where a row is `LOW` nats
-less likely than it can be, as where probabilities are rounded to zero, jumps do not count.
+until they are as short as rounding lets them be. Where the score is smooth, nothing is left. Where a row is
+`IGNORED_NATS` nats less likely than it can be, as where probabilities are rounded to zero, jumps do not count.
 
 Rows without linear predictors, a saturating curve's with errors of Laplace say, are followed along each coordinate, if
 operations of theirs can turn at all (`TURNING`). There is more there that jumps, and bends besides: a layer's rectified
 units, a change point. What a curvature cannot do without are jumps of most rows, while the density is as it was: from
-rising to falling, a cusp at the row's best; or as large as the score itself gets, as at a hinge, by `TURN` of it.
+rising to falling, a cusp at the row's best; or as large as the score itself gets, as at a hinge, by `SLOPE_TURN` of it.
 
 The prior's score is followed likewise, as if it were a row's, and any jump counts: a lasso's at the centre of each
 weight.
@@ -29,25 +29,33 @@ from torch.func import grad_and_value, vjp
 
 from pyro_fed.density.compiling.batched import vmap
 from pyro_fed.density.compiling.compiler import FAILURES
-from pyro_fed.density.compiling.predictors import CHECK_ROWS, Predictors, Rows, may_have, rows_graph, some_rows, tidied
+from pyro_fed.density.compiling.predictors import (
+    CHECK_ROWS,
+    Predictors,
+    Rows,
+    may_have,
+    rows_graph,
+    some_rows,
+    tidy_graph,
+)
 from pyro_fed.density.compiling.tracing import resizing_quietly, to_graph
 from pyro_fed.density.problem import Problem
 
 #: The intervals at first: ends by powers of ten, so many a power, to both sides of zero.
-SMALLEST, LARGEST, A_POWER = -2, 4, 4
+SMALLEST_POWER, LARGEST_POWER, PLACES_PER_POWER = -2, 4, 4
 #: Lines that are followed, each with A_i v of size one.
 LINES = 2
 #: Of the intervals of a row so many are cut, each into so many.
-KEPT, PIECES = 6, 16
+NUM_CUT_INTERVALS, PIECES_PER_INTERVAL = 6, 16
 #: Parameters up to which a prior is looked at, and numbers of the rows' lines that are followed at once, each in some
 #: hundred intervals: some 60 MB, and more are no faster.
-MOST_DIM, TOGETHER = 200_000, 5_000
+MOST_DIM, ROWS_AT_ONCE = 200_000, 5_000
 #: A score that changes over an interval as short as rounding by more than this part of what it is at most has jumped.
 JUMP = 0.05
-LOW = 10.0
+IGNORED_NATS = 10.0
 #: A score that turns over an interval as short as rounding changes by this part of what it is at a cusp, or at most
 #: anywhere, or more: by 1 at a hinge, by 2 at an absolute value; and the log density by no more than this.
-TURN, SAME = 0.9, 1.0
+SLOPE_TURN, LARGEST_VALUE_CHANGE = 0.9, 1.0
 #: Operations after which a score may jump.
 TURNING = frozenset(
     (
@@ -68,7 +76,7 @@ def scores_jump(problem: Problem, parts: Predictors, z: Tensor) -> bool:
     rows, generator = some_rows(problem, parts.rows), torch.Generator().manual_seed(0)
     try:
         with resizing_quietly():
-            found = _largest(parts, z, rows, torch.randn(LINES, len(z), generator=generator).to(z))
+            found = _largest_jumps(parts, z, rows, torch.randn(LINES, len(z), generator=generator).to(z))
             return bool((found.jump > JUMP * found.most).any())
     except FAILURES:
         return False
@@ -87,12 +95,12 @@ def scores_turn(problem: Problem) -> bool:
         with resizing_quietly():
             if not _can_turn(rows_graph(problem, 1)):
                 return False
-            whole = Predictors(_everything, _each_by_itself(problem), (), problem.dim, CHECK_ROWS)
+            whole = Predictors(_whole_vector_predictors, _each_by_itself(problem), (), problem.dim, CHECK_ROWS)
             rows = some_rows(problem, CHECK_ROWS)
-            for lines in torch.eye(len(z)).to(z).split(max(1, TOGETHER // (len(z) * CHECK_ROWS))):
-                found = _largest(whole, z, rows, lines)
-                turned = found.jump > TURN * torch.minimum(found.most, found.cusp)
-                turned = (turned & (found.change < SAME)).any(2)  # (lines, m)
+            for lines in torch.eye(len(z)).to(z).split(max(1, ROWS_AT_ONCE // (len(z) * CHECK_ROWS))):
+                found = _largest_jumps(whole, z, rows, lines)
+                turned = found.jump > SLOPE_TURN * torch.minimum(found.most, found.cusp)
+                turned = (turned & (found.change < LARGEST_VALUE_CHANGE)).any(2)  # (lines, m)
                 if bool((turned.double().mean(1) > 0.5).any()):
                     return True
     except FAILURES:
@@ -115,14 +123,16 @@ def prior_turns(problem: Problem) -> Tensor:
             if len(z) > MOST_DIM:
                 return turns
             graph = to_graph(lambda point: problem.log_prior(point).contiguous(), (z,))
-            if not _can_turn(tidied(graph)):  # without the likelihood's operations, which the model runs besides
+            if not _can_turn(tidy_graph(graph)):  # without the likelihood's operations, which the model runs besides
                 return turns
-            whole = Predictors(_everything, lambda u, z, *rows: vmap(problem.log_prior)(u), (), problem.dim, 1)
+            whole = Predictors(
+                _whole_vector_predictors, lambda u, z, *rows: vmap(problem.log_prior)(u), (), problem.dim, 1
+            )
             every, jumped = torch.tensor([entry for entries in looked for entry in entries]), dict[int, bool]()
-            for some in every.split(max(1, TOGETHER // len(z))):
+            for some in every.split(max(1, ROWS_AT_ONCE // len(z))):
                 lines = torch.zeros(len(some), len(z)).scatter(1, some.unsqueeze(1), 1.0).to(z)
-                found = _largest(whole, z, (z[:1],), lines)
-                jumps = ((found.jump > JUMP * found.most) & (found.change < SAME)).any(2)[:, 0]
+                found = _largest_jumps(whole, z, (z[:1],), lines)
+                jumps = ((found.jump > JUMP * found.most) & (found.change < LARGEST_VALUE_CHANGE)).any(2)[:, 0]
                 jumped |= zip(some.tolist(), jumps.tolist(), strict=True)
     except FAILURES:
         return turns
@@ -137,7 +147,7 @@ def _can_turn(graph: fx.GraphModule) -> bool:
     return any(name.removeprefix("aten::") in TURNING for name in named)
 
 
-def _everything(z: Tensor, *rows: Tensor) -> Tensor:
+def _whole_vector_predictors(z: Tensor, *rows: Tensor) -> Tensor:
     """All of z as the predictors of each row, (m, D)."""
     return z.expand(len(rows[0]), -1)
 
@@ -145,14 +155,14 @@ def _everything(z: Tensor, *rows: Tensor) -> Tensor:
 def _each_by_itself(problem: Problem) -> Callable[..., Tensor]:
     """Log-likelihoods (m,) of rows at a z of each row's own, (m, D)."""
 
-    def one(z: Tensor, *row: Tensor) -> Tensor:
+    def row_log_lik(z: Tensor, *row: Tensor) -> Tensor:
         value: Tensor = problem.log_parts(z, tuple(leaf.unsqueeze(0) for leaf in row))[1].squeeze(0)
         return value
 
-    return lambda u, z, *rows: vmap(one)(u, *rows)
+    return lambda u, z, *rows: vmap(row_log_lik)(u, *rows)
 
 
-class _Found(NamedTuple):
+class _Intervals(NamedTuple):
     """Of intervals along lines, (L, m, K).
 
     Attributes:
@@ -180,28 +190,28 @@ def both_sides(smallest: int, largest: int, a_power: int) -> Tensor:
     return torch.cat([-ends.flip(0), ends.new_zeros(1), ends])
 
 
-def _largest(parts: Predictors, z: Tensor, rows: Rows, lines: Tensor) -> _Found:
+def _largest_jumps(parts: Predictors, z: Tensor, rows: Rows, lines: Tensor) -> _Intervals:
     """The largest jumps of rows' scores, over intervals as short as rounding lets them be."""
-    ends = both_sides(SMALLEST, LARGEST, A_POWER).to(z.device)
+    ends = both_sides(SMALLEST_POWER, LARGEST_POWER, PLACES_PER_POWER).to(z.device)
     start, end = (part.to(z).expand(len(lines), parts.rows, -1) for part in (ends[:-1], ends[1:]))
     usual = parts.linear(z, *rows)
     along = torch.stack([parts.linear(z + v, *rows) - usual for v in lines])
     line = usual, along / along.abs().amax(2, keepdim=True).clamp_min(torch.finfo(z.dtype).tiny)
     shortest, most = torch.finfo(z.dtype).eps ** 0.5, torch.zeros(len(lines), parts.rows, 1).to(z)
     while True:
-        found = _unexplained(parts, z, rows, line, start, end)
-        most, best = torch.maximum(most, found.most), found.jump.topk(KEPT, 2)
+        found = _unexplained_changes(parts, z, rows, line, start, end)
+        most, best = torch.maximum(most, found.most), found.jump.topk(NUM_CUT_INTERVALS, 2)
         start, end = (part.gather(2, best.indices) for part in (start, end))
         if bool((end - start <= shortest * torch.maximum(start.abs(), end.abs()).clamp_min(1.0)).all()):
-            return _Found(best.values, most, *(part.gather(2, best.indices) for part in found[2:]))
-        cut = torch.arange(PIECES + 1, dtype=start.dtype, device=start.device) / PIECES
+            return _Intervals(best.values, most, *(part.gather(2, best.indices) for part in found[2:]))
+        cut = torch.arange(PIECES_PER_INTERVAL + 1, dtype=start.dtype, device=start.device) / PIECES_PER_INTERVAL
         places = start.unsqueeze(-1) + cut * (end - start).unsqueeze(-1)
         start, end = places[..., :-1].flatten(2), places[..., 1:].flatten(2)
 
 
-def _unexplained(
+def _unexplained_changes(
     parts: Predictors, z: Tensor, rows: Rows, line: tuple[Tensor, Tensor], start: Tensor, end: Tensor
-) -> _Found:
+) -> _Intervals:
     """What there is of some intervals (L, m, K).
 
     Args:
@@ -238,7 +248,7 @@ def _unexplained(
     first, last = value.split(count, 2)
     change = (last - first).abs().nan_to_num(nan=torch.inf)
     value = value.nan_to_num(nan=-torch.inf, posinf=-torch.inf)
-    likely = torch.maximum(*value.split(count, 2)) >= value.amax(2, keepdim=True) - LOW
+    likely = torch.maximum(*value.split(count, 2)) >= value.amax(2, keepdim=True) - IGNORED_NATS
     both = torch.stack([left, size]).nan_to_num(nan=0.0, posinf=0.0)
     kept = torch.where(likely, both, 0.0)
-    return _Found(kept[0], kept[1].amax(2, keepdim=True), cusp, change)
+    return _Intervals(kept[0], kept[1].amax(2, keepdim=True), cusp, change)

@@ -7,7 +7,8 @@ summed, of a value that a nonlinear operation has made of rows and parameters, w
 the row's own group. Units of a layer are exchangeable, so that the posterior has many modes, and where all weights are
 zero the score is, too: that point is stationary, and no maximum. What a model has of scales, of correlated effects
 (L u, of no rows), of effects times a covariate is no layer; nor is a basis whose few length scales are learned: at
-least `FEWEST` parameters and a share `LEAST` of them are in front of the activation.
+least `MIN_PARAMETERS_BEFORE_ACTIVATION` parameters and a share `MIN_SHARE_BEFORE_ACTIVATION` of all are in front of the
+activation.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ PRODUCTS_TOO = frozenset([*PRODUCTS, "mul", "div", "_to_copy", "getitem"])
 #: Operations that choose entries of their first argument, as the last layer of a row's own group.
 CHOICES = frozenset(["index", "index_select", "gather", "embedding"])
 #: Share of a model's parameters that is in front of an activation, at least.
-LEAST = 0.03
+MIN_SHARE_BEFORE_ACTIVATION = 0.03
 #: So many of them, at least: two units of a weight and a bias. Fewer are a basis whose centre and scale are learned.
-FEWEST = 4
+MIN_PARAMETERS_BEFORE_ACTIVATION = 4
 
 
 def has_layers(problem: Problem) -> bool:
@@ -43,11 +44,13 @@ def has_layers(problem: Problem) -> bool:
     Args:
         problem: the model's densities.
     """
-    found: bool = problem.compiler.kept(("layers", CHECK_ROWS), lambda: _found(problem), problem)
+    found: bool = problem.compiler.find_once(
+        ("layers", CHECK_ROWS), lambda: _shows_layers_when_traced(problem), problem
+    )
     return found
 
 
-def _found(problem: Problem) -> bool:
+def _shows_layers_when_traced(problem: Problem) -> bool:
     if not may_have(problem):
         return False
     try:
@@ -89,7 +92,7 @@ def shows_layers(graph: fx.GraphModule, dim: int) -> bool:
             for one, other in (factors, reversed(factors)):
                 in_front = sum(_numbers(part) for part in parts[one]) if one in activated else 0
                 behind = other in parts and (other not in of_rows or other in chosen)
-                if behind and in_front >= max(FEWEST, LEAST * dim):
+                if behind and in_front >= max(MIN_PARAMETERS_BEFORE_ACTIVATION, MIN_SHARE_BEFORE_ACTIVATION * dim):
                     return True
     return False
 

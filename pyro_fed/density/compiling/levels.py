@@ -10,11 +10,11 @@ from torch.func import grad
 from pyro_fed.density.compiling.batched import vmap
 from pyro_fed.density.compiling.compiler import LEVELS, choose_level, maps
 from pyro_fed.density.compiling.mapping import trial
-from pyro_fed.density.compiling.process import renewed
+from pyro_fed.density.compiling.process import with_process_cache
 from pyro_fed.density.problem import Problem
 
 
-def recalled(problem: Problem, mode: str) -> Problem:
+def with_known_structure(problem: Problem, mode: str) -> Problem:
     """The problem with what this process has found of its model before, on the rows of another federation too.
 
     A run asks before it has chosen its algorithms, which asks where scores jump, say.
@@ -24,21 +24,21 @@ def recalled(problem: Problem, mode: str) -> Problem:
         mode: as `run` takes it.
     """
     kept = problem.compiler
-    common = renewed(problem) if kept.level == "off" and LEVELS.get(mode) != "off" else None
+    common = with_process_cache(problem) if kept.level == "off" and LEVELS.get(mode) != "off" else None
     return replace(problem, compiler=replace(kept, common=common))
 
 
-def compiled(problem: Problem, mode: str, rounds: int, progress: bool, seconds: float | None = None) -> Problem:
+def compile_problem(problem: Problem, mode: str, rounds: int, progress: bool, seconds: float | None = None) -> Problem:
     """The problem as a run compiles it; compiled steps, and the level that works, are kept for the next run.
 
     Args:
-        problem: the model's densities, `recalled` or not.
+        problem: the model's densities, after `with_known_structure` or not.
         mode: as `run` takes it.
         rounds: of the run.
         progress: whether how far a compilation is may be shown.
         seconds: of the run; None where time is not limited.
     """
-    known = problem if problem.compiler.common is not None else recalled(problem, mode)
+    known = problem if problem.compiler.common is not None else with_known_structure(problem, mode)
     kept, common = known.compiler, known.compiler.common
     levels = kept.levels if common is None else common.levels
     if mode not in levels:

@@ -35,7 +35,7 @@ WIDE_SHARE = 2
 #: Rows and points at which the parts are compared with the model, and the spread of the points.
 CHECK_ROWS, CHECK_POINTS, CHECK_SCALE = 7, 3, 0.3
 #: Relative difference from the model, in units of the dtype's rounding to the power of one half, that is rounding.
-TIMES_ROUNDING = 2.0
+MAX_ROUNDINGS = 2.0
 
 #: Operations that are linear in their first argument (in each tensor of a list), whatever the others say.
 LINEAR = frozenset(
@@ -116,16 +116,18 @@ def predictors(problem: Problem, rows: int, wide: bool = False) -> Predictors | 
 
     def find() -> Predictors | None:
         if rows == CHECK_ROWS:
-            return _checked(problem, wide)
-        return None if predictors(problem, CHECK_ROWS, wide) is None else _found(problem, rows, wide)
+            return _checked_predictors(problem, wide)
+        return None if predictors(problem, CHECK_ROWS, wide) is None else _find_predictors(problem, rows, wide)
 
-    found: Predictors | None = problem.compiler.kept(("wide predictors" if wide else "predictors", rows), find, problem)
+    found: Predictors | None = problem.compiler.find_once(
+        ("wide predictors" if wide else "predictors", rows), find, problem
+    )
     return found
 
 
-def _checked(problem: Problem, wide: bool) -> Predictors | None:
+def _checked_predictors(problem: Problem, wide: bool) -> Predictors | None:
     """Of a few rows, where these have the model's derivatives."""
-    few = _found(problem, CHECK_ROWS, wide) if may_have(problem) else None
+    few = _find_predictors(problem, CHECK_ROWS, wide) if may_have(problem) else None
     ours = few is not None and is_the_model(problem, lambda *at: from_parts(few, *at))
     return few if ours else None
 
@@ -140,7 +142,7 @@ def may_have(problem: Problem) -> bool:
     return not (problem.looped or problem.local_dim or nested or problem.layout.discrete)
 
 
-def _found(problem: Problem, count: int, wide: bool) -> Predictors | None:
+def _find_predictors(problem: Problem, count: int, wide: bool) -> Predictors | None:
     try:
         return parts_of(rows_graph(problem, count), problem.dim, count, wide)
     except FAILURES:
@@ -156,10 +158,10 @@ def rows_graph(problem: Problem, count: int) -> fx.GraphModule:
     """
     z = torch.zeros(problem.dim, dtype=problem.dtype, device=problem.rows[0].device)
     picked = some_rows(problem, count)
-    return tidied(to_graph(lambda point, *rows: problem.log_parts(point, rows)[1].contiguous(), (z, *picked)))
+    return tidy_graph(to_graph(lambda point, *rows: problem.log_parts(point, rows)[1].contiguous(), (z, *picked)))
 
 
-def tidied(graph: fx.GraphModule) -> fx.GraphModule:
+def tidy_graph(graph: fx.GraphModule) -> fx.GraphModule:
     """A graph that is to be taken apart.
 
     Args:
@@ -202,7 +204,7 @@ def parts_of(graph: fx.GraphModule, dim: int, count: int, wide: bool) -> Predict
         if node in inputs[1:] or any(one in of_rows for one in node.all_input_nodes):
             of_rows.add(node)
     ends = [n for n in nodes if kind[n] == "linear" and any(kind[user] == "other" for user in n.users)]
-    ours = _fewest([node for node in ends if node in of_rows], kind, of_rows)
+    ours = _fewest_ends([node for node in ends if node in of_rows], kind, of_rows)
     shapes = [tuple(node.meta["tensor_meta"].shape) for node in ours]
     if not ours or any(shape.count(count) != 1 for shape in shapes):
         return None
@@ -212,7 +214,7 @@ def parts_of(graph: fx.GraphModule, dim: int, count: int, wide: bool) -> Predict
     numbers = len(direct) + sum(widths)
     if (sum(widths) > MOST_PREDICTORS or numbers > MOST_NUMBERS) and not (wide and WIDE_SHARE * numbers <= dim):
         return None
-    linear, rest = _before(graph, ours), _after(graph, ours)
+    linear, rest = _graph_up_to(graph, ours), _graph_from(graph, ours)
 
     def all_linear(z: Tensor, *rows: Tensor) -> Tensor:
         found = [u.movedim(a, 0).reshape(count, -1) for u, a in zip(linear(z, *rows), axes, strict=True)]
@@ -229,7 +231,7 @@ def parts_of(graph: fx.GraphModule, dim: int, count: int, wide: bool) -> Predict
     return Predictors(all_linear, after, direct, sum(widths), count)
 
 
-def _fewest(ends: list[fx.Node], kind: dict[fx.Node, str], of_rows: set[fx.Node]) -> list[fx.Node]:
+def _fewest_ends(ends: list[fx.Node], kind: dict[fx.Node, str], of_rows: set[fx.Node]) -> list[fx.Node]:
     """The ends, or what they are made of one by one where that is fewer: u for u, -u and y - u."""
     origins = list(dict.fromkeys(_origin(node, kind, of_rows) for node in ends))
     return origins if numbers_of(origins) < numbers_of(ends) else ends
@@ -284,7 +286,7 @@ def _direct(graph: fx.GraphModule, ends: list[fx.Node], dim: int) -> tuple[int, 
     """Which entries of z these linear values, the same for all rows, take."""
     if not ends:
         return ()
-    part = _before(graph, ends)
+    part = _graph_up_to(graph, ends)
     z = next(node for node in graph.graph.nodes if node.op == "placeholder").meta["tensor_meta"]
     rows = [
         torch.zeros(node.meta["tensor_meta"].shape, dtype=node.meta["tensor_meta"].dtype)
@@ -297,7 +299,7 @@ def _direct(graph: fx.GraphModule, ends: list[fx.Node], dim: int) -> tuple[int, 
     return tuple(takes)
 
 
-def copied(graph: fx.GraphModule, wanted: list[fx.Node] | None, given: list[fx.Node]) -> fx.GraphModule:
+def subgraph(graph: fx.GraphModule, wanted: list[fx.Node] | None, given: list[fx.Node]) -> fx.GraphModule:
     """The part of a graph that makes the wanted nodes (None: its output), with some nodes given as further inputs.
 
     Args:
@@ -325,12 +327,12 @@ def copied(graph: fx.GraphModule, wanted: list[fx.Node] | None, given: list[fx.N
     return fx.GraphModule(graph, new)
 
 
-def _before(graph: fx.GraphModule, ends: list[fx.Node]) -> fx.GraphModule:
-    return copied(graph, ends, [])
+def _graph_up_to(graph: fx.GraphModule, ends: list[fx.Node]) -> fx.GraphModule:
+    return subgraph(graph, ends, [])
 
 
-def _after(graph: fx.GraphModule, ends: list[fx.Node]) -> fx.GraphModule:
-    return copied(graph, None, ends)
+def _graph_from(graph: fx.GraphModule, ends: list[fx.Node]) -> fx.GraphModule:
+    return subgraph(graph, None, ends)
 
 
 def is_the_model(problem: Problem, ours: Callable[[Tensor, Rows, Tensor], tuple[Tensor, ...]]) -> bool:
@@ -345,7 +347,7 @@ def is_the_model(problem: Problem, ours: Callable[[Tensor, Rows, Tensor], tuple[
     points = CHECK_SCALE * torch.randn(CHECK_POINTS, problem.dim, generator=generator, dtype=torch.float64)
     points = points.to(rows[0].device, problem.dtype)
     weight = torch.rand(CHECK_ROWS, generator=generator, dtype=torch.float64).to(points) + 0.5
-    near = TIMES_ROUNDING * torch.finfo(problem.dtype).eps ** 0.5
+    near = MAX_ROUNDINGS * torch.finfo(problem.dtype).eps ** 0.5
 
     def weighted(z: Tensor) -> Tensor:
         return (problem.log_parts(z, rows)[1] * weight).sum()

@@ -105,7 +105,7 @@ def common_of(problem: Problem) -> Common | None:
     return found
 
 
-def renewed(problem: Problem) -> Common | None:
+def with_process_cache(problem: Problem) -> Common | None:
     """What this process has for the model of a run that begins.
 
     What the federation itself has traced is dropped where its model has changed.

@@ -110,12 +110,12 @@ class Recorder(TorchDispatchMode):
                     f"the value of a tensor is asked for while the step is traced ({func}): an `if` or `float(...)` "
                     "of what depends on its inputs has no place in a graph"
                 )
-            args, kwargs = _with(constants, args, kwargs)
+            args, kwargs = _replace_tensors(constants, args, kwargs)
             return func(*args, **kwargs)
         if func is aten.lift_fresh.default:  # what follows may write into it: not into the constant
             func = aten.lift_fresh_copy.default
         name = self.graph._target_to_str(func.overloadpacket.__name__)
-        inputs = _with([value.node for value in values], args, kwargs)
+        inputs = _replace_tensors([value.node for value in values], args, kwargs)
         node = self.graph.create_node("call_function", func, *inputs, name=name)
         made = func(*args, **kwargs)
         if isinstance(made, Tensor) and self._is_known(func, node):
@@ -123,8 +123,8 @@ class Recorder(TorchDispatchMode):
         constant = None
         if func is aten.lift_fresh_copy.default:
             constant = args[0].clone() if made.numel() <= 1 else None
-        elif all_constant and torch.Tag.nondeterministic_seeded not in func.tags and _small(made):
-            args, kwargs = _with(constants, args, kwargs)
+        elif all_constant and torch.Tag.nondeterministic_seeded not in func.tags and _are_single_numbers(made):
+            args, kwargs = _replace_tensors(constants, args, kwargs)
             constant = func(*args, **kwargs)
         self._note(made, node, constant)
         return made
@@ -169,7 +169,7 @@ def record(function: Callable[..., Any], leaves: Sequence[Tensor]) -> Recorder:
         recorder.input(number, leaf)
     with recorder:
         made = function(*leaves)
-    recorder.graph.output(_mapped(made, recorder.node_of))
+    recorder.graph.output(_map_tensors(made, recorder.node_of))
     return recorder
 
 
@@ -185,22 +185,22 @@ def _tensors(args: Any) -> Iterator[Tensor]:
             yield from _tensors(one)
 
 
-def _with(
+def _replace_tensors(
     parts: Iterable[Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of an operation with these parts in the places of its tensors, in turn."""
     rest = iter(parts)
-    return _mapped(tuple(args), lambda _: next(rest)), _mapped(dict(kwargs), lambda _: next(rest))
+    return _map_tensors(tuple(args), lambda _: next(rest)), _map_tensors(dict(kwargs), lambda _: next(rest))
 
 
-def _mapped(args: Any, to: Callable[[Tensor], Any]) -> Any:
+def _map_tensors(args: Any, to: Callable[[Tensor], Any]) -> Any:
     """The arguments of an operation with something else in the place of each tensor."""
     if isinstance(args, Tensor):
         return to(args)
     if isinstance(args, (tuple, list)):
-        return type(args)([_mapped(one, to) for one in args])
+        return type(args)([_map_tensors(one, to) for one in args])
     if isinstance(args, dict):
-        return {name: _mapped(one, to) for name, one in args.items()}
+        return {name: _map_tensors(one, to) for name, one in args.items()}
     return args
 
 
@@ -223,5 +223,5 @@ def _has_kernel(func: Any, tensors: list[Tensor]) -> bool:
     return key is not None and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
 
 
-def _small(made: Any) -> bool:
+def _are_single_numbers(made: Any) -> bool:
     return all(tensor.numel() <= 1 for tensor in _tensors(made))

@@ -103,7 +103,7 @@ def _log_softmax(graph: fx.Graph, node: fx.Node) -> None:
 
 def _join(graph: fx.Graph, root: fx.Node, busy: set[fx.Node]) -> None:
     """A sum whose terms are parts among zeros as these parts one after another, and the other terms added to that."""
-    if _is_sum(root) and any(_is_sum(user) and _alone(root, user) for user in root.users):
+    if _is_sum(root) and any(_is_sum(user) and _is_sole_user(root, user) for user in root.users):
         return  # a part of a larger sum, which comes first
     terms = _terms(root)
     parts, rest = _disjoint([term for term in terms if term.target is PART and term not in busy])
@@ -125,7 +125,7 @@ def _is_sum(node: Any) -> bool:
     return all(looks(one) == looks(node) for one in _arguments(node))
 
 
-def _alone(term: fx.Node, user: fx.Node) -> bool:
+def _is_sole_user(term: fx.Node, user: fx.Node) -> bool:
     """Whether nothing else needs a term."""
     return list(term.users) == [user] and _arguments(user).count(term) == 1
 
@@ -136,7 +136,7 @@ def _terms(root: fx.Node) -> list[fx.Node]:
         return []
     found: list[fx.Node] = []
     for one in _arguments(root):
-        found += _terms(one) if _is_sum(one) and _alone(one, root) else [one]
+        found += _terms(one) if _is_sum(one) and _is_sole_user(one, root) else [one]
     return found
 
 

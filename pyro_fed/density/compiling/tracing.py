@@ -20,7 +20,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from pyro_fed.conventions.kinds import narrowed
+from pyro_fed.conventions.kinds import cast_checked
 from pyro_fed.density.compiling.products import spread_products
 from pyro_fed.density.compiling.recording import LIKE, Recorder, record
 from pyro_fed.density.compiling.simplify import changes_nothing, looks, simplify
@@ -104,9 +104,9 @@ class Step:
         """Operations in the whole graph; none where there is no graph."""
         return 0 if self.graph is None else len(self.graph.nodes)
 
-    def whole(self) -> torch.fx.GraphModule:
+    def unfolded_graph(self) -> torch.fx.GraphModule:
         """A copy of the graph as it was before constants were computed: Inductor has its own ways with them."""
-        return torch.fx.GraphModule(self.root, deepcopy(narrowed(self.graph, torch.fx.Graph)))
+        return torch.fx.GraphModule(self.root, deepcopy(cast_checked(self.graph, torch.fx.Graph)))
 
 
 @contextmanager
@@ -156,15 +156,15 @@ def trace(batched: Callable[..., Any], spec: Any, leaves: list[Tensor], exact: b
         exact: the same numbers to the last bit.
     """
     step = eager(batched, spec)
-    recorder = record(step.run, [copied(leaf) for leaf in leaves])  # inputs are told apart by identity
+    recorder = record(step.run, [copy_strided(leaf) for leaf in leaves])  # inputs are told apart by identity
     graph = recorder.graph
     pin_dtypes(graph)
     straighten(graph)
     spread_products(graph)
-    once(graph)  # distances that two kernels need, say, are computed once
+    share_subexpressions(graph)  # distances that two kernels need, say, are computed once
     simplify(graph, _written_over(graph), exact)
     drop_dead(graph)
-    run = folded(recorder)
+    run = fold_constants(recorder)
     call_bindings(run)
     release(recorder.root, graph, run)
     return Step(torch.fx.GraphModule(recorder.root, run), step.spec, graph, recorder.root)
@@ -183,7 +183,7 @@ def release(root: torch.nn.Module, *graphs: torch.fx.Graph) -> None:
         delattr(root, name)
 
 
-def copied(leaf: Tensor, change: Callable[[Tensor], Tensor] = torch.clone) -> Tensor:
+def copy_strided(leaf: Tensor, change: Callable[[Tensor], Tensor] = torch.clone) -> Tensor:
     """A copy of the same strides, which `clone` makes smaller where a tensor is a part of another: its views differ.
 
     Of more than `ROWS` numbers it is another tensor of the same memory: rows of data, which no step writes over.
@@ -218,12 +218,12 @@ def straighten(graph: torch.fx.Graph) -> None:
         if node.target is VIEW and _is_view(node.args[0]):
             node.args = (node.args[0].args[0], *node.args[1:])
         if node.target in VIEWS or (node.target is WHOLE and written.isdisjoint((node, node.args[0]))):
-            same = _same(node)
+            same = _viewed_node(node)
             if same is not None:
                 node.replace_all_uses_with(same)
 
 
-def _same(view: torch.fx.Node) -> torch.fx.Node | None:
+def _viewed_node(view: torch.fx.Node) -> torch.fx.Node | None:
     """What a view is made of, if need be by way of others, and shows as it is; None where there is no such thing."""
     shown, inner = looks(view), view.args[0]
     while shown is not None and isinstance(inner, torch.fx.Node):
@@ -239,7 +239,7 @@ def _is_view(node: Any) -> bool:
     return isinstance(node, torch.fx.Node) and node.op == "call_function" and node.target is VIEW
 
 
-def once(graph: torch.fx.Graph) -> None:
+def share_subexpressions(graph: torch.fx.Graph) -> None:
     """Compute once what is computed again from the same values, where none of these is written over.
 
     Torch has this, behind an import of one to two seconds.
@@ -300,7 +300,7 @@ def _memory(
             shared = node.all_input_nodes if node.op == "call_function" else []  # a part of what an operation returns
         else:
             aliases, returned = _aliases(node.target)
-            held = [(one, is_write) for place, name, is_write in aliases for one in _given(node, place, name)]
+            held = [(one, is_write) for place, name, is_write in aliases for one in _argument_nodes(node, place, name)]
             if written := [one for one, is_write in held if is_write]:
                 writes[node] = written
             shared = [one for one, _ in held] if returned else []
@@ -339,7 +339,7 @@ def drop_dead(graph: torch.fx.Graph) -> None:
             graph.erase_node(node)
 
 
-def folded(recorder: Recorder) -> torch.fx.Graph:
+def fold_constants(recorder: Recorder) -> torch.fx.Graph:
     """The recorder's graph with constants, computed once, in the place of the operations that make them.
 
     Of a small step a third of the operations are of shapes and constants alone: zeros that sums begin with, the log of
@@ -408,7 +408,7 @@ def _aliases(target: Any) -> tuple[tuple[tuple[int, str, bool], ...], bool]:
     return shown, any(part.alias_info for part in schema.returns)
 
 
-def _given(node: torch.fx.Node, place: int, name: str) -> list[torch.fx.Node]:
+def _argument_nodes(node: torch.fx.Node, place: int, name: str) -> list[torch.fx.Node]:
     """The nodes that an operation is given as one of its arguments."""
     given = node.args[place] if place < len(node.args) else node.kwargs.get(name)
     return [one for one in (given if isinstance(given, list | tuple) else [given]) if isinstance(one, torch.fx.Node)]

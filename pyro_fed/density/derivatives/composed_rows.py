@@ -21,7 +21,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from pyro_fed.density.compiling.composed import Composed, composed
+from pyro_fed.density.compiling.composed import Composed, composed_structure
 from pyro_fed.density.compiling.predictors import CHECK_ROWS, Predictors
 from pyro_fed.density.derivatives.moments import Moments
 from pyro_fed.density.derivatives.nodes import CLOSE, PAIRS
@@ -89,7 +89,7 @@ def shares(problem: Problem) -> bool:
     Args:
         problem: the model's densities.
     """
-    return composed(problem, CHECK_ROWS) is not None
+    return composed_structure(problem, CHECK_ROWS) is not None
 
 
 def at_each_composed(problem: Problem, points: Tensor, data: ClientData | Batch) -> Sums | None:
@@ -100,7 +100,7 @@ def at_each_composed(problem: Problem, points: Tensor, data: ClientData | Batch)
         points: (C, M, D).
         data: the clients' rows, or these with weights of their own.
     """
-    found = composed(problem, CHECK_ROWS)
+    found = composed_structure(problem, CHECK_ROWS)
     if found is None:
         return None
     points = points.to(problem.dtype)
@@ -119,7 +119,7 @@ def means_at(problem: Problem, points: Tensor, batch: Batch) -> Sums | None:
         points: (S, C, D).
         batch: the clients' rows.
     """
-    found = composed(problem, CHECK_ROWS)
+    found = composed_structure(problem, CHECK_ROWS)
     if found is None:
         return None
     count, clients, dim = points.shape
@@ -144,7 +144,7 @@ def means_of_parabola(problem: Problem, points: Tensor, batch: Batch, share: Ten
         batch: the clients' rows.
         share: of all rows, that each client has, (C,).
     """
-    found = composed(problem, CHECK_ROWS)
+    found = composed_structure(problem, CHECK_ROWS)
     if found is None:
         return None
     through, by_client = Through(found), points.transpose(0, 1).contiguous().to(problem.dtype)
@@ -172,5 +172,5 @@ def means_of_parabola(problem: Problem, points: Tensor, batch: Batch, share: Ten
 
 
 def _parts(problem: Problem, rows: int) -> Predictors | None:
-    found = composed(problem, rows)
+    found = composed_structure(problem, rows)
     return None if found is None else found.parts

@@ -50,7 +50,7 @@ from pyro_fed.density.derivatives.rowwise import (
     expected,
     shared_curvature,
 )
-from pyro_fed.density.latents.beginnings import from_modes
+from pyro_fed.density.latents.ascent_starts import from_modes
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
 from pyro_fed.density.traits.record import FULL_DIM, NETWORK_NUMBERS

@@ -34,7 +34,7 @@ from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.density.scores import clients_log_likelihoods
 from pyro_fed.density.traits import FULL_DIM, Traits
 from pyro_fed.ops.cholesky import equilibrated_cholesky
-from pyro_fed.ops.entries import evenly, widened
+from pyro_fed.ops.entries import evenly, with_trailing_axes
 
 #: Rows of all clients that stand for all at first, and at least so many a parameter; `MORE` times as many where they do
 #: not.
@@ -149,7 +149,7 @@ def _worth_a_try(problem: Problem, draws: Tensor) -> bool:
 def _by_few(problem: Problem, draws: Tensor, data: ClientData, count: int, at_mean: Moments) -> Tensor:
     """By so many rows of all clients, and what these miss to second order."""
     few, times = picked(problem, data, count)
-    some = Moments(*(widened(times, part) * part for part in _at_mean(problem, draws, few)))
+    some = Moments(*(with_trailing_axes(times, part) * part for part in _at_mean(problem, draws, few)))
     missed = Quadratic(*(whole - part for whole, part in zip(at_mean, some, strict=True)))
     found = times.unsqueeze(1) * clients_log_likelihoods(problem, draws, few)
     mean = _mean(draws).unsqueeze(1)

@@ -32,7 +32,7 @@ class Centre(NamedTuple):
         """Those of one mode, or of some, where each has an axis."""
         return Centre(*(part[which] for part in self))
 
-    def away(self, units: Tensor) -> Tensor:
+    def places_at(self, units: Tensor) -> Tensor:
         """Places so many SDs from the modes, m + C⁻ᵀ u.
 
         Args:

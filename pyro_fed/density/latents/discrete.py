@@ -193,24 +193,26 @@ class _SumOut(LogRing):
         left: list[Any] = list(terms)
         pending = set(dims)
         while pending:
-            dim = min(sorted(pending), key=lambda d: len(set().union(*(t._pyro_dims for t in _having(left, d)))))
-            joined = _add(_having(left, dim))
+            dim = min(
+                sorted(pending), key=lambda d: len(set().union(*(t._pyro_dims for t in _terms_with_dim(left, d))))
+            )
+            joined = _add(_terms_with_dim(left, dim))
             left = [term for term in left if dim not in term._pyro_dims]
-            left.append(_named(joined.logsumexp(joined._pyro_dims.index(dim)), joined._pyro_dims.replace(dim, "")))
+            left.append(_with_dims(joined.logsumexp(joined._pyro_dims.index(dim)), joined._pyro_dims.replace(dim, "")))
             pending.remove(dim)
         total: Tensor = _add(left)
         return total
 
 
-def _having(terms: list[Any], dim: str) -> list[Any]:
+def _terms_with_dim(terms: list[Any], dim: str) -> list[Any]:
     return [term for term in terms if dim in term._pyro_dims]
 
 
 def _add(terms: list[Any]) -> Any:
     broadcast = packed.broadcast_all(*terms)
-    return _named(sum(broadcast[1:], broadcast[0] + 0), broadcast[0]._pyro_dims)
+    return _with_dims(sum(broadcast[1:], broadcast[0] + 0), broadcast[0]._pyro_dims)
 
 
-def _named(tensor: Any, dims: str) -> Any:
+def _with_dims(tensor: Any, dims: str) -> Any:
     tensor._pyro_dims = dims
     return tensor

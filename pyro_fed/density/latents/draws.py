@@ -34,8 +34,8 @@ import torch
 from torch import Tensor
 
 from pyro_fed.density.latents.ascent import Centre
-from pyro_fed.density.latents.quadrature import AT_REST
-from pyro_fed.density.latents.several import log_shares
+from pyro_fed.density.latents.quadrature import CONVERGED_DECREMENT
+from pyro_fed.density.latents.several_modes import log_shares
 from pyro_fed.density.rows.batches import CHUNK
 from pyro_fed.ops.entries import evenly
 from pyro_fed.ops.points import balanced_normal
@@ -62,7 +62,7 @@ class Proposals(NamedTuple):
     uniform: Tensor
 
 
-class Among(NamedTuple):
+class ModeRandomness(NamedTuple):
     """The randomness of a draw of m rows with several modes, chosen by uniform numbers `mode` (T + 1, m)."""
 
     proposals: Proposals
@@ -88,7 +88,7 @@ def draw_locals(problem: Problem, theta: Tensor, rows: tuple[Tensor, ...], gener
         steps = _steps(problem, theta, rows, centre, generator)
     chunks = _chunks(problem, len(theta), steps)
     first = centre.mode[:, 0] if several else centre.mode
-    normal = _spread(first, generator)
+    normal = _normal_proposals(first, generator)
     one = draw_by_tails if by_tails else draw_given
     draw = problem.mapped(draw_among if several else one, (0, 0, 0, None), calls=0)
     last = evenly_mixed(first, generator) if several else None
@@ -98,7 +98,7 @@ def draw_locals(problem: Problem, theta: Tensor, rows: tuple[Tensor, ...], gener
         noise: Any = _proposals(rule, first[chunk], normal[chunk], steps, generator)
         if last is not None:
             mode = torch.rand(noise.uniform.shape, generator=generator, dtype=torch.float64)
-            noise = Among(noise, torch.cat([mode, last[chunk].unsqueeze(1)], 1))
+            noise = ModeRandomness(noise, torch.cat([mode, last[chunk].unsqueeze(1)], 1))
         out.append(draw(theta[chunk], here, noise, rows))
     return torch.cat(out)[: len(theta)]
 
@@ -115,7 +115,7 @@ def evenly_mixed(like: Tensor, generator: torch.Generator) -> Tensor:
     return (order + torch.rand(count, rows, generator=generator, dtype=torch.float64)) / count
 
 
-def _spread(modes: Tensor, generator: torch.Generator) -> Tensor:
+def _normal_proposals(modes: Tensor, generator: torch.Generator) -> Tensor:
     """Normal proposals (S, m, d), a few rows at a time."""
     width = max(1, WIDE_CHUNK // (len(modes) * modes.shape[-1]))
     return torch.cat([balanced_normal(part, generator) for part in modes.split(width, 1)], 1)
@@ -134,11 +134,14 @@ def _centres(problem: Problem, theta: Tensor, rows: tuple[Tensor, ...]) -> Centr
     if rule.starts:
         found = [find(theta[chunk], rows) for chunk in chunks]
     else:
-        near, begin = problem.mapped(rule.near, (0, None, None), calls=0), find(theta.mean(0, keepdim=True), rows)
+        near, begin = (
+            problem.mapped(rule.centre_from, (0, None, None), calls=0),
+            find(theta.mean(0, keepdim=True), rows),
+        )
         found = []
         for chunk in chunks:
             here = near(theta[chunk], rows, begin.mode[0])
-            there = bool((here.decrement <= AT_REST).all())  # not a number is not
+            there = bool((here.decrement <= CONVERGED_DECREMENT).all())  # not a number is not
             found.append(here if there else find(theta[chunk], rows))
     return Centre(*(torch.cat(parts)[: len(theta)] for parts in zip(*found, strict=True)))
 
@@ -149,7 +152,9 @@ def _steps(
     """T, by the largest weight of a few draws' proposals and the mean one, of the row that asks for most."""
     rule = problem.quadrature
     pilots = evenly(len(theta), min(PILOTS, len(theta)))
-    offer = problem.mapped(offered_by_tails if rule.by_tails(problem.local_dim) else offered, (0, 0, 0, None), calls=0)
+    offer = problem.mapped(
+        offered_by_tails if rule.by_tails(problem.local_dim) else weighted_proposals, (0, 0, 0, None), calls=0
+    )
     seen = []
     for pilot in pilots.split(len(_chunks(problem, len(theta), rule.draw_steps)[0])):
         here = Centre(*(part[pilot] for part in centre))
@@ -186,12 +191,12 @@ def draw_given(problem: Problem, theta: Tensor, centre: Centre, noise: Proposals
         noise: the randomness of the draw.
         rows: row tensors, each (m, ...).
     """
-    places, over_student, over_normal = offered(problem, theta, centre, noise, rows)
-    at = _ended([over_student] * (len(places) - 2) + [over_normal], noise.uniform)
+    places, over_student, over_normal = weighted_proposals(problem, theta, centre, noise, rows)
+    at = _chain_ends([over_student] * (len(places) - 2) + [over_normal], noise.uniform)
     return places.gather(0, at[None, :, None].expand(1, *places.shape[1:])).squeeze(0)
 
 
-def offered(
+def weighted_proposals(
     problem: Problem, theta: Tensor, centre: Centre, noise: Proposals, rows: tuple[Tensor, ...]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Its proposals (T + 2, m, d), and their log weights over Student's t and over a normal, (T + 2, m) each.
@@ -224,7 +229,7 @@ def draw_by_tails(
         rows: row tensors, each (m, ...).
     """
     places, weights = offered_by_tails(problem, theta, centre, noise, rows)
-    at = _ended([weights] * (len(places) - 1), noise.uniform)
+    at = _chain_ends([weights] * (len(places) - 1), noise.uniform)
     return places.gather(0, at.unsqueeze(0)).squeeze(0).unsqueeze(-1)
 
 
@@ -247,7 +252,9 @@ def offered_by_tails(
     return places, values + log_slope - log_proposed
 
 
-def draw_among(problem: Problem, theta: Tensor, centre: Centre, noise: Among, rows: tuple[Tensor, ...]) -> Tensor:
+def draw_among(
+    problem: Problem, theta: Tensor, centre: Centre, noise: ModeRandomness, rows: tuple[Tensor, ...]
+) -> Tensor:
     """Latents of rows with several modes, (m, d).
 
     Args:
@@ -275,7 +282,7 @@ def draw_among(problem: Problem, theta: Tensor, centre: Centre, noise: Among, ro
     else:
         units = torch.cat([student, normal]).to(centre.mode)
         squares, degrees = units.square().sum(-1), rule.degrees
-        place = _of_chosen(centre.away(units.unsqueeze(1)).movedim(1, 0), chosen)
+        place = _of_chosen(centre.places_at(units.unsqueeze(1)).movedim(1, 0), chosen)
         wide = -_of_chosen(log_det_lower(centre.factor).unsqueeze(1).expand(-1, len(units), -1), chosen)
         over_student = wide + 0.5 * (degrees + units.shape[-1]) * torch.log1p(squares / degrees)
         over_normal = wide + 0.5 * squares
@@ -287,7 +294,7 @@ def draw_among(problem: Problem, theta: Tensor, centre: Centre, noise: Among, ro
 
     values = problem.vmap(part)(place, chosen) - _of_chosen(log_mass.unsqueeze(1).expand(-1, len(place), -1), chosen)
     last = len(place) - 1
-    at = _ended([values + over_student] * (last - 1) + [values + over_normal], noise.proposals.uniform)
+    at = _chain_ends([values + over_student] * (last - 1) + [values + over_normal], noise.proposals.uniform)
     return place.gather(0, at[None, :, None].expand(1, *place.shape[1:])).squeeze(0)
 
 
@@ -311,7 +318,7 @@ def _of_chosen(values: Tensor, chosen: Tensor) -> Tensor:
     return values.gather(0, index).squeeze(0)
 
 
-def _ended(weights: list[Tensor], uniform: Tensor) -> Tensor:
+def _chain_ends(weights: list[Tensor], uniform: Tensor) -> Tensor:
     """Which of T + 1 proposals (m,) a chain of T steps ends at, by log weights (T + 1, m) of each step."""
     at = torch.zeros_like(weights[0][0], dtype=torch.int64)
     for step, over in enumerate(weights, 1):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pyro_fed.density.compiling.compiler import FAILURES
 from pyro_fed.density.compiling.layers import shows_layers
-from pyro_fed.density.compiling.predictors import CHECK_ROWS, some_rows, tidied
+from pyro_fed.density.compiling.predictors import CHECK_ROWS, some_rows, tidy_graph
 from pyro_fed.density.compiling.tracing import to_graph
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.size import cost_of
@@ -53,7 +53,7 @@ def check_affordable(problem: Problem) -> None:
 
 def _has_layers(problem: Problem) -> bool:
     """Whether a network has layers that the rows' own latents enter, as weights or as inputs; found once."""
-    found: bool = problem.compiler.kept("layers of rows' latents", lambda: _shows_layers(problem), problem)
+    found: bool = problem.compiler.find_once("layers of rows' latents", lambda: _shows_layers(problem), problem)
     return found
 
 
@@ -71,6 +71,6 @@ def _shows_layers(problem: Problem) -> bool:
 
     try:
         graphs = to_graph(as_inputs, (theta, own, *rows)), to_graph(as_weights, (both, *rows))
-        return any(shows_layers(tidied(graph), width) for graph in graphs)
+        return any(shows_layers(tidy_graph(graph), width) for graph in graphs)
     except FAILURES:
         return False

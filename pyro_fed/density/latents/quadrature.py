@@ -45,7 +45,7 @@ from pyro_fed.conventions.calls import Checked
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.bound import RowDensities
 from pyro_fed.density.latents.ascent import Centre, Climber, Rows
-from pyro_fed.density.latents.several import MOST_STARTS, alive, log_shares, needed_starts
+from pyro_fed.density.latents.several_modes import MOST_STARTS, alive, log_shares, needed_starts
 from pyro_fed.density.latents.tails import Profile, line
 from pyro_fed.errors import SettingError
 from pyro_fed.ops.points import standardised_sobol
@@ -58,20 +58,20 @@ PROBES, PROBE_ROWS, PROBE_RADIUS = 16, 64, 2.0
 GAUSSIAN_ORDER, GAUSSIAN_REACH = 3, 3.0
 #: Rules for several latents that are tried if it is no parabola, in nodes a dimension; and at how many θ and rows, for
 #: models of at most how many parameters.
-ORDERS, PROBED, PROBE_GROUPS, MOST_PROBED = (5, 7, 9, 11, 13), 2, 16, 32
+ORDERS, NUM_PROBED_POINTS, PROBE_GROUPS, MAX_PROBED_DIM = (5, 7, 9, 11, 13), 2, 16, 32
 #: Numbers of θ and of rows at which modes are looked for.
 MODES_PROBED, MODES_ROWS = 4, 32
 #: The fewest nodes that are placed by tails, and the number in the rule that others are compared with.
 FEWEST_OF_TAILS, MANY_OF_TAILS = 7, 81
 #: Where the ascent to the modes of such latents starts: log densities with a kink at zero have no curvature there.
-ASIDE = 0.05
+ASCENT_OFFSET = 0.05
 #: Newton steps from the modes at one θ to those at another of the same posterior.
 NEAR_STEPS = 3
 #: Such an ascent has arrived where the next step is no longer than so many SDs of a row's latents. Single precision
 #: gives the mode of 500 values to 0.02.
-AT_REST = 0.1
+CONVERGED_DECREMENT = 0.1
 #: The relative error of a log density that may be rounding, in units of the dtype's.
-ROUNDING = 64
+MAX_ROUNDING_ERROR = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +159,7 @@ class Quadrature(metaclass=Checked):
         found = replace(self, mode_steps=steps)._for_modes(problem, theta, rows)
         if self.order is None:
             gaussian = not found.starts and found._bend(problem, theta, rows) <= self.gaussian_tolerance
-            order = min(GAUSSIAN_ORDER, self.max_order) if gaussian else found._enough(problem, theta, rows)
+            order = min(GAUSSIAN_ORDER, self.max_order) if gaussian else found._sufficient_order(problem, theta, rows)
             found = replace(found, order=order)
         if self.tails is not None:
             return found
@@ -200,18 +200,18 @@ class Quadrature(metaclass=Checked):
             return found
 
         exact = values(many)
-        if self._largest(values(usual), exact) <= self.node_tolerance:
+        if self._largest_difference(values(usual), exact) <= self.node_tolerance:
             return False
-        as_given = self._largest(values(replace(self, tails=False)), exact)
-        return self._largest(values(tails), exact) <= max(self.node_tolerance, as_given)
+        as_given = self._largest_difference(values(replace(self, tails=False)), exact)
+        return self._largest_difference(values(tails), exact) <= max(self.node_tolerance, as_given)
 
     @staticmethod
-    def _largest(found: Tensor, exact: Tensor) -> float:
+    def _largest_difference(found: Tensor, exact: Tensor) -> float:
         """The largest difference, of those that are known."""
         known = exact.isfinite()
         return float((found - exact).nan_to_num(nan=math.inf).abs()[known].max()) if bool(known.any()) else 0.0
 
-    def _enough(self, problem: RowDensities, theta: Tensor, rows: Rows) -> int:
+    def _sufficient_order(self, problem: RowDensities, theta: Tensor, rows: Rows) -> int:
         """The fewest nodes a dimension of `ORDERS` whose score and curvature at θ (S, D) are those of the next rule.
 
         A single latent's rule has few nodes, and keeps them; so does a model of many parameters, whose curvature costs.
@@ -219,9 +219,9 @@ class Quadrature(metaclass=Checked):
         dim = problem.local_dim
         most = replace(self, order=self.max_order)
         tried = [order for order in ORDERS if order <= most.places(dim)]
-        if dim == 1 or problem.dim > MOST_PROBED or len(tried) < 2:
+        if dim == 1 or problem.dim > MAX_PROBED_DIM or len(tried) < 2:
             return self.max_order
-        theta, rows = theta[:PROBED], tuple(leaf[:PROBE_GROUPS] for leaf in rows)
+        theta, rows = theta[:NUM_PROBED_POINTS], tuple(leaf[:PROBE_GROUPS] for leaf in rows)
         unit = torch.eye(problem.dim, dtype=theta.dtype, device=theta.device)
 
         def derivatives(order: int) -> tuple[Tensor, Tensor]:
@@ -273,7 +273,7 @@ class Quadrature(metaclass=Checked):
                 return problem.conditional_parts(one, rows, centre.mode + away)[1]
 
             apart = (problem.vmap(along)(directions) - top + 0.5 * GAUSSIAN_REACH**2).abs()
-            beyond: Tensor = apart - ROUNDING * torch.finfo(top.dtype).eps * top.abs()
+            beyond: Tensor = apart - MAX_ROUNDING_ERROR * torch.finfo(top.dtype).eps * top.abs()
             return beyond.amax()
 
         return float(problem.vmap(bend)(theta).max())
@@ -329,7 +329,7 @@ class Quadrature(metaclass=Checked):
         if self.starts:
             prior, parts = self.log_masses(problem, theta, rows, self.centres(problem, theta, rows))
             return prior, torch.logsumexp(parts, 0)
-        centre = self.centre(problem, theta, rows) if begin is None else self.near(problem, theta, rows, begin)
+        centre = self.centre(problem, theta, rows) if begin is None else self.centre_from(problem, theta, rows, begin)
         dim = centre.mode.shape[-1]
         if self.by_tails(dim):
             prior, profile = self.profile(problem, theta, rows, centre)
@@ -359,7 +359,7 @@ class Quadrature(metaclass=Checked):
             masses = [torch.logsumexp(one.log_weight, 0) + one.line.log_step(self.places(1)) for _, one in found]
             return found[0][0], torch.stack(masses)
         nodes, log_weights = (part.to(centre.mode) for part in self.nodes(dim))
-        places = centre.away(nodes[:, None, None, :])
+        places = centre.places_at(nodes[:, None, None, :])
 
         def at(place: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             prior, values = problem.conditional_parts(theta, rows, place)
@@ -394,12 +394,12 @@ class Quadrature(metaclass=Checked):
         def share(place: Tensor) -> Tensor | float:
             return log_shares(part[0], place)[part[1]] if part else 0.0
 
-        def seen(x: Tensor) -> Tensor:
+        def log_density_at(x: Tensor) -> Tensor:
             found: Tensor = problem.conditional_parts(here, rows, x.unsqueeze(-1))[1] + share(x.unsqueeze(-1))
             return found
 
         def look(places: Tensor) -> Tensor:
-            values: Tensor = problem.vmap(seen)(places)
+            values: Tensor = problem.vmap(log_density_at)(places)
             return values.detach()
 
         order = self.places(1)
@@ -425,7 +425,7 @@ class Quadrature(metaclass=Checked):
         climber = self.climber(self.mode_steps or self.max_mode_steps)
         return climber.summit(climber.climbed(problem, theta, rows, self._start(problem, theta, rows)))
 
-    def near(self, problem: RowDensities, theta: Tensor, rows: Rows, place: Tensor) -> Centre:
+    def centre_from(self, problem: RowDensities, theta: Tensor, rows: Rows, place: Tensor) -> Centre:
         """Modes and curvatures of the rows' latents at θ (D,) from places (m, d) near them, in `NEAR_STEPS`.
 
         Args:
@@ -470,7 +470,9 @@ class Quadrature(metaclass=Checked):
 
     def _start(self, problem: RowDensities, theta: Tensor, rows: Rows) -> Tensor:
         """Where the rows' ascents begin, (m, d)."""
-        return theta.new_full((len(rows[0]), problem.local_dim), ASIDE if self.by_tails(problem.local_dim) else 0.0)
+        return theta.new_full(
+            (len(rows[0]), problem.local_dim), ASCENT_OFFSET if self.by_tails(problem.local_dim) else 0.0
+        )
 
 
 def gauss_hermite(order: int, dim: int) -> tuple[Tensor, Tensor]:

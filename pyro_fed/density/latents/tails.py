@@ -25,17 +25,17 @@ import torch
 from torch import Tensor
 
 #: The coarse line: so many points on either side of t = 0, and the distance between them in t.
-SIDE, STEP = 18, 2 / 3
+POINTS_PER_SIDE, STEP = 18, 2 / 3
 #: A flank is where the log density has fallen by at least the first of these, and not yet by the second.
-SHALLOW, DEEP, DEEPEST = 1.0, 4.0, 64.0
+FLANK_START, FLANK_END, MAX_FLANK_FALL = 1.0, 4.0, 64.0
 #: Places between two points of the coarse line at which the end of the integrand is looked for; and how far beyond the
 #: end its last node may be, as a multiple of the fall there.
-BETWEEN, BEYOND = 8, 3.0
+PLACES_BETWEEN_POINTS, MAX_REACH_FALLS = 8, 3.0
 #: How far the log of the integrand falls to its ends: so much for each node, and no further than to rounding, so that
-#: what is cut off is like the error of the nodes. `ENDLESS` stands for a fall without end.
-FALL, ENDLESS = 0.8, 1e6
+#: what is cut off is like the error of the nodes. `ENDLESS_FALL` stands for a fall without end.
+CUT_OFF_FALL, ENDLESS_FALL = 0.8, 1e6
 #: The largest SD by a curvature that is believed; and the smallest scale, as a multiple of the one before.
-WIDEST, NARROWEST = 50.0, 1e-4
+MAX_CURVATURE_SD, MIN_SCALE_RATIO = 50.0, 1e-4
 
 
 class Line(NamedTuple):
@@ -104,59 +104,64 @@ def line(look: Callable[[Tensor], Tensor], mode: Tensor, sd: Tensor, order: int)
         sd: (m,) by the curvature there.
         order: nodes.
     """
-    t = STEP * torch.arange(-SIDE, SIDE + 1, dtype=mode.dtype, device=mode.device).unsqueeze(-1)
-    fall = min(FALL * order, -math.log(torch.finfo(mode.dtype).eps))
-    centre, scale = mode, sd.clamp_max(WIDEST)
+    t = STEP * torch.arange(-POINTS_PER_SIDE, POINTS_PER_SIDE + 1, dtype=mode.dtype, device=mode.device).unsqueeze(-1)
+    fall = min(CUT_OFF_FALL * order, -math.log(torch.finfo(mode.dtype).eps))
+    centre, scale = mode, sd.clamp_max(MAX_CURVATURE_SD)
     for _ in range(2):
         before = (centre, scale)
         places = centre + scale * t.sinh()
-        values = _defined(look(places))
+        values = _finite_or_minus_infinity(look(places))
         centre, scale = _flank(places, values, scale)
-    fallen = _fallen(values + log_cosh(t))
+    fallen = _falls_below_highest(values + log_cosh(t))
     inside = fallen <= fall
     at = torch.arange(len(t), device=mode.device).unsqueeze(-1)
     first = torch.where(inside, at, len(t)).amin(0)
     last = torch.where(inside, at, -1).amax(0)
-    share = torch.arange(1, BETWEEN + 1, dtype=mode.dtype, device=mode.device).unsqueeze(-1) / BETWEEN
+    share = (
+        torch.arange(1, PLACES_BETWEEN_POINTS + 1, dtype=mode.dtype, device=mode.device).unsqueeze(-1)
+        / PLACES_BETWEEN_POINTS
+    )
     outwards = STEP * torch.stack([-share, share])
     found = torch.stack([first, last])
-    t_ends = STEP * (found - SIDE).to(mode.dtype)
+    t_ends = STEP * (found - POINTS_PER_SIDE).to(mode.dtype)
     trials = t_ends.unsqueeze(1) + outwards  # (2, BETWEEN, m)
     there = before[0] + before[1] * trials.sinh()
-    seen = _defined(look(there.flatten(0, 1))).unflatten(0, (2, BETWEEN))
+    seen = _finite_or_minus_infinity(look(there.flatten(0, 1))).unflatten(0, (2, PLACES_BETWEEN_POINTS))
     level = (values + log_cosh(t)).amax(0)
-    deep = (level - seen - log_cosh(trials)).clamp_max(ENDLESS)
+    deep = (level - seen - log_cosh(trials)).clamp_max(ENDLESS_FALL)
     # The first place beyond the fall, or the last before it where the former is far below.
-    index = torch.arange(BETWEEN, device=mode.device).unsqueeze(-1)
-    beyond = torch.where(deep > fall, index, BETWEEN - 1).amin(1)
-    too_deep = deep.gather(1, beyond.unsqueeze(1)).squeeze(1) > BEYOND * fall
+    index = torch.arange(PLACES_BETWEEN_POINTS, device=mode.device).unsqueeze(-1)
+    beyond = torch.where(deep > fall, index, PLACES_BETWEEN_POINTS - 1).amin(1)
+    too_deep = deep.gather(1, beyond.unsqueeze(1)).squeeze(1) > MAX_REACH_FALLS * fall
     steps = torch.where(too_deep, beyond, beyond + 1)
-    ends = t_ends + steps * STEP / BETWEEN * torch.tensor([[-1.0], [1.0]], dtype=mode.dtype, device=mode.device)
+    ends = t_ends + steps * STEP / PLACES_BETWEEN_POINTS * torch.tensor(
+        [[-1.0], [1.0]], dtype=mode.dtype, device=mode.device
+    )
     low, high = torch.asinh((before[0] + before[1] * ends.sinh() - centre) / scale)
     return Line(centre, scale, low, high)
 
 
-def _defined(values: Tensor) -> Tensor:
+def _finite_or_minus_infinity(values: Tensor) -> Tensor:
     """Log densities, -inf where they overflow: a Gamma density of small shape is infinite where exp x rounds to 0."""
     return torch.where(values < torch.inf, values, -torch.inf)
 
 
-def _fallen(values: Tensor) -> Tensor:
+def _falls_below_highest(values: Tensor) -> Tensor:
     """How far values (K, m) are below the highest."""
-    return (values.amax(0) - values).nan_to_num(nan=ENDLESS).clamp_max(ENDLESS)
+    return (values.amax(0) - values).nan_to_num(nan=ENDLESS_FALL).clamp_max(ENDLESS_FALL)
 
 
 def _flank(places: Tensor, values: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     """The centre and scale of the sharper flank (m,) of log densities (K, m) at ascending places."""
     top = values.argmax(0)
     peak = places.gather(0, top.unsqueeze(0)).squeeze(0)
-    fallen = _fallen(values).clamp_max(DEEPEST)
+    fallen = _falls_below_highest(values).clamp_max(MAX_FLANK_FALL)
     (right, rise), (left, descent) = (_side(places, fallen, top, sign) for sign in (1, -1))
     ratio = (rise / descent).nan_to_num(nan=1.0)
     shift = torch.where(ratio <= 1, right * (1 - ratio), left * (1 / ratio - 1))
     sharp = torch.minimum(torch.minimum(rise, descent), 0.5 * (right + left))
     sharp = torch.where(sharp.isfinite(), sharp, 10 * scale)
-    return peak + shift.nan_to_num(nan=0.0), torch.maximum(sharp, NARROWEST * scale)
+    return peak + shift.nan_to_num(nan=0.0), torch.maximum(sharp, MIN_SCALE_RATIO * scale)
 
 
 def _side(places: Tensor, fallen: Tensor, top: Tensor, sign: int) -> tuple[Tensor, Tensor]:
@@ -176,7 +181,7 @@ def _side(places: Tensor, fallen: Tensor, top: Tensor, sign: int) -> tuple[Tenso
         near, far = places.gather(0, before), places.gather(0, first)
         return ((near + share * (far - near) - peak).abs()).squeeze(0), there.squeeze(0)
 
-    (shallow, is_shallow), (deep, is_deep) = crossing(SHALLOW), crossing(DEEP)
+    (shallow, is_shallow), (deep, is_deep) = crossing(FLANK_START), crossing(FLANK_END)
     return torch.where(is_shallow, shallow, (places[-1] - peak[0]).abs()), torch.where(
         is_deep, deep - shallow, torch.inf
     )

@@ -125,7 +125,7 @@ class Arguments:
         """
         return replace(self, leaves=tuple(leaves))
 
-    def dealt(self, clients: Sequence[Tensor]) -> Arguments:
+    def with_client_rows(self, clients: Sequence[Tensor]) -> Arguments:
         """These arguments, once it is known which rows each client has.
 
         Args:
@@ -161,7 +161,7 @@ class Arguments:
             leaves[i] = leaves[i][rows] if len(rows) else torch.ones_like(leaves[i][:1])
         return replace(self, leaves=tuple(leaves))
 
-    def whole(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def call_arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The pooled arguments `(args, kwargs)`."""
         return self.put_together(list(self.leaves))
 
@@ -216,7 +216,7 @@ class Arguments:
         """
         return replace(self, leaves=tuple(_cast(leaf, dtype) for leaf in self.leaves))
 
-    def taken(self, dtype: torch.dtype) -> Arguments:
+    def copy_as(self, dtype: torch.dtype) -> Arguments:
         """Copies of these arguments: what is done to the caller's arrays afterwards changes nothing here.
 
         Args:
@@ -226,7 +226,7 @@ class Arguments:
         return replace(self, leaves=tuple(owned))
 
     def owned(self) -> Arguments:
-        """These arguments with copies of all tensors, each in its own dtype; `taken` has them in one."""
+        """These arguments with copies of all tensors, each in its own dtype; `copy_as` has them in one."""
         return replace(self, leaves=tuple(leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in self.leaves))
 
     def on(self, device: torch.device) -> Arguments:
@@ -260,7 +260,7 @@ class Arguments:
                     f"argument '{name}' says which group a row belongs to: that must stay as it was. Make a new "
                     "Federation for other groups"
                 )
-        return replace(self, leaves=other.taken(dtype).leaves)
+        return replace(self, leaves=other.copy_as(dtype).leaves)
 
     def orders(self, model: Callable[..., Any], kinds: tuple[type, ...] = (Table, dict)) -> dict[str, tuple[Any, ...]]:
         """Columns of tables and keys of dictionaries, by the argument's name.
@@ -442,7 +442,7 @@ def with_held(
 
 def _without_rows(arguments: Arguments, separable: Collection[str]) -> dict[str, Any]:
     """The keyword arguments no leaf of which is split by rows; of mappings among the `separable`, such entries."""
-    _, kwargs = arguments.whole()
+    _, kwargs = arguments.call_arguments()
     split = {re.split(r"[\[.]", name)[0] for name in arguments.row_names}
     kept = {name: value for name, value in kwargs.items() if name not in split}
     for name in split & kwargs.keys() & set(separable):

@@ -66,7 +66,7 @@ def read_leaf(leaf: Any, name: str, known: Labels) -> Leaf:
     if isinstance(getattr(leaf, "dtype", None), pd.CategoricalDtype):
         return _categories(pd.Series(leaf), name, known)
     if isinstance(leaf, np.ma.MaskedArray):
-        return _masked(leaf, name)
+        return _leaf_of_masked_array(leaf, name)
     if hasattr(leaf, "to_numpy"):
         leaf = _of_pandas(leaf) if isinstance(leaf, pd.Series | pd.Index) else leaf.to_numpy()
     elif isinstance(leaf, pd.api.extensions.ExtensionArray):
@@ -104,7 +104,7 @@ def _dense(leaf: Tensor, name: str) -> Tensor:
     return leaf.detach()
 
 
-def _masked(leaf: Any, name: str) -> Leaf:
+def _leaf_of_masked_array(leaf: Any, name: str) -> Leaf:
     if leaf.dtype.kind not in "biuf":
         raise DataError(f"argument '{name}' is a masked array of dtype {leaf.dtype}: expected numbers or truth values")
     mask = np.ma.getmaskarray(leaf)
@@ -133,7 +133,7 @@ def _categories(series: Any, name: str, known: Labels) -> Leaf:
     if (codes < 0).any():
         raise DataError(_missing_label(name, int(np.argmax(codes < 0))))
     if name in known and known[name] != labels:
-        return _coded(np.asarray(series, dtype=object), name, known[name])
+        return _leaf_of_labels(np.asarray(series, dtype=object), name, known[name])
     return Leaf(torch.as_tensor(codes.astype(np.int64)), labels)
 
 
@@ -176,7 +176,7 @@ def _text(leaf: np.ndarray, name: str, known: Labels) -> Leaf:
             f"a date that is the same for all clients, make it a category, pandas.Categorical({name}), if they are "
             "labels, or leave the column out where the model does not read it"
         )
-    return _coded(leaf, name, labels)
+    return _leaf_of_labels(leaf, name, labels)
 
 
 def _reads_as_number(label: str) -> bool:
@@ -187,7 +187,7 @@ def _reads_as_number(label: str) -> bool:
     return True
 
 
-def _coded(leaf: np.ndarray, name: str, labels: tuple[Any, ...]) -> Leaf:
+def _leaf_of_labels(leaf: np.ndarray, name: str, labels: tuple[Any, ...]) -> Leaf:
     code = {label: number for number, label in enumerate(labels)}
     unknown = sorted({str(part) for part in leaf.ravel().tolist() if part not in code})
     if unknown:

@@ -62,24 +62,24 @@ def in_order(tree: tuple[tuple[Any, ...], dict[str, Any]], heads: Sequence[str],
     """
     args, kwargs = tree
     return (
-        tuple(_ordered(part, head, orders) for head, part in zip(heads, args, strict=True)),
-        {name: _ordered(kwargs[name], name, orders) for name in _as_before(kwargs, orders.get(KEYWORDS, ()))},
+        tuple(_in_known_order(part, head, orders) for head, part in zip(heads, args, strict=True)),
+        {name: _in_known_order(kwargs[name], name, orders) for name in _as_before(kwargs, orders.get(KEYWORDS, ()))},
     )
 
 
-def _ordered(value: Any, name: str, orders: Orders) -> Any:
+def _in_known_order(value: Any, name: str, orders: Orders) -> Any:
     if isinstance(value, Node):
         if isinstance(value.kind, TableKind):
             return _table(value, value.kind, orders[name], name) if name in orders else value
         held = dict(zip(value.kind.names, value.children, strict=True))
         keys = tuple(_as_before(held, orders.get(name, ())) if isinstance(value.kind, DictKind) else held)
-        parts = [_ordered(held[key], f"{name}[{key!r}]", orders) for key in keys]
+        parts = [_in_known_order(held[key], f"{name}[{key!r}]", orders) for key in keys]
         return Node(replace(value.kind, names=keys), parts)
     if type(value) is dict:
         ordered = _as_before(value, orders.get(name, ()))
-        return {key: _ordered(value[key], f"{name}[{key!r}]", orders) for key in ordered}
+        return {key: _in_known_order(value[key], f"{name}[{key!r}]", orders) for key in ordered}
     if isinstance(value, tuple | list):
-        parts = [_ordered(part, f"{name}[{i!r}]", orders) for i, part in enumerate(value)]
+        parts = [_in_known_order(part, f"{name}[{i!r}]", orders) for i, part in enumerate(value)]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     return value
 

@@ -47,7 +47,7 @@ class LocationScale(NamedTuple):
         own = self.scale.diagonal(dim1=-2, dim2=-1) if self.is_matrix else self.scale
         return own.log()
 
-    def moved(self, e: Tensor) -> Tensor:
+    def from_standard(self, e: Tensor) -> Tensor:
         """x from e."""
         return self.loc + ((self.scale @ e[..., None])[..., 0] if self.is_matrix else self.scale * e)
 

@@ -47,7 +47,7 @@ def log_normal_cdf(values: Tensor) -> Tensor:
     return torch.where(values < TAIL, low, torch.log1p(-torch.erfc(rest / math.sqrt(2)) / 2))
 
 
-def taken(values: Tensor, index: Tensor) -> Tensor:
+def take_flat(values: Tensor, index: Tensor) -> Tensor:
     """`torch.take`.
 
     Args:
@@ -212,8 +212,8 @@ MAPPABLE: dict[Callable[..., Any], Callable[..., Any]] = {
     Tensor.cumprod: prefix_products,
     torch.special.log_ndtr: log_normal_cdf,
     Tensor.data.__get__: numbers_of,  # type: ignore[attr-defined]
-    torch.take: taken,
-    Tensor.take: taken,
+    torch.take: take_flat,
+    Tensor.take: take_flat,
     Tensor.unfold: windows,
     Tensor.clamp_: clamp_in_place,
     torch.cdist: distances,

@@ -42,7 +42,7 @@ class ObservedValues(Messenger):
         if self.incomplete and value.is_floating_point():
             mask = mask_of(msg)
             if mask is not None:
-                msg["value"] = _filled(value, mask, msg["fn"])
+                msg["value"] = _fill_missing(value, mask, msg["fn"])
                 self.filled = True
 
 
@@ -72,13 +72,13 @@ def mask_of(msg: Message) -> Tensor | None:
     return known
 
 
-def _filled(value: Tensor, known: Tensor, fn: Any) -> Tensor:
+def _fill_missing(value: Tensor, known: Tensor, fn: Any) -> Tensor:
     """The value with something inside the support where it is NaN and not known."""
     missing = value.isnan() & ~known.bool()
-    return torch.where(missing, _inside(fn.support, value), value)
+    return torch.where(missing, _value_in_support(fn.support, value), value)
 
 
-def _inside(support: Any, value: Tensor) -> Tensor:
+def _value_in_support(support: Any, value: Tensor) -> Tensor:
     zeros = torch.zeros_like(value)
     while isinstance(support, constraints.independent):
         support = support.base_constraint

@@ -63,8 +63,8 @@ class InDouble(TorchFunctionMode):
     ) -> Any:
         if func is Tensor.float:
             return args[0].double()
-        options = {name: _doubled(value) for name, value in (kwargs or {}).items()}
-        return _doubled(func(*map(_doubled, args), **options))
+        options = {name: _in_double(value) for name, value in (kwargs or {}).items()}
+        return _in_double(func(*map(_in_double, args), **options))
 
 
 class OnDevice(TorchFunctionMode):
@@ -95,17 +95,17 @@ class OnDevice(TorchFunctionMode):
                 f"the model writes into a tensor that lies on {at} ({getattr(func, '__name__', func)}), while it "
                 f"runs on {here}: let it make the tensor anew, such as by torch.zeros(...), or {cure}"
             )
-        options = {name: self._moved(value) for name, value in (kwargs or {}).items()}
+        options = {name: self._to_device(value) for name, value in (kwargs or {}).items()}
         if self.device.type == "cuda":
             func = ON_CUDA.get(func, func)
         with torch.device(self.device):
-            return self._moved(func(*map(self._moved, args), **options))
+            return self._to_device(func(*map(self._to_device, args), **options))
 
-    def _moved(self, value: Any) -> Any:
+    def _to_device(self, value: Any) -> Any:
         if isinstance(value, Tensor):
             shape_alone = type(value) is Tensor and value.is_meta
             return value if shape_alone or value.device == self.device else value.to(self.device)
-        return type(value)(map(self._moved, value)) if type(value) in (list, tuple) else value
+        return type(value)(map(self._to_device, value)) if type(value) in (list, tuple) else value
 
 
 def log_sigmoid(values: Tensor) -> Tensor:
@@ -168,12 +168,12 @@ def _writes(func: Callable[..., Any]) -> bool:
     return name == "__setitem__" or (name.endswith("_") and not name.endswith("__") and name != "requires_grad_")
 
 
-def _doubled(value: Any) -> Any:
+def _in_double(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.double() if value.dtype is torch.float32 else value
     if value is torch.float32:
         return torch.float64
-    return type(value)(map(_doubled, value)) if type(value) in (list, tuple) else value
+    return type(value)(map(_in_double, value)) if type(value) in (list, tuple) else value
 
 
 def factor_or_nan(matrix: Tensor, *, upper: bool = False) -> Tensor:

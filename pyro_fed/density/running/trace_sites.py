@@ -51,7 +51,7 @@ def _onto(fn: Any) -> Any:
     """
     inner = innermost(fn)
     if not isinstance(inner, TransformedDistribution) or _reaches_all(inner):
-        return biject_to(_stated(fn))
+        return biject_to(_stated_support(fn))
     onto = ComposeTransform([_onto(inner.base_dist), *inner.transforms])
     more = len(fn.event_shape) - onto.codomain.event_dim
     return IndependentTransform(onto, more) if more > 0 else onto
@@ -64,29 +64,29 @@ def _reaches_all(fn: Any) -> bool:
     """
     if type(fn).support is not TransformedDistribution.support or not all(part.bijective for part in fn.transforms):
         return True
-    reached = _stated(fn.base_dist)
+    reached = _stated_support(fn.base_dist)
     for transform in fn.transforms:
-        if not _same(reached, transform.domain):
+        if not _same_constraint(reached, transform.domain):
             return False
         reached = transform.codomain
     return True
 
 
-def _stated(fn: Any) -> Any:
+def _stated_support(fn: Any) -> Any:
     """The support that a distribution states, of angles one turn."""
     return _around(fn.support) if _is_angle(fn) else _of_parts(fn.support)
 
 
-def _same(one: Any, other: Any) -> bool:
+def _same_constraint(one: Any, other: Any) -> bool:
     """Whether two constraints of the same shape are one, but for their ends."""
-    one, other = (_inside(part) for part in (one, other))
+    one, other = (_bare_constraint(part) for part in (one, other))
     if one is other:
         return True
     ends = [(getattr(part, "lower_bound", None), getattr(part, "upper_bound", None)) for part in (one, other)]
     return type(one) is type(other) and ends[0] == ends[1] == (None, None)
 
 
-def _inside(constraint: Any) -> Any:
+def _bare_constraint(constraint: Any) -> Any:
     """A constraint without its shape and its ends."""
     while isinstance(constraint, constraints.independent):
         constraint = constraint.base_constraint

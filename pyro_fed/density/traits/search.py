@@ -61,13 +61,13 @@ class ModelSearch(Search):
             z = torch.zeros(problem.dim, dtype=problem.dtype, device=problem.rows[0].device)
             return scores_jump(problem, parts, z)
 
-        found: bool = problem.compiler.kept("scores jump", find, problem)
+        found: bool = problem.compiler.find_once("scores jump", find, problem)
         return found
 
     def prior_kinks(self) -> Tensor:
         """Followed along coordinates, see `compiling.jumps`."""
         problem = self.problem
-        found: Tensor = problem.compiler.kept("prior turns", lambda: prior_turns(problem), problem)
+        found: Tensor = problem.compiler.find_once("prior turns", lambda: prior_turns(problem), problem)
         return found
 
     def latent_scales(self) -> bool:
@@ -77,7 +77,7 @@ class ModelSearch(Search):
         def find() -> bool:
             return next(latent_scales(problem), None) is not None
 
-        found: bool = problem.compiler.kept("latent scales", find, problem)
+        found: bool = problem.compiler.find_once("latent scales", find, problem)
         return found
 
     def effects(self) -> tuple[str, ...]:

@@ -19,26 +19,33 @@ from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.plan import Plan
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
-from pyro_fed.conventions.kinds import narrowed
-from pyro_fed.conventions.settings_repr import described
+from pyro_fed.conventions.kinds import cast_checked
+from pyro_fed.conventions.settings_repr import settings_line
 from pyro_fed.conventions.version import VERSION
 from pyro_fed.density.compiling.compiler import threads
-from pyro_fed.density.compiling.levels import compiled
-from pyro_fed.density.fingerprint import COLUMNS_CURE, LABELS_CURE, hashed, label_digests, shared_arguments, traced
+from pyro_fed.density.compiling.levels import compile_problem
+from pyro_fed.density.fingerprint import (
+    COLUMNS_CURE,
+    LABELS_CURE,
+    hash_tensors,
+    label_digests,
+    operations_hash,
+    shared_arguments,
+)
 from pyro_fed.density.latents.quadrature import Quadrature
-from pyro_fed.density.latents.several import MOST_STARTS
+from pyro_fed.density.latents.several_modes import MOST_STARTS
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import flatten
 from pyro_fed.density.rows.containers import Table
+from pyro_fed.deployment.agents.agent_federation import AgentFederation
 from pyro_fed.deployment.agents.certificates import Identity
 from pyro_fed.deployment.agents.farewell import DifferError, Farewell
 from pyro_fed.deployment.agents.neighbours import END, Links, neighbours_of
-from pyro_fed.deployment.agents.outbox import At, Refused
+from pyro_fed.deployment.agents.outbox import At, NoMessage
 from pyro_fed.deployment.agents.peers import Peers
 from pyro_fed.deployment.agents.settings import LinkSettings
-from pyro_fed.deployment.agents.together import Together
 from pyro_fed.deployment.agents.wire import Unwelcome, Wire, with_step
-from pyro_fed.deployment.apart import check_apart
+from pyro_fed.deployment.client_model_checks import check_runs_at_clients
 from pyro_fed.errors import DivergenceError, ProtocolError, QuorumError, SettingError, StoppedError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.federation.groups.naming import groups_alone
@@ -48,7 +55,7 @@ from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.runtime.checkpoint import Checkpoint, fingerprint
 from pyro_fed.runtime.context import Context
 from pyro_fed.runtime.ending import Finish, said_of
-from pyro_fed.runtime.ending.judged import Judged
+from pyro_fed.runtime.ending.check_inputs import CheckInputs
 from pyro_fed.runtime.executors.local import Sequential
 from pyro_fed.runtime.network import Network, connect
 from pyro_fed.runtime.rounds import run_phases
@@ -132,7 +139,7 @@ def run_agent(agent: Agent) -> InferenceData:
     name = agent.identity.name
     me = agent.peers.number(name)
     with threads(1), torch.no_grad():
-        own = _own(agent)
+        own = _own_federation(agent)
         algorithm = _algorithm(agent, own)
         rounds = algorithm.default_rounds(len(agent.peers.names)) if agent.num_rounds is None else agent.num_rounds
         check_numbers(rounds, agent.num_draws, agent.seed, None, len(agent.peers.names), None)
@@ -143,8 +150,8 @@ def run_agent(agent: Agent) -> InferenceData:
         links.wire = Wire(me, agent.peers, agent.identity, agent.settings, links, agent.listen)
         try:
             _agree(links)
-            federation = _together(own, links)
-            found = _worked(agent, algorithm, federation, links, rounds)
+            federation = _agent_federation(own, links)
+            found = _run_rounds(agent, algorithm, federation, links, rounds)
             links.wire.leave(Farewell(links.wire.run, "its rounds are over", done=True), links.wire.neighbours)
             return found
         except Exception as error:  # not KeyboardInterrupt: neighbours wait for an agent that is interrupted
@@ -166,13 +173,13 @@ def _farewell(links: Links, error: Exception) -> Farewell:
     return Farewell(wire.run, why, differs=differs)
 
 
-def _own(agent: Agent) -> Federation:
+def _own_federation(agent: Agent) -> Federation:
     """The agent's rows as a federation with one client, in a dtype that does not depend on the rows' values."""
     dtype = flatten(agent.model, agent.rows, None).floating_dtype()
     own = Federation.from_clients(
         agent.model, {agent.identity.name: agent.rows}, plate=agent.plate, rows=agent.nested, dtype=dtype
     )
-    check_apart(own.problem, "by agents")
+    check_runs_at_clients(own.problem, "by agents")
     return own
 
 
@@ -201,7 +208,7 @@ def _agreement(agent: Agent, algorithm: Algorithm, own: Federation, rounds: int)
     return {
         "versions": f"pyro_fed {VERSION}, torch {torch.__version__}, pyro {pyro.__version__}",
         "agents and graph": agent.peers.described(),
-        "algorithm": described(algorithm),
+        "algorithm": settings_line(algorithm),
         "rounds": str(rounds),
         "seed": str(agent.seed),
         "plate": problem.plate,
@@ -209,22 +216,22 @@ def _agreement(agent: Agent, algorithm: Algorithm, own: Federation, rounds: int)
         f"columns of data frames ({COLUMNS_CURE})": json.dumps(tables, default=str),
         "rows": json.dumps(rows),
         "dtype": str(problem.dtype),
-        "model (the operations of its density, and constants in them)": _traced(problem),
-        "shared arguments": json.dumps(_shared(problem)),
+        "model (the operations of its density, and constants in them)": _row_operations(problem),
+        "shared arguments": json.dumps(_shared_argument_texts(problem)),
         "plates nested in it": json.dumps(arguments.nested_by_name),
         "sites": json.dumps({site: list(one.shape) for site, one in problem.sites.items()}),
         f"labels of text ({LABELS_CURE})": json.dumps(label_digests(problem)),
     }
 
 
-def _traced(problem: Problem) -> str:
+def _row_operations(problem: Problem) -> str:
     """The operations of the density of one row (or of one group with one row), with a fixed quadrature rule."""
     if problem.local_dim:
         problem = replace(problem, quadrature=Quadrature(order=1, mode_steps=1))
-    return traced(problem, rows=1, nested=1)
+    return operations_hash(problem, rows=1, nested=1)
 
 
-def _shared(problem: Problem) -> dict[str, str]:
+def _shared_argument_texts(problem: Problem) -> dict[str, str]:
     """The arguments that all agents share, as text. The number of groups, which is each agent's own, is set to one."""
     shared, arguments = shared_arguments(problem), problem.arguments
     if not arguments.nested_plates:
@@ -246,7 +253,7 @@ def _agree(links: Links) -> None:
         name = links.names[j]
         try:
             theirs = links.wire.hello(j, links.settings.patience_all)
-        except Refused as error:
+        except NoMessage as error:
             left = next(iter(dict(links.wire.left)), None)
             if left is not None:
                 raise links.without(left) or error from error
@@ -262,7 +269,7 @@ def _agree(links: Links) -> None:
         links.wire.agreed.add(j)
 
 
-def _together(own: Federation, links: Links) -> Together:
+def _agent_federation(own: Federation, links: Links) -> AgentFederation:
     """The federation of all agents, after each has told its number of rows and the quadrature that its rows need.
 
     It is each agent's first statement, with its certificate, see `statements`.
@@ -278,7 +285,7 @@ def _together(own: Federation, links: Links) -> Together:
     said = {"rows": own.num_rows, **needs}
     wait = links.settings.patience_all
     statements = links.wire.statements
-    known = statements.introduction(hashed(pytree.tree_leaves(own.problem.rows)))
+    known = statements.introduction(hash_tensors(pytree.tree_leaves(own.problem.rows)))
     told = {**{k: torch.tensor([v]) for k, v in said.items()}, "starts": places[None], **known}
     found, _ = links.spread(At(-1, -1, 0), told, wait, whole=True)
     statements.bind(found["nonce"])
@@ -297,17 +304,19 @@ def _together(own: Federation, links: Links) -> Together:
         rule = replace(rule, order=needs["order"], mode_steps=needs["steps"], tails=needs["tails"] > 0, starts=each)
         own = copy(own)
         own.problem = replace(own.problem, quadrature=rule)
-    return Together(own, links.names, links.me, found["rows"])
+    return AgentFederation(own, links.names, links.me, found["rows"])
 
 
-def _worked(agent: Agent, algorithm: Algorithm, federation: Together, links: Links, rounds: int) -> InferenceData:
+def _run_rounds(
+    agent: Agent, algorithm: Algorithm, federation: AgentFederation, links: Links, rounds: int
+) -> InferenceData:
     """Run the agent's rounds, and make its result."""
     record = Record(federation.client_names)
-    problem = compiled(federation.problem, agent.compile, rounds, agent.progress)
+    problem = compile_problem(federation.problem, agent.compile, rounds, agent.progress)
 
     def network(part: Algorithm, graph: Any, schedule: Any, num_clients: int, seed: int) -> Network:
         connect(part, graph, schedule, num_clients, seed)  # for its checks
-        return neighbours_of(links, narrowed(part, OnGraph), part.needs_all)
+        return neighbours_of(links, cast_checked(part, OnGraph), part.needs_all)
 
     context = Context(
         federation, problem, agent.peers.graph, Sequential(), agent.seed, agent.progress, record, connect=network
@@ -340,7 +349,7 @@ def _result(finish: Finish, shared: State, me: int) -> InferenceData:
     """The agent's own chain."""
     alone = {name: value[me : me + 1].expand(len(value), *value.shape[1:]).clone() for name, value in shared.items()}
     draws = finish.drawn(alone)[me : me + 1]
-    finish.judge(Judged(finish.algorithm, finish.context, alone, draws, finish.audit))
+    finish.judge(CheckInputs(finish.algorithm, finish.context, alone, draws, finish.audit))
     record = finish.context.record
     record.findings += record.clients_failed()
     return said_of(finish.result(alone, draws), record)
@@ -356,5 +365,5 @@ def _leave(links: Links, rounds: int) -> None:
     done = {"done": torch.ones(1, dtype=torch.bool)}
     links.outbox.put(at, done)
     found = links.wire.ask({j: with_step("Take", at, done) for j in there}, links.settings.patience)
-    left = {j for j, answer in found.items() if not isinstance(answer, Refused)}
+    left = {j for j, answer in found.items() if not isinstance(answer, NoMessage)}
     links.outbox.wait_until_taken(at, left, links.settings.patience)

@@ -181,17 +181,17 @@ def _check_authority(pem: bytes, folder: Path) -> None:
         found = x509.load_pem_x509_certificates(pem)
     except ValueError as error:
         raise SettingError(f"{where} is no certificate: {error}") from error
-    if not any(_good(one) for one in found):
+    if not any(_is_valid_now(one) for one in found):
         _check_dates(found[0], where)
 
 
-def _good(certificate: x509.Certificate) -> bool:
+def _is_valid_now(certificate: x509.Certificate) -> bool:
     now = datetime.datetime.now(datetime.UTC)
     return certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc
 
 
 def _check_dates(certificate: x509.Certificate, where: str) -> None:
-    if not _good(certificate):
+    if not _is_valid_now(certificate):
         raise SettingError(
             f"{where} is valid from {certificate.not_valid_before_utc} until {certificate.not_valid_after_utc}, and "
             f"now it is {datetime.datetime.now(datetime.UTC)}: ask its issuer for a new one. A new authority has to "
@@ -238,7 +238,7 @@ def write_certificates(folder: Path, names: Sequence[str], days: int = DAYS) -> 
             )
         for name in names:
             own = ec.generate_private_key(ec.SECP256R1())
-            written += _write(folder, name, own, _signed(name, own, key, authority, end))
+            written += _write(folder, name, own, _sign_certificate(name, own, key, authority, end))
     except OSError as error:
         raise SettingError(f"{folder} cannot be written: {error}") from error
     return written
@@ -276,7 +276,7 @@ def _authority(folder: Path, days: int) -> tuple[ec.EllipticCurvePrivateKey, x50
     return key, certificate, _write(folder, AUTHORITY, key, certificate)
 
 
-def _signed(
+def _sign_certificate(
     name: str,
     own: ec.EllipticCurvePrivateKey,
     key: ec.EllipticCurvePrivateKey,

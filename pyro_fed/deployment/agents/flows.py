@@ -80,7 +80,7 @@ class Flows:
         self.last[neighbour] = at
         return {name: value - before[name] for name, value in self.sums[neighbour].items()}
 
-    def kept(self) -> State:
+    def saved_state(self) -> State:
         """Sums and steps as tensors, for a checkpoint."""
         found: State = {}
         for neighbour, sums in self.sums.items():
@@ -89,7 +89,7 @@ class Flows:
 
     @classmethod
     def restored(cls, neighbours: list[int], kept: State) -> Flows:
-        """Sums and steps from tensors that `kept` has made."""
+        """Sums and steps from tensors that `saved_state` has made."""
         parts = {neighbour: within(kept, f"{neighbour}") for neighbour in neighbours}
         sums = {neighbour: within(part, "sum") for neighbour, part in parts.items()}
         return cls(sums, {neighbour: At.of(part["last"]) for neighbour, part in parts.items()})

@@ -34,11 +34,11 @@ from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.states import State, concatenate, packed, prefixed, select, unpacked, within
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
-from pyro_fed.conventions.kinds import narrowed
-from pyro_fed.density.fingerprint import hashed
+from pyro_fed.conventions.kinds import cast_checked
+from pyro_fed.density.fingerprint import hash_tensors
 from pyro_fed.deployment.agents.farewell import DifferError
 from pyro_fed.deployment.agents.flows import Flows
-from pyro_fed.deployment.agents.outbox import NEVER, At, Outbox, Refused, Why, at_of
+from pyro_fed.deployment.agents.outbox import NEVER, At, NoMessage, Outbox, Why, at_of
 from pyro_fed.deployment.agents.peers import Peers
 from pyro_fed.deployment.agents.settings import LinkSettings
 from pyro_fed.deployment.agents.wire import Answers, Ask, Wire, with_step
@@ -46,7 +46,7 @@ from pyro_fed.errors import ProtocolError, PyroFedError, QuorumError, listed
 from pyro_fed.graph import Consensus
 from pyro_fed.runtime.messages import Spec, encoded_size, spec_of, spec_of_one
 from pyro_fed.runtime.messages.header import Entry
-from pyro_fed.runtime.messages.told import Told
+from pyro_fed.runtime.messages.neighbour_values import NeighbourValues
 from pyro_fed.runtime.network import Network, PhaseEnded, Traffic
 
 #: Number of the first step that spreads figures; consensus steps have far smaller numbers.
@@ -105,9 +105,9 @@ class Links(Answers):
                 return self._flow(neighbour)
             ended = self.outbox.ended(at.phase)
             if ended is not None:
-                raise Refused(Why.ENDED, ended)
+                raise NoMessage(Why.ENDED, ended)
             if not self.outbox.is_lost(neighbour) or at.phase != self.at.phase:
-                raise Refused(Why.LATE)
+                raise NoMessage(Why.LATE)
             agreed = At(at.phase, max(at.round, self.at.round + 1), 0)
             self.joining[neighbour] = at_of(request, "last")
             self.outbox.bring_up(neighbour, agreed)
@@ -115,13 +115,13 @@ class Links(Answers):
 
     def _flow(self, neighbour: int) -> State:
         if neighbour not in self.flows.sums:
-            raise Refused(Why.LATE)
+            raise NoMessage(Why.LATE)
         return {"last": self.flows.last[neighbour].tensor(), **prefixed("sum", self.flows.sums[neighbour])}
 
     # -- in the agent's own ----------------------------------------------------------------------------------
     def fetch(
         self, at: At, neighbours: list[int], expected: Spec, seconds: float, whole: bool = False
-    ) -> dict[int, State | Refused]:
+    ) -> dict[int, State | NoMessage]:
         """The messages of neighbours in a step, or the reason why there is none.
 
         Args:
@@ -136,7 +136,7 @@ class Links(Answers):
         """
         found = self.wire.ask({j: with_step("Take", at, expected) for j in neighbours}, seconds, whole=whole)
         for answer in found.values():
-            if isinstance(answer, Refused) and answer.why is Why.ENDED:
+            if isinstance(answer, NoMessage) and answer.why is Why.ENDED:
                 raise self.over(at.phase, answer.round)
         return found
 
@@ -180,7 +180,7 @@ class Links(Answers):
             self.outbox.put(now, message)
             answers = self.fetch(now, self.up(now), spec_of(message), seconds, whole)
             for j, answer in answers.items():
-                if isinstance(answer, Refused):
+                if isinstance(answer, NoMessage):
                     self.failed(j, now, answer, whole)
                     continue
                 self._check_spread(at, j, answer, known, table)
@@ -208,7 +208,7 @@ class Links(Answers):
         for i in answer["known"].nonzero().flatten().tolist():
             entry = {name: value[i : i + 1] for name, value in entries.items()}
             mine = {name: table[name][i : i + 1] for name in entry}
-            if not known[i] or hashed(list(entry.values())) != hashed(list(mine.values())):  # of NaN too
+            if not known[i] or hash_tensors(list(entry.values())) != hash_tensors(list(mine.values())):  # of NaN too
                 self.wire.statements.check(i, at, entry, neighbour)
 
     def without(self, neighbour: int, round: int = 0) -> PyroFedError | None:
@@ -221,7 +221,7 @@ class Links(Answers):
             return DifferError(text, text)
         return QuorumError(f"{text}. Start it again, then this one with resume", round=round)
 
-    def failed(self, neighbour: int, at: At, refused: Refused, needed: bool) -> None:
+    def failed(self, neighbour: int, at: At, refused: NoMessage, needed: bool) -> None:
         """Take down the link to a neighbour whose message is missing.
 
         Args:
@@ -296,7 +296,7 @@ class Neighbours(Network):
         Raises:
             ProtocolError: names the agents whose states differ.
         """
-        digest = int(hashed([state[name] for name in sorted(state)])[:15], 16)
+        digest = int(hash_tensors([state[name] for name in sorted(state)])[:15], 16)
         wait = self.settings.patience_all if phase == 0 else self.settings.patience
         found, known = self.links.spread(At(phase, -1, 0), {"digest": torch.tensor([digest])}, wait, whole=phase == 0)
         odd = (known & (found["digest"] != digest)).nonzero().flatten().tolist()
@@ -307,10 +307,10 @@ class Neighbours(Network):
                 "impossible at somebody's rows. Widen the likelihood's support, or narrow the prior"
             )
 
-    def kept(self) -> State:
+    def saved_state(self) -> State:
         """The sums of the links, corrections that are still to be added to the belief, and the last message."""
         last = prefixed("last", self.links.outbox.last())
-        return {**self.links.flows.kept(), **prefixed("owed", self._owed), **last}
+        return {**self.links.flows.saved_state(), **prefixed("owed", self._owed), **last}
 
     # -- the round -------------------------------------------------------------------------------------------
     def between(self, round: int, shared: State) -> State:
@@ -373,7 +373,7 @@ class Neighbours(Network):
             return
         found = self.links.wire.once({j: self._about(j, "Flow") for j in newer})
         for j, answer in found.items():
-            if isinstance(answer, Refused):
+            if isinstance(answer, NoMessage):
                 self.links.outbox.bring_up(j, NEVER)  # the link stays down, and both ends agree on a round again
             else:
                 self._adopt(j, answer)
@@ -385,7 +385,7 @@ class Neighbours(Network):
             return
         found = self.links.wire.once({j: self._about(j, "Rejoin", At(self.phase, round, 0)) for j in lost})
         for j, answer in found.items():
-            if isinstance(answer, Refused):
+            if isinstance(answer, NoMessage):
                 if answer.why is Why.ENDED:
                     raise self.links.over(self.phase, answer.round)
                 continue
@@ -431,7 +431,7 @@ class Neighbours(Network):
         self, algorithm: Algorithm, shared: State, messages: State, clients: Tensor, shares: Tensor, round: int
     ) -> tuple[State, Traffic]:
         """Mix with the neighbours whose links are up, by this agent's row of W or of the step's polynomial."""
-        mine, told = packed(messages, self.symmetric), Told.of(self.coarse, self.consensus)
+        mine, told = packed(messages, self.symmetric), NeighbourValues.of(self.coarse, self.consensus)
         theirs: dict[int, State] = {}
         if self.needs_all:
             with self.links.outbox.lock:
@@ -467,7 +467,7 @@ class Neighbours(Network):
         found = self.links.fetch(at, asked, expected, wait, self.needs_all)
         usable = {}
         for j, answer in found.items():
-            if isinstance(answer, Refused):
+            if isinstance(answer, NoMessage):
                 self.links.failed(j, at, answer, self.needs_all)
             elif not all(bool(value.isfinite().all()) for value in answer.values() if value.is_floating_point()):
                 raise ProtocolError(
@@ -482,7 +482,7 @@ class Neighbours(Network):
         self,
         algorithm: Algorithm,
         mine: State,
-        told: Told,
+        told: NeighbourValues,
         theirs: dict[int, State],
         row: sparse.csr_array,
         shift: float,
@@ -504,7 +504,7 @@ class Neighbours(Network):
     # -- figures ---------------------------------------------------------------------------------------------
     def monitor(self, algorithm: Algorithm, before: State, after: State) -> dict[str, float]:
         """The figures of all agents whose entries have arrived."""
-        on_graph, here = narrowed(algorithm, OnGraph), slice(self.me, self.me + 1)
+        on_graph, here = cast_checked(algorithm, OnGraph), slice(self.me, self.me + 1)
         own = on_graph.witness(select(before, here), select(after, here))
         wait = self.settings.patience_all if self.needs_all else self.settings.patience
         told, known = self.links.spread(At(self.phase, self._round, SPREAD), own, wait, whole=self.needs_all)

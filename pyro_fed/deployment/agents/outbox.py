@@ -23,7 +23,7 @@ from pyro_fed.algorithm.states import State, prefixed, within
 from pyro_fed.errors import ProtocolError
 
 #: The number of rounds whose messages are kept.
-KEPT = 2
+NUM_KEPT_ROUNDS = 2
 
 
 class At(NamedTuple):
@@ -63,7 +63,7 @@ class Why(Enum):
     LEFT = "the agent has left"
 
 
-class Refused(Exception):
+class NoMessage(Exception):
     """A message that is not to be had.
 
     Attributes:
@@ -94,7 +94,7 @@ class Outbox:
             self._messages[at] = message
             self._now = max(self._now, at)
             rounds = sorted({(one.phase, one.round) for one in self._messages if one.round >= 0})
-            gone = set(rounds[:-KEPT])
+            gone = set(rounds[:-NUM_KEPT_ROUNDS])
             for one in [one for one in self._messages if (one.phase, one.round) in gone]:
                 del self._messages[one]
                 self._taken.pop(one, None)
@@ -126,19 +126,19 @@ class Outbox:
         with self.lock:
             while True:
                 if self.is_down(neighbour, at):
-                    raise Refused(Why.DOWN)
+                    raise NoMessage(Why.DOWN)
                 if at in self._messages:
                     self._taken.setdefault(at, set()).add(neighbour)
                     self.lock.notify_all()
                     return self._messages[at]
                 if at.phase in self._ended and at.round > self._ended[at.phase]:
-                    raise Refused(Why.ENDED, self._ended[at.phase])
+                    raise NoMessage(Why.ENDED, self._ended[at.phase])
                 if at < self._now:
-                    raise Refused(Why.GONE)
+                    raise NoMessage(Why.GONE)
                 if self._closed:
-                    raise Refused(Why.LATE)
+                    raise NoMessage(Why.LATE)
                 if not self.lock.wait(max(0.0, end - time.monotonic())):
-                    raise Refused(Why.LATE)
+                    raise NoMessage(Why.LATE)
 
     def take_down(self, neighbour: int, at: At) -> None:
         """Note that the link to a neighbour has failed in a step."""

@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from torch import Tensor
 
 from pyro_fed.algorithm.states import State
-from pyro_fed.density.fingerprint import hashed
+from pyro_fed.density.fingerprint import hash_tensors
 from pyro_fed.deployment.agents.certificates import (
     HASH,
     RSA_PADDING,
@@ -88,7 +88,7 @@ class Statements:
         Args:
             nonces: they, in the agents' order (A, 32).
         """
-        self._run = hashed([nonces], self._run)
+        self._run = hash_tensors([nonces], self._run)
         self._width = _LENGTH.size + max(map(_size, self._keys.values()))
 
     def signed(self, at: At, own: State) -> State:
@@ -149,7 +149,7 @@ class Statements:
 def _payload(run: str, at: At, name: str, own: State) -> bytes:
     """The bytes that are signed."""
     names = sorted(own)
-    return hashed([own[one] for one in names], repr(("pyro_fed statement", run, tuple(at), name, names))).encode()
+    return hash_tensors([own[one] for one in names], repr(("pyro_fed statement", run, tuple(at), name, names))).encode()
 
 
 def _bytes(data: bytes) -> Tensor:

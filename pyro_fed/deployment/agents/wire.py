@@ -27,10 +27,10 @@ import torch
 from cryptography import x509
 
 from pyro_fed.algorithm.states import State
-from pyro_fed.density.fingerprint import hashed
+from pyro_fed.density.fingerprint import hash_tensors
 from pyro_fed.deployment.agents.certificates import Identity, dns_names
 from pyro_fed.deployment.agents.farewell import Farewell
-from pyro_fed.deployment.agents.outbox import At, Refused, Why
+from pyro_fed.deployment.agents.outbox import At, NoMessage, Why
 from pyro_fed.deployment.agents.peers import Peers
 from pyro_fed.deployment.agents.settings import LinkSettings
 from pyro_fed.deployment.agents.statements import Statements
@@ -137,7 +137,7 @@ class Wire:
     ) -> None:
         self.me, self.peers, self.settings, self.answers = me, peers, settings, answers
         self.neighbours = sorted(peers.links(me))
-        self.run = hashed([], json.dumps(answers.agreement()))[:16]
+        self.run = hash_tensors([], json.dumps(answers.agreement()))[:16]
         self.statements = Statements(identity, peers.names, self.run)
         self.said: dict[int, str] = {}
         self.left: dict[int, Farewell] = {}
@@ -158,7 +158,11 @@ class Wire:
                 ("grpc.so_reuseport", 0),
             ],
         )
-        handlers = {"Hello": self._hello, "Leave": self._left, **{name: self._handler(name) for name in REQUESTS}}
+        handlers = {
+            "Hello": self._hello,
+            "Leave": self._on_farewell,
+            **{name: self._handler(name) for name in REQUESTS},
+        }
         unary = {name: grpc.unary_unary_rpc_method_handler(handler) for name, handler in handlers.items()}
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, unary),))
         credentials = grpc.ssl_server_credentials(
@@ -202,7 +206,7 @@ class Wire:
         self._caller(context)
         return json.dumps(self.answers.agreement()).encode()
 
-    def _left(self, data: bytes, context: Any) -> bytes:
+    def _on_farewell(self, data: bytes, context: Any) -> bytes:
         caller = self._caller(context)
         try:
             farewell = Farewell.decode(data)
@@ -226,7 +230,7 @@ class Wire:
                 self.left.pop(caller, None)
                 wait = min(LONGEST_WAIT, context.time_remaining() or 0.0)
                 found = self.answers.answer(method, caller, asked.tensors, wait)
-            except Refused as refused:
+            except NoMessage as refused:
                 context.abort(CODES[refused.why], str(refused.round))
             except ProtocolError as error:
                 context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
@@ -299,12 +303,12 @@ class Wire:
             except grpc.RpcError as error:
                 self._judge(error, neighbour)
                 if self.left:
-                    raise Refused(Why.LEFT) from error
+                    raise NoMessage(Why.LEFT) from error
                 if time.monotonic() + self.settings.retry_every > end:
-                    raise Refused(Why.LATE) from error
+                    raise NoMessage(Why.LATE) from error
             time.sleep(self.settings.retry_every)
 
-    def once(self, asks: Mapping[int, Ask]) -> dict[int, State | Refused]:
+    def once(self, asks: Mapping[int, Ask]) -> dict[int, State | NoMessage]:
         """Ask neighbours that may not be there, each once, and wait for `knock` seconds.
 
         Args:
@@ -314,7 +318,7 @@ class Wire:
 
     def ask(
         self, asks: Mapping[int, Ask], seconds: float, again: bool = True, whole: bool = False
-    ) -> dict[int, State | Refused]:
+    ) -> dict[int, State | NoMessage]:
         """Ask neighbours, all at once, and each again until it answers or the time is over.
 
         Args:
@@ -330,7 +334,7 @@ class Wire:
             Unwelcome: a neighbour does not have the certificate that it should have, or does not accept this agent's.
         """
         end = time.monotonic() + seconds
-        found: dict[int, State | Refused] = {}
+        found: dict[int, State | NoMessage] = {}
         waiting = dict(asks)
         while waiting:
             calls = {j: self._call(j, one, end - time.monotonic()) for j, one in waiting.items()}
@@ -343,8 +347,8 @@ class Wire:
                 if answered is not None:
                     found[j] = answered
                     del waiting[j]
-            if whole and any(isinstance(one, Refused) and one.why is Why.LEFT for one in found.values()):
-                return found | dict.fromkeys(waiting, Refused(Why.LATE))
+            if whole and any(isinstance(one, NoMessage) and one.why is Why.LEFT for one in found.values()):
+                return found | dict.fromkeys(waiting, NoMessage(Why.LATE))
             if waiting:
                 time.sleep(self.settings.retry_every)
         return found
@@ -374,20 +378,20 @@ class Wire:
         stub = self._channels[neighbour].unary_unary(f"/{SERVICE}/{one.method}")
         return header, stub.future(encode(Message(header, one.request)), timeout=min(LONGEST_WAIT, max(0.01, seconds)))
 
-    def _answered(self, neighbour: int, one: Ask, header: Header, call: Any, over: bool) -> State | Refused | None:
+    def _answered(self, neighbour: int, one: Ask, header: Header, call: Any, over: bool) -> State | NoMessage | None:
         """A neighbour's answer, or the reason why there is none; None if it has to be asked again."""
         try:
             data = call.result()
         except grpc.FutureCancelledError:
-            return Refused(Why.LEFT) if neighbour in self.left else None
+            return NoMessage(Why.LEFT) if neighbour in self.left else None
         except grpc.RpcError as error:
             why = self._judge(error, neighbour)
             if why in (None, Why.LATE):
                 if neighbour in self.left:
-                    return Refused(Why.LEFT)
-                return Refused(Why.LATE) if over else None
+                    return NoMessage(Why.LEFT)
+                return NoMessage(Why.LATE) if over else None
             ended = error.details() or ""
-            return Refused(why, int(ended) if ended.isdecimal() and len(ended) < 11 else 0)
+            return NoMessage(why, int(ended) if ended.isdecimal() and len(ended) < 11 else 0)
         message = decode(data, one.expected, finite=False)
         if message.header != answer(header):
             raise Unwelcome(f"agent {self.peers.names[neighbour]} answered another question than it was asked")

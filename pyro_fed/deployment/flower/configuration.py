@@ -135,7 +135,7 @@ def check_options(options: Mapping[str, Any]) -> dict[str, Any]:
     return dict(options)
 
 
-def read(
+def read_configuration(
     config: Mapping[str, Any], options: Mapping[str, Any] | None = None, secure: SecAgg | None = None
 ) -> Configuration:
     """Check a run's configuration.
@@ -151,7 +151,7 @@ def read(
     Raises:
         SettingError: an unknown key, with the nearest name; a value of another type; a file that cannot be written.
     """
-    given = {key: _plain(key, value) for key, value in _nested(config).items() if not _unset(value)}
+    given = {key: _converted_value(key, value) for key, value in _nest_tables(config).items() if not _unset(value)}
     if "num-clients" not in given:
         raise SettingError(f"{WHERE} lacks num-clients, the number of clients to wait for, such as num-clients = 3")
     if given.get("rounds") == 0:
@@ -182,7 +182,7 @@ def _module_of(key: str, spec: str | dict[str, Any]) -> str:
     return holding[0] if holding else modules[0]
 
 
-def _nested(config: Mapping[str, Any]) -> dict[str, Any]:
+def _nest_tables(config: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration with keys such as `schedule.name` put into tables again."""
     found: dict[str, Any] = {key: value for key, value in config.items() if "." not in key}
     for key, value in config.items():
@@ -199,7 +199,7 @@ def _unset(value: Any) -> bool:
     return value is None or (isinstance(value, str) and value in UNSET)
 
 
-def _plain(key: str, value: Any) -> Any:
+def _converted_value(key: str, value: Any) -> Any:
     """A value, converted to its key's type."""
     if key in OBJECTS:
         return _spec(key, value)

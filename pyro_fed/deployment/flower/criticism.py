@@ -16,8 +16,8 @@ from pyro_fed.algorithm.privacy import Private
 from pyro_fed.analysis.criticism.influence import checked_draws, influence, influence_by_weights
 from pyro_fed.analysis.criticism.loo import loo_and_waic
 from pyro_fed.analysis.criticism.pointwise import Pointwise, chosen_site, observed_plates
-from pyro_fed.deployment.flower.elsewhere import Elsewhere
 from pyro_fed.deployment.flower.executor import Flower
+from pyro_fed.deployment.flower.remote_federation import RemoteFederation
 from pyro_fed.deployment.flower.secure import SecAgg
 from pyro_fed.errors import PyroFedError, SettingError
 from pyro_fed.ops.arviz_versions import group_of, with_group
@@ -34,7 +34,7 @@ OF_ALL = ("elpd_loo", "se", "p_loo", "n_samples", "n_data_points", "good_k", "wa
 
 
 def check_leaving_out(
-    federation: Elsewhere, site: str | None, secure: SecAgg | None, combination: Any, what: str = GROUP
+    federation: RemoteFederation, site: str | None, secure: SecAgg | None, combination: Any, what: str = GROUP
 ) -> None:
     """Refuse before the run a criticism that would not be possible after it.
 
@@ -60,7 +60,7 @@ def check_leaving_out(
     chosen_site(observed_plates(federation.problem), site)
 
 
-def with_loo(result: Any, federation: Elsewhere, executor: Flower, site: str) -> Any:
+def with_loo(result: Any, federation: RemoteFederation, executor: Flower, site: str) -> Any:
     """The result with the group `loo`: `elpd`, `p`, `rows`, Pareto k and WAIC by client, and of all rows as attributes.
 
     If that is not possible, the result is returned as it is, with the reason in its attribute `no_loo` and in the log.
@@ -84,7 +84,7 @@ def with_loo(result: Any, federation: Elsewhere, executor: Flower, site: str) ->
     return with_group(result, GROUP, xr.Dataset.from_dataframe(table).assign_attrs(attrs))
 
 
-def with_influence(result: Any, federation: Elsewhere, executor: Flower) -> Any:
+def with_influence(result: Any, federation: RemoteFederation, executor: Flower) -> Any:
     """The result with the group `influence`, as `pf.influence` has it: by sites, or by log-likelihoods at the draws.
 
     If that is not possible, the result is returned as it is, with the reason in its attribute `no_influence` and in the
@@ -100,7 +100,7 @@ def with_influence(result: Any, federation: Elsewhere, executor: Flower) -> Any:
         if "sites" in result and group_of(result, "sites").attrs.get("algorithm") == run_by:
             found = influence(result)
         else:
-            found = _asked(result, federation, executor)
+            found = _influence_by_rounds(result, federation, executor)
     except PyroFedError as error:  # the run's result is kept
         result.attrs["no_influence"] = str(error)
         LOG.error("No influence: %s", error)
@@ -108,7 +108,7 @@ def with_influence(result: Any, federation: Elsewhere, executor: Flower) -> Any:
     return with_group(result, INFLUENCE, found)
 
 
-def _asked(result: Any, federation: Elsewhere, executor: Flower) -> xr.Dataset:
+def _influence_by_rounds(result: Any, federation: RemoteFederation, executor: Flower) -> xr.Dataset:
     """The clients' influence by their log-likelihoods at the draws."""
     problem, clients = federation.problem, list(range(federation.num_clients))
     draws = checked_draws(result, federation)

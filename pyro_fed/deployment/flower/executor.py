@@ -14,18 +14,18 @@ from torch import Tensor
 
 from pyro_fed.algorithm.capabilities import Indicators
 from pyro_fed.algorithm.states import State, prefixed, select, within, write
-from pyro_fed.conventions.kinds import narrowed
-from pyro_fed.conventions.settings_repr import described
+from pyro_fed.conventions.kinds import cast_checked
+from pyro_fed.conventions.settings_repr import settings_line
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.deployment.flower.joining import Roll, description_in, question
 from pyro_fed.deployment.flower.order import STATES, WORK, Order
 from pyro_fed.deployment.flower.post import ANEW, GONE, LOOK_EVERY, Post
-from pyro_fed.deployment.flower.secure import FEWEST, SecAgg, SecureRound, Summed, check_secure, stand_ins
+from pyro_fed.deployment.flower.secure import MIN_SUMMED_CLIENTS, SecAgg, SecureRound, Summed, check_secure, stand_ins
 from pyro_fed.deployment.flower.wire import LOST, SETTINGS, bytes_of, pack
 from pyro_fed.errors import ProtocolError, SettingError
 from pyro_fed.runtime.executors.base import LOG_LIK, Reply, Work
 from pyro_fed.runtime.executors.host import Request, WorkerPhase
-from pyro_fed.runtime.executors.local import Made, keep
+from pyro_fed.runtime.executors.local import NewStates, keep
 from pyro_fed.runtime.executors.remote import Remote
 from pyro_fed.runtime.messages import Header, Mailbox, Spec, decode, spec_of
 from pyro_fed.runtime.messages.expected import expected_reply
@@ -89,7 +89,7 @@ class Flower(Remote):
         self._lost: set[int] = set()
         self._said: dict[int, State] = {}
         self._carried: SecureRound | None = None
-        self._made: dict[int, list[Made]] = {}
+        self._made: dict[int, list[NewStates]] = {}
 
     @property
     def sums_alone(self) -> bool:
@@ -179,8 +179,10 @@ class Flower(Remote):
     def _summed(self, requests: Mapping[int, Request], nodes: Mapping[int, int], secure: SecAgg) -> dict[int, Any]:
         """Stand-ins for the clients' answers, whose sum was found by secure aggregation."""
         answers: dict[int, Any] = dict.fromkeys(requests, GONE)
-        if len(nodes) < FEWEST:
-            return answers | dict.fromkeys(nodes, f"is one of {len(nodes)}: a sum of fewer than {FEWEST} hides nobody")
+        if len(nodes) < MIN_SUMMED_CLIENTS:
+            return answers | dict.fromkeys(
+                nodes, f"is one of {len(nodes)}: a sum of fewer than {MIN_SUMMED_CLIENTS} hides nobody"
+            )
         if any(one.work is None or one.indicator not in (None, LOG_LIK) for one in requests.values()):
             return answers | dict.fromkeys(
                 nodes, "says nothing but what is in a sum, as the run has secure aggregation"
@@ -212,7 +214,7 @@ class Flower(Remote):
             each = (found.total / len(found.clients)).reshape(shape)
             return {client: {LOG_LIK: each} for client in found.clients}
         if self._expected is None:
-            work = narrowed(request.work, Work)
+            work = cast_checked(request.work, Work)
             self._expected = expected_reply(self.algorithm, self.problem, self.data, self.local, work)
         rows = self.data.num_rows[self.at(found.clients)]
         messages = stand_ins(found.total, self._expected[0], rows, int(self.data.num_rows.max()))
@@ -253,7 +255,7 @@ class Flower(Remote):
         phase, verdict, work = request.phase, request.verdict, request.work
         order = Order(
             job=STATES if work is None else request.indicator or WORK,
-            algorithm=described(self.algorithm.contributions().form_for_clients()),
+            algorithm=settings_line(self.algorithm.contributions().form_for_clients()),
             num_clients=len(self.roll.nodes),
             num_rows=self.problem.num_rows,
             width=int(self.data.num_rows.max()),
@@ -318,7 +320,7 @@ class Flower(Remote):
         if self._copied(request):
             slots = torch.tensor(request.work.slots)
             at = self.at([client]).expand(len(slots))
-            self._made.setdefault(client, []).append(Made(slots, at, within(message.tensors, "new")))
+            self._made.setdefault(client, []).append(NewStates(slots, at, within(message.tensors, "new")))
         return Reply(within(message.tensors, "messages"), within(message.tensors, "info"))
 
     def _spec(self, client: int, request: Request) -> Spec:
@@ -343,9 +345,9 @@ class Flower(Remote):
 
     def _report(self, request: Request) -> State:
         """An answer to the request's question on the server's made-up row, for its shapes and dtypes."""
-        shared, indicator = narrowed(request.work, Work).shared, narrowed(request.indicator, str)
+        shared, indicator = cast_checked(request.work, Work).shared, cast_checked(request.indicator, str)
         if indicator == LOG_LIK:
             return {LOG_LIK: torch.zeros(shared["draws"].shape[:2], dtype=torch.float64)}
         row = ClientData(self.data.rows, torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, dtype=torch.int64))
         local = {name: value[:1] for name, value in self.local.items()}
-        return narrowed(self.algorithm, Indicators).indicate(indicator, self.problem, shared, local, row)
+        return cast_checked(self.algorithm, Indicators).indicate(indicator, self.problem, shared, local, row)

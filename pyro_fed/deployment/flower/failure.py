@@ -31,7 +31,7 @@ class Refusal(ProtocolError):
 
 
 @contextmanager
-def refusing() -> Iterator[None]:
+def as_refusals() -> Iterator[None]:
     """What reads the server's order, and nothing of the client's: its `ProtocolError` is a refusal.
 
     Raises:

@@ -57,7 +57,7 @@ class Roll:
         return [client.name for client in self.clients]
 
     @classmethod
-    def kept(cls, folder: Path) -> Roll | None:
+    def from_checkpoint(cls, folder: Path) -> Roll | None:
         """The clients of the run whose checkpoint is in a folder; None if the folder has no list of them.
 
         Raises:
@@ -131,7 +131,7 @@ class Roll:
         return ""
 
 
-def joined(
+def wait_for_clients(
     grid: Grid, num_clients: int, min_clients: int | None, wait: float, timeout: float, known: Roll | None = None
 ) -> Roll:
     """Wait for clients.
@@ -154,7 +154,7 @@ def joined(
     post = Post(grid)
     if known is None:
         nodes = _nodes(post, num_clients, wait)
-        answers = described(post, nodes, timeout)
+        answers = node_descriptions(post, nodes, timeout)
         if silent := [(node, answer) for node, answer in answers.items() if isinstance(answer, str)]:
             raise QuorumError(f"node {silent[0][0]} {silent[0][1]}; stop it, or give it more time (timeout)")
         pairs = [(node, answer) for node, answer in answers.items() if isinstance(answer, Description)]
@@ -168,7 +168,7 @@ def joined(
     end = time.monotonic() + wait
     while True:
         online = post.online()
-        for node, answer in described(post, known.unknown(online), timeout).items():
+        for node, answer in node_descriptions(post, known.unknown(online), timeout).items():
             known.place(node, answer, online)
         here = sum(node is not None for node in known.nodes)
         if here == len(known.nodes):
@@ -183,7 +183,7 @@ def joined(
         time.sleep(LOOK_EVERY)
 
 
-def described(post: Post, nodes: Collection[int], timeout: float) -> dict[int, Description | str]:
+def node_descriptions(post: Post, nodes: Collection[int], timeout: float) -> dict[int, Description | str]:
     """The descriptions of nodes, by node; in place of a missing one, a clause that says why.
 
     Args:

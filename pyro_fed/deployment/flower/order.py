@@ -46,7 +46,7 @@ SLOTS = re.compile(r"([0-9]{1,7}( [0-9]{1,7})*)?")
 #: The most particles or draws, and full matrices, that a client receives for each of its positions in a round.
 MAX_VECTORS, MAX_MATRICES = 100_000, 10
 #: Numbers of a vector's own, such as its weight, besides its coordinates.
-BESIDES = 10
+EXTRA_VECTOR_NUMBERS = 10
 #: The most bytes of any message, however large the model.
 MAX_BYTES = 2**30
 CURE = "give server and clients the same model, recipe and version of pyro_fed"
@@ -189,27 +189,30 @@ class Order:
         taken = tensors.get("taken")
         if self.verdict >= 0:
             good = taken is not None and len(taken.shape) == 1 and taken.dtype == torch.int64
-            require(good, "tensor 'taken'", "whole numbers, one for each position that was used", _shown(taken))
+            require(good, "tensor 'taken'", "whole numbers, one for each position that was used", _entry_text(taken))
             parts |= {"told": taken.shape[0] if taken is not None else 0}
         for name, entry in tensors.items():
             part = name.partition(".")[0]
             if name == "taken" and self.verdict >= 0:
                 continue
             expected = f"{listed(f'{one}.*' for one in parts) or 'no tensors'} for this order"
-            require("." in name and part in parts, f"tensor {name!r:.100}", expected, _shown(entry))
+            require("." in name and part in parts, f"tensor {name!r:.100}", expected, _entry_text(entry))
             first = parts[part]
             require(
-                entry.shape[:1] == (first,), f"tensor {name!r:.100}", f"{first} along the first axis", _shown(entry)
+                entry.shape[:1] == (first,),
+                f"tensor {name!r:.100}",
+                f"{first} along the first axis",
+                _entry_text(entry),
             )
         most = most_bytes(dim, 1 + sum(parts.values()))
         largest = max(tensors, key=lambda name: tensors[name].num_bytes, default="")
-        shown = f"{size} bytes, most in {largest!r:.100}, {_shown(tensors.get(largest))}"
+        shown = f"{size} bytes, most in {largest!r:.100}, {_entry_text(tensors.get(largest))}"
         require(size <= most, "the order's tensors", f"at most {most} bytes for {dim} parameters", shown)
         if self.job == LOG_LIK:
             require(set(tensors) >= {"shared.draws"}, "a question at draws", "shared.draws", listed(tensors))
             shape = tensors["shared.draws"].shape
             good = len(shape) == 3 and shape[2] == dim
-            require(good, "tensor 'shared.draws'", f"shape (1, draws, {dim})", _shown(tensors["shared.draws"]))
+            require(good, "tensor 'shared.draws'", f"shape (1, draws, {dim})", _entry_text(tensors["shared.draws"]))
             if shape[1] > MOST_DRAWS:
                 raise Refusal(
                     f"a client tells its log-likelihood at no more than {MOST_DRAWS} draws in a message, received "
@@ -224,7 +227,7 @@ def most_bytes(dim: int, parts: int) -> int:
         dim: number of the model's parameters.
         parts: how many clients' shares the order has along the tensors' first axes.
     """
-    numbers = MAX_VECTORS * (dim + BESIDES) + MAX_MATRICES * dim**2
+    numbers = MAX_VECTORS * (dim + EXTRA_VECTOR_NUMBERS) + MAX_MATRICES * dim**2
     return min(8 * numbers * parts, MAX_BYTES)
 
 
@@ -244,7 +247,7 @@ def require(holds: object, what: str, expected: str, received: object) -> None:
         raise Refusal(f"the server's order has {what}: expected {expected}, received {received!s:.200}: {CURE}")
 
 
-def _shown(entry: Entry | None) -> str:
+def _entry_text(entry: Entry | None) -> str:
     if entry is None:
         return "none"
     return f"{entry.dtype} of shape {entry.shape}, {entry.num_bytes} bytes"

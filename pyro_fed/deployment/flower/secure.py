@@ -56,7 +56,7 @@ PROTOCOL_STATE = "secaggplus_state"
 #: in 32 bits with a sign.
 MODULUS_BITS, MOST_BITS = 32, 30
 #: The fewest clients whose sum hides each of them.
-FEWEST = 3
+MIN_SUMMED_CLIENTS = 3
 #: Shares of the rows count as equal if they differ by less than this, times the number of clients.
 SAME_SHARES = 1e-6
 
@@ -161,10 +161,10 @@ class SecureRound:
             modulus_range=2**MODULUS_BITS,
             timeout=self.timeout,
         )
-        taken = _Taken([_Proxy(node) for node in self.nodes.values()])
+        taken = _MeanStrategy([_Proxy(node) for node in self.nodes.values()])
         state = RecordDict({MAIN_CONFIGS_RECORD: ConfigRecord({WorkflowKey.CURRENT_ROUND: self.number})})
         state[MAIN_PARAMS_RECORD] = ArrayRecord()
-        counted, letters = _Counted(clients), _Letters(self, say)
+        counted, letters = _ClientCount(clients), _Letters(self, say)
         # In place of Flower's strategy, clients and grid there are objects with the methods that the workflow calls.
         context = LegacyContext(Context(0, 0, {}, state, {}), strategy=taken, client_manager=counted)  # type: ignore[arg-type]
         workflow(letters, context)  # type: ignore[arg-type]
@@ -216,7 +216,7 @@ class _Proxy:
 
 
 @dataclass
-class _Counted:
+class _ClientCount:
     """The part of a client manager that the workflow needs: the number of clients."""
 
     clients: int
@@ -226,7 +226,7 @@ class _Counted:
 
 
 @dataclass
-class _Taken:
+class _MeanStrategy:
     """The strategy of the workflow: it chooses the round's clients, and keeps their mean."""
 
     proxies: list[_Proxy]
@@ -309,7 +309,7 @@ def _unflat(numbers: Tensor, mean: Tensor, spec: Spec, clients: int) -> State:
     return found
 
 
-def masked(numbers: Tensor, context: Context) -> RecordDict:
+def maskable_numbers(numbers: Tensor, context: Context) -> RecordDict:
     """A client's numbers in the form in which Flower's mod masks them.
 
     Args:
@@ -325,10 +325,10 @@ def masked(numbers: Tensor, context: Context) -> RecordDict:
     state: Any = context.state[PROTOCOL_STATE]
     limit, levels = float(state["clipping_range"]), int(state["target_range"])
     asked, threshold = int(state["sample_num"]), int(state["threshold"])
-    if asked < FEWEST or 2 * threshold <= asked:
+    if asked < MIN_SUMMED_CLIENTS or 2 * threshold <= asked:
         raise ProtocolError(
             f"the server asks for a sum of {asked} clients of whom {threshold} must stay: it would hide too little; "
-            f"expected at least {FEWEST}, of whom more than half must stay"
+            f"expected at least {MIN_SUMMED_CLIENTS}, of whom more than half must stay"
         )
     largest = float(numbers.abs().max()) if len(numbers) else 0.0
     if not largest < limit:

@@ -12,11 +12,11 @@ from flwr.serverapp import Grid, ServerApp
 
 from pyro_fed.conventions.output import kept_elsewhere
 from pyro_fed.conventions.progress import Progress
-from pyro_fed.deployment.flower.configuration import Configuration, check_options, read
+from pyro_fed.deployment.flower.configuration import Configuration, check_options, read_configuration
 from pyro_fed.deployment.flower.criticism import INFLUENCE, check_leaving_out, with_influence, with_loo
-from pyro_fed.deployment.flower.elsewhere import Elsewhere
 from pyro_fed.deployment.flower.executor import Flower
-from pyro_fed.deployment.flower.joining import Roll, joined
+from pyro_fed.deployment.flower.joining import Roll, wait_for_clients
+from pyro_fed.deployment.flower.remote_federation import RemoteFederation
 from pyro_fed.deployment.flower.secure import SecAgg, check_secure
 from pyro_fed.errors import SettingError, StoppedError
 from pyro_fed.policy import Setup, chain_of, resolve_for_run, stages_of
@@ -66,7 +66,7 @@ def server_app(
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        settings = read(context.run_config, own, secure_aggregation)
+        settings = read_configuration(context.run_config, own, secure_aggregation)
         out = Path(settings.out).absolute()
         try:
             result = serve(grid, model, recipe, settings, template)
@@ -106,9 +106,11 @@ def serve(grid: Grid, model: str | Path, recipe: str | Path, settings: Configura
     settings.run_options(chosen, settings.num_clients)  # its errors are raised before the wait
     options, checkpoint = settings.options, settings.options.get("checkpoint")
     _check_before_the_wait(settings)
-    known = Roll.kept(Path(checkpoint)) if checkpoint and options.get("resume") else None
-    roll = joined(grid, settings.num_clients, options.get("min_clients"), settings.wait, settings.timeout, known)
-    federation = Elsewhere(module.model, module.PLATE, roll.clients, template)
+    known = Roll.from_checkpoint(Path(checkpoint)) if checkpoint and options.get("resume") else None
+    roll = wait_for_clients(
+        grid, settings.num_clients, options.get("min_clients"), settings.wait, settings.timeout, known
+    )
+    federation = RemoteFederation(module.model, module.PLATE, roll.clients, template)
     check_savable(federation.problem)
     algorithm, options = settings.run_options(chosen, len(roll.clients))
     if settings.secure is not None:

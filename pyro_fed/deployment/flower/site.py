@@ -23,17 +23,17 @@ from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.privacy import Private
 from pyro_fed.algorithm.states import State, prefixed, within
 from pyro_fed.analysis.criticism.pointwise import Pointwise, observed_plates
-from pyro_fed.conventions.settings_repr import described
+from pyro_fed.conventions.settings_repr import settings_line
 from pyro_fed.density.compiling.compiler import Compiler
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import flatten
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.deployment.apart import check_apart
-from pyro_fed.deployment.claimed import padded
+from pyro_fed.deployment.claimed_federation import padded_index
+from pyro_fed.deployment.client_model_checks import check_runs_at_clients
 from pyro_fed.deployment.flower.description import Description
-from pyro_fed.deployment.flower.failure import Refusal, client_name, refusing
+from pyro_fed.deployment.flower.failure import Refusal, as_refusals, client_name
 from pyro_fed.deployment.flower.order import MAX_BYTES, STATES, WORK, Order, require
-from pyro_fed.deployment.flower.secure import flat, masked
+from pyro_fed.deployment.flower.secure import flat, maskable_numbers
 from pyro_fed.deployment.flower.wire import LOST, SETTINGS, bytes_of, pack, record_of, reply_tensors
 from pyro_fed.errors import SettingError, listed
 from pyro_fed.federation.federation import Federation
@@ -42,7 +42,7 @@ from pyro_fed.recipes import recipe as recipes
 from pyro_fed.recipes.library import load_model
 from pyro_fed.runtime.executors.base import LOG_LIK, Reply, Work
 from pyro_fed.runtime.executors.host import Host, Request, Verdict, WorkerPhase
-from pyro_fed.runtime.executors.local import Made, Sequential
+from pyro_fed.runtime.executors.local import NewStates, Sequential
 from pyro_fed.runtime.messages import answer, decode, decode_header
 
 #: Name of the record in Flower's context that has the client's state.
@@ -95,7 +95,7 @@ class Site:
         """
         name = client_name(context)
         self._check_masked(summed)
-        with refusing():
+        with as_refusals():
             order, encoded = Order.from_record(record_of(content, SETTINGS)), bytes_of(content)
             header = decode_header(encoded, MAX_BYTES)
         kept: Any = context.state.config_records.get(KEPT)
@@ -107,18 +107,18 @@ class Site:
         problem = self._problem(order, name, context)
         algorithm = self._algorithm(order, problem)
         order.check_tensors(header.tensors, problem.dim)
-        with refusing():
+        with as_refusals():
             message = decode(encoded, None, cap=MAX_BYTES, finite=False)
         host = _host(order, problem, data)
-        if not _restored(host, order, algorithm, context, message.header.run):
+        if not _restore_state(host, order, algorithm, context, message.header.run):
             return RecordDict({SETTINGS: ConfigRecord({LOST: True})})
         found = host.answer(_request(order, algorithm, message.tensors))
         _keep(host, context, message.header.run)
         if summed:
             share = min(1.0, int(data.num_rows.sum()) / order.width)
             numbers = flat(found.messages, share) if isinstance(found, Reply) else flat(found)
-            with refusing():
-                return masked(numbers, context)
+            with as_refusals():
+                return maskable_numbers(numbers, context)
         if isinstance(found, Reply):
             tensors = reply_tensors(found, host.executor.new[-1].states if order.copies else {})
         else:
@@ -148,7 +148,7 @@ class Site:
             federation = Federation.from_clients(
                 module.model, {name: rows}, plate=module.PLATE, rows=nested, dtype=dtype
             )
-            check_apart(federation.problem, "over Flower")
+            check_runs_at_clients(federation.problem, "over Flower")
             self.federations[name] = federation
         return self.federations[name]
 
@@ -169,7 +169,7 @@ class Site:
             Refusal: the algorithm is in none of the recipes, is a question that this client does not answer, or has no
                 such job.
         """
-        asked = next((one for one in _questions(problem) if described(one) == order.algorithm), None)
+        asked = next((one for one in _questions(problem) if settings_line(one) == order.algorithm), None)
         if asked is not None:
             self._check_questions(f"{order.algorithm:.100}")
             return asked
@@ -181,7 +181,7 @@ class Site:
             named = (resolve_for_run(stage.algorithm, problem, Setup(graph)).algorithm for stage in stages)
             parts = (part for one in named for part in chain_of(one, problem))
             for part in (form for one in parts for form in _forms(one)):
-                known.append(described(part))
+                known.append(settings_line(part))
                 if known[-1] == order.algorithm:
                     jobs = (WORK, STATES, LOG_LIK, *(part.indicators if isinstance(part, Indicators) else ()))
                     require(order.job in jobs, "job", f"one of {listed(jobs)}", order.job)
@@ -202,13 +202,13 @@ def _forms(algorithm: Algorithm) -> Iterator[Algorithm]:
     yield algorithm
     with suppress(SettingError):  # it cannot be run privately
         private: Algorithm = algorithm.contributions().form_for(ANY_PRIVATE).contributions().form_for_clients()
-        if described(private) != described(algorithm):
+        if settings_line(private) != settings_line(algorithm):
             yield private
 
 
 def _host(order: Order, problem: Problem, data: ClientData) -> Host:
     """A host with this client, whose rows are padded to the number of the longest client, as in a simulation."""
-    index = padded(data.row_index[0], order.width)
+    index = padded_index(data.row_index[0], order.width)
     return Host(problem, ClientData(data.rows, index, data.num_rows), [order.client], Sequential())
 
 
@@ -222,7 +222,7 @@ def _request(order: Order, algorithm: Algorithm, tensors: State) -> Request:
     return Request(phase, verdict, work, None if order.job in (WORK, STATES) else order.job)
 
 
-def _restored(host: Host, order: Order, algorithm: Algorithm, context: Context, run: str) -> bool:
+def _restore_state(host: Host, order: Order, algorithm: Algorithm, context: Context, run: str) -> bool:
     """Restore the state after the last message; False if it is lost, and the order does not bring one."""
     kept: Any = context.state.config_records.get(KEPT)
     if kept is None or (kept["run"], kept["phase"]) != (run, order.phase):
@@ -230,7 +230,7 @@ def _restored(host: Host, order: Order, algorithm: Algorithm, context: Context, 
     tensors = load(kept["data"])
     host.answer(Request(WorkerPhase(order.phase, algorithm, within(tensors, "local")), None))
     host.executor.waiting = kept["waiting"]
-    host.executor.new = [_made(within(tensors, f"new{i}")) for i in range(kept["parts"])]
+    host.executor.new = [_new_states(within(tensors, f"new{i}")) for i in range(kept["parts"])]
     return True
 
 
@@ -246,5 +246,5 @@ def _keep(host: Host, context: Context, run: str) -> None:
     )
 
 
-def _made(tensors: dict[str, Tensor]) -> Made:
-    return Made(tensors["slots"], tensors["at"], within(tensors, "state"))
+def _new_states(tensors: dict[str, Tensor]) -> NewStates:
+    return NewStates(tensors["slots"], tensors["at"], within(tensors, "state"))

@@ -23,7 +23,7 @@ from pyro_fed.errors import DataError
 
 
 @dataclass(frozen=True)
-class Nested:
+class NestedPlate:
     """A nested plate.
 
     Attributes:
@@ -48,7 +48,7 @@ class GroupedArguments(Arguments):
     """
 
     num_groups: int = 0
-    nested: tuple[Nested, ...] = ()
+    nested: tuple[NestedPlate, ...] = ()
     capacities: tuple[int, ...] = ()
 
     @property
@@ -124,7 +124,7 @@ class GroupedArguments(Arguments):
     def pooled(self, leaves: Sequence[Any], num_rows: int) -> Arguments:
         return replace(self, leaves=tuple(leaves), num_groups=num_rows)
 
-    def dealt(self, clients: Sequence[Tensor]) -> Arguments:
+    def with_client_rows(self, clients: Sequence[Tensor]) -> Arguments:
         capacities = []
         for part in self.nested:
             counts = torch.bincount(self.leaves[part.index].long(), minlength=self.num_groups)
@@ -170,7 +170,7 @@ class GroupedArguments(Arguments):
         alone = replace(self, capacities=tuple(held)).rows
         return self.rebuild([leaf.packed(rows, ones) if isinstance(leaf, NestedRows) else leaf[rows] for leaf in alone])
 
-    def _blocks(self, part: Nested, capacity: int) -> NestedRows:
+    def _blocks(self, part: NestedPlate, capacity: int) -> NestedRows:
         owner = self.leaves[part.index].long()
         counts = torch.bincount(owner, minlength=self.num_groups)
         order = owner.argsort(stable=True)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.errors import DataError, ModelError, listed
-from pyro_fed.federation.groups.arguments import GroupedArguments, Nested
+from pyro_fed.federation.groups.arguments import GroupedArguments, NestedPlate
 from pyro_fed.federation.split_arguments import Shard, choose_shards
 
 
@@ -41,11 +41,11 @@ def group_arguments(
     if shard is None:
         _check_lengths(given, plate, sizes)
     chosen = () if shard in ((), []) else choose_shards(arguments, sizes[plate], shard, where).sharded
-    nested: list[Nested] = []
+    nested: list[NestedPlate] = []
     for name, parts in given.items():
         taken = {*index.values(), *(chosen if shard is not None else ())}
         named = [arguments.names.index(part) for part in parts[1:]]
-        nested.append(Nested(name, index[name], tuple(named or _of_length(arguments, sizes[name], taken))))
+        nested.append(NestedPlate(name, index[name], tuple(named or _of_length(arguments, sizes[name], taken))))
     inside = {i for part in nested for i in (part.index, *part.leaves)}
     return GroupedArguments(
         arguments.leaves,

@@ -20,7 +20,7 @@ None means the labels handed to `split`, which a Federation takes from its last 
 | `Explicit(indices)` | the rows listed | |
 """
 
-from pyro_fed.conventions.doors import listing
+from pyro_fed.conventions.doors import public_dir
 from pyro_fed.federation.partition.base import Partition
 from pyro_fed.federation.partition.by_label import Dirichlet, FeatureSkew, LabelShards, MajorityShare
 from pyro_fed.federation.partition.by_row import IID, ByGroup, Explicit, QuantitySkew, SortedBy
@@ -39,4 +39,4 @@ __all__ = [
     "SortedBy",
     "parse",
 ]
-__dir__ = listing(__all__)
+__dir__ = public_dir(__all__)

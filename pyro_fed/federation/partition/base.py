@@ -177,7 +177,7 @@ class Partition(ABC, metaclass=Checked):
         if type(self) is not type(other):
             return NotImplemented
         mine, others = vars(self), vars(other)
-        return all(_same(value, others[name]) for name, value in mine.items() if name != "row_labels")
+        return all(_same_values(value, others[name]) for name, value in mine.items() if name != "row_labels")
 
     def __hash__(self) -> int:
         return hash(repr(self))
@@ -197,7 +197,7 @@ class ByValue(Partition):
             num_rows: number of rows.
             labels: those handed to `split`, or None.
         """
-        values = self._given(labels)
+        values = self._labels_or_by(labels)
         if len(values) != num_rows:
             source = "labels" if self.by is None else "by"
             raise self.error(
@@ -231,7 +231,7 @@ class ByValue(Partition):
             )
         return [np.flatnonzero(codes == code) for code in range(len(distinct))]
 
-    def _given(self, labels: Any) -> np.ndarray:
+    def _labels_or_by(self, labels: Any) -> np.ndarray:
         if self.by is not None:
             return self.by
         if labels is None:
@@ -293,7 +293,7 @@ def _each_once(numbers: Sequence[np.ndarray], num_rows: int) -> bool:
     return bool((np.bincount(every, minlength=num_rows) == 1).all())
 
 
-def _same(a: Any, b: Any) -> bool:
+def _same_values(a: Any, b: Any) -> bool:
     if isinstance(a, tuple) and isinstance(b, tuple):
         return len(a) == len(b) and all(map(np.array_equal, a, b))
     return bool(np.array_equal(a, b)) if a is not None and b is not None else a is b

@@ -91,7 +91,7 @@ class ByGroup(ByValue):
         Args:
             labels: those handed to `split`, or None.
         """
-        return len(np.unique(self._given(labels)))
+        return len(np.unique(self._labels_or_by(labels)))
 
     def names(self, num_clients: int, labels: Any = None) -> list[Any] | None:
         """The groups' values, of a column of their own and where each client has one.

@@ -198,7 +198,7 @@ class FedAvg(Algorithm):
     def objections(self, received: State, messages: State) -> message_limits.Objections:
         """Steps far above the others', in units of the point."""
         size = message_limits.sizes(messages["delta"]) / (1 + message_limits.sizes(received["point"]))
-        return message_limits.outlying(size, "step")
+        return message_limits.outlying_clients(size, "step")
 
     def contributions(self) -> Contributions:
         """The clients' steps."""

@@ -16,12 +16,12 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from pyro_fed.conventions.doors import listing
+from pyro_fed.conventions.doors import public_dir
 from pyro_fed.conventions.nested_settings import Variant, explains_unknown
 from pyro_fed.conventions.setting_checks import check_betas, check_between, check_positive
 
 __all__ = ["SGD", "Adagrad", "Adam", "Name", "Optimiser"]
-__dir__ = listing(__all__)
+__dir__ = public_dir(__all__)
 
 #: The kinds by the names that settings know them under.
 Name = Literal["sgd", "adagrad", "adam"]

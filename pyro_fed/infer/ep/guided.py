@@ -158,7 +158,7 @@ class GuidedFedEP(KeptDraws, Algorithm, SiteKeeping):
     def objections(self, received: State, messages: State) -> message_limits.Objections:
         """Changes far above the others', in units of λ."""
         size = message_limits.sizes(messages["delta"]) / (1 + message_limits.sizes(received["natural"]))
-        return message_limits.outlying(size, "change")
+        return message_limits.outlying_clients(size, "change")
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """The sum of all changes; `refine` finds how much of it can be taken."""

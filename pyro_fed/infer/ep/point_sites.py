@@ -20,7 +20,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start, started
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start, required_start
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import Settings, explains_unknown, resolve
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
@@ -141,7 +141,7 @@ class PointSites(SpreadGaussian):
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
         """The point, the prior's site about it, and sites of the curvature that rows are taken to have."""
-        point = started(start, self).shared["point"].double()
+        point = required_start(start, self).shared["point"].double()
         first = FIRST_CURVATURE if self.scale is None else self.scale
         share = torch.full_like(point, first * problem.num_rows / num_clients)
         narrow = DiagGaussian.from_moments(point, 1 / (num_clients * share))

@@ -184,7 +184,7 @@ def _check_names(guide: str, found: set[str], problem: Problem) -> None:
 
 def _run(guide: Callable[..., Any], problem: Problem, seed: int) -> dict[str, Any]:
     """The distributions of the guide's latent sites."""
-    args, kwargs = problem.arguments.whole()
+    args, kwargs = problem.arguments.call_arguments()
     with own_params(seed), torch.no_grad(), run_by_pyro(problem.dtype, problem.bound.constants):
         nodes = poutine.trace(guide).get_trace(*args, **kwargs).nodes
     return {

@@ -50,7 +50,7 @@ from pyro_fed.infer.langevin.server_state import ServerState
 from pyro_fed.infer.langevin.start import Beginning, give_conducive_gradients
 from pyro_fed.infer.surrogates.own_noise import OwnNoise, longest_parallel_visit, noise_time
 from pyro_fed.infer.surrogates.surrogates import Given
-from pyro_fed.ops.entries import widened
+from pyro_fed.ops.entries import with_trailing_axes
 
 
 @explains_unknown
@@ -239,4 +239,4 @@ def average(value: Tensor, weight: Tensor) -> Tensor:
         value: one a client.
         weight: with sum one, (R, M, K).
     """
-    return (value * widened(weight, value)).sum(2)
+    return (value * with_trailing_axes(weight, value)).sum(2)

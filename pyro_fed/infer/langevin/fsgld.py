@@ -38,7 +38,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Algorithm, Start, started
+from pyro_fed.algorithm.contract import Algorithm, Start, required_start
 from pyro_fed.algorithm.schedule import Schedule
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_positive
@@ -161,12 +161,12 @@ class FSGLD(ReplayedVisits):
 
     def visit_length(self, num_clients: int, start: Start | None) -> float:
         """The longest visit whose errors are small enough."""
-        worst = float(started(start, self).shared["mismatch"].amax())
+        worst = float(required_start(start, self).shared["mismatch"].amax())
         in_sweeps = self.sweeps and self.probabilities is None
         return longest_visit(self.visit_error, worst, num_clients, in_sweeps, self.visit_time)
 
     def derived_step(self, num_clients: int, start: Start | None) -> tuple[float, float]:
         """h of visits that are short enough, and far enough from where steps diverge."""
         step, full = super().derived_step(num_clients, start)
-        steepest = float(started(start, self).shared["curvature"])
+        steepest = float(required_start(start, self).shared["curvature"])
         return min(step, SHORTENED * STABLE / steepest), full

@@ -210,7 +210,7 @@ class SummedLangevin(Algorithm):
 
     def objections(self, received: State, messages: State) -> message_limits.Objections:
         """Scores far above the others'."""
-        return message_limits.outlying(message_limits.sizes(messages["score"]), "score")
+        return message_limits.outlying_clients(message_limits.sizes(messages["score"]), "score")
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """Eq. (1): K/C times the sum of C clients' scores, whose noise is as much louder, and the rest of the noise."""

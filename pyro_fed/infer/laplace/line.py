@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.bounding import HALF, descending, median_of, relative_rows
+from pyro_fed.algorithm.bounding import NORMAL_MEDIAN_DEVIATION, median_of, redescending, relative_rows
 from pyro_fed.ops.gaussian import Gaussian
 
 
@@ -36,8 +36,8 @@ def held_values(
     level = values[:, here : here + 1]
     apart = values - level - expected
     share = relative_rows(values.new_ones(len(values)) if rows is None else rows.to(values))
-    known = median_of(apart.abs() / share.unsqueeze(-1), share) / HALF
+    known = median_of(apart.abs() / share.unsqueeze(-1), share) / NORMAL_MEDIAN_DEVIATION
     reach = pull * share.clamp_min(1.0).sqrt().unsqueeze(-1) * known
     usual = level.median()
     fits = apart.abs() <= reach
-    return usual + expected + torch.where(fits, apart, descending(apart, reach)), len(values) * usual
+    return usual + expected + torch.where(fits, apart, redescending(apart, reach)), len(values) * usual

@@ -43,7 +43,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData, row_dtype
 from pyro_fed.errors import DataError, GraphError, SettingError
 from pyro_fed.graph import Graph
-from pyro_fed.graph.consensus import LOOSEST
+from pyro_fed.graph.consensus import MAX_TOLERANCE
 from pyro_fed.ops.mixing import mix
 
 #: Log-likelihood of a candidate that the rows rule out: it stays a number, which can be mixed, and has no mass.
@@ -97,7 +97,7 @@ class P2PFinite(Algorithm, OnGraph):
         check_at_least(self, 2, "num_candidates")
         check_at_least(self, 1, "batch_size", "gossip_steps", allow_none=True)
         check_choice(self, "weighting", ("exact", "paper"))
-        check_between(self, "gossip_tolerance", 0, LOOSEST)
+        check_between(self, "gossip_tolerance", 0, MAX_TOLERANCE)
         check_positive(self, "tolerance", "temperature")
         if self.gossip_steps is not None:
             refuse_unused(self, f"gossip_steps={self.gossip_steps} says how many; leave that out", "gossip_tolerance")

@@ -13,7 +13,7 @@ from pyro_fed.errors import ModelError
 from pyro_fed.infer.peers.local_laplace import local_laplace
 from pyro_fed.infer.sites.gaussian_sites import SpreadGaussian, as_state, batched
 from pyro_fed.infer.sites.prior_gaussian import fit_prior
-from pyro_fed.ops.entries import widened
+from pyro_fed.ops.entries import with_trailing_axes
 from pyro_fed.ops.gaussian import Gaussian
 
 
@@ -51,7 +51,9 @@ def with_prior(algorithm: SpreadGaussian, problem: Problem, points: Tensor, mome
     if not bool((share != 0).any()):
         return moments
     prior = algorithm.derivatives().of_prior(problem, points)
-    return Moments(*(part + extra * widened(share, part) for part, extra in zip(moments, prior, strict=True)))
+    return Moments(
+        *(part + extra * with_trailing_axes(share, part) for part, extra in zip(moments, prior, strict=True))
+    )
 
 
 def unit_spread(q: Gaussian) -> Tensor:

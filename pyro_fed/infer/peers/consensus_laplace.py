@@ -39,7 +39,7 @@ from pyro_fed.infer.laplace.fedlaplace import SENT, FedLaplace
 from pyro_fed.infer.laplace.laplace_point import aimed
 from pyro_fed.infer.peers.peer_burn_in import PeerBurnIn
 from pyro_fed.infer.sites.gaussian_sites import flat_site, gaussian
-from pyro_fed.ops.entries import widened
+from pyro_fed.ops.entries import with_trailing_axes
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.mixing import mix
 
@@ -124,7 +124,7 @@ class ConsensusLaplace(Algorithm, OnGraph):
         message = {**message, "values": message["values"].clamp_min(LOWEST), "unusable": unusable}
         aim = aimed(asked)
         message["eta"] = gaussian(message).score(aim)
-        put_in = {name: message[name].double() / widened(v, message[name]) for name in SUMS}
+        put_in = {name: message[name].double() / with_trailing_axes(v, message[name]) for name in SUMS}
         return {**put_in, "aim": aim.double(), "decrement": server["decrement"].clamp_max(UNKNOWN)}, server, info
 
     def _decide(self, sums: State, server: State) -> State:

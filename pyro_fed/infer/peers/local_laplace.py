@@ -24,7 +24,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch
 from pyro_fed.infer.sites.gaussian_sites import site_of
 from pyro_fed.ops.cholesky import equilibrated_cholesky
-from pyro_fed.ops.entries import choose, widened
+from pyro_fed.ops.entries import choose, with_trailing_axes
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.matrices import positive_part
 
@@ -57,7 +57,7 @@ def local_laplace(
     def at(points: Tensor) -> Moments:
         from_data = algorithm.derivatives().of_likelihood(problem, points[None], batch)
         prior = algorithm.derivatives().of_prior(problem, points[None])
-        return Moments(*(p + q * widened(share, p) for p, q in zip(from_data, prior, strict=True)))
+        return Moments(*(p + q * with_trailing_axes(share, p) for p, q in zip(from_data, prior, strict=True)))
 
     place, here = start, at(start)
     damping, going = torch.full_like(share, LAMBDA_START), torch.ones_like(share, dtype=torch.bool)

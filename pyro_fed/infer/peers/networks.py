@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import torch
 
-from pyro_fed.algorithm.contract import Noise, Start, started
+from pyro_fed.algorithm.contract import Noise, Start, required_start
 from pyro_fed.algorithm.states import State
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
@@ -57,7 +57,7 @@ def first_states(
         algorithm: what begins there.
     """
     flat = flat_site(problem, "diag", num_clients)
-    point = started(start, algorithm).shared["point"].double()
+    point = required_start(start, algorithm).shared["point"].double()
     local = {
         **as_state(flat),
         **as_state(flat, "lik_"),

@@ -41,7 +41,7 @@ from pyro_fed.conventions.setting_checks import check_at_least, check_between, c
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import GraphError
 from pyro_fed.graph import Consensus, Graph
-from pyro_fed.graph.consensus import LOOSEST
+from pyro_fed.graph.consensus import MAX_TOLERANCE
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.peers.beliefs import gaussian_prior, or_infinity, range_over_agents
 from pyro_fed.infer.peers.consensus_laplace import ConsensusLaplace
@@ -104,7 +104,7 @@ class PeerGaussian(SpreadGaussian, OnGraph):
         check_positive(self, "tolerance")
         check_between(self, "damping", 0, 1)
         if self.gossip_tolerance is not None:
-            check_between(self, "gossip_tolerance", 0, LOOSEST)
+            check_between(self, "gossip_tolerance", 0, MAX_TOLERANCE)
         check_at_least(self, 1, "gossip_steps", allow_none=True)
         check_choice(self, "start", ("auto", "consensus", "local", "prior", "draw", "fedavg"))
         if self.gossip_steps is not None:

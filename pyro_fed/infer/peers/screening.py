@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.combination import FEWEST, Bounded
+from pyro_fed.algorithm.combination import MIN_COHORT, Bounded
 from pyro_fed.errors import SettingError
 from pyro_fed.graph import Graph
 from pyro_fed.infer.sites.contributions import held_changes
@@ -84,7 +84,7 @@ def _judged(
     rows: Tensor | None,
 ) -> tuple[list[int], Gaussian, Tensor]:
     """The places of those that sent something in a neighbourhood, their held changes, and by how much each was cut."""
-    if len(near) < FEWEST:
+    if len(near) < MIN_COHORT:
         raise SettingError(
             f"Bounded: agents {list(near)} hear nobody else, and two cannot outvote one of them; give a graph with at "
             "least three agents within two links"

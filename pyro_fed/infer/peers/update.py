@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pyro_fed.algorithm.contract import Noise
 from pyro_fed.algorithm.states import State
-from pyro_fed.conventions.doors import listing
+from pyro_fed.conventions.doors import public_dir
 from pyro_fed.conventions.nested_settings import Variant, explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
 from pyro_fed.density.problem import Problem
@@ -32,7 +32,7 @@ from pyro_fed.infer.sites.online_newton import OnlineNewton
 from pyro_fed.ops.gaussian import Gaussian
 
 __all__ = ["IVON", "SVI", "Name", "Newton", "Update"]
-__dir__ = listing(__all__)
+__dir__ = public_dir(__all__)
 
 #: The kinds by the names that the setting `update` knows them under.
 Name = Literal["newton", "svi", "ivon"]

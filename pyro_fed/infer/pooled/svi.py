@@ -111,7 +111,7 @@ class SVI(KeptDraws, Algorithm):
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
         """Fit the guide, and draw from it."""
-        args, kwargs = problem.arguments.whole()
+        args, kwargs = problem.arguments.call_arguments()
         made = inspect.isclass(self.guide)
         given: Any = self.guide
         constants = problem.bound.constants

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start, started
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start, required_start
 from pyro_fed.algorithm.states import State
-from pyro_fed.conventions.kinds import narrowed
+from pyro_fed.conventions.kinds import cast_checked
 from pyro_fed.density.compiling.batched import vmap
 from pyro_fed.density.compiling.predictors import CHECK_ROWS, Predictors, predictors
 from pyro_fed.density.derivatives.few_rows import fewest, picked
@@ -72,8 +72,8 @@ class OneMode(Algorithm):
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
         """Where tangents are compared."""
-        start = started(start, self)
-        mode, spread = start.shared["point"], narrowed(spread_points(problem), Tensor)
+        start = required_start(start, self)
+        mode, spread = start.shared["point"], cast_checked(spread_points(problem), Tensor)
         return start.shared | {
             "pairs": torch.cat([spread.to(mode), mode[None]]),
             "bent": mode.new_zeros(()),
@@ -125,7 +125,7 @@ def spread_points(problem: Problem) -> Tensor | None:
         sample = predictors(problem, CHECK_ROWS)
         return _under_gaussian(problem) if sample is not None and not sample.direct else None
 
-    found: Tensor | None = problem.compiler.kept("spread points", find, problem)
+    found: Tensor | None = problem.compiler.find_once("spread points", find, problem)
     return found
 
 

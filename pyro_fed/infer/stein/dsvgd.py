@@ -57,7 +57,7 @@ from torch.func import grad
 
 from pyro_fed.algorithm import message_limits
 from pyro_fed.algorithm.capabilities import Indicators
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start, started
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start, required_start
 from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import RoundRobin, Schedule
@@ -217,7 +217,7 @@ class DSVGD(ParticleAlgorithm, Indicators):
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
         """Particles where the survey says, with the clients' residuals known there."""
-        return first_states(problem, num_clients, started(start, self), self.num_particles)
+        return first_states(problem, num_clients, required_start(start, self), self.num_particles)
 
     def download(self, shared: State, clients: Tensor) -> State:
         """Everything but the server's figures."""

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.bounding import LARGEST, descending, median_of, relative_rows
+from pyro_fed.algorithm.bounding import LARGEST_DISTANCE, median_of, redescending, relative_rows
 
 #: What one client may move a mean, in SDs, however well the others' surrogates fit.
 LEAST = 0.5
@@ -60,12 +60,12 @@ def held_residuals(known: Tensor, clients: Tensor, sent: Tensor, rows: Tensor | 
     usual = median_of(size / share.sqrt(), share)
     reach = (pull * share.clamp_min(1.0).sqrt() * usual).clamp_min(LEAST)[clients]
     own = size[clients]
-    short = torch.where(own > reach, descending(own, reach) / own, 1.0)
-    return HeldResiduals(sent * short.reshape(-1, 1, 1), (own - reach).double().clamp(0, LARGEST))
+    short = torch.where(own > reach, redescending(own, reach) / own, 1.0)
+    return HeldResiduals(sent * short.reshape(-1, 1, 1), (own - reach).double().clamp(0, LARGEST_DISTANCE))
 
 
 def held_particles(sent: Tensor, own: Tensor, reach: Tensor) -> tuple[Tensor, Tensor]:
     """A client's particles (N, D) where they are within `reach` of the server's; and by how much they were not."""
     away = (sent - own).abs()
-    beyond = (away.amax() - reach).double().clamp(0, LARGEST)
+    beyond = (away.amax() - reach).double().clamp(0, LARGEST_DISTANCE)
     return (sent if float(beyond) == 0 else own), beyond

@@ -30,7 +30,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start, started
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start, required_start
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.nested_settings import chosen_setting
@@ -99,7 +99,7 @@ class AdaptiveImportance(Algorithm):
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
         """The first points: of the modes, and of a fit to draws of the prior."""
-        start = started(start, self)
+        start = required_start(start, self)
         count: int = chosen_setting(self, "first_points")
         half = count // 2
         draws = problem.init(PRIOR_DRAWS, generator).double()

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value, vjp
 
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start, started
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start, required_start
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import chosen_setting
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
@@ -44,7 +44,7 @@ from pyro_fed.density.scores import are_many, by_pieces
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.stein.concave import OneMode, is_only, spread_points
 from pyro_fed.ops.cholesky import equilibrated_cholesky
-from pyro_fed.ops.entries import CANDIDATES, choose, far_apart, widened
+from pyro_fed.ops.entries import CANDIDATES, choose, far_apart, with_trailing_axes
 from pyro_fed.ops.newton_ascent import Look, NewtonAscent, StepControl
 
 #: Rounds of a search, for which the structure of rows is looked for once.
@@ -109,7 +109,7 @@ class Modes(Algorithm):
         The known mode; and, unless it is the only one, the modes of few rows where there are any, else draws of the
         prior and the known mode's images.
         """
-        start = started(start, self)
+        start = required_start(start, self)
         found = start.shared
         if is_only(found):
             others = found["point"].new_zeros(0, problem.dim)
@@ -143,7 +143,7 @@ class Modes(Algorithm):
         points = shared["trial"].to(problem.dtype)
         if self.by_few_rows:
             few, times = picked(problem, data, fewest(problem.dim))
-            found = Look(*(widened(times, part) * part for part in look_at_likelihood(problem, points, few)))
+            found = Look(*(with_trailing_axes(times, part) * part for part in look_at_likelihood(problem, points, few)))
         else:
             found = look_at_likelihood(problem, points, data)
         usable = found.finite()

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import torch
 
-from pyro_fed.algorithm.contract import Algorithm, Start, started
+from pyro_fed.algorithm.contract import Algorithm, Start, required_start
 from pyro_fed.algorithm.states import State
 from pyro_fed.density.problem import Problem
 from pyro_fed.infer.ep.fedep import FedEP
@@ -56,7 +56,7 @@ class Nearest(FedEP):
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
         """At Laplace's sites, with what the search has found, and these sites beside."""
-        start = started(start, self)
+        start = required_start(start, self)
         whole = Start(start.shared | {"fall": torch.zeros(())}, start.local)  # no end of a climb ends the run
         shared, local = super().init(problem, num_clients, generator, whole)
         found = {name: start.shared[name] for name in OF_MODES}

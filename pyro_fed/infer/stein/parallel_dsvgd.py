@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Noise, Start, started
+from pyro_fed.algorithm.contract import Noise, Start, required_start
 from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.schedule import All, Schedule
 from pyro_fed.algorithm.states import State
@@ -105,7 +105,7 @@ class ParallelDSVGD(DSVGD):
         Raises:
             SettingError: the Gaussian phase ended at no maximum, so that there are none.
         """
-        if bool(started(start, self).shared["apart"]):
+        if bool(required_start(start, self).shared["apart"]):
             raise SettingError(
                 f"ParallelDSVGD: the Gaussian phase ended at a saddle of the log posterior: {NO_SURROGATES}"
             )

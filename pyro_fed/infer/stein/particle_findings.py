@@ -7,7 +7,7 @@ from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.limits import SD_MATTERS
 from pyro_fed.infer.stein.at_rest import moments_at_rest
-from pyro_fed.ops.stein import ENOUGH
+from pyro_fed.ops.stein import PARTICLES_PER_COORDINATE
 
 #: Spread of the particles, in SDs of the Gaussian of `survey`, below which they have collapsed.
 COLLAPSED = 0.5
@@ -38,7 +38,7 @@ def particle_findings(record: Record, num_particles: int, dim: int, usual_rounds
         return [sentences.particles_span_too_little(particles=num_particles, dim=dim, factor=span)]
     if moments_at_rest(latest):
         # Few particles satisfy the identities that judge them, whatever the posterior.
-        enough = num_particles >= min(FEWEST, ENOUGH * dim)
+        enough = num_particles >= min(FEWEST, PARTICLES_PER_COORDINATE * dim)
         return [] if enough else [sentences.too_few_particles(particles=num_particles, needed=FEWEST)]
     off = {name: latest[name] for name in ("mean_off", "sd_off")}
     return [sentences.particles_are_off(rounds=rounds, **off, cures=[_cure(record, rounds < usual_rounds)])]

@@ -40,7 +40,7 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start, started
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start, required_start
 from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.states import State, select
 from pyro_fed.codes import sentences
@@ -167,7 +167,7 @@ class Survey(Algorithm):
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
         """The points, and the sites in whitened coordinates."""
-        start = nearest_of(started(start, self))
+        start = nearest_of(required_start(start, self))
         _, sites, prior = warm_sites(start)
         sites = sites.power(1.0 / self.temperature)
         q = sites.product_over(0).product(prior)

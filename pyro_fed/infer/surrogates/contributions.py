@@ -8,7 +8,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.bounding import HALF, LARGEST, descending, median_of, relative_rows, within_cohort
+from pyro_fed.algorithm.bounding import (
+    LARGEST_DISTANCE,
+    NORMAL_MEDIAN_DEVIATION,
+    median_of,
+    redescending,
+    relative_rows,
+    within_cohort,
+)
 from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contributions import BoundedMessages, Contributions, SentMessages
 from pyro_fed.algorithm.states import State
@@ -56,11 +63,13 @@ class LogLikContributions(Contributions):
         level = (values - expected).quantile(0.5, 1, keepdim=True)
         apart = values - expected - level
         usual = median_of(apart.abs() / share.sqrt().unsqueeze(-1), share)
-        reach = (limits.pull * share.clamp_min(1.0).sqrt().unsqueeze(-1) * usual / HALF).clamp_min(LEAST)
+        reach = (limits.pull * share.clamp_min(1.0).sqrt().unsqueeze(-1) * usual / NORMAL_MEDIAN_DEVIATION).clamp_min(
+            LEAST
+        )
         fits = apart.abs() <= reach
-        held = expected + torch.where(fits, apart, descending(apart, reach))  # without the level
+        held = expected + torch.where(fits, apart, redescending(apart, reach))  # without the level
         known = within_cohort(level / share.unsqueeze(-1), limits.pull)[0] * share.unsqueeze(-1)
-        cut = torch.where(fits, 0.0, apart.abs() - reach).square().mean(1).sqrt().clamp_max(LARGEST)
+        cut = torch.where(fits, 0.0, apart.abs() - reach).square().mean(1).sqrt().clamp_max(LARGEST_DISTANCE)
         answered = (sent.messages["answered"] != 0).to(values)
         message = {"log_lik": answered.unsqueeze(-1) * (held + known), "answered": answered}
         return BoundedMessages(shared, message, {}, cut)

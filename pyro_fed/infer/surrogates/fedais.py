@@ -37,13 +37,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start, started
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start, required_start
 from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
 from pyro_fed.codes import cures
 from pyro_fed.codes.finding import Finding
-from pyro_fed.conventions.kinds import narrowed
+from pyro_fed.conventions.kinds import cast_checked
 from pyro_fed.conventions.limits import MATTERS
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
@@ -153,7 +153,7 @@ class FedAIS(Algorithm):
     ) -> tuple[State, State]:
         """Step 1: proposals and log u_s, and at each client its site, where there are any."""
         if self._of_points:
-            points = self._points(started(start, self), generator)
+            points = self._points(required_start(start, self), generator)
             proposals, sites = around_points(problem, points, self.num_proposals, generator), State()
         else:
             surrogates = self.surrogates if isinstance(self.surrogates, Given) else self.warm_start(problem)
@@ -186,7 +186,7 @@ class FedAIS(Algorithm):
 
     def _points(self, start: Start, generator: torch.Generator) -> Tensor:
         """The points that particles, chains or weighted draws left, (N, D)."""
-        surrogates = narrowed(self.surrogates, Algorithm)
+        surrogates = cast_checked(self.surrogates, Algorithm)
         if isinstance(surrogates, FedAIS):
             before = WeightedDraws.of(start.shared)
             weights = flattened(before.log_weights, min(FEWEST_EFFECTIVE, surrogates.num_proposals / 2))

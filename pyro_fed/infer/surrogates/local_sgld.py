@@ -36,7 +36,7 @@ from pyro_fed.density.rows.batches import ClientData, batch_of, draw_minibatches
 from pyro_fed.density.traits import FULL_DIM
 from pyro_fed.infer.sites.gaussian_sites import as_state, flat_site, gaussian, where
 from pyro_fed.infer.sites.power_iteration import largest_likelihood_curvature
-from pyro_fed.ops.entries import choose, widened
+from pyro_fed.ops.entries import choose, with_trailing_axes
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import STRUCTURES
 from pyro_fed.ops.langevin import STABLE, langevin_step
@@ -190,7 +190,7 @@ class LocalSGLD(Algorithm):
         (position, moments), _ = problem.scan(self._step, begin, (step, rows), xs, steps, (0, dims))
         if not keep:
             return position, zeros
-        return moments.mean, moments.squares / widened(moments.number - 1, moments.squares)
+        return moments.mean, moments.squares / with_trailing_axes(moments.number - 1, moments.squares)
 
     def _step_sizes(self, problem: Problem, position: Tensor, data: ClientData) -> Tensor:
         if self.step_size is not None:

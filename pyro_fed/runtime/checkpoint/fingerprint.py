@@ -16,9 +16,16 @@ import torch
 from torch.utils import _pytree as pytree
 
 from pyro_fed.algorithm.contract import Algorithm
-from pyro_fed.conventions.settings_repr import described
+from pyro_fed.conventions.settings_repr import settings_line
 from pyro_fed.conventions.version import VERSION
-from pyro_fed.density.fingerprint import compared, density_values, difference, hashed, shared_arguments, traced
+from pyro_fed.density.fingerprint import (
+    density_values,
+    difference,
+    has_common_rows,
+    hash_tensors,
+    operations_hash,
+    shared_arguments,
+)
 from pyro_fed.errors import CheckpointError
 from pyro_fed.graph import Graph
 
@@ -47,10 +54,10 @@ def fingerprint(
     problem = federation.problem
     return {
         "versions": f"pyro_fed {VERSION}, torch {torch.__version__}, pyro {pyro.__version__}",
-        "algorithm": described(algorithm),
+        "algorithm": settings_line(algorithm),
         ROUNDS: str(num_rounds),
         "clients": json.dumps(federation.client_names),
-        "data": hashed([*pytree.tree_leaves(problem.rows), federation.row_counts, *federation.client_rows]),
+        "data": hash_tensors([*pytree.tree_leaves(problem.rows), federation.row_counts, *federation.client_rows]),
         **model_marks(federation),
         "schedule": _text(schedule),
         "graph": f"{_text(graph)} {_weights(graph)}",
@@ -68,7 +75,7 @@ def model_marks(federation: Federation) -> dict[str, str]:
         "quadrature": repr(problem.quadrature),
         SHARED: json.dumps(shared_arguments(problem)),
         DENSITY: density_values(problem, federation.client_rows, federation.client_names),
-        PROGRAM: traced(problem),
+        PROGRAM: operations_hash(problem),
     }
 
 
@@ -94,11 +101,13 @@ def require_run(folder: Path, found: dict[str, str], mine: dict[str, str], any_r
     other_rows = any(found.get(name) != mine[name] for name in ("data", "clients"))
     model = ["model", DENSITY] if other_rows else ["model", "quadrature", SHARED, DENSITY, PROGRAM]
     # Only the first difference of the models is named: the others, such as other log-likelihoods, follow from it.
-    clauses = [next(filter(None, (_unlike(name, found.get(name), mine[name], not other_rows) for name in model)), "")]
+    clauses = [
+        next(filter(None, (_difference(name, found.get(name), mine[name], not other_rows) for name in model)), "")
+    ]
     told = {"model", "quadrature", SHARED, DENSITY, PROGRAM} | ({ROUNDS} if any_rounds else set())
     rest = [name for name in mine if name not in told]
     rest.sort(key=lambda name: name == "versions")  # last, since another version is seldom the reason
-    clauses += [_unlike(name, found.get(name), mine[name]) for name in rest]
+    clauses += [_difference(name, found.get(name), mine[name]) for name in rest]
     if said := "; ".join(filter(None, clauses)):
         raise CheckpointError(
             f"the state in {folder} is that of another run: {said}. Run with what it was made with, or choose "
@@ -118,17 +127,17 @@ def require_model(folder: Path, found: dict[str, str], algorithm: Algorithm, fed
     Raises:
         CheckpointError: names what differs, with both values.
     """
-    mine = {"algorithm": described(algorithm), **model_marks(federation)}
+    mine = {"algorithm": settings_line(algorithm), **model_marks(federation)}
     names = ["algorithm", "model", "quadrature"]
-    if not compared(found.get(DENSITY, '{"clients": {}}'), mine[DENSITY]):
+    if not has_common_rows(found.get(DENSITY, '{"clients": {}}'), mine[DENSITY]):
         names.append(PROGRAM)  # no client has the same rows, so that no likelihoods can be compared
-    clauses = [_unlike(name, found.get(name), mine[name]) for name in names]
-    clauses.append(_unlike(DENSITY, found.get(DENSITY), mine[DENSITY], same_rows=False))
+    clauses = [_difference(name, found.get(name), mine[name]) for name in names]
+    clauses.append(_difference(DENSITY, found.get(DENSITY), mine[DENSITY], same_rows=False))
     for clause in filter(None, clauses):
         raise CheckpointError(f"{folder} cannot be the start: {clause}")
 
 
-def _unlike(name: str, found: str | None, mine: str, same_rows: bool = True) -> str:
+def _difference(name: str, found: str | None, mine: str, same_rows: bool = True) -> str:
     """A clause that says how a mark differs; "" where it does not."""
     if found == mine:
         return ""
@@ -156,4 +165,4 @@ def _weights(graph: Any) -> str:
     if not isinstance(graph, Graph):
         return ""
     matrices = [graph.expected(round).tocoo() for round in range(graph.window)]
-    return hashed([torch.as_tensor(part) for w in matrices for part in (w.row, w.col, w.data)])
+    return hash_tensors([torch.as_tensor(part) for w in matrices for part in (w.row, w.col, w.data)])

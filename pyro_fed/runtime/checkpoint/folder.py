@@ -18,7 +18,7 @@ from safetensors.torch import load, save
 
 from pyro_fed.algorithm.states import State, contiguous, prefixed, within
 from pyro_fed.conventions.output import replaced_file
-from pyro_fed.density.fingerprint import hashed
+from pyro_fed.density.fingerprint import hash_tensors
 from pyro_fed.errors import CheckpointError, ProtocolError, PyroFedError, SettingError, warn_user
 from pyro_fed.runtime.checkpoint.fingerprint import require_run
 from pyro_fed.runtime.checkpoint.lock import Lock
@@ -27,7 +27,7 @@ from pyro_fed.runtime.messages.header import PREFIX, header_length, read_header
 logger = logging.getLogger(__name__)
 
 #: Number of states that are kept: the latest, and the one before in case the latest cannot be read.
-KEPT = 2
+NUM_KEPT_STATES = 2
 #: Longest header of a state, in bytes; it has the record, which grows with the rounds. It is safetensors' own limit.
 MAX_HEADER = 100_000_000
 
@@ -114,7 +114,7 @@ class Checkpoint:
                 f"the state could not be written to {target} ({error}); the previous state is "
                 "kept. Make room and run again with resume=True"
             ) from error
-        for old in self._files()[:-KEPT]:
+        for old in self._files()[:-NUM_KEPT_STATES]:
             try:
                 old.unlink(missing_ok=True)
             except OSError as error:  # the new state is written: an old file only takes space
@@ -185,7 +185,7 @@ def latest(folder: Path) -> tuple[dict[str, str], Saved]:
     reasons = []
     for path in reversed(_files_in(folder)):
         try:
-            found = _read(path)
+            found = _read_state(path)
         except (ProtocolError, OSError) as error:
             reasons.append(f"{path.name}: {error}")
             continue
@@ -202,7 +202,7 @@ def _files_in(folder: Path) -> list[Path]:
         raise CheckpointError(f"{str(folder)[:100]!r} cannot be read as a folder: {error}") from error
 
 
-def _read(path: Path) -> tuple[dict[str, str], Saved]:
+def _read_state(path: Path) -> tuple[dict[str, str], Saved]:
     """The marks and the state in a file.
 
     Raises:
@@ -256,4 +256,4 @@ def _read_file(path: Path) -> tuple[dict[str, str], State]:
 def _digest_of(tensors: State, text: dict[str, str]) -> str:
     """A hash of a state's names, values and text."""
     names = sorted(tensors)
-    return hashed([tensors[name] for name in names], json.dumps([names, sorted(text.items())]))
+    return hash_tensors([tensors[name] for name in names], json.dumps([names, sorted(text.items())]))

@@ -40,9 +40,9 @@ class Lock:
                 "Linux or macOS"
             )
         while self._file is None:
-            self._file = self._taken()
+            self._file = self._locked_file()
 
-    def _taken(self) -> int | None:
+    def _locked_file(self) -> int | None:
         """The locked file; None if its former holder has deleted it in the meantime."""
         try:
             file = open_lock(self.path)

@@ -40,7 +40,7 @@ def judge_by_sums(evidence: Evidence, executor: Executor) -> list[Finding]:
         return [sentences.not_audited_by_sums(why=f"importance weights of {problem.dim:,} parameters say nothing")]
     points = flat[evenly(len(flat), MOST_DRAWS)]
     try:
-        log_lik = _asked(executor, points, evidence)
+        log_lik = _pooled_log_lik(executor, points, evidence)
     except StoppedError as error:
         return [sentences.not_audited_by_sums(why=str(error))]
     if not bool(log_lik.isfinite().all()):
@@ -51,7 +51,7 @@ def judge_by_sums(evidence: Evidence, executor: Executor) -> list[Finding]:
     return judged_by_weights(evidence, points, log_prior + log_lik / evidence.temperature)
 
 
-def _asked(executor: Executor, points: Tensor, evidence: Evidence) -> Tensor:
+def _pooled_log_lik(executor: Executor, points: Tensor, evidence: Evidence) -> Tensor:
     """Σ_k log p_k at points (S, D): (S,), float64."""
     clients = list(range(evidence.federation.num_clients))
     draws = points.expand(len(clients), *points.shape)

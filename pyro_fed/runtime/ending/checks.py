@@ -1,7 +1,7 @@
 """Every check of a run's result, in the order in which they are made and reported.
 
-A check is a function from the result (`Judged`) to findings. It may look at what the checks before it have found, by
-topic. A new check is a function and an entry in a table.
+A check is a function from the result (`CheckInputs`) to findings. It may look at what the checks before it have found,
+by topic. A new check is a function and an entry in a table.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from pyro_fed.audit.inputs.use import of_no_use
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding, Topic
 from pyro_fed.density.problem import Problem
-from pyro_fed.runtime.ending.apart import clients_apart
 from pyro_fed.runtime.ending.by_sums import judge_by_sums
+from pyro_fed.runtime.ending.check_inputs import Check, CheckInputs
 from pyro_fed.runtime.ending.collecting import integral_findings
-from pyro_fed.runtime.ending.judged import Check, Judged
+from pyro_fed.runtime.ending.outlying_clients import outlying_client_findings
 
 #: The evidence is not known if the standard error of its logarithm is larger, in nats: a factor of e.
 LARGEST_EVIDENCE_ERROR = 1.0
@@ -39,7 +39,7 @@ LARGEST_EVIDENCE_ERROR = 1.0
 ENOUGH_PASSES = 2
 
 
-def infinite_sds(judged: Judged) -> list[Finding]:
+def infinite_sds(judged: CheckInputs) -> list[Finding]:
     """SDs of draws that are no finite numbers."""
     return without_spread(judged.problem, judged.draws)
 
@@ -57,12 +57,12 @@ def without_spread(problem: Problem, draws: Tensor) -> list[Finding]:
     return [sentences.sds_not_finite(sites=names)] if names else []
 
 
-def algorithms_own(judged: Judged) -> list[Finding]:
+def algorithms_own(judged: CheckInputs) -> list[Finding]:
     """What the algorithm has against its own answer."""
     return sentences.as_findings(judged.algorithm.warnings(judged.record, judged.problem))
 
 
-def convergence(judged: Judged) -> list[Finding]:
+def convergence(judged: CheckInputs) -> list[Finding]:
     """The algorithm has not converged, unless it has said so itself, with its reason; or its time was over."""
     record = judged.record
     own = [one for one in judged.doubts if one.topic is Topic.CONVERGENCE and one.code != sentences.interrupted.code]
@@ -85,23 +85,23 @@ def not_converged(record: Record) -> list[Finding]:
     return [sentences.not_converged(rounds=rounds, change=record.latest["change"])]
 
 
-def integrals(judged: Judged) -> list[Finding]:
+def integrals(judged: CheckInputs) -> list[Finding]:
     """Integrals over rows' latents that are not accurate at the draws."""
     return integral_findings(judged.problem, judged.draws.flatten(0, 1)) if judged.problem.local_dim else []
 
 
-def cut_back(judged: Judged) -> list[Finding]:
+def cut_back(judged: CheckInputs) -> list[Finding]:
     """Messages that were cut back to what the cohort's do."""
     return judged.record.messages_cut_back()
 
 
-def small_cohort(judged: Judged) -> list[Finding]:
+def small_cohort(judged: CheckInputs) -> list[Finding]:
     """Clients so few that none can be held to the others."""
     combination = judged.context.combination
     return combination.small_cohort(judged.context.federation.num_clients) if isinstance(combination, Bounded) else []
 
 
-def absent_clients(judged: Judged) -> list[Finding]:
+def absent_clients(judged: CheckInputs) -> list[Finding]:
     """Clients with rows that worked in no round, so that their rows are not in the answer.
 
     It is not raised for pooled data, for agents, which always use their own rows, for a run that starts from the sites
@@ -122,18 +122,18 @@ def absent_clients(judged: Judged) -> list[Finding]:
     return [sentences.clients_took_no_part(clients=missing)] if missing else []
 
 
-def no_cohort(judged: Judged) -> list[Finding]:
+def no_cohort(judged: CheckInputs) -> list[Finding]:
     """Clients that differ too much to be held to each other."""
     return judged.record.clients_are_no_cohort()
 
 
-def standing_apart(judged: Judged) -> list[Finding]:
+def standing_apart(judged: CheckInputs) -> list[Finding]:
     """Clients that move the answer more than others do; a client that has not worked has no site to compare with."""
     absent = any(one.code == sentences.clients_took_no_part.code for one in judged.record.findings)
-    return [] if not judged.audit or absent else clients_apart(judged)
+    return [] if not judged.audit or absent else outlying_client_findings(judged)
 
 
-def network_inputs(judged: Judged) -> list[Finding]:
+def network_inputs(judged: CheckInputs) -> list[Finding]:
     """A network's inputs that are out of range, or of no use."""
     context = judged.context
     if not judged.audit or not context.federation.holds_data:
@@ -141,7 +141,7 @@ def network_inputs(judged: Judged) -> list[Finding]:
     return out_of_range(judged.problem, context.seed) or of_no_use(judged.problem, judged.draws.flatten(0, 1))
 
 
-def densities(judged: Judged) -> list[Finding]:
+def densities(judged: CheckInputs) -> list[Finding]:
     """What the model's densities at the draws have against them; where rows are elsewhere, what sums over rows have.
 
     The result of a combination is not meant to be the posterior of all rows, and is not audited.
@@ -177,7 +177,7 @@ CHECKS: tuple[Check, ...] = (
 )
 
 
-def refuted(judged: Judged) -> list[Finding]:
+def refuted_doubts(judged: CheckInputs) -> list[Finding]:
     """An algorithm's own doubts (`Algorithm.provisional`) that count no more, as the audit finds its answer right."""
     record = judged.record
     by_densities = record.audited and judged.context.federation.holds_data
@@ -190,7 +190,7 @@ def refuted(judged: Judged) -> list[Finding]:
     return provisional if provisional and alone and found_right(judged.evidence) else []
 
 
-def evidence(judged: Judged) -> list[Finding]:
+def evidence(judged: CheckInputs) -> list[Finding]:
     """The evidence is not known, even though the draws may be right."""
     latest = judged.record.latest
     error = latest.get("log_evidence_se", 0.0)
@@ -199,18 +199,18 @@ def evidence(judged: Judged) -> list[Finding]:
     return [sentences.evidence_not_known(error=error, pareto_k=latest["pareto_k"])]
 
 
-def settings(judged: Judged) -> list[Finding]:
+def settings(judged: CheckInputs) -> list[Finding]:
     """Settings that ask for another posterior, or for too few draws."""
     return asked(judged.algorithm, judged.draws) if judged.audit else []
 
 
-def sds_at_limit(judged: Judged) -> list[Finding]:
+def sds_at_limit(judged: CheckInputs) -> list[Finding]:
     """An SD that may be too small by more than the limit; of an answer that has just been audited by its densities."""
     seen = bool(judged.shared) and judged.context.federation.holds_data
     return at_limit(judged.evidence) if seen and _audited_and_right(judged) else []
 
 
-def long_tails(judged: Judged) -> list[Finding]:
+def long_tails(judged: CheckInputs) -> list[Finding]:
     """Numbers whose means and SDs say little, though the draws are right: long tails, and angles."""
     if not _audited_and_right(judged):
         return []
@@ -221,7 +221,7 @@ def long_tails(judged: Judged) -> list[Finding]:
     return [*tails, *as_numbers(seen), *reported_without_variance(judged.problem, flat)]
 
 
-def near_limits(judged: Judged) -> list[Finding]:
+def near_limits(judged: CheckInputs) -> list[Finding]:
     """Means and SDs that are near the limits, or miss a plan's aim."""
     if not judged.audit or judged.doubts:
         return []
@@ -229,7 +229,7 @@ def near_limits(judged: Judged) -> list[Finding]:
     return close_call(measured) or (missed_aim(measured, judged.aim) if judged.aim else [])
 
 
-def _audited_and_right(judged: Judged) -> bool:
+def _audited_and_right(judged: CheckInputs) -> bool:
     return judged.audit and judged.record.audited and not judged.doubts
 
 

@@ -18,7 +18,7 @@ from pyro_fed.conventions import seeding
 from pyro_fed.density.joint import JointProblem
 from pyro_fed.density.latents.draws import draw_locals
 from pyro_fed.density.latents.quadrature import Quadrature
-from pyro_fed.density.latents.several import needed_starts, unseen
+from pyro_fed.density.latents.several_modes import missed_mode_log_mass, needed_starts
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import in_chunks
 from pyro_fed.ops.entries import evenly
@@ -37,10 +37,10 @@ MORE_NODES, MORE_TIMES = 20, 4
 #: row's mass.
 MODES_DRAWS, MODES_ROWS, MISSED_SHARE = 4, 128, 0.05
 #: How many finer rules are tried to find one that can be recommended.
-TRIED = 2
+MAX_FINER_RULES = 2
 
 
-def collected(
+def joint_result(
     federation: Federation, problem: Problem, draws: Tensor, seed: int
 ) -> tuple[Federation, Problem, Tensor, list[Finding]]:
     """A result with the rows' latents: the federation and the problem in joint form, and joint draws.
@@ -67,7 +67,7 @@ def collected(
 def integration_error(problem: Problem, theta: Tensor) -> float:
     """SD over draws θ (S, D) of the error in the pooled log-likelihood, in nats, estimated by a finer rule."""
     rule = problem.quadrature
-    return _apart(problem, theta, rule, replace(_finer(problem, rule), mode_steps=rule.max_mode_steps))
+    return _log_lik_difference_sd(problem, theta, rule, replace(_finer(problem, rule), mode_steps=rule.max_mode_steps))
 
 
 def integral_findings(problem: Problem, theta: Tensor) -> list[Finding]:
@@ -81,9 +81,9 @@ def integral_findings(problem: Problem, theta: Tensor) -> list[Finding]:
     if error <= LARGEST_ERROR:
         return []
     rule = replace(problem.quadrature, mode_steps=problem.quadrature.max_mode_steps)
-    for _ in range(TRIED):
+    for _ in range(MAX_FINER_RULES):
         rule = _finer(problem, rule)
-        left = _apart(problem, theta, rule, _finer(problem, rule))
+        left = _log_lik_difference_sd(problem, theta, rule, _finer(problem, rule))
         if left <= LARGEST_ERROR:
             break
     return [
@@ -104,7 +104,7 @@ def _missed_modes(problem: Problem, theta: Tensor) -> list[Finding]:
     rows = tuple(leaf[at] for leaf in problem.all_rows)
 
     def lacking(rule: Quadrature) -> Tensor:
-        return -torch.expm1(-unseen(problem, rule, draws, rows)).mean(0)
+        return -torch.expm1(-missed_mode_log_mass(problem, rule, draws, rows)).mean(0)
 
     share = lacking(rule)
     if not bool((share > MISSED_SHARE).any()):
@@ -127,7 +127,7 @@ def _missed_modes(problem: Problem, theta: Tensor) -> list[Finding]:
     ]
 
 
-def _apart(problem: Problem, theta: Tensor, rule: Quadrature, exact: Quadrature) -> float:
+def _log_lik_difference_sd(problem: Problem, theta: Tensor, rule: Quadrature, exact: Quadrature) -> float:
     """SD over draws (S, D) of the difference between two rules' pooled log-likelihoods; infinite where one is NaN."""
 
     def error(one: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from pyro_fed.algorithm.record import Record, Released
 from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.conventions import seeding
-from pyro_fed.conventions.kinds import narrowed
+from pyro_fed.conventions.kinds import cast_checked
 from pyro_fed.conventions.limits import Limits
 from pyro_fed.conventions.time_limit import is_time
 from pyro_fed.density.checks.funnels import with_hint
@@ -25,12 +25,12 @@ from pyro_fed.ops.gaussian import ImproperGaussianError
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.results.to_arviz import released_alone, to_inference_data
 from pyro_fed.runtime.context import Context
-from pyro_fed.runtime.ending.checks import CHECKS, LAST_CHECKS, not_converged, refuted, without_spread
-from pyro_fed.runtime.ending.collecting import collected
-from pyro_fed.runtime.ending.judged import Judged
+from pyro_fed.runtime.ending.check_inputs import CheckInputs
+from pyro_fed.runtime.ending.checks import CHECKS, LAST_CHECKS, not_converged, refuted_doubts, without_spread
+from pyro_fed.runtime.ending.collecting import joint_result
 from pyro_fed.runtime.ending.privacy_noise import Noisy, still_shortened, with_noise
 from pyro_fed.runtime.interruption.outcome import FEWEST_DRAWS, no_posterior
-from pyro_fed.runtime.replies import hidden
+from pyro_fed.runtime.replies import hides_clients
 
 logger = logging.getLogger(__name__)
 
@@ -63,10 +63,10 @@ class Finish:
     def __call__(self, shared: State) -> InferenceData:
         """The judged result; doubts and notes are given as warnings."""
         draws = self.drawn(shared)
-        if hidden(self.context):
+        if hides_clients(self.context):
             draws = self.noisy(shared, draws)
         else:
-            self.weigh(self.judged(shared, draws))
+            self.weigh(self.judge_in_time(shared, draws))
         self.context.record.findings += self.context.record.clients_failed()
         return said_of(self.result(shared, draws), self.context.record)
 
@@ -139,19 +139,19 @@ class Finish:
             found = with_noise(self.algorithm, context, shared, draws, self.num_draws)
         spread = without_spread(context.problem, found.draws)
         record.findings += [*spread, *found.findings, *still_shortened(context), *not_converged(record)]
-        private = narrowed(context.combination, Private)
+        private = cast_checked(context.combination, Private)
         releases = sum(bool(one.clients) for one in record.rounds)
         epsilon = private.epsilon(releases) if releases else 0.0
         record.private = Released(found.noise, epsilon, private.delta)
         return found.draws
 
-    def judged(self, shared: State, draws: Tensor) -> Judged:
+    def judge_in_time(self, shared: State, draws: Tensor) -> CheckInputs:
         """Judge the result, within the time that is left, and unless the user interrupts.
 
         If the checks are cut short, or one of them fails, the result of the rounds is kept, and a doubt says so.
         """
         record, budget = self.context.record, self.context.budget
-        result = Judged(self.algorithm, self.context, shared, draws, self.audit, self.aim)
+        result = CheckInputs(self.algorithm, self.context, shared, draws, self.audit, self.aim)
         try:
             with budget.of_checks():
                 self.judge(result)
@@ -175,15 +175,15 @@ class Finish:
         record.findings.append(sentences.checks_cut_short(why=why, left=left))
         return result
 
-    def judge(self, result: Judged) -> None:
+    def judge(self, result: CheckInputs) -> None:
         """Make all checks of a result, in their order; the record gets what they find."""
         record = self.context.record
         for check in CHECKS:
             record.findings += check(result)
-        gone = refuted(result)
+        gone = refuted_doubts(result)
         record.findings = [one for one in record.findings if one not in gone]
 
-    def weigh(self, result: Judged) -> None:
+    def weigh(self, result: CheckInputs) -> None:
         """Make the last checks, of an answer that is to be returned: how it was asked for, how near to the limits."""
         for check in LAST_CHECKS:
             self.context.record.findings += check(result)
@@ -197,7 +197,7 @@ class Finish:
         if context.record.private is not None:
             return released_alone(self.algorithm, federation, problem, draws, context.record, context.seed)
         if problem.local_dim and self.collect_local and federation.holds_data:
-            federation, problem, draws, left_out = collected(federation, problem, draws, context.seed)
+            federation, problem, draws, left_out = joint_result(federation, problem, draws, context.seed)
             context.record.findings += left_out
         return to_inference_data(
             self.algorithm,
@@ -223,7 +223,7 @@ def said_of(result: InferenceData, record: Record) -> InferenceData:
         UserWarning: where the caller has turned warnings into errors. Its attribute `result` keeps the result.
     """
     try:
-        for sentence in record.said():
+        for sentence in record.warning_texts():
             warn_user(sentence)
     except UserWarning as error:
         error.result = result  # type: ignore[attr-defined]  # of this one warning

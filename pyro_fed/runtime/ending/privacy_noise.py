@@ -29,7 +29,7 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions import seeding
-from pyro_fed.conventions.kinds import narrowed
+from pyro_fed.conventions.kinds import cast_checked
 from pyro_fed.ops.gaussian import ImproperGaussianError
 from pyro_fed.runtime.context import Context
 from pyro_fed.runtime.executors import Work
@@ -42,7 +42,7 @@ LARGEST_NOISE = 0.25
 #: If the last release is longer than this part of the norm, messages were still shortened: at convergence honest
 #: messages are near zero. With `FedEP`, `FedSEP` and `FedPA` from the prior, 60 clients of 20 rows and norms of 0.1 to
 #: 2, SDs are 1.8 to 4.3 times too wide where it is 0.7 or more, and at most 1.3 times where it is 0.4 or less.
-BINDING = 0.5
+SHORTENED_SHARE = 0.5
 
 
 class Noisy(NamedTuple):
@@ -69,7 +69,7 @@ def with_noise(algorithm: Algorithm, context: Context, shared: State, draws: Ten
         draws: draws of that state (chain, draw, D).
         num_draws: number of draws, where the answer is a density.
     """
-    states = _replayed(algorithm, context, shared)
+    states = _noise_replays(algorithm, context, shared)
     samples = []
     for state in states:
         generator = seeding.torch_generator(context.seed, seeding.DRAWS)  # common random numbers for all states
@@ -101,15 +101,15 @@ def with_noise(algorithm: Algorithm, context: Context, shared: State, draws: Ten
 
 def still_shortened(context: Context) -> list[Finding]:
     """A doubt if the last release is nearly as long as `norm` allows: messages were still shortened."""
-    private, worked = narrowed(context.combination, Private), [one for one in context.record.rounds if one.clients]
-    if not worked or worked[-1].reach < BINDING:
+    private, worked = cast_checked(context.combination, Private), [one for one in context.record.rounds if one.clients]
+    if not worked or worked[-1].reach < SHORTENED_SHARE:
         return []
     return [sentences.messages_still_shortened(reach=worked[-1].reach, norm=private.norm)]
 
 
-def _replayed(algorithm: Algorithm, context: Context, shared: State) -> list[State]:
+def _noise_replays(algorithm: Algorithm, context: Context, shared: State) -> list[State]:
     """States after a further round of noise alone, `REPLAYS` of them."""
-    private, problem = narrowed(context.combination, Private), context.problem
+    private, problem = cast_checked(context.combination, Private), context.problem
     name = type(algorithm).__name__  # not the phases before, which only gave the start
     worked = [one for one in context.record.rounds if one.phase == name and one.clients]
     if not worked:

@@ -1,11 +1,11 @@
 """Where the clients' work is done: all at once in this process, one by one, or elsewhere."""
 
-from pyro_fed.conventions.doors import listing
+from pyro_fed.conventions.doors import public_dir
 from pyro_fed.runtime.executors.base import Executor, Reply, Work
+from pyro_fed.runtime.executors.executor_names import resolve
 from pyro_fed.runtime.executors.faulty import Faulty
 from pyro_fed.runtime.executors.local import Sequential, Vectorised
-from pyro_fed.runtime.executors.named import resolve
 from pyro_fed.runtime.executors.ray import Ray
 
 __all__ = ["Executor", "Faulty", "Ray", "Reply", "Sequential", "Vectorised", "Work", "resolve"]
-__dir__ = listing(__all__)
+__dir__ = public_dir(__all__)

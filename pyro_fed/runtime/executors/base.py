@@ -140,7 +140,7 @@ class Executor(ABC, metaclass=Checked):
         self.working = problem if self.device == CPU else problem.placed()
         self.working_data = data.on(self.device)
         self.local: State = {}  # the states of the phase before are freed first
-        self.local = {name: owned(value) for name, value in local.items()}  # copies, since they are changed in place
+        self.local = {name: contiguous_copy(value) for name, value in local.items()}  # changed in place
         self.row_counts = data.num_rows.tolist()
         self.place = {client: i for i, client in enumerate(range(len(self.row_counts)) if clients is None else clients)}
         self.prepare()
@@ -283,7 +283,7 @@ class Executor(ABC, metaclass=Checked):
         return _stacked_trees(found)
 
 
-def owned(value: Tensor) -> Tensor:
+def contiguous_copy(value: Tensor) -> Tensor:
     """A copy in one memory layout."""
     return value.clone(memory_format=torch.contiguous_format)
 
@@ -299,16 +299,16 @@ def device_of(algorithm: Algorithm, problem: Problem) -> torch.device:
 
 
 def _stacked_trees(trees: Sequence[Any]) -> Any:
-    """Trees of one structure as a tree of `_stacked` tensors; most trees are dictionaries of tensors."""
+    """Trees of one structure as a tree of tensors by `_pad_and_stack`; most trees are dictionaries of tensors."""
     first = trees[0]
     if isinstance(first, Tensor):
-        return _stacked(trees)
+        return _pad_and_stack(trees)
     if type(first) is dict:
         return {name: _stacked_trees([tree[name] for tree in trees]) for name in first}
-    return pytree.tree_map(lambda *parts: _stacked(parts), *trees)
+    return pytree.tree_map(lambda *parts: _pad_and_stack(parts), *trees)
 
 
-def _stacked(parts: Sequence[Tensor]) -> Tensor:
+def _pad_and_stack(parts: Sequence[Tensor]) -> Tensor:
     """Tensors (s_k, ...) as one, (max s_k, C, ...)."""
     first = parts[0]
     if not len(first) and all(part is first for part in parts):  # no client draws any, as with full batches

@@ -16,7 +16,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
 from pyro_fed.runtime.executors.base import Executor, Reply, Work
-from pyro_fed.runtime.executors.named import resolve
+from pyro_fed.runtime.executors.executor_names import resolve
 
 #: Faults without a reply, with the reason that the record gives.
 SILENT = {"raises": "raised an exception", "hangs": "did not reply in time", "dies": "is gone"}
@@ -143,11 +143,11 @@ class Faulty(Executor):
         if kind == "stale":
             first = self._first.setdefault(client, {name: value[i].clone() for name, value in messages.items()})
             fits = {name: value for name, value in first.items() if value.shape == messages[name].shape[1:]}
-            return {name: _with(value, i, fits.get(name, value[i])) for name, value in messages.items()}
+            return {name: _replace(value, i, fits.get(name, value[i])) for name, value in messages.items()}
         if kind == "noise":
             generator = seeding.torch_generator(self.seed, seeding.FAULTS, round, client)
             return {name: _noise(value, i, generator) for name, value in messages.items()}
-        return {name: _wrong(value, i, kind) for name, value in messages.items()}
+        return {name: _corrupt_client(value, i, kind) for name, value in messages.items()}
 
     def _fault(self, round: int, client: int) -> str:
         """What happens to a client that is asked; "" for nothing."""
@@ -160,7 +160,7 @@ class Faulty(Executor):
         return kind
 
 
-def _with(value: Tensor, i: int, one: Tensor) -> Tensor:
+def _replace(value: Tensor, i: int, one: Tensor) -> Tensor:
     """A message's tensor with another client's part."""
     spoilt = value.clone()
     spoilt[i] = one
@@ -173,12 +173,12 @@ def _noise(value: Tensor, i: int, generator: torch.Generator) -> Tensor:
         return value
     size = WRONG["noise"] * value[i].double().square().mean().sqrt()
     drawn = torch.randn(value[i].shape, generator=generator, dtype=torch.float64).to(value.device)
-    return _with(value, i, (size * drawn).to(value.dtype))
+    return _replace(value, i, (size * drawn).to(value.dtype))
 
 
-def _wrong(value: Tensor, i: int, kind: str) -> Tensor:
+def _corrupt_client(value: Tensor, i: int, kind: str) -> Tensor:
     """A message's tensor with the numbers of one client spoilt."""
     if not value.is_floating_point():
         return value
     factor = WRONG[kind]
-    return _with(value, i, torch.full_like(value[i], factor) if kind in ("nan", "huge") else value[i] * factor)
+    return _replace(value, i, torch.full_like(value[i], factor) if kind in ("nan", "huge") else value[i] * factor)

@@ -20,7 +20,7 @@ from pyro_fed.density.build import build
 from pyro_fed.density.compiling.compiler import Compiler
 from pyro_fed.density.joint import JointProblem
 from pyro_fed.density.latents.quadrature import Quadrature
-from pyro_fed.density.noncentred import NonCentred, noncentred
+from pyro_fed.density.noncentred import NonCentred, noncentred_form
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.density.rows.batches import ClientData
@@ -149,7 +149,7 @@ class Share:
             )
         problem = JointProblem.of(problem, self.numbers) if issubclass(self.form, JointProblem) else problem
         if issubclass(self.form, NonCentred):
-            problem = noncentred(problem) or problem
+            problem = noncentred_form(problem) or problem
         data = self.data._replace(rows=self.data.rows or problem.rows)
         return replace(problem, num_rows=self.num_rows, compiler=Compiler(*self.compiler), device=self.device), data
 

@@ -14,13 +14,13 @@ from pyro_fed.algorithm.capabilities import Chains, LocalRounds, SiteKeeping
 from pyro_fed.algorithm.contract import Algorithm, Noise
 from pyro_fed.algorithm.states import State, contiguous, select, write
 from pyro_fed.conventions import seeding
-from pyro_fed.conventions.kinds import narrowed
+from pyro_fed.conventions.kinds import cast_checked
 from pyro_fed.conventions.time_limit import tick
 from pyro_fed.density.size import clients_at_once
 from pyro_fed.runtime.executors.base import Executor, Reply, Work, in_full_precision
 
 
-class Made(NamedTuple):
+class NewStates(NamedTuple):
     """New states of C clients after a round, their slots in the round (C,), and their positions in `local` (C,)."""
 
     slots: Tensor
@@ -28,7 +28,7 @@ class Made(NamedTuple):
     states: State
 
 
-class Had(NamedTuple):
+class FusedCall(NamedTuple):
     """R rounds that were done at once, and the requested entries of their noise (steps, R C, ...)."""
 
     made: LocalRounds
@@ -44,7 +44,7 @@ Onward = Callable[[State, State, Tensor], State]
 Step = tuple[State, State, State]
 
 
-def keep(algorithm: Algorithm, local: State, new: Sequence[Made], taken: Tensor, told: State) -> None:
+def keep(algorithm: Algorithm, local: State, new: Sequence[NewStates], taken: Tensor, told: State) -> None:
     """Write the new states of clients whose messages were used into the states of all clients, in place.
 
     Args:
@@ -72,7 +72,7 @@ class Local(Executor):
 
     def prepare(self) -> None:
         """Forget new states that a phase before has left unsettled."""
-        self.waiting, self.new = -1, list[Made]()
+        self.waiting, self.new = -1, list[NewStates]()
 
     def execute(self, work: Work) -> Reply:
         """Do one round's work, or the part of it that is asked for again."""
@@ -80,7 +80,7 @@ class Local(Executor):
         messages, new, info = self.steps(work, at, self.noise(work))
         if work.round != self.waiting:
             self.waiting, self.new = work.round, []
-        self.new.append(Made(torch.tensor(work.slots), at, new))
+        self.new.append(NewStates(torch.tensor(work.slots), at, new))
         return Reply(messages, info)
 
     @abstractmethod
@@ -116,7 +116,7 @@ class Vectorised(Local):
         self.width = 0
         self.room = clients_at_once(self.problem, self.data.row_index.shape[1])
 
-    def rounds(self, first: Work, clients: Tensor, onward: Onward, replays: Set[str]) -> Had:
+    def rounds(self, first: Work, clients: Tensor, onward: Onward, replays: Set[str]) -> FusedCall:
         """Do several rounds, one after the other; the server looks at the replies after the last.
 
         The clients' new states count at once; `undo` takes them back.
@@ -134,8 +134,8 @@ class Vectorised(Local):
         noise = self._drawn_ahead(clients, at, seeding.torch_generators(first.seed, keys))
         drawn: State = {name: noise[name] for name in replays}
         if found := self._together(first, clients, at, noise):
-            return Had(found, drawn)
-        each = _apart(noise, len(clients))
+            return FusedCall(found, drawn)
+        each = _split_rounds(noise, len(clients))
         steps, received, work = list[Step](), list[State](), first
         for number, (chosen, own) in enumerate(zip(listed, each, strict=True)):
             if number:
@@ -147,13 +147,13 @@ class Vectorised(Local):
             if new := steps[-1][1]:
                 self.before = self.before or {name: value.clone() for name, value in self.local.items()}
                 slots = torch.arange(len(chosen))
-                keep(self.algorithm, self.local, [Made(slots, at, new)], slots, {})
+                keep(self.algorithm, self.local, [NewStates(slots, at, new)], slots, {})
         messages, figures = ([step[i] for step in steps] for i in (0, 2))
-        return Had(LocalRounds(*(_stacked(states) for states in (received, messages, figures))), drawn)
+        return FusedCall(LocalRounds(*(_stack_states(states) for states in (received, messages, figures))), drawn)
 
     def _drawn_ahead(self, clients: Tensor, at: Tensor, generators: Iterator[torch.Generator]) -> Noise:
         """The noise of several rounds, by the algorithm's own way to draw many at once where it has one."""
-        algorithm = narrowed(self.algorithm, Chains)
+        algorithm = cast_checked(self.algorithm, Chains)
         noise = None
         if issubclass(owner(algorithm, "draw_noises"), owner(algorithm, "draw_noise")):
             noise = algorithm.draw_noises(self.problem, self.data.num_rows[at], generators)
@@ -165,7 +165,7 @@ class Vectorised(Local):
 
         A client that works in several rounds has its rows and its state in the call once.
         """
-        algorithm = narrowed(self.algorithm, Chains)
+        algorithm = cast_checked(self.algorithm, Chains)
         if not issubclass(owner(algorithm, "local_rounds"), owner(algorithm, "local_step")):
             return None
         count = clients.shape[1]
@@ -193,7 +193,7 @@ class Vectorised(Local):
         if size == len(at):
             return self._filled(work.shared, at, noise)
         parts = (slice(first, first + size) for first in range(0, len(at), size))
-        return joined((self._some(work, at, noise, part) for part in parts), self.local, at)
+        return join_steps((self._some(work, at, noise, part) for part in parts), self.local, at)
 
     def _some(self, work: Work, at: Tensor, noise: Noise, which: slice) -> Step:
         tick()
@@ -221,9 +221,9 @@ class Sequential(Local):
 
     def steps(self, work: Work, at: Tensor, noise: Noise) -> Step:
         """The local steps of one client after the other, with batches of its own size."""
-        return joined((self._one(work, at, noise, slice(i, i + 1)) for i in range(len(at))), self.local, at)
+        return join_steps((self._client_step(work, at, noise, slice(i, i + 1)) for i in range(len(at))), self.local, at)
 
-    def _one(self, work: Work, at: Tensor, noise: Noise, which: slice) -> Step:
+    def _client_step(self, work: Work, at: Tensor, noise: Noise, which: slice) -> Step:
         tick()
         of_one = pytree.tree_map(lambda x: x[:, which], noise)
         local, rows = select(self.local, at[which]), self.rows_of(at[which])
@@ -240,18 +240,18 @@ def owner(algorithm: object, method: str) -> type:
     return next(cls for cls in type(algorithm).__mro__ if method in vars(cls))
 
 
-def _stacked(states: list[State]) -> State:
+def _stack_states(states: list[State]) -> State:
     return {name: torch.stack([state[name] for state in states]) for name in states[0]}
 
 
-def _apart(noise: Noise, rounds: int) -> list[Noise]:
+def _split_rounds(noise: Noise, rounds: int) -> list[Noise]:
     """The randomness of several rounds of as many clients, which is stacked on axis 1, split round by round."""
     leaves, spec = pytree.tree_flatten(noise)
     parts = [leaf.contiguous().chunk(rounds, 1) for leaf in leaves]
     return [pytree.tree_unflatten([part[i] for part in parts], spec) for i in range(rounds)]
 
 
-def joined(steps: Iterator[Step], kept: State, at: Tensor) -> Step:
+def join_steps(steps: Iterator[Step], kept: State, at: Tensor) -> Step:
     """The steps of several groups of clients as one step.
 
     Each group's tensors are written to their place as they come, and freed, so that nothing is in memory twice. A

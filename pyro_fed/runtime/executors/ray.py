@@ -31,7 +31,7 @@ from pyro_fed.runtime.executors.remote import Remote
 #: How often a phase restarts dead workers at most: a worker that its work kills would die again and again.
 MAX_RESTARTS = 3
 #: While workers are waited for, the run's limit of time is checked every so many seconds.
-LOOK = 0.5
+CLOCK_INTERVAL = 0.5
 #: How an actor works through the clients of a round.
 WITHIN = {"sequential": Sequential, "vectorised": Vectorised}
 
@@ -101,7 +101,11 @@ class Ray(Remote):
             self._restart(sorted(self._dead))
         if not self._actors:
             self._launch()
-        if self._loaded is None or not _alike(self._loaded[0], problem) or not torch.equal(self._loaded[1][1], data[1]):
+        if (
+            self._loaded is None
+            or not _same_problem(self._loaded[0], problem)
+            or not torch.equal(self._loaded[1][1], data[1])
+        ):
             self._load(problem, data)
 
     def worker_of(self, client: int) -> int:
@@ -111,7 +115,7 @@ class Ray(Remote):
     def exchange(self, requests: Mapping[int, Request]) -> dict[int, Any]:
         """Ask all workers at once. If a worker died, failed or is late, its answer is a sentence that says so."""
         calls = {worker: self._actors[worker].answer.remote(request) for worker, request in requests.items()}
-        done = _answered(list(calls.values()), self.timeout)
+        done = _wait_for_calls(list(calls.values()), self.timeout)
         return {
             worker: self._outcome(worker, call) if call in done else self._late(worker)
             for worker, call in calls.items()
@@ -171,7 +175,7 @@ class Ray(Remote):
     def _load(self, problem: Problem, data: ClientData, only: list[int] | None = None) -> None:
         """Give workers, all by default, the rows of their clients."""
         ray = _ray()
-        model = ray.put(pickled(problem.model))
+        model = ray.put(pickle_model(problem.model))
         homes = self._homes(list(self.place))
         loads = [
             self._actors[worker].load.remote(model, share_of(problem, data, at.tolist(), at))
@@ -191,7 +195,7 @@ class Ray(Remote):
         self._loaded = problem, data
 
 
-def _answered(calls: list[Any], timeout: float | None) -> list[Any]:
+def _wait_for_calls(calls: list[Any], timeout: float | None) -> list[Any]:
     """Wait for calls, and return those that have ended when all have, or when the time is over.
 
     Args:
@@ -203,13 +207,13 @@ def _answered(calls: list[Any], timeout: float | None) -> list[Any]:
     """
     end = math.inf if timeout is None else now() + timeout
     while True:
-        done, missing = _ray().wait(calls, num_returns=len(calls), timeout=min(LOOK, max(0.0, end - now())))
+        done, missing = _ray().wait(calls, num_returns=len(calls), timeout=min(CLOCK_INTERVAL, max(0.0, end - now())))
         if not missing or now() >= end:
             return list(done)
         tick()
 
 
-def _alike(loaded: Problem, wanted: Problem) -> bool:
+def _same_problem(loaded: Problem, wanted: Problem) -> bool:
     """Whether the actors have this problem, except for the rounds ahead, which differ from phase to phase."""
     before, now = loaded.compiler, wanted.compiler
     rest = (field.name for field in fields(loaded) if field.name != "compiler")
@@ -235,7 +239,7 @@ class _Actor:
         return self.host.answer(request)
 
 
-def pickled(model: Callable[..., Any]) -> bytes:
+def pickle_model(model: Callable[..., Any]) -> bytes:
     """A model as bytes: by reference if it is installed, else with its module's code, which a worker may not have."""
     pickler = _ray().cloudpickle
     module = sys.modules[(type(model) if isinstance(model, nn.Module) else model).__module__]

@@ -64,7 +64,7 @@ class Remote(Executor):
         homes = self._homes(work.clients)
         for worker, at in homes.items():
             self._asked.setdefault(worker, []).extend(work.slots[i] for i in at.tolist())
-        return merged(homes, self._send({worker: work.part(at) for worker, at in homes.items()}))
+        return merge_replies(homes, self._send({worker: work.part(at) for worker, at in homes.items()}))
 
     def settle(self, taken: Tensor, told: State) -> None:
         """Note the verdict, which goes to each worker with its next request."""
@@ -139,7 +139,7 @@ class Remote(Executor):
         return {worker: torch.tensor(at) for worker, at in sorted(homes.items())}
 
 
-def merged(parts: Mapping[int, Tensor], answers: Mapping[int, Reply | str]) -> Reply:
+def merge_replies(parts: Mapping[int, Tensor], answers: Mapping[int, Reply | str]) -> Reply:
     """The workers' replies as one, in the order of the work.
 
     Args:

@@ -27,7 +27,7 @@ class Expected:
     """
 
     def __init__(self, algorithm: Algorithm, problem: Problem, data: ClientData, local: State) -> None:
-        self._given = algorithm, problem, data, _first(local)
+        self._given = algorithm, problem, data, _first_client(local)
         self._messages: Spec | None = None
 
     def messages(self, work: Work) -> Spec:
@@ -58,10 +58,10 @@ def expected_reply(
     row = ClientData(data.rows, data.row_index[:1, :1], torch.ones_like(data.num_rows[:1]))
     eager = replace(problem, compiler=Compiler("loop" if problem.looped else "off"))
     executor = Sequential()
-    executor.start(algorithm, eager, row, _first(local))
-    reply = executor.execute(Work(work.round, work.seed, [0], _first(work.shared)))
+    executor.start(algorithm, eager, row, _first_client(local))
+    reply = executor.execute(Work(work.round, work.seed, [0], _first_client(work.shared)))
     return spec_of_one(reply.messages), spec_of_one(reply.info), spec_of_one(executor.new[-1].states)
 
 
-def _first(state: State) -> State:
+def _first_client(state: State) -> State:
     return {name: value[:1].clone() for name, value in state.items()}

@@ -75,7 +75,7 @@ def read_header(data: bytes, total: int, max_header: int = MAX_HEADER) -> FileHe
     fields = _parse(data[PREFIX : PREFIX + length])
     text = fields.pop("__metadata__", {})
     if not isinstance(text, dict) or not all(isinstance(value, str) for value in text.values()):
-        raise ProtocolError(f"__metadata__ must map names to text, received {_shown(text)}")
+        raise ProtocolError(f"__metadata__ must map names to text, received {_quote(text)}")
     spans = {name: _entry(name, value) for name, value in fields.items()}
     _check_layout(spans, total - PREFIX - length)
     return FileHeader(text, {name: entry for name, (entry, _) in spans.items()})
@@ -108,9 +108,9 @@ def _parse(raw: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         if isinstance(error, ProtocolError):
             raise
-        raise ProtocolError(f"the header is not JSON: {_shown(error)}") from error
+        raise ProtocolError(f"the header is not JSON: {_quote(error)}") from error
     if not isinstance(fields, dict):
-        raise ProtocolError(f"the header must be a JSON object, received {_shown(fields)}")
+        raise ProtocolError(f"the header must be a JSON object, received {_quote(fields)}")
     return fields
 
 
@@ -119,7 +119,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(fields) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ProtocolError(f"the header names {_shown(twice)} twice")
+        raise ProtocolError(f"the header names {_quote(twice)} twice")
     return fields
 
 
@@ -130,18 +130,18 @@ def _no_constant(name: str) -> None:
 def _entry(name: str, value: Any) -> tuple[Entry, tuple[int, int]]:
     """A tensor's shape and dtype, and where its bytes are."""
     if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
-        raise ProtocolError(f"tensor {_shown(name)}: expected dtype, shape and data_offsets, received {_shown(value)}")
+        raise ProtocolError(f"tensor {_quote(name)}: expected dtype, shape and data_offsets, received {_quote(value)}")
     kind, shape, span = value["dtype"], value["shape"], value["data_offsets"]
     if not isinstance(kind, str) or kind not in DTYPES:
-        raise ProtocolError(f"tensor {_shown(name)}: dtype must be one of {list(DTYPES)}, received {_shown(kind)}")
+        raise ProtocolError(f"tensor {_quote(name)}: dtype must be one of {list(DTYPES)}, received {_quote(kind)}")
     if not _sizes(shape) or len(shape) > MAX_DIMS:
-        raise ProtocolError(f"tensor {_shown(name)}: shape must be whole numbers, received {_shown(shape)}")
+        raise ProtocolError(f"tensor {_quote(name)}: shape must be whole numbers, received {_quote(shape)}")
     if not _sizes(span) or len(span) != 2:
-        raise ProtocolError(f"tensor {_shown(name)}: data_offsets must be two numbers, received {_shown(span)}")
+        raise ProtocolError(f"tensor {_quote(name)}: data_offsets must be two numbers, received {_quote(span)}")
     entry = Entry(tuple(shape), DTYPES[kind])
     if span[1] - span[0] != entry.num_bytes:
         raise ProtocolError(
-            f"tensor {_shown(name)}: {kind} of shape {_shown(shape)} has {entry.num_bytes} bytes, its offsets hold "
+            f"tensor {_quote(name)}: {kind} of shape {_quote(shape)} has {entry.num_bytes} bytes, its offsets hold "
             f"{span[1] - span[0]}"
         )
     return entry, (span[0], span[1])
@@ -156,13 +156,13 @@ def _check_layout(spans: dict[str, tuple[Entry, tuple[int, int]]], size: int) ->
     end = 0
     for name, (_, (first, last)) in sorted(spans.items(), key=lambda item: item[1][1]):
         if first != end:
-            raise ProtocolError(f"tensor {_shown(name)} begins at byte {first}, expected {end}")
+            raise ProtocolError(f"tensor {_quote(name)} begins at byte {first}, expected {end}")
         end = last
     if end != size:
         raise ProtocolError(f"the tensors take {end} bytes, {size} follow the header")
 
 
-def _shown(value: Any) -> str:
+def _quote(value: Any) -> str:
     """A received value for an error's text, cut to 80 characters."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:80]}..."

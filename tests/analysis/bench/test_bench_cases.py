@@ -13,7 +13,7 @@ from torch.func import grad, hessian
 
 from pyro_fed.analysis.bench.cases import posteriordb
 from pyro_fed.analysis.bench.cases.case import NotApplicable, Split, classes
-from pyro_fed.analysis.bench.cases.gallery import gallery_cases, kept
+from pyro_fed.analysis.bench.cases.gallery import gallery_cases, stored_reference
 from pyro_fed.analysis.bench.cases.library import QUICK, SPLITS, all_cases, missing_cases
 from pyro_fed.analysis.bench.cases.posteriordb import POSTERIORS, find
 from pyro_fed.errors import DataError, SettingError
@@ -71,9 +71,9 @@ def test_references_that_are_kept_are_of_the_data_that_are_here():
         assert not reference.exact
         assert all(np.isfinite(value).all() and value.shape[:2] == (4, 500) for value in reference.values.values())
     with pytest.raises(DataError, match="was made for other data"):
-        kept("logistic_regression", (torch.zeros(3),))
+        stored_reference("logistic_regression", (torch.zeros(3),))
     with pytest.raises(DataError, match="is missing, expected the file"):
-        kept("none", ())
+        stored_reference("none", ())
 
 
 @needs_data

@@ -24,8 +24,8 @@ from pyro_fed.analysis.bench.algorithms import AdapterError, Algorithm, find
 from pyro_fed.analysis.bench.bench import run_benchmark
 from pyro_fed.analysis.bench.cases.library import all_cases
 from pyro_fed.analysis.bench.cell import ASIDE, Cell, Outcome, code_files, code_version, run_cell
+from pyro_fed.analysis.bench.cell_process import Task
 from pyro_fed.analysis.bench.clients import Clients
-from pyro_fed.analysis.bench.one import Task
 from pyro_fed.analysis.bench.processes import Died, _cpu_seconds, _hung, run_in_processes
 from pyro_fed.analysis.bench.store import Store
 from pyro_fed.errors import DataError, SettingError
@@ -249,8 +249,8 @@ def test_a_cell_whose_process_dies_says_so(tmp_path, monkeypatch):
 
 @together
 def test_a_new_process_has_loaded_nothing_and_returns_its_answer():
-    (found,) = run_in_processes(loaded, ["pyro_fed.analysis.bench.warm"], warm=False)
-    assert found == ("pyro_fed.analysis.bench.warm", (False, "1"))
+    (found,) = run_in_processes(loaded, ["pyro_fed.analysis.bench.preload"], warm=False)
+    assert found == ("pyro_fed.analysis.bench.preload", (False, "1"))
     large = [10_000_000]  # more than a pipe holds
     assert [len(answer) for _, answer in run_in_processes(zeros, large)] == large
 

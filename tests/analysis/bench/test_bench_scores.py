@@ -7,7 +7,7 @@ from scipy import stats
 from pyro_fed.analysis.bench.cases.case import Reference, Split
 from pyro_fed.analysis.bench.cases.library import all_cases
 from pyro_fed.analysis.bench.clients import dataset
-from pyro_fed.analysis.bench.scores import parameters, scored, scores
+from pyro_fed.analysis.bench.scores import parameters, scores, summarise_scores
 from pyro_fed.analysis.judging.draws import Draws
 from pyro_fed.errors import DataError
 from pyro_fed.ops.arviz_versions import make_result
@@ -29,13 +29,13 @@ def test_scores_of_two_gaussians_are_the_closed_forms(shift, scale):
     assert row.sd_ratio == pytest.approx(scale, rel=1e-3)
     assert row.coverage == pytest.approx(stats.norm.cdf(shift + end) - stats.norm.cdf(shift - end), abs=1e-3)
     wrong = abs(shift) > 0.25 or not 0.8 <= scale <= 1.25
-    assert scored([row], 0.0).wrong == wrong
+    assert summarise_scores([row], 0.0).is_wrong == wrong
     assert (row.badness > 1) == wrong
 
 
 def test_the_worst_parameter_is_named_and_each_score_is_the_worst():
-    found = scored(parameters(draws(Z, Z + 0.4, 0.7 * Z), draws(Z, Z, Z)), 0.1)
-    assert (found.where, found.wrong) == ("w[1]", True)  # 1.6 and log(0.7) / log(0.8) = 1.598 times the limits
+    found = summarise_scores(parameters(draws(Z, Z + 0.4, 0.7 * Z), draws(Z, Z, Z)), 0.1)
+    assert (found.where, found.is_wrong) == ("w[1]", True)  # 1.6 and log(0.7) / log(0.8) = 1.598 times the limits
     assert found.mean_error == pytest.approx(0.4, abs=1e-3)
     assert found.sd_low == pytest.approx(0.7, rel=1e-3)
     assert found.sd_high == pytest.approx(1.0, rel=1e-3)
@@ -48,9 +48,9 @@ def test_heavy_tails_are_shown_and_not_judged_and_constants_are_left_out():
     heavy = stats.t(3).ppf((np.arange(20_000) + 0.5) / 20_000)
     rows = parameters(draws(Z, 9 * heavy, Z), draws(Z, heavy, 0 * Z))
     assert [(row.label, row.judged) for row in rows] == [("w[0]", True), ("w[1]", False)]
-    assert not scored(rows, 0.0).wrong
+    assert not summarise_scores(rows, 0.0).is_wrong
     with pytest.raises(DataError, match="nothing can be judged"):
-        scored(rows[1:], 0.0)
+        summarise_scores(rows[1:], 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def test_both_scales_and_the_distance(share):
     inside = next(row for row in found.parameters if row.label.endswith("(unconstrained)"))
     assert inside.mean_error == pytest.approx(0.3, abs=1e-4)
     assert found.sliced_wasserstein == pytest.approx(0.3, abs=1e-2)  # in one dimension the Wasserstein distance itself
-    assert found.wrong
+    assert found.is_wrong
 
 
 def test_what_is_no_answer_is_refused(share):

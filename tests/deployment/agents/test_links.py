@@ -19,7 +19,7 @@ from pyro_fed.deployment.agents.certificates import Identity, write_certificates
 from pyro_fed.deployment.agents.farewell import Farewell
 from pyro_fed.deployment.agents.flows import Flows
 from pyro_fed.deployment.agents.neighbours import SPREAD, Links, Neighbours, neighbours_of
-from pyro_fed.deployment.agents.outbox import At, Outbox, Refused, Why
+from pyro_fed.deployment.agents.outbox import At, NoMessage, Outbox, Why
 from pyro_fed.deployment.agents.peers import Peers, load_peers
 from pyro_fed.deployment.agents.rows import load_rows
 from pyro_fed.deployment.agents.settings import LinkSettings
@@ -87,7 +87,7 @@ def test_strangers_are_refused_and_impostors_are_not_believed(ring, tmp_path):
                 stranger.wire.hello(1, 10.0)
             stranger.wire.close()
         foreign = caller(Identity.load(other, "east"))  # its certificate is signed by somebody else
-        with pytest.raises(Refused, match="not there yet"):
+        with pytest.raises(NoMessage, match="not there yet"):
             foreign.wire.hello(1, 0.4)
         foreign.wire.close()
     finally:
@@ -95,7 +95,7 @@ def test_strangers_are_refused_and_impostors_are_not_believed(ring, tmp_path):
     impostor = wired(peers, Identity.load(folder, "west"), 0)  # listens at north's address with another's certificate
     east = wired(peers, Identity.load(folder, "east"), 1)
     try:
-        with pytest.raises(Refused):
+        with pytest.raises(NoMessage):
             east.wire.hello(0, 0.4)
     finally:
         east.wire.close()
@@ -353,7 +353,7 @@ def test_who_has_left_is_not_waited_for_and_nobody_else_can_say_so(ring, tmp_pat
         east.outbox.put(at, {"q": torch.ones(1, 3)})
         centre.wire.close()
         found = north.fetch(at, [1, 4], spec, 20.0)  # a round that can do without
-        assert isinstance(found[4], Refused) and found[4].why is Why.LEFT
+        assert isinstance(found[4], NoMessage) and found[4].why is Why.LEFT
         assert torch.equal(found[1]["q"], torch.ones(1, 3))
 
         east.wire.leave(Farewell(north.wire.run, "done", done=True), [0])
@@ -455,7 +455,7 @@ class Node(threading.Thread):
                 self.heard.append(network.monitor(self.algorithm, shared, after)["agents_heard"])
                 shared, put_in = after, put_in + news
             round += 1
-            self.saved[self.me] = round, shared, put_in, network.kept()
+            self.saved[self.me] = round, shared, put_in, network.saved_state()
 
 
 @pytest.mark.parametrize("over", ["ring", "chords"])
@@ -523,7 +523,7 @@ def test_who_comes_back_still_has_the_last_message_of_its_last_round(ring):
         links.flows = Flows.none(links.wire.neighbours, {"q": shared["q"][:1]})
         links.outbox.put(At(0, 0, 0), {"q": torch.zeros(1, 2)})
         links.outbox.put(last, told)
-        kept = network.kept()
+        kept = network.saved_state()
     finally:
         links.wire.close()
     again = wired(peers, identity, me)
@@ -548,7 +548,7 @@ def test_the_sums_of_a_link_are_brought_in_step():
     more = ends[1].adopt(0, ends[0].last[1], ends[0].sums[1], v[0] / v[1])
     torch.testing.assert_close(more["q"], 0.2 * (mine["q"] - theirs["q"]))
     torch.testing.assert_close(v[1] * ends[1].sums[0]["q"], -v[0] * ends[0].sums[1]["q"])
-    again = Flows.restored([0], ends[1].kept())
+    again = Flows.restored([0], ends[1].saved_state())
     assert again.last == ends[1].last
     assert torch.equal(again.sums[0]["q"], ends[1].sums[0]["q"])
 
@@ -567,13 +567,13 @@ def test_the_outbox_keeps_two_rounds_and_says_why_not():
         (At(0, 3, 0), Why.DOWN),
         (At(1, 8, 0), Why.DOWN),
     ):
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(NoMessage) as refused:
             box.get(at, 1, 0.0)
         assert refused.value.why is why
     box.bring_up(1, At(0, 6, 0))
     assert not box.is_lost(1)
     for at, why in ((At(0, 5, 0), Why.DOWN), (At(0, 6, 0), Why.LATE), (At(1, 8, 0), Why.ENDED)):
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(NoMessage) as refused:
             box.get(at, 1, 0.0)
         assert refused.value.why is why
     assert box.get(At(0, 3, 0), 2, 0.0)["q"] == 3  # the other links are as they were

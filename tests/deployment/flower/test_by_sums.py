@@ -32,7 +32,7 @@ def over_grid(flower, tmp_path):
 
     def run(name, **config):
         grid = flower.grid(model, recipes, config.pop("faults", None))
-        settings = flower.read({"num-clients": 3, "timeout": 0.05, "compile": "off", **config})
+        settings = flower.read_configuration({"num-clients": 3, "timeout": 0.05, "compile": "off", **config})
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             return flower.serve(grid, model, recipes[name], settings)

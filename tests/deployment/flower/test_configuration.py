@@ -19,9 +19,9 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def read():
-    from pyro_fed.deployment.flower.configuration import read
+    from pyro_fed.deployment.flower.configuration import read_configuration
 
-    return read
+    return read_configuration
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from late import late
 import pyro_fed as pf
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.analysis.criticism.pointwise import Pointwise
-from pyro_fed.conventions.settings_repr import described
+from pyro_fed.conventions.settings_repr import settings_line
 from pyro_fed.errors import SettingError
 from pyro_fed.recipes import library
 from pyro_fed.runtime.executors.base import MOST_DRAWS
@@ -32,7 +32,7 @@ def over_grid(flower, tmp_path):
     model, recipes = flower.write_case(tmp_path, {"FedEP": "", "FedLaplace": "", "FedAIS": WEIGHED})
 
     def run(name="FedEP", **config):
-        settings = flower.read({"num-clients": 3, "timeout": 0.05, "compile": "off", **config})
+        settings = flower.read_configuration({"num-clients": 3, "timeout": 0.05, "compile": "off", **config})
         return flower.serve(flower.grid(model, recipes, None), model, recipes[name], settings)
 
     return run
@@ -63,7 +63,9 @@ def test_it_is_that_of_arviz_for_models_of_the_gallery(flower, tmp_path, name):
     fed = pf.Federation(module.model, args, plate=module.PLATE, num_clients=3)
     idata = pf.run(pf.FedEP(), fed, num_rounds=1, num_draws=100, **QUIET | {"log_likelihood": True})
     model, (_, recipes) = library.find_model(name), flower.write_case(tmp_path, {"FedEP": ""})
-    settings = flower.read({"num-clients": 3, "compile": "off", "rounds": 1, "num-draws": 100, "loo": True})
+    settings = flower.read_configuration(
+        {"num-clients": 3, "compile": "off", "rounds": 1, "num-draws": 100, "loo": True}
+    )
     found = flower.serve(flower.grid(model, recipes, fed=fed), model, recipes["FedEP"], settings)["loo"].attrs
     expected = az.loo(idata)
     for name, attr in (("elpd", "elpd_loo"), ("se", "se"), ("p", "p_loo")):
@@ -113,7 +115,7 @@ def test_a_client_that_does_not_answer_costs_the_numbers_and_not_the_run(flower,
         return ask(*given)
 
     monkeypatch.setattr(server, "with_loo", gone)
-    settings = flower.read({"num-clients": 3, "timeout": 0.05, "compile": "off", "loo": True})
+    settings = flower.read_configuration({"num-clients": 3, "timeout": 0.05, "compile": "off", "loo": True})
     found = flower.serve(grid, model, recipes["FedEP"], settings)
     assert "loo" not in found and found.posterior.sizes["draw"] == 1000
     assert "2 of 3 replied" in found.attrs["no_loo"]
@@ -140,9 +142,9 @@ def test_what_it_does_not_go_with_is_refused(over_grid, config, words):
 def test_a_client_never_sends_a_rows_own_numbers(flower, tmp_path, monkeypatch):
     model, recipes = flower.write_case(tmp_path, {"FedEP": ""})
     asked = Pointwise(pointwise=True)
-    assert isinstance(asked, Algorithm) and described(asked) != described(Pointwise())
+    assert isinstance(asked, Algorithm) and settings_line(asked) != settings_line(Pointwise())
     monkeypatch.setattr("pyro_fed.analysis.criticism.loo.Pointwise", lambda **settings: asked)
-    settings = flower.read({"num-clients": 3, "timeout": 0.05, "compile": "off", "loo": True})
+    settings = flower.read_configuration({"num-clients": 3, "timeout": 0.05, "compile": "off", "loo": True})
     found = flower.serve(flower.grid(model, recipes, None), model, recipes["FedEP"], settings)
     assert "loo" not in found and found.attrs["no_loo"]
 
@@ -155,10 +157,10 @@ def test_a_client_says_its_log_likelihood_at_no_more_draws_than_are_promised(flo
     for place in ("pyro_fed.runtime.ending.by_sums", "pyro_fed.deployment.flower.criticism"):
         monkeypatch.setattr(f"{place}.MOST_DRAWS", MOST_DRAWS + 1)
     with pytest.warns(UserWarning, match=f"no more than {MOST_DRAWS} draws in a message, received {MOST_DRAWS + 1}"):
-        found = flower.serve(grid, model, recipes["FedEP"], flower.read(config))
+        found = flower.serve(grid, model, recipes["FedEP"], flower.read_configuration(config))
     assert found.attrs["audited"] == 0 and found.posterior.sizes["draw"] == MOST_DRAWS + 1
     monkeypatch.undo()
-    found = flower.serve(grid, model, recipes["FedEP"], flower.read(config))
+    found = flower.serve(grid, model, recipes["FedEP"], flower.read_configuration(config))
     assert found.attrs["audited"] == 1
 
 
@@ -168,7 +170,7 @@ def test_a_client_that_answers_no_questions_takes_part_in_the_recipe_alone(flowe
     for name in recipes:
         grid = flower.LocalGrid(flower.make_client(model, recipes.values(), questions=False))
         config = {"num-clients": 3, "timeout": 0.05, "compile": "off", "loo": True, "influence": name == "FedAIS"}
-        found = flower.serve(grid, model, recipes[name], flower.read(config))
+        found = flower.serve(grid, model, recipes[name], flower.read_configuration(config))
         assert found.posterior.sizes["draw"] == 1000 and "loo" not in found and "influence" not in found
         assert "client_app(questions=False)" in found.attrs["no_loo"]
         if name == "FedAIS":  # judged by its own messages, which the recipe asks for

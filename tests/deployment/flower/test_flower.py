@@ -33,7 +33,7 @@ pytestmark = [
 def quiet_serve(flower, grid, model, recipe, **config):
     """Without the warnings that so short a run deserves; keys of the configuration with "_" for "-"."""
     given = {"num_clients": 3, "timeout": 100.0, "compile": "off", "audit": False, **config}
-    settings = flower.read({key.replace("_", "-"): value for key, value in given.items()})
+    settings = flower.read_configuration({key.replace("_", "-"): value for key, value in given.items()})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return flower.serve(grid, model, recipe, settings)
@@ -227,7 +227,7 @@ def test_rows_that_a_client_claims_allocate_nothing(flower, claimed, tmp_path):
     """8e8 bytes and more, if the server had a number for each row."""
     liar = dataclasses.replace(flower.GOOD, name="1", num_rows=claimed)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    fed = flower.Elsewhere(line, "data", [flower.GOOD, liar])
+    fed = flower.RemoteFederation(line, "data", [flower.GOOD, liar])
     data = fed.client_data()
     assert fed.row_counts.tolist() == [3, claimed]
     assert (data.row_index.tolist(), data.num_rows.tolist()) == ([[0], [0]], [3, claimed])
@@ -239,15 +239,15 @@ def test_rows_that_a_client_claims_allocate_nothing(flower, claimed, tmp_path):
 def test_descriptions_travel_whole_and_must_agree(flower):
     assert flower.Description.from_record(flower.GOOD.to_record()).sites == flower.GOOD.sites
     with pytest.raises(DataError, match="two nodes have the same name or partition-id"):
-        flower.Elsewhere(line, "data", [flower.GOOD, flower.GOOD])
+        flower.RemoteFederation(line, "data", [flower.GOOD, flower.GOOD])
     other = dataclasses.replace(flower.GOOD, name="1", rows={"x": ([3], "float64"), "y": ([], "float64")})
     with pytest.raises(DataError, match="clients 0 and 1 differ in rows"):
-        flower.Elsewhere(line, "data", [flower.GOOD, other])
+        flower.RemoteFederation(line, "data", [flower.GOOD, other])
     computed = dataclasses.replace(flower.GOOD, order=[])
     with pytest.raises(ModelError, match="pass template= to server_app"):
-        flower.Elsewhere(line, "data", [computed])
+        flower.RemoteFederation(line, "data", [computed])
     template = tuple(leaf[:1] for leaf in line_data())
-    assert flower.Elsewhere(line, "data", [computed], template).num_rows == 3
+    assert flower.RemoteFederation(line, "data", [computed], template).num_rows == 3
 
 
 def test_text_must_stand_for_the_same_at_every_client(flower):
@@ -267,9 +267,9 @@ def test_text_must_stand_for_the_same_at_every_client(flower):
     with pytest.warns(UserWarning, match=r"'stage' has 2 labels, \[I, III\], and the model picks by it one of 3"):
         part = said("south", np.array(["I", "III", "III"]))
     with pytest.raises(DataError, match=r"north and south have other labels of stage: .*pandas\.Categorical"):
-        flower.Elsewhere(staged, "data", [whole, part])
+        flower.RemoteFederation(staged, "data", [whole, part])
     same = said("south", pd.Categorical(["I", "III", "III"], categories=categories))
-    assert flower.Elsewhere(staged, "data", [whole, same]).num_rows == 6
+    assert flower.RemoteFederation(staged, "data", [whole, same]).num_rows == 6
 
 
 def test_clients_whose_data_frames_differ_are_refused(flower):
@@ -286,9 +286,9 @@ def test_clients_whose_data_frames_differ_are_refused(flower):
         return flower.Description.from_record(flower.Description.of(name, fed).to_record())
 
     with pytest.raises(DataError, match=r"north and south have data frames 'df' .*\[age, dose\] and \[dose, age\]"):
-        flower.Elsewhere(matrix, "data", [said("north", ["age", "dose"]), said("south", ["dose", "age"])])
+        flower.RemoteFederation(matrix, "data", [said("north", ["age", "dose"]), said("south", ["dose", "age"])])
     same = [said("north", ["age", "dose"]), said("south", ["age", "dose"])]
-    assert flower.Elsewhere(matrix, "data", same).num_rows == 6
+    assert flower.RemoteFederation(matrix, "data", same).num_rows == 6
 
 
 def test_an_order_with_other_settings_is_refused(flower):

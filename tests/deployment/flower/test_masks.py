@@ -92,7 +92,7 @@ def test_neither_end_draws_masks_by_numpy(flower, tmp_path, monkeypatch, lost):
     def run():
         given = {"num-clients": 3, "timeout": 0.05, "compile": "off", "audit": False}
         grid = flower.Watching(flower.make_client(model, recipes.values()), lost)
-        settings = flower.read(given | {"secure-aggregation": "{largest = 1e5}"})
+        settings = flower.read_configuration(given | {"secure-aggregation": "{largest = 1e5}"})
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             return flower.serve(grid, model, recipes["FedSEP"], settings).posterior["w"].values

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from pyro_fed.conventions.settings_repr import described
+from pyro_fed.conventions.settings_repr import settings_line
 from pyro_fed.errors import QuorumError
 from pyro_fed.recipes import recipe as recipes_of
 
@@ -34,7 +34,7 @@ def client(flower, tmp_path):
     algorithm = replace(recipes_of.load(recipes["FedEP"]).build(), covariance="full", curvature="hessian")  # as chosen
     settings = {
         "job": "work",
-        "algorithm": described(algorithm),
+        "algorithm": settings_line(algorithm),
         "num_clients": 3,
         "num_rows": 23,
         "width": 13,
@@ -242,7 +242,7 @@ def test_no_text_with_rows_reaches_the_server_in_a_run(flower, tmp_path, monkeyp
     grid.pull_messages = watched
     config = {"num-clients": 3, "timeout": 5.0, "compile": "off", "audit": False, "min-clients": 1}
     with pytest.raises(QuorumError) as caught:
-        flower.serve(grid, model, recipes["FedEP"], flower.read(config))
+        flower.serve(grid, model, recipes["FedEP"], flower.read_configuration(config))
     assert "at failing.py:" in str(caught.value)
     assert len(got) == 6 and "4711" not in "".join(map(str, got)) + str(caught.value.args)
 

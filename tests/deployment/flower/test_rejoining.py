@@ -32,7 +32,7 @@ def case(flower, tmp_path):
         grid = resume_of or flower.grid(model, recipes, faults)
         grid.faults = faults
         given = {"num_clients": 3, "timeout": 0.05, "compile": "off", "audit": False, **config}
-        settings = flower.read({key.replace("_", "-"): value for key, value in given.items()})
+        settings = flower.read_configuration({key.replace("_", "-"): value for key, value in given.items()})
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             return flower.serve(grid, model, recipes["FedEP"], settings), grid
@@ -137,16 +137,16 @@ def test_a_resumed_run_is_that_of_an_uninterrupted_one(case, flower, killed, tmp
 def test_a_list_of_clients_that_is_none(flower, tmp_path):
     from pyro_fed.deployment.flower.joining import Roll
 
-    assert Roll.kept(tmp_path) is None
+    assert Roll.from_checkpoint(tmp_path) is None
     (tmp_path / "clients.json").write_text('[{"name": 3}]')
     with pytest.raises(CheckpointError, match="cannot be read as the list of the run's clients"):
-        Roll.kept(tmp_path)
+        Roll.from_checkpoint(tmp_path)
 
 
 def test_clients_without_a_state_come_back_afresh(flower, tmp_path):
     model, recipes = flower.write_case(tmp_path, STATELESS)
     grid = flower.grid(model, recipes, {(2, 1): "restart", (3, 0): "restart"})
-    settings = flower.read({"num-clients": 3, "timeout": 0.05, "compile": "off", "audit": False})
+    settings = flower.read_configuration({"num-clients": 3, "timeout": 0.05, "compile": "off", "audit": False})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         found = flower.serve(grid, model, recipes["FedSEP"], settings)

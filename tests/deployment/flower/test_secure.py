@@ -43,7 +43,7 @@ ALGORITHMS = {
 
 def served(flower, grid, model, recipe, secure="{largest = 1e5}", **config):
     given = {"num_clients": 3, "timeout": 0.05, "compile": "off", "audit": False, **config}
-    settings = flower.read(
+    settings = flower.read_configuration(
         {key.replace("_", "-"): value for key, value in given.items()} | {"secure-aggregation": secure}
     )
     with warnings.catch_warnings():
@@ -187,7 +187,7 @@ def test_what_needs_more_than_sums_is_refused_before_any_round(flower, tmp_path)
 )
 def test_settings_are_checked(flower, value, words):
     with pytest.raises(SettingError, match=words):
-        flower.read({"num-clients": 3, "secure-aggregation": value})
+        flower.read_configuration({"num-clients": 3, "secure-aggregation": value})
 
 
 def test_stand_ins_have_both_sums():

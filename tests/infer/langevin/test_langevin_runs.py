@@ -62,10 +62,10 @@ def test_several_rounds_at_once_are_the_rounds_one_by_one(algorithm, fed, x, mon
     sampler, several = short(algorithm, x, thin=4), []
 
     def noted(*args):
-        several.append(fused.fused(*args))
+        several.append(fused.run_fused_rounds(*args))
         return several[-1]
 
-    monkeypatch.setattr(loop, "fused", noted)
+    monkeypatch.setattr(loop, "run_fused_rounds", noted)
     at_once = pf.run(sampler, fed, num_rounds=12, seed=2, **QUIET)
     assert sum(len(part.rounds) for part in several) > 6
     monkeypatch.setattr(fused, "MOST_ROUNDS", 1)

@@ -13,7 +13,7 @@ from pyro.infer import NUTS as PyroNUTS
 
 import pyro_fed as pf
 from pyro_fed.density.checks.funnels import funnel_hint
-from pyro_fed.density.noncentred import noncentred
+from pyro_fed.density.noncentred import noncentred_form
 from pyro_fed.errors import SettingError
 
 az = late("arviz")
@@ -145,7 +145,7 @@ def test_a_funnel_is_told():
     assert bool(idata.sample_stats["diverging"].any())
     assert any("diverged" in str(one.message) and "funnel" in str(one.message) for one in caught)
     assert "diverged" in idata.attrs["warnings"]
-    assert funnel_hint(fed.problem) and not funnel_hint(noncentred(fed.problem))  # which is the cure
+    assert funnel_hint(fed.problem) and not funnel_hint(noncentred_form(fed.problem))  # which is the cure
 
 
 @pytest.mark.parametrize(

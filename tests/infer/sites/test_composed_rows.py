@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import pyro_fed as pf
-from pyro_fed.density.compiling.composed import composed
+from pyro_fed.density.compiling.composed import composed_structure
 from pyro_fed.density.compiling.predictors import CHECK_ROWS
 from pyro_fed.density.derivatives import composed_rows, derivatives
 from pyro_fed.density.derivatives.derivatives import Derivatives
@@ -69,8 +69,8 @@ def near(dim, sd):
 
 
 def test_what_is_not_linear_in_what_rows_share_has_no_structure():
-    assert composed(federation(curved).problem, CHECK_ROWS) is None
-    assert composed(federation(horseshoe).problem, CHECK_ROWS).dim == FEATURES
+    assert composed_structure(federation(curved).problem, CHECK_ROWS) is None
+    assert composed_structure(federation(horseshoe).problem, CHECK_ROWS).dim == FEATURES
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -146,18 +146,18 @@ def test_lines_of_many_coordinates_are_followed_some_at_a_time(monkeypatch):
     """All at once took 0.7 GB of a network of 85 parameters, and four times as much of one twice as large."""
     x = torch.randn(12, 40, generator=torch.Generator().manual_seed(0))
     problem = pf.Federation(rectified, (x, x[:, 0]), plate="data", num_clients=2, seed=0).problem
-    followed, inner = [], jumps._largest
-    monkeypatch.setattr(jumps, "_largest", lambda *given: followed.append(given[3]) or inner(*given))
+    followed, inner = [], jumps._largest_jumps
+    monkeypatch.setattr(jumps, "_largest_jumps", lambda *given: followed.append(given[3]) or inner(*given))
     assert not jumps.scores_turn(problem)
     assert torch.equal(torch.cat(followed), torch.eye(40))
-    assert max(lines.numel() for lines in followed) * jumps.CHECK_ROWS <= jumps.TOGETHER
+    assert max(lines.numel() for lines in followed) * jumps.CHECK_ROWS <= jumps.ROWS_AT_ONCE
 
 
 def test_a_likelihood_whose_scores_turn_is_no_reason_to_look_at_a_prior_whose_scores_cannot(monkeypatch):
     """The lines that are followed run the whole model: 21 s of a network of 75,010 parameters with ReLUs."""
     x = torch.randn(12, 3, generator=torch.Generator().manual_seed(0))
     followed = []
-    monkeypatch.setattr(jumps, "_largest", lambda *given: followed.append(given))
+    monkeypatch.setattr(jumps, "_largest_jumps", lambda *given: followed.append(given))
     problem = pf.Federation(rectified, (x, x[:, 0]), plate="data", num_clients=2, seed=0).problem
     assert not jumps.prior_turns(problem).any()
     assert not followed

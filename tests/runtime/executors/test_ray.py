@@ -17,7 +17,7 @@ import pyro_fed as pf
 from pyro_fed.algorithm.schedule import Schedule
 from pyro_fed.errors import QuorumError, SettingError, StoppedError
 from pyro_fed.runtime.executors.host import share_of
-from pyro_fed.runtime.executors.ray import pickled
+from pyro_fed.runtime.executors.ray import pickle_model
 
 pytestmark = [
     pytest.mark.ray,
@@ -165,8 +165,8 @@ def test_a_model_of_no_installed_module_travels_with_its_code():
     def model(y):
         pyro.sample("y", dist.Normal(0.0, 1.0), obs=y)
 
-    assert b"unequal_lines" not in pickled(model)
-    assert callable(cloudpickle.loads(pickled(model)))
+    assert b"unequal_lines" not in pickle_model(model)
+    assert callable(cloudpickle.loads(pickle_model(model)))
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def exact(**values: np.ndarray) -> Reference:
     return Reference({name: value[None] for name, value in values.items()}, True, "closed form")
 
 
-def doubled(args: tuple[Any, ...]) -> tuple[Any, ...]:
+def in_double_precision(args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Arguments in double precision."""
     return tuple(a.double() if isinstance(a, Tensor) and a.is_floating_point() else a for a in args)
 
@@ -67,7 +67,7 @@ def gaussian_mean() -> Case:
         "analytic",
         "one mean, measurements of known precision",
         module.model,
-        lambda: doubled(module.load_data()[0]),
+        lambda: in_double_precision(module.load_data()[0]),
         reference,
         sort_by=lambda args: args[1],
         labels=lambda args: args[1],
@@ -87,7 +87,7 @@ def linear_regression() -> Case:
         "analytic",
         "11 coefficients, some strongly correlated (diabetes data), known noise",
         module.model,
-        lambda: doubled(module.load_data()[0]),
+        lambda: in_double_precision(module.load_data()[0]),
         reference,
         sort_by=lambda args: args[0][:, 2],
         labels=lambda args: args[1],
@@ -208,7 +208,7 @@ def gaussian_mixture_1d() -> Case:
         "analytic",
         "two modes in one dimension; two rows, so two clients at most",
         module.model,
-        lambda: doubled(module.load_data()[0]),
+        lambda: in_double_precision(module.load_data()[0]),
         reference,
         sort_by=lambda args: args[0],
         labels=lambda args: args[0],

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from pyro_fed.analysis.bench.cases.analytic import doubled, quantile_groups
+from pyro_fed.analysis.bench.cases.analytic import in_double_precision, quantile_groups
 from pyro_fed.analysis.bench.cases.case import Case, Column, Reference
 from pyro_fed.errors import DataError
 from pyro_fed.recipes.library import load_model
@@ -33,7 +33,7 @@ def fingerprint(args: tuple[Any, ...]) -> str:
     return digest.hexdigest()[:16]
 
 
-def kept(name: str, args: tuple[Any, ...]) -> Reference:
+def stored_reference(name: str, args: tuple[Any, ...]) -> Reference:
     """The stored reference of a model.
 
     Args:
@@ -60,7 +60,7 @@ def kept(name: str, args: tuple[Any, ...]) -> Reference:
     return Reference(values, False, "NUTS, 4 chains of 2,000 on the pooled data")
 
 
-class Plain(NamedTuple):
+class SameRowsCase(NamedTuple):
     """A model in which all arguments have the same rows.
 
     Attributes:
@@ -75,18 +75,20 @@ class Plain(NamedTuple):
 
 
 PLAIN = {
-    "weibull_survival": Plain("survival times, of which some are censored", 2, 1),
-    "negative_binomial": Plain("counts over different exposures, with a concentration", 2, 2),
-    "zero_inflated": Plain("counts with more zeros than Poisson's", 1, 1),
-    "ordinal_regression": Plain("five ordered answers, with four cut points", 1, 1),
-    "robust_regression": Plain("Student's t with learnt degrees of freedom, one row in twelve an outlier", 1, 1),
-    "hidden_markov": Plain("40 subjects with two hidden states, which are summed out", 0, 0),
-    "capture_recapture": Plain("survival and detection of ringed birds by sex", 0, 1),
-    "gaussian_process": Plain("growth curves of 30 children with common hyperparameters", 1, 1),
-    "item_response": Plain("8 items' difficulty and discrimination; each person's ability stays with the client", 0, 0),
-    "measurement_error": Plain("a covariate measured with error, its true values with their rows", 0, 1),
-    "missing_covariate": Plain("a covariate that is missing in some rows, imputed there", 0, 2),
-    "regularised_horseshoe": Plain("sparse logistic regression with a prior of funnels", 0, 2),
+    "weibull_survival": SameRowsCase("survival times, of which some are censored", 2, 1),
+    "negative_binomial": SameRowsCase("counts over different exposures, with a concentration", 2, 2),
+    "zero_inflated": SameRowsCase("counts with more zeros than Poisson's", 1, 1),
+    "ordinal_regression": SameRowsCase("five ordered answers, with four cut points", 1, 1),
+    "robust_regression": SameRowsCase("Student's t with learnt degrees of freedom, one row in twelve an outlier", 1, 1),
+    "hidden_markov": SameRowsCase("40 subjects with two hidden states, which are summed out", 0, 0),
+    "capture_recapture": SameRowsCase("survival and detection of ringed birds by sex", 0, 1),
+    "gaussian_process": SameRowsCase("growth curves of 30 children with common hyperparameters", 1, 1),
+    "item_response": SameRowsCase(
+        "8 items' difficulty and discrimination; each person's ability stays with the client", 0, 0
+    ),
+    "measurement_error": SameRowsCase("a covariate measured with error, its true values with their rows", 0, 1),
+    "missing_covariate": SameRowsCase("a covariate that is missing in some rows, imputed there", 0, 2),
+    "regularised_horseshoe": SameRowsCase("sparse logistic regression with a prior of funnels", 0, 2),
 }
 
 
@@ -132,8 +134,8 @@ def _case(name: str, about: str, sort_by: Column, labels: Column, groups: Column
         "gallery",
         about,
         module.model,
-        lambda: doubled(module.load_data()[0]),
-        lambda args: kept(name, args),
+        lambda: in_double_precision(module.load_data()[0]),
+        lambda args: stored_reference(name, args),
         sort_by=sort_by,
         labels=labels,
         groups=groups,

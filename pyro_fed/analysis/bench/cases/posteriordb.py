@@ -130,7 +130,7 @@ def _diamonds(data: Mapping[str, Any]) -> tuple[Tensor, ...]:
     return x - x.mean(0), _tensor(data, "Y")
 
 
-def _standardised(mu: np.ndarray, tau: np.ndarray, theta: np.ndarray) -> dict[str, np.ndarray]:
+def _standardise_effects(mu: np.ndarray, tau: np.ndarray, theta: np.ndarray) -> dict[str, np.ndarray]:
     """The schools' effects in units of their own scale, as the model has them."""
     return {"mu": mu, "tau": tau, "z": (theta - mu[..., None]) / tau[..., None]}
 
@@ -252,7 +252,7 @@ POSTERIORS = {
         lambda d: (torch.arange(8), _tensor(d, "sigma"), _tensor(d, "y")),
         lambda a: a[1],
         lambda a: a[0],
-        lambda draws: _standardised(**draws),
+        lambda draws: _standardise_effects(**draws),
     ),
     "diamonds": Posterior(
         "diamonds-diamonds",
@@ -306,7 +306,7 @@ def read_data(folder: Path, full_name: str) -> Mapping[str, Any]:
     except (OSError, KeyError) as error:
         raise DataError(f"{folder} has no data of '{full_name}': expected {extract} or {said}") from error
     packed = folder / "data" / "data" / f"{name}.json.zip"
-    return _object(_unzipped(packed), packed)
+    return _object(_read_zip(packed), packed)
 
 
 def read_draws(folder: Path, full_name: str) -> dict[str, np.ndarray]:
@@ -344,7 +344,7 @@ def _draws_by_name(path: Path) -> dict[str, np.ndarray]:
 
 def _draws_by_chain(path: Path) -> dict[str, np.ndarray]:
     """The draws of a clone, which has a list of draws by name for each chain."""
-    chains: Any = json.loads(_unzipped(path))
+    chains: Any = json.loads(_read_zip(path))
     return {key: np.array([chain[key] for chain in chains], dtype=float) for key in chains[0]}
 
 
@@ -370,7 +370,7 @@ def _draws_of_clone(folder: Path, full_name: str) -> Path:
     return folder / "reference_posteriors" / "draws" / "draws" / f"{full_name}.json.zip"
 
 
-def _unzipped(path: Path) -> str:
+def _read_zip(path: Path) -> str:
     try:
         with zipfile.ZipFile(path) as archive:
             (name,) = archive.namelist()

@@ -28,7 +28,7 @@ from flwr.common.config import get_fab_config, get_metadata_from_config
 from flwr.supercore.primitives.asymmetric_ed25519 import create_message_to_sign
 
 from pyro_fed.conventions.client_names import check_client_id
-from pyro_fed.conventions.kinds import narrowed
+from pyro_fed.conventions.kinds import cast_checked
 from pyro_fed.errors import SettingError
 
 #: Where the server listens: the SuperLink is on the same machine.
@@ -36,7 +36,7 @@ HERE = "127.0.0.1"
 #: The path of a SuperLink's question for an app; the most bytes of such a question.
 QUESTION, MAX_QUESTION = "/hub/fetch-fab", 10_000
 #: Bits of a file's mode that let others than its owner read or change it.
-OTHERS = 0o077
+NOT_OWNER_BITS = 0o077
 
 
 def sign_app(fab: Path, key: Path, signer: str) -> Path:
@@ -69,7 +69,7 @@ def sign_app(fab: Path, key: Path, signer: str) -> Path:
 
 
 def _private_key(path: Path) -> Ed25519PrivateKey:
-    if path.stat().st_mode & OTHERS:
+    if path.stat().st_mode & NOT_OWNER_BITS:
         raise SettingError(f"{path}: a private key that others than its owner can read; expected mode 0600: chmod 600")
     try:
         key = load_ssh_private_key(path.read_bytes(), password=None)
@@ -120,12 +120,12 @@ def serve_apps(folder: Path, port: int) -> ThreadingHTTPServer:
                 return
             name, version = str(question.get("app_id")), question.get("app_version")
             apps = {held: path for path, (app, held) in _apps(folder).items() if app == name}
-            latest = max(apps, key=_ordered, default="")
+            latest = max(apps, key=_version_key, default="")
             fab = apps.get(latest if version is None else str(version))
             if fab is None:
-                self._send(404, {"detail": {"available_app_versions": sorted(apps, key=_ordered)}})
+                self._send(404, {"detail": {"available_app_versions": sorted(apps, key=_version_key)}})
                 return
-            listening = narrowed(self.server, ThreadingHTTPServer).server_port
+            listening = cast_checked(self.server, ThreadingHTTPServer).server_port
             address = f"http://{HERE}:{listening}/{fab.name}"
             self._send(200, {"fab_url": address, "verifications": _signatures(fab)})
 
@@ -168,7 +168,7 @@ def _app_and_version(fab: Path) -> tuple[str, str]:
     return f"@{name}", version
 
 
-def _ordered(version: str) -> list[int]:
+def _version_key(version: str) -> list[int]:
     return [int(part) for part in re.findall(r"\d+", version)]
 
 

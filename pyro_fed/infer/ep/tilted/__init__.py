@@ -17,7 +17,7 @@ Each has its own settings, and a name that stands for their defaults:
 All are imported here, not when they are asked for: `TiltedInference.kinds` knows what has been imported.
 """
 
-from pyro_fed.conventions.doors import listing
+from pyro_fed.conventions.doors import public_dir
 from pyro_fed.infer.ep.tilted.base import Name, Numerics, Received, Tilted, TiltedInference
 from pyro_fed.infer.ep.tilted.chain import MCMC, Chain, Identity
 from pyro_fed.infer.ep.tilted.ivon import IVON
@@ -42,4 +42,4 @@ __all__ = [
     "Tilted",
     "TiltedInference",
 ]
-__dir__ = listing(__all__)
+__dir__ = public_dir(__all__)

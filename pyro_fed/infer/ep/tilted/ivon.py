@@ -82,8 +82,8 @@ class IVON(OnlineNewton, TiltedInference):
             steps.append(_largest((eta - precision * mean) / scale.sqrt()))
             wrong.append((precision < -message_limits.LARGEST_FALL * scale).any())
         return {
-            **message_limits.outlying(torch.stack(growth), "change of the precision"),
-            **message_limits.outlying(torch.stack(steps), "step"),
+            **message_limits.outlying_clients(torch.stack(growth), "change of the precision"),
+            **message_limits.outlying_clients(torch.stack(steps), "step"),
             "its precision has the wrong sign": torch.stack(wrong),
         }
 

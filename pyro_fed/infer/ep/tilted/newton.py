@@ -31,7 +31,7 @@ from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.infer.ep import ascent
 from pyro_fed.infer.ep.tilted.base import Numerics, Received, Tilted, TiltedInference
 from pyro_fed.infer.sites.gaussian_sites import likelihood_points, moments_of, moves, site_of, where
-from pyro_fed.ops.backtrack import MIN_FRACTION, backtracked, move
+from pyro_fed.ops.backtrack import MIN_FRACTION, backtracked_step, move
 from pyro_fed.ops.gaussian import Gaussian
 
 #: A client's q̂ is at rest when no mean has moved by more than this many SDs in a step, and no SD by more than this
@@ -149,7 +149,7 @@ def _gain(q: Gaussian, cavity: Gaussian, moments: Moments) -> Tensor:
 
 def _within(q: Gaussian, step: Gaussian, radius: Tensor) -> tuple[Tensor, Gaussian]:
     """The fractions of changes that are taken, (C,), 0 where none is, and where they lead: no further than a radius."""
-    taken, moved = backtracked(q, step)
+    taken, moved = backtracked_step(q, step)
     while bool((far := (taken > 0) & ~(_length(q, moved) <= radius)).any()):
         taken = torch.where(far, torch.where(taken < MIN_FRACTION, 0.0, taken / 2), taken)
         moved = move(q, step, taken)

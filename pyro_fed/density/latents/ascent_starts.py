@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from pyro_fed.density.latents.quadrature import AT_REST, NEAR_STEPS
+from pyro_fed.density.latents.quadrature import CONVERGED_DECREMENT, NEAR_STEPS
 from pyro_fed.density.rows.batches import BATCHES, Batch
 
 if TYPE_CHECKING:
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 #: Points that are looked at, the farthest; and how many times as many there are at least, or it saves nothing.
-FARTHEST, WORTH = 4, 4
+NUM_OUTERMOST_POINTS, MIN_POINTS_RATIO = 4, 4
 
 
-class Begun(NamedTuple):
+class AscentStarts(NamedTuple):
     """Rows with the places where ascents begin, and the clients whose ascents arrive from there, (C,)."""
 
     batch: Batch
@@ -51,14 +51,14 @@ def from_modes(
         compute: of the rows, with or without places where ascents begin.
         choose: of two results, the first for the clients (C,) that are named, else the second.
     """
-    near = begun(problem, points, batch)
+    near = ascent_starts(problem, points, batch)
     if near is None:
         return compute(batch)
     found = compute(near.batch)
     return found if bool(near.arrive.all()) else choose(near.arrive, found, compute(batch))
 
 
-def begun(problem: Problem, points: Tensor, batch: Batch) -> Begun | None:
+def ascent_starts(problem: Problem, points: Tensor, batch: Batch) -> AscentStarts | None:
     """The rows of C clients with places near the modes of their latents; None where none is near, or it saves nothing.
 
     Args:
@@ -69,17 +69,17 @@ def begun(problem: Problem, points: Tensor, batch: Batch) -> Begun | None:
     rule, dim = problem.quadrature, problem.local_dim
     if not dim or rule.starts or rule.by_tails(dim) or (rule.mode_steps or 0) <= NEAR_STEPS:
         return None
-    if points.shape[1] < WORTH * FARTHEST:
+    if points.shape[1] < MIN_POINTS_RATIO * NUM_OUTERMOST_POINTS:
         return None
     mean = points.double().mean(1, keepdim=True)
     sd = points.double().std(1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
-    farthest = ((points - mean) / sd).square().sum(-1).topk(FARTHEST).indices
+    farthest = ((points - mean) / sd).square().sum(-1).topk(NUM_OUTERMOST_POINTS).indices
     outermost = points.gather(1, farthest.unsqueeze(-1).expand(-1, -1, points.shape[2])).to(problem.dtype)
     places = problem.mapped(_modes, (0, BATCHES), calls=0)(mean[:, 0].to(problem.dtype), batch)
     found = batch._replace(begin=(places,))
-    left = problem.mapped(_left, (0, BATCHES), calls=0)(outermost, found)
-    arrive = (left <= AT_REST).flatten(1).all(1)  # not a number is not
-    return Begun(found, arrive) if bool(arrive.any()) else None
+    left = problem.mapped(_remaining_sds, (0, BATCHES), calls=0)(outermost, found)
+    arrive = (left <= CONVERGED_DECREMENT).flatten(1).all(1)  # not a number is not
+    return AscentStarts(found, arrive) if bool(arrive.any()) else None
 
 
 def _modes(problem: Problem, theta: Tensor, batch: Batch) -> Tensor:
@@ -87,11 +87,11 @@ def _modes(problem: Problem, theta: Tensor, batch: Batch) -> Tensor:
     return problem.quadrature.centre(problem, theta, batch.rows).mode
 
 
-def _left(problem: Problem, points: Tensor, batch: Batch) -> Tensor:
+def _remaining_sds(problem: Problem, points: Tensor, batch: Batch) -> Tensor:
     """How many SDs of a row's latents ascents still have to go at points (P, D), (P, m); 0 of padding."""
 
     def at(theta: Tensor) -> Tensor:
-        return problem.quadrature.near(problem, theta, batch.rows, *batch.begin).decrement
+        return problem.quadrature.centre_from(problem, theta, batch.rows, *batch.begin).decrement
 
     left: Tensor = problem.vmap(at)(points)
     return torch.where(batch.weight > 0, left, 0.0)

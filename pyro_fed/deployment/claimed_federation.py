@@ -9,10 +9,10 @@ from torch import Tensor
 from pyro_fed.federation.federation import Federation
 
 #: Rows that a client's own are padded to, at most: what others claim to have makes no work here.
-MOST_PADDED = 10_000
+MAX_PADDED_INDEX = 10_000
 
 
-class Claimed(Federation):
+class ClaimedFederation(Federation):
     """A federation that has some rows, or none, and what clients say of the others.
 
     Attributes:
@@ -35,16 +35,16 @@ class Claimed(Federation):
         return pd.DataFrame({"rows": counts, "share": counts / counts.sum()}, index=index)
 
 
-def padded(rows: Tensor, longest: int) -> Tensor:
+def padded_index(rows: Tensor, longest: int) -> Tensor:
     """Rows (n,) as the index (1, w) of one client, w as many as the longest client has, as a simulation pads them.
 
-    Sums are then taken in its order. Beyond `MOST_PADDED` they are not padded, and the last bits may differ.
+    Sums are then taken in its order. Beyond `MAX_PADDED_INDEX` they are not padded, and the last bits may differ.
 
     Args:
         rows: numbers of the client's rows.
         longest: how many rows the longest client says it has.
     """
-    width = longest if len(rows) <= longest <= MOST_PADDED else len(rows)
+    width = longest if len(rows) <= longest <= MAX_PADDED_INDEX else len(rows)
     index = torch.zeros(1, width, dtype=torch.int64)
     index[0, : len(rows)] = rows
     return index

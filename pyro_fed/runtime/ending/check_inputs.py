@@ -19,7 +19,7 @@ from pyro_fed.runtime.context import Context
 
 
 @dataclass(frozen=True)
-class Judged:
+class CheckInputs:
     """What checks of a result look at.
 
     Args:
@@ -78,4 +78,4 @@ class Judged:
 
 
 #: From a result to what was found; nothing where there is nothing to say.
-Check = Callable[[Judged], list[Finding]]
+Check = Callable[[CheckInputs], list[Finding]]

@@ -38,10 +38,10 @@ def check_held(problem: Problem, trace: Any) -> None:
     """
     for name, site in problem.layout.local.items():
         free = _without_density(trace.nodes[name], site)
-        if free is None or not _bounded(trace.nodes[name], site):
+        if free is None or not _has_bounded_support(trace.nodes[name], site):
             continue
         for entry, rows in _entries(free):
-            alone = rows & _unused(problem, site.start + entry)
+            alone = rows & _rows_without_use(problem, site.start + entry)
             if bool(alone.any()):
                 row = int(alone.nonzero()[0])
                 raise ModelError(
@@ -52,7 +52,7 @@ def check_held(problem: Problem, trace: Any) -> None:
                 )
 
 
-def _bounded(msg: Any, site: Site) -> bool:
+def _has_bounded_support(msg: Any, site: Site) -> bool:
     """Whether the log-Jacobian of the site's transform depends on its value, as where its support has bounds."""
     generator = torch.Generator().manual_seed(1)
     transform, shape = unconstraining(msg), site.unconstrained_shape
@@ -82,7 +82,7 @@ def _entries(free: Tensor) -> Iterator[tuple[int, Tensor]]:
             yield entry, free[:, entry]
 
 
-def _unused(problem: Problem, at: int) -> Tensor:
+def _rows_without_use(problem: Problem, at: int) -> Tensor:
     """In which rows (N,) no density depends on number `at` of the rows' latents."""
     generator = torch.Generator().manual_seed(0)
     rows = problem.all_rows

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.deployment.claimed import Claimed, padded
+from pyro_fed.deployment.claimed_federation import ClaimedFederation, padded_index
 from pyro_fed.errors import ProtocolError
 from pyro_fed.federation.federation import Federation
 
@@ -21,7 +21,7 @@ from pyro_fed.federation.federation import Federation
 MAX_ROWS = 10**12
 
 
-class Together(Claimed):
+class AgentFederation(ClaimedFederation):
     """The federation of all agents, with the rows of one.
 
     Args:
@@ -55,7 +55,7 @@ class Together(Claimed):
             clients: the agents' numbers; by default all.
         """
         chosen = torch.arange(self.num_clients) if clients is None else torch.as_tensor(clients, dtype=torch.int64)
-        own = padded(self.client_rows[self.me], int(self.claimed.max()))
+        own = padded_index(self.client_rows[self.me], int(self.claimed.max()))
         index = own.new_zeros(self.num_clients, own.shape[1])
         index[self.me] = own[0]
         return ClientData(self.problem.rows, index[chosen], self.claimed[chosen])

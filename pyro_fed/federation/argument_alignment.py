@@ -19,7 +19,7 @@ from pyro_fed.errors import DataError, listed
 NUMBERS = "biuf"
 
 
-def alike(values: Sequence[Any], names: Sequence[str], what: str) -> list[Any]:
+def align_argument(values: Sequence[Any], names: Sequence[str], what: str) -> list[Any]:
     """One argument of all clients, with each client's columns or keys in the order of the first's.
 
     Args:
@@ -39,7 +39,7 @@ def alike(values: Sequence[Any], names: Sequence[str], what: str) -> list[Any]:
         return _one_dtype([value[list(first.columns)] for value in values], names, what)
     if all(type(value) is dict for value in values):
         _check_keys([list(value) for value in values], names, f"{what}, a dictionary,", "key")
-        parts = [alike([value[key] for value in values], names, f"{what}[{key!r}]") for key in first]
+        parts = [align_argument([value[key] for value in values], names, f"{what}[{key!r}]") for key in first]
         return [dict(zip(first, mine, strict=True)) for mine in zip(*parts, strict=True)]
     tables = [isinstance(value, pd.DataFrame) for value in values]
     if any(tables) and not all(tables):

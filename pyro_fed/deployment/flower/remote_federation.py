@@ -11,7 +11,7 @@ import torch
 from pyro_fed.density.fingerprint import COLUMNS_CURE, LABELS_CURE
 from pyro_fed.density.rows.arguments import flatten
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.deployment.claimed import Claimed
+from pyro_fed.deployment.claimed_federation import ClaimedFederation
 from pyro_fed.deployment.flower.description import Description
 from pyro_fed.errors import DataError, ModelError, listed
 from pyro_fed.federation.groups.reading import group_arguments
@@ -19,7 +19,7 @@ from pyro_fed.federation.partition import Explicit
 from pyro_fed.federation.split_arguments import choose_shards
 
 
-class Elsewhere(Claimed):
+class RemoteFederation(ClaimedFederation):
     """A federation whose rows are at the clients. The server has one made-up row, with which it runs the model's prior.
 
     Args:
@@ -58,7 +58,7 @@ class Elsewhere(Claimed):
         self.claimed = torch.tensor([client.num_rows for client in clients])
         self.partition = Explicit([])
         dtype = arguments.floating_dtype()
-        self._bind(model, arguments.taken(dtype), plate, 1, rows, dtype, names=names)
+        self._bind(model, arguments.copy_as(dtype), plate, 1, rows, dtype, names=names)
         self.problem = replace(self.problem, num_rows=sum(client.num_rows for client in clients))
         sites = {name: list(site.shape) for name, site in self.problem.sites.items()}
         if sites != first.sites:

@@ -15,10 +15,10 @@ from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions import seeding
 from pyro_fed.density.size import is_large
 from pyro_fed.infer.sites.gaussian_sites import gaussian
-from pyro_fed.runtime.ending.judged import Judged
+from pyro_fed.runtime.ending.check_inputs import CheckInputs
 
 
-def clients_apart(judged: Judged) -> list[Finding]:
+def outlying_client_findings(judged: CheckInputs) -> list[Finding]:
     """Clients that stand apart, as notes: the user decides what it means. The record gets the sentence on all of them.
 
     Args:
@@ -41,7 +41,7 @@ def clients_apart(judged: Judged) -> list[Finding]:
     return [*found, *([sentences.clients_stand_apart(clients=list(odd.clauses), said=odd.text)] if odd.text else [])]
 
 
-def _opposites(judged: Judged, sites: State) -> dict[str, str]:
+def _opposites(judged: CheckInputs, sites: State) -> dict[str, str]:
     """Clients whose rows say the opposite of the others', by name, with a clause on each."""
     context, problem = judged.context, judged.problem
     tempered = getattr(judged.algorithm, "temperature", 1.0) != 1  # sites are then not those of the likelihoods
@@ -62,7 +62,7 @@ def _opposites(judged: Judged, sites: State) -> dict[str, str]:
     }
 
 
-def _asked_of_clients(judged: Judged) -> State:
+def _asked_of_clients(judged: CheckInputs) -> State:
     """The clients' sites at the draws, for algorithms that keep none; empty where they cannot be computed."""
     context, federation, problem = judged.context, judged.context.federation, judged.problem
     several = not judged.algorithm.pooled and federation.num_clients >= FEWEST

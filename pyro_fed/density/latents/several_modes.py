@@ -32,11 +32,11 @@ from pyro_fed.density.latents.ascent import Ascent, Centre, Climber, Rows
 RUNGS = tuple(2.0**k for k in range(13))
 #: Newton steps from a rung, at most; how near its mode, in SDs, an ascent must have come to count; and how near all are
 #: when the ascents end.
-STEPS, ARRIVED, SETTLED = 25, 0.1, 0.01
+STEPS, ARRIVAL_TOLERANCE, ASCENT_TOLERANCE = 25, 0.1, 0.01
 #: Two ascents have come to the same mode if they end within so many SDs, by both curvatures.
-SAME = 0.5
+SAME_MODE_SDS = 0.5
 #: The power p above.
-POWER = 4.0
+LADDER_POWER = 4.0
 #: New modes of a row that are kept: those of the largest mass.
 MOST_NEW = 3
 #: Places besides zero from which modes are looked for, at most.
@@ -82,7 +82,7 @@ def search(problem: RowDensities, theta: Tensor, rows: Rows, known: Centre, clim
     Returns:
         (S, J + `MOST_NEW`, m, ...); where fewer are new the first one again, with a `value` of -inf.
     """
-    known = _swapped(known)  # (J, S, m, ...)
+    known = _swap_axes(known)  # (J, S, m, ...)
     ends, good = _ends(problem, theta, rows, known.at(0), climber)
     count = len(known.mode)
     every = Centre(*(torch.cat(parts) for parts in zip(known, ends, strict=True)))
@@ -91,7 +91,7 @@ def search(problem: RowDensities, theta: Tensor, rows: Rows, known: Centre, clim
         before = every.at(slice(0, count + i))
         end = every.at(count + i)
         apart = torch.maximum(before.distance(end.mode), end.distance(before.mode))
-        seen = (torch.stack(kept) & ~(apart > SAME)).any(0)
+        seen = (torch.stack(kept) & ~(apart > SAME_MODE_SDS)).any(0)
         kept.append(good[i] & ~seen)
     mass = torch.where(torch.stack(kept[count:]), log_mass(ends), -torch.inf)
     best = mass.topk(MOST_NEW, 0)
@@ -101,7 +101,7 @@ def search(problem: RowDensities, theta: Tensor, rows: Rows, known: Centre, clim
         index = _like(best.indices, part).expand(-1, *part.shape[1:])
         parts.append(torch.cat([old, torch.where(_like(new, part), part.gather(0, index), old[:1])]))
     found = Centre(*parts)
-    return _swapped(found._replace(value=torch.cat([known.value, torch.where(new, found.value[count:], -torch.inf)])))
+    return _swap_axes(found._replace(value=torch.cat([known.value, torch.where(new, found.value[count:], -torch.inf)])))
 
 
 def _ends(problem: RowDensities, theta: Tensor, rows: Rows, first: Centre, climber: Climber) -> tuple[Centre, Tensor]:
@@ -123,15 +123,15 @@ def _ends(problem: RowDensities, theta: Tensor, rows: Rows, first: Centre, climb
         return problem.vmap(lambda at, of: problem.vmap(lambda state: one(problem, at, rows, state))(of))
 
     around = Centre(*(part.unsqueeze(1) for part in first))
-    state = each(climber.foot)(theta, around.away(units.unsqueeze(1)))  # (S, R, m, ...)
+    state = each(climber.foot)(theta, around.places_at(units.unsqueeze(1)))  # (S, R, m, ...)
     climb = each(climber.climb)
     for _ in range(steps):
-        if bool((climber.summit(state).decrement <= SETTLED).all()):
+        if bool((climber.summit(state).decrement <= ASCENT_TOLERANCE).all()):
             break
         state = climb(theta, state)
     found = climber.summit(state)
     bowl = torch.linalg.eigvalsh(state.here.curvature.nan_to_num(nan=-1.0, posinf=-1.0, neginf=-1.0))[..., 0] > 0
-    return _swapped(found), (bowl & (found.decrement <= ARRIVED) & found.value.isfinite()).transpose(0, 1)
+    return _swap_axes(found), (bowl & (found.decrement <= ARRIVAL_TOLERANCE) & found.value.isfinite()).transpose(0, 1)
 
 
 def directions(dim: int, like: Tensor) -> Tensor:
@@ -156,7 +156,7 @@ def alive(centre: Centre) -> Centre:
 
 def log_shares(centre: Centre, place: Tensor) -> Tensor:
     """log w_j of places (m, d): (J, m)."""
-    height = centre.value - POWER * torch.log1p(centre.distance(place).square() / (2 * POWER))
+    height = centre.value - LADDER_POWER * torch.log1p(centre.distance(place).square() / (2 * LADDER_POWER))
     return height - torch.logsumexp(height, 0)
 
 
@@ -172,7 +172,7 @@ def needed_starts(problem: RowDensities, rule: Rule, theta: Tensor, rows: Rows) 
     climber = rule.climber(0)
     starts = rule.starts or ()
 
-    found = search(problem, theta, rows, _known(problem, rule, theta, rows), climber)
+    found = search(problem, theta, rows, _modes_at_points(problem, rule, theta, rows), climber)
     known = found.mode.shape[1] - MOST_NEW
     mass = log_mass(found)  # (S, J + new, m)
     lacking = mass[:, known:] - torch.logsumexp(mass, 1, keepdim=True) > math.log(rule.node_tolerance)
@@ -183,16 +183,16 @@ def needed_starts(problem: RowDensities, rule: Rule, theta: Tensor, rows: Rows) 
         nearest = places[((places - middle) / spread).square().sum(-1).argmin()]
         starts = (*starts, tuple(nearest.tolist()))
         trial = rule.from_places(starts)
-        now = _known(problem, trial, theta, rows)
+        now = _modes_at_points(problem, trial, theta, rows)
         for j in range(now.mode.shape[1]):
             end = Centre(*(part[:, j].unsqueeze(1) for part in now))
             others = Centre(*(part[:, known:] for part in found))
             apart = torch.maximum(others.distance(end.mode), end.distance(others.mode))
-            lacking = lacking & (apart > SAME)
+            lacking = lacking & (apart > SAME_MODE_SDS)
     return starts
 
 
-def unseen(problem: RowDensities, rule: Rule, theta: Tensor, rows: Rows) -> Tensor:
+def missed_mode_log_mass(problem: RowDensities, rule: Rule, theta: Tensor, rows: Rows) -> Tensor:
     """By how much modes that a rule does not find raise each row's log marginal likelihood at θ (S, D): (S, m).
 
     Args:
@@ -201,7 +201,7 @@ def unseen(problem: RowDensities, rule: Rule, theta: Tensor, rows: Rows) -> Tens
         theta: (S, D).
         rows: row tensors, each (m, ...).
     """
-    known = _known(problem, rule, theta, rows)
+    known = _modes_at_points(problem, rule, theta, rows)
     every = search(problem, theta, rows, known, rule.climber(0))
 
     def lacking(one: Tensor, found: Centre, more: Centre) -> Tensor:
@@ -213,12 +213,12 @@ def unseen(problem: RowDensities, rule: Rule, theta: Tensor, rows: Rows) -> Tens
     return raised
 
 
-def _known(problem: RowDensities, rule: Rule, theta: Tensor, rows: Rows) -> Centre:
+def _modes_at_points(problem: RowDensities, rule: Rule, theta: Tensor, rows: Rows) -> Centre:
     """The modes that a rule finds at each θ (S, D): (S, J, m, ...)."""
     return Centre(*problem.vmap(lambda one: rule.centres(problem, one, rows))(theta))
 
 
-def _swapped(centre: Centre) -> Centre:
+def _swap_axes(centre: Centre) -> Centre:
     """With its first two axes in each other's place."""
     return Centre(*(part.transpose(0, 1) for part in centre))
 

@@ -63,7 +63,7 @@ def taken_apart(
     while isinstance(model, functools.partial):
         while isinstance(model, _bound_partial):
             model = model.func
-        held = _conditioned(model)
+        held = _condition_parts(model)
         if held is not None:
             model, data = held
             model, kwargs = Conditioned(model), {**kwargs, "conditioned": data}
@@ -90,7 +90,7 @@ def _of_pyro(model: Any) -> bool:
     return getattr(model.func, "__module__", "").startswith("pyro.")
 
 
-def _conditioned(model: Any) -> tuple[Any, dict[str, Tensor]] | None:
+def _condition_parts(model: Any) -> tuple[Any, dict[str, Tensor]] | None:
     """The model and the data of `pyro.condition`, if that is what it is."""
     if not _of_pyro(model) or len(model.args) != 2 or not isinstance(model.args[0], ConditionMessenger):
         return None

@@ -14,7 +14,7 @@ from pyro_fed.analysis.judging.compare import findings_of
 from pyro_fed.analysis.judging.draws import Draws
 from pyro_fed.codes.finding import texts
 from pyro_fed.ops.arviz_versions import summary
-from pyro_fed.results.findings import recorded
+from pyro_fed.results.findings import recorded_findings
 from pyro_fed.results.inference_data import InferenceData
 
 #: Attributes of a result that `of_run` gives as lists.
@@ -27,7 +27,7 @@ def as_json(values: Mapping[str, Any]) -> str:
     Args:
         values: nested mappings and sequences of texts and numbers, NumPy's among them.
     """
-    return json.dumps(_plain(values), indent=1, ensure_ascii=False, allow_nan=False)
+    return json.dumps(_as_plain(values), indent=1, ensure_ascii=False, allow_nan=False)
 
 
 def comparison(table: pd.DataFrame) -> dict[str, dict[str, Any]]:
@@ -55,7 +55,7 @@ def of_run(idata: InferenceData, measured: Mapping[str, float]) -> dict[str, Any
     """
     record = idata["federation"]
     attributes = {name: value for name, value in idata.attrs.items() if name not in LISTS}
-    found = recorded(idata)
+    found = recorded_findings(idata)
     lists = {
         "doubts": texts(one for one in found if one.is_doubt),
         "warnings": texts(found),
@@ -87,11 +87,11 @@ def posterior(idata: InferenceData) -> dict[str, dict[str, float]]:
     return {str(name): {str(key): value for key, value in row.items()} for name, row in table.iterrows()}
 
 
-def _plain(value: Any) -> Any:
+def _as_plain(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
+        return {str(key): _as_plain(one) for key, one in value.items()}
     if isinstance(value, list | tuple | np.ndarray):
-        return [_plain(one) for one in value]
+        return [_as_plain(one) for one in value]
     if isinstance(value, np.generic):
         value = value.item()
     return None if isinstance(value, float) and not math.isfinite(value) else value

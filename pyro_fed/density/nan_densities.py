@@ -19,7 +19,7 @@ DRAWS, ROWS = 32, 64
 SEED = 0
 
 
-def no_number(problem: Problem) -> list[str]:
+def nan_density_notes(problem: Problem) -> list[str]:
     """A sentence on the site that has no finite density at most of some points of the latents' support; or none.
 
     Args:

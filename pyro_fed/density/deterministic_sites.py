@@ -12,7 +12,7 @@ from pyro_fed.density.compiling.compiler import FAILURES
 from pyro_fed.density.problem import Problem
 
 #: Draws at which values on rows and on made-up ones are compared.
-COMPARED = 8
+NUM_COMPARED_DRAWS = 8
 
 
 class Public(NamedTuple):
@@ -39,7 +39,7 @@ def without_data(problem: Problem, z: Tensor) -> Public:
     """
     names = [name for name, site in problem.reported.items() if problem.plate not in site.dims]
     rows: tuple[Tensor, ...] = pytree.tree_map(torch.zeros_like, problem.fewest_rows)
-    some = z[:COMPARED]
+    some = z[:NUM_COMPARED_DRAWS]
     try:
         real, made_up = problem.constrain(some), problem.constrain(some, rows)
     except (*FAILURES, IndexError):

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from pyro_fed import infer
-from pyro_fed.conventions.settings_repr import whole
+from pyro_fed.conventions.settings_repr import all_settings
 from pyro_fed.conventions.version import VERSION
 from pyro_fed.results.inference_data import InferenceData
 
@@ -50,10 +50,10 @@ def settings(name: str, idata: InferenceData) -> list[Setting]:
     if "chosen" in idata.attrs:
         algorithm = f"{algorithm}, which chose {idata.attrs['chosen']}"
     try:
-        given, default = ast.literal_eval(text), whole(known())
+        given, default = ast.literal_eval(text), all_settings(known())
     except (ValueError, SyntaxError, TypeError):  # the user's own algorithm, or settings by another program
         return [Setting(name, algorithm, "as written", text, "")]
-    rows, why = _differing(given, default), _reasons(idata)
+    rows, why = _changed_settings(given, default), _reasons(idata)
     shown = rows or [("all at their defaults", "", "")]
     return [Setting(name, algorithm, *row, why.get(row[0].partition(".")[0], "")) for row in shown]
 
@@ -65,7 +65,9 @@ def _reasons(idata: InferenceData) -> dict[str, str]:
     return {one["setting"]: one["reason"] for one in choices if one["algorithm"] == own and one["override"]}
 
 
-def _differing(given: Mapping[str, Any], default: Mapping[str, Any], within: str = "") -> list[tuple[str, str, str]]:
+def _changed_settings(
+    given: Mapping[str, Any], default: Mapping[str, Any], within: str = ""
+) -> list[tuple[str, str, str]]:
     """(name, value, default) of each setting that differs; settings within a setting are named like `client.steps`."""
     rows = []
     for name, value in given.items():
@@ -73,13 +75,13 @@ def _differing(given: Mapping[str, Any], default: Mapping[str, Any], within: str
         if value == usual:
             continue
         if isinstance(value, dict) and isinstance(usual, dict) and value.get("name") == usual.get("name"):
-            rows += _differing(value, usual, f"{within}{name}.")
+            rows += _changed_settings(value, usual, f"{within}{name}.")
         else:
-            rows.append((f"{within}{name}", _written(value), _written(usual)))
+            rows.append((f"{within}{name}", _setting_text(value), _setting_text(usual)))
     return rows
 
 
-def _written(value: Any) -> str:
+def _setting_text(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, int):
         return str(value)
     return f"{value:,}"

@@ -28,7 +28,7 @@ from pyro_fed.graph import Consensus
 LARGEST = torch.finfo(torch.float32).max
 
 
-class Told:
+class NeighbourValues:
     """The values x̂ of some agents, as their neighbours know them in a round.
 
     Args:
@@ -40,7 +40,7 @@ class Told:
         self.known: State = {}
 
     @classmethod
-    def of(cls, coarse: frozenset[str], consensus: Consensus) -> Told:
+    def of(cls, coarse: frozenset[str], consensus: Consensus) -> NeighbourValues:
         """Values that are told whole where neighbours have not heard of those before.
 
         Args:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.errors import DataError, ModelError
-from pyro_fed.federation.groups.arguments import GroupedArguments, Nested
+from pyro_fed.federation.groups.arguments import GroupedArguments, NestedPlate
 
 #: Between the plates' names in that of the plate of all their rows.
 AND = "+"
@@ -57,10 +57,14 @@ def several_arguments(
         ModelError: plates of the same size, whose arguments cannot be told apart.
         DataError: an argument that is not there or has another length.
     """
-    chosen = _named(arguments, plates, sizes, shard, where) if shard else _guessed(arguments, plates, sizes, where)
+    chosen = (
+        _arguments_by_name(arguments, plates, sizes, shard, where)
+        if shard
+        else _arguments_by_length(arguments, plates, sizes, where)
+    )
     leaves, names, nested, start = list(arguments.leaves), list(arguments.names), [], 0
     for plate in plates:
-        nested.append(Nested(plate, len(leaves), tuple(chosen[plate])))
+        nested.append(NestedPlate(plate, len(leaves), tuple(chosen[plate])))
         leaves.append(torch.arange(start, start + sizes[plate]))
         names.append(f"rows of {plate}")
         start += sizes[plate]
@@ -76,7 +80,9 @@ def several_arguments(
     )
 
 
-def _guessed(arguments: Arguments, plates: Sequence[str], sizes: Mapping[str, int], where: str) -> dict[str, list[int]]:
+def _arguments_by_length(
+    arguments: Arguments, plates: Sequence[str], sizes: Mapping[str, int], where: str
+) -> dict[str, list[int]]:
     """Arguments by their length."""
     for number, plate in enumerate(plates):
         same = [other for other in plates[:number] if sizes[other] == sizes[plate]]
@@ -95,7 +101,7 @@ def _guessed(arguments: Arguments, plates: Sequence[str], sizes: Mapping[str, in
     return found
 
 
-def _named(
+def _arguments_by_name(
     arguments: Arguments, plates: Sequence[str], sizes: Mapping[str, int], shard: Mapping[str, Any], where: str
 ) -> dict[str, list[int]]:
     """Arguments as they are named."""

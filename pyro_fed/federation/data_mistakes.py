@@ -22,22 +22,22 @@ from pyro_fed.errors import listed, warn_user
 from pyro_fed.federation.far_values import taken_as_a_number
 
 #: A value is far away if nothing lies within so many times the range of all the others.
-FAR = 10.0
+FAR_VALUE_RANGES = 10.0
 #: A value is so large that the sum of squares of all the others is lost beside its own, in float64.
 OVERWHELMING = torch.finfo(torch.float64).eps ** -0.5
 #: Rows that are there twice are told where a client has so many of them, and such a part of its rows.
-FEWEST_TWICE, PART_TWICE = 5, 0.1
+MIN_DUPLICATE_ROWS, MIN_DUPLICATE_SHARE = 5, 0.1
 #: Rows are told apart by a column if such a part of the different rows differ in it: a measurement, and no code.
-TOLD_APART = 0.9
+DISTINCT_COLUMN_SHARE = 0.9
 #: All of a client's rows are counted m times where each is there m times, or a multiple of it: of so many different
 #: ones chance makes that one in a million times, whatever the columns.
-FEWEST_DIFFERENT = 20
+MIN_DISTINCT_ROWS = 20
 #: Rows on a grid are told to be there twice where they are so many times as many as chance makes equal.
-CHANCE = 2.0
+DUPLICATES_OVER_CHANCE = 2.0
 #: Numbers are on a grid where they are nearer to it than this part of its gap: those of float32 are rounded.
-ON_A_GRID = 0.01
+GRID_TOLERANCE = 0.01
 #: Findings of one kind that are listed.
-MOST_LISTED = 3
+MAX_LISTED = 3
 #: Rows whose columns are summed at once, and numbers of columns that are looked at at once.
 BLOCK, BLOCK_NUMBERS = 65_536, 4_000_000
 
@@ -79,9 +79,9 @@ def warn_of_odd_data(
                     f"first of them {int(place[rows[0]])}, and between {low:g} and {high:g} everywhere else"
                 )
     if found:
-        more = f"; and {len(found) - MOST_LISTED} more" if len(found) > MOST_LISTED else ""
+        more = f"; and {len(found) - MAX_LISTED} more" if len(found) > MAX_LISTED else ""
         warn_user(
-            f"{'; '.join(found[:MOST_LISTED])}{more}. If this stands for what is missing, or is a slip, it outweighs "
+            f"{'; '.join(found[:MAX_LISTED])}{more}. If this stands for what is missing, or is a slip, it outweighs "
             "the other rows: drop these rows, or let the model handle them as NaN"
         )
     _warn_of_rows_twice(arguments, clients, names)
@@ -97,9 +97,9 @@ def _warn_of_spellings(arguments: Arguments) -> None:
                 spelt.setdefault(as_it_looks(label).casefold(), []).append(repr(label))
         found += [f"argument '{name}' has {' and '.join(alike)}" for alike in spelt.values() if len(alike) > 1]
     if found:
-        more = f"; and {len(found) - MOST_LISTED} more" if len(found) > MOST_LISTED else ""
+        more = f"; and {len(found) - MAX_LISTED} more" if len(found) > MAX_LISTED else ""
         warn_user(
-            f"{'; '.join(found[:MOST_LISTED])}{more}: labels that differ by capitals and spaces alone are different "
+            f"{'; '.join(found[:MAX_LISTED])}{more}: labels that differ by capitals and spaces alone are different "
             "categories. Where they are meant to be one, write them alike, column.str.strip().str.casefold()"
         )
 
@@ -124,7 +124,7 @@ def _warn_of_labels_without_rows(problem: Problem) -> None:
             )
     if found:
         warn_user(
-            f"{'; '.join(found[:MOST_LISTED])}. Name all of them, in their order: "
+            f"{'; '.join(found[:MAX_LISTED])}. Name all of them, in their order: "
             "pandas.Categorical(column, categories=[...])"
         )
 
@@ -151,7 +151,7 @@ def _far_in(flat: Tensor) -> Iterator[tuple[int, float, float, float]]:
         low = torch.where(at, torch.inf, flat).amin(0)
         high = torch.where(at, -torch.inf, flat).amax(0)
         width, gap = high - low, torch.minimum((end - low).abs(), (end - high).abs())
-        recurs = (count > 1) & (2 * count < len(flat)) & (width > 0) & (gap > FAR * width)
+        recurs = (count > 1) & (2 * count < len(flat)) & (width > 0) & (gap > FAR_VALUE_RANGES * width)
         others = torch.maximum(low.abs(), high.abs())  # finite but for columns of one value, of width -inf
         outweighs = (width > 0) & (end.abs() > OVERWHELMING * len(flat) ** 0.5 * others)
         for column in (recurs | outweighs).nonzero()[:, 0].tolist():
@@ -164,11 +164,11 @@ def _warn_of_rows_twice(arguments: Arguments, clients: Sequence[Tensor], names: 
         return
     _, group, count = _row_keys(columns).unique(return_inverse=True, return_counts=True)
     twice = count[group] > 1
-    if int(twice.sum()) < FEWEST_TWICE:
+    if int(twice.sum()) < MIN_DUPLICATE_ROWS:
         return
     if whole := [(times, names[k]) for k, rows in enumerate(clients) if (times := _times(group[rows])) > 1]:
-        each = [f"every row of client {name} is there {times} times" for times, name in whole[:MOST_LISTED]]
-        more = f"; and so are those of {len(whole) - MOST_LISTED} more clients" if len(whole) > MOST_LISTED else ""
+        each = [f"every row of client {name} is there {times} times" for times, name in whole[:MAX_LISTED]]
+        more = f"; and so are those of {len(whole) - MAX_LISTED} more clients" if len(whole) > MAX_LISTED else ""
         warn_user(
             f"{'; '.join(each)}{more}, equal in every column: each counts as often, and the posterior is too narrow "
             "where these are the same cases. Leave the copies out (a table joined twice?)"
@@ -177,7 +177,7 @@ def _warn_of_rows_twice(arguments: Arguments, clients: Sequence[Tensor], names: 
     if not _told_apart(columns, group, len(count), int(twice.sum())):
         return
     sizes = [(int(twice[rows].sum()), k) for k, rows in enumerate(clients) if len(rows)]
-    many = [(n, k) for n, k in sizes if n >= FEWEST_TWICE and n >= PART_TWICE * len(clients[k])]
+    many = [(n, k) for n, k in sizes if n >= MIN_DUPLICATE_ROWS and n >= MIN_DUPLICATE_SHARE * len(clients[k])]
     if not many:
         return
     number, k = max(many, key=lambda one: one[0] / len(clients[one[1]]))
@@ -211,10 +211,10 @@ def _row_keys(columns: Sequence[Tensor]) -> Tensor:
 
 def _times(rows: Tensor) -> int:
     """By what the numbers of equal rows of a client can all be divided; one where it has too few different rows."""
-    if len(rows) < 2 * FEWEST_DIFFERENT:
+    if len(rows) < 2 * MIN_DISTINCT_ROWS:
         return 1
     counts = rows.unique(return_counts=True)[1]
-    return math.gcd(*counts.tolist()) if len(counts) >= FEWEST_DIFFERENT else 1
+    return math.gcd(*counts.tolist()) if len(counts) >= MIN_DISTINCT_ROWS else 1
 
 
 def _told_apart(columns: Sequence[Tensor], group: Tensor, number: int, twice: int) -> bool:
@@ -231,7 +231,10 @@ def _told_apart(columns: Sequence[Tensor], group: Tensor, number: int, twice: in
             for column in leaf[first].double().T:
                 values = column[~column.isnan()].unique()
                 met = len(group) ** 2 / _places(values)
-                if len(values) >= TOLD_APART * number and twice > FEWEST_TWICE + CHANCE * met:
+                if (
+                    len(values) >= DISTINCT_COLUMN_SHARE * number
+                    and twice > MIN_DUPLICATE_ROWS + DUPLICATES_OVER_CHANCE * met
+                ):
                     return True
     return False
 
@@ -243,7 +246,7 @@ def _places(values: Tensor) -> float:
     gaps = values.diff()
     steps = (gaps / gaps.min()).round()  # the least gap is rounded too, so that it is not the grid's
     off = (gaps / (gaps.sum() / steps.sum()) - steps).abs()
-    return float(steps.sum()) + 1 if bool((off < ON_A_GRID).all()) else float("inf")
+    return float(steps.sum()) + 1 if bool((off < GRID_TOLERANCE).all()) else float("inf")
 
 
 def _identical(group: Tensor, one: Tensor, other: Tensor) -> bool:

@@ -7,7 +7,7 @@ from pyro_fed.density.running.shared import PREFIX, is_shared
 from pyro_fed.errors import ModelError
 
 
-def check_apart(problem: Problem, how: str) -> None:
+def check_runs_at_clients(problem: Problem, how: str) -> None:
     """Refuse models that need more than rows at a client and a prior that all know.
 
     Args:
