@@ -66,7 +66,7 @@ ROOMS = {
         door
     """,
     "pyro_fed.deployment": """
-        apart claimed
+        claimed_federation client_model_checks
         agents flower
         door
     """,
