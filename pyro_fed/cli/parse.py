@@ -11,9 +11,6 @@ if TYPE_CHECKING:
     from pyro_fed.graph import Graph
     from pyro_fed.runtime.executors import Executor
 
-#: Executors without arguments.
-WORDS = ("vectorised", "sequential")
-
 
 def parse_executor(text: str) -> str | Executor:
     """The executor of `--executor`.
@@ -29,8 +26,10 @@ def parse_executor(text: str) -> str | Executor:
         from pyro_fed.runtime.executors import Ray
 
         return Ray(num_workers=int(count))
-    if text not in WORDS:
-        raise SettingError(f"--executor {text!r}: expected {', '.join(WORDS)} or ray:N with N processes, such as ray:2")
+    from pyro_fed.runtime.executors.executor_names import NAMED
+
+    if text not in NAMED:
+        raise SettingError(f"--executor {text!r}: expected {', '.join(NAMED)} or ray:N with N processes, such as ray:2")
     return text
 
 

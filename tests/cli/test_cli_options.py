@@ -61,9 +61,9 @@ def test_a_run_goes_on_from_its_checkpoint(tmp_path):
     ("options", "part"),
     [
         (("--device", "cuda:99"), "torch has no such device here"),
-        (("--executor", "fast"), "expected vectorised, sequential or ray:N"),
-        (("--executor", "ray:0"), "expected vectorised, sequential or ray:N"),
-        (("--executor", "ray:²"), "expected vectorised, sequential or ray:N"),
+        (("--executor", "fast"), "expected vectorised, vectorized, sequential or ray:N"),
+        (("--executor", "ray:0"), "expected vectorised, vectorized, sequential or ray:N"),
+        (("--executor", "ray:²"), "expected vectorised, vectorized, sequential or ray:N"),
         (("--graph", "rnig"), "has no 'rnig'"),
         (("--graph", "erdos_renyi:often"), "behind the colon stand numbers"),
         (("--resume",), "--resume needs --checkpoint DIR"),
