@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pyro_fed.audit.chains.motion import judged, wrong
+from pyro_fed.audit.chains.motion import moments_verdict, wrong_moments
 from pyro_fed.audit.evidence import Evidence
 from pyro_fed.audit.modes.angles import explained
 from pyro_fed.audit.modes.missed import missed
@@ -73,7 +73,9 @@ def found_right(evidence: Evidence) -> bool:
         evidence: the result.
     """
     found, weighed = evidence.moments, evidence.by_weights
-    if found is None or found.stuck or bool(wrong(found).any()):
+    if found is None or found.stuck or bool(wrong_moments(found).any()):
         return False
-    right = judged(found) is False or (weighed is not None and judged(weighed.where_told(found)) is False)
+    right = moments_verdict(found) is False or (
+        weighed is not None and moments_verdict(weighed.where_told(found)) is False
+    )
     return right and not missed(evidence, strict=True)

@@ -15,10 +15,10 @@ from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
 from pyro_fed.audit.chains.detour import Detour
 from pyro_fed.audit.chains.groups import Looked, by_groups, groups
-from pyro_fed.audit.chains.motion import CLEAR, NEARLY_CLEAR, Moments, judged, moved, wrong
+from pyro_fed.audit.chains.motion import CLEAR, NEARLY_CLEAR, Moments, moments_by_chains, moments_verdict, wrong_moments
 from pyro_fed.audit.few_rows import on_few_rows
 from pyro_fed.audit.quantities import Quantities
-from pyro_fed.audit.tails import beyond
+from pyro_fed.audit.tails import moments_by_weights
 from pyro_fed.audit.target import Target, for_checks
 from pyro_fed.audit.weighted_points import LARGEST_DIM, Weighed, weighed_points
 from pyro_fed.conventions import seeding
@@ -106,7 +106,7 @@ class Evidence:
         return steps(self.problem.doubled(), self.flat.double().mean(0))
 
     @cached_property
-    def near(self) -> Target | None:
+    def few_rows_target(self) -> Target | None:
         """`target`, around the draws by few rows where these agree with all (see `few_rows`); None where that is."""
         if self.target is None:
             return None
@@ -134,7 +134,7 @@ class Evidence:
         Where the weights of densities in float32 cannot be trusted they are computed in float64: far out, where no draw
         is, a rounded difference of two probabilities may have a mass that is none.
         """
-        near = self.near
+        near = self.few_rows_target
         if near is None or self.chains is None or near.problem.dim > LARGEST_DIM:
             return None
         found = self._by_importance(near, self.chains)
@@ -155,7 +155,7 @@ class Evidence:
         def from_prior() -> Tensor | None:
             return None if self.from_prior is None else detour.form.to_noncentred(self.from_prior)
 
-        found = weighed_points(detour.target, detour.there(around), from_prior, generator)
+        found = weighed_points(detour.target, detour.white_noncentred(around), from_prior, generator)
         return None if found is None else replace(found, white=near.white(detour.back(found.white)))
 
     @cached_property
@@ -166,17 +166,17 @@ class Evidence:
     @cached_property
     def by_weights(self) -> Moments | None:
         """The posterior's means and SDs by the weighted points; None where there are none."""
-        if self.near is None or self.weighted_points is None:
+        if self.few_rows_target is None or self.weighted_points is None:
             return None
-        return beyond(self.near, self.quantities, self.flat, self.weighted_points)
+        return moments_by_weights(self.few_rows_target, self.quantities, self.flat, self.weighted_points)
 
     @cached_property
     def chains(self) -> Moments | None:
         """The posterior's means and SDs by chains that begin at the draws; None where there is no target."""
-        if self.near is None:
+        if self.few_rows_target is None:
             return None
         generator = seeding.torch_generator(self.seed, seeding.AUDIT)
-        return moved(self.near, self.quantities, self.flat, generator, self.aim)
+        return moments_by_chains(self.few_rows_target, self.quantities, self.flat, generator, self.aim)
 
     @cached_property
     def looked(self) -> Looked | None:
@@ -189,7 +189,7 @@ class Evidence:
           further; these are the chains'. If the two together do not decide, many chains are run.
         - The chains' estimates alone, if they find something wrong which the estimates together do not find right.
         """
-        found, near = self.chains, self.near
+        found, near = self.chains, self.few_rows_target
         if found is None or near is None:
             return None
         if found.stuck and (parts := groups(self.flat.double())):
@@ -197,14 +197,14 @@ class Evidence:
         weighed = None if found.stuck else self.by_weights
         if weighed is None:
             return Looked(found, self.quantities.labels)
-        if bool(wrong(weighed).any()):
+        if bool(wrong_moments(weighed).any()):
             return Looked(weighed, self.quantities.labels)
         both = weighed.where_told(found).unless_refuted(found)
-        if judged(both) is None and bool((both.excess > CLEAR).any()):
+        if moments_verdict(both) is None and bool((both.excess > CLEAR).any()):
             generator = seeding.torch_generator(self.seed, seeding.AUDIT, 7)
-            found = moved(near, self.quantities, self.flat, generator, self.aim, again=True)
+            found = moments_by_chains(near, self.quantities, self.flat, generator, self.aim, again=True)
             both = weighed.where_told(found).unless_refuted(found)
-        by_chains = bool(wrong(found).any()) and judged(both, NEARLY_CLEAR) is not False
+        by_chains = bool(wrong_moments(found).any()) and moments_verdict(both, NEARLY_CLEAR) is not False
         return Looked(found if by_chains else both, self.quantities.labels)
 
     def _by_groups(self, parts: list[Tensor]) -> Looked:
@@ -214,7 +214,7 @@ class Evidence:
         def of_one(draws: Tensor) -> Moments:
             target = Target.of(self.problem, draws, self.temperature)
             own = on_few_rows(target, target.white(draws), generator)
-            return moved(own, self.quantities, draws, generator, self.aim)
+            return moments_by_chains(own, self.quantities, draws, generator, self.aim)
 
         return by_groups(parts, self.quantities.labels, of_one)
 

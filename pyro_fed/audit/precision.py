@@ -25,8 +25,8 @@ from pyro_fed.codes.finding import Finding
 from pyro_fed.ops.entries import evenly
 
 #: Draws at which both are computed. With many rows there are fewer, for `MOST_DENSITIES` densities of rows in all, but
-#: at least `FEWEST`.
-DRAWS, FEWEST, MOST_DENSITIES = 32, 4, 2_000_000
+#: at least `FEWEST_COMPARED_DRAWS`.
+DRAWS, FEWEST_COMPARED_DRAWS, MOST_DENSITIES = 32, 4, 2_000_000
 #: Largest errors that are accepted: of the score, in SDs of a parameter, and of the log density, in nats.
 LARGEST_SCORE_ERROR, LARGEST_ERROR = 0.1, 0.1
 #: Largest relative error of the smallest variance that is accepted: 10 % of an SD.
@@ -48,7 +48,7 @@ def precision(evidence: Evidence) -> list[Finding]:
     finite = draws[draws.isfinite().all(1)]
     if problem.dtype != torch.float32 or len(finite) < 2:
         return []
-    number = max(FEWEST, min(DRAWS, MOST_DENSITIES // problem.evaluations))
+    number = max(FEWEST_COMPARED_DRAWS, min(DRAWS, MOST_DENSITIES // problem.evaluations))
     z = finite[evenly(len(finite), number)]
     score, value = scores_at(for_checks(problem), z)
     single = score.double(), value.double()

@@ -79,7 +79,7 @@ def _compared(evidence: Evidence, problem: Problem, z: Tensor, local: Tensor) ->
     worst: dict[Key, tuple[float, int]] = {}
     client_rows = evidence.federation.client_rows
     chosen = _chosen(evidence.federation.row_counts)
-    together = _alike(problem, z, local, client_rows, chosen)
+    together = _terms_by_equal_rows(problem, z, local, client_rows, chosen)
     for k in chosen:
         at = client_rows[k]
         try:
@@ -124,7 +124,7 @@ def _terms(problem: Problem, z: Tensor, rows: tuple[Any, ...], local: Tensor) ->
     return found
 
 
-def _alike(
+def _terms_by_equal_rows(
     problem: Problem, z: Tensor, local: Tensor, client_rows: Sequence[Tensor], chosen: list[int]
 ) -> dict[int, tuple[Terms, Terms]]:
     """Terms of clients that have equally many rows, computed together; each client sees its own rows alone.

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from pyro_fed.audit.advice import cure
-from pyro_fed.audit.chains.motion import PLAIN, Moments, margin, wrong
+from pyro_fed.audit.chains.motion import PLAIN, Moments, margin, wrong_moments
 from pyro_fed.audit.evidence import Evidence
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
@@ -23,9 +23,9 @@ BY = {
     "weights": "importance weights of points that are spread more widely",
 }
 #: SDs, or a factor: a larger error is reported as "more than" this, since chains that move so far may not have arrived.
-FAR = 3.0
+LARGEST_REPORTED_ERROR = 3.0
 #: Part of the limits from which on an error is near them: a mean 0.2 SDs off, an SD of 0.84 or 1.2 times the right one.
-NEAR = 0.8
+NEAR_LIMIT_SHARE = 0.8
 #: Standard errors within which an SD that is too small is taken to be at its limit. It is beyond it with a chance of
 #: one in six or more, since chains that remember the draws they began at see too little of what is missing.
 UNSURE = 1.0
@@ -45,7 +45,7 @@ def stillness(evidence: Evidence) -> list[Finding]:
         return []
     if found.stuck:
         return _stuck(evidence, found)
-    bad = wrong(found)
+    bad = wrong_moments(found)
     if not bool(bad.any()):
         return []
     what, number = divmod(int((found.excess * bad).argmax()), len(found.mean))
@@ -54,10 +54,18 @@ def stillness(evidence: Evidence) -> list[Finding]:
     by, cures = BY[found.by], [cure(evidence, beyond)]
     if what == 0:
         size, error = abs(float(found.mean[number])), float(found.mean_error[number])
-        return [sentences.mean_is_off(parameter=name, by=by, size=size, error=error, largest=FAR, cures=cures)]
+        return [
+            sentences.mean_is_off(
+                parameter=name, by=by, size=size, error=error, largest=LARGEST_REPORTED_ERROR, cures=cures
+            )
+        ]
     ratio = float(found.log_sd[number].exp())
     error = ratio * float(found.log_sd_error[number])
-    return [sentences.sd_is_off(parameter=name, by=by, ratio=ratio, error=error, largest=FAR, cures=cures)]
+    return [
+        sentences.sd_is_off(
+            parameter=name, by=by, ratio=ratio, error=error, largest=LARGEST_REPORTED_ERROR, cures=cures
+        )
+    ]
 
 
 def _stuck(evidence: Evidence, found: Moments) -> list[Finding]:
@@ -76,7 +84,7 @@ def close_call(measured: Mapping[str, np.ndarray]) -> list[Finding]:
         One finding, or none.
     """
     plain = _off(measured, WRONG, PLAIN)
-    if not plain.max() > NEAR:
+    if not plain.max() > NEAR_LIMIT_SHARE:
         return []
     return [sentences.moments_close_to_limits(*_worst(measured, plain))]
 

@@ -29,7 +29,7 @@ from pyro_fed.ops.entries import evenly
 from pyro_fed.ops.importance import LARGEST_PARETO_K, smoothed
 
 #: The fewest equally weighted points that the terms of a number's variance have to be worth.
-FEWEST = 50
+FEWEST_EFFECTIVE_POINTS = 50
 #: Let s be the standard error of the logarithm of an SD of as many exact draws. The SD is judged if `SIGMAS` s are less
 #: than what matters. If only one s is, it is judged if it is by more than `SIGMAS` s larger than the draws' SD, which
 #: means that the draws lack a tail.
@@ -43,7 +43,7 @@ POWERS_AT, FAR_OUT = 16, (300.0, 3000.0)
 NO_VARIANCE = 3.05
 
 
-def beyond(target: Target, quantities: Quantities, draws: Tensor, found: Weighed) -> Moments:
+def moments_by_weights(target: Target, quantities: Quantities, draws: Tensor, found: Weighed) -> Moments:
     """The posterior's moments by weighted points, relative to the result's.
 
     Args:
@@ -173,7 +173,8 @@ def weighted(weights: Tensor, points: Tensor, draws: Tensor, dim: int) -> Moment
     away = (y - mean).square()
     variance = weights @ away
     squares = weights.square()
-    usable &= variance.square() > FEWEST * (squares @ away.square())  # worth (Σ w a)² / Σ (w a)² points
+    # The terms are worth (Σ w a)² / Σ (w a)² points.
+    usable &= variance.square() > FEWEST_EFFECTIVE_POINTS * (squares @ away.square())
     variance = torch.where(usable, variance, 1.0)
     left, come = kurtosis(draws), (weights @ away.square()) / variance.square()
     # The weighted points show how long the posterior's tail is, also on a site's own scale.
@@ -185,9 +186,13 @@ def weighted(weights: Tensor, points: Tensor, draws: Tensor, dim: int) -> Moment
     enough = (SIGMAS * chance <= math.log(SD_MATTERS)) | ((chance <= math.log(SD_MATTERS)) & lacking)
     usable &= torch.where(own, enough, told_by_tails(left, come, dim))
 
-    def judged(figure: Tensor) -> Tensor:
+    def where_usable(figure: Tensor) -> Tensor:
         return torch.where(usable, figure, 0.0)
 
     return Moments(
-        judged(mean / variance.sqrt()), judged(mean_error), judged(variance.log() / 2), judged(log_error), by="weights"
+        where_usable(mean / variance.sqrt()),
+        where_usable(mean_error),
+        where_usable(variance.log() / 2),
+        where_usable(log_error),
+        by="weights",
     )

@@ -2,9 +2,9 @@
 
     z = m + L w,    m the draws' mean, L L' their covariance
 
-In these coordinates the target of a correct Gaussian result is N(0, I). With fewer than `ENOUGH` draws for each
-dimension the covariance is shrunk towards its diagonal, by D / (S + D); with more than `LARGEST_FULL` parameters L is
-diagonal. L need not fit the posterior: the methods that use these coordinates are exact in any, and only their speed
+In these coordinates the target of a correct Gaussian result is N(0, I). With fewer than `DRAWS_A_DIMENSION` draws for
+each dimension the covariance is shrunk towards its diagonal, by D / (S + D); with more than `LARGEST_FULL` parameters L
+is diagonal. L need not fit the posterior: the methods that use these coordinates are exact in any, and only their speed
 differs.
 """
 
@@ -26,7 +26,7 @@ from pyro_fed.density.rows.batches import CHUNK
 from pyro_fed.ops.importance import LARGEST
 
 #: With so many draws for each dimension their covariance is not shrunk.
-ENOUGH = 4
+DRAWS_A_DIMENSION = 4
 #: The most parameters that are whitened together; more are whitened one by one.
 LARGEST_FULL = 500
 #: Points are computed in groups of this size, the last one filled up, since each further size would have to be traced.
@@ -35,7 +35,7 @@ BATCH, SMALL_BATCH, LARGE_BATCH = 128, 32, 2048
 #: An SD smaller than this share of the largest is rounding.
 SMALLEST = 1e-10
 #: Half the distance over which scores are compared for a parameter's curvature, as a multiple of its size or of one.
-APART = 1e-3
+SCORE_STEP = 1e-3
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Target:
             temperature: T of the likelihood, which is raised to the power 1 / T; 1 for the posterior.
         """
         target, dim = cls(for_checks(problem), point, torch.ones_like(point), temperature), len(point)
-        step = APART * point.abs().clamp_min(1.0)
+        step = SCORE_STEP * point.abs().clamp_min(1.0)
         _, score = target(torch.cat([step.diag(), -step.diag()]))
         curvature = (score[dim:] - score[:dim]).diagonal() / (2 * step)
         return replace(target, factor=torch.where(curvature > 0, curvature, 1.0).rsqrt())
@@ -273,7 +273,7 @@ def _factor(z: Tensor) -> Tensor:
         return sd
     u = (z - z.mean(0)) / sd
     correlation = u.T @ u / (count - 1)
-    share = 0.0 if count >= ENOUGH * dim else dim / (count + dim)
+    share = 0.0 if count >= DRAWS_A_DIMENSION * dim else dim / (count + dim)
     eye = torch.eye(dim, dtype=z.dtype)
     correlation = (1 - share) * correlation + share * eye
     factor, info = torch.linalg.cholesky_ex(correlation)

@@ -8,7 +8,7 @@ in a slab around a spike, from which a search for modes climbs to the spike, and
 enter.
 
 **The end.** No points are added once `SETTINGS` are met, of means and of variances, or after `ROUNDS` rounds. If the
-points are then worth less than `WORTH`, as in many dimensions, there are none.
+points are then worth less than `LEAST_EFFECTIVE_POINTS`, as in many dimensions, there are none.
 
 Where few rows stand for all (`few_rows`), they do so near the draws only. Then the points are drawn there only.
 """
@@ -37,7 +37,7 @@ SETTINGS = AdaptiveSettings(enough=1000, longest_tail=0.5, second_moments=True)
 #: Points, in equally weighted ones, that a fit rests on.
 FIT_ON = 5 * COMPONENTS
 #: Points are used if they are worth at least so many.
-WORTH = 400
+LEAST_EFFECTIVE_POINTS = 400
 #: With more parameters than this, importance weights are worth too little.
 LARGEST_DIM = 8
 #: The most densities of rows that may be computed, about two seconds.
@@ -85,7 +85,11 @@ def weighed_points(
             break
         sampler = sampler.draw(sampler.refit(FIT_ON, generator).shared_out(POINTS), generator)
     found = sampler.smoothed
-    return _some(sampler) if found.pareto_k <= SETTINGS.longest_tail and found.effective >= WORTH else None
+    return (
+        _some(sampler)
+        if found.pareto_k <= SETTINGS.longest_tail and found.effective >= LEAST_EFFECTIVE_POINTS
+        else None
+    )
 
 
 def _some(sampler: AdaptiveImportanceSampler) -> Weighed:

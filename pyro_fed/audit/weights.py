@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 
 from pyro_fed.audit.advice import cure
-from pyro_fed.audit.chains.motion import Moments, wrong
+from pyro_fed.audit.chains.motion import Moments, wrong_moments
 from pyro_fed.audit.evidence import Evidence, measured
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.ops.importance import LARGEST_PARETO_K, PARTS, smoothed
 
 #: The fewest draws of which each of `PARTS` parts has a tail whose shape can be estimated.
-FEWEST = 400
+FEWEST_TAIL_DRAWS = 400
 #: If the weights are worth at least this share of the draws, a large k does not matter: hardly any weight is in a tail.
 TRUSTED_SHARE = 0.95
 #: What sums over rows do not show.
@@ -54,8 +54,8 @@ def judged_by_weights(evidence: Evidence, points: Tensor, log_density: Tensor) -
     log_q = algorithm.log_density(evidence.shared, points[None])
     if log_q is None:
         return [sentences.not_audited_without_density(algorithm=name)]
-    if len(points) < FEWEST:
-        return [sentences.not_audited_by_few_draws(draws=len(points), needed=FEWEST)]
+    if len(points) < FEWEST_TAIL_DRAWS:
+        return [sentences.not_audited_by_few_draws(draws=len(points), needed=FEWEST_TAIL_DRAWS)]
     log_weights = log_density - log_q[0].double()
     found = smoothed(log_weights)
     k = found.pareto_k
@@ -102,7 +102,7 @@ def _against(numbers: Tensor, log_weights: Tensor) -> tuple[Tensor, Tensor]:
 
 def _moments_off(evidence: Evidence, found: Moments) -> list[Finding]:
     """The worst mean or SD, or none where all are within the limits."""
-    bad = wrong(found)
+    bad = wrong_moments(found)
     if not bool(bad.any()):
         return []
     what, number = divmod(int((found.excess * bad).argmax()), len(found.mean))

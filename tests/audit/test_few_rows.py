@@ -9,7 +9,7 @@ from torch.func import hessian
 import pyro_fed as pf
 from pyro_fed.algorithm.record import Record
 from pyro_fed.audit.chains.detour import Detour
-from pyro_fed.audit.chains.motion import moved, wrong
+from pyro_fed.audit.chains.motion import moments_by_chains, wrong_moments
 from pyro_fed.audit.evidence import Evidence, Unknown
 from pyro_fed.audit.few_rows import AGREE, on_few_rows, on_rows_alone
 from pyro_fed.audit.modes.missed import missed
@@ -93,11 +93,11 @@ def test_chains_by_few_rows_judge_as_those_by_all(many, factor, shift, bad):
     target, few = targets(problem, draws)
     assert few.few is not None
     quantities = Quantities.of(problem, draws)
-    by_few = moved(few, quantities, draws, torch.Generator().manual_seed(2))
-    assert bool(wrong(by_few).any()) == bad
+    by_few = moments_by_chains(few, quantities, draws, torch.Generator().manual_seed(2))
+    assert bool(wrong_moments(by_few).any()) == bad
     if factor > 1 or shift:
         return
-    by_all = moved(target, quantities, draws, torch.Generator().manual_seed(2))
+    by_all = moments_by_chains(target, quantities, draws, torch.Generator().manual_seed(2))
     torch.testing.assert_close(by_few.mean, by_all.mean, rtol=0, atol=0.03)
     torch.testing.assert_close(by_few.log_sd, by_all.log_sd, rtol=0, atol=0.03)
 

@@ -5,7 +5,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from pyro_fed.audit.chains.motion import wrong
+from pyro_fed.audit.chains.motion import wrong_moments
 from pyro_fed.audit.evidence import Evidence, Unknown
 from pyro_fed.federation.federation import Federation
 
@@ -50,7 +50,7 @@ def evidence(problem, draws):
 
 def test_exact_draws_are_left_alone(posed):
     problem, draws = posed
-    assert not bool(wrong(evidence(problem, draws).moments).any())
+    assert not bool(wrong_moments(evidence(problem, draws).moments).any())
 
 
 def test_weights_tell_how_much_the_neck_adds(posed):
@@ -59,5 +59,5 @@ def test_weights_tell_how_much_the_neck_adds(posed):
     lacking = draws[draws[:, 0] > draws[:, 0].quantile(0.1)]
     missed = float(draws[:, 0].std().log() - lacking[:, 0].std().log())
     looked = evidence(problem, lacking)
-    assert wrong(looked.moments)[1, 0]
+    assert wrong_moments(looked.moments)[1, 0]
     assert float(looked.by_weights.log_sd[0]) == pytest.approx(missed, abs=0.1)

@@ -8,7 +8,18 @@ import torch
 
 from pyro_fed.audit import evidence
 from pyro_fed.audit.chains import motion
-from pyro_fed.audit.chains.motion import AGAIN, CHAINS, EARLY, FIRST, LONGEST, LOOK, MOST, Looks, Moments, _told
+from pyro_fed.audit.chains.motion import (
+    AGAIN,
+    CHAINS,
+    EARLY,
+    FIRST,
+    LONGEST,
+    LOOK,
+    MOST_TRANSITIONS,
+    Looks,
+    Moments,
+    _judgeable_sds,
+)
 from pyro_fed.conventions.limits import Limits
 from pyro_fed.infer.langevin.chain_diagnostics import r_hat_limit
 
@@ -54,23 +65,31 @@ def test_long_tails_are_not_judged_at_the_first_look():
     assert looked((4.0, 0.2), long=True) == [EARLY, LOOK, FIRST]
 
 
-@pytest.mark.parametrize(("excess", "until"), [(0.9, LONGEST), (0.7, MOST)])
+@pytest.mark.parametrize(("excess", "until"), [(0.9, LONGEST), (0.7, MOST_TRANSITIONS)])
 def test_what_stays_undecided_goes_on_if_it_looks_wrong(excess, until):
     assert looked((excess, 0.5))[-1] == until
 
 
 @pytest.mark.parametrize(
     ("excess", "noise", "until"),
-    [(0.1, 0.05, LOOK), (0.25, 0.05, LOOK), (0.35, 0.15, MOST), (0.45, 0.2, MOST), (0.6, 0.05, MOST)],
+    [
+        (0.1, 0.05, LOOK),
+        (0.25, 0.05, LOOK),
+        (0.35, 0.15, MOST_TRANSITIONS),
+        (0.45, 0.2, MOST_TRANSITIONS),
+        (0.6, 0.05, MOST_TRANSITIONS),
+    ],
 )
 def test_what_seems_beyond_a_finer_aim_is_looked_at_until_it_is_told(excess, noise, until):
     """0.1 SDs are 0.4 of what matters: within twice, perhaps beyond twice, plainly beyond."""
     assert looked((excess, noise), aim=Limits(0.1, 1.1))[-1] == until
-    assert looked((excess, noise))[-1] <= (FIRST if excess < 0.6 else MOST)
+    assert looked((excess, noise))[-1] <= (FIRST if excess < 0.6 else MOST_TRANSITIONS)
     assert looked((4.0, 0.2), aim=Limits(0.1, 1.1)) == looked((4.0, 0.2))
 
 
-@pytest.mark.parametrize(("excess", "noise", "until"), [(0.2, 0.01, LOOK), (0.4, 0.05, MOST), (0.8, 0.02, LONGEST)])
+@pytest.mark.parametrize(
+    ("excess", "noise", "until"), [(0.2, 0.01, LOOK), (0.4, 0.05, MOST_TRANSITIONS), (0.8, 0.02, LONGEST)]
+)
 def test_chains_that_have_plainly_moved_may_be_on_their_way(excess, noise, until):
     """Of 2,048 from weighted draws that lack a tail: SDs of 1.10 ± 0.02 times after four transitions, 1.31 after 32."""
     assert looked((excess, noise))[-1] == until
@@ -87,8 +106,8 @@ def test_long_tails_on_a_sites_own_scale_are_not_judged():
     places = torch.randn(4 * CHAINS, generator=generator, dtype=torch.float64)
     long = torch.cat([places[:-1], places.new_full((1,), 60.0)])
     draws, came = torch.stack([normal, normal], 1), torch.stack([long, long], 1).reshape(4, CHAINS, 2)
-    assert _told(draws, came, 1).tolist() == [True, False]
-    assert _told(draws, torch.stack([places, places], 1).reshape(4, CHAINS, 2), 1).tolist() == [True, True]
+    assert _judgeable_sds(draws, came, 1).tolist() == [True, False]
+    assert _judgeable_sds(draws, torch.stack([places, places], 1).reshape(4, CHAINS, 2), 1).tolist() == [True, True]
 
 
 def test_r_hat_of_many_chains_says_what_it_says_of_four():
@@ -120,9 +139,9 @@ def test_where_neither_chains_nor_points_tell_many_chains_are_asked(chains, weig
         calls.append(again)
         return of_sd(*many, "chains")
 
-    monkeypatch.setattr(evidence, "moved", moved)
+    monkeypatch.setattr(evidence, "moments_by_chains", moved)
     found = SimpleNamespace(chains=of_sd(*chains, "chains"), by_weights=of_sd(*weights, "weights"), near="target")
     vars(found).update(quantities=SimpleNamespace(labels=("x",)), flat=torch.zeros(9, 1), seed=0, aim=None)
     moments = evidence.Evidence.looked.func(found).moments
-    assert bool(motion.wrong(moments).any()) == wrong
+    assert bool(motion.wrong_moments(moments).any()) == wrong
     assert calls == [True] * asked

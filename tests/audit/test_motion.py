@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import pyro_fed as pf
-from pyro_fed.audit.chains.motion import FARTHEST, Moments, moments, moved, wrong
+from pyro_fed.audit.chains.motion import FARTHEST, Moments, moments, moments_by_chains, wrong_moments
 from pyro_fed.audit.quantities import Quantities
 from pyro_fed.audit.target import Target
 from pyro_fed.conventions.limits import MATTERS
@@ -22,7 +22,7 @@ def found(draws):
     """Of the posterior N(0, 1/2) of log a, against draws (S, 1) of it."""
     problem = pf.Federation(positive, (torch.zeros(1, dtype=torch.float64),), plate="data", num_clients=1).problem
     target, quantities = Target.of(problem, draws), Quantities.of(problem, draws)
-    return moved(target, quantities, draws, torch.Generator().manual_seed(1))
+    return moments_by_chains(target, quantities, draws, torch.Generator().manual_seed(1))
 
 
 def normal(count):
@@ -38,14 +38,14 @@ def test_a_draw_beyond_the_range_on_its_own_scale():
         assert bool(figure.isfinite().all())
         assert float(figure[1]) == 0.0
     assert len(result.mean) == 2
-    assert not wrong(result)[:, 1].any()
+    assert not wrong_moments(result)[:, 1].any()
 
 
 @pytest.mark.parametrize("at", [0.0, 0.3])
 def test_draws_that_are_all_the_same(at):
     result = found(torch.full((200, 1), at, dtype=torch.float64))
     assert bool(result.excess.isfinite().all())
-    assert wrong(result).any()
+    assert wrong_moments(result).any()
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_what_is_beyond_the_limit_is_wrong_where_it_is_plainly_not_right(excess,
     """One number, in units of what matters: a mean."""
     one = torch.ones(1, dtype=torch.float64)
     result = Moments(MATTERS * excess * one, MATTERS * noise * one, 0 * one, 0.01 * one)
-    assert wrong(result).flatten().tolist() == [said, False]
+    assert wrong_moments(result).flatten().tolist() == [said, False]
 
 
 def test_places_beyond_the_range():

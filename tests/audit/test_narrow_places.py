@@ -5,7 +5,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from pyro_fed.audit.chains.motion import moved, wrong
+from pyro_fed.audit.chains.motion import moments_by_chains, wrong_moments
 from pyro_fed.audit.quantities import Quantities
 from pyro_fed.audit.target import Target
 from pyro_fed.federation.federation import Federation
@@ -43,13 +43,13 @@ def posed():
 
 def found(problem, draws):
     target, quantities = Target.of(problem, draws), Quantities.of(problem, draws)
-    return moved(target, quantities, draws, torch.Generator().manual_seed(0))
+    return moments_by_chains(target, quantities, draws, torch.Generator().manual_seed(0))
 
 
 def test_exact_draws_are_left_alone(posed):
     problem, draws = posed
     assert list(problem.sites) == ["t", "e"]
-    assert not wrong(found(problem, draws)).any()
+    assert not wrong_moments(found(problem, draws)).any()
 
 
 def test_draws_that_lack_the_neck_are_found_wrong(posed):
@@ -57,6 +57,6 @@ def test_draws_that_lack_the_neck_are_found_wrong(posed):
     problem, draws = posed
     lacking = draws[draws[:, 0] < draws[:, 0].quantile(0.9)]
     result = found(problem, lacking)
-    assert wrong(result).any()
+    assert wrong_moments(result).any()
     missed = draws[:, 0].std().log() - lacking[:, 0].std().log()
     assert abs(float(result.log_sd[0] - missed)) < 3 * float(result.log_sd_error[0])

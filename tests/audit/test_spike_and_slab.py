@@ -12,7 +12,7 @@ import torch
 import pyro_fed as pf
 from pyro_fed.audit.audit import draws as of_these
 from pyro_fed.audit.audit import found_right
-from pyro_fed.audit.chains.motion import judged
+from pyro_fed.audit.chains.motion import moments_verdict
 from pyro_fed.audit.modes.missed import missed
 from tests.helpers.evidence import evidence_of
 
@@ -82,7 +82,7 @@ def test_exact_draws_are_not_doubted(narrow, mean, seed):
     y = rows(mean)
     evidence = evidence_of(spiked(narrow), (y,), drawn(narrow, y, 2000, seed), seed=seed)
     assert of_these(evidence) == []
-    assert judged(evidence.by_weights) is not True
+    assert moments_verdict(evidence.by_weights) is not True
 
 
 @pytest.mark.filterwarnings("ignore:a few draws far out make the SD")  # a kurtosis of 30: rightly said

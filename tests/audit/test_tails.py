@@ -11,9 +11,9 @@ import torch
 
 import pyro_fed as pf
 from pyro_fed.audit import few_draws_tell
-from pyro_fed.audit.chains.motion import Moments, wrong
+from pyro_fed.audit.chains.motion import Moments, wrong_moments
 from pyro_fed.audit.quantities import Quantities
-from pyro_fed.audit.tails import beyond, weighted
+from pyro_fed.audit.tails import moments_by_weights, weighted
 from pyro_fed.audit.target import Target
 from pyro_fed.audit.weighted_points import weighed_points
 from tests.helpers.evidence import evidence_of
@@ -40,13 +40,13 @@ def moments(problem, draws, seed=1):
     target, quantities = Target.of(problem, draws), Quantities.of(problem, draws)
     generator = torch.Generator().manual_seed(seed)
     points = weighed_points(target, target.white(draws), lambda: problem.init(64, generator), generator)
-    return beyond(target, quantities, draws, points)
+    return moments_by_weights(target, quantities, draws, points)
 
 
 def found(problem, draws, seed=1):
     """What points find wrong, or None."""
     result = moments(problem, draws, seed)
-    return result if bool(wrong(result).any()) else None
+    return result if bool(wrong_moments(result).any()) else None
 
 
 def exact(count, seed):
@@ -144,7 +144,7 @@ def test_numbers_that_points_do_not_tell_are_left_to_the_chains():
     off = torch.tensor([1.0, 1.0], dtype=torch.float64)
     both = points.where_told(Moments(off, 0.01 * off, off, 0.01 * off))
     assert both.mean.tolist() == [float(points.mean[0]), 1.0]
-    assert bool(wrong(both)[:, 1].all()) and not bool(wrong(both)[:, 0].any())
+    assert bool(wrong_moments(both)[:, 1].all()) and not bool(wrong_moments(both)[:, 0].any())
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_points_far_out_count_for_nothing_on_the_sites_own_scale():
     kurtosis = float(points.weights @ away**4) / variance**2
     assert kurtosis == pytest.approx(square**4 + 2 * square**3 + 3 * square**2 - 3, rel=0.5)
     narrow = moments(problem, 0.7 * draws)
-    assert bool(wrong(narrow)[1, 1]) and float(narrow.log_sd[1]) > math.log(1.25)
+    assert bool(wrong_moments(narrow)[1, 1]) and float(narrow.log_sd[1]) > math.log(1.25)
 
 
 def test_a_ratio_without_a_variance_is_noted():

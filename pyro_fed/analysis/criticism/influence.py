@@ -21,7 +21,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from pyro_fed.audit.clients.influence import Without, apart, apart_by_sites, by_sites
+from pyro_fed.audit.clients.influence import Without, apart_by_sites, by_sites, outlying_clients_sentence
 from pyro_fed.audit.clients.say import around, client_log_likelihoods, with_product
 from pyro_fed.conventions.calls import checked_but
 from pyro_fed.density.compiling.compiler import threads
@@ -79,7 +79,7 @@ def influence(idata: InferenceData, federation: Federation | None = None) -> xr.
         names, labels = asked.client_names, [asked.problem.name_of(number) for number in range(asked.problem.dim)]
         with threads(1), torch.no_grad():
             found = _by_draws(asked, checked_draws(idata, asked))
-        said = apart(found, names, labels)
+        said = outlying_clients_sentence(found, names, labels)
     return _dataset(found, names, labels, {"stands_apart": said})
 
 

@@ -62,7 +62,7 @@ class Detour:
 
         return cls(form, replace(there, few=replace(target.few, seen_as=seen_as)), generator)
 
-    def there(self, z: Tensor) -> Tensor:
+    def white_noncentred(self, z: Tensor) -> Tensor:
         """Non-centred, whitened coordinates (S, D) of points z (S, D) in the model's own."""
         return self.target.white(self.form.to_noncentred(z.to(self.form.dtype)))
 
@@ -76,7 +76,7 @@ class Detour:
         Args:
             chains: chains in the model's own coordinates; they are moved to where the trajectories end.
         """
-        there = self.there(chains.target.model(chains.place))
+        there = self.white_noncentred(chains.target.model(chains.place))
         if self.chains is None:
             self.chains = Chains.begin(self.target, there, self.generator)
             self.chains.settle()

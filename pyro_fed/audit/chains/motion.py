@@ -33,12 +33,12 @@ that the chains do not reach.
   not suffice then: one place a chain tells how far off a result is worse than its standard error says.
 - After `LOOK` transitions they end where the result is clearly wrong, or right to within half of what matters, by more
   than chance. Numbers with long tails are not judged yet, since few chains do not tell their SDs.
-- Else they go on until the answer is clear, for `MOST` transitions. Chains that have plainly moved, though by less than
-  what matters, may be on their way: they go on until `MOST`, and near the limit until `LONGEST`.
+- Else they go on until the answer is clear, for `MOST_TRANSITIONS`. Chains that have plainly moved, though by less than
+  what matters, may be on their way: they go on until `MOST_TRANSITIONS`, and near the limit until `LONGEST`.
 - Errors of few chains with long tails are themselves poorly known, and so are errors of a skewed posterior after few
   transitions. So a verdict of wrong by less than `FAR_BEYOND` is confirmed by a second look `AGAIN` transitions later,
   where the draws have long tails or this was the first look. A result that is right, but not by much at any look, and
-  one that is undecided after `MOST` and looks wrong, go on until `LONGEST`.
+  one that is undecided after `MOST_TRANSITIONS` and looks wrong, go on until `LONGEST`.
 - Where these chains cannot tell, and an error of the size that they see would matter, `MANY_CHAINS` are run.
 """
 
@@ -55,30 +55,31 @@ from torch import Tensor
 from pyro_fed.audit.chains.detour import Detour
 from pyro_fed.audit.chains.hmc import SCORES, Chains
 from pyro_fed.audit.quantities import Quantities
-from pyro_fed.audit.target import ENOUGH, Target
+from pyro_fed.audit.target import DRAWS_A_DIMENSION, Target
 from pyro_fed.conventions.limits import SD_MATTERS, WRONG, Limits
 from pyro_fed.density.size import cost_of
 from pyro_fed.ops.entries import evenly
 
 #: Chains; fewer where they would compute more than `DENSITIES` densities of rows, about ten seconds, or where each
 #: score is a run of the model.
-CHAINS, FEWEST, DENSITIES = 128, 32, 1_000_000_000
+CHAINS, FEWEST_CHAINS, DENSITIES = 128, 32, 1_000_000_000
 #: Chains of a second walk, for results whose error may matter but may also be chance: few chains hardly determine the
-#: SD of a long tail. There is no second walk if it could have fewer than `WORTH` times the first one's chains.
-MANY_CHAINS, WORTH = 2048, 4
+#: SD of a long tail. There is no second walk if it could have fewer than `SECOND_WALK_FACTOR` times the first one's
+#: chains.
+MANY_CHAINS, SECOND_WALK_FACTOR = 2048, 4
 #: Where rows' own latents are integrated out, a density takes a search for each row's mode and a sum over nodes. Chains
 #: then compute at most `NUMBERS` numbers, about twenty seconds; a score costs `NUMBERS_A_SCORE` times a density.
 NUMBERS, NUMBERS_A_SCORE = 20_000_000_000, 3
 #: Numbers of transitions: before the look for what is wrong beyond doubt, before the look for what is clear, before the
 #: first full judgement, between two judgements, and at most.
-EARLY, LOOK, FIRST, MORE, MOST = 1, 2, 4, 4, 16
+EARLY, LOOK, FIRST, MORE, MOST_TRANSITIONS = 1, 2, 4, 4, 16
 #: Part of the limits that lies half-way between an error that is negligible (0.1 SDs, a factor of 1.1) and the limits.
 #: It also says how close to a finer aim an estimate may be before chains go on.
 MIDDLE = 0.7
 #: Transitions at most where a result is still undecided, and some number is farther off than `MIDDLE`.
 LONGEST = 48
 #: A result is right, and chains end, if all its errors are within this part of what matters, by more than chance: at
-#: the first look, and at later looks before `MOST`.
+#: the first look, and at later looks before `MOST_TRANSITIONS`.
 CLEAR, NEARLY_CLEAR = 0.5, 0.8
 #: An error of so many times what matters, by more than chance, is called wrong at one look. A smaller one has to be
 #: seen again `AGAIN` transitions later.
@@ -202,7 +203,7 @@ def margin(dim: int) -> float:
     return NormalDist().inv_cdf(1 - CHANCE / (2 * dim))
 
 
-def judged(found: Moments, within: float = 1.0, beyond: float = 1.0) -> bool | None:
+def moments_verdict(found: Moments, within: float = 1.0, beyond: float = 1.0) -> bool | None:
     """Whether the result is wrong by more than chance: True; or right by more than chance: False; else None.
 
     Args:
@@ -216,7 +217,7 @@ def judged(found: Moments, within: float = 1.0, beyond: float = 1.0) -> bool | N
     return False if bool((found.excess + chance < within).all()) else None
 
 
-def told(found: Moments, aim: Limits) -> bool:
+def finer_aim_decided(found: Moments, aim: Limits) -> bool:
     """Whether chains need not go on for a finer aim.
 
     They need not if all estimates are within the part `MIDDLE` of it, or one is plainly beyond it. To go on until all
@@ -230,7 +231,7 @@ def told(found: Moments, aim: Limits) -> bool:
     return bool((off < MIDDLE).all()) or bool(((off > 1) & (off > PLAIN * noise)).any())
 
 
-def wrong(found: Moments) -> Tensor:
+def wrong_moments(found: Moments) -> Tensor:
     """Which means and SDs are wrong, a mask (2, F), by the final estimates.
 
     An error is called wrong if it is beyond the limit by more than chance, or beyond the limit and more than `PLAIN`
@@ -244,7 +245,7 @@ def wrong(found: Moments) -> Tensor:
     return (found.excess - beyond * found.noise > 1) | plain
 
 
-def moved(
+def moments_by_chains(
     target: Target,
     quantities: Quantities,
     draws: Tensor,
@@ -265,10 +266,10 @@ def moved(
     z = draws.double()
     detour = Detour.of(target, z, generator)
     afford = _affordable(target)
-    wanted = FEWEST if target.problem.looped else min(max(afford // FIRST, FEWEST), CHAINS)
+    wanted = FEWEST_CHAINS if target.problem.looped else min(max(afford // FIRST, FEWEST_CHAINS), CHAINS)
     walk = _Walk(target, detour, quantities, z, generator, aim)
     many = min(MANY_CHAINS, afford // LONGEST)
-    can = not target.problem.looped and many >= WORTH * wanted
+    can = not target.problem.looped and many >= SECOND_WALK_FACTOR * wanted
     if again and can:
         return walk(many, LONGEST)[0]
     found, undecided = walk(wanted, max(afford // wanted, FIRST))
@@ -334,17 +335,21 @@ class _Walk:
             been = target.model(torch.cat(places[later:]))
             values = quantities(been).unflatten(0, (-1, len(at)))
             found = moments(begun, (values - self.centre) / self.scale, torch.stack(momenta[later:]))
-            known = _told(self.reported, values, target.problem.dim)
+            known = _judgeable_sds(self.reported, values, target.problem.dim)
             found = replace(
                 found,
                 log_sd=found.log_sd * known,
                 log_sd_error=found.log_sd_error * known,
                 accepted=chains.accepted,
-                whole=target.factor.dim() == 2 and len(z) >= ENOUGH * z.shape[1],
+                whole=target.factor.dim() == 2 and len(z) >= DRAWS_A_DIMENSION * z.shape[1],
                 places=been,
             )
             looks.take(found, bool((kurtosis(values.flatten(0, 1)) > LONG).any()))
-        undecided = judged(found) is None and not bool(wrong(found).any()) and bool((found.excess > CLEAR).any())
+        undecided = (
+            moments_verdict(found) is None
+            and not bool(wrong_moments(found).any())
+            and bool((found.excess > CLEAR).any())
+        )
         return found, undecided
 
 
@@ -365,7 +370,7 @@ class Looks:
         most: number of transitions that can be afforded.
         tailed: whether the draws' tails are longer than a Gaussian's.
         aim: finer limits. Chains that find nothing wrong, but an estimate near these limits or beyond, go on until
-            `MOST`. None: none.
+            `MOST_TRANSITIONS`. None: none.
         until: number of transitions before the next look.
         suspected: whether the last look's verdict was wrong.
         over: whether the last look was the final one.
@@ -386,16 +391,16 @@ class Looks:
             long: whether some number has long tails.
         """
         if self.until == EARLY:
-            self.over = not (self.tailed or long) and judged(found, beyond=FAR_BEYOND) is True
+            self.over = not (self.tailed or long) and moments_verdict(found, beyond=FAR_BEYOND) is True
             self.until = EARLY if self.over else LOOK
             return
         if self.until == LOOK and long:
             self._next(FIRST)
             return
-        within = CLEAR if self.until == LOOK else NEARLY_CLEAR if self.until < MOST else 1.0
-        verdict = judged(found, within)
+        within = CLEAR if self.until == LOOK else NEARLY_CLEAR if self.until < MOST_TRANSITIONS else 1.0
+        verdict = moments_verdict(found, within)
         few = self.tailed or self.until == LOOK
-        again = verdict is True and few and not self.suspected and not judged(found, beyond=FAR_BEYOND)
+        again = verdict is True and few and not self.suspected and not moments_verdict(found, beyond=FAR_BEYOND)
         self.suspected = verdict is True
         if again:
             self._next(self.until + AGAIN)
@@ -403,17 +408,17 @@ class Looks:
             self._next(FIRST if self.until < FIRST else self.until + MORE)
         elif verdict is not None:
             self.over = True
-        elif self.until < MOST or bool((found.excess > MIDDLE).any()):
+        elif self.until < MOST_TRANSITIONS or bool((found.excess > MIDDLE).any()):
             self._next(FIRST if self.until < FIRST else self.until + MORE)
         else:
             self.over = True
 
     def _on_their_way(self, found: Moments) -> bool:
         """Whether chains that find nothing wrong should go on: they have plainly moved, or do not settle the aim."""
-        early = self.until < MOST
+        early = self.until < MOST_TRANSITIONS
         plain = found.excess > max(PLAIN, margin(len(found.mean))) * found.noise
         has_moved = bool((plain & (found.excess > (MOVING if early else MIDDLE))).any())
-        return has_moved or (early and self.aim is not None and not told(found, self.aim))
+        return has_moved or (early and self.aim is not None and not finer_aim_decided(found, self.aim))
 
     def _next(self, until: int) -> None:
         self.over = until > min(self.most, LONGEST)
@@ -453,7 +458,7 @@ def moments(begun: Tensor, places: Tensor, momenta: Tensor) -> Moments:
     return Moments(mean, mean_error, log_sd, log_sd_error)
 
 
-def _told(draws: Tensor, places: Tensor, dim: int) -> Tensor:
+def _judgeable_sds(draws: Tensor, places: Tensor, dim: int) -> Tensor:
     """Which SDs can be judged (F,), from draws (S, F) and places (T, chains, F), see `told_by_tails`."""
     return told_by_tails(kurtosis(draws), kurtosis(places.flatten(0, 1)), dim, places.shape[1])
 

@@ -57,15 +57,15 @@ from pyro_fed.ops.gaussian import Gaussian
 #: A client is informative in a direction if its site adds at least this share to the others' precision there.
 LEAST_SHARE = 1e-3
 #: A client stands apart if its influence is `TIMES` times the median client's, and if, besides, either it disagrees
-#: with the others by `FAR` SDs (one false alarm in 15,000 clients with the same parameters), or it narrows the
-#: posterior `NARROWER` times as much as the median client does and some SD by as much as matters. With these limits 1 %
-#: of cohorts of ten honest clients of 8 rows have one that is named (`benchmarks.faults.naming`).
-FAR, NARROWER, TIMES = 4.0, 10.0, 2.5
+#: with the others by `OUTLYING_DISAGREEMENT` SDs (one false alarm in 15,000 clients with the same parameters), or it
+#: narrows the posterior `NARROWER` times as much as the median client does and some SD by as much as matters. With
+#: these limits 1 % of cohorts of ten honest clients of 8 rows have one that is named (`benchmarks.faults.naming`).
+OUTLYING_DISAGREEMENT, NARROWER, TIMES = 4.0, 10.0, 2.5
 #: A client says the opposite of the others if `opposed` is more than this share of its disagreement, and more SDs than
 #: chance gives.
-OPPOSITE, TOLD = 0.8, 3.0
+OPPOSITE, LEAST_OPPOSED_SDS = 0.8, 3.0
 #: Fewest clients that are compared: of two, nobody can say which one stands apart.
-FEWEST = 3
+FEWEST_CLIENTS = 3
 #: The share of the clients, and at least one client, that is divided out before the others are compared again. Among
 #: thousands of clients, one does not hide the others.
 TOGETHER = 0.01
@@ -226,16 +226,16 @@ def apart_by_sites(
             they are not known.
     """
     said, more, left = dict[str, str](), 0, list(range(len(names)))
-    fewest = max(FEWEST, len(names) // 2 + 1)
+    fewest = max(FEWEST_CLIENTS, len(names) // 2 + 1)
     while len(left) >= fewest and bool(q.is_proper()):  # what is left need not be a distribution
         rest = type(sites)(sites.precision[left], sites.eta[left])
         found = by_sites(q, rest)
         together = min(max(1, int(TOGETHER * len(left))), len(left) + 1 - fewest)
-        chosen = _far(found, None if rows is None else rows[left].numpy())[:together]
+        chosen = _outlying_clients(found, None if rows is None else rows[left].numpy())[:together]
         if not chosen:
             break
         described = chosen[: max(0, MOST_SAID - len(said))]
-        said |= {names[left[k]]: _said(found, k, names[left[k]], labels) for k in described}
+        said |= {names[left[k]]: _outlying_client_clause(found, k, names[left[k]], labels) for k in described}
         more += len(chosen) - len(described)
         q = type(q)(q.precision - rest.precision[chosen].sum(0), q.eta - rest.eta[chosen].sum(0))
         gone = {left[k] for k in chosen}
@@ -243,7 +243,7 @@ def apart_by_sites(
     return StandingApart(said, more)
 
 
-def apart(found: Without, names: list[str], labels: list[str]) -> str:
+def outlying_clients_sentence(found: Without, names: list[str], labels: list[str]) -> str:
     """A sentence on the clients that stand apart; "" where none does.
 
     Nothing is said of a client without which the other sites have no proper product. It may be the only one that
@@ -256,18 +256,18 @@ def apart(found: Without, names: list[str], labels: list[str]) -> str:
         names: the clients' names (K,).
         labels: the parameters' names (D,).
     """
-    chosen = _far(found)
-    said = [_said(found, k, names[k], labels) for k in chosen]
+    chosen = _outlying_clients(found)
+    said = [_outlying_client_clause(found, k, names[k], labels) for k in chosen]
     if chosen:
         beyond = np.flatnonzero(np.isfinite(found.pareto_k) & ~np.isfinite(found.influence))
         said = [f"client {names[k]} moves the answer further than weights of its draws can tell" for k in beyond] + said
     return "; ".join(said)
 
 
-def _far(found: Without, rows: np.ndarray | None = None) -> list[int]:
+def _outlying_clients(found: Without, rows: np.ndarray | None = None) -> list[int]:
     """The numbers of the clients that stand apart, those with the most influence first."""
     narrowing = -np.log(found.sd_ratio).sum(1)
-    if len(narrowing) < FEWEST or not np.isfinite(narrowing).any():
+    if len(narrowing) < FEWEST_CLIENTS or not np.isfinite(narrowing).any():
         return []
     narrower = (narrowing > NARROWER * np.abs(np.nanmedian(narrowing))) & (found.sd_ratio.min(1) * SD_MATTERS < 1)
     away = np.maximum(found.disagreement, found.opposed)
@@ -277,7 +277,7 @@ def _far(found: Without, rows: np.ndarray | None = None) -> list[int]:
         # A site that widens the posterior, or has no rows, is no matter of chance: its distance counts in full.
         worth = np.where(each > 0, each * rows, np.inf)
         away = away / np.sqrt(1 + away / (3 * np.sqrt(worth)))
-    far = (away > FAR) | narrower
+    far = (away > OUTLYING_DISAGREEMENT) | narrower
     least = TIMES * float(np.median(found.influence))
     return [int(k) for k in np.argsort(-found.influence) if far[k] and found.influence[k] > least]
 
@@ -291,7 +291,7 @@ def _said_by_a_row(found: Without, rows: np.ndarray) -> np.ndarray:
     return said / median if median else np.full(len(rows), np.nan)  # nothing to compare with where most say nothing
 
 
-def _said(found: Without, k: int, name: str, labels: list[str]) -> str:
+def _outlying_client_clause(found: Without, k: int, name: str, labels: list[str]) -> str:
     """A clause on why client k stands apart."""
     most = int(np.abs(found.shift[k]).argmax())
     return (
@@ -299,7 +299,7 @@ def _said(found: Without, k: int, name: str, labels: list[str]) -> str:
         f"factor {found.sd_ratio[k, most]:.2g}; it disagrees with the others by {found.disagreement[k]:.2g} SDs"
         + (
             f", {found.opposed[k]:.2g} of them towards the opposite of what these say"
-            if found.opposed[k] > OPPOSITE * found.disagreement[k] and found.opposed[k] > TOLD
+            if found.opposed[k] > OPPOSITE * found.disagreement[k] and found.opposed[k] > LEAST_OPPOSED_SDS
             else ""
         )
     )

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_fed.audit.clients.influence import FEWEST, MOST_SAID, TOLD, by_sites
+from pyro_fed.audit.clients.influence import FEWEST_CLIENTS, LEAST_OPPOSED_SDS, MOST_SAID, by_sites
 from pyro_fed.ops.gaussian import Gaussian
 
 #: α: the largest chance that an honest client of a cohort is named.
@@ -36,9 +36,9 @@ def mirrored(
 ) -> dict[int, float]:
     """The clients whose rows are K / α times as likely under mirrored parameters, with log E_k.
 
-    E_k is computed of the clients whose sites point to the opposite by `TOLD` SDs: an E_k that is large enough goes
-    with that many. The client with the largest E_k is divided out before the others are looked at again, since it may
-    have made honest clients look mirrored. If its E_k cannot be computed well, the search ends.
+    E_k is computed of the clients whose sites point to the opposite by `LEAST_OPPOSED_SDS` SDs: an E_k that is large
+    enough goes with that many. The client with the largest E_k is divided out before the others are looked at again,
+    since it may have made honest clients look mirrored. If its E_k cannot be computed well, the search ends.
 
     Args:
         q: the posterior.
@@ -52,10 +52,10 @@ def mirrored(
     """
     least = math.log(max(1, int((rows > 0).sum())) / CHANCE)
     left, found = rows.nonzero().flatten().tolist(), dict[int, float]()
-    fewest = max(FEWEST, len(left) // 2 + 1)
+    fewest = max(FEWEST_CLIENTS, len(left) // 2 + 1)
     while len(left) >= fewest and len(found) < MOST_SAID and bool(q.is_proper()):
         rest = type(sites)(sites.precision[left], sites.eta[left])
-        asked = [left[i] for i in (by_sites(q, rest).opposed > TOLD).nonzero()[0]]
+        asked = [left[i] for i in (by_sites(q, rest).opposed > LEAST_OPPOSED_SDS).nonzero()[0]]
         ratios = {k: ratio for k in asked if (ratio := _ratio(_without(q, sites, k), k, log_lik, generator))}
         most = max(ratios, key=lambda k: ratios[k].value, default=None)
         if most is None or not ratios[most].known or ratios[most].value <= least:
@@ -86,9 +86,11 @@ def _ratio(
     draws = others.even_sample(DRAWS, generator)
     as_said, opposite = (log_lik(k, z).nan_to_num(nan=-math.inf) for z in (draws, -draws))
     value = float(torch.logsumexp(opposite, 0) - torch.logsumexp(as_said, 0))
-    return None if math.isnan(value) else Ratio(value, min(_worth(as_said), _worth(opposite)) >= FEWEST_DRAWS)
+    if math.isnan(value):
+        return None
+    return Ratio(value, min(_effective_draws(as_said), _effective_draws(opposite)) >= FEWEST_DRAWS)
 
 
-def _worth(log_lik: Tensor) -> float:
+def _effective_draws(log_lik: Tensor) -> float:
     """How many equally weighted draws a mean of exp(log_lik) is worth, 1 / Σ w_s² with the w_s normalised."""
     return float(1 / torch.softmax(log_lik, 0).square().sum())

@@ -22,7 +22,7 @@ from pyro_fed.density.running.trace_sites import frame_of, sum_to_rows
 from pyro_fed.ops.entries import evenly
 
 #: The most rows and draws that are used; how many other rows each row is compared with; and the fewest rows.
-ROWS, DRAWS, OTHERS, FEWEST_ROWS = 500, 20, 4, 20
+ROWS, DRAWS, OTHER_ROWS, FEWEST_ROWS = 500, 20, 4, 20
 #: Inputs are of use if the mean of Δ is more than so many standard errors above zero.
 PLAIN = 2.0
 
@@ -53,12 +53,12 @@ def of_no_use(problem: Problem, draws: Tensor) -> list[Finding]:
 
 
 def _log_densities(problem: Problem, z: Tensor, rows: tuple[Tensor, ...]) -> list[Tensor]:
-    """Log densities of observations, given the inputs of m rows: of the rows' own ones (m,), then of `OTHERS` rows'."""
+    """Log densities of observations, given inputs: of the m rows' own ones (m,), then of `OTHER_ROWS` rows'."""
     site = problem.execute_at(z, rows).trace.nodes[problem.layout.single_observed()]
     dim = frame_of(site, problem.plate).dim
     along = dim - len(site["fn"].event_shape)
     found = []
-    for shift in (0, *(1 + len(rows[0]) * part // (OTHERS + 1) for part in range(1, OTHERS + 1))):
+    for shift in (0, *(1 + len(rows[0]) * part // (OTHER_ROWS + 1) for part in range(1, OTHER_ROWS + 1))):
         log_prob = site["fn"].log_prob(site["value"].roll(shift, along))
         found.append(sum_to_rows({**site, "log_prob": log_prob}, dim).double())
     return found

@@ -39,9 +39,9 @@ from pyro_fed.ops.entries import evenly
 DRAWS, WITHIN = 8, 7
 #: Logits at which terms are computed on both sides: two near each end, from which value and slope at the end itself
 #: follow; and one so far out that it stands for the end.
-NEAR, NEARER, END = 8.0, 9.0, 20.0
-#: A site is bounded if less than this share of the distance between the logits ± `NEARER` lies beyond these.
-LEFT = 1e-3
+NEAR_LOGIT, NEARER_LOGIT, END_LOGIT = 8.0, 9.0, 20.0
+#: A site is bounded if less than this share of the distance between the logits ± `NEARER_LOGIT` lies beyond these.
+BOUNDED_SHARE = 1e-3
 #: The ends are the same point if both sides of the header's comparisons have at most these ratios, of values and of
 #: slopes. At the ends of an angle they are rounding errors; elsewhere they are of the order of one.
 SAME, SLOPE = 0.05, 0.1
@@ -92,10 +92,10 @@ def across_ends(evidence: Evidence) -> list[Angle]:
     if target is None or problem.looped or problem.dim > LARGEST_DIM:
         return []
     z = evidence.flat[evenly(len(evidence.flat), DRAWS)].double()
-    ends = {side: _values(evidence, side * torch.full_like(z[:1], NEARER))[0] for side in (-1, 1)}
-    last = {side: _values(evidence, side * torch.full_like(z[:1], END))[0] for side in (-1, 1)}
+    ends = {side: _values(evidence, side * torch.full_like(z[:1], NEARER_LOGIT))[0] for side in (-1, 1)}
+    last = {side: _values(evidence, side * torch.full_like(z[:1], END_LOGIT))[0] for side in (-1, 1)}
     length = ends[1] - ends[-1]
-    bounded = sum((last[side] - ends[side]).abs() for side in (-1, 1)) < LEFT * length.abs()
+    bounded = sum((last[side] - ends[side]).abs() for side in (-1, 1)) < BOUNDED_SHARE * length.abs()
     found = []
     for site in problem.sites.values():
         for number in range(site.start, site.start + site.size):
@@ -126,8 +126,10 @@ def _goes_across(target: Target, z: Tensor, number: int, length: float) -> bool:
         length: length of the entry's interval.
     """
     share = (torch.arange(WITHIN, dtype=torch.float64) + 0.5) / WITHIN
-    logits = torch.cat([torch.tensor([-NEARER, -NEAR, NEAR, NEARER], dtype=torch.float64), share.logit()])
-    near, nearer = (length / (1 + math.exp(logit)) for logit in (NEAR, NEARER))
+    logits = torch.cat(
+        [torch.tensor([-NEARER_LOGIT, -NEAR_LOGIT, NEAR_LOGIT, NEARER_LOGIT], dtype=torch.float64), share.logit()]
+    )
+    near, nearer = (length / (1 + math.exp(logit)) for logit in (NEAR_LOGIT, NEARER_LOGIT))
     gap, spread, kink, slope, below = 0.0, 0.0, 0.0, 0.0, []
     for draw in z:
         moved = draw.repeat(len(logits) + 1, 1)

@@ -11,12 +11,13 @@ a constant the mode's mass is
 
 Two rules save steps. Once a mode is known, a climb that has gone `EARLIEST` steps ends if f rises all along the
 straight line from it to a mode: then no valley lies between them. And until the first mode is found, at each new mode,
-and for the last `FEW` climbs, Newton's damped steps are used (`ops.newton_ascent`, driven by a loop): each takes one
-call for 2 D + 1 scores, and few steps are needed.
+and for the last `NEWTON_CLIMBS` climbs, Newton's damped steps are used (`ops.newton_ascent`, driven by a loop): each
+takes one call for 2 D + 1 scores, and few steps are needed.
 
 The Stein family's search (`infer.stein.modes`) takes Newton's steps alone. There a round is dear, and clients have
 second derivatives; here a curvature costs 2 D + 1 scores, where a step of BFGS costs one. Its modes are the same one
-within half an SD, as each has a share of the particles; here within `NEAR` SDs, as a draw is to belong to one of them.
+within half an SD, as each has a share of the particles; here within `SAME_MODE_SDS` SDs, as a draw is to belong to one
+of them.
 """
 
 from __future__ import annotations
@@ -36,20 +37,20 @@ EARLIEST, EVERY = 8, 4
 #: Places on the line to a mode at which f is computed, most near the climb; and a fall that is no valley, in nats.
 ALONG, SHALLOW = (1 / 16, 1 / 6, 2 / 5, 7 / 10), 0.1
 #: Climbs that go on by Newton's steps.
-FEW = 2
+NEWTON_CLIMBS = 2
 #: Longest step, in the result's SDs (from far away a quarter of the distance), and how often it is cut to a fifth.
 LONGEST, SHORTENED = 3.0, 6
 #: If the cosine between a step and the change of the score over it is smaller, the curvature would be one of rounding.
 ACROSS = 1e-10
 #: Modes nearer to each other than this, in the SDs of either, are one mode; a draw this near to a mode belongs to it.
-NEAR = 2.0
+SAME_MODE_SDS = 2.0
 #: Half the distance over which scores are compared for the curvature, in the result's SDs.
-APART = 1e-3
+SCORE_STEP = 1e-3
 #: Newton's steps at most, the length of one, in the mode's SDs, at which it has arrived, and the first damping: climbs
 #: have come near a mode by then.
 NEWTON, STILL, DAMPING = 30, 0.05, 0.1
 #: Roundings of the log density by which it may fall in a step of Newton's.
-ROUNDING = 4
+NEWTON_ROUNDINGS = 4
 #: More parameters than this are not searched: a curvature there costs as many scores.
 LARGEST_DIM = 50
 
@@ -80,8 +81,8 @@ class Mode:
 
 
 def same(one: Mode, other: Mode) -> bool:
-    """Whether two modes are the same one: their distance is less than `NEAR` SDs of either."""
-    return min(float(one.distance(other.at[None])), float(other.distance(one.at[None]))) < NEAR
+    """Whether two modes are the same one: their distance is less than `SAME_MODE_SDS` SDs of either."""
+    return min(float(one.distance(other.at[None])), float(other.distance(one.at[None]))) < SAME_MODE_SDS
 
 
 @dataclass
@@ -184,9 +185,9 @@ def searched(target: Target, start: Tensor) -> tuple[list[Mode], dict[int, Tenso
         done = climbs.arrived
         fresh = done
         for there in modes:  # most climbs end at one of them
-            fresh = fresh & (there.distance(climbs.w) >= NEAR)
+            fresh = fresh & (there.distance(climbs.w) >= SAME_MODE_SDS)
         for climb in fresh.nonzero()[:, 0].tolist():
-            if not any(float(mode.distance(climbs.w[climb][None])) < NEAR for mode in modes):
+            if not any(float(mode.distance(climbs.w[climb][None])) < SAME_MODE_SDS for mode in modes):
                 added(modes, ascended(target, climbs.w[climb]))
         for climb in done.nonzero()[:, 0].tolist():
             ends[int(number[climb])] = climbs.w[climb]
@@ -197,9 +198,9 @@ def searched(target: Target, start: Tensor) -> tuple[list[Mode], dict[int, Tenso
             done = done | (at >= 0)
         climbs.keep(~done)
         number = number[~done]
-        if len(number) <= FEW * (taken >= EARLIEST):
+        if len(number) <= NEWTON_CLIMBS * (taken >= EARLIEST):
             break
-    if len(number) <= FEW:
+    if len(number) <= NEWTON_CLIMBS:
         for climb, w in zip(number.tolist(), climbs.w, strict=True):
             mode = ascended(target, w)
             if mode is not None:
@@ -236,7 +237,7 @@ def _without_valley(climbs: Climbers, modes: list[Mode]) -> Tensor:
 
 def ascended(target: Target, w: Tensor) -> Mode | None:
     """The mode to which Newton's steps lead from w (D,); None where they lead to none."""
-    control = StepControl(rounding=ROUNDING * torch.finfo(target.problem.dtype).eps)
+    control = StepControl(rounding=NEWTON_ROUNDINGS * torch.finfo(target.problem.dtype).eps)
     climb = NewtonAscent.begin(w[None], DAMPING)
     for _ in range(NEWTON):
         look = _look(target, climb.trial[0])
@@ -254,7 +255,7 @@ def ascended(target: Target, w: Tensor) -> Mode | None:
 def _look(target: Target, w: Tensor) -> Look:
     """The log density at w (D,), its score and its curvature, by differences of scores; with an axis for one climb."""
     dim = len(w)
-    eye = torch.eye(dim, dtype=w.dtype) * APART
+    eye = torch.eye(dim, dtype=w.dtype) * SCORE_STEP
     value, score = target(torch.cat([w[None], w + eye, w - eye]))
-    gap = (score[dim + 1 :] - score[1 : dim + 1]) / (2 * APART)
+    gap = (score[dim + 1 :] - score[1 : dim + 1]) / (2 * SCORE_STEP)
     return Look(value[:1], score[:1], ((gap + gap.T) / 2)[None])

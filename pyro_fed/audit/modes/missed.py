@@ -4,7 +4,7 @@ Chains that begin at the draws do not see a mode beyond a valley. So the log den
 away from the draws: draws of the prior (where it is proper), draws of a Student's t around the result, `SPREAD` times
 as wide, `images` of a draw, and modes that the audits of a plan's earlier stages have found. Climbs from some of the
 draws find the modes that the result has. A mode counts as missed if no draw climbs to it, and no draw is nearer to it
-than `NEAR` + √D of the mode's own SDs.
+than `SAME_MODE_SDS` + √D of the mode's own SDs.
 
 **Modes without a draw.** Let M be the mass of a mode by Laplace's approximation, c = M / Σ M its share, and u its
 distance from the result's mean in SDs. Then the result's mean is off by c u and its variance by c (1 - c) u². The same
@@ -38,7 +38,7 @@ from torch import Tensor
 from pyro_fed.audit.chains.motion import CLEAR, DENSITIES
 from pyro_fed.audit.evidence import Evidence
 from pyro_fed.audit.few_rows import WIDER, on_rows_alone
-from pyro_fed.audit.modes.climbs import CLIMB, LARGEST_DIM, NEAR, Mode, added, ascended, searched
+from pyro_fed.audit.modes.climbs import CLIMB, LARGEST_DIM, SAME_MODE_SDS, Mode, added, ascended, searched
 from pyro_fed.audit.modes.masses import FREEDOM, MANY_WEIGHED, WEIGHED, nearest, weighed
 from pyro_fed.audit.target import Target
 from pyro_fed.codes import cures, sentences
@@ -58,14 +58,14 @@ SPREAD = 5.0
 #: Factor by which Laplace's masses may be wrong.
 ROUGH = 3.0
 #: The most modes that are looked for among the draws. A draw belongs to none of the known modes if it is more than
-#: `APART` times as far from each of them as a mode's own draws are.
-MOST_MODES, APART = 16, 3.0
+#: `UNKNOWN_MODE_FACTOR` times as far from each of them as a mode's own draws are.
+MOST_MODES, UNKNOWN_MODE_FACTOR = 16, 3.0
 #: Weighted points from which climbs begin. A mode with more than `EMPTY` of the mass belongs to every 95 % interval: it
 #: needs draws, whatever its absence does to means and SDs.
 FROM_WEIGHTED, EMPTY = 128, 0.025
-#: Weights determine a mass if the standard error of its logarithm is below `TOLD`. A difference of shares counts if it
-#: is more than `ERRORS` standard errors.
-TOLD, ERRORS = 0.3, 3
+#: Weights determine a mass if the standard error of its logarithm is below `LARGEST_MASS_ERROR`. A difference of shares
+#: counts if it is more than `ERRORS` standard errors.
+LARGEST_MASS_ERROR, ERRORS = 0.3, 3
 #: Smallest SD of a site, where its draws are all the same; distances between places are counted in SDs.
 STOOD_STILL = 1e-12
 #: Modes may be each other's relabelling if log M differs by at most the first, and values by at most the second.
@@ -94,7 +94,7 @@ def missed(evidence: Evidence, strict: bool = False) -> list[Finding]:
     from_prior, from_around, from_draws = climbs
     at = torch.linspace(0, len(white) - 1, from_draws).long()
     own = white[at]
-    far = _far(evidence, target, from_prior, from_around, generator)
+    far = _distant_points(evidence, target, from_prior, from_around, generator)
     far.append(target.white(images(evidence.problem, evidence.points[at[0]].to(evidence.problem.dtype))))
     if evidence.record.modes:  # those that the audit of an earlier stage has found, by chance, are no secret
         far.append(target.white(torch.stack(evidence.record.modes)))
@@ -106,8 +106,8 @@ def missed(evidence: Evidence, strict: bool = False) -> list[Finding]:
     evidence.record.modes[:] = [target.model(mode.at[None])[0] for mode in modes[:MOST_MODES]]
     climbers = [ends[number] for number in range(from_draws) if number in ends]
     seen = [
-        bool((mode.distance(white) < NEAR + dim**0.5).any())
-        or any(float(mode.distance(end[None])) < NEAR for end in climbers)
+        bool((mode.distance(white) < SAME_MODE_SDS + dim**0.5).any())
+        or any(float(mode.distance(end[None])) < SAME_MODE_SDS for end in climbers)
         for mode in modes
     ]
     if len(modes) < 2 or not any(seen):
@@ -153,7 +153,7 @@ def _add_those_of_draws(evidence: Evidence, target: Target, few: Target, modes: 
     dim = white.shape[1]
     while modes and len(modes) < MOST_MODES:
         far = torch.stack([mode.distance(white) for mode in modes]).amin(0)
-        if not float(far.max()) > APART * (NEAR + dim**0.5):
+        if not float(far.max()) > UNKNOWN_MODE_FACTOR * (SAME_MODE_SDS + dim**0.5):
             return
         known, mode = len(modes), ascended(few, white[int(far.argmax())])
         if mode is not None and few is not target:
@@ -168,7 +168,7 @@ def _exact(evidence: Evidence, target: Target, rough: Mode) -> Mode | None:
 
     Near the draws few rows with the correction of `few_rows` are used in place of all rows.
     """
-    near = evidence.near
+    near = evidence.few_rows_target
     if near is not None and near.few is not None:
         found = ascended(near, rough.at)
         if found is not None and bool(found.at.norm() < WIDER * len(found.at) ** 0.5):
@@ -253,7 +253,7 @@ def _log_masses(
     """
     found = [weighed(target, modes, number, points, generator) for number in range(len(modes))]
     mass, error = torch.tensor(found, dtype=torch.float64).T
-    told = error < TOLD
+    told = error < LARGEST_MASS_ERROR
     rough = torch.tensor([mode.log_mass for mode in modes], dtype=torch.float64)
     rough += (mass - rough)[told].mean() if bool(told.any()) else 0.0
     between = (mass - rough).abs() / 2
@@ -267,7 +267,7 @@ def _bounds(mass: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
     return (mass + against * error).softmax(1).diagonal(), (mass - against * error).softmax(1).diagonal()
 
 
-def _far(
+def _distant_points(
     evidence: Evidence, target: Target, from_prior: int, from_around: int, generator: torch.Generator
 ) -> list[Tensor]:
     """Points away from the draws: draws of a Student's t around them, and of the prior where it is proper.

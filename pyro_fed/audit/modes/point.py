@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.contract import Algorithm
-from pyro_fed.audit.chains.motion import DENSITIES, wrong
+from pyro_fed.audit.chains.motion import DENSITIES, wrong_moments
 from pyro_fed.audit.evidence import FEWEST_DRAWS, Evidence, Unknown
-from pyro_fed.audit.modes.climbs import APART, CLIMB, LARGEST_DIM, Mode, ascended, climbed
+from pyro_fed.audit.modes.climbs import CLIMB, LARGEST_DIM, SCORE_STEP, Mode, ascended, climbed
 from pyro_fed.audit.modes.missed import missed
 from pyro_fed.audit.target import Target, for_checks, scores_at
 from pyro_fed.codes import sentences
@@ -92,7 +92,7 @@ def _below(evidence: Evidence, at: Tensor) -> list[Finding]:
     if not (bool(value.isfinite().all()) and bool(score.isfinite().all())):
         return [sentences.point_has_no_density(cures=[_cure(evidence)])]
     along = score[0] / score[0].norm().clamp_min(torch.finfo(torch.float64).tiny)
-    gap = APART * float(at.abs().max().clamp_min(1.0))
+    gap = SCORE_STEP * float(at.abs().max().clamp_min(1.0))
     bend = float(along @ (score[0] - heights((at + gap * along)[None])[0][0])) / gap
     # To the top of a parabola of this bend; or as far as the point is from the origin, where it bends the other way.
     top = float(score[0].norm()) / bend if bend > 0 else float(at.norm().clamp_min(1.0))
@@ -129,7 +129,7 @@ def _off_mean(evidence: Evidence, target: Target, mode: Mode, points: Tensor) ->
     drawn, at = quantities(draws), quantities(points).mean(0)
     away = (drawn.mean(0) - at) / (drawn.std(0) * found.log_sd.exp()) + found.mean
     found = replace(found, mean=away.nan_to_num(0.0))
-    bad = wrong(found)
+    bad = wrong_moments(found)
     if not bool(bad.any()):
         return [sentences.around_the_point(found=one.text, lost=float(one.figures["lost"])) for one in missed(around)]
     what, number = divmod(int((found.excess * bad).argmax()), len(away))

@@ -12,7 +12,6 @@ from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.record import Record
 from pyro_fed.audit import (
     as_numbers,
-    asked,
     at_limit,
     close_call,
     few_draws_tell,
@@ -22,6 +21,7 @@ from pyro_fed.audit import (
     of_density,
     of_draws,
     reported_without_variance,
+    settings_findings,
 )
 from pyro_fed.audit.inputs.range import out_of_range
 from pyro_fed.audit.inputs.use import of_no_use
@@ -201,7 +201,7 @@ def evidence(judged: CheckInputs) -> list[Finding]:
 
 def settings(judged: CheckInputs) -> list[Finding]:
     """Settings that ask for another posterior, or for too few draws."""
-    return asked(judged.algorithm, judged.draws) if judged.audit else []
+    return settings_findings(judged.algorithm, judged.draws) if judged.audit else []
 
 
 def sds_at_limit(judged: CheckInputs) -> list[Finding]:
@@ -215,7 +215,7 @@ def long_tails(judged: CheckInputs) -> list[Finding]:
     if not _audited_and_right(judged):
         return []
     seen, flat = judged.evidence, judged.draws.flatten(0, 1)
-    near, tails = seen.near, list[Finding]()
+    near, tails = seen.few_rows_target, list[Finding]()
     if near is not None:
         tails = few_draws_tell(near, seen.quantities, flat, lambda: seen.weighted_points)
     return [*tails, *as_numbers(seen), *reported_without_variance(judged.problem, flat)]

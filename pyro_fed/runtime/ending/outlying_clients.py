@@ -7,7 +7,7 @@ from torch import Tensor
 from pyro_fed.algorithm.states import State
 from pyro_fed.audit import not_audited
 from pyro_fed.audit.clients.dealt import by_the_outcome
-from pyro_fed.audit.clients.influence import FEWEST, StandingApart, who_stands_apart
+from pyro_fed.audit.clients.influence import FEWEST_CLIENTS, StandingApart, who_stands_apart
 from pyro_fed.audit.clients.mirrored import mirrored
 from pyro_fed.audit.clients.say import answer_and_sites, log_likelihoods_of
 from pyro_fed.codes import sentences
@@ -65,7 +65,7 @@ def _opposites(judged: CheckInputs, sites: State) -> dict[str, str]:
 def _asked_of_clients(judged: CheckInputs) -> State:
     """The clients' sites at the draws, for algorithms that keep none; empty where they cannot be computed."""
     context, federation, problem = judged.context, judged.context.federation, judged.problem
-    several = not judged.algorithm.pooled and federation.num_clients >= FEWEST
+    several = not judged.algorithm.pooled and federation.num_clients >= FEWEST_CLIENTS
     if not several or not federation.holds_data or context.combination is not None or not_audited(problem):
         return {}
     if is_large(problem):  # sites would take each row's curvature, which is too expensive

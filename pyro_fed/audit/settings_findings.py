@@ -21,7 +21,7 @@ from pyro_fed.conventions.limits import MATTERS
 COUNTED = ("independent", "agents")
 
 
-def asked(algorithm: Algorithm, draws: Tensor) -> list[Finding]:
+def settings_findings(algorithm: Algorithm, draws: Tensor) -> list[Finding]:
     """What may be misunderstood about a result because of the settings that it was asked for with.
 
     Args:
@@ -35,12 +35,12 @@ def asked(algorithm: Algorithm, draws: Tensor) -> list[Finding]:
     found = list[Finding]()
     if temperature != 1.0:
         found.append(sentences.tempered_posterior(temperature=temperature))
-    count, needed = draws.shape[0] * draws.shape[1], enough(draws.shape[2])
+    count, needed = draws.shape[0] * draws.shape[1], draws_needed(draws.shape[2])
     if algorithm.draws_are in COUNTED and count < needed:
         found.append(sentences.too_few_draws(draws=count, needed=needed))
     return found
 
 
-def enough(dim: int) -> int:
+def draws_needed(dim: int) -> int:
     """The number of draws that determine the means of `dim` parameters, see the module's header."""
     return math.ceil((margin(dim) / MATTERS) ** 2)

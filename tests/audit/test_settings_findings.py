@@ -10,7 +10,7 @@ import torch
 from conjugate import federation
 
 import pyro_fed as pf
-from pyro_fed.audit import asked, close_call
+from pyro_fed.audit import close_call, settings_findings
 from pyro_fed.codes.finding import texts
 
 QUIET = {"progress": False, "log_likelihood": False, "compile": "off"}
@@ -29,17 +29,17 @@ def test_another_temperature_is_another_posterior(fed):
     with pytest.warns(UserWarning, match="temperature=4 asks for another posterior than the model's"):
         idata = pf.run(pf.FedLaplace(temperature=4.0), fed, **QUIET)
     assert "likelihood to the power 1/4" in idata.attrs["doubts"]
-    assert asked(pf.DSVGD(temperature=1.0), draws(5)) == []
+    assert settings_findings(pf.DSVGD(temperature=1.0), draws(5)) == []
 
 
 def test_too_few_draws_of_a_distribution_are_said_with_how_many_are_enough(fed):
     with pytest.warns(UserWarning, match="20 draws are too few: by chance alone .* off by 0.22 SDs, and SDs by 16 %"):
         pf.run(pf.FedLaplace(), fed, num_draws=20, **QUIET)
-    (said,) = asked(pf.FedEP(), draws(72))
+    (said,) = settings_findings(pf.FedEP(), draws(72))
     assert said.code == "too_few_draws" and "num_draws of 73 or more" in said.text
-    assert asked(pf.FedEP(), draws(73)) == []
+    assert settings_findings(pf.FedEP(), draws(73)) == []
     # Particles and chains are told by other figures than their number.
-    assert asked(pf.DSVGD(), draws(20)) == asked(pf.NUTS(), draws(20)) == []
+    assert settings_findings(pf.DSVGD(), draws(20)) == settings_findings(pf.NUTS(), draws(20)) == []
 
 
 def measured(mean=0.0, ratio=1.0, error=0.01):
