@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.audit.target import FewRows, Target
-from pyro_fed.density.derivatives.few_rows import MORE, ROUNDING, Quadratic, fewest, row_numbers
+from pyro_fed.density.derivatives.few_rows import MORE, ROUNDING_UNITS, Quadratic, first_row_count, row_numbers
 from pyro_fed.ops.entries import evenly
 
 #: With more parameters than this the correction would take more scores of all rows than it saves.
@@ -44,7 +44,9 @@ def on_rows_alone(target: Target, generator: torch.Generator) -> Target:
         generator: source of randomness, by which rows are chosen.
     """
     order = _order(target, generator)
-    return target if order is None else replace(target, few=_alone(target, order[: fewest(target.problem.dim)]))
+    if order is None:
+        return target
+    return replace(target, few=_alone(target, order[: first_row_count(target.problem.dim)]))
 
 
 def on_few_rows(target: Target, white: Tensor, generator: torch.Generator) -> Target:
@@ -63,7 +65,7 @@ def on_few_rows(target: Target, white: Tensor, generator: torch.Generator) -> Ta
     value, score = target(at)
     if not bool(value.isfinite().all()):
         return target
-    allowed = AGREE + ROUNDING * torch.finfo(target.problem.dtype).eps * float(value.abs().max())
+    allowed = AGREE + ROUNDING_UNITS * torch.finfo(target.problem.dtype).eps * float(value.abs().max())
     for count in row_numbers(target.problem.dim, len(order)):
         found = _corrected(target, _alone(target, order[:count]), at, value, score)
         if bool(((found(at)[0] - value).abs() <= allowed).all()):
@@ -75,7 +77,7 @@ def _order(target: Target, generator: torch.Generator) -> Tensor | None:
     """A random order of the rows; None where all are used: they are few, no tensors by row, or the model is looped."""
     problem = target.problem
     tensors = all(isinstance(leaf, Tensor) and len(leaf) == problem.num_rows for leaf in problem.all_rows)
-    if problem.looped or not tensors or problem.num_rows < MORE * fewest(target.problem.dim):
+    if problem.looped or not tensors or problem.num_rows < MORE * first_row_count(target.problem.dim):
         return None
     return torch.randperm(problem.num_rows, generator=generator)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyro_fed.density.derivatives.few_rows import MORE, fewest, have_few
+from pyro_fed.density.derivatives.few_rows import MORE, first_row_count, have_few
 from pyro_fed.infer.ep.expectation_propagation import EP
 from pyro_fed.infer.ep.fedlap import NARROW, FedLapCov
 from pyro_fed.infer.ep.fedpa import BCM
@@ -101,7 +101,7 @@ def few_rows_lead(case: Case) -> bool:
     if not (traits.layers and have_few(traits)):
         return False
     rows: int = algorithm.rows_of_rounds(traits.num_rows)
-    return rows // MORE >= fewest(traits.dim)
+    return rows // MORE >= first_row_count(traits.dim)
 
 
 def pooled_start_of(case: Case) -> Decision | None:

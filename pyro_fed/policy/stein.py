@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from pyro_fed.density.derivatives.few_rows import have_few
-from pyro_fed.density.derivatives.nodes import MANY
+from pyro_fed.density.derivatives.nodes import MANY_ROWS_A_PARAMETER
 from pyro_fed.infer.ep.fedep import FedEP
 from pyro_fed.infer.stein.concave import OneMode
 from pyro_fed.infer.stein.dsvgd import DSVGD
@@ -150,7 +150,7 @@ def first_points_of(case: Case) -> Decision | None:
     algorithm, traits = case.algorithm, case.traits
     if algorithm.first_points is not None:
         return None
-    if traits.num_rows >= MANY * traits.dim:
+    if traits.num_rows >= MANY_ROWS_A_PARAMETER * traits.dim:
         return Decision(POINTS // FEWER_POINTS, "many rows: the modes' approximations are mostly enough")
     return Decision(POINTS, "few rows: the modes' approximations may not be enough")
 

@@ -21,14 +21,14 @@ import torch
 from torch import Tensor
 
 from pyro_fed.density.derivatives.moments import Moments
-from pyro_fed.density.derivatives.nodes import CLOSE, NEAR, PAIRS, rule
+from pyro_fed.density.derivatives.nodes import CLOSE, NEAR_SCORE_SDS, PAIRS, rule
 from pyro_fed.ops.entries import choose
 from pyro_fed.ops.points import standardised_sobol
 
 #: Difference of two rules, in SDs and as a part of q's precision, with which the finer one is accepted.
 AGREE = 0.005
 #: Points of the coarsest rule but that of the mean alone, and the part of all points that is worth a try.
-FEWEST, WORTH = 8, 2
+FEWEST_RULE_POINTS, TRIED_POINTS_DIVISOR = 8, 2
 
 
 def as_many_as_needed(points: Tensor, means: Callable[[Tensor], Moments]) -> Moments:
@@ -39,20 +39,20 @@ def as_many_as_needed(points: Tensor, means: Callable[[Tensor], Moments]) -> Mom
         means: computes the means at points (s, C, D).
     """
     count, _, dim = points.shape
-    fewest = FEWEST
+    fewest = FEWEST_RULE_POINTS
     while fewest < 2 * dim:  # fewer have not the covariance
         fewest *= 2
     mean = points.double().mean(0)
     root, failed = torch.linalg.cholesky_ex(_covariance(points.double() - mean))
     spent, number = 1, fewest
-    if bool(failed.any()) or spent + number > count // WORTH:
+    if bool(failed.any()) or spent + number > count // TRIED_POINTS_DIVISOR:
         return means(points)
     found = means(mean[None].to(points.dtype))
     settled = torch.zeros(len(mean), dtype=torch.bool, device=points.device)
-    while spent + number <= count // WORTH:
+    while spent + number <= count // TRIED_POINTS_DIVISOR:
         spread = (root @ standardised_sobol(number, dim).to(root).mT).movedim(2, 0)  # (number, C, D)
         finer = means((mean + spread).to(points.dtype).contiguous())
-        agree = _apart(found, finer, root) < AGREE
+        agree = _rule_difference(found, finer, root) < AGREE
         found = where_settled(settled, found, finer)
         settled = settled | agree
         if bool(settled.all()):
@@ -85,7 +85,7 @@ def where_straight(
     pairs = mean + (root @ nodes.mT).movedim(2, 0)
     one, few = at_mean(mean[None].to(points.dtype)), at_pairs(pairs.to(points.dtype).contiguous())
     moved, bent = differences(one, few, root)
-    straight = (moved < NEAR * share) & (bent < CLOSE * share)
+    straight = (moved < NEAR_SCORE_SDS * share) & (bent < CLOSE * share)
     return few if bool(straight.all()) else where_settled(straight, few, all_points())
 
 
@@ -95,7 +95,7 @@ def _covariance(away: Tensor) -> Tensor:
     return by_client.mT @ by_client / len(away)
 
 
-def _apart(one: Moments, other: Moments, root: Tensor) -> Tensor:
+def _rule_difference(one: Moments, other: Moments, root: Tensor) -> Tensor:
     """By how much two rules differ, in SDs and as a part of the precision, the larger: (C,); nan is not less."""
     return torch.maximum(*differences(one, other, root))
 

@@ -8,7 +8,7 @@ where a Hessian of every row at every point, one direction of z after another, w
 
 Where rows are many their log-likelihood is nearly a parabola in w over all that q reaches, although it is none in z:
 with the mean and the covariance of w under q, score and curvature are taken at the mean of w and at pairs of nodes
-around it, as in `rowwise`. Where both differ by little (`CLOSE`, `NEAR`), that parabola stands for the rows at all z,
+around it, as in `rowwise`. Where both differ by little (`CLOSE`, `NEAR_SCORE_SDS`), it stands for the rows at all z,
 
     s(w) ≈ E[s] - C (w - E w),     H ≈ -C,     C = E[-H]
 """
@@ -33,9 +33,9 @@ from pyro_fed.ops.gaussian_structures import FullGaussian
 
 #: SDs by which the pairs may move the score from that at the mean. What a parabola misses has this size at an SD, where
 #: derivatives of φ hardly vary, so that of a mean a small part of it is missed.
-NEAR = 0.1
+NEAR_SCORE_SDS = 0.1
 #: As a part of their variances, noise by which numbers that say the same, as a scale and its logarithm, are told apart.
-APART = 1e-3
+COVARIANCE_JITTER = 1e-3
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ def means_of_parabola(problem: Problem, points: Tensor, batch: Batch, share: Ten
     mean = shared.mean(1)
     away = shared - mean.unsqueeze(1)
     covariance = away.mT @ away / len(points)
-    covariance = covariance + APART * torch.diag_embed(covariance.diagonal(dim1=1, dim2=2))
+    covariance = covariance + COVARIANCE_JITTER * torch.diag_embed(covariance.diagonal(dim1=1, dim2=2))
     q = FullGaussian.from_moments(mean, covariance)
     if not bool(q.is_proper().all()):
         return None
@@ -168,7 +168,7 @@ def means_of_parabola(problem: Problem, points: Tensor, batch: Batch, share: Ten
     few = unwhitened(few, root)
     scores = few.score.unsqueeze(1) - away @ few.curvature
     score, curvature = problem.mapped(through.mean_back, (0, 0, 0))(by_client, scores, few.curvature)
-    return Moments(few.value, score, curvature), (moved < NEAR * share) & (bent < CLOSE * share)
+    return Moments(few.value, score, curvature), (moved < NEAR_SCORE_SDS * share) & (bent < CLOSE * share)
 
 
 def _parts(problem: Problem, rows: int) -> Predictors | None:

@@ -36,15 +36,19 @@ from torch import Tensor
 from torch.func import grad_and_value, vjp
 
 from pyro_fed.density.compiling.predictors import CHECK_ROWS, predictors
-from pyro_fed.density.derivatives.agreement import WORTH as WORTH_A_TRY
-from pyro_fed.density.derivatives.agreement import as_many_as_needed, where_settled, where_straight
+from pyro_fed.density.derivatives.agreement import (
+    TRIED_POINTS_DIVISOR,
+    as_many_as_needed,
+    where_settled,
+    where_straight,
+)
 from pyro_fed.density.derivatives.composed_rows import at_each_composed, means_at, means_of_parabola, shares
 from pyro_fed.density.derivatives.fisher import fisher_information
 from pyro_fed.density.derivatives.kinks import with_kinks
 from pyro_fed.density.derivatives.moments import Moments
-from pyro_fed.density.derivatives.nodes import MANY
+from pyro_fed.density.derivatives.nodes import MANY_ROWS_A_PARAMETER
 from pyro_fed.density.derivatives.rowwise import (
-    WORTH,
+    LEAST_STRUCTURE_WORK,
     at_points,
     dealt_out,
     expected,
@@ -74,7 +78,7 @@ MOST_INTEGRATED = MOST_NUMBERS // 8
 #: are within 0.02 of those with all points (`benchmarks/networks/small.py`).
 LAYERED = 10
 #: Points in a share at least: four and their opposites.
-FEWEST = 8
+FEWEST_SHARED_POINTS = 8
 #: Seed of the random signs that read off the diagonal of a large prior's Hessian.
 SIGN_SEED = 0
 
@@ -112,13 +116,13 @@ class Derivatives:
         """`of_likelihood` by ascents to the modes of rows' latents that begin where the batch says."""
         if self.kind == "hessian" and len(points) > 1 and problem.traits.non_smooth_rows:
             return self._by_scores(problem, points, batch)
-        if self._worth(problem, len(points)):
+        if self._structure_pays(problem, len(points)):
             found = at_points(problem, points, batch, self.structure == "diag")
             if found is not None:
                 return Moments(*found)
             if self.structure == "full" and not self._in_groups(batch) and shares(problem):
                 return self._by_shared(problem, points, batch)
-        if self._in_groups(batch) and self._numbers(problem, len(points)) > self._most(problem):
+        if self._in_groups(batch) and self._numbers(problem, len(points)) > self._max_rowwise_numbers(problem):
             return as_many_as_needed(points, lambda some: self._at_all(problem, some, batch))
         if self._may_be_straight(problem, len(points), batch):
             return where_straight(
@@ -137,7 +141,7 @@ class Derivatives:
             found = means_at(problem, some, batch)
             return self._at_all(problem, some, batch) if found is None else Moments(*found)
 
-        if problem.num_rows < MANY * problem.dim or len(points) == 1:
+        if problem.num_rows < MANY_ROWS_A_PARAMETER * problem.dim or len(points) == 1:
             return means(points)
         parabola = means_of_parabola(problem, points, batch, batch.weight.sum(1) / problem.num_rows)
         if parabola is not None and bool(parabola[1].all()):
@@ -202,14 +206,18 @@ class Derivatives:
         """Whether so many rows a parameter make it likely that few points do, at a fraction of the cost."""
         if self.structure != "full" or self.kind != "hessian" or self._in_groups(batch):
             return False
-        many = problem.num_rows >= MANY * problem.dim and self._numbers(problem, count) > self._most(problem)
-        return many and 1 + 2 * problem.dim <= count // WORTH_A_TRY
+        many = problem.num_rows >= MANY_ROWS_A_PARAMETER * problem.dim
+        return (
+            many
+            and self._numbers(problem, count) > self._max_rowwise_numbers(problem)
+            and 1 + 2 * problem.dim <= count // TRIED_POINTS_DIVISOR
+        )
 
     def _in_groups(self, batch: Batch) -> bool:
         """Whether rows are those of groups, which have no shape of their own."""
         return not all(isinstance(leaf, Tensor) for leaf in batch.rows)
 
-    def _most(self, problem: Problem) -> int:
+    def _max_rowwise_numbers(self, problem: Problem) -> int:
         """Numbers up to which every row has its derivatives at every point."""
         if problem.local_dim:
             return MOST_INTEGRATED
@@ -225,11 +233,11 @@ class Derivatives:
         """
         if self._in_groups(batch):
             return 1
-        numbers, most = self._numbers(problem, count), self._most(problem)
+        numbers, most = self._numbers(problem, count), self._max_rowwise_numbers(problem)
         if numbers <= most or problem.traits.linear_predictors:
             return 1
         shares = 1
-        while numbers > shares * most and count % (FEWEST * 2 * shares) == 0:
+        while numbers > shares * most and count % (FEWEST_SHARED_POINTS * 2 * shares) == 0:
             shares *= 2
         return shares
 
@@ -295,7 +303,7 @@ class Derivatives:
         Returns:
             None where there is no such structure, or too little work for it.
         """
-        if self.structure != "full" or not self._worth(problem, num_points):
+        if self.structure != "full" or not self._structure_pays(problem, num_points):
             return None
         found = expected(problem, mean, root, data)
         return None if found is None else Moments(*found)
@@ -309,15 +317,15 @@ class Derivatives:
             num_points: that `of_likelihood` would take.
             batch: the clients' rows.
         """
-        if self.structure != "full" or not self._worth(problem, num_points):
+        if self.structure != "full" or not self._structure_pays(problem, num_points):
             return None
         found = expected(problem, q.mean(), q.root(), batch)
         return None if found is None else Moments(*found)
 
-    def _worth(self, problem: Problem, num_points: int) -> bool:
+    def _structure_pays(self, problem: Problem, num_points: int) -> bool:
         """Whether linear predictors save more than they take to look for, or curvatures say nothing without them."""
         work = problem.num_rows * problem.dim * num_points  # the same for all executors, whatever rows they have
-        return self.kind == "hessian" and (work >= WORTH or problem.traits.non_smooth_scores)
+        return self.kind == "hessian" and (work >= LEAST_STRUCTURE_WORK or problem.traits.non_smooth_scores)
 
     def of_prior(self, problem: Problem, points: Tensor) -> Moments:
         """Means over points (S, 1, D) of the log prior."""

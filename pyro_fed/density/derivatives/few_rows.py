@@ -28,7 +28,7 @@ from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.density.derivatives.derivatives import Derivatives
 from pyro_fed.density.derivatives.moments import Moments
-from pyro_fed.density.derivatives.nodes import MANY
+from pyro_fed.density.derivatives.nodes import MANY_ROWS_A_PARAMETER
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.density.scores import clients_log_likelihoods
@@ -40,7 +40,7 @@ from pyro_fed.ops.entries import evenly, with_trailing_axes
 #: not.
 ROWS, ROWS_A_PARAMETER, MORE = 4096, 50, 4
 #: Roundings of a log density by which both may differ, besides what is allowed.
-ROUNDING = 4
+ROUNDING_UNITS = 4
 #: Draws at which both are compared, and nats that they may differ by at each.
 PROBES, AGREE = 32, 0.05
 #: Draws that say how far draws lie from their mean, and that are taken together.
@@ -78,7 +78,7 @@ def row_numbers(dim: int, num_rows: int) -> Iterator[int]:
         dim: parameters, D.
         num_rows: of all clients.
     """
-    count = fewest(dim)
+    count = first_row_count(dim)
     while count * MORE <= num_rows:
         yield count
         count *= MORE
@@ -97,7 +97,7 @@ def log_likelihoods_at(problem: Problem, draws: Tensor, data: ClientData) -> Ten
         return clients_log_likelihoods(problem, draws, data)
     exact = clients_log_likelihoods(problem, draws[:, probes], data)
     share = data.num_rows / problem.num_rows
-    rounding = ROUNDING * torch.finfo(problem.dtype).eps * exact.abs().amax(1)
+    rounding = ROUNDING_UNITS * torch.finfo(problem.dtype).eps * exact.abs().amax(1)
     allowed = (AGREE * share.sqrt()).unsqueeze(1) * _farther(draws, probes) + rounding.unsqueeze(1)
     at_mean = _at_mean(problem, draws, data)
     for count in row_numbers(problem.dim, problem.num_rows):
@@ -109,7 +109,7 @@ def log_likelihoods_at(problem: Problem, draws: Tensor, data: ClientData) -> Ten
     return found.index_copy(0, others, clients_log_likelihoods(problem, draws[others], data.of(others)))
 
 
-def fewest(dim: int) -> int:
+def first_row_count(dim: int) -> int:
     """How many rows stand for all at first.
 
     Args:
@@ -124,7 +124,7 @@ def have_few(traits: Traits) -> bool:
     Args:
         traits: of the model.
     """
-    many = traits.num_rows >= max(MANY * traits.dim, MORE * fewest(traits.dim))
+    many = traits.num_rows >= max(MANY_ROWS_A_PARAMETER * traits.dim, MORE * first_row_count(traits.dim))
     return many and traits.rows_in_tensors
 
 

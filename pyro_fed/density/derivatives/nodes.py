@@ -12,8 +12,9 @@ from pyro_fed.ops.points import standardised_sobol
 
 #: Gauss-Hermite nodes a number, by how many numbers a row depends on; beyond, Sobol points of that many dimensions.
 ORDERS = {1: 9, 2: 7, 3: 5}
-#: The same where there are `MANY` rows a parameter: q is so narrow that a row's function is nearly a parabola there.
-FEW_ORDERS, MANY = {1: 5, 2: 4, 3: 3}, 500
+#: The same where there are `MANY_ROWS_A_PARAMETER` rows a parameter: q is so narrow that a row's function is nearly a
+#: parabola there.
+FEW_ORDERS, MANY_ROWS_A_PARAMETER = {1: 5, 2: 4, 3: 3}, 500
 #: Where there are fewer rows a parameter than this, predictors may be known no better than to several times what a
 #: row's function varies over (two classes that a plane parts: SDs of 10, and a logistic's 4). On average the curvature
 #: of a row times its predictor's variance is no more than parameters a row.
@@ -29,7 +30,7 @@ PAIRS = 2
 #: Rows of which it and the mean alone find curvatures that differ by no more than such a part of q's precision, and
 #: scores by so many SDs (of all clients together), need no finer rule. What it misses of a curvature is no more than
 #: the former, and its square where all rows are alike; of a score the product of the two.
-CLOSE, NEAR = 0.02, 0.25
+CLOSE, NEAR_SCORE_SDS = 0.02, 0.25
 #: It is tried where the finer rule has so many times as many nodes as it and the mean together.
 WORTH_A_TRY = 3
 #: Sobol points for more numbers, and where rows are scarce.
@@ -43,7 +44,7 @@ def order_of(rows: float, numbers: int) -> int:
         rows: a parameter.
         numbers: that a row depends on.
     """
-    return (FEW_ORDERS if rows >= MANY else ORDERS).get(numbers, 0)
+    return (FEW_ORDERS if rows >= MANY_ROWS_A_PARAMETER else ORDERS).get(numbers, 0)
 
 
 def may_be_straight(rows: float, numbers: int) -> bool:
@@ -54,7 +55,7 @@ def may_be_straight(rows: float, numbers: int) -> bool:
         numbers: that a row depends on.
     """
     finer = FEW_ORDERS[numbers] ** numbers if numbers in FEW_ORDERS else SOBOL
-    return rows >= MANY and finer >= WORTH_A_TRY * (1 + 2 * numbers)
+    return rows >= MANY_ROWS_A_PARAMETER and finer >= WORTH_A_TRY * (1 + 2 * numbers)
 
 
 @lru_cache(maxsize=16)

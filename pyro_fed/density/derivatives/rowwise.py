@@ -21,7 +21,16 @@ import torch
 from torch import Tensor
 
 from pyro_fed.density.compiling.predictors import CHECK_ROWS, Predictors, predictors
-from pyro_fed.density.derivatives.nodes import CLOSE, MANY, NEAR, PAIRS, SCARCE, may_be_straight, order_of, rule
+from pyro_fed.density.derivatives.nodes import (
+    CLOSE,
+    MANY_ROWS_A_PARAMETER,
+    NEAR_SCORE_SDS,
+    PAIRS,
+    SCARCE,
+    may_be_straight,
+    order_of,
+    rule,
+)
 from pyro_fed.density.derivatives.row_sums import Rowwise, Sums, unwhitened
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BLOCK, Batch, ClientData, row_pieces
@@ -30,7 +39,7 @@ from pyro_fed.ops.entries import choose
 #: Rows in a piece, at least.
 SMALLEST = 8
 #: Rows × parameters × points from which on the structure is looked for: below, it costs more than it saves.
-WORTH = 1_000_000
+LEAST_STRUCTURE_WORK = 1_000_000
 #: Numbers a row up to which its expectation is tried by pairs of nodes alone.
 MOST_IN_PAIRS = 16
 #: Whether rows of several numbers are straight takes curvatures at two nodes a number, in vain where they are not, as a
@@ -76,7 +85,7 @@ def _may_pair(problem: Problem) -> bool:
     parts = predictors(problem, CHECK_ROWS, wide=True)
     if parts is None or parts.width + len(parts.direct) > MOST_IN_PAIRS:
         return False
-    return problem.num_rows >= MANY * problem.dim
+    return problem.num_rows >= MANY_ROWS_A_PARAMETER * problem.dim
 
 
 def _where_straight(
@@ -91,14 +100,14 @@ def _where_straight(
         return None, none
     thin = problem.num_rows // TRIED
     if several and thin > 1 and isinstance(data, ClientData):
-        few, bent = _bent(problem, several, mean, root, thinned(data, thin))
+        few, bent = _pair_sums_and_bend(problem, several, mean, root, thinned(data, thin))
         if few is None or not bool((bent <= SURELY).any()):  # no number is bent
             return None, none
-    few, bent = _bent(problem, several, mean, root, data)
+    few, bent = _pair_sums_and_bend(problem, several, mean, root, data)
     return few, bent < 1.0  # not a number is not less
 
 
-def _bent(
+def _pair_sums_and_bend(
     problem: Problem, several: bool, mean: Tensor, root: Tensor, data: ClientData | Batch
 ) -> tuple[Sums | None, Tensor]:
     """Sums of that rule, and how far they are from those of the mean alone, in what rows may be that are straight."""
@@ -108,7 +117,7 @@ def _bent(
     share = (_num_rows(data) / problem.num_rows).clamp_min(1 / problem.num_rows)
     bent = (one.curvature - few.curvature).abs().flatten(1).amax(1) / share
     moved = (one.score - few.score).abs().amax(1) / share
-    return few, torch.maximum(bent / CLOSE, moved / NEAR)
+    return few, torch.maximum(bent / CLOSE, moved / NEAR_SCORE_SDS)
 
 
 def thinned(data: ClientData, times: int) -> ClientData:
@@ -157,7 +166,7 @@ def _plan(problem: Problem, longest: int, order: int, several: bool) -> tuple[Ro
     if several:
         return _plan_by(lambda size: predictors(problem, size, wide=True), problem.dim, longest, order, False)
     by_values = order != 1 and problem.traits.non_smooth_scores
-    wide = order != 1 and (scarce(problem) or (by_values and problem.num_rows < MANY * problem.dim))
+    wide = order != 1 and (scarce(problem) or (by_values and problem.num_rows < MANY_ROWS_A_PARAMETER * problem.dim))
     found = _plan_by(lambda size: predictors(problem, size), problem.dim, longest, order, wide)
     return None if found is None else (replace(found[0], by_values=by_values), *found[1:])
 

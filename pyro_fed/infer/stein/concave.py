@@ -27,7 +27,7 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.kinds import cast_checked
 from pyro_fed.density.compiling.batched import vmap
 from pyro_fed.density.compiling.predictors import CHECK_ROWS, Predictors, predictors
-from pyro_fed.density.derivatives.few_rows import fewest, picked
+from pyro_fed.density.derivatives.few_rows import first_row_count, picked
 from pyro_fed.density.derivatives.rowwise import SMALLEST, rounded
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BLOCK, ClientData, row_pieces
@@ -87,7 +87,7 @@ class OneMode(Algorithm):
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
         """How many tangents lie below; where rows are many, of a few of them, by which modes are searched."""
-        rows = picked(problem, data, fewest(problem.dim))[0] if self.by_few_rows else data
+        rows = picked(problem, data, first_row_count(problem.dim))[0] if self.by_few_rows else data
         return {"bent": bent(problem, shared["pairs"], rows)}, local, {}
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:

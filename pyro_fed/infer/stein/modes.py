@@ -35,8 +35,8 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import chosen_setting
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.derivatives.composed_rows import at_each_composed
-from pyro_fed.density.derivatives.few_rows import fewest, picked
-from pyro_fed.density.derivatives.rowwise import WORTH, at_each
+from pyro_fed.density.derivatives.few_rows import first_row_count, picked
+from pyro_fed.density.derivatives.rowwise import LEAST_STRUCTURE_WORK, at_each
 from pyro_fed.density.images import images
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
@@ -142,7 +142,7 @@ class Modes(Algorithm):
         """The log-likelihood at the trial points, with its derivatives."""
         points = shared["trial"].to(problem.dtype)
         if self.by_few_rows:
-            few, times = picked(problem, data, fewest(problem.dim))
+            few, times = picked(problem, data, first_row_count(problem.dim))
             found = Look(*(with_trailing_axes(times, part) * part for part in look_at_likelihood(problem, points, few)))
         else:
             found = look_at_likelihood(problem, points, data)
@@ -196,7 +196,7 @@ def look_at_likelihood(problem: Problem, points: Tensor, data: ClientData) -> Lo
     """C clients' log-likelihoods at points (C, M, D): by their rows' structure, or in pieces, where rows are many."""
     clients, count, dim = points.shape
     # With one point, `FedLaplace` has looked for the structure before: asking for it costs nothing.
-    if count == 1 or problem.num_rows * dim * count * USUAL_ROUNDS >= WORTH:
+    if count == 1 or problem.num_rows * dim * count * USUAL_ROUNDS >= LEAST_STRUCTURE_WORK:
         found = at_each(problem, points, data) or at_each_composed(problem, points, data)
         if found is not None:
             return Look(*found)

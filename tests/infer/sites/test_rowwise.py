@@ -215,7 +215,7 @@ def test_few_rows_are_asked_first_whether_rows_of_several_numbers_are_straight(m
     y = torch.randint(6, (90,), generator=g)
     fed = pf.Federation(six, (x, y), plate="data", num_clients=3)
     problem, data = fed.problem, fed.client_data()
-    monkeypatch.setattr(rowwise, "MANY", 0)
+    monkeypatch.setattr(rowwise, "MANY_ROWS_A_PARAMETER", 0)
     monkeypatch.setattr(rowwise, "may_be_straight", lambda *_: True)
     assert predictors(problem, CHECK_ROWS) is None
     centre, eye = torch.linspace(-0.3, 0.3, problem.dim).double(), torch.eye(problem.dim).double()
@@ -253,7 +253,7 @@ def test_pairs_of_points_are_enough_where_rows_are_nearly_parabolas(monkeypatch)
     narrow, wide = (spread_points(gaussian(problem.dim, scale), 128) for scale in (NARROW, WIDE))
     work = Derivatives("full", "hessian")
     exact = [work.of_likelihood(problem, points, batch) for points in (narrow, wide)]
-    monkeypatch.setattr(derivatives, "MANY", 0)
+    monkeypatch.setattr(derivatives, "MANY_ROWS_A_PARAMETER", 0)
     monkeypatch.setattr(derivatives, "MOST_NUMBERS", 128 * ROWS * problem.dim**2 - 1)  # shares of half of all points
     asked = []
     in_shares = Derivatives._in_shares
@@ -285,7 +285,7 @@ def test_derivatives_at_a_point_are_the_models(model, monkeypatch):
 @pytest.mark.parametrize("model", STRUCTURED, ids=lambda model: model.__name__)
 def test_expectations_are_those_of_many_points(model, monkeypatch):
     monkeypatch.setattr(rowwise, "BLOCK", 4096)
-    monkeypatch.setattr(derivatives, "WORTH", math.inf)  # the points' Hessians, row by row
+    monkeypatch.setattr(derivatives, "LEAST_STRUCTURE_WORK", math.inf)  # the points' Hessians, row by row
     fed = federation(model)
     problem, data = fed.problem, fed.client_data()
     dim = problem.dim
@@ -309,16 +309,16 @@ def test_means_over_points_are_those_of_their_hessians(model, block, monkeypatch
     g = torch.Generator().manual_seed(2)
     points = 0.3 * torch.randn(6, 3, problem.dim, generator=g, dtype=torch.float64)
     batch = batch._replace(weight=batch.weight * torch.rand(batch.weight.shape, generator=g, dtype=torch.float64))
-    assert 6 * ROWS * problem.dim < derivatives.WORTH
+    assert 6 * ROWS * problem.dim < derivatives.LEAST_STRUCTURE_WORK
     exact = Derivatives("full", "hessian").of_likelihood(problem, points, batch)
-    monkeypatch.setattr(derivatives, "WORTH", 0)
+    monkeypatch.setattr(derivatives, "LEAST_STRUCTURE_WORK", 0)
     for a, b in zip(Derivatives("full", "hessian").of_likelihood(problem, points, batch), exact, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
     assert rowwise.at_points(problem, points, batch) is not None
 
 
 def test_models_without_structure_have_their_hessians_at_points(monkeypatch):
-    monkeypatch.setattr(derivatives, "WORTH", 0)
+    monkeypatch.setattr(derivatives, "LEAST_STRUCTURE_WORK", 0)
     fed = federation(scaled_weights)
     points = torch.zeros(2, 3, fed.problem.dim, dtype=torch.float64)
     batch = fed.client_data().full_batch()
@@ -337,7 +337,7 @@ def test_a_client_without_rows_adds_nothing():
 
 
 def means(model, worth, monkeypatch, **options):
-    monkeypatch.setattr(derivatives, "WORTH", worth)
+    monkeypatch.setattr(derivatives, "LEAST_STRUCTURE_WORK", worth)
     idata = pf.run(pf.FedEP(), federation(model), progress=False, log_likelihood=False, audit=False, **options)
     draws = [value.values.reshape(1000, -1) for value in idata.posterior.data_vars.values()]
     return [part.mean(0) for part in draws], [part.std(0) for part in draws]

@@ -48,7 +48,7 @@ def test_pieces_of_rows_are_all_rows(model, monkeypatch):
     whole = [function(problem, points, data) for function in found]
     monkeypatch.setattr(scores, "CHUNK", 1)
     monkeypatch.setattr(scores, "BLOCK", 60)
-    monkeypatch.setattr(modes, "WORTH", torch.inf)
+    monkeypatch.setattr(modes, "LEAST_STRUCTURE_WORK", torch.inf)
     torch.testing.assert_close([function(problem, points, data) for function in found], whole)
 
 
@@ -78,7 +78,7 @@ def test_looks_by_structure_are_those_of_all_rows(monkeypatch):
     problem = pf.Federation(logistic, rows(), plate="data", num_clients=2).problem
     data, points = two_clients(problem)
     whole = modes.look_at_likelihood(problem, points, data)
-    monkeypatch.setattr(modes, "WORTH", 1)
+    monkeypatch.setattr(modes, "LEAST_STRUCTURE_WORK", 1)
     torch.testing.assert_close(modes.look_at_likelihood(problem, points, data), whole)
 
 
