@@ -41,7 +41,7 @@ from pyro_fed.ops.points import MOST_SOBOL_DIMS, standardised_sobol
 POINTS, REACH = 16, 2.0
 #: A tangent may lie below by so many units in the last place of what it is made of, and of a nat, which values of a
 #: log(1 + exp(u)) are rounded to; the prior's scores may be off a Gaussian's by so many.
-ROUNDING = 64.0
+ROUNDING_UNITS = 64.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +88,7 @@ class OneMode(Algorithm):
     ) -> tuple[State, State, State]:
         """How many tangents lie below; where rows are many, of a few of them, by which modes are searched."""
         rows = picked(problem, data, first_row_count(problem.dim))[0] if self.by_few_rows else data
-        return {"bent": bent(problem, shared["pairs"], rows)}, local, {}
+        return {"bent": count_tangents_below(problem, shared["pairs"], rows)}, local, {}
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """All clients' number."""
@@ -140,11 +140,11 @@ def _under_gaussian(problem: Problem) -> Tensor | None:
     points = Coordinates.of(prior).model(REACH * standardised_sobol(POINTS, problem.dim).to(precision))
     own = prior_scores(problem, points.to(problem.dtype)).double()
     size = eta.abs() + points.abs() @ precision.abs()
-    near = ROUNDING * torch.finfo(problem.dtype).eps * size  # not a number is not less
+    near = ROUNDING_UNITS * torch.finfo(problem.dtype).eps * size  # not a number is not less
     return points if bool(((own - site_scores(precision, eta, points)).abs() <= near).all()) else None
 
 
-def bent(problem: Problem, points: Tensor, data: ClientData) -> Tensor:
+def count_tangents_below(problem: Problem, points: Tensor, data: ClientData) -> Tensor:
     """How many pairs of points of C clients' rows have a tangent that lies below the row's log-likelihood, (C,).
 
     Args:
@@ -199,5 +199,6 @@ class Tangents:
         rise = torch.einsum("amp,bmp->abm", slopes, us) - (slopes * us).sum(-1).unsqueeze(1)
         size = torch.einsum("amp,bmp->abm", slopes.abs(), us.abs()) + (slopes * us).abs().sum(-1).unsqueeze(1)
         size = 1.0 + size + values.abs().unsqueeze(1) + values.abs().unsqueeze(0)
-        below = ~(values.unsqueeze(0) <= values.unsqueeze(1) + rise + ROUNDING * eps * size)  # no number is below too
+        above = values.unsqueeze(0) <= values.unsqueeze(1) + rise + ROUNDING_UNITS * eps * size
+        below = ~above  # NaN counts as below too
         return total + (below & (weight > 0)).sum().to(total), ()

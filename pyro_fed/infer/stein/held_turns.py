@@ -6,7 +6,7 @@ Of client k's score at the n-th particle the server knows the surrogate's and, f
 
 in SDs of the Gaussian that the particles are whitened by: a residual of e moves the mean by e SDs. It is cut back to
 
-    R_k ≤ max(b ρ_k^(1/2) med_j R_j / ρ_j^(1/2), `LEAST`)      ρ the rows over the median client's, from one on for R_k
+    R_k ≤ max(b ρ_k^(1/2) med_j R_j / ρ_j^(1/2), `LEAST_REACH_SDS`)   ρ the rows over the median client's, from 1 on for R_k
 
 and beyond twice that as in `algorithm.bounding`. Where the particles go is validated by the server: it makes the turn
 itself, towards the prior and all clients' sites with the residuals it had, and takes the client's particles as far as
@@ -28,7 +28,7 @@ from torch import Tensor
 from pyro_fed.algorithm.bounding import LARGEST_DISTANCE, median_of, redescending, relative_rows
 
 #: What one client may move a mean, in SDs, however well the others' surrogates fit.
-LEAST = 0.5
+LEAST_REACH_SDS = 0.5
 
 
 class HeldResiduals(NamedTuple):
@@ -58,7 +58,7 @@ def held_residuals(known: Tensor, clients: Tensor, sent: Tensor, rows: Tensor | 
     share = relative_rows(known.new_ones(len(known)) if rows is None else rows.to(known))
     size = everyone.double().square().sum(-1).mean(-1).sqrt().to(known)
     usual = median_of(size / share.sqrt(), share)
-    reach = (pull * share.clamp_min(1.0).sqrt() * usual).clamp_min(LEAST)[clients]
+    reach = (pull * share.clamp_min(1.0).sqrt() * usual).clamp_min(LEAST_REACH_SDS)[clients]
     own = size[clients]
     short = torch.where(own > reach, redescending(own, reach) / own, 1.0)
     return HeldResiduals(sent * short.reshape(-1, 1, 1), (own - reach).double().clamp(0, LARGEST_DISTANCE))

@@ -9,9 +9,9 @@ their log-likelihoods there. With q = Σ_j n_j t_j, the density of all points dr
 
 **The modes' approximations are enough** if they share most of their mass with the posterior. With l for their density,
 and w and l / q normalised over the points, the mass shared is ∫ min(p, l), about Σ_s min(w_s, l_s / q_s). If it is at
-least `FITS`, particles start from the modes' Gaussians. There is one exception: a part of the mass larger than `BEYOND`
-is so far from all modes that particles would not come there, as a slab's beside its spike, or that of a mode which no
-climb has found.
+least `FITS`, particles start from the modes' Gaussians. There is one exception: a part of the mass larger than
+`LARGEST_FAR_MASS` is so far from all modes that particles would not come there, as a slab's beside its spike, or that
+of a mode which no climb has found.
 
 **Otherwise** this is adaptive multiple importance sampling (`ops.adaptive_importance`), driven by rounds, until the
 points are enough (`SETTINGS`). While few points carry all the weight, a fit rests on `A_DIMENSION` a dimension.
@@ -52,16 +52,16 @@ POINTS, ROUNDS = 1024, 10
 #: Points worth so many equal ones are enough: means are then known to 0.07 SD.
 SETTINGS = AdaptiveSettings(enough=200, longest_tail=LARGEST_PARETO_K)
 #: They say too little to start from if they are worth fewer equal ones than this.
-LEAST = 50
+LEAST_EFFECTIVE_POINTS = 50
 #: Points a dimension that a fit rests on.
 A_DIMENSION = 10.0
 #: The modes' approximations are enough if they share at least so much of their mass with the posterior, and at most so
 #: much of the posterior's mass is far from all modes.
-FITS, BEYOND = 0.75, 0.01
+FITS, LARGEST_FAR_MASS = 0.75, 0.01
 #: Draws of the prior, at a run of the model each, and how many there are for each component that is fitted to them.
 PRIOR_DRAWS, A_COMPONENT = 48, 12
 #: A point is too far from a mode for particles to come there if it is more than √D plus so many of its SDs away.
-FAR = 4.0
+FAR_SDS = 4.0
 #: Log-likelihood of points where the data cannot be. It is finite, so that a sum over clients is.
 IMPOSSIBLE = -1e300
 
@@ -177,11 +177,11 @@ def modes_as_mixture(found: State) -> Mixture:
 
 
 def far_from(modes: Mixture, points: Tensor) -> Tensor:
-    """Which points (S, D) are more than √D + `FAR` SDs from each mode: (S,)."""
+    """Which points (S, D) are more than √D + `FAR_SDS` SDs from each mode: (S,)."""
     near = torch.zeros(len(points), dtype=torch.bool)
     for centre, factor in zip(modes.centres, modes.factors, strict=True):
         away = torch.linalg.solve_triangular(factor, (points - centre).mT, upper=False)
-        near |= away.norm(dim=0) <= points.shape[1] ** 0.5 + FAR
+        near |= away.norm(dim=0) <= points.shape[1] ** 0.5 + FAR_SDS
     return ~near
 
 
@@ -191,14 +191,16 @@ def are_enough(figures: dict[str, float]) -> bool:
 
 
 def _modes_fit(fits: float, beyond: float) -> bool:
-    return fits >= FITS and beyond <= BEYOND
+    return fits >= FITS and beyond <= LARGEST_FAR_MASS
 
 
 def weighted_points_of(found: State) -> tuple[Tensor, Tensor] | None:
     """The points (S, D) and their weights (S,), where they say more than the modes; None where they do not."""
     if "census_points" not in found or _modes_fit(float(found["census_fits"]), float(found["census_beyond"])):
         return None
-    return None if bool(found["census_worth"] < LEAST) else (found["census_points"], found["census_weights"])
+    if bool(found["census_worth"] < LEAST_EFFECTIVE_POINTS):
+        return None
+    return found["census_points"], found["census_weights"]
 
 
 def widening(dim: int) -> float:

@@ -15,7 +15,7 @@ from pyro_fed.infer.sites.whitening import Coordinates
 #: Share of a step that draws of the posterior take.
 SETTLING = 0.25
 #: Share of a step that particles take which start under the nearest Gaussian; they have half as many steps a turn.
-NEAR, SHORTER = 0.4, 2
+NEAREST_STEP_SHARE, SHORTER = 0.4, 2
 #: Median size of a standard normal number.
 NORMAL_MEDIAN = 0.6745
 
@@ -29,7 +29,7 @@ def first_pace(problem: Problem, found: State) -> float:
     """
     if bool(found["census"]):
         return SETTLING / _narrower(problem, found)
-    return NEAR if bool(found["near"]) else 1.0
+    return NEAREST_STEP_SHARE if bool(found["near"]) else 1.0
 
 
 def _narrower(problem: Problem, found: State) -> float:

@@ -13,7 +13,7 @@ from pyro_fed.ops.stein import PARTICLES_PER_COORDINATE
 COLLAPSED = 0.5
 #: Fewer particles than this have too short tails to stand for a marginal that is not Gaussian: points at a Gaussian's
 #: quantiles have a kurtosis of 1.5 where there are three and of 2.1 where there are eight, in place of 3.
-FEWEST = 8
+FEWEST_PARTICLES = 8
 
 
 def particle_findings(record: Record, num_particles: int, dim: int, usual_rounds: int) -> list[Finding]:
@@ -38,8 +38,8 @@ def particle_findings(record: Record, num_particles: int, dim: int, usual_rounds
         return [sentences.particles_span_too_little(particles=num_particles, dim=dim, factor=span)]
     if moments_at_rest(latest):
         # Few particles satisfy the identities that judge them, whatever the posterior.
-        enough = num_particles >= min(FEWEST, PARTICLES_PER_COORDINATE * dim)
-        return [] if enough else [sentences.too_few_particles(particles=num_particles, needed=FEWEST)]
+        enough = num_particles >= min(FEWEST_PARTICLES, PARTICLES_PER_COORDINATE * dim)
+        return [] if enough else [sentences.too_few_particles(particles=num_particles, needed=FEWEST_PARTICLES)]
     off = {name: latest[name] for name in ("mean_off", "sd_off")}
     return [sentences.particles_are_off(rounds=rounds, **off, cures=[_cure(record, rounds < usual_rounds)])]
 

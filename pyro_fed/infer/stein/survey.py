@@ -57,7 +57,7 @@ from pyro_fed.infer.sites.gaussian_sites import as_state
 from pyro_fed.infer.sites.whitening import Coordinates, site_scores
 from pyro_fed.infer.stein.concave import OneMode
 from pyro_fed.infer.stein.contributions import SurveyContributions
-from pyro_fed.infer.stein.importance import LEAST, AdaptiveImportance, weighted_points_of
+from pyro_fed.infer.stein.importance import LEAST_EFFECTIVE_POINTS, AdaptiveImportance, weighted_points_of
 from pyro_fed.infer.stein.modes import Modes, modes_of
 from pyro_fed.infer.stein.nearest import Nearest, is_at_rest, nearest_of
 from pyro_fed.infer.stein.starting_points import (
@@ -226,7 +226,7 @@ class Survey(Algorithm):
         if bool((sd <= WIDEST * draws.std(0)).all()):
             return None
         if "census_points" in found:
-            return found["census_points"], flattened(found["census_weights"].log(), LEAST)
+            return found["census_points"], flattened(found["census_weights"].log(), LEAST_EFFECTIVE_POINTS)
         return draws, torch.full((len(draws),), 1 / len(draws), dtype=torch.float64)
 
     def _points(self, coordinates: Coordinates, draws: Tensor, found: State, seed: int) -> tuple[Tensor, Tensor]:
