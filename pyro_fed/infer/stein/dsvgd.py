@@ -28,7 +28,8 @@ exact before and after these: the fixed point is the same, and a turn takes two 
 
 **Kernel, start and steps.** The kernel `Balanced` keeps two moments and the marginals right. Particles start as
 standardised points of the Gaussian of `survey`, or, where it finds several modes or mass elsewhere, at these. The step
-decays. Steps and turns are shorter where the start is the Gaussian nearest to a posterior of one mode (`NEAR`).
+decays. Steps and turns are shorter where the start is the Gaussian nearest to a posterior of one mode
+(`NEAREST_STEP_SHARE`).
 
 **When a run ends**, and what counts as converged, is in `at_rest`.
 

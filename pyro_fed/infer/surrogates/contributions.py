@@ -25,7 +25,7 @@ from pyro_fed.infer.sites.gaussian_sites import gaussian
 HELD = "held_"
 #: Nats that a client's log-likelihood at a draw may be from its site's, however near the others' are to theirs: what
 #: departs by so much over all draws moves a mean by as many SDs at most.
-LEAST = 0.5
+LEAST_DEPARTURE_NATS = 0.5
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class LogLikContributions(Contributions):
         apart = values - expected - level
         usual = median_of(apart.abs() / share.sqrt().unsqueeze(-1), share)
         reach = (limits.pull * share.clamp_min(1.0).sqrt().unsqueeze(-1) * usual / NORMAL_MEDIAN_DEVIATION).clamp_min(
-            LEAST
+            LEAST_DEPARTURE_NATS
         )
         fits = apart.abs() <= reach
         held = expected + torch.where(fits, apart, redescending(apart, reach))  # without the level

@@ -3,10 +3,10 @@
     q(θ) = (1 - w) 1/N Σ_i t_ν(θ; θ_i, S_i) + w t_ν(θ; m, 2 S),    S_i = 1/k Σ_j∈N(i) (θ_j - θ_i)(θ_j - θ_i)'
 
 with Student's t of ν degrees of freedom (`ops.student_mixtures`), N(i) the k nearest points to θ_i, less those that are
-more than `FAR` times as far as the median of them (a mode with fewer points than k has neighbours in another one), m
-and S the mean and covariance of all of them. A neighbourhood's own covariance follows bent, narrow and separate parts;
-the heavy tails, and the wide component, bound the weights where the points end. Distances are in SDs of all points.
-Where points lie on a line S_i gets a share of a round one, so that q is a density.
+more than `FARTHEST_NEIGHBOUR` times as far as the median of them (a mode with fewer points than k has neighbours in
+another one), m and S the mean and covariance of all of them. A neighbourhood's own covariance follows bent, narrow and
+separate parts; the heavy tails, and the wide component, bound the weights where the points end. Distances are in SDs of
+all points. Where points lie on a line S_i gets a share of a round one, so that q is a density.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ FREEDOM, WIDE_SHARE, WIDTH = 5, 0.1, 2.0
 #: k: this many a dimension, and at least so many.
 NEIGHBOURS_A_DIMENSION, FEWEST_NEIGHBOURS = 3, 10
 #: Distance of a neighbour, in the median one, from which on it is none.
-FAR = 6.0
+FARTHEST_NEIGHBOUR = 6.0
 #: Share of the mean variance of a neighbourhood that every direction of it gets, and of that of all points.
-ROUND, LEAST = 1e-2, 1e-6
+ROUND, LEAST_VARIANCE_SHARE = 1e-2, 1e-6
 
 
 def around(points: Tensor) -> Mixture:
@@ -35,12 +35,12 @@ def around(points: Tensor) -> Mixture:
     nearest = min(count - 1, max(FEWEST_NEIGHBOURS, NEIGHBOURS_A_DIMENSION * dim))
     found = torch.cdist(white, white).topk(nearest + 1, largest=False)
     distance, neighbours = found.values[:, 1:], found.indices[:, 1:]
-    near = (distance <= FAR * distance.median(1, keepdim=True).values).to(white)
+    near = (distance <= FARTHEST_NEIGHBOUR * distance.median(1, keepdim=True).values).to(white)
     away = (white[neighbours] - white.unsqueeze(1)) * near.unsqueeze(-1)
     local = away.mT @ away / near.sum(1)[:, None, None]
     spread = local.diagonal(dim1=-2, dim2=-1).mean(-1)
     eye = torch.eye(dim, dtype=torch.float64, device=points.device)
-    local = local + (ROUND * spread + LEAST)[:, None, None] * eye
+    local = local + (ROUND * spread + LEAST_VARIANCE_SHARE)[:, None, None] * eye
     wide = WIDTH * (white.T @ white / count + ROUND * eye)
     factors = torch.linalg.cholesky(torch.cat([local, wide[None]])) * scale[:, None]
     shares = torch.full((count + 1,), (1 - WIDE_SHARE) / count, dtype=torch.float64, device=points.device)

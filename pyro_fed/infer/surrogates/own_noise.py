@@ -38,7 +38,7 @@ from pyro_fed.ops.gaussian import Gaussian
 
 #: How far apart the scores of the second difference are taken, in SDs of q: near enough for curvature, and far enough
 #: for the rounding of scores in single precision, of some hundred SDs each, to be below a hundredth of it.
-APART = 0.3
+SCORE_STEP_SDS = 0.3
 #: Seed of the signs, the same at all clients.
 SIGNS_SEED = 0
 
@@ -60,12 +60,12 @@ class OwnNoise(Measuring):
         generator = torch.Generator().manual_seed(SIGNS_SEED)
         signs = (2 * torch.randint(2, points.shape[::2], generator=generator) - 1).to(points)
         mean, spread = q.moments()
-        moved = APART * (q.transform(signs.unsqueeze(1).expand_as(points)) - mean)
+        moved = SCORE_STEP_SDS * (q.transform(signs.unsqueeze(1).expand_as(points)) - mean)
         three = torch.stack([points - moved, points, points + moved]).flatten(0, 1).transpose(0, 1).to(problem.dtype)
         likelihoods = clients_likelihood_scores(problem, three, data).double().transpose(0, 1)
         prior = problem.mapped(prior_scores, (0,), calls=0)(three).double().transpose(0, 1)
         below, here, above = (prior + likelihoods / share).unflatten(0, (3, -1)).unbind()
-        bend = pulls(q, (below - 2 * here + above) / (2 * APART**2))
+        bend = pulls(q, (below - 2 * here + above) / (2 * SCORE_STEP_SDS**2))
         variance = spread if spread.dim() == mean.dim() else spread.diagonal(dim1=-2, dim2=-1)
         away = (points - mean) / variance.sqrt()
         own = 1 - share  # p_c (1/p_c - 1)

@@ -40,7 +40,7 @@ NEWTON_CLOSE = 1e-6
 #: Halvings of a Newton step that does not go uphill.
 HALVINGS = 40
 #: Seed of the signs that show whether latents are independent a priori, and the share of an entry that is rounding.
-SIGN_SEED, ROUNDING = 0, 1e-4
+SIGN_SEED, ROUNDING_SHARE = 0, 1e-4
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,7 +218,7 @@ def _diagonal(problem: Problem, z: Tensor) -> Tensor:
     generator = torch.Generator().manual_seed(SIGN_SEED)
     signs = [(torch.randint(0, 2, z.shape, generator=generator) * 2 - 1).to(z) for _ in range(2)]
     one, other = (s * pull(s)[0] for s in signs)
-    if torch.allclose(one, other, rtol=ROUNDING, atol=0.0):
+    if torch.allclose(one, other, rtol=ROUNDING_SHARE, atol=0.0):
         found: Tensor = one
         return found
     size = max(1, WORKED_NUMBERS // len(z))
