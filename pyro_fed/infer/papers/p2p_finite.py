@@ -49,7 +49,7 @@ from pyro_fed.ops.mixing import mix
 #: Log-likelihood of a candidate that the rows rule out: it stays a number, which can be mixed, and has no mass.
 RULED_OUT = -1e12
 #: Draws of the prior that a posterior on them must be worth, and below which the run warns.
-FEWEST = 50
+FEWEST_EFFECTIVE_DRAWS = 50
 
 
 @explains_unknown
@@ -178,7 +178,7 @@ class P2PFinite(Algorithm, OnGraph):
             found = problem.mapped(_log_likelihoods, (0, BATCHES))(shared["candidates"], batch).double()
             v = shared["centrality"][:, None] if self.weighting == "exact" else 1.0
             belief = belief + torch.nan_to_num(found, nan=RULED_OUT, neginf=RULED_OUT).clamp_min(RULED_OUT) / v
-        figures = {"rows_left": (data.num_rows - position).double(), "effective": _worth(belief)}
+        figures = {"rows_left": (data.num_rows - position).double(), "effective": _effective_candidates(belief)}
         return {"log_belief": torch.log_softmax(belief, -1)}, {"next_row": position}, figures
 
     def _rows(self, data: ClientData, first: Tensor) -> tuple[Batch, Tensor]:
@@ -230,7 +230,7 @@ class P2PFinite(Algorithm, OnGraph):
         if len(left) and left.sum() > 0:
             cure = "run more rounds, or larger batches"
             notes.append(sentences.rows_never_used(rows=int(left.sum()), cures=[cure]))
-        if self.candidates is None and len(worth) and worth.min() < FEWEST:
+        if self.candidates is None and len(worth) and worth.min() < FEWEST_EFFECTIVE_DRAWS:
             notes.append(
                 sentences.candidates_miss_the_posterior(candidates=self.num_candidates, worth=float(worth.min()))
             )
@@ -242,6 +242,6 @@ def _log_likelihoods(problem: Problem, points: Tensor, batch: Batch) -> Tensor:
     return problem.log_lik(points, batch)
 
 
-def _worth(log_belief: Tensor) -> Tensor:
+def _effective_candidates(log_belief: Tensor) -> Tensor:
     """How many equally likely candidates beliefs (C, M) are worth."""
     return 1 / torch.softmax(log_belief, -1).square().sum(-1)

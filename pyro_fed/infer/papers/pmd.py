@@ -47,7 +47,7 @@ HALVINGS = 40
 #: Ridge of the particles' covariance, a share of its trace: it is singular where fewer than D of them have weight.
 RIDGE = 1e-8
 #: Share of the particles below which the last weights' worth is said to be too small.
-FEWEST = 0.05
+LEAST_EFFECTIVE_SHARE = 0.05
 
 
 @explains_unknown
@@ -153,7 +153,7 @@ class PMD(Algorithm):
         wanted = polynomial_step(done, self.step_size * self.decay_offset**self.decay, self.decay_offset, self.decay)
         taken = self._allowed(gain, wanted * torch.ones_like(done))
         level = torch.log_softmax(taken * gain, -1)
-        return (particles, level, done + 1), (taken, _worth(level) / self.num_particles)
+        return (particles, level, done + 1), (taken, _effective_particles(level) / self.num_particles)
 
     def _targets(self, problem: Problem, particles: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """log p p(y | ·)^(1/α), and log p: (M,) each."""
@@ -170,10 +170,10 @@ class PMD(Algorithm):
         if self.min_effective is None:
             return wanted
         least, low, high = self.min_effective * self.num_particles, torch.zeros_like(wanted), wanted
-        enough = _worth(torch.log_softmax(wanted * gain, -1)) >= least
+        enough = _effective_particles(torch.log_softmax(wanted * gain, -1)) >= least
         for _ in range(HALVINGS):
             middle = (low + high) / 2
-            fine = _worth(torch.log_softmax(middle * gain, -1)) >= least
+            fine = _effective_particles(torch.log_softmax(middle * gain, -1)) >= least
             low, high = torch.where(fine, middle, low), torch.where(fine, high, middle)
         return torch.where(enough, wanted, low)
 
@@ -200,7 +200,7 @@ class PMD(Algorithm):
         """How many particles the weights are worth, and the move of the mean in SDs."""
         moments = [_moments(state["particles"], state["log_weights"].exp()) for state in (before, after)]
         change = ((moments[1][0] - moments[0][0]).abs() / moments[1][1]).amax()
-        return {"change": float(change), "effective_particles": float(_worth(after["log_weights"]))}
+        return {"change": float(change), "effective_particles": float(_effective_particles(after["log_weights"]))}
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
         """Independent draws of the last q, (1, num_draws, D)."""
@@ -222,12 +222,12 @@ class PMD(Algorithm):
             return []
         if self.min_effective is not None and self.decay == 0 and float(held[0]) < self.step_size:
             return [sentences.step_held_back(step=float(held[0]), of_step=self.step_size)]
-        if float(worth[0]) >= FEWEST:
+        if float(worth[0]) >= LEAST_EFFECTIVE_SHARE:
             return []
         return [sentences.few_particles_have_weight(share=float(worth[0]), particles=self.num_particles)]
 
 
-def _worth(level: Tensor) -> Tensor:
+def _effective_particles(level: Tensor) -> Tensor:
     """How many equally weighted particles normalised log weights (M,) are worth."""
     return 1 / level.exp().square().sum(-1)
 

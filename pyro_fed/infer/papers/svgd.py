@@ -83,7 +83,7 @@ class PaperSVGD(ParticleAlgorithm):
             self._step, (shared["particles"], optimiser), const, noise, self.local_steps, dims
         )
         batch = data.full_batch()
-        judged = problem.mapped(self._judged, (0, BATCHES))(particles, batch)
+        judged = problem.mapped(self._moments_off, (0, BATCHES))(particles, batch)
         figures = {"mean_off": judged[0], "sd_off": judged[1], **self.entropy_figures(gains)}
         if self.entropy:
             height = problem.mapped(self._height, (0, BATCHES))
@@ -107,7 +107,7 @@ class PaperSVGD(ParticleAlgorithm):
         scores: Tensor = problem.vmap(grad(log_target))(particles)
         return scores
 
-    def _judged(self, problem: Problem, particles: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    def _moments_off(self, problem: Problem, particles: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         return moments_off(particles, self._scores(problem, particles, batch))
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
