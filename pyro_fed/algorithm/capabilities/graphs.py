@@ -62,7 +62,7 @@ class OnGraph(ABC):
         """
         return prefixed("before", before) | prefixed("after", after)
 
-    def judged(self, told: State) -> dict[str, float]:
+    def figures_of_witness(self, told: State) -> dict[str, float]:
         """`Algorithm.monitor`, from what the agents tell each other.
 
         Args:

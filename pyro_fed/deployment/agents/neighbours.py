@@ -510,7 +510,7 @@ class Neighbours(Network):
         told, known = self.links.spread(At(self.phase, self._round, SPREAD), own, wait, whole=self.needs_all)
         self._complete = bool(known.all())
         self._unheard = [name for name, heard in zip(self.peers.names, known.tolist(), strict=True) if not heard]
-        return {**on_graph.judged(select(told, known)), "agents_heard": float(known.sum())}
+        return {**on_graph.figures_of_witness(select(told, known)), "agents_heard": float(known.sum())}
 
     def complete(self) -> bool:
         """Whether the last figures are about all agents."""

@@ -204,14 +204,14 @@ class P2PFinite(Algorithm, OnGraph):
         old, new = before["log_belief"].exp(), after["log_belief"].exp()
         return {"moved": (new - old).abs().amax(-1), "belief": new}
 
-    def judged(self, told: State) -> dict[str, float]:
+    def figures_of_witness(self, told: State) -> dict[str, float]:
         """The largest of the moves, and of the differences between agents."""
         apart = told["belief"].amax(0) - told["belief"].amin(0)
         return {"change": float(told["moved"].amax()), "disagreement": float(apart.amax())}
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """Largest move of a probability, and the largest difference of one between agents."""
-        return self.judged(self.witness(before, after))
+        return self.figures_of_witness(self.witness(before, after))
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
         """Whether nothing moves any more, and all agree; as long as there are rows, something does."""

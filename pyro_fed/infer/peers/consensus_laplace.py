@@ -131,7 +131,7 @@ class ConsensusLaplace(Algorithm, OnGraph):
         """The server's part of a round, at one agent; nothing is known before the first."""
         if float(sums["unusable"]) == NOTHING_YET:
             return server
-        site = _whole(sums)
+        site = _product_of_sites(sums)
         total = {"values": sums["values"][None], "precision": site.precision[None], "eta": site.eta[None]}
         everyone = sums["unusable"][None] < 0.5
         return self.newton.combine(server, {**total, "usable": everyone}, torch.ones(1))
@@ -146,13 +146,13 @@ class ConsensusLaplace(Algorithm, OnGraph):
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """Length of the Newton step, in posterior SDs."""
-        return self.judged(self.witness(before, after))
+        return self.figures_of_witness(self.witness(before, after))
 
     def witness(self, before: State, after: State) -> State:
         """The length that each agent knows."""
         return {"decrement": after["decrement"]}
 
-    def judged(self, told: State) -> dict[str, float]:
+    def figures_of_witness(self, told: State) -> dict[str, float]:
         """The largest of them."""
         return {"change": float(told["decrement"].max())}
 
@@ -162,10 +162,10 @@ class ConsensusLaplace(Algorithm, OnGraph):
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
         """Draws of each agent's sum of sites, without the prior, (A, num_draws, D)."""
-        return _whole(shared).even_sample(num_draws, generator).transpose(0, 1)
+        return _product_of_sites(shared).even_sample(num_draws, generator).transpose(0, 1)
 
 
-def _whole(sums: State) -> Gaussian:
+def _product_of_sites(sums: State) -> Gaussian:
     """The sum of the sites, from that of their scores at the points' mean."""
     q = gaussian(sums)
     return type(q)(q.precision, q.score(-sums["aim"]))

@@ -229,14 +229,14 @@ class PeerGaussian(SpreadGaussian, OnGraph):
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """Largest move of an agent's mean (in SDs) or log SD, and the largest distance between agents'."""
-        return self.judged(self.witness(before, after))
+        return self.figures_of_witness(self.witness(before, after))
 
     def witness(self, before: State, after: State) -> State:
         """Each agent's own move, and its means and SDs."""
         old, (mean, sd) = (moments_of(gaussian(state)) for state in (before, after))
         return {"moved": moves((old[0], old[1]), (mean, sd)).amax(-1), "mean": mean, "sd": sd}
 
-    def judged(self, told: State) -> dict[str, float]:
+    def figures_of_witness(self, told: State) -> dict[str, float]:
         """The largest of the moves, and how far the beliefs are apart."""
         mean, sd = told["mean"], told["sd"]
         apart = torch.maximum(range_over_agents(mean) / sd.mean(0), range_over_agents(sd.log())).amax()

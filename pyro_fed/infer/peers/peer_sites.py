@@ -96,9 +96,9 @@ def new_site(
         held = anchored & ~known & ~lost & ~site.is_proper()
         if bool(held.any()):
             laplace = expected_site(algorithm, problem, under, batch, share, under.mean()[None])
-            site = where(held, _near(under, site, laplace, weight), site)
+            site = where(held, _proper_first_sites(under, site, laplace, weight), site)
         if bool((lost & anchored).any()):
-            site = where(lost & anchored, _near(under, site, under ** (1.0 / weight), weight), site)
+            site = where(lost & anchored, _proper_first_sites(under, site, under ** (1.0 / weight), weight), site)
     if bool((known | anchored).all()):
         return site, known
     own = local_laplace(algorithm, problem, batch, share, local["start"])
@@ -117,7 +117,7 @@ def without_distribution(q: Gaussian, old: Gaussian) -> Tensor:
     return ~q.is_proper() & (old.precision != 0).flatten(1).any(1)
 
 
-def _near(anchor: Gaussian, site: Gaussian, base: Gaussian, weight: Tensor) -> Gaussian:
+def _proper_first_sites(anchor: Gaussian, site: Gaussian, base: Gaussian, weight: Tensor) -> Gaussian:
     """First sites bent towards a base whose product is the anchor, so that theirs is a distribution: see above."""
     change = site / base
     share = backtrack(anchor, change**weight, max_fraction=1.0)

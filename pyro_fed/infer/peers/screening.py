@@ -54,7 +54,7 @@ def screened(
     for place, agent in enumerate(agents.tolist()):
         near = tuple(around[agent].nonzero().flatten().tolist())
         if near not in found:
-            found[near] = _judged(limits, near, q, sites, agents, deltas, beliefs, rows)
+            found[near] = _held_neighbour_changes(limits, near, q, sites, agents, deltas, beliefs, rows)
         there, held, cut = found[near]
         at = there.index(place)
         precision[place], eta[place], beyond[place] = held.precision[at], held.eta[at], cut[at]
@@ -73,7 +73,7 @@ def centre_of(common: Gaussian, beliefs: Gaussian) -> Tensor:
     return common.mean() if bool(common.is_proper()) else beliefs.mean().nan_to_num().quantile(0.5, 0)
 
 
-def _judged(
+def _held_neighbour_changes(
     limits: Bounded,
     near: tuple[int, ...],
     q: Gaussian,

@@ -401,7 +401,7 @@ class Mean(OnGraph):
     def witness(self, before, after):
         return {"q": after["q"]}
 
-    def judged(self, told):
+    def figures_of_witness(self, told):
         return {"change": 0.0}
 
 

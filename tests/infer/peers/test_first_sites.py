@@ -7,7 +7,7 @@ import torch
 
 import pyro_fed as pf
 from pyro_fed.density.traits import Traits
-from pyro_fed.infer.peers.peer_sites import _near, without_distribution
+from pyro_fed.infer.peers.peer_sites import _proper_first_sites, without_distribution
 from pyro_fed.ops.gaussian_structures import FullGaussian
 
 AGENTS = 4
@@ -48,7 +48,7 @@ def test_bent_sites_have_a_product():
     anchors = FullGaussian(anchor.precision.expand(AGENTS, 3, 3), anchor.eta.expand(AGENTS, 3))
     assert not bool(sites.product_over(0).is_proper())
     weight = torch.full((AGENTS,), float(AGENTS), dtype=torch.float64)
-    bent = _near(anchors, sites, anchors ** (1 / weight), weight)
+    bent = _proper_first_sites(anchors, sites, anchors ** (1 / weight), weight)
     assert bool(bent.product_over(0).is_proper())
 
 
