@@ -145,7 +145,7 @@ class Climb:
             return self._narrowed(self.best)
         return self.best.product(self.onward.power(fraction)), replace(again, radius=q.eta.new_tensor(radius))
 
-    def kept(self, q: Gaussian, bound: Tensor, move: Gaussian, fall: float) -> Self:
+    def after_acceptance(self, q: Gaussian, bound: Tensor, move: Gaussian, fall: float) -> Self:
         """What is remembered of a q that is good: it is the best, if it is, and the radius grows.
 
         So it is too where it was kept although L had fallen: the best value was not to be believed.

@@ -97,7 +97,7 @@ class EPContributions(SiteContributions):
         for one in rounds:
             taken = one.figures["fraction"]
             variance = (1 - self.undone_share(taken, one.clients, num_clients)) ** 2 * variance + taken**2
-        free = self.algorithm.controlled_by(self.algorithm.control.free())
+        free = self.algorithm.controlled_by(self.algorithm.control.without_limits())
         return free, variance**0.5 / self.algorithm.damping_for(rounds[-1].clients)
 
     def undone_share(self, taken: float, clients: int, num_clients: int) -> float:

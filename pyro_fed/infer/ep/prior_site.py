@@ -28,7 +28,7 @@ from pyro_fed.ops.gaussian import Gaussian
 #: Widths of Gaussians, in those of q, under which a Gaussian prior has the same site.
 NEAR_AND_FAR = (1.0, 100.0)
 #: Change of the prior's site, relative to it, that is single precision's rounding.
-ROUNDING = 1e-4
+ROUNDING_SHARE = 1e-4
 
 
 def change_at(
@@ -87,6 +87,6 @@ def _is_rounding(prior: Gaussian, change: Gaussian) -> bool:
     """
     own = prior.precision.diagonal() if prior.dense else prior.precision
     root = own.abs().sqrt()
-    most = ROUNDING * (root.unsqueeze(-1) * root if prior.dense else own.abs())
-    still = change.eta.abs() <= ROUNDING * (prior.eta.abs() + root)  # not a number is not less
+    most = ROUNDING_SHARE * (root.unsqueeze(-1) * root if prior.dense else own.abs())
+    still = change.eta.abs() <= ROUNDING_SHARE * (prior.eta.abs() + root)  # not a number is not less
     return bool(still.all() and (change.precision.abs() <= most).all())

@@ -16,7 +16,8 @@ first rule, by halves.
 Where the clients' log-likelihoods are not to be used (`combination.Bounded`), so that no step can be taken back, and
 nothing is accelerated, steps that turn back upon the one before are shortened by Aitken's rule (Irons & Tuck 1969),
 
-    δ ← δ ⟨r', r' - r⟩ / ‖r' - r‖²  within [`LEAST`, 1],     r', r: the last undamped step and this one, in SDs
+    δ ← δ ⟨r', r' - r⟩ / ‖r' - r‖²  within [`LEAST_TURNING_SHARE`, 1],     r', r: the last undamped step and this one,
+    in SDs
 
 which only ever shortens, whatever a client sends: q is still a product of sites within their limits.
 
@@ -50,7 +51,7 @@ HALVINGS = 40
 #: A reach that no step comes to.
 UNHELD = 1e30
 #: The least share of steps that turn back upon each other: q still comes 99 % of the way in 35 of them.
-LEAST = 0.125
+LEAST_TURNING_SHARE = 0.125
 #: Rounds that the acceleration remembers and its longest step where none are set, by structure.
 ACCELERATION = {"full": (4, 5.0), "diag": (20, 1e4)}
 
@@ -102,7 +103,7 @@ class StepControl(Settings):
         """Without what depends on the steps before: for changes with noise in them, which it would follow."""
         return replace(self, memory=0)
 
-    def free(self) -> StepControl:
+    def without_limits(self) -> StepControl:
         """Likewise, and nothing is held back."""
         return replace(self, memory=0, reach=UNHELD)
 
@@ -149,7 +150,7 @@ class NewtonSteps(StepRule):
             if (back := climb.way_back(q, bound, self.control.fall)) is not None:
                 return self._back_to(back[0], server, changes, back[1])
             if bool(bound.isfinite()):
-                climb = climb.kept(q, bound, move, self.control.fall)
+                climb = climb.after_acceptance(q, bound, move, self.control.fall)
                 radius = float(climb.radius)
             memory = {**memory, **climb.state()}
         # Steps of all clients go free, but where the parts of a bound that would be known have been withheld.
@@ -232,4 +233,4 @@ def _turned(memory: State, q: Gaussian, move: Gaussian) -> State:
     away = before - step
     share = memory["turning"] * (before * away).sum() / away.square().sum()
     known = bool(before.any()) and bool(share.isfinite())
-    return {"turned": step, "turning": share.clamp(LEAST, 1.0) if known else torch.ones_like(share)}
+    return {"turned": step, "turning": share.clamp(LEAST_TURNING_SHARE, 1.0) if known else torch.ones_like(share)}

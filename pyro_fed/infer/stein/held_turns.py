@@ -9,8 +9,8 @@ in SDs of the Gaussian that the particles are whitened by: a residual of e moves
     R_k ≤ max(b ρ_k^(1/2) med_j R_j / ρ_j^(1/2), `LEAST_REACH_SDS`)
 
 with ρ the rows over the median client's, at least 1 for R_k; and beyond twice that bound as in `algorithm.bounding`.
-Where the particles go is validated by the server: it makes the turn itself, towards the prior and all clients' sites with the residuals it had, and takes the client's particles as far as
-they are within one turn's longest way of its own,
+Where the particles go is validated by the server: it makes the turn itself, towards the prior and all clients' sites
+with the residuals it had, and takes the client's particles as far as they are within one turn's longest way of its own,
 
     L h (1 + t / `decay_offset`)^-`decay`
 

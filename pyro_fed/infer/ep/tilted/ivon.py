@@ -78,8 +78,8 @@ class IVON(OnlineNewton, TiltedInference):
         growth, steps, wrong = [], [], []
         for precision, eta in zip(changes.precision, changes.eta, strict=True):  # all at once would be many numbers
             scale = own + (total - precision.abs()) / max(1, len(changes.eta) - 1)
-            growth.append(_largest(precision / scale))
-            steps.append(_largest((eta - precision * mean) / scale.sqrt()))
+            growth.append(_largest_magnitude(precision / scale))
+            steps.append(_largest_magnitude((eta - precision * mean) / scale.sqrt()))
             wrong.append((precision < -message_limits.LARGEST_FALL * scale).any())
         return {
             **message_limits.outlying_clients(torch.stack(growth), "change of the precision"),
@@ -103,5 +103,5 @@ class IVON(OnlineNewton, TiltedInference):
         return notes
 
 
-def _largest(value: Tensor) -> Tensor:
+def _largest_magnitude(value: Tensor) -> Tensor:
     return value.double().abs().amax()

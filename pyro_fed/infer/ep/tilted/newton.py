@@ -40,7 +40,7 @@ REST = 1e-4
 #: Nats that a step may lose: as the evidence's lower bound (`StepControl.fall`), in which points have a part too.
 FALL = 1.0
 #: A last step of more SDs than these is looked at before it is sent: a shorter one loses little.
-FAR = 1.0
+LONG_STEP_SDS = 1.0
 
 
 @explains_unknown
@@ -127,7 +127,7 @@ class Newton(TiltedInference):
             moving = moving & ~(length <= rest)
             if not bool(moving.any()):
                 break
-        far = moving & (length > FAR)
+        far = moving & (length > LONG_STEP_SDS)
         if bool(far.any()):  # long steps, of whose end nothing is known
             gain = _gain(q_hat, received.cavity, _expected(problem, numerics, q_hat, data))
             q_hat = _either(far & ~(gain >= top - FALL), start, q_hat)
