@@ -22,21 +22,21 @@ FIRST_CAPACITY = 256
 #: Numbers that they have room for at first, where that is fewer draws.
 FIRST_NUMBERS = 10_000_000
 #: Coordinates that are judged, evenly spaced, where there are more.
-JUDGED = 2000
+JUDGED_COORDINATES = 2000
 #: R-hat and ESS are computed again when the number of draws has grown by this share,
 GROWTH = 1.25
 #: or, where the run ends at so many effective draws, when there should be as many by what there were, within these:
 #: of few effective draws their number is not known well.
 FORECAST = (1.05, 1.5)
 #: As long as there should be so many times as many, they grow by this share: the end is not within reach.
-FAR, FAR_GROWTH = 4.0, 2.0
+DISTANT_END_FACTOR, FAR_GROWTH = 4.0, 2.0
 #: Draws of all chains that are judged, evenly spaced, where there are more: the slowest coordinate, by which chains
 #: are judged, is far from having as many effective draws.
 JUDGED_DRAWS = 8_000
 #: Of those, at least so many for each effective draw that the run ends at.
 JUDGED_FOR_ONE = 4
 #: Draws a chain before which R-hat and ESS say nothing.
-FEWEST = 8
+FEWEST_JUDGED_DRAWS = 8
 
 
 class Draws(NamedTuple):
@@ -141,7 +141,7 @@ class ChainStore(NamedTuple):
     def next_look(self, wanted: int | None) -> int:
         """How many draws a chain there are, an even number, when the chains are judged again."""
         from_last = _growth(float(self.ess), wanted) * int(self.judged)
-        return 2 * math.ceil(max(FEWEST, from_last) / 2)
+        return 2 * math.ceil(max(FEWEST_JUDGED_DRAWS, from_last) / 2)
 
     def sample(self, num_draws: int) -> Tensor:
         """At most `num_draws` kept draws a chain, evenly spaced, (M, n, D); where they are if none is kept."""
@@ -164,11 +164,11 @@ class ChainStore(NamedTuple):
         kept = int(self.kept)
         if kept < self.next_look(wanted):
             return self
-        most = max(FEWEST, max(JUDGED_DRAWS, JUDGED_FOR_ONE * (wanted or 0)) // len(self.position))
+        most = max(FEWEST_JUDGED_DRAWS, max(JUDGED_DRAWS, JUDGED_FOR_ONE * (wanted or 0)) // len(self.position))
         stride = -(-kept // most)
         number = kept // stride // 2 * 2
         draws = self.buffers.draws
-        draws = draws[:, kept - number * stride : kept : stride, evenly(draws.shape[-1], JUDGED)].double()
+        draws = draws[:, kept - number * stride : kept : stride, evenly(draws.shape[-1], JUDGED_COORDINATES)].double()
         moving = draws.var(1).sum(0) > 0
         if not bool(moving.all()):
             return self
@@ -194,4 +194,4 @@ def _growth(ess: float, wanted: int | None) -> float:
         return GROWTH
     least, most = FORECAST
     times = wanted / ess
-    return FAR_GROWTH if times > FAR else min(max(times, least), most)
+    return FAR_GROWTH if times > DISTANT_END_FACTOR else min(max(times, least), most)

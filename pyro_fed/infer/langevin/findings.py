@@ -10,7 +10,7 @@ from pyro_fed.codes.finding import Finding
 from pyro_fed.density.checks.funnels import funnel_hint
 from pyro_fed.density.problem import Problem
 from pyro_fed.infer.langevin.chain_diagnostics import fewest_effective, r_hat_limit
-from pyro_fed.infer.langevin.chain_store import FEWEST
+from pyro_fed.infer.langevin.chain_store import FEWEST_JUDGED_DRAWS
 from pyro_fed.infer.surrogates.local_sgld import tempered_clients
 
 #: Why chains that have no R-hat have none where their steps are derived.
@@ -41,7 +41,7 @@ def chain_findings(
         return [sentences.no_draw_kept(end=end), *tempered]
     if math.isnan(last["ess"]):
         why = TOO_NARROW if step_size is None else f"step_size={step_size:.3g} is too small for its numbers"
-        still = last["kept"] >= FEWEST
+        still = last["kept"] >= FEWEST_JUDGED_DRAWS
         few = sentences.too_few_draws_of_a_chain
         none = sentences.chains_stood_still(why=why) if still else few(draws=round(last["kept"]))
         return [none, *_hint(record, problem), *tempered]

@@ -9,7 +9,7 @@ e, in SDs of a parameter, the true positions z_t are
 and what is sent is cut back to |z_t - p_t|_i ≤ R_i t h / 2 in SDs of θ_i. A chain is at one of K clients one part in K
 of its time, so that a liar moves the mean by at most R_i / K SDs in the long run. R_i is
 
-    max(b m_i, `LEAST` K)           m_i the cohort's own departures, root mean square (`surrogates.mismatch`)
+    max(b m_i, `LEAST_REACH_SDS` K)           m_i the cohort's own departures, root mean square (`surrogates.mismatch`)
 
 Honest visits within it are left as they came, to the bit.
 """
@@ -23,7 +23,7 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.conventions import seeding
 
 #: What one client may move a mean in the long run, in SDs, however well the others' surrogates fit.
-LEAST = 0.5
+LEAST_REACH_SDS = 0.5
 
 
 def reference(mean: Tensor, root: Tensor, mismatch: Tensor | None) -> State:
@@ -67,7 +67,7 @@ def held_visits(
     expected = mean + (path @ root.T if dense else root * path)
     sent = torch.cat([messages["draws"], messages["position"].unsqueeze(1)], 1)
     clients = len(shared["share"])
-    rate = torch.maximum(pull * shared["held_departure"], torch.full_like(spread, LEAST * clients))
+    rate = torch.maximum(pull * shared["held_departure"], torch.full_like(spread, LEAST_REACH_SDS * clients))
     time = 0.5 * steps.cumsum(0)
     reach = torch.cat([time[stride - 1 :: stride], time[-1:]]).unsqueeze(-1) * rate * spread
     departure = sent - expected
