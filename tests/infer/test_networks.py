@@ -604,7 +604,7 @@ def late_diabetes():
 def test_a_step_of_the_precision_leaves_it_positive_and_no_longer_than_twice_its_share(curvature):
     steps, site, prior = pf.tilted.IVON(), torch.tensor([3.0], dtype=torch.float64), 0.5
     away = (1 - steps.curvature_memory) * (curvature - 3.0)
-    moved = float(steps._moved(site, torch.tensor([curvature], dtype=torch.float64), site + prior)) - 3.0
+    moved = float(steps._site_after_step(site, torch.tensor([curvature], dtype=torch.float64), site + prior)) - 3.0
     assert 3.0 + moved + prior > 0
     assert abs(moved) <= 2 * abs(away)
     if abs(away) < 2 * 3.5:

@@ -119,7 +119,7 @@ class GuidedFedEP(KeptDraws, Algorithm, SiteKeeping):
             "sd": sd,
             "num_clients": torch.tensor(num_clients),
             "seed": torch.randint(2**31, (), generator=generator),
-            "draws": natural.new_zeros(self.kept, problem.dim),
+            "draws": natural.new_zeros(self.kept_draw_count, problem.dim),
         }
         return shared, {
             "natural": natural.new_zeros(num_clients, len(natural)),
@@ -181,7 +181,7 @@ class GuidedFedEP(KeptDraws, Algorithm, SiteKeeping):
         natural = shared["natural"] + fraction * total
         mean, sd = family.moments(natural)
         kept = {name: value for name, value in shared.items() if name != "sum"}
-        draws = family.sample(natural, self.kept, int(shared["seed"]))
+        draws = family.sample(natural, self.kept_draw_count, int(shared["seed"]))
         return {
             **kept,
             "draws": draws,

@@ -16,10 +16,10 @@ first rule, by halves.
 Where the clients' log-likelihoods are not to be used (`combination.Bounded`), so that no step can be taken back, and
 nothing is accelerated, steps that turn back upon the one before are shortened by Aitken's rule (Irons & Tuck 1969),
 
-    δ ← δ ⟨r', r' - r⟩ / ‖r' - r‖²  within [`LEAST_TURNING_SHARE`, 1],     r', r: the last undamped step and this one,
-    in SDs
+    δ ← δ ⟨r', r' - r⟩ / ‖r' - r‖²  within [`LEAST_TURNING_SHARE`, 1],
 
-which only ever shortens, whatever a client sends: q is still a product of sites within their limits.
+with r' the last undamped step and r this one, in SDs. It only ever shortens, whatever a client sends: q is still a
+product of sites within their limits.
 
 With all clients at work Anderson acceleration (`ops.anderson`) is added instead: it removes the long steps' modes in
 fewer rounds than holding back takes, up to a few hundred parameters; where it does not, a run says so when it ends.
@@ -104,7 +104,7 @@ class StepControl(Settings):
         return replace(self, memory=0)
 
     def without_limits(self) -> StepControl:
-        """Likewise, and nothing is held back."""
+        """Without acceleration, and with nothing held back."""
         return replace(self, memory=0, reach=UNHELD)
 
 

@@ -12,7 +12,7 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.setting_checks import check_at_least
 
 #: Draws that are kept where nobody asks for more: what the audit wants to see.
-KEPT = 4000
+DEFAULT_KEPT_DRAWS = 4000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,7 @@ class KeptDraws:
     """An algorithm whose state has the guide's draws, `draws` (S, D).
 
     Args:
-        num_guide_draws: S; None keeps as many as the run is asked for, and `KEPT` at least.
+        num_guide_draws: S; None keeps as many as the run is asked for, and `DEFAULT_KEPT_DRAWS` at least.
     """
 
     num_guide_draws: int | None = None
@@ -30,12 +30,14 @@ class KeptDraws:
 
     def for_draws(self, num_draws: int) -> Self:
         """Keeps so many, unless the settings say how many."""
-        return self if self.num_guide_draws is not None else replace(self, num_guide_draws=max(num_draws, KEPT))
+        if self.num_guide_draws is not None:
+            return self
+        return replace(self, num_guide_draws=max(num_draws, DEFAULT_KEPT_DRAWS))
 
     @property
-    def kept(self) -> int:
+    def kept_draw_count(self) -> int:
         """S."""
-        return KEPT if self.num_guide_draws is None else self.num_guide_draws
+        return DEFAULT_KEPT_DRAWS if self.num_guide_draws is None else self.num_guide_draws
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
         """The guide's draws, each once: (1, S, D), or the first `num_draws` of them."""

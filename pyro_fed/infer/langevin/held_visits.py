@@ -9,7 +9,7 @@ e, in SDs of a parameter, the true positions z_t are
 and what is sent is cut back to |z_t - p_t|_i ≤ R_i t h / 2 in SDs of θ_i. A chain is at one of K clients one part in K
 of its time, so that a liar moves the mean by at most R_i / K SDs in the long run. R_i is
 
-    max(b m_i, `LEAST_REACH_SDS` K)           m_i the cohort's own departures, root mean square (`surrogates.mismatch`)
+    max(b m_i, `LEAST_REACH_SDS` K)   m_i the cohort's own departures, root mean square (`surrogates.mismatch`)
 
 Honest visits within it are left as they came, to the bit.
 """

@@ -31,7 +31,7 @@ LOST_MASS = 7.0
 LOST_ROUGHLY, POINTS = 20.0, 5
 #: Units of rounding, of the model's dtype and for each parameter, that the smallest eigenvalue of a precision whose
 #: diagonal is scaled to one may have where there is no curvature; and parts of such a direction that are named.
-ROUNDING, NAMED, NAMED_PART = 10.0, 4, 0.1
+ROUNDING_UNITS, NAMED, NAMED_PART = 10.0, 4, 0.1
 
 
 def flat_direction(q: Gaussian, problem: Problem) -> str:
@@ -45,7 +45,7 @@ def flat_direction(q: Gaussian, problem: Problem) -> str:
         return ""
     scale = q.precision.diagonal().clamp_min(torch.finfo(torch.float64).tiny).rsqrt()
     values, directions = torch.linalg.eigh(scale[:, None] * q.precision * scale)
-    if float(values[0]) > ROUNDING * torch.finfo(problem.dtype).eps * problem.dim * float(values[-1]):
+    if float(values[0]) > ROUNDING_UNITS * torch.finfo(problem.dtype).eps * problem.dim * float(values[-1]):
         return ""
     parts = directions[:, 0] * scale
     parts = parts * parts[parts.abs().argmax()].sign() / parts.abs().max()

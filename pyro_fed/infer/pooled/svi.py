@@ -101,7 +101,7 @@ class SVI(KeptDraws, Algorithm):
                 f"the joint density with latents inside the plate '{problem.plate}'; NUTS, FedEP and others integrate "
                 "these out, and have a temperature"
             )
-        return {"draws": torch.zeros(self.kept, problem.dim, dtype=problem.dtype)}, {}
+        return {"draws": torch.zeros(self.kept_draw_count, problem.dim, dtype=problem.dtype)}, {}
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
         """A seed for Pyro's samplers."""
@@ -176,7 +176,7 @@ class SVI(KeptDraws, Algorithm):
     def _draws(self, problem: Problem, guide: Any, args: Any, kwargs: Any) -> Tensor:
         """One after the other from the guide, and all at once through the model, which has their transforms: (S, D)."""
         with torch.no_grad():
-            traces = [poutine.trace(guide).get_trace(*args, **kwargs).nodes for _ in range(self.kept)]
+            traces = [poutine.trace(guide).get_trace(*args, **kwargs).nodes for _ in range(self.kept_draw_count)]
             values = {name: torch.stack([nodes[name]["value"] for nodes in traces]) for name in problem.sites}
             vectors: Tensor = problem.vmap(problem.unconstrain)(values)
         return vectors

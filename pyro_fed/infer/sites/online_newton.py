@@ -131,7 +131,7 @@ class OnlineNewton:
         velocity = self.momentum * velocity + (1 - self.momentum) * score
         step = (rate * sd * velocity).clamp(-self.longest, self.longest)
         most, least = self.largest_factor * first - precision, first / self.largest_factor - precision
-        site = torch.maximum(torch.minimum(self._moved(site, curvature, total), most), least)
+        site = torch.maximum(torch.minimum(self._site_after_step(site, curvature, total), most), least)
         return (mean + sd * step, site, velocity), ()
 
     def _cut(self, score: Tensor, sd: Tensor, batch: Batch) -> Tensor:
@@ -170,9 +170,9 @@ class OnlineNewton:
         total = prior + clients * site.clamp_min(0)
         eps, batch = turned(pool, turns, len(point)), batch_of(rows, picks)
         curvature = score_and_curvature(problem, point, total.rsqrt(), eps, batch)[1]
-        return self._moved(site, curvature, total / clients), ()
+        return self._site_after_step(site, curvature, total / clients), ()
 
-    def _moved(self, site: Tensor, curvature: Tensor, total: Tensor) -> Tensor:
+    def _site_after_step(self, site: Tensor, curvature: Tensor, total: Tensor) -> Tensor:
         """S after a step towards a curvature of any sign, by which the total P stays positive: (D,).
 
         Where K clients are taken to have this S, `total` is P / K: what they change of P is K times this step.

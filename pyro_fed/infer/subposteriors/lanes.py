@@ -91,7 +91,7 @@ class Lanes:
         with progress.begin(label, total, "draw", shown=problem.progress, inner=True) as bar, np.errstate(all="ignore"):
             start = points.flatten(0, 1).numpy()
             chains = Walk(how, start, gradient, value, seeds.flatten().tolist())
-            while chains.left:
+            while chains.has_unfinished_lanes:
                 chains.step(leapfrog, bar.advance)
                 self.watch(chains.z)
         kept = {name: torch.from_numpy(value).unflatten(0, shape) for name, value in chains.kept.items()}
@@ -147,7 +147,7 @@ class Walk:
         self._begin(self.every)
 
     @property
-    def left(self) -> bool:
+    def has_unfinished_lanes(self) -> bool:
         """Whether a lane is still on its way."""
         return bool((self.done < self.how.warmup_steps + self.how.num_samples).any())
 

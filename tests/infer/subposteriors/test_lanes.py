@@ -40,7 +40,7 @@ def leapfrog(z, r, gradient, root, step, energy):
 def walk(how, seeds):
     start = np.stack([np.random.default_rng(seed).uniform(-2, 2, 3) for seed in seeds])
     chains = Walk(how, start, start / SDS**2, 0.5 * (start**2 / SDS**2).sum(-1), list(seeds))
-    while chains.left:
+    while chains.has_unfinished_lanes:
         chains.step(leapfrog, lambda _: None)
     return chains
 
