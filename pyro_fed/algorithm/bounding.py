@@ -95,7 +95,7 @@ class BoundedSites(NamedTuple):
     widened: Tensor
 
     @property
-    def beyond(self) -> Tensor:
+    def limit_excess(self) -> Tensor:
         """How far each client was beyond its limits: SDs, and the logarithm of a factor, (K,); 0: not at all."""
         return self.pull + self.precision.log()
 

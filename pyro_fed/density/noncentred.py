@@ -108,7 +108,7 @@ class NonCentred(Problem):
         """Each latent's unconstrained value in a run of the model at points (S, D); e in place of x if `divided`."""
         rows = self.fewest_rows
 
-        def one(z: Tensor) -> Tensor:
+        def noncentred_point(z: Tensor) -> Tensor:
             source, parts = from_vector(z, rows), {}
 
             def recording(msg: Message, transform: Any) -> Tensor:
@@ -121,7 +121,7 @@ class NonCentred(Problem):
                 self.execute(recording, rows)
             return torch.cat([parts[name].reshape(-1) for name in self.sites])
 
-        found: Tensor = self.vmap(one)(points)
+        found: Tensor = self.vmap(noncentred_point)(points)
         return found
 
 

@@ -69,7 +69,7 @@ class Case:
     @property
     def draws_by_chance(self) -> bool:
         """Whether draws follow from the seed: those of a point do where its clients are given random numbers."""
-        noise = [leaf for call in self.seen.of("draw_noise") for leaf in pytree.tree_leaves(call.result)]
+        noise = [leaf for call in self.observation.of("draw_noise") for leaf in pytree.tree_leaves(call.result)]
         return self.algorithm.draws_are != "point" or any(leaf.numel() for leaf in noise)
 
     def run(self, federation: Federation | None = None, **options: Any) -> InferenceData:
@@ -112,7 +112,7 @@ class Case:
         return self.run(problems.groups(), compile="auto")
 
     @cached_property
-    def seen(self) -> Observation:
+    def observation(self) -> Observation:
         """Each method's calls in a short run, each repeated to see whether it gives the same again."""
         return self.observe(thorough=True)
 

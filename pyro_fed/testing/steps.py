@@ -23,7 +23,7 @@ FORM = "A message's form follows from the model and the settings, not from the r
 
 def check_inputs_are_unchanged(algorithm: Algorithm, case: Case) -> None:
     """No method changes a tensor that it is given."""
-    seen = case.seen
+    seen = case.observation
     require(
         not seen.changed,
         "arguments that are as before after a call",
@@ -35,7 +35,7 @@ def check_inputs_are_unchanged(algorithm: Algorithm, case: Case) -> None:
 
 def check_no_hidden_randomness(algorithm: Algorithm, case: Case) -> None:
     """Equal arguments give equal results to the bit; torch's global generator is not drawn from."""
-    seen = case.seen
+    seen = case.observation
     require(
         not seen.global_draws and not seen.unrepeatable,
         "methods that draw from the generator or the noise that they are given, and from nothing else",
@@ -51,17 +51,17 @@ def check_no_hidden_randomness(algorithm: Algorithm, case: Case) -> None:
 def check_order_of_messages(algorithm: Algorithm, case: Case) -> None:
     """`combine` gives the same state in whatever order the messages stand."""
     require(
-        not case.seen.ordered,
+        not case.observation.ordered,
         "a state that does not depend on the order of the messages",
-        f"another {', '.join(map(repr, sorted(case.seen.ordered)))} with the messages in the opposite order",
+        f"another {', '.join(map(repr, sorted(case.observation.ordered)))} with the messages in the opposite order",
         "Combine messages by what is symmetric in the clients: a sum weighted by `weights`, a product, a median",
     )
-    case.seen.ended()
+    case.observation.ended()
 
 
 def check_states_are_tensors(algorithm: Algorithm, case: Case) -> None:
     """States are flat dictionaries of tensors, and keep their names and dtypes from round to round."""
-    seen = case.seen
+    seen = case.observation
     for call in seen.calls:
         if call.method == "init":
             parts = {"server's state": call.result[0], "clients' states": call.result[1]}
@@ -96,7 +96,7 @@ def check_states_are_tensors(algorithm: Algorithm, case: Case) -> None:
 
 def check_leading_axes(algorithm: Algorithm, case: Case) -> None:
     """Clients' states, messages and figures have the clients on their first axis."""
-    seen = case.seen
+    seen = case.observation
     for call in seen.of("init"):
         _check_lead("init", "clients' states", call.result[1], call.args[1])
     for call in seen.of("download"):
@@ -113,7 +113,7 @@ def check_messages_have_one_form(algorithm: Algorithm, case: Case) -> None:
 
     These follow from the model and the settings: they are the same where every client has a single row.
     """
-    own = _check_messages(case.seen, "the clients")
+    own = _check_messages(case.observation, "the clients")
     if case.given is None and not algorithm.pooled:  # what is pooled never travels
         alone = _check_messages(case.seen_one_row, "three clients of one row")
         require(
@@ -129,7 +129,7 @@ def check_figures(algorithm: Algorithm, case: Case) -> None:
 
     NaN and infinity say that a figure is not known yet.
     """
-    seen = case.seen
+    seen = case.observation
     for call in seen.of("monitor"):
         odd = {name: value for name, value in call.result.items() if not isinstance(value, float | int)}
         require(
@@ -157,7 +157,7 @@ def check_figures(algorithm: Algorithm, case: Case) -> None:
 
 def check_draws(algorithm: Algorithm, case: Case) -> None:
     """`sample` gives finite draws (chain, draw, D) in the problem's dtype."""
-    seen = case.seen
+    seen = case.observation
     (problem,) = {id(call.args[0]): call.args[0] for call in seen.of("init")}.values()
     for call in seen.of("sample"):
         draws, wanted = cast(Tensor, call.result), call.args[1]

@@ -96,7 +96,7 @@ def test_one_liar_in_ten_moves_no_mean_by_two_sds(lie):
             ratio = q.moments()[1].diagonal().sqrt() / sd
             assert float(ratio.min()) > float(narrowest)
             assert float(ratio.max()) <= 1.0 + 1e-6
-            named = int(found.beyond.argmax()) == LIAR and float(found.beyond[LIAR]) > 0
+            named = int(found.limit_excess.argmax()) == LIAR and float(found.limit_excess[LIAR]) > 0
             assert named == (lie != "nothing")  # who says nothing is within all bounds
 
 
@@ -105,7 +105,7 @@ def test_honest_clients_keep_their_sites_to_the_bit_and_all_lose_little():
         honest = sites(seed)
         exact = prior().product(honest.product_over(0))
         found = bounded_sites(prior(), honest, exact.mean(), pull=2.0, precision=4.0)
-        same = found.beyond == 0
+        same = found.limit_excess == 0
         assert int(same.sum()) >= 7
         assert torch.equal(found.sites.precision[same], honest.precision[same])
         assert torch.equal(found.sites.eta[same], honest.eta[same])
@@ -138,7 +138,7 @@ def test_a_base_that_is_not_finite_counts_as_flat():
     found, expected = (bounded_sites(base, told, centre, pull=2.0, precision=4.0) for base in (lost, flat))
     assert torch.equal(found.sites.precision, expected.sites.precision)
     assert torch.equal(found.sites.eta, expected.sites.eta)
-    assert int(found.beyond.argmax()) == LIAR
+    assert int(found.limit_excess.argmax()) == LIAR
 
 
 def test_numbers_within_the_cohorts_range():
@@ -612,7 +612,7 @@ def test_what_a_cut_has_widened_is_said():
     torch.testing.assert_close(found.widened[LIAR], ratio)
     assert found.widened[:LIAR].tolist() == [1.0] * LIAR
     record = Record([str(k) for k in range(CLIENTS)])
-    info = {"beyond": found.beyond.numpy(), "widened": found.widened.numpy()}
+    info = {"beyond": found.limit_excess.numpy(), "widened": found.widened.numpy()}
     record.rounds.append(Round("FedEP", list(range(CLIENTS)), 0, 0, 0.0, info))
     (said,) = record.messages_cut_back()
     assert said.figures["widened"] == [(str(LIAR), pytest.approx(float(ratio)))]

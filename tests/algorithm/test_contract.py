@@ -43,4 +43,4 @@ def test_points_of_steps_without_noise_follow_from_the_seed_by_their_start_alone
 
 def test_chains_that_store_no_draws_leave_the_state_that_they_are_given():
     """They are excused where there is room for draws; while they burn in, nothing is written."""
-    assert Case(pf.FSGLD(**VISITS | {"burn_in": 10_000})).seen.changed == {}
+    assert Case(pf.FSGLD(**VISITS | {"burn_in": 10_000})).observation.changed == {}

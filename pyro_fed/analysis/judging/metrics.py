@@ -146,11 +146,11 @@ def predict_rows(problem: Problem, draws: Tensor, args: tuple[Any, ...]) -> Pred
 
 
 def _evaluate(problem: Problem, draws: Tensor, args: tuple[Any, ...]) -> dict[str, Tensor]:
-    def one(z: Tensor) -> dict[str, Tensor]:
+    def observation_at(z: Tensor) -> dict[str, Tensor]:
         return observation(problem, z, args)
 
     with torch.no_grad():
-        found: dict[str, Tensor] = problem.vmap(one)(draws)
+        found: dict[str, Tensor] = problem.vmap(observation_at)(draws)
         return found
 
 

@@ -56,7 +56,7 @@ class LaplaceContributions(SiteContributions):
             shared,
             {**sent.messages, **as_state(found.sites), "values": values + level, "usable": usable},
             {},
-            found.beyond,
+            found.limit_excess,
             found.widened,
         )
 

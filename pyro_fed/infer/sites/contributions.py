@@ -61,7 +61,7 @@ def held_changes(
     )
     precision[spoken], eta[spoken] = found.sites.precision, found.sites.eta
     beyond = torch.zeros(len(eta), dtype=torch.float64, device=eta.device)
-    beyond[spoken] = found.beyond
+    beyond[spoken] = found.limit_excess
     widened = torch.ones_like(beyond)
     widened[spoken] = found.widened
     cut = beyond[clients]

@@ -28,8 +28,10 @@ class DrawContributions(Contributions):
         nothing = type(p).zeros((), p.dim, device=p.eta.device)
         found = limits.sites(nothing, p, p.mean().quantile(0.5, 0), sent.own_rows)
         moved = products.stretched(draws.double(), p, found.sites).to(draws.dtype)
-        cut = (found.beyond > 0).reshape(-1, *[1] * (draws.dim() - 1))
-        return BoundedMessages(shared, {**sent.messages, "draws": torch.where(cut, moved, draws)}, {}, found.beyond)
+        cut = (found.limit_excess > 0).reshape(-1, *[1] * (draws.dim() - 1))
+        return BoundedMessages(
+            shared, {**sent.messages, "draws": torch.where(cut, moved, draws)}, {}, found.limit_excess
+        )
 
     def substitute_messages(self, shared: State, ledger: State, messages: State, clients: Tensor) -> State | None:
         """Nothing: the product is the others', without these clients' shares of the prior."""

@@ -203,7 +203,7 @@ class Executor(ABC, metaclass=Checked):
             SettingError: the algorithm has no such indicator.
         """
         at = self.at(work.clients)
-        shared, local = (self.there(state) for state in (contiguous(work.shared), select(self.local, at)))
+        shared, local = (self.on_device(state) for state in (contiguous(work.shared), select(self.local, at)))
         if kind == LOG_LIK:
             return self.here({LOG_LIK: clients_log_likelihoods(self.working, shared["draws"], self.rows_of(at))})
         if not isinstance(self.algorithm, Indicators):
@@ -229,7 +229,7 @@ class Executor(ABC, metaclass=Checked):
             return data._replace(power=torch.tensor(1.0 / temperature, device=device))
         return data
 
-    def there(self, tree: Any) -> Any:
+    def on_device(self, tree: Any) -> Any:
         """A tree with its tensors moved to the device on which clients' steps are computed."""
         if self.device == CPU:
             return tree
@@ -253,7 +253,7 @@ class Executor(ABC, metaclass=Checked):
             data: the clients' rows, from `rows_of`.
             noise: the clients' randomness, from `noise`.
         """
-        shared, local, noise = (self.there(tree) for tree in (shared, local, noise))
+        shared, local, noise = (self.on_device(tree) for tree in (shared, local, noise))
         out = self.algorithm.local_step(self.working, shared, local, data, noise)
         messages, new, info = (self.here(state) for state in out)
         return messages, new, info

@@ -178,7 +178,7 @@ class Vectorised(Local):
             return None
         local = select(self.local, asked)
         given = (contiguous(first.shared), local, noise, clients, place.reshape(-1, count))
-        shared, local, noise, numbered, place = (self.there(tree) for tree in given)
+        shared, local, noise, numbered, place = (self.on_device(tree) for tree in given)
         found = algorithm.local_rounds(self.working, shared, local, data, numbered, place, noise)
         return found and LocalRounds(*(self.here(part) for part in found))
 
