@@ -26,7 +26,7 @@ from torch.nn.functional import logsigmoid
 
 from benchmarks.helpers.markdown import heading, row
 from pyro_fed.audit.clients.influence import apart_by_sites, by_sites
-from pyro_fed.audit.clients.mirrored import mirrored
+from pyro_fed.audit.clients.mirrored import mirrored_clients
 from pyro_fed.ops.gaussian_structures import FullGaussian
 
 DIM, PRIOR_SD, ITERATIONS = 3, 2.0, 30
@@ -108,7 +108,7 @@ def judged(data: Trial) -> Judged:
         here = data.client == client
         return logsigmoid(sign[here, None] * (data.x[here] @ points.T)).sum(0)
 
-    opposite = mirrored(q, sites, counts, log_lik, torch.Generator().manual_seed(0))
+    opposite = mirrored_clients(q, sites, counts, log_lik, torch.Generator().manual_seed(0))
     warned += [str(k) for k in opposite if str(k) not in warned]
     return Judged(named, warned, found.opposed, FullGaussian(q.precision - precision, q.eta - eta).mean())
 

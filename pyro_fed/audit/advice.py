@@ -32,21 +32,21 @@ def cure(evidence: Evidence, beyond: bool = False) -> str:
         return cures.ALL_CLIENTS
     if evidence.problem.layout.improper and evidence.problem.num_rows <= FEW_ROWS * evidence.problem.dim:
         return cures.proper_priors(sorted(evidence.problem.layout.improper), evidence.problem.num_rows)
-    if evidence.stepped:
-        said = said_of(evidence.stepped)
+    if evidence.jump_lines:
+        said = said_of(evidence.jump_lines)
         return f"{said[0].upper() + said[1:]}. {cures.WEIGHTS_NEED_NO_SCORES}. {OF_STEPS}"
     if evidence.record.converged is False and not evidence.record.blocked:
-        return _hinted(cures.MORE_ROUNDS, evidence)
+        return _cure_with_hint(cures.MORE_ROUNDS, evidence)
     if _diagonal(evidence):
         return _of_diagonal(evidence.problem)
     if "DSVGD" in evidence.record.planned:
-        return _hinted(cures.LEFT_TO_TRY, evidence)
+        return _cure_with_hint(cures.LEFT_TO_TRY, evidence)
     if beyond:
-        return _hinted(cures.MASS_BEYOND, evidence)
-    return _hinted(evidence.algorithm.remedy or cures.BY_DRAWS[evidence.algorithm.draws_are], evidence)
+        return _cure_with_hint(cures.MASS_BEYOND, evidence)
+    return _cure_with_hint(evidence.algorithm.remedy or cures.BY_DRAWS[evidence.algorithm.draws_are], evidence)
 
 
-def _hinted(said: str, evidence: Evidence) -> str:
+def _cure_with_hint(said: str, evidence: Evidence) -> str:
     """The cure, with a hint at the non-centred form where that may help, unless a plan tries that form itself."""
     return said if NONCENTRED in evidence.record.planned else with_hint(said, evidence.problem)
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from pyro_fed.audit.chains.motion import moments_verdict, wrong_moments
 from pyro_fed.audit.evidence import Evidence
-from pyro_fed.audit.modes.angles import explained
-from pyro_fed.audit.modes.missed import missed
+from pyro_fed.audit.modes.angles import findings_with_causes
+from pyro_fed.audit.modes.missed_modes import missed_modes
 from pyro_fed.audit.modes.point import off_mode
 from pyro_fed.audit.precision import precision
 from pyro_fed.audit.splitting import splitting
@@ -32,8 +32,8 @@ def draws(evidence: Evidence) -> list[Finding]:
     """
     found = evidence.moments
     if found is not None and found.by == "weights":
-        return explained(evidence, missed(evidence) or stillness(evidence))
-    return explained(evidence, stillness(evidence) or missed(evidence))
+        return findings_with_causes(evidence, missed_modes(evidence) or stillness(evidence))
+    return findings_with_causes(evidence, stillness(evidence) or missed_modes(evidence))
 
 
 #: Whether the densities are those of a posterior, and exact enough. Where one of them speaks the other checks are not
@@ -78,4 +78,4 @@ def found_right(evidence: Evidence) -> bool:
     right = moments_verdict(found) is False or (
         weighed is not None and moments_verdict(weighed.where_told(found)) is False
     )
-    return right and not missed(evidence, strict=True)
+    return right and not missed_modes(evidence, strict=True)

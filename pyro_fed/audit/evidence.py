@@ -14,13 +14,13 @@ from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
 from pyro_fed.audit.chains.detour import Detour
-from pyro_fed.audit.chains.groups import Looked, by_groups, groups
+from pyro_fed.audit.chains.groups import EstimatedMoments, by_groups, groups
 from pyro_fed.audit.chains.motion import CLEAR, NEARLY_CLEAR, Moments, moments_by_chains, moments_verdict, wrong_moments
 from pyro_fed.audit.few_rows import on_few_rows
 from pyro_fed.audit.quantities import Quantities
 from pyro_fed.audit.tails import moments_by_weights
 from pyro_fed.audit.target import Target, for_checks
-from pyro_fed.audit.weighted_points import LARGEST_DIM, Weighed, weighed_points
+from pyro_fed.audit.weighted_points import LARGEST_DIM, WeightedPoints, weighed_points
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.limits import Limits
 from pyro_fed.density.checks.blame import Line
@@ -101,7 +101,7 @@ class Evidence:
         return Target.of(self.problem, self.flat, self.temperature) if usable else None
 
     @cached_property
-    def stepped(self) -> dict[str, Line]:
+    def jump_lines(self) -> dict[str, Line]:
         """Latents along which the log density jumps, and the lines of the model that turn them into steps."""
         return steps(self.problem.doubled(), self.flat.double().mean(0))
 
@@ -124,7 +124,7 @@ class Evidence:
         return found if len(found) >= FEWEST_FROM_PRIOR else None
 
     @cached_property
-    def weighted_points(self) -> Weighed | None:
+    def weighted_points(self) -> WeightedPoints | None:
         """Weighted points of the posterior, drawn wherever it may have mass; None where they cannot be trusted.
 
         They are drawn around the result's draws and around the places that chains have reached. Where effects have a
@@ -142,7 +142,7 @@ class Evidence:
             return found
         return self._by_importance(replace(near, problem=for_checks(near.problem.doubled())), self.chains)
 
-    def _by_importance(self, near: Target, chains: Moments) -> Weighed | None:
+    def _by_importance(self, near: Target, chains: Moments) -> WeightedPoints | None:
         """The weighted points by densities of a target, see `weighted_points`."""
         around = self.points.double()
         if chains.places is not None:
@@ -179,7 +179,7 @@ class Evidence:
         return moments_by_chains(self.few_rows_target, self.quantities, self.flat, generator, self.aim)
 
     @cached_property
-    def looked(self) -> Looked | None:
+    def estimated_moments(self) -> EstimatedMoments | None:
         """The best estimate of the posterior's means and SDs, by chains and weighted points; None without a target.
 
         - Where chains cannot move and the draws form groups far apart: by chains, for each group by itself.
@@ -196,18 +196,18 @@ class Evidence:
             return self._by_groups(parts)
         weighed = None if found.stuck else self.by_weights
         if weighed is None:
-            return Looked(found, self.quantities.labels)
+            return EstimatedMoments(found, self.quantities.labels)
         if bool(wrong_moments(weighed).any()):
-            return Looked(weighed, self.quantities.labels)
+            return EstimatedMoments(weighed, self.quantities.labels)
         both = weighed.where_told(found).unless_refuted(found)
         if moments_verdict(both) is None and bool((both.excess > CLEAR).any()):
             generator = seeding.torch_generator(self.seed, seeding.AUDIT, 7)
             found = moments_by_chains(near, self.quantities, self.flat, generator, self.aim, again=True)
             both = weighed.where_told(found).unless_refuted(found)
         by_chains = bool(wrong_moments(found).any()) and moments_verdict(both, NEARLY_CLEAR) is not False
-        return Looked(found if by_chains else both, self.quantities.labels)
+        return EstimatedMoments(found if by_chains else both, self.quantities.labels)
 
-    def _by_groups(self, parts: list[Tensor]) -> Looked:
+    def _by_groups(self, parts: list[Tensor]) -> EstimatedMoments:
         """Each group's moments, by chains in coordinates that whiten the group's draws (S_g, D)."""
         generator = seeding.torch_generator(self.seed, seeding.AUDIT, 6)
 
@@ -221,22 +221,22 @@ class Evidence:
     @property
     def moments(self) -> Moments | None:
         """The posterior's means and SDs against the draws', of all draws or of each group; None without a target."""
-        return None if self.looked is None else self.looked.moments
+        return None if self.estimated_moments is None else self.estimated_moments.moments
 
     @property
     def labels(self) -> tuple[str, ...]:
         """The names of the numbers of `moments`, (F,)."""
-        return () if self.looked is None else self.looked.labels
+        return () if self.estimated_moments is None else self.estimated_moments.labels
 
     @property
-    def measured(self) -> dict[str, np.ndarray]:
+    def moment_figures(self) -> dict[str, np.ndarray]:
         """The figures of `moments` by name, with the parameters' names; empty where there are no moments."""
         if self.moments is None or self.moments.stuck:
             return {}
-        return measured(self.moments, self.labels)
+        return moment_figures(self.moments, self.labels)
 
 
-def measured(moments: Moments, labels: Sequence[str]) -> dict[str, np.ndarray]:
+def moment_figures(moments: Moments, labels: Sequence[str]) -> dict[str, np.ndarray]:
     """Errors of means, ratios of SDs and their standard errors, (F,) each, by name, with the parameters' names.
 
     Args:

@@ -7,8 +7,8 @@ rows, c is nearly quadratic: its third derivatives are of order n^(-1/2). Its co
 differences of its gradient over `STEP` SDs to both sides along each axis. This takes 2 D + 1 scores of all rows.
 
 The approximation is then compared with the density of all rows, at the points of these differences and at some draws,
-moved `WIDER` times as far out. Where it differs by more than `AGREE` nats, as where single rows decide, four times as
-many rows are drawn. If a quarter of the rows does not agree, all rows are used.
+moved `OUTWARD_FACTOR` times as far out. Where it differs by more than `AGREE` nats, as where single rows decide, four
+times as many rows are drawn. If a quarter of the rows does not agree, all rows are used.
 
 The correction holds around the draws. A search far from them (`modes`) uses the few rows without it, and goes on with
 all rows from what it finds.
@@ -33,7 +33,7 @@ LARGEST_DIM = 100
 STEP = 1.0
 #: Draws at which densities are compared; how much farther from the mean they are moved; and by how many nats the
 #: densities may differ, besides rounding.
-PROBES, WIDER, AGREE = 16, 1.5, 0.1
+PROBES, OUTWARD_FACTOR, AGREE = 16, 1.5, 0.1
 
 
 def on_rows_alone(target: Target, generator: torch.Generator) -> Target:
@@ -61,13 +61,13 @@ def on_few_rows(target: Target, white: Tensor, generator: torch.Generator) -> Ta
     if order is None or target.problem.dim > LARGEST_DIM:
         return target
     eye = STEP * torch.eye(target.problem.dim, dtype=white.dtype)
-    at = torch.cat([torch.zeros_like(white[:1]), eye, -eye, WIDER * white[evenly(len(white), PROBES)]])
+    at = torch.cat([torch.zeros_like(white[:1]), eye, -eye, OUTWARD_FACTOR * white[evenly(len(white), PROBES)]])
     value, score = target(at)
     if not bool(value.isfinite().all()):
         return target
     allowed = AGREE + ROUNDING_UNITS * torch.finfo(target.problem.dtype).eps * float(value.abs().max())
     for count in row_numbers(target.problem.dim, len(order)):
-        found = _corrected(target, _alone(target, order[:count]), at, value, score)
+        found = _corrected_target(target, _alone(target, order[:count]), at, value, score)
         if bool(((found(at)[0] - value).abs() <= allowed).all()):
             return found
     return target
@@ -90,7 +90,7 @@ def _alone(target: Target, which: Tensor) -> FewRows:
     return FewRows(rows, len(which), Quadratic(zero, zero.expand(dim), zero.expand(dim, dim)))
 
 
-def _corrected(target: Target, few: FewRows, at: Tensor, value: Tensor, score: Tensor) -> Target:
+def _corrected_target(target: Target, few: FewRows, at: Tensor, value: Tensor, score: Tensor) -> Target:
     """The posterior by some rows, with the correction that fits all rows' values and scores.
 
     Args:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pyro_fed.algorithm.contract import overrides
 from pyro_fed.audit.evidence import Evidence
-from pyro_fed.audit.target import Tempered, for_checks, scores_at
+from pyro_fed.audit.target import TemperedDensity, for_checks, scores_at
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.ops.entries import evenly
@@ -52,7 +52,7 @@ def precision(evidence: Evidence) -> list[Finding]:
     z = finite[evenly(len(finite), number)]
     score, value = scores_at(for_checks(problem), z)
     single = score.double(), value.double()
-    double = Tempered().score_and_value(problem.doubled(), z.double(), problem.doubled().all_rows)
+    double = TemperedDensity().score_and_value(problem.doubled(), z.double(), problem.doubled().all_rows)
     factor = _factor(finite.double())
     found = _errors(single, double, factor)
     if found is None and overrides(evidence.algorithm, "log_density"):

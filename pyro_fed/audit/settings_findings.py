@@ -18,7 +18,7 @@ from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.limits import MATTERS
 
 #: The kinds of draws (`Algorithm.draws_are`) that come from a distribution, which can give any number of them.
-COUNTED = ("independent", "agents")
+COUNTED_DRAWS = ("independent", "agents")
 
 
 def settings_findings(algorithm: Algorithm, draws: Tensor) -> list[Finding]:
@@ -36,7 +36,7 @@ def settings_findings(algorithm: Algorithm, draws: Tensor) -> list[Finding]:
     if temperature != 1.0:
         found.append(sentences.tempered_posterior(temperature=temperature))
     count, needed = draws.shape[0] * draws.shape[1], draws_needed(draws.shape[2])
-    if algorithm.draws_are in COUNTED and count < needed:
+    if algorithm.draws_are in COUNTED_DRAWS and count < needed:
         found.append(sentences.too_few_draws(draws=count, needed=needed))
     return found
 

@@ -62,10 +62,10 @@ def splitting(evidence: Evidence) -> list[Finding]:
     generator = torch.Generator().manual_seed(0)
     local = torch.randn(problem.bound.num_rows, problem.local_dim, generator=generator, dtype=torch.float64)
     with torch.random.fork_rng(devices=[]):
-        return _compared(evidence, problem, z, local)
+        return _splitting_findings(evidence, problem, z, local)
 
 
-def _compared(evidence: Evidence, problem: Problem, z: Tensor, local: Tensor) -> list[Finding]:
+def _splitting_findings(evidence: Evidence, problem: Problem, z: Tensor, local: Tensor) -> list[Finding]:
     """Compare the clients' terms with those of the same rows among all rows: one finding, or none.
 
     Args:
@@ -78,7 +78,7 @@ def _compared(evidence: Evidence, problem: Problem, z: Tensor, local: Tensor) ->
     off: dict[Key, Tensor] = {}
     worst: dict[Key, tuple[float, int]] = {}
     client_rows = evidence.federation.client_rows
-    chosen = _chosen(evidence.federation.row_counts)
+    chosen = _compared_clients(evidence.federation.row_counts)
     together = _terms_by_equal_rows(problem, z, local, client_rows, chosen)
     for k in chosen:
         at = client_rows[k]
@@ -164,7 +164,7 @@ def _difference(one: Tensor, two: Tensor) -> Tensor:
     return torch.where(same, 0.0, (one - two).nan_to_num(torch.inf))
 
 
-def _chosen(counts: Tensor) -> list[int]:
+def _compared_clients(counts: Tensor) -> list[int]:
     """Clients with rows: all, or `MOST_CLIENTS` from the smallest to the largest."""
     order = [int(k) for k in counts.argsort() if counts[k]]
     return [order[int(i)] for i in evenly(len(order), MOST_CLIENTS)]

@@ -78,7 +78,7 @@ def close_call(measured: Mapping[str, np.ndarray]) -> list[Finding]:
     """A mean or an SD that is within the limits, but near them, and plainly off.
 
     Args:
-        measured: the figures of `Evidence.measured`, of a result without doubts.
+        measured: the figures of `Evidence.moment_figures`, of a result without doubts.
 
     Returns:
         One finding, or none.
@@ -93,7 +93,7 @@ def off_aim(measured: Mapping[str, np.ndarray], aim: Limits) -> float:
     """The largest error of a mean or an SD, in units of a finer aim; 0 where none is likely to miss it.
 
     Args:
-        measured: the figures of `Evidence.measured`.
+        measured: the figures of `Evidence.moment_figures`.
         aim: the limits to which an answer should keep.
     """
     worst = float(_likely(measured, aim).max())
@@ -104,7 +104,7 @@ def missed_aim(measured: Mapping[str, np.ndarray], aim: Limits) -> list[Finding]
     """A mean or an SD that is within the limits, but likely to miss a finer aim.
 
     Args:
-        measured: the figures of `Evidence.measured`, of a result without doubts.
+        measured: the figures of `Evidence.moment_figures`, of a result without doubts.
         aim: the limits to which it should have kept.
 
     Returns:
@@ -125,7 +125,7 @@ def at_limit(evidence: Evidence) -> list[Finding]:
     Returns:
         One finding, or none.
     """
-    measured = evidence.measured
+    measured = evidence.moment_figures
     plain = _off(measured, WRONG, PLAIN)
     if not plain.max() > 0:
         return []
@@ -140,7 +140,7 @@ def perhaps_wrong(measured: Mapping[str, np.ndarray], aim: Limits) -> list[Findi
     """A mean or an SD that plainly misses a finer aim, and may even be beyond the limits, given its standard error.
 
     Args:
-        measured: the figures of `Evidence.measured`, of a result without doubts.
+        measured: the figures of `Evidence.moment_figures`, of a result without doubts.
         aim: the limits to which it should have kept.
 
     Returns:

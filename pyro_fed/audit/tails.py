@@ -20,7 +20,7 @@ from torch import Tensor
 from pyro_fed.audit.chains.motion import LONG, Moments, kurtosis, told_by_tails
 from pyro_fed.audit.quantities import Quantities
 from pyro_fed.audit.target import Target
-from pyro_fed.audit.weighted_points import Weighed
+from pyro_fed.audit.weighted_points import WeightedPoints
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.limits import SD_MATTERS
@@ -43,7 +43,7 @@ POWERS_AT, FAR_OUT = 16, (300.0, 3000.0)
 NO_VARIANCE = 3.05
 
 
-def moments_by_weights(target: Target, quantities: Quantities, draws: Tensor, found: Weighed) -> Moments:
+def moments_by_weights(target: Target, quantities: Quantities, draws: Tensor, found: WeightedPoints) -> Moments:
     """The posterior's moments by weighted points, relative to the result's.
 
     Args:
@@ -53,11 +53,11 @@ def moments_by_weights(target: Target, quantities: Quantities, draws: Tensor, fo
         found: the weighted points.
     """
     points = quantities(target.model(found.white))
-    return weighted(found.weights, points, quantities(draws.double()), target.problem.dim)
+    return moments_of_weighted_points(found.weights, points, quantities(draws.double()), target.problem.dim)
 
 
 def few_draws_tell(
-    target: Target, quantities: Quantities, draws: Tensor, points_of: Callable[[], Weighed | None]
+    target: Target, quantities: Quantities, draws: Tensor, points_of: Callable[[], WeightedPoints | None]
 ) -> list[Finding]:
     """A number whose tail is so long that the draws do not determine its SD, even if all of them are right.
 
@@ -154,7 +154,7 @@ def reported_without_variance(problem: Problem, draws: Tensor) -> list[Finding]:
     return [sentences.no_variance_of_draws(parameter=said, pareto_k=longest)]
 
 
-def weighted(weights: Tensor, points: Tensor, draws: Tensor, dim: int) -> Moments:
+def moments_of_weighted_points(weights: Tensor, points: Tensor, draws: Tensor, dim: int) -> Moments:
     """The posterior's moments by weighted points, relative to those of draws.
 
     A number is not judged (its standard errors are zero) if it is not finite somewhere, or if its variance or its tail

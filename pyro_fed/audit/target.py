@@ -33,7 +33,7 @@ LARGEST_FULL = 500
 #: Few points (as of climbs) and very many have group sizes of their own.
 BATCH, SMALL_BATCH, LARGE_BATCH = 128, 32, 2048
 #: An SD smaller than this share of the largest is rounding.
-SMALLEST = 1e-10
+SMALLEST_SD_SHARE = 1e-10
 #: Half the distance over which scores are compared for a parameter's curvature, as a multiple of its size or of one.
 SCORE_STEP = 1e-3
 
@@ -55,12 +55,12 @@ class FewRows:
     correction: Quadratic
     seen_as: Callable[[Tensor], Tensor] | None = None
 
-    def missed(self, white: Tensor) -> tuple[Tensor, Tensor]:
+    def value_and_gradient(self, white: Tensor) -> tuple[Tensor, Tensor]:
         """The correction (S,) at a target's whitened points (S, D), and its gradient there (S, D)."""
         if self.seen_as is None:
             return self.correction.value(white), self.correction.gradient(white)
         seen, pull = vjp(self.seen_as, white)[:2]
-        value, gradient = replace(self, seen_as=None).missed(seen)
+        value, gradient = replace(self, seen_as=None).value_and_gradient(seen)
         return value, pull(gradient)[0]
 
 
@@ -149,7 +149,7 @@ class Target:
         score, value = score.double(), value.double()
         pulled = score * self.factor if self.factor.dim() == 1 else score @ self.factor
         if self.few is not None:
-            missed, slope = self.few.missed(white)
+            missed, slope = self.few.value_and_gradient(white)
             value, pulled = value + missed, pulled + slope
         usable = value.isfinite() & (value < LARGEST) & score.isfinite().all(-1)
         return torch.where(usable, value, -torch.inf), torch.where(usable[:, None], pulled, 0.0)
@@ -159,18 +159,18 @@ class Target:
         (value,) = self._at(white, "value")
         value = value.double()
         if self.few is not None:
-            value = value + self.few.missed(white)[0]
+            value = value + self.few.value_and_gradient(white)[0]
         return torch.where(value.isfinite() & (value < LARGEST), value, -torch.inf)
 
     def terms(self, z: Tensor) -> Tensor:
         """Log densities of the prior and of each of the N rows, (S, 1 + N) float64, at the model's points z (S, D)."""
-        (found,) = _at(self.problem, z.to(self.problem.dtype), Tempered(self.temperature).terms)
+        (found,) = _at(self.problem, z.to(self.problem.dtype), TemperedDensity(self.temperature).terms)
         return found.double()
 
     def _at(self, white: Tensor, what: str) -> tuple[Tensor, ...]:
-        """The result of a method of `Tempered`, by name, at whitened points (S, D) with the target's rows."""
+        """The result of a method of `TemperedDensity`, by name, at whitened points (S, D) with the target's rows."""
         rows = self.few.rows if self.few is not None else None
-        method = getattr(Tempered(self.temperature * self.share), what)
+        method = getattr(TemperedDensity(self.temperature * self.share), what)
         return _at(self.problem, self.model(white).to(self.problem.dtype), method, rows)
 
 
@@ -182,7 +182,7 @@ def scores_at(problem: Problem, z: Tensor, temperature: float = 1.0) -> tuple[Te
         z: (S, D), the model's coordinates.
         temperature: T of the likelihood, which is raised to the power 1 / T; 1 for the posterior.
     """
-    score, value = _at(problem, z, Tempered(temperature).score_and_value)
+    score, value = _at(problem, z, TemperedDensity(temperature).score_and_value)
     return score, value
 
 
@@ -208,7 +208,7 @@ def _piece(problem: Problem, compiled: Any, piece: Tensor, rows: tuple[Any, ...]
 
 
 @dataclass(frozen=True)
-class Tempered:
+class TemperedDensity:
     """The log density of some rows, the likelihood's part divided by a temperature.
 
     Args:
@@ -268,7 +268,7 @@ def _factor(z: Tensor) -> Tensor:
     """L of the draws (S, D), see the module's header: a Cholesky factor (D, D), or SDs (D,) of many parameters."""
     count, dim = z.shape
     sd = z.std(0)
-    sd = sd.clamp_min(SMALLEST * float(sd.max()) if float(sd.max()) > 0 else 1.0)
+    sd = sd.clamp_min(SMALLEST_SD_SHARE * float(sd.max()) if float(sd.max()) > 0 else 1.0)
     if dim > LARGEST_FULL:
         return sd
     u = (z - z.mean(0)) / sd
@@ -278,6 +278,6 @@ def _factor(z: Tensor) -> Tensor:
     correlation = (1 - share) * correlation + share * eye
     factor, info = torch.linalg.cholesky_ex(correlation)
     if int(info):
-        factor = torch.linalg.cholesky((1 - SMALLEST**0.5) * correlation + SMALLEST**0.5 * eye)
+        factor = torch.linalg.cholesky((1 - SMALLEST_SD_SHARE**0.5) * correlation + SMALLEST_SD_SHARE**0.5 * eye)
     scaled: Tensor = sd[:, None] * factor
     return scaled

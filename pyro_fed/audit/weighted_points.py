@@ -3,9 +3,9 @@
 They come from adaptive multiple importance sampling (`ops.adaptive_importance`), driven by a loop.
 
 **The first points** come from three places: a mixture that is fitted to the draws; their neighbourhood, with the widths
-`NEAR` and far larger ones, up to the prior's; and a mixture that is fitted to draws of the prior. So there are points
-in a slab around a spike, from which a search for modes climbs to the spike, and which chains from the spike do not
-enter.
+`NEAR_WIDTHS` and far larger ones, up to the prior's; and a mixture that is fitted to draws of the prior. So there are
+points in a slab around a spike, from which a search for modes climbs to the spike, and which chains from the spike do
+not enter.
 
 **The end.** No points are added once `SETTINGS` are met, of means and of variances, or after `ROUNDS` rounds. If the
 points are then worth less than `LEAST_EFFECTIVE_POINTS`, as in many dimensions, there are none.
@@ -28,10 +28,10 @@ from pyro_fed.ops.student_mixtures import Mixture, fitted
 #: Points of a round, as many as are computed together; and the most rounds.
 POINTS, ROUNDS = LARGE_BATCH, 6
 #: Widths of the points around the draws, in the draws' own. Beyond these, each width is `FACTOR` times the one before,
-#: up to the prior's SD, and at most `FARTHEST`.
-NEAR, FACTOR, FARTHEST = (1.0, 1.5, 3.0), 3.0, 1000.0
+#: up to the prior's SD, and at most `LARGEST_WIDTH`.
+NEAR_WIDTHS, FACTOR, LARGEST_WIDTH = (1.0, 1.5, 3.0), 3.0, 1000.0
 #: Shares of the first points: around the draws, farther out, and from the prior.
-AROUND, FARTHER, PRIOR = 0.5, 0.25, 0.25
+AROUND_SHARE, FARTHER_SHARE, PRIOR_SHARE = 0.5, 0.25, 0.25
 #: No points are added once they are worth so many equally weighted ones, and the weights' tail can be trusted.
 SETTINGS = AdaptiveSettings(enough=1000, longest_tail=0.5, second_moments=True)
 #: Points, in equally weighted ones, that a fit rests on.
@@ -45,7 +45,7 @@ DENSITIES = 200_000_000
 
 
 @dataclass(frozen=True)
-class Weighed:
+class WeightedPoints:
     """Points whose weights make them a sample of the posterior.
 
     Args:
@@ -59,7 +59,7 @@ class Weighed:
 
 def weighed_points(
     target: Target, draws: Tensor, from_prior: Callable[[], Tensor | None], generator: torch.Generator
-) -> Weighed | None:
+) -> WeightedPoints | None:
     """Weighted points of the posterior.
 
     Args:
@@ -92,28 +92,28 @@ def weighed_points(
     )
 
 
-def _some(sampler: AdaptiveImportanceSampler) -> Weighed:
+def _some(sampler: AdaptiveImportanceSampler) -> WeightedPoints:
     """The points whose weights are not negligible: on a site's own scale, the others may be extremely far away."""
     weights, logs = sampler.smoothed.weights, sampler.log_weights
     some = logs > logs.max() - NOTHING
-    return Weighed(weights[some] / weights[some].sum(), sampler.points[some])
+    return WeightedPoints(weights[some] / weights[some].sum(), sampler.points[some])
 
 
 def _first(
     target: Target, draws: Tensor, from_prior: Callable[[], Tensor | None], generator: torch.Generator
 ) -> Mixture:
     """The mixture that the first points are drawn from; its counts are shares."""
-    near = _round(target, torch.tensor(NEAR, dtype=torch.float64))
-    around = _joined((0.5, near), (0.5, _fit(draws, generator)))
+    near = _round(target, torch.tensor(NEAR_WIDTHS, dtype=torch.float64))
+    around = _join_mixtures((0.5, near), (0.5, _fit(draws, generator)))
     if target.few is not None:
         return around
     found = from_prior()
     if found is None:
-        return _joined((AROUND, around), (FARTHER, _round(target, _rungs(FARTHEST))))
+        return _join_mixtures((AROUND_SHARE, around), (FARTHER_SHARE, _round(target, _rungs(LARGEST_WIDTH))))
     prior = target.white(found)
     rungs = _rungs(float(prior.std(0).max()))
-    parts = [(AROUND, around), (PRIOR, _fit(prior, generator))]
-    return _joined(*parts, *([(FARTHER, _round(target, rungs))] if len(rungs) else []))
+    parts = [(AROUND_SHARE, around), (PRIOR_SHARE, _fit(prior, generator))]
+    return _join_mixtures(*parts, *([(FARTHER_SHARE, _round(target, rungs))] if len(rungs) else []))
 
 
 def _fit(points: Tensor, generator: torch.Generator) -> Mixture:
@@ -123,9 +123,9 @@ def _fit(points: Tensor, generator: torch.Generator) -> Mixture:
 
 
 def _rungs(most: float) -> Tensor:
-    """Widths beyond `NEAR`, each `FACTOR` times the one before, up to `most`."""
-    widths = [NEAR[-1] * FACTOR]
-    while widths[-1] * FACTOR <= min(most, FARTHEST):
+    """Widths beyond `NEAR_WIDTHS`, each `FACTOR` times the one before, up to `most`."""
+    widths = [NEAR_WIDTHS[-1] * FACTOR]
+    while widths[-1] * FACTOR <= min(most, LARGEST_WIDTH):
         widths.append(widths[-1] * FACTOR)
     return torch.tensor([width for width in widths if width <= most], dtype=torch.float64)
 
@@ -138,7 +138,7 @@ def _round(target: Target, widths: Tensor) -> Mixture:
     )
 
 
-def _joined(*parts: tuple[float, Mixture]) -> Mixture:
+def _join_mixtures(*parts: tuple[float, Mixture]) -> Mixture:
     """Mixtures with their shares."""
     return Mixture(
         *(torch.cat(same) for same in zip(*(m._replace(counts=share * m.counts) for share, m in parts), strict=True))

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pyro_fed.audit.advice import cure
 from pyro_fed.audit.chains.motion import Moments, wrong_moments
-from pyro_fed.audit.evidence import Evidence, measured
+from pyro_fed.audit.evidence import Evidence, moment_figures
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.ops.importance import LARGEST_PARETO_K, PARTS, smoothed
@@ -72,7 +72,7 @@ def judged_by_weights(evidence: Evidence, points: Tensor, log_density: Tensor) -
             )
         ]
     moments = weighted_moments(evidence.quantities(points), log_weights)
-    record.measured = measured(moments, evidence.quantities.labels)
+    record.measured = moment_figures(moments, evidence.quantities.labels)
     return _moments_off(evidence, moments)
 
 

@@ -40,7 +40,7 @@ class Answer:
         figures: the figures of its rounds.
         until: the number of the round after the last of these.
         converged: whether it stopped by its own criterion; None where it has none.
-        measured: what the audit measured, as `Evidence.measured`.
+        measured: what the audit measured, as `Evidence.moment_figures`.
         sites: the clients' Gaussian sites, as in `Record.sites`; empty where there are none in the model's own form.
         sites_of: the name of the algorithm that made the sites.
         stands_apart: a sentence on clients that move the answer more than others do, or "".

@@ -11,7 +11,7 @@ import torch
 import pyro_fed as pf
 from pyro_fed.algorithm.record import NONCENTRED, Record
 from pyro_fed.audit.advice import cure
-from pyro_fed.audit.modes import missed
+from pyro_fed.audit.modes import missed_modes
 from pyro_fed.density.size import LARGE_DIM
 
 #: What `Auto` tries of a small model with latent scales.
@@ -28,7 +28,7 @@ def advice(dim, shared=None, beyond=False, **more):
     traits = SimpleNamespace(large=lambda: dim > LARGE_DIM)
     problem = SimpleNamespace(dim=dim, layout=layout, compiler=compiler, traits=traits)
     return cure(
-        SimpleNamespace(record=record, shared=shared, problem=problem, algorithm=pf.FedEP(), stepped={}), beyond
+        SimpleNamespace(record=record, shared=shared, problem=problem, algorithm=pf.FedEP(), jump_lines={}), beyond
     )
 
 
@@ -50,7 +50,7 @@ def _provisional(record):
 ADVISED = {
     "draws": lambda record: advice(2, {}, planned=record.planned),
     "beyond": lambda record: advice(2, {}, beyond=True, planned=record.planned),
-    "modes": lambda record: missed._cure(SimpleNamespace(algorithm=pf.FedEP(), record=record)),
+    "modes": lambda record: missed_modes._cure(SimpleNamespace(algorithm=pf.FedEP(), record=record)),
     "FedEP": lambda record: pf.FedEP(covariance="full").warnings(record, SimpleNamespace(dim=2))[0].text,
     "FedAIS": lambda record: pf.FedAIS().warnings(record, None)[0].text,
     "DSVGD": lambda record: _provisional(record).text,

@@ -12,7 +12,7 @@ from pyro_fed.audit.chains.detour import Detour
 from pyro_fed.audit.chains.motion import moments_by_chains, wrong_moments
 from pyro_fed.audit.evidence import Evidence, Unknown
 from pyro_fed.audit.few_rows import AGREE, on_few_rows, on_rows_alone
-from pyro_fed.audit.modes.missed import missed
+from pyro_fed.audit.modes.missed_modes import missed_modes
 from pyro_fed.audit.quantities import Quantities
 from pyro_fed.audit.target import Target
 from pyro_fed.density.derivatives.few_rows import ROWS
@@ -130,7 +130,7 @@ def test_a_mode_that_is_missed_is_found_by_few_rows_and_weighed_by_all():
     fed = pf.Federation(squared, (y,), plate="data", num_clients=3)
     draws = laplace(fed.problem, torch.full((1,), 0.7), generator)
     evidence = Evidence(Unknown("independent"), fed, fed.problem, {}, draws[None], Record(fed.client_names), seed=0)
-    (said,) = missed(evidence)
+    (said,) = missed_modes(evidence)
     assert "another mode, with about 50 % of its mass" in said.text
     assert on_rows_alone(evidence.target, generator).evaluations == ROWS
 

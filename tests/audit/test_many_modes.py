@@ -7,7 +7,7 @@ import torch
 
 import pyro_fed as pf
 from pyro_fed.audit.audit import draws as of_these
-from pyro_fed.audit.modes.missed import EMPTY
+from pyro_fed.audit.modes.missed_modes import EMPTY
 from pyro_fed.conventions.limits import MATTERS, SD_MATTERS
 from tests.helpers.evidence import evidence_of
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import pyro_fed as pf
-from pyro_fed.audit.clients.mirrored import CHANCE, mirrored
+from pyro_fed.audit.clients.mirrored import CHANCE, mirrored_clients
 from pyro_fed.ops.gaussian_structures import FullGaussian
 
 MEAN, CLIENTS = 1.0, 10
@@ -28,7 +28,7 @@ def found(sums, counts):
         return sums[k] * points[:, 0] - 0.5 * counts[k] * points[:, 0].square()
 
     q, sites = sites_of(sums, counts)
-    return mirrored(q, sites, counts, log_lik, torch.Generator().manual_seed(0))
+    return mirrored_clients(q, sites, counts, log_lik, torch.Generator().manual_seed(0))
 
 
 def test_the_ratio_is_that_of_two_normal_densities():

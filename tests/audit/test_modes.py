@@ -11,7 +11,7 @@ import torch
 
 import pyro_fed as pf
 from pyro_fed.algorithm.plan import Stage
-from pyro_fed.audit.modes.missed import missed
+from pyro_fed.audit.modes.missed_modes import missed_modes
 from pyro_fed.audit.modes.point import off_mode
 from pyro_fed.codes import sentences
 from pyro_fed.runtime.answers import Answer
@@ -66,34 +66,34 @@ SQUARES = (torch.full((100,), PLACE**2, dtype=torch.float64),)
 
 
 def test_a_mode_without_draws_is_found_with_its_share():
-    (said,) = missed(evidence_of(square, SQUARES, PLACE + SD * normal()))
+    (said,) = missed_modes(evidence_of(square, SQUARES, PLACE + SD * normal()))
     assert "another mode, with about 50 %" in said.text and "'t' is -2" in said.text
 
 
 @pytest.mark.filterwarnings("ignore:the model cannot be vectorised")
 def test_it_is_found_where_the_model_is_run_one_draw_at_a_time():
-    (said,) = missed(evidence_of(branching, SQUARES, PLACE + SD * normal()))
+    (said,) = missed_modes(evidence_of(branching, SQUARES, PLACE + SD * normal()))
     assert "another mode, with about 50 %" in said.text and "'t' is -2" in said.text
 
 
 def test_modes_that_all_have_draws_are_not_missed():
     draws = PLACE + SD * normal()
-    assert missed(evidence_of(square, SQUARES, torch.cat([draws, -draws]))) == []
+    assert missed_modes(evidence_of(square, SQUARES, torch.cat([draws, -draws]))) == []
 
 
 @pytest.mark.parametrize("model", [faint, robust])
 def test_a_mode_with_too_little_mass_to_matter_is_none(model):
     dim = 1 + (model is robust)
-    assert missed(evidence_of(model, (torch.zeros(20, dtype=torch.float64),), normal(dim=dim))) == []
+    assert missed_modes(evidence_of(model, (torch.zeros(20, dtype=torch.float64),), normal(dim=dim))) == []
 
 
 def test_modes_by_relabelling_are_said_to_be_that():
     place = torch.tensor([-3.0, 3.0], dtype=torch.float64)
     draws = place + 0.14 * normal(dim=2)
     data = (place.repeat(50) + normal(100)[:, 0],)
-    (said,) = missed(evidence_of(mixture, data, draws))
+    (said,) = missed_modes(evidence_of(mixture, data, draws))
     assert "differ only in the order of their components" in said.text
-    assert missed(evidence_of(mixture, data, torch.cat([draws, draws.flip(1)]))) == []
+    assert missed_modes(evidence_of(mixture, data, torch.cat([draws, draws.flip(1)]))) == []
 
 
 def thin(y):
@@ -111,15 +111,15 @@ SHARE = 6.9
 
 def test_a_faint_mode_that_is_far_matters_by_its_weight():
     nothing = (torch.zeros(4, dtype=torch.float64),)
-    (said,) = missed(evidence_of(thin, nothing, normal(dim=2)))
+    (said,) = missed_modes(evidence_of(thin, nothing, normal(dim=2)))
     assert "by importance weights" in said.text and "'t' is 40" in said.text
 
 
 def test_modes_have_their_shares_of_the_draws():
     draws, few = PLACE + SD * normal(), -PLACE + SD * normal(20)
-    (said,) = missed(evidence_of(square, SQUARES, torch.cat([draws, few])))
+    (said,) = missed_modes(evidence_of(square, SQUARES, torch.cat([draws, few])))
     assert "not their shares" in said.text and "50 % of the mass" in said.text
-    assert missed(evidence_of(square, SQUARES, torch.cat([draws, -draws[:400]]))) == []
+    assert missed_modes(evidence_of(square, SQUARES, torch.cat([draws, -draws[:400]]))) == []
 
 
 @pytest.mark.parametrize("held", [0, 1, 5])
@@ -143,7 +143,7 @@ def test_a_mode_at_the_other_end_of_an_interval_has_its_share(held):
     right = grid[torch.searchsorted(cdf, u).clamp_max(len(grid) - 1)]
     right[torch.linspace(0, 999, held).long()] = -math.pi + 0.1
     draws = ((right + math.pi) / (2 * math.pi)).logit()[:, None]
-    found = missed(evidence_of(angle, (y,), draws))
+    found = missed_modes(evidence_of(angle, (y,), draws))
     (said,) = found
     assert "'mu' is -3" in said.text
     shown = float(re.search(r"([\d.]+) % of (its|the) mass", said.text.replace("the \nmass", "the mass"))[1])
@@ -158,7 +158,7 @@ def line(y):
 
 def test_what_draws_around_a_point_miss_is_mass_without_draws_too(monkeypatch):
     found = sentences.mode_without_draws(site="t", value="9", lost=0.3, by="by Laplace", cures=["Search for it"])
-    monkeypatch.setattr("pyro_fed.audit.modes.point.missed", lambda around: [found])
+    monkeypatch.setattr("pyro_fed.audit.modes.point.missed_modes", lambda around: [found])
     data = (torch.zeros(4, dtype=torch.float64),)
     evidence = evidence_of(line, data, torch.zeros(1, 1, dtype=torch.float64), pf.FedAvg())
     (said,) = off_mode(evidence)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import pyro_fed as pf
-from pyro_fed.audit.chains.motion import FARTHEST, Moments, moments, moments_by_chains, wrong_moments
+from pyro_fed.audit.chains.motion import FARTHEST_PLACE_SDS, Moments, moments, moments_by_chains, wrong_moments
 from pyro_fed.audit.quantities import Quantities
 from pyro_fed.audit.target import Target
 from pyro_fed.conventions.limits import MATTERS
@@ -68,6 +68,6 @@ def test_places_beyond_the_range():
     far[0, 5, 1], far[0, 7, 2] = torch.inf, torch.nan
     result, right = moments(begun, far, momenta[None]), moments(begun, places, momenta[None])
     torch.testing.assert_close(result.mean[0], right.mean[0])
-    places[0, 5, 1] = FARTHEST
+    places[0, 5, 1] = FARTHEST_PLACE_SDS
     torch.testing.assert_close(result.log_sd[1], moments(begun, places, momenta[None]).log_sd[1])
     assert float(result.excess[:, 2].sum()) == float(result.noise[:, 2].sum()) == 0.0

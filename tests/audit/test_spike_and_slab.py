@@ -13,7 +13,7 @@ import pyro_fed as pf
 from pyro_fed.audit.audit import draws as of_these
 from pyro_fed.audit.audit import found_right
 from pyro_fed.audit.chains.motion import moments_verdict
-from pyro_fed.audit.modes.missed import missed
+from pyro_fed.audit.modes.missed_modes import missed_modes
 from tests.helpers.evidence import evidence_of
 
 #: SDs of the two parts of the prior, which have half of it each.
@@ -129,4 +129,4 @@ def test_modes_whose_masses_neither_weights_nor_laplace_tell_are_no_doubt(seed):
     random = np.random.default_rng(seed)
     x = torch.from_numpy(random.normal(size=(25, 4)))
     y = x @ x.new_tensor([1.0, 0.0, 0.45, 0.0]) + torch.from_numpy(random.normal(size=25))
-    assert missed(evidence_of(several, (x, y), drawn_of_several(x, y, 1000))) == []
+    assert missed_modes(evidence_of(several, (x, y), drawn_of_several(x, y, 1000))) == []

@@ -224,9 +224,9 @@ def test_an_sd_too_small_by_the_limit_to_within_chance_is_doubted(monkeypatch, r
     monkeypatch.setattr("pyro_fed.audit.stillness.cure", lambda evidence: "Weight them")
     ratios = {"sd_ratio": np.array([1.0, ratio]), "sd_ratio_se": np.array([0.01, error])}
     found = {"parameter": np.array(["a", "b"]), "mean_error": np.zeros(2), "mean_error_se": np.full(2, 0.01)} | ratios
-    said = at_limit(SimpleNamespace(measured=found))
+    said = at_limit(SimpleNamespace(moment_figures=found))
     assert [f"'b', its SD is {1 / ratio:.2f} times" in one.text for one in said] == [True] * doubted
-    assert at_limit(SimpleNamespace(measured={})) == []
+    assert at_limit(SimpleNamespace(moment_figures={})) == []
 
 
 def test_of_nothing_measured_nothing_is_off():

@@ -13,7 +13,7 @@ import pyro_fed as pf
 from pyro_fed.audit import few_draws_tell
 from pyro_fed.audit.chains.motion import Moments, wrong_moments
 from pyro_fed.audit.quantities import Quantities
-from pyro_fed.audit.tails import moments_by_weights, weighted
+from pyro_fed.audit.tails import moments_by_weights, moments_of_weighted_points
 from pyro_fed.audit.target import Target
 from pyro_fed.audit.weighted_points import weighed_points
 from tests.helpers.evidence import evidence_of
@@ -114,7 +114,7 @@ def test_a_variance_of_few_points_is_not_judged():
     """exp(6 x) of standard normal x: its variance is that of the largest points."""
     x = torch.randn(2000, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     numbers = torch.cat([x, (6 * x).exp()], 1)
-    result = weighted(torch.full((2000,), 1 / 2000, dtype=torch.float64), numbers, numbers[:1000], 2)
+    result = moments_of_weighted_points(torch.full((2000,), 1 / 2000, dtype=torch.float64), numbers, numbers[:1000], 2)
     assert float(result.log_sd[1]) == float(result.mean[1]) == 0.0
     assert float(result.log_sd_error[0]) == pytest.approx(1 / math.sqrt(2 * 2000), rel=0.1)
 
@@ -140,7 +140,7 @@ def test_numbers_that_points_do_not_tell_are_left_to_the_chains():
     """A variance of few points has no error, which is not to be taken for a right one's."""
     x = torch.randn(2000, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     numbers = torch.cat([x, (6 * x).exp()], 1)
-    points = weighted(torch.full((2000,), 1 / 2000, dtype=torch.float64), numbers, numbers[:1000], 2)
+    points = moments_of_weighted_points(torch.full((2000,), 1 / 2000, dtype=torch.float64), numbers, numbers[:1000], 2)
     off = torch.tensor([1.0, 1.0], dtype=torch.float64)
     both = points.where_told(Moments(off, 0.01 * off, off, 0.01 * off))
     assert both.mean.tolist() == [float(points.mean[0]), 1.0]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.func import grad, hessian, vmap
 
-from pyro_fed.audit.modes.climbs import ascended
+from pyro_fed.audit.modes.climbs import mode_by_newton
 from pyro_fed.ops.newton_ascent import Look, NewtonAscent, StepControl
 
 D64 = torch.float64
@@ -82,7 +82,7 @@ class Banana:
 @pytest.mark.parametrize("start", [(-1.2, 1.0), (2.0, 2.0), (0.0, 0.0)])
 def test_the_audits_climbs_arrive_along_a_banana(start):
     """Its SDs are 0.7 and 1.4, and |H| = 802 · 200 - 400². The curvature is that of the point before the last step."""
-    mode = ascended(Banana(), torch.tensor(start, dtype=D64))
+    mode = mode_by_newton(Banana(), torch.tensor(start, dtype=D64))
     assert mode is not None
     torch.testing.assert_close(mode.at, torch.ones(2, dtype=D64), rtol=0, atol=0.01)
     assert abs(mode.log_mass + math.log(400) / 2) < 0.2

@@ -239,7 +239,7 @@ def answer_of(algorithm, number):
     draws = torch.from_numpy(idata.posterior["w"].values).flatten(0, 1)  # real: its unconstrained values
     evidence = Evidence(algorithm, fed, fed.problem, {}, draws[None], Record(fed.client_names), 0)
     findings = sentences.as_findings(algorithm.warnings(None, None))
-    return Answer(Stage(algorithm), number, {}, draws[None], findings, [], 1, True, evidence.measured)
+    return Answer(Stage(algorithm), number, {}, draws[None], findings, [], 1, True, evidence.moment_figures)
 
 
 def drawn(count, degrees, factor=1.0, seed=0):

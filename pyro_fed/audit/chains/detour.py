@@ -18,7 +18,7 @@ from pyro_fed.density.noncentred import NonCentred, noncentred_form
 from pyro_fed.ops.entries import evenly
 
 #: The most draws by which the non-centred coordinates are whitened.
-WHITENED = 1000
+MOST_WHITENING_DRAWS = 1000
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Detour:
         form = None if problem.looped or isinstance(problem, NonCentred) else noncentred_form(problem)
         if form is None:
             return None
-        apart = form.to_noncentred(draws[evenly(len(draws), WHITENED)].to(form.dtype)).double()
+        apart = form.to_noncentred(draws[evenly(len(draws), MOST_WHITENING_DRAWS)].to(form.dtype)).double()
         if not bool(apart.var(0).isfinite().all()):
             return None
         there = Target.of(form, apart, target.temperature)

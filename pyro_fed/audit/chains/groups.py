@@ -10,7 +10,7 @@ mode have no gaps except at their ends, however long its tails are. Draws betwee
 group.
 
 **Judgement.** Each group is judged like a result of its own: by chains that begin at its draws, in coordinates that
-these draws whiten, and by the same limits in the group's SDs. `modes.missed` judges whether the groups have their
+these draws whiten, and by the same limits in the group's SDs. `modes.missed_modes` judges whether the groups have their
 modes' shares of the mass.
 """
 
@@ -31,7 +31,7 @@ FEWEST_DRAWS, FEWEST_SHARE = 10, 0.9
 
 
 @dataclass(frozen=True)
-class Looked:
+class EstimatedMoments:
     """The posterior's moments by the audit, with the names of the numbers.
 
     Args:
@@ -77,7 +77,7 @@ def _part(values: Tensor) -> Tensor:
     return number
 
 
-def by_groups(parts: list[Tensor], labels: tuple[str, ...], moved: Callable[[Tensor], Moments]) -> Looked:
+def by_groups(parts: list[Tensor], labels: tuple[str, ...], moved: Callable[[Tensor], Moments]) -> EstimatedMoments:
     """Each group's moments, by chains of its own.
 
     Args:
@@ -95,4 +95,4 @@ def by_groups(parts: list[Tensor], labels: tuple[str, ...], moved: Callable[[Ten
         whole=all(one.whole for one in found),
     )
     of_group = [f" (mode {i + 1} of {len(parts)})" for i in range(len(parts))]
-    return Looked(moments, tuple(f"{label}{which}" for which in of_group for label in labels))
+    return EstimatedMoments(moments, tuple(f"{label}{which}" for which in of_group for label in labels))

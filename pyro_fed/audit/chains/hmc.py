@@ -34,11 +34,11 @@ JITTER = 0.15
 LENGTH = math.pi / 2
 #: The most steps of a trajectory. If steps become shorter still, so does the trajectory.
 MOST_STEPS = 6
-#: Steps are halved until their mean acceptance is at least `WANTED_ACCEPTANCE`, or their length `SHORTEST` of the first
-#: one. The mean is over places where the draws are. With 0.8, steps that fit most of these are too long for narrower
-#: places, as where a scale is large and the effects that it multiplies are small. Chains would never enter these, and
-#: draws that lack them would look right.
-WANTED_ACCEPTANCE, SHORTEST = 0.9, 1 / 32
+#: Steps are halved until their mean acceptance is at least `WANTED_ACCEPTANCE`, or their length `SHORTEST_STEP_SHARE`
+#: of the first one. The mean is over places where the draws are. With 0.8, steps that fit most of these are too long
+#: for narrower places, as where a scale is large and the effects that it multiplies are small. Chains would never enter
+#: these, and draws that lack them would look right.
+WANTED_ACCEPTANCE, SHORTEST_STEP_SHARE = 0.9, 1 / 32
 
 
 @dataclass
@@ -92,7 +92,7 @@ class Chains:
     def settle(self) -> None:
         """One trajectory of every chain, and more with shorter steps until `WANTED_ACCEPTANCE` is reached."""
         self.move()
-        while self.accepted < WANTED_ACCEPTANCE and self.shorter > SHORTEST:
+        while self.accepted < WANTED_ACCEPTANCE and self.shorter > SHORTEST_STEP_SHARE:
             self.shorter /= 2
             self.move()
 

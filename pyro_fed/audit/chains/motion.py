@@ -29,16 +29,16 @@ that the chains do not reach.
 
 **How long chains go on.** A result is wrong if a mean is off by more than `MATTERS`, or an SD outside `SD_MATTERS`.
 
-- After `EARLY` transitions chains end where the result is wrong by `FAR_BEYOND` and nothing has long tails. Less does
-  not suffice then: one place a chain tells how far off a result is worse than its standard error says.
-- After `LOOK` transitions they end where the result is clearly wrong, or right to within half of what matters, by more
-  than chance. Numbers with long tails are not judged yet, since few chains do not tell their SDs.
+- After `EARLY_LOOK` transitions chains end where the result is wrong by `FAR_BEYOND` and nothing has long tails. Less
+  does not suffice then: one place a chain tells how far off a result is worse than its standard error says.
+- After `CLEAR_LOOK` transitions they end where the result is clearly wrong, or right to within half of what matters, by
+  more than chance. Numbers with long tails are not judged yet, since few chains do not tell their SDs.
 - Else they go on until the answer is clear, for `MOST_TRANSITIONS`. Chains that have plainly moved, though by less than
-  what matters, may be on their way: they go on until `MOST_TRANSITIONS`, and near the limit until `LONGEST`.
+  what matters, may be on their way: they go on until `MOST_TRANSITIONS`, and near the limit until `LONGEST_WALK`.
 - Errors of few chains with long tails are themselves poorly known, and so are errors of a skewed posterior after few
-  transitions. So a verdict of wrong by less than `FAR_BEYOND` is confirmed by a second look `AGAIN` transitions later,
-  where the draws have long tails or this was the first look. A result that is right, but not by much at any look, and
-  one that is undecided after `MOST_TRANSITIONS` and looks wrong, go on until `LONGEST`.
+  transitions. So a verdict of wrong by less than `FAR_BEYOND` is confirmed by a second look `CONFIRMATION_TRANSITIONS`
+  transitions later, where the draws have long tails or this was the first look. A result that is right, but not by much
+  at any look, and one that is undecided after `MOST_TRANSITIONS` and looks wrong, go on until `LONGEST_WALK`.
 - Where these chains cannot tell, and an error of the size that they see would matter, `MANY_CHAINS` are run.
 """
 
@@ -72,18 +72,18 @@ MANY_CHAINS, SECOND_WALK_FACTOR = 2048, 4
 NUMBERS, NUMBERS_A_SCORE = 20_000_000_000, 3
 #: Numbers of transitions: before the look for what is wrong beyond doubt, before the look for what is clear, before the
 #: first full judgement, between two judgements, and at most.
-EARLY, LOOK, FIRST, MORE, MOST_TRANSITIONS = 1, 2, 4, 4, 16
+EARLY_LOOK, CLEAR_LOOK, FIRST_JUDGEMENT, JUDGEMENT_INTERVAL, MOST_TRANSITIONS = 1, 2, 4, 4, 16
 #: Part of the limits that lies half-way between an error that is negligible (0.1 SDs, a factor of 1.1) and the limits.
 #: It also says how close to a finer aim an estimate may be before chains go on.
 MIDDLE = 0.7
 #: Transitions at most where a result is still undecided, and some number is farther off than `MIDDLE`.
-LONGEST = 48
+LONGEST_WALK = 48
 #: A result is right, and chains end, if all its errors are within this part of what matters, by more than chance: at
 #: the first look, and at later looks before `MOST_TRANSITIONS`.
 CLEAR, NEARLY_CLEAR = 0.5, 0.8
 #: An error of so many times what matters, by more than chance, is called wrong at one look. A smaller one has to be
-#: seen again `AGAIN` transitions later.
-FAR_BEYOND, AGAIN = 2.0, 2
+#: seen again `CONFIRMATION_TRANSITIONS` transitions later.
+FAR_BEYOND, CONFIRMATION_TRANSITIONS = 2.0, 2
 #: Part of what matters from which on a plain error, though within the limits, says that chains may be on their way:
 #: chains from draws of the posterior would stay where they are.
 MOVING = 0.25
@@ -96,11 +96,11 @@ PLAIN = 3.0
 #: Mean acceptance below which chains are stuck, though their steps are as short as they get.
 STUCK = 0.1
 #: Places are clamped to so many SDs of the draws: on a site's own scale a number may overflow.
-FARTHEST = 1e6
+FARTHEST_PLACE_SDS = 1e6
 #: Kurtosis from which on tails are long: that of Student's t with 5 degrees of freedom.
 LONG = 9.0
 #: Kurtosis of draws from which on the few draws that chains begin at may represent all draws badly.
-TAILED = 5.0
+LONG_TAILED_KURTOSIS = 5.0
 #: Smallest variance, in units of the draws', that is distinguished from zero.
 LEAST_VARIANCE = 1e-4
 
@@ -266,14 +266,14 @@ def moments_by_chains(
     z = draws.double()
     detour = Detour.of(target, z, generator)
     afford = _affordable(target)
-    wanted = FEWEST_CHAINS if target.problem.looped else min(max(afford // FIRST, FEWEST_CHAINS), CHAINS)
+    wanted = FEWEST_CHAINS if target.problem.looped else min(max(afford // FIRST_JUDGEMENT, FEWEST_CHAINS), CHAINS)
     walk = _Walk(target, detour, quantities, z, generator, aim)
-    many = min(MANY_CHAINS, afford // LONGEST)
+    many = min(MANY_CHAINS, afford // LONGEST_WALK)
     can = not target.problem.looped and many >= SECOND_WALK_FACTOR * wanted
     if again and can:
-        return walk(many, LONGEST)[0]
-    found, undecided = walk(wanted, max(afford // wanted, FIRST))
-    return walk(many, LONGEST)[0] if undecided and can else found
+        return walk(many, LONGEST_WALK)[0]
+    found, undecided = walk(wanted, max(afford // wanted, FIRST_JUDGEMENT))
+    return walk(many, LONGEST_WALK)[0] if undecided and can else found
 
 
 @dataclass
@@ -304,7 +304,7 @@ class _Walk:
         # Draws that are all the same have no SD: moves are then counted in what rounding leaves of the numbers.
         least = torch.finfo(z.dtype).eps * self.centre.abs().clamp_min(1.0)
         self.scale = torch.where(scale.isfinite(), torch.maximum(scale, least), torch.nan)
-        self.tailed = bool((kurtosis(z) > TAILED).any())
+        self.tailed = bool((kurtosis(z) > LONG_TAILED_KURTOSIS).any())
 
     def __call__(self, wanted: int, most: int) -> tuple[Moments, bool]:
         """The moments, and whether they are inconclusive: an error that may be chance, and would matter if it is not.
@@ -379,7 +379,7 @@ class Looks:
     most: int
     tailed: bool = True
     aim: Limits | None = None
-    until: int = EARLY
+    until: int = EARLY_LOOK
     suspected: bool = False
     over: bool = False
 
@@ -390,26 +390,26 @@ class Looks:
             found: the estimates at this look.
             long: whether some number has long tails.
         """
-        if self.until == EARLY:
+        if self.until == EARLY_LOOK:
             self.over = not (self.tailed or long) and moments_verdict(found, beyond=FAR_BEYOND) is True
-            self.until = EARLY if self.over else LOOK
+            self.until = EARLY_LOOK if self.over else CLEAR_LOOK
             return
-        if self.until == LOOK and long:
-            self._next(FIRST)
+        if self.until == CLEAR_LOOK and long:
+            self._next(FIRST_JUDGEMENT)
             return
-        within = CLEAR if self.until == LOOK else NEARLY_CLEAR if self.until < MOST_TRANSITIONS else 1.0
+        within = CLEAR if self.until == CLEAR_LOOK else NEARLY_CLEAR if self.until < MOST_TRANSITIONS else 1.0
         verdict = moments_verdict(found, within)
-        few = self.tailed or self.until == LOOK
+        few = self.tailed or self.until == CLEAR_LOOK
         again = verdict is True and few and not self.suspected and not moments_verdict(found, beyond=FAR_BEYOND)
         self.suspected = verdict is True
         if again:
-            self._next(self.until + AGAIN)
+            self._next(self.until + CONFIRMATION_TRANSITIONS)
         elif verdict is False and self._on_their_way(found):
-            self._next(FIRST if self.until < FIRST else self.until + MORE)
+            self._next(FIRST_JUDGEMENT if self.until < FIRST_JUDGEMENT else self.until + JUDGEMENT_INTERVAL)
         elif verdict is not None:
             self.over = True
         elif self.until < MOST_TRANSITIONS or bool((found.excess > MIDDLE).any()):
-            self._next(FIRST if self.until < FIRST else self.until + MORE)
+            self._next(FIRST_JUDGEMENT if self.until < FIRST_JUDGEMENT else self.until + JUDGEMENT_INTERVAL)
         else:
             self.over = True
 
@@ -421,7 +421,7 @@ class Looks:
         return has_moved or (early and self.aim is not None and not finer_aim_decided(found, self.aim))
 
     def _next(self, until: int) -> None:
-        self.over = until > min(self.most, LONGEST)
+        self.over = until > min(self.most, LONGEST_WALK)
         self.until = until
 
 
@@ -437,7 +437,10 @@ def moments(begun: Tensor, places: Tensor, momenta: Tensor) -> Moments:
         momenta: b at the same transitions (T, S, F).
     """
     usable = begun.isfinite().all(0) & ~places.isnan().flatten(0, 1).any(0)
-    begun, places = torch.where(usable, begun, 0.0), torch.where(usable, places.clamp(-FARTHEST, FARTHEST), 0.0)
+    begun, places = (
+        torch.where(usable, begun, 0.0),
+        torch.where(usable, places.clamp(-FARTHEST_PLACE_SDS, FARTHEST_PLACE_SDS), 0.0),
+    )
     ones = torch.ones_like(begun)
     controls = [ones, begun, begun.square() - 1, momenta.mean(0), momenta.square().mean(0) - 1]
     x = torch.stack(controls, -1).transpose(0, 1)  # (F, S, 5)

@@ -56,19 +56,20 @@ from pyro_fed.ops.gaussian import Gaussian
 
 #: A client is informative in a direction if its site adds at least this share to the others' precision there.
 LEAST_SHARE = 1e-3
-#: A client stands apart if its influence is `TIMES` times the median client's, and if, besides, either it disagrees
-#: with the others by `OUTLYING_DISAGREEMENT` SDs (one false alarm in 15,000 clients with the same parameters), or it
-#: narrows the posterior `NARROWER` times as much as the median client does and some SD by as much as matters. With
-#: these limits 1 % of cohorts of ten honest clients of 8 rows have one that is named (`benchmarks.faults.naming`).
-OUTLYING_DISAGREEMENT, NARROWER, TIMES = 4.0, 10.0, 2.5
+#: A client stands apart if its influence is `OUTLYING_INFLUENCE` times the median client's, and if, besides, either it
+#: disagrees with the others by `OUTLYING_DISAGREEMENT` SDs (one false alarm in 15,000 clients with the same
+#: parameters), or it narrows the posterior `OUTLYING_NARROWING` times as much as the median client does and some SD by
+#: as much as matters. With these limits 1 % of cohorts of ten honest clients of 8 rows have one that is named
+#: (`benchmarks.faults.naming`).
+OUTLYING_DISAGREEMENT, OUTLYING_NARROWING, OUTLYING_INFLUENCE = 4.0, 10.0, 2.5
 #: A client says the opposite of the others if `opposed` is more than this share of its disagreement, and more SDs than
 #: chance gives.
-OPPOSITE, LEAST_OPPOSED_SDS = 0.8, 3.0
+OPPOSITE_SHARE, LEAST_OPPOSED_SDS = 0.8, 3.0
 #: Fewest clients that are compared: of two, nobody can say which one stands apart.
 FEWEST_CLIENTS = 3
 #: The share of the clients, and at least one client, that is divided out before the others are compared again. Among
 #: thousands of clients, one does not hide the others.
-TOGETHER = 0.01
+REMOVED_SHARE = 0.01
 #: The most clients that are described; further ones that stand apart are only counted.
 MOST_SAID = 10
 #: Numbers in the matrices of the clients that are compared at once.
@@ -230,7 +231,7 @@ def apart_by_sites(
     while len(left) >= fewest and bool(q.is_proper()):  # what is left need not be a distribution
         rest = type(sites)(sites.precision[left], sites.eta[left])
         found = by_sites(q, rest)
-        together = min(max(1, int(TOGETHER * len(left))), len(left) + 1 - fewest)
+        together = min(max(1, int(REMOVED_SHARE * len(left))), len(left) + 1 - fewest)
         chosen = _outlying_clients(found, None if rows is None else rows[left].numpy())[:together]
         if not chosen:
             break
@@ -269,16 +270,18 @@ def _outlying_clients(found: Without, rows: np.ndarray | None = None) -> list[in
     narrowing = -np.log(found.sd_ratio).sum(1)
     if len(narrowing) < FEWEST_CLIENTS or not np.isfinite(narrowing).any():
         return []
-    narrower = (narrowing > NARROWER * np.abs(np.nanmedian(narrowing))) & (found.sd_ratio.min(1) * SD_MATTERS < 1)
+    narrower = (narrowing > OUTLYING_NARROWING * np.abs(np.nanmedian(narrowing))) & (
+        found.sd_ratio.min(1) * SD_MATTERS < 1
+    )
     away = np.maximum(found.disagreement, found.opposed)
     if rows is not None:
         each = _said_by_a_row(found, rows)
-        narrower &= ~(each <= NARROWER)
+        narrower &= ~(each <= OUTLYING_NARROWING)
         # A site that widens the posterior, or has no rows, is no matter of chance: its distance counts in full.
         worth = np.where(each > 0, each * rows, np.inf)
         away = away / np.sqrt(1 + away / (3 * np.sqrt(worth)))
     far = (away > OUTLYING_DISAGREEMENT) | narrower
-    least = TIMES * float(np.median(found.influence))
+    least = OUTLYING_INFLUENCE * float(np.median(found.influence))
     return [int(k) for k in np.argsort(-found.influence) if far[k] and found.influence[k] > least]
 
 
@@ -299,7 +302,7 @@ def _outlying_client_clause(found: Without, k: int, name: str, labels: list[str]
         f"factor {found.sd_ratio[k, most]:.2g}; it disagrees with the others by {found.disagreement[k]:.2g} SDs"
         + (
             f", {found.opposed[k]:.2g} of them towards the opposite of what these say"
-            if found.opposed[k] > OPPOSITE * found.disagreement[k] and found.opposed[k] > LEAST_OPPOSED_SDS
+            if found.opposed[k] > OPPOSITE_SHARE * found.disagreement[k] and found.opposed[k] > LEAST_OPPOSED_SDS
             else ""
         )
     )

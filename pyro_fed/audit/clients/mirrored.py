@@ -31,7 +31,7 @@ CHANCE = 0.05
 DRAWS, FEWEST_DRAWS = 256, 10
 
 
-def mirrored(
+def mirrored_clients(
     q: Gaussian, sites: Gaussian, rows: Tensor, log_lik: Callable[[int, Tensor], Tensor], generator: torch.Generator
 ) -> dict[int, float]:
     """The clients whose rows are K / α times as likely under mirrored parameters, with log E_k.

@@ -160,7 +160,7 @@ def _angle(evidence: Evidence, site: Site, number: int, lower: float, upper: flo
     return Angle(site.name, label, lower, upper, lower + mean / (2 * math.pi) * (upper - lower))
 
 
-def explained(evidence: Evidence, findings: list[Finding]) -> list[Finding]:
+def findings_with_causes(evidence: Evidence, findings: list[Finding]) -> list[Finding]:
     """Findings against draws, in which the cause replaces its consequences where it is such an angle.
 
     Args:

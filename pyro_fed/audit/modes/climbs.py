@@ -9,10 +9,10 @@ a constant the mode's mass is
 
     log M = f - log |H| / 2                                            (Laplace)
 
-Two rules save steps. Once a mode is known, a climb that has gone `EARLIEST` steps ends if f rises all along the
-straight line from it to a mode: then no valley lies between them. And until the first mode is found, at each new mode,
-and for the last `NEWTON_CLIMBS` climbs, Newton's damped steps are used (`ops.newton_ascent`, driven by a loop): each
-takes one call for 2 D + 1 scores, and few steps are needed.
+Two rules save steps. Once a mode is known, a climb that has gone `EARLIEST_LINE_CHECK` steps ends if f rises all along
+the straight line from it to a mode: then no valley lies between them. And until the first mode is found, at each new
+mode, and for the last `NEWTON_CLIMBS` climbs, Newton's damped steps are used (`ops.newton_ascent`, driven by a loop):
+each takes one call for 2 D + 1 scores, and few steps are needed.
 
 The Stein family's search (`infer.stein.modes`) takes Newton's steps alone. There a round is dear, and clients have
 second derivatives; here a curvature costs 2 D + 1 scores, where a step of BFGS costs one. Its modes are the same one
@@ -31,15 +31,15 @@ from pyro_fed.audit.target import Target
 from pyro_fed.ops.newton_ascent import Look, NewtonAscent, StepControl, newton_steps
 
 #: The most steps of a climb, and the length of the gradient, in the metric of B, at which it has arrived.
-CLIMB, ARRIVED = 60, 0.05
+CLIMB, ARRIVED_GRADIENT = 60, 0.05
 #: Steps after which a climb may end if a straight line leads to a mode, and steps between two looks at these lines.
-EARLIEST, EVERY = 8, 4
+EARLIEST_LINE_CHECK, EVERY = 8, 4
 #: Places on the line to a mode at which f is computed, most near the climb; and a fall that is no valley, in nats.
 ALONG, SHALLOW = (1 / 16, 1 / 6, 2 / 5, 7 / 10), 0.1
 #: Climbs that go on by Newton's steps.
 NEWTON_CLIMBS = 2
 #: Longest step, in the result's SDs (from far away a quarter of the distance), and how often it is cut to a fifth.
-LONGEST, SHORTENED = 3.0, 6
+LONGEST_STEP_SDS, MOST_STEP_CUTS = 3.0, 6
 #: If the cosine between a step and the change of the score over it is smaller, the curvature would be one of rounding.
 ACROSS = 1e-10
 #: Modes nearer to each other than this, in the SDs of either, are one mode; a draw this near to a mode belongs to it.
@@ -123,7 +123,7 @@ class Climbers:
     @property
     def arrived(self) -> Tensor:
         """Which climbs are at a maximum, (M,)."""
-        return (self.left_over < ARRIVED) & self.value.isfinite()
+        return (self.left_over < ARRIVED_GRADIENT) & self.value.isfinite()
 
     def keep(self, which: Tensor) -> None:
         """Go on with the climbs that a mask (M,) names; the others end."""
@@ -133,7 +133,7 @@ class Climbers:
     def move(self) -> None:
         """One step of every climb."""
         length = self.ascent.norm(dim=1, keepdim=True)
-        far = (self.w.norm(dim=1, keepdim=True) / 4).clamp_min(LONGEST)
+        far = (self.w.norm(dim=1, keepdim=True) / 4).clamp_min(LONGEST_STEP_SDS)
         trial = self.w + self.step[:, None] * self.ascent * (far / length).clamp(max=1.0)
         risen, slope = self.target(trial)
         rose = (risen >= self.value) & risen.isfinite()
@@ -147,7 +147,7 @@ class Climbers:
         updated = self.inverse + rho * (more * s[:, :, None] * s[:, None, :] - both - both.mT)
         self.inverse = torch.where(good[:, None, None], updated, self.inverse)
         # Where even a short step does not rise, B is reset to the identity.
-        lost = ~rose & (self.step < 0.2**SHORTENED)
+        lost = ~rose & (self.step < 0.2**MOST_STEP_CUTS)
         self.inverse[lost] = torch.eye(self.w.shape[1], dtype=self.w.dtype)
         self.step = torch.where(rose | lost, 1.0, self.step / 5)
         self.w = torch.where(rose[:, None], trial, self.w)
@@ -156,17 +156,17 @@ class Climbers:
         self.ascent = (self.inverse @ self.score[..., None])[..., 0]
 
 
-def climbed(target: Target, start: Tensor) -> tuple[Tensor, Tensor]:
+def climb_ends(target: Target, start: Tensor) -> tuple[Tensor, Tensor]:
     """Climb from w (M, D): where the climbs end (M, D), and whether each has arrived at a maximum (M,)."""
     climbs = Climbers.begin(target, start)
     for _ in range(CLIMB):
         climbs.move()
-        if bool((climbs.left_over < ARRIVED).all()):
+        if bool((climbs.left_over < ARRIVED_GRADIENT).all()):
             break
     return climbs.w, climbs.arrived
 
 
-def searched(target: Target, start: Tensor) -> tuple[list[Mode], dict[int, Tensor]]:
+def modes_by_climbs(target: Target, start: Tensor) -> tuple[list[Mode], dict[int, Tensor]]:
     """The modes to which climbs lead, and the end of each climb that has arrived, by its number.
 
     Args:
@@ -179,7 +179,7 @@ def searched(target: Target, start: Tensor) -> tuple[list[Mode], dict[int, Tenso
     number = number[usable]
     modes: list[Mode] = []
     ends: dict[int, Tensor] = {}
-    added(modes, ascended(target, torch.zeros_like(start[0])))
+    add_mode(modes, mode_by_newton(target, torch.zeros_like(start[0])))
     for taken in range(1, CLIMB + 1):
         climbs.move()
         done = climbs.arrived
@@ -188,28 +188,33 @@ def searched(target: Target, start: Tensor) -> tuple[list[Mode], dict[int, Tenso
             fresh = fresh & (there.distance(climbs.w) >= SAME_MODE_SDS)
         for climb in fresh.nonzero()[:, 0].tolist():
             if not any(float(mode.distance(climbs.w[climb][None])) < SAME_MODE_SDS for mode in modes):
-                added(modes, ascended(target, climbs.w[climb]))
+                add_mode(modes, mode_by_newton(target, climbs.w[climb]))
         for climb in done.nonzero()[:, 0].tolist():
             ends[int(number[climb])] = climbs.w[climb]
-        if modes and taken >= EARLIEST and (taken - EARLIEST) % EVERY == 0 and not bool(done.all()):
+        if (
+            modes
+            and taken >= EARLIEST_LINE_CHECK
+            and (taken - EARLIEST_LINE_CHECK) % EVERY == 0
+            and not bool(done.all())
+        ):
             at = _without_valley(climbs, modes)
             for climb in ((at >= 0) & ~done).nonzero()[:, 0].tolist():
                 ends[int(number[climb])] = modes[int(at[climb])].at
             done = done | (at >= 0)
         climbs.keep(~done)
         number = number[~done]
-        if len(number) <= NEWTON_CLIMBS * (taken >= EARLIEST):
+        if len(number) <= NEWTON_CLIMBS * (taken >= EARLIEST_LINE_CHECK):
             break
     if len(number) <= NEWTON_CLIMBS:
         for climb, w in zip(number.tolist(), climbs.w, strict=True):
-            mode = ascended(target, w)
+            mode = mode_by_newton(target, w)
             if mode is not None:
                 ends[climb] = mode.at
-                added(modes, mode)
+                add_mode(modes, mode)
     return modes, ends
 
 
-def added(modes: list[Mode], mode: Mode | None) -> None:
+def add_mode(modes: list[Mode], mode: Mode | None) -> None:
     """Add a mode to those that are known, unless it is None or one of these.
 
     Args:
@@ -235,7 +240,7 @@ def _without_valley(climbs: Climbers, modes: list[Mode]) -> Tensor:
     return torch.where(rises, nearest, -1)
 
 
-def ascended(target: Target, w: Tensor) -> Mode | None:
+def mode_by_newton(target: Target, w: Tensor) -> Mode | None:
     """The mode to which Newton's steps lead from w (D,); None where they lead to none."""
     control = StepControl(rounding=NEWTON_ROUNDINGS * torch.finfo(target.problem.dtype).eps)
     climb = NewtonAscent.begin(w[None], DAMPING)

@@ -1,6 +1,6 @@
 """The masses of modes by importance weights, and the draws that belong to each.
 
-Around each mode `WEIGHED` points of a Student's t with the mode's curvature are drawn. A point that is nearer to
+Around each mode `MASS_POINTS` points of a Student's t with the mode's curvature are drawn. A point that is nearer to
 another mode counts as zero. Up to the constant of Laplace's masses,
 
     log M = log mean of exp f / t over these points - D/2 log 2π
@@ -21,7 +21,7 @@ from pyro_fed.ops.importance import log_mean
 
 #: Points for each mode; more, where a difference that would matter may be chance; degrees of freedom of the Student's
 #: t.
-WEIGHED, MANY_WEIGHED, FREEDOM = 512, 4096, 5
+MASS_POINTS, MANY_MASS_POINTS, FREEDOM = 512, 4096, 5
 #: A weight whose logarithm is so much less than the largest one counts as zero.
 NOTHING = 100.0
 
@@ -32,7 +32,7 @@ def nearest(modes: list[Mode], white: Tensor) -> Tensor:
     return torch.stack(heights).argmax(0)
 
 
-def weighed(
+def log_mass_by_weights(
     target: Target, modes: list[Mode], number: int, points: int, generator: torch.Generator
 ) -> tuple[float, float]:
     """log M of a mode by importance weights, and its standard error.

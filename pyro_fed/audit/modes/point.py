@@ -21,8 +21,8 @@ from torch import Tensor
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.audit.chains.motion import DENSITIES, wrong_moments
 from pyro_fed.audit.evidence import FEWEST_DRAWS, Evidence, Unknown
-from pyro_fed.audit.modes.climbs import CLIMB, LARGEST_DIM, SCORE_STEP, Mode, ascended, climbed
-from pyro_fed.audit.modes.missed import missed
+from pyro_fed.audit.modes.climbs import CLIMB, LARGEST_DIM, SCORE_STEP, Mode, climb_ends, mode_by_newton
+from pyro_fed.audit.modes.missed_modes import missed_modes
 from pyro_fed.audit.target import Target, for_checks, scores_at
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
@@ -76,8 +76,8 @@ def off_mode(evidence: Evidence) -> list[Finding]:
 
 def _mode(target: Target, start: Tensor) -> Mode | None:
     """The mode that a point (D,) climbs to; None where it does not arrive."""
-    ends, arrived = climbed(target, target.white(start[None]))
-    return ascended(target, ends[0]) if bool(arrived[0]) else None
+    ends, arrived = climb_ends(target, target.white(start[None]))
+    return mode_by_newton(target, ends[0]) if bool(arrived[0]) else None
 
 
 def _below(evidence: Evidence, at: Tensor) -> list[Finding]:
@@ -131,7 +131,9 @@ def _off_mean(evidence: Evidence, target: Target, mode: Mode, points: Tensor) ->
     found = replace(found, mean=away.nan_to_num(0.0))
     bad = wrong_moments(found)
     if not bool(bad.any()):
-        return [sentences.around_the_point(found=one.text, lost=float(one.figures["lost"])) for one in missed(around)]
+        return [
+            sentences.around_the_point(found=one.text, lost=float(one.figures["lost"])) for one in missed_modes(around)
+        ]
     what, number = divmod(int((found.excess * bad).argmax()), len(away))
     name = quantities.labels[number]
     many = f"{float(found.mean[number].abs()):.2f} ± {float(found.mean_error[number]):.2f}"

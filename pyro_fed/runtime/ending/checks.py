@@ -157,7 +157,7 @@ def densities(judged: CheckInputs) -> list[Finding]:
         return unaudited
     record.audited = True
     found = of_density(judged.evidence) or of_draws(judged.evidence)
-    record.measured = judged.evidence.measured
+    record.measured = judged.evidence.moment_figures
     return found
 
 

@@ -8,7 +8,7 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.audit import not_audited
 from pyro_fed.audit.clients.dealt import by_the_outcome
 from pyro_fed.audit.clients.influence import FEWEST_CLIENTS, StandingApart, who_stands_apart
-from pyro_fed.audit.clients.mirrored import mirrored
+from pyro_fed.audit.clients.mirrored import mirrored_clients
 from pyro_fed.audit.clients.say import answer_and_sites, log_likelihoods_of
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
@@ -53,7 +53,7 @@ def _opposites(judged: CheckInputs, sites: State) -> dict[str, str]:
         return log_likelihoods_of(context.federation, client, points.to(problem.dtype))
 
     generator = seeding.torch_generator(context.seed, seeding.AUDIT, 8)
-    found = mirrored(gaussian(sites, "q_"), gaussian(sites), context.federation.row_counts, log_lik, generator)
+    found = mirrored_clients(gaussian(sites, "q_"), gaussian(sites), context.federation.row_counts, log_lik, generator)
     names = {k: context.record.client_names[k] for k in found}
     return {
         names[k]: f"the rows of client {names[k]} are e^{ratio:.1f} times as likely under the opposite of what the "

@@ -37,9 +37,17 @@ from torch import Tensor
 
 from pyro_fed.audit.chains.motion import CLEAR, DENSITIES
 from pyro_fed.audit.evidence import Evidence
-from pyro_fed.audit.few_rows import WIDER, on_rows_alone
-from pyro_fed.audit.modes.climbs import CLIMB, LARGEST_DIM, SAME_MODE_SDS, Mode, added, ascended, searched
-from pyro_fed.audit.modes.masses import FREEDOM, MANY_WEIGHED, WEIGHED, nearest, weighed
+from pyro_fed.audit.few_rows import OUTWARD_FACTOR, on_rows_alone
+from pyro_fed.audit.modes.climbs import (
+    CLIMB,
+    LARGEST_DIM,
+    SAME_MODE_SDS,
+    Mode,
+    add_mode,
+    mode_by_newton,
+    modes_by_climbs,
+)
+from pyro_fed.audit.modes.masses import FREEDOM, MANY_MASS_POINTS, MASS_POINTS, log_mass_by_weights, nearest
 from pyro_fed.audit.target import Target
 from pyro_fed.codes import cures, sentences
 from pyro_fed.codes.finding import Finding
@@ -72,7 +80,7 @@ STOOD_STILL = 1e-12
 EQUAL_MASS, EQUAL = 0.1, 0.05
 
 
-def missed(evidence: Evidence, strict: bool = False) -> list[Finding]:
+def missed_modes(evidence: Evidence, strict: bool = False) -> list[Finding]:
     """Modes that no draw is near, or that do not have their shares of the draws.
 
     Args:
@@ -98,7 +106,7 @@ def missed(evidence: Evidence, strict: bool = False) -> list[Finding]:
     far.append(target.white(images(evidence.problem, evidence.points[at[0]].to(evidence.problem.dtype))))
     if evidence.record.modes:  # those that the audit of an earlier stage has found, by chance, are no secret
         far.append(target.white(torch.stack(evidence.record.modes)))
-    modes, ends = _searched(evidence, target, few, torch.cat([own, *far]))
+    modes, ends = _modes_and_climb_ends(evidence, target, few, torch.cat([own, *far]))
     _add_those_of_draws(evidence, target, few, modes, white)
     if evidence.weighted_points is not None:
         weights, points = evidence.weighted_points.weights, evidence.weighted_points.white
@@ -116,12 +124,14 @@ def missed(evidence: Evidence, strict: bool = False) -> list[Finding]:
     lost = torch.where(torch.tensor(seen), 0.0, shares)
     if _matters(target, modes, lost / ROUGH, _part(strict)):
         return [_without_draws(evidence, target, modes, seen, shares)]
-    if evidence.problem.looped or evidence.problem.evaluations * WEIGHED * len(modes) > DENSITIES:
+    if evidence.problem.looped or evidence.problem.evaluations * MASS_POINTS * len(modes) > DENSITIES:
         return []  # weights are hundreds of runs of the model
     return _wrong_shares(evidence, target, modes, seen, white, generator, strict)
 
 
-def _searched(evidence: Evidence, target: Target, few: Target, start: Tensor) -> tuple[list[Mode], dict[int, Tensor]]:
+def _modes_and_climb_ends(
+    evidence: Evidence, target: Target, few: Target, start: Tensor
+) -> tuple[list[Mode], dict[int, Tensor]]:
     """Modes, and the end of each climb that has arrived, by the climb's number; few rows are climbed first.
 
     Args:
@@ -130,13 +140,13 @@ def _searched(evidence: Evidence, target: Target, few: Target, start: Tensor) ->
         few: the posterior by few rows that stand for all; or `target` itself where rows are not many.
         start: where the climbs begin, w (M, D).
     """
-    rough, ends = searched(few, start)
+    rough, ends = modes_by_climbs(few, start)
     if few is target:
         return rough, ends
     exact = [_exact(evidence, target, mode) for mode in rough]
     modes: list[Mode] = []
     for mode in exact:
-        added(modes, mode)
+        add_mode(modes, mode)
     found = {}
     for number, end in ends.items():
         there = exact[int(torch.stack([mode.distance(end[None])[0] for mode in rough]).argmin())]
@@ -155,10 +165,10 @@ def _add_those_of_draws(evidence: Evidence, target: Target, few: Target, modes: 
         far = torch.stack([mode.distance(white) for mode in modes]).amin(0)
         if not float(far.max()) > UNKNOWN_MODE_FACTOR * (SAME_MODE_SDS + dim**0.5):
             return
-        known, mode = len(modes), ascended(few, white[int(far.argmax())])
+        known, mode = len(modes), mode_by_newton(few, white[int(far.argmax())])
         if mode is not None and few is not target:
             mode = _exact(evidence, target, mode)
-        added(modes, mode)
+        add_mode(modes, mode)
         if len(modes) == known:  # the farthest draw is in the tail of a known mode
             return
 
@@ -170,10 +180,10 @@ def _exact(evidence: Evidence, target: Target, rough: Mode) -> Mode | None:
     """
     near = evidence.few_rows_target
     if near is not None and near.few is not None:
-        found = ascended(near, rough.at)
-        if found is not None and bool(found.at.norm() < WIDER * len(found.at) ** 0.5):
+        found = mode_by_newton(near, rough.at)
+        if found is not None and bool(found.at.norm() < OUTWARD_FACTOR * len(found.at) ** 0.5):
             return found
-    return ascended(target, rough.at)
+    return mode_by_newton(target, rough.at)
 
 
 def _wrong_shares(
@@ -194,15 +204,15 @@ def _wrong_shares(
         seen: which of them have draws.
         white: the draws (S, D), whitened.
         generator: source of randomness.
-        strict: as in `missed`.
+        strict: as in `missed_modes`.
     """
     held, part = torch.bincount(nearest(modes, white), minlength=len(modes)) / len(white), _part(strict)
 
     def counts(more: Tensor) -> bool:
         return bool(((held == 0) & (more > EMPTY)).any()) or _matters(target, modes, more, part)
 
-    for points in (WEIGHED, MANY_WEIGHED):
-        if points > WEIGHED and evidence.problem.evaluations * points * len(modes) > DENSITIES:
+    for points in (MASS_POINTS, MANY_MASS_POINTS):
+        if points > MASS_POINTS and evidence.problem.evaluations * points * len(modes) > DENSITIES:
             break
         mass, error, told = _log_masses(target, modes, points, generator)
         shares = torch.softmax(mass, 0)
@@ -251,7 +261,7 @@ def _log_masses(
         points: for each mode's weights.
         generator: source of randomness.
     """
-    found = [weighed(target, modes, number, points, generator) for number in range(len(modes))]
+    found = [log_mass_by_weights(target, modes, number, points, generator) for number in range(len(modes))]
     mass, error = torch.tensor(found, dtype=torch.float64).T
     told = error < LARGEST_MASS_ERROR
     rough = torch.tensor([mode.log_mass for mode in modes], dtype=torch.float64)
@@ -320,7 +330,7 @@ def _without_draws(
     lost = float(shares[~torch.tensor(seen)].sum())
     places = _values(evidence, target, modes)
     found = [i for i, near in enumerate(seen) if near]
-    if all(any(_relabelled(modes, places, i, j) for j in found) for i, near in enumerate(seen) if not near):
+    if all(any(_differ_by_labels(modes, places, i, j) for j in found) for i, near in enumerate(seen) if not near):
         return sentences.modes_relabelled(modes=len(modes), lost=lost)
     worst = max((i for i, near in enumerate(seen) if not near), key=lambda i: float(shares[i]))
     name, shown = _place(evidence, target, modes, worst, found[0])
@@ -357,7 +367,7 @@ def _spread(evidence: Evidence, name: str) -> float:
     return max(float(evidence.flat[:, site.start : site.start + site.size].double().std(0).max()), STOOD_STILL)
 
 
-def _relabelled(modes: list[Mode], places: dict[str, Tensor], i: int, j: int) -> bool:
+def _differ_by_labels(modes: list[Mode], places: dict[str, Tensor], i: int, j: int) -> bool:
     """Whether two modes are equal in mass, and in the values of every site but for their order."""
     if abs(modes[i].log_mass - modes[j].log_mass) > EQUAL_MASS:
         return False
