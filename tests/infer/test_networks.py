@@ -27,8 +27,8 @@ from pyro_fed.density.starts import central_start
 from pyro_fed.density.traits import Traits
 from pyro_fed.infer.ep.point_sites import PointSites
 from pyro_fed.infer.sites import online_newton
-from pyro_fed.infer.sites.antithetic import score_and_curvature, turned
-from pyro_fed.infer.sites.gaussian_sites import batched, gaussian, site_of, spread_points, unbatched
+from pyro_fed.infer.sites.antithetic import draws_from_pool, score_and_curvature
+from pyro_fed.infer.sites.gaussian_sites import add_batch_axis, drop_batch_axis, gaussian, site_of, spread_points
 from pyro_fed.infer.stein.dsvgd import BALANCED
 from pyro_fed.ops.balanced import Marginal
 from pyro_fed.ops.gaussian_structures import DiagGaussian
@@ -189,9 +189,9 @@ def test_few_points_serve_gaussian_priors_and_no_others(prior):
     generator = torch.Generator().manual_seed(0)
     shared, _ = algorithm.init(problem, 3, generator, None)
     shared["eta"] = shared["eta"] + 0.3
-    q = batched(gaussian(shared))
+    q = add_batch_axis(gaussian(shared))
     moments = algorithm.derivatives().of_prior(problem, algorithm.points(q))
-    wanted = unbatched(site_of(moments, q.mean())).quotient(gaussian(shared, "prior_"))
+    wanted = drop_batch_axis(site_of(moments, q.mean())).quotient(gaussian(shared, "prior_"))
     found = gaussian(algorithm.prepare(problem, shared), "prior_delta_")
     torch.testing.assert_close(found.precision, wanted.precision, rtol=0, atol=1e-9)
     torch.testing.assert_close(found.eta, wanted.eta, rtol=0, atol=1e-9)
@@ -252,7 +252,7 @@ def test_points_beyond_sobol_are_standardised():
 
 def test_a_turned_pool_is_the_pool_in_another_place():
     pool = torch.arange(5.0)
-    assert turned(pool, torch.tensor([0, 4]), 3).tolist() == [[0, 1, 2], [4, 0, 1]]
+    assert draws_from_pool(pool, torch.tensor([0, 4]), 3).tolist() == [[0, 1, 2], [4, 0, 1]]
 
 
 def test_price_by_differences_is_exact_for_a_quadratic():

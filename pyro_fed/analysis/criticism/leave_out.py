@@ -39,7 +39,7 @@ from pyro_fed.density.compiling.compiler import threads
 from pyro_fed.density.rows.batches import in_chunks
 from pyro_fed.errors import DataError, SettingError, StoppedError, warn_user
 from pyro_fed.infer import FedAIS
-from pyro_fed.infer.sites.gaussian_sites import gaussian, joined
+from pyro_fed.infer.sites.gaussian_sites import gaussian, prepend_gaussian
 from pyro_fed.ops.arviz_versions import group_of
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.importance import LARGEST_PARETO_K, log_mean, smoothed
@@ -271,7 +271,7 @@ def _mixture(q: Gaussian, sites: Gaussian, num_draws: int, generator: torch.Gene
     """Draws of the equal mixture of Student's t around q and around each proper q / t_k, with its log density."""
     others = type(sites)(q.precision - sites.precision, q.eta - sites.eta)
     proper = others.is_proper()
-    parts = joined(q, type(sites)(others.precision[proper], others.eta[proper]))
+    parts = prepend_gaussian(q, type(sites)(others.precision[proper], others.eta[proper]))
     count, dim = parts.eta.shape
     each = -(-num_draws // count)
     normal = torch.randn(each, count, dim, generator=generator, dtype=torch.float64)

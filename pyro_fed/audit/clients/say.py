@@ -18,7 +18,7 @@ from pyro_fed.density.scores import log_likelihoods
 from pyro_fed.density.traits import FULL_DIM
 from pyro_fed.federation.federation import Federation
 from pyro_fed.infer import FedEP
-from pyro_fed.infer.sites.gaussian_sites import as_state, batched, gaussian, site_of
+from pyro_fed.infer.sites.gaussian_sites import add_batch_axis, as_state, gaussian, site_of
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import STRUCTURES
 from pyro_fed.policy import resolve
@@ -82,10 +82,10 @@ def sites_at(federation: Federation, q: Gaussian) -> Gaussian:
     problem, data = federation.problem, federation.client_data()
     algorithm = _stepping(problem, q)
     a_point = max(q.eta.shape[-1], data.row_index.shape[1] * problem.num_nodes)
-    points = algorithm.points(batched(q))
+    points = algorithm.points(add_batch_axis(q))
     affordable = MOST_NUMBERS // max(1, a_point * len(data.num_rows))
     if affordable < len(points):
-        points = replace(algorithm, num_points=max(FEWEST_POINTS, affordable // 2 * 2)).points(batched(q))
+        points = replace(algorithm, num_points=max(FEWEST_POINTS, affordable // 2 * 2)).points(add_batch_axis(q))
     derivatives = algorithm.derivatives("full" if q.dense else "diag")
 
     def of_some(clients: ClientData) -> State:

@@ -25,7 +25,7 @@ from pyro_fed.density.compiling.composed import Composed, composed_structure
 from pyro_fed.density.compiling.predictors import CHECK_ROWS, Predictors
 from pyro_fed.density.derivatives.moments import Moments
 from pyro_fed.density.derivatives.nodes import CLOSE, PAIRS
-from pyro_fed.density.derivatives.row_sums import Sums, unwhitened
+from pyro_fed.density.derivatives.row_sums import Sums, unwhiten_sums
 from pyro_fed.density.derivatives.rowwise import each_of, whitened_of
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BLOCK, Batch, ClientData
@@ -165,7 +165,7 @@ def means_of_parabola(problem: Problem, points: Tensor, batch: Batch, share: Ten
     moved, bent = (
         (a - b).abs().flatten(1).amax(1) for a, b in ((one.score, few.score), (one.curvature, few.curvature))
     )
-    few = unwhitened(few, root)
+    few = unwhiten_sums(few, root)
     scores = few.score.unsqueeze(1) - away @ few.curvature
     score, curvature = problem.mapped(through.mean_back, (0, 0, 0))(by_client, scores, few.curvature)
     return Moments(few.value, score, curvature), (moved < NEAR_SCORE_SDS * share) & (bent < CLOSE * share)

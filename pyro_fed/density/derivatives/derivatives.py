@@ -51,7 +51,7 @@ from pyro_fed.density.derivatives.rowwise import (
     LEAST_STRUCTURE_WORK,
     at_points,
     dealt_out,
-    expected,
+    expected_sums,
     shared_curvature,
 )
 from pyro_fed.density.latents.ascent_starts import from_modes
@@ -76,7 +76,7 @@ MOST_INTEGRATED = MOST_NUMBERS // 8
 #: Of a network's rows so many times fewer: values and scores, which the steps are judged by, are at all points all the
 #: same. Of 60 to 90 parameters and 240 rows a run takes 3 to 6 s in place of 6 to 11, and log densities of test rows
 #: are within 0.02 of those with all points (`benchmarks/networks/small.py`).
-LAYERED = 10
+LAYERED_DIVISOR = 10
 #: Points in a share at least: four and their opposites.
 FEWEST_SHARED_POINTS = 8
 #: Seed of the random signs that read off the diagonal of a large prior's Hessian.
@@ -221,7 +221,7 @@ class Derivatives:
         """Numbers up to which every row has its derivatives at every point."""
         if problem.local_dim:
             return MOST_INTEGRATED
-        return MOST_NUMBERS // LAYERED if problem.traits.layers else MOST_NUMBERS
+        return MOST_NUMBERS // LAYERED_DIVISOR if problem.traits.layers else MOST_NUMBERS
 
     def shares(self, problem: Problem, count: int, batch: Batch) -> int:
         """Into how many shares the points are cut, of which a row has one for its curvature; a power of two.
@@ -305,7 +305,7 @@ class Derivatives:
         """
         if self.structure != "full" or not self._structure_pays(problem, num_points):
             return None
-        found = expected(problem, mean, root, data)
+        found = expected_sums(problem, mean, root, data)
         return None if found is None else Moments(*found)
 
     def under_batch(self, problem: Problem, q: Gaussian, num_points: int, batch: Batch) -> Moments | None:
@@ -319,7 +319,7 @@ class Derivatives:
         """
         if self.structure != "full" or not self._structure_pays(problem, num_points):
             return None
-        found = expected(problem, q.mean(), q.root(), batch)
+        found = expected_sums(problem, q.mean(), q.root(), batch)
         return None if found is None else Moments(*found)
 
     def _structure_pays(self, problem: Problem, num_points: int) -> bool:

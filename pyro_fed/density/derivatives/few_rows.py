@@ -148,7 +148,7 @@ def _worth_a_try(problem: Problem, draws: Tensor) -> bool:
 
 def _by_few(problem: Problem, draws: Tensor, data: ClientData, count: int, at_mean: Moments) -> Tensor:
     """By so many rows of all clients, and what these miss to second order."""
-    few, times = picked(problem, data, count)
+    few, times = pick_rows(problem, data, count)
     some = Moments(*(with_trailing_axes(times, part) * part for part in _at_mean(problem, draws, few)))
     missed = Quadratic(*(whole - part for whole, part in zip(at_mean, some, strict=True)))
     found = times.unsqueeze(1) * clients_log_likelihoods(problem, draws, few)
@@ -158,7 +158,7 @@ def _by_few(problem: Problem, draws: Tensor, data: ClientData, count: int, at_me
     return found
 
 
-def picked(problem: Problem, data: ClientData, count: int) -> tuple[ClientData, Tensor]:
+def pick_rows(problem: Problem, data: ClientData, count: int) -> tuple[ClientData, Tensor]:
     """Some rows of each client, its share of so many, one from each of equal slices; and n_k / b_k, (C,).
 
     Args:

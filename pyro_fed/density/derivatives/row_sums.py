@@ -254,7 +254,7 @@ def _sums_of(
     return value, score, -hessian
 
 
-def unwhitened(sums: Sums, root: Tensor) -> Sums:
+def unwhiten_sums(sums: Sums, root: Tensor) -> Sums:
     """From R' score and R' H R to score and H.
 
     Args:

@@ -31,13 +31,13 @@ from pyro_fed.density.derivatives.nodes import (
     order_of,
     rule,
 )
-from pyro_fed.density.derivatives.row_sums import Rowwise, Sums, unwhitened
+from pyro_fed.density.derivatives.row_sums import Rowwise, Sums, unwhiten_sums
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BLOCK, Batch, ClientData, row_pieces
 from pyro_fed.ops.entries import choose
 
 #: Rows in a piece, at least.
-SMALLEST = 8
+SMALLEST_PIECE = 8
 #: Rows × parameters × points from which on the structure is looked for: below, it costs more than it saves.
 LEAST_STRUCTURE_WORK = 1_000_000
 #: Numbers a row up to which its expectation is tried by pairs of nodes alone.
@@ -45,12 +45,12 @@ MOST_IN_PAIRS = 16
 #: Whether rows of several numbers are straight takes curvatures at two nodes a number, in vain where they are not, as a
 #: network's: so many rows are asked first. Where these are so many times as bent as straight rows may be, at every
 #: client, the others are not asked.
-TRIED, SURELY = 4096, 3.0
+TRIED_ROWS, SURELY = 4096, 3.0
 #: Predictors of so many rows at a time, where there are some.
 Find = Callable[[int], Predictors | None]
 
 
-def expected(problem: Problem, mean: Tensor, root: Tensor | None, data: ClientData | Batch) -> Sums | None:
+def expected_sums(problem: Problem, mean: Tensor, root: Tensor | None, data: ClientData | Batch) -> Sums | None:
     """Expectations of C clients' log-likelihoods and their derivatives; None where a row has no such structure.
 
     Args:
@@ -68,14 +68,14 @@ def expected(problem: Problem, mean: Tensor, root: Tensor | None, data: ClientDa
         return _of_clients(problem, 1, several, mean, eye.expand(*mean.shape, -1), data)
     few, straight = _where_straight(problem, several, mean, root, data)
     if few is not None and bool(straight.all()):
-        return unwhitened(few, root)
+        return unwhiten_sums(few, root)
     if sample is None:
         return None
     order = order_of(problem.num_rows / problem.dim, sample.width + len(sample.direct))
     fine = _of_clients(problem, order, False, mean, root, data)
     if fine is None:
         return None
-    return unwhitened(
+    return unwhiten_sums(
         fine if few is None else Sums(*(choose(straight, a, b) for a, b in zip(few, fine, strict=True))), root
     )
 
@@ -98,9 +98,9 @@ def _where_straight(
         return None, none
     if not several and problem.traits.non_smooth_scores:
         return None, none
-    thin = problem.num_rows // TRIED
+    thin = problem.num_rows // TRIED_ROWS
     if several and thin > 1 and isinstance(data, ClientData):
-        few, bent = _pair_sums_and_bend(problem, several, mean, root, thinned(data, thin))
+        few, bent = _pair_sums_and_bend(problem, several, mean, root, thin_rows(data, thin))
         if few is None or not bool((bent <= SURELY).any()):  # no number is bent
             return None, none
     few, bent = _pair_sums_and_bend(problem, several, mean, root, data)
@@ -120,7 +120,7 @@ def _pair_sums_and_bend(
     return few, torch.maximum(bent / CLOSE, moved / NEAR_SCORE_SDS)
 
 
-def thinned(data: ClientData, times: int) -> ClientData:
+def thin_rows(data: ClientData, times: int) -> ClientData:
     """Every so many-th row of each client.
 
     Args:
@@ -140,7 +140,7 @@ def _of_clients(
 ) -> Sums | None:
     """Whitened sums of C clients' rows by one rule; of rows with several numbers, by pairs of nodes or the mean."""
     clients, own = len(mean), isinstance(data, Batch)
-    plan = _plan(problem, _longest(data), order, several)
+    plan = _plan(problem, _padded_row_count(data), order, several)
     if plan is None:
         return None
     work, size, most = plan
@@ -179,7 +179,7 @@ def _plan_by(find: Find, dim: int, longest: int, order: int, wide: bool) -> tupl
     numbers = sample.width + len(sample.direct)
     count = len(rule(order, numbers, sample.width if wide else 0)[1])
     most = min(BLOCK // count, 2 * BLOCK // (dim * sample.width))
-    size = min(max(SMALLEST, rounded(longest)), max(SMALLEST, most))
+    size = min(max(SMALLEST_PIECE, rounded_row_count(longest)), max(SMALLEST_PIECE, most))
     parts = find(size)
     return None if parts is None else (Rowwise(parts, order, wide), size, most)
 
@@ -218,7 +218,7 @@ def at_points(problem: Problem, points: Tensor, batch: Batch, diagonal: bool = F
     if sample is None:
         return None
     numbers = sample.width + len(sample.direct)
-    size = min(max(SMALLEST, rounded(longest)), max(SMALLEST, 2 * BLOCK // (dim * sample.width)))
+    size = min(max(SMALLEST_PIECE, rounded_row_count(longest)), max(SMALLEST_PIECE, 2 * BLOCK // (dim * sample.width)))
     parts = predictors(problem, size)
     if parts is None:
         return None
@@ -261,8 +261,8 @@ def each_of(problem: Problem, find: Find, points: Tensor, data: ClientData | Bat
     if sample is None:
         return None
     clients, count, dim = points.shape
-    most = max(SMALLEST, 2 * BLOCK // (clients * count * dim * sample.width))
-    size = min(max(SMALLEST, rounded(_longest(data))), most)
+    most = max(SMALLEST_PIECE, 2 * BLOCK // (clients * count * dim * sample.width))
+    size = min(max(SMALLEST_PIECE, rounded_row_count(_padded_row_count(data))), most)
     parts = find(size)
     if parts is None:
         return None
@@ -289,8 +289,8 @@ def shared_curvature(problem: Problem, cut: Tensor, batch: Batch) -> Tensor | No
     shares, clients, count, dim = cut.shape
     longest = -(-batch.weight.shape[1] // shares)
     numbers = few.width + len(few.direct)
-    most = max(SMALLEST, min(BLOCK // (clients * count * numbers), 2 * BLOCK // (dim * few.width)))
-    times = -(-longest // min(rounded(longest), most))
+    most = max(SMALLEST_PIECE, min(BLOCK // (clients * count * numbers), 2 * BLOCK // (dim * few.width)))
+    times = -(-longest // min(rounded_row_count(longest), most))
     cuts = shares * times
     dealt = Batch(tuple(dealt_out(leaf, cuts) for leaf in batch.rows), dealt_out(batch.weight, cuts, 0.0))
     parts = predictors(problem, dealt.weight.shape[-1], wide=True)
@@ -331,7 +331,7 @@ def _sums(
     return Sums(*total)
 
 
-def _longest(data: ClientData | Batch) -> int:
+def _padded_row_count(data: ClientData | Batch) -> int:
     """Rows of the clients, padding among them."""
     return data.weight.shape[1] if isinstance(data, Batch) else data.row_index.shape[-1]
 
@@ -351,7 +351,7 @@ def _cut(weight: Tensor, size: int) -> tuple[Tensor, Tensor]:
     return index, padded.reshape(clients, count, size).transpose(0, 1).contiguous()
 
 
-def rounded(count: int) -> int:
+def rounded_row_count(count: int) -> int:
     """The next of 1, 2, 3, 4, 6, 8, 12, 16, ...: clients of nearly the same size share their graphs."""
     size = 1 << max(0, (count - 1).bit_length())
     return size * 3 // 4 if size >= 4 and size * 3 // 4 >= count else size

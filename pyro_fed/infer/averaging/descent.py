@@ -11,7 +11,7 @@ more, as where a rate is an exponential, is taken back. Below it steps are of si
 the first gradient, found a short way from the start.
 
 Source: Kim et al. (2024), *Adaptive federated learning with auto-tuned clients*, whose clients bound each step by that
-quotient. Letters: α `step_size`, β `momentum`, γ `REMEMBERED`.
+quotient. Letters: α `step_size`, β `momentum`, γ `CURVATURE_MEMORY`.
 
 Deviations: α is the longest step, so that SGD that is stable stays as it was; momentum; L falls slowly where Kim et al.
 let a step grow slowly; steps are taken back.
@@ -28,9 +28,9 @@ from torch import Tensor
 from pyro_fed.density.problem import Problem
 
 #: What is left of a curvature after a step that has seen less.
-REMEMBERED = 0.9
+CURVATURE_MEMORY = 0.9
 #: How much shorter the step after one that was taken back is at most.
-SHORTENED = 10.0
+LARGEST_SHORTENING = 10.0
 
 
 class Descending(Protocol):
@@ -66,7 +66,7 @@ class Descent:
         """The gradient at a point, and the curvature along it."""
         point, *_unknown = carry
         score = self.algorithm.gradient(problem, point, const, ())
-        short = _shortest(point) * score / score.norm().clamp_min(torch.finfo(score.dtype).tiny)
+        short = _probing_step(point) * score / score.norm().clamp_min(torch.finfo(score.dtype).tiny)
         there = self.algorithm.gradient(problem, point + short, const, ())
         return (point, score, _curvature(point, point + short, there - score)), ()
 
@@ -80,13 +80,13 @@ class Descent:
         there = self.algorithm.gradient(problem, end, const, ())
         seen = _curvature(point, end, there - score)
         taken = (rate * seen < 2 * stable) & there.isfinite().all()
-        steeper = (seen * rate / stable).nan_to_num(SHORTENED).clamp(2.0, SHORTENED) * stable / rate
-        curvature = torch.where(taken, torch.maximum(seen, REMEMBERED * curvature), steeper)
+        steeper = (seen * rate / stable).nan_to_num(LARGEST_SHORTENING).clamp(2.0, LARGEST_SHORTENING) * stable / rate
+        curvature = torch.where(taken, torch.maximum(seen, CURVATURE_MEMORY * curvature), steeper)
         known = torch.where(taken, end, point), torch.where(taken, velocity, 0.0), torch.where(taken, there, score)
         return (*known, curvature), ()
 
 
-def descended(problem: Problem, algorithm: Descending, point: Tensor, const: Any, dims: Any) -> Tensor:
+def descent_ends(problem: Problem, algorithm: Descending, point: Tensor, const: Any, dims: Any) -> Tensor:
     """Where the steps of C clients end, (C, D).
 
     Args:
@@ -109,10 +109,10 @@ def _curvature(point: Tensor, end: Tensor, change: Tensor) -> Tensor:
     """L from a step and the gradients' change by it, (); none where the step is lost in rounding."""
     moved = (end - point).norm()
     seen = change.norm() / moved.clamp_min(torch.finfo(moved.dtype).tiny)
-    return torch.where(moved >= _shortest(point) / 2, seen, 0.0)
+    return torch.where(moved >= _probing_step(point) / 2, seen, 0.0)
 
 
-def _shortest(point: Tensor) -> Tensor:
+def _probing_step(point: Tensor) -> Tensor:
     """A step short enough to be straight, and long enough for a difference of gradients, ()."""
     shortest: Tensor = torch.finfo(point.dtype).eps ** 0.5 * (1 + point.norm())
     return shortest

@@ -41,7 +41,7 @@ from pyro_fed.density.rows.batches import (
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.averaging import optim
 from pyro_fed.infer.averaging.contributions import StepContributions
-from pyro_fed.infer.averaging.descent import descended
+from pyro_fed.infer.averaging.descent import descent_ends
 from pyro_fed.infer.averaging.optim import OPTIM, Optimiser
 
 #: Rounds whose steps are averaged, and how many times the middle's the last ones of a point on its way may be: steps of
@@ -153,7 +153,7 @@ class FedAvg(Algorithm):
             dims: client axes of `const`.
         """
         if self.batch_size is None:
-            return descended(problem, self, point, const, dims)
+            return descent_ends(problem, self, point, const, dims)
         count = len(noise.weight) if self.unit == "epochs" else self.chain_steps
         (found, _), _ = problem.scan(self._step, (point, torch.zeros_like(point)), const, noise, count, dims)
         end: Tensor = found

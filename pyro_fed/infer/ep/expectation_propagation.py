@@ -51,8 +51,8 @@ from pyro_fed.infer.sites.gaussian_sites import (
     as_state,
     flat_site,
     gaussian,
-    joined,
     kept_where,
+    prepend_gaussian,
 )
 from pyro_fed.infer.sites.prior_gaussian import fit_prior
 from pyro_fed.ops.gaussian import Gaussian
@@ -121,7 +121,7 @@ class EP(SpreadGaussian, SiteKeeping):
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """q ← q Π_k (Δ_k)^s_k and t_0 ← t_0 (Δ_0)^s_0, Algorithm 3, step 2."""
         server = Server.of(shared)
-        changes = joined(server.prior_change, self.changes_of(messages))
+        changes = prepend_gaussian(server.prior_change, self.changes_of(messages))
         step = self.step_rule(len(weights)).step(server, changes, self.lower_bound(server, messages))
         return replace(
             server,

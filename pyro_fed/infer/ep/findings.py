@@ -12,9 +12,9 @@ from pyro_fed.codes.finding import Finding
 from pyro_fed.infer.ep import ascent
 
 #: A q that still moves by more SDs than this in its last round has not settled.
-UNSETTLED = 1.0
+UNSETTLED_SDS = 1.0
 #: Steps of which less than this share could be taken, in so many of the last rounds, have come to an end of some kind.
-SHORTENED, STOPPED = 1e-3, 3
+STALLED_FRACTION, STALLED_ROUNDS = 1e-3, 3
 #: What a pass over the clients may move q by, of what the one before it did, for the next to be foreseen: slower ones
 #: are many together. And the share of the tolerance that it is foreseen to take, for rates grow towards the end.
 FAST, GROWING = 0.1, 0.5
@@ -91,19 +91,19 @@ def unused_sites(record: Record, newton: bool) -> list[Finding]:
 
 
 def still_moving(record: Record, newton: bool, diagonal: bool) -> list[Finding]:
-    """Whether q still moved by more than `UNSETTLED` in its last round, with the cure.
+    """Whether q still moved by more than `UNSETTLED_SDS` in its last round, with the cure.
 
     Args:
         record: of the run.
         newton: whether its steps were expected Newton steps.
         diagonal: whether the precision of q was.
     """
-    latest, last = record.latest, record.figures[-STOPPED:]
-    if newton and record.converged is False and all(f.get("cut") and f["fraction"] < SHORTENED for f in last):
+    latest, last = record.latest, record.figures[-STALLED_ROUNDS:]
+    if newton and record.converged is False and all(f.get("cut") and f["fraction"] < STALLED_FRACTION for f in last):
         fraction = max(f["fraction"] for f in last)
         return [sentences.steps_shortened(rounds=len(record.figures), fraction=fraction)]
     change = latest.get("change", 0.0)
-    if change <= UNSETTLED or len(record.figures) <= 1:
+    if change <= UNSETTLED_SDS or len(record.figures) <= 1:
         return []
     if record.has_private_noise:
         cure = (

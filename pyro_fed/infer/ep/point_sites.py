@@ -35,7 +35,7 @@ from pyro_fed.infer.sites.online_newton import FIRST_CURVATURE, OnlineNewton
 from pyro_fed.ops.gaussian_structures import DiagGaussian
 
 #: The steps by which the curvature at the point is measured.
-MEASURED = OnlineNewton(steps=20)
+CURVATURE_STEPS = OnlineNewton(steps=20)
 
 
 @explains_unknown
@@ -122,7 +122,7 @@ class PointSites(SpreadGaussian):
 
     covariance: Literal["auto", "full", "diag"] = "diag"
     averaging: FedAvg = field(default_factory=BurnIn)
-    measured: OnlineNewton = MEASURED
+    measured: OnlineNewton = CURVATURE_STEPS
     scale: float | None = None
 
     def default_rounds(self, num_clients: int) -> int:

@@ -17,11 +17,11 @@ from pyro_fed.infer.ep.tilted import TiltedInference
 from pyro_fed.infer.sites.gaussian_sites import (
     FEWEST_POINTS,
     SpreadGaussian,
+    add_batch_axis,
     at_mean,
-    batched,
+    drop_batch_axis,
     site_of,
     spread_points,
-    unbatched,
 )
 from pyro_fed.ops.gaussian import Gaussian
 
@@ -42,7 +42,7 @@ def change_at(
         problem: the model's densities.
         server: q and t_0.
     """
-    q, most = batched(server.q), algorithm.points(batched(server.q))
+    q, most = add_batch_axis(server.q), algorithm.points(add_batch_axis(server.q))
     few = solver.few_prior_points and len(most) > FEWEST_POINTS
     points = spread_points(q, FEWEST_POINTS) if few else most
     moments, change = _newton_step(algorithm, problem, q, server.prior, points)
@@ -63,7 +63,7 @@ def never_changes(algorithm: SpreadGaussian, problem: Problem, q: Gaussian, prio
     if not bool(q.is_proper()):
         return False
     for wide in NEAR_AND_FAR:
-        at = batched(at_mean(type(q)(q.precision / wide**2, q.eta), q.mean()))
+        at = add_batch_axis(at_mean(type(q)(q.precision / wide**2, q.eta), q.mean()))
         change = _newton_step(algorithm, problem, at, prior, spread_points(at, FEWEST_POINTS))[1]
         if not _is_rounding(prior, change):
             return False
@@ -75,7 +75,7 @@ def _newton_step(
 ) -> tuple[Moments, Gaussian]:
     """Means of the log prior over points (S, 1, D) under q, and Δ_0."""
     moments = algorithm.derivatives().of_prior(problem, points)
-    return moments, unbatched(site_of(moments, q.mean())).quotient(prior)
+    return moments, drop_batch_axis(site_of(moments, q.mean())).quotient(prior)
 
 
 def _is_rounding(prior: Gaussian, change: Gaussian) -> bool:

@@ -40,7 +40,7 @@ from pyro_fed.infer.ep.tilted import Identity
 from pyro_fed.infer.guides.automatic import is_hand_written
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.laplace.laplace_point import ESCAPING, flat_direction, mode_level
-from pyro_fed.infer.sites.gaussian_sites import absolute, as_state, at_mean, batched, flat_site, gaussian
+from pyro_fed.infer.sites.gaussian_sites import absolute, add_batch_axis, as_state, at_mean, flat_site, gaussian
 from pyro_fed.ops.gaussian import Gaussian
 
 #: Why most algorithms have no setting of hand-written guides.
@@ -316,7 +316,7 @@ class WarmStarted(EP):
         if self.start == "few_rows":
             times = self.rows_of_rounds(problem.num_rows) / self.rows_before(problem)
             q, share = rows_first.as_of_more(q, prior, times, num_clients)
-            sites = flat_site(problem, self.structure, num_clients).product(batched(share))
+            sites = flat_site(problem, self.structure, num_clients).product(add_batch_axis(share))
         shared, local = self.first_states(problem, q, prior, sites)
         return shared | self._known_of_network(problem, shared, start), local
 

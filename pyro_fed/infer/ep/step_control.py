@@ -178,7 +178,7 @@ class NewtonSteps(StepRule):
         """The share of the damping that a step may take which nobody can take back, and what is remembered of it."""
         q, memory, control = server.q, server.memory, self.control
         if everyone and q.dense and control.memory != 0:
-            turned = _turned(memory, q, move)
+            turned = _turning_state(memory, q, move)
             return float(turned["turning"]) * self._within_reach(q, move), turned
         after = q.precision + move.precision
         if q.dense or not bool((after > 0).all()):
@@ -223,7 +223,7 @@ def _structure(q: Gaussian) -> str:
     return "full" if q.dense else "diag"
 
 
-def _turned(memory: State, q: Gaussian, move: Gaussian) -> State:
+def _turning_state(memory: State, q: Gaussian, move: Gaussian) -> State:
     """The share of a step by what the one before it has left, and what is remembered of this one."""
     covariance = q.moments()[1]
     variance = covariance.diagonal()

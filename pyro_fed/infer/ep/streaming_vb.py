@@ -29,7 +29,7 @@ from pyro_fed.infer.ep.step_control import StepControl
 from pyro_fed.infer.ep.tilted import TiltedInference
 
 #: A turn is taken whole, however far it goes: there is no second one.
-WHOLE = StepControl(reach=1e12, growth=1e12)
+WHOLE_STEPS = StepControl(reach=1e12, growth=1e12)
 
 
 @explains_unknown
@@ -81,7 +81,7 @@ class StreamingVB(EP):
     @property
     def control(self) -> StepControl:
         """None: a turn is taken whole."""
-        return WHOLE
+        return WHOLE_STEPS
 
     def default_schedule(self) -> Schedule:
         """One client in turn."""

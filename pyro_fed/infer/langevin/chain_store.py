@@ -108,7 +108,7 @@ class ChainStore(NamedTuple):
         count = more.draws.shape[1]
         if count == 0:
             return self
-        buffers = (_written(*both, int(self.kept)) for both in zip(self.buffers, more, strict=True))
+        buffers = (_append_to_buffer(*both, int(self.kept)) for both in zip(self.buffers, more, strict=True))
         return self._replace(buffers=Draws(*buffers), kept=self.kept + count)._judge(wanted)
 
     def store(self, visits: Visit, local_steps: int, burn_in: int, thin: int, wanted: int | None) -> list[ChainStore]:
@@ -178,7 +178,7 @@ class ChainStore(NamedTuple):
         return self._replace(r_hat=torch.tensor(largest), ess=torch.tensor(float(ess.min())), judged=self.kept)
 
 
-def _written(buffer: Tensor, value: Tensor, kept: int) -> Tensor:
+def _append_to_buffer(buffer: Tensor, value: Tensor, kept: int) -> Tensor:
     """The buffer with values behind those that are kept, in twice the room where it is full."""
     more = value.shape[1]
     if kept + more > buffer.shape[1]:

@@ -20,7 +20,7 @@ from pyro_fed.ops.langevin import STABLE
 from pyro_fed.ops.matrices import times, times_transposed
 
 #: A derived step that is beyond stability becomes this share of the largest stable one.
-SHORTENED = 0.25
+STABLE_STEP_SHARE = 0.25
 
 
 def largest_curvature(problem: Problem, position: Tensor, score: Score, factor: Tensor, batch: Batch) -> Tensor:
@@ -58,7 +58,7 @@ def longest_steps(step_size: Tensor, curvature: Tensor) -> Tensor:
         curvature: λ, (C,).
     """
     beyond = step_size * curvature >= STABLE
-    return torch.where(beyond, SHORTENED * STABLE / curvature, torch.inf)
+    return torch.where(beyond, STABLE_STEP_SHARE * STABLE / curvature, torch.inf)
 
 
 def check_step(name: str, step_size: Tensor, curvature: Tensor, clients: Tensor) -> None:

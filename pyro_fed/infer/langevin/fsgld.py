@@ -23,7 +23,7 @@ prior, which Algorithm 1 has; it is kept here.
 Deviation: where no step size is given, a round before the first (`surrogates.mismatch`) measures how far the
 surrogates' scores are from the clients', and visits are so short that no parameter's variance grows by more than
 `visit_error` from it (`ops.visits` has the derivation). It also measures the largest curvature λ that a chain meets at
-a client, and steps are at most `SHORTENED` of 4/λ, from which on they diverge: a posterior may be
+a client, and steps are at most `STABLE_STEP_SHARE` of 4/λ, from which on they diverge: a posterior may be
 steeper where the chains go than where it was measured.
 
 Such visits have few steps of many rows rather than many of a few: five of 800 rows for forty of 100, as many rows and
@@ -44,7 +44,7 @@ from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.infer.langevin.client_state import ClientState
-from pyro_fed.infer.langevin.curvature import SHORTENED
+from pyro_fed.infer.langevin.curvature import STABLE_STEP_SHARE
 from pyro_fed.infer.langevin.gradients import Score, plus_conducive
 from pyro_fed.infer.langevin.langevin import STEP_GIVEN
 from pyro_fed.infer.langevin.replayed_visits import ReplayedVisits
@@ -169,4 +169,4 @@ class FSGLD(ReplayedVisits):
         """h of visits that are short enough, and far enough from where steps diverge."""
         step, full = super().derived_step(num_clients, start)
         steepest = float(required_start(start, self).shared["curvature"])
-        return min(step, SHORTENED * STABLE / steepest), full
+        return min(step, STABLE_STEP_SHARE * STABLE / steepest), full

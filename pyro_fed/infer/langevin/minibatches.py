@@ -12,14 +12,14 @@ from pyro_fed.density.rows.batches import Minibatch
 
 @lru_cache(maxsize=8)
 def no_picks(batch_size: int, dtype: torch.dtype) -> dict[str, Tensor]:
-    """What a client draws of minibatches that takes all its rows: `picked` makes them where others have some."""
+    """What a client draws of minibatches that takes all its rows: `minibatches_at` makes them where others have some."""
     return {
         "position": torch.zeros(0, batch_size, dtype=torch.int64),
         "weight": torch.zeros(0, batch_size, dtype=dtype),
     }
 
 
-def picked(position: Tensor, weight: Tensor, num_rows: Tensor, steps: int) -> Minibatch:
+def minibatches_at(position: Tensor, weight: Tensor, num_rows: Tensor, steps: int) -> Minibatch:
     """Minibatches (T, C, m), with all rows of the clients that have at most m: those drew none.
 
     Args:

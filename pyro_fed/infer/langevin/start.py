@@ -16,11 +16,11 @@ from pyro_fed.algorithm.contract import Start
 from pyro_fed.density.problem import Problem
 from pyro_fed.infer.langevin.client_state import ClientState
 from pyro_fed.infer.langevin.gradients import TrustRegion, conducive_gradients
-from pyro_fed.infer.surrogates.surrogates import fitted, one_each
+from pyro_fed.infer.surrogates.surrogates import fitted_surrogates, one_each
 from pyro_fed.ops.gaussian import Gaussian
 
 
-class Fitted(NamedTuple):
+class FittedSurrogates(NamedTuple):
     """The surrogates q_s, batch (K,), and the Gaussian p(θ) Π_s q_s(θ)."""
 
     sites: Gaussian
@@ -40,7 +40,7 @@ class Beginning(NamedTuple):
     position: Tensor
     anchor: Tensor
     factor: Tensor
-    gaussians: Fitted | tuple[()] = ()
+    gaussians: FittedSurrogates | tuple[()] = ()
 
 
 def at_prior(problem: Problem, num_chains: int, generator: torch.Generator) -> Beginning:
@@ -67,7 +67,7 @@ def at_surrogates(
         precondition: whether its covariance is the preconditioner.
         generator: source of randomness.
     """
-    gaussians = Fitted(*fitted(problem, surrogates, start))
+    gaussians = FittedSurrogates(*fitted_surrogates(problem, surrogates, start))
     target = gaussians.target
     position = target.sample(num_chains, generator).to(problem.dtype)
     factor = target.root() if precondition else torch.ones_like(target.eta)

@@ -16,7 +16,7 @@ from pyro_fed.density.rows.batches import ClientData, Minibatch, with_batches
 from pyro_fed.infer.langevin.client_state import Arrival, ClientState, Visit
 from pyro_fed.infer.langevin.gradients import Memory, Score
 from pyro_fed.infer.langevin.integrator import Client, Integrator, LangevinState, StepInput, Trace
-from pyro_fed.infer.langevin.minibatches import picked
+from pyro_fed.infer.langevin.minibatches import minibatches_at
 from pyro_fed.infer.langevin.step_sizes import StepSizes
 
 
@@ -118,7 +118,7 @@ class Visits:
         """
         if self.batch_size is None:
             return ()
-        return picked(noise["position"], noise["weight"], num_rows, self.step_sizes.local_steps)
+        return minibatches_at(noise["position"], noise["weight"], num_rows, self.step_sizes.local_steps)
 
     def _sent(self, client: Tensor, position: Tensor, trace: Trace, steps: Tensor) -> Visit:
         """What visits send.

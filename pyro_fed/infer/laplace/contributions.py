@@ -10,7 +10,7 @@ from torch import Tensor
 from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contributions import BoundedMessages, SentMessages
 from pyro_fed.algorithm.states import State
-from pyro_fed.infer.laplace.laplace_point import aimed
+from pyro_fed.infer.laplace.laplace_point import aim_point
 from pyro_fed.infer.laplace.line import held_values
 from pyro_fed.infer.sites.contributions import SiteContributions
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
@@ -41,7 +41,7 @@ class LaplaceContributions(SiteContributions):
 
     def bounded_messages(self, limits: Bounded, shared: State, ledger: State, sent: SentMessages) -> BoundedMessages:
         """Sites within the limits, and of the line's values no more than these sites and the cohort explain."""
-        point = aimed(shared)
+        point = aim_point(shared)
         found = limits.sites(gaussian(shared, "prior_"), gaussian(sent.messages), point, sent.own_rows)
         values, start = held_values(
             found.sites, point, self._along(shared, point), sent.messages["values"], limits.pull, sent.own_rows

@@ -12,9 +12,9 @@ better the server goes there and asks again, with d = 0, but for steps that are 
 A climb that leaves the mass for a spike of the density ends back at the point around which it found most,
 f(θ) |H|^(-1/2).
 
-Of logarithms and logits (of positive and bounded sites) fractions longer than `LONGEST` do not count: far away a
-likelihood is flat, Newton's step to there as long as that is far, and what a density is at e^40 is rounding, as of the
-lgamma of a Dirichlet's parameters.
+Of logarithms and logits (of positive and bounded sites) fractions longer than `LONGEST_LOG_STEP` do not count: far away
+a likelihood is flat, Newton's step to there as long as that is far, and what a density is at e^40 is rounding, as of
+the lgamma of a Dirichlet's parameters.
 
 |H| has the eigenvalues of H in absolute value, after H is scaled to a diagonal of ±1 (so that no parameter's unit
 matters) and not below `MIN_CURVATURE`; where H is positive definite it is H, floor or no floor. With a diagonal
@@ -42,14 +42,14 @@ from pyro_fed.codes import cures, sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import chosen_setting, explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice, check_positive
-from pyro_fed.density.derivatives.few_rows import of_some_rows, picked
+from pyro_fed.density.derivatives.few_rows import of_some_rows, pick_rows
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.density.scores import clients_log_likelihoods, prior_values
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.averaging.burn_in import BurnIn
 from pyro_fed.infer.laplace.contributions import LaplaceContributions
-from pyro_fed.infer.laplace.laplace_point import ESCAPING, aimed, arrived, semidefinite
+from pyro_fed.infer.laplace.laplace_point import ESCAPING, aim_point, semidefinite, state_after_arrival
 from pyro_fed.infer.sites.gaussian_sites import (
     GaussianAlgorithm,
     absolute,
@@ -62,7 +62,7 @@ from pyro_fed.infer.sites.gaussian_sites import (
 from pyro_fed.ops.gaussian import Gaussian
 
 #: Longest step of an entry that is a logarithm or a logit: a factor of 5e8.
-LONGEST = 20.0
+LONGEST_LOG_STEP = 20.0
 #: Near the mode, a step of so many SDs is too short for values to tell about, up to as many nats: integrals over rows'
 #: own latents jump by 1e-4 nats where two modes of one become one, at a mode of all rows too. Newton's step is taken.
 SHORT = 0.01
@@ -203,7 +203,7 @@ class FedLaplace(GaussianAlgorithm):
         """Log-likelihoods on the line, and a site at the aim."""
         points, line = self._trial_points(shared)
         if self.few_rows is not None:
-            data = picked(problem, data, self.few_rows)[0]
+            data = pick_rows(problem, data, self.few_rows)[0]
         derivatives = self.derivatives()
         moments = derivatives.under(problem, points[0], None, 1, data)
         if moments is None:
@@ -223,7 +223,7 @@ class FedLaplace(GaussianAlgorithm):
         """The point aimed at (1, C, D), and all points of the line (C, L, D)."""
         fractions = shared["point"].new_tensor(self.fractions).unsqueeze(-1)
         line = shared["point"].unsqueeze(1) + fractions * shared["direction"].unsqueeze(1)
-        return aimed(shared).unsqueeze(0), line
+        return aim_point(shared).unsqueeze(0), line
 
     def objections(self, received: State, messages: State) -> message_limits.Objections:
         """Curvatures and scores far above the others'."""
@@ -242,7 +242,7 @@ class FedLaplace(GaussianAlgorithm):
             )
         totals = shared["prior_value"] + messages["values"].sum(0)
         lengths = totals.new_tensor(self.fractions) * (shared["direction"].abs() * shared["transformed"]).amax()
-        totals = torch.where(totals.isfinite() & (lengths <= LONGEST), totals, -torch.inf)
+        totals = torch.where(totals.isfinite() & (lengths <= LONGEST_LOG_STEP), totals, -torch.inf)
         best, aimed = int(totals.argmax()), self.fractions.index(float(shared["aim"]))
         gain, aimed_gain = float(totals[best] - shared["value"]), float(totals[aimed] - shared["value"])
         slack = float(shared["rounding"] * totals[aimed].abs())
@@ -252,11 +252,11 @@ class FedLaplace(GaussianAlgorithm):
         prior = gaussian(shared, "prior_")
         known = bool(messages["usable"].all() & prior.precision.isfinite().all() & prior.eta.isfinite().all())
         if good and bool(torch.isfinite(totals[aimed])) and known:
-            return arrived(shared, messages, totals[aimed]) | {"aim": next_aim}
+            return state_after_arrival(shared, messages, totals[aimed]) | {"aim": next_aim}
         told = bool(shared["indefinite"]) or not float(shared["decrement"]) <= SHORT or aimed_gain < -SHORT
         if not (told or still) and known:
             if aimed == self.fractions.index(1.0):
-                return arrived(shared, messages, totals[aimed])
+                return state_after_arrival(shared, messages, totals[aimed])
             return {**shared, "aim": torch.ones_like(shared["aim"])}
         if gain > 0 and best != aimed:
             point = shared["point"] + self.fractions[best] * shared["direction"]

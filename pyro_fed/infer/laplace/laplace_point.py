@@ -31,7 +31,7 @@ LOST_MASS = 7.0
 LOST_ROUGHLY, POINTS = 20.0, 5
 #: Units of rounding, of the model's dtype and for each parameter, that the smallest eigenvalue of a precision whose
 #: diagonal is scaled to one may have where there is no curvature; and parts of such a direction that are named.
-ROUNDING_UNITS, NAMED, NAMED_PART = 10.0, 4, 0.1
+ROUNDING_UNITS, MOST_NAMED_PARTS, NAMED_PART = 10.0, 4, 0.1
 
 
 def flat_direction(q: Gaussian, problem: Problem) -> str:
@@ -49,7 +49,7 @@ def flat_direction(q: Gaussian, problem: Problem) -> str:
         return ""
     parts = directions[:, 0] * scale
     parts = parts * parts[parts.abs().argmax()].sign() / parts.abs().max()
-    largest = parts.abs().argsort(descending=True, stable=True)[:NAMED].sort().values.tolist()
+    largest = parts.abs().argsort(descending=True, stable=True)[:MOST_NAMED_PARTS].sort().values.tolist()
     terms = [(parts[i] < 0, f"'{problem.name_of(i)}'") for i in largest if float(parts[i].abs()) > NAMED_PART]
     first, *others = terms
     return ("-" if first[0] else "") + first[1] + "".join(f" {'-' if minus else '+'} {name}" for minus, name in others)
@@ -66,12 +66,12 @@ def mode_level(state: State) -> float:
     return float(state["value"]) if "value" in state and not on_the_way else -math.inf
 
 
-def aimed(state: State) -> Tensor:
+def aim_point(state: State) -> Tensor:
     """The point aimed at, (D,), or of several states (C, D)."""
     return state["point"] + state["aim"].unsqueeze(-1) * state["direction"]
 
 
-def arrived(shared: State, messages: State, value: Tensor) -> State:
+def state_after_arrival(shared: State, messages: State, value: Tensor) -> State:
     """The state at the point aimed at, whose curvature is known; or back where most mass was, where it has left that.
 
     Args:
@@ -80,7 +80,7 @@ def arrived(shared: State, messages: State, value: Tensor) -> State:
         value: the log posterior there.
     """
     q = gaussian(messages).product_over(0).product(gaussian(shared, "prior_"))
-    point = aimed(shared)
+    point = aim_point(shared)
     metric, indefinite = absolute(q)
     direction = type(q)(metric.precision, q.score(point)).mean()
     decrement = (direction * q.score(point)).sum().clamp_min(0).sqrt()

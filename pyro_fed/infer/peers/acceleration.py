@@ -18,7 +18,7 @@ from pyro_fed.ops.anderson import acceleration, remember
 from pyro_fed.ops.gaussian import Gaussian
 
 #: Settings of `ops.anderson.acceleration`.
-GROWTH, LONGEST = 2.0, 5.0
+GROWTH, LONGEST_STEP = 2.0, 5.0
 
 
 def nothing_known(q: Gaussian, memory: int) -> State:
@@ -31,14 +31,14 @@ def nothing_known(q: Gaussian, memory: int) -> State:
 def look_ahead(q: Gaussian, local: State) -> tuple[Gaussian, State]:
     """Points (A,) for the next sites, and the histories with the last round in them."""
     at = gaussian(local, "at_")
-    points = remember(_turned(gaussian(local, "points_")), at)
-    moves = remember(_turned(gaussian(local, "moves_")), q.quotient(at))
-    ahead = q.product(acceleration(points, moves, 1.0, GROWTH, LONGEST))
+    points = remember(_swap_leading_axes(gaussian(local, "points_")), at)
+    moves = remember(_swap_leading_axes(gaussian(local, "moves_")), q.quotient(at))
+    ahead = q.product(acceleration(points, moves, 1.0, GROWTH, LONGEST_STEP))
     ahead = where(ahead.is_proper(), ahead, q)
-    kept = {**as_state(_turned(points), "points_"), **as_state(_turned(moves), "moves_")}
+    kept = {**as_state(_swap_leading_axes(points), "points_"), **as_state(_swap_leading_axes(moves), "moves_")}
     return ahead, {**as_state(ahead, "at_"), **kept}
 
 
-def _turned(past: Gaussian) -> Gaussian:
+def _swap_leading_axes(past: Gaussian) -> Gaussian:
     """(A, M, ...) to (M, A, ...), or back."""
     return type(past)(past.precision.transpose(0, 1), past.eta.transpose(0, 1))

@@ -11,7 +11,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, row_dtype
 from pyro_fed.errors import ModelError
 from pyro_fed.infer.peers.local_laplace import local_laplace
-from pyro_fed.infer.sites.gaussian_sites import SpreadGaussian, as_state, batched
+from pyro_fed.infer.sites.gaussian_sites import SpreadGaussian, add_batch_axis, as_state
 from pyro_fed.infer.sites.prior_gaussian import fit_prior
 from pyro_fed.ops.entries import with_trailing_axes
 from pyro_fed.ops.gaussian import Gaussian
@@ -33,7 +33,7 @@ def gaussian_prior(algorithm: SpreadGaussian, problem: Problem, drawn: bool, gen
     """
     start = problem.init(1, generator).double()
     if bool(problem.traits.prior_kinks.any()) and not problem.layout.improper:
-        nearest = batched(fit_prior(algorithm, problem, generator))
+        nearest = add_batch_axis(fit_prior(algorithm, problem, generator))
         return as_state(nearest if not drawn else type(nearest).from_moments(start, nearest.moments()[1]))
     row = tuple(leaf[None, :1] for leaf in problem.rows)
     nothing = Batch(row, torch.zeros(1, 1, dtype=row_dtype(problem.rows), device=start.device))

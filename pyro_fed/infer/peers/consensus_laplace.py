@@ -36,7 +36,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.graph import Consensus, Graph
 from pyro_fed.infer.laplace.fedlaplace import SENT, FedLaplace
-from pyro_fed.infer.laplace.laplace_point import aimed
+from pyro_fed.infer.laplace.laplace_point import aim_point
 from pyro_fed.infer.peers.peer_burn_in import PeerBurnIn
 from pyro_fed.infer.sites.gaussian_sites import flat_site, gaussian
 from pyro_fed.ops.entries import with_trailing_axes
@@ -47,7 +47,7 @@ from pyro_fed.ops.mixing import mix
 SUMS = ("values", "unusable", "precision", "eta")
 #: Stands for a step length that is not known yet, and for a log-likelihood of minus infinity: they must be
 #: mixed.
-UNKNOWN, LOWEST = 1e6, -1e200
+UNKNOWN, LOWEST_LOG_LIK = 1e6, -1e200
 #: Stands for the number of agents whose site cannot be used, before anything is known.
 NOTHING_YET = -1.0
 
@@ -121,8 +121,8 @@ class ConsensusLaplace(Algorithm, OnGraph):
         message, _, info = self.newton.local_step(problem, asked, {}, data, noise)
         v = shared["centrality"]
         unusable = (~message["usable"]).double()
-        message = {**message, "values": message["values"].clamp_min(LOWEST), "unusable": unusable}
-        aim = aimed(asked)
+        message = {**message, "values": message["values"].clamp_min(LOWEST_LOG_LIK), "unusable": unusable}
+        aim = aim_point(asked)
         message["eta"] = gaussian(message).score(aim)
         put_in = {name: message[name].double() / with_trailing_axes(v, message[name]) for name in SUMS}
         return {**put_in, "aim": aim.double(), "decrement": server["decrement"].clamp_max(UNKNOWN)}, server, info

@@ -12,7 +12,7 @@ from pyro_fed.algorithm.combination import Bounded, Combination
 from pyro_fed.algorithm.combination_check import all_hear_all
 from pyro_fed.algorithm.contributions import BoundedMessages, SentMessages
 from pyro_fed.algorithm.states import State
-from pyro_fed.infer.peers.screening import centre_of, screened
+from pyro_fed.infer.peers.screening import centre_of, screened_changes
 from pyro_fed.infer.sites.contributions import SiteContributions, held_changes
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
 from pyro_fed.ops.gaussian import Gaussian
@@ -57,7 +57,9 @@ class PeerContributions(SiteContributions):
         sites, told = gaussian(ledger), gaussian(sent.messages)
         if sent.graph is not None and not all_hear_all(sent.graph):
             weight = torch.from_numpy(sent.graph.centrality(0))[sent.clients]
-            held, cut = screened(limits, sent.graph, q, sites, sent.clients, (told / mine) ** weight, told, sent.rows)
+            held, cut = screened_changes(
+                limits, sent.graph, q, sites, sent.clients, (told / mine) ** weight, told, sent.rows
+            )
             taken = held ** (1.0 / weight)
             return BoundedMessages(shared, {**sent.messages, **as_state(mine * taken)}, as_state(held, "taken_"), cut)
         common, deltas = self.answer(shared), self.site_changes(shared, ledger, sent)

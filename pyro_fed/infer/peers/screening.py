@@ -22,7 +22,7 @@ from pyro_fed.infer.sites.contributions import held_changes
 from pyro_fed.ops.gaussian import Gaussian
 
 
-def screened(
+def screened_changes(
     limits: Bounded,
     graph: Graph,
     q: Gaussian,

@@ -112,8 +112,8 @@ class Chains:
                 begun = [stop.chain] if isinstance(stop, Stopped) and len(stop.chain["draws"]) else []
                 if not (chains or begun):
                     raise
-                raise Stopped(_stacked(chains or begun)) from stop
-        return _stacked(chains)
+                raise Stopped(_stack_chains(chains or begun)) from stop
+        return _stack_chains(chains)
 
     def _chain(self, density: Density, point: Tensor, tick: Callable[[], None]) -> State:
         kernel = CompiledNUTS(
@@ -144,5 +144,5 @@ class Chains:
         return Density(value_and_gradient, leapfrog_step)
 
 
-def _stacked(chains: list[State]) -> State:
+def _stack_chains(chains: list[State]) -> State:
     return {name: torch.stack([chain[name] for chain in chains]) for name in chains[0]}

@@ -43,7 +43,7 @@ def trajectory_figures(message: State, max_tree_depth: int) -> State:
     return {name: value.reshape(1) for name, value in figures.items()}
 
 
-def struggled(record: Record) -> bool:
+def sampler_struggled(record: Record) -> bool:
     """Whether trajectories diverged, chains disagree or energies are badly explored."""
     divergences, _, rhat, bfmi = _diagnosis(record)
     return divergences > 0 or rhat > LARGEST_RHAT or bfmi < SMALLEST_BFMI
@@ -57,7 +57,7 @@ def trajectory_warnings(record: Record, problem: Problem) -> list[Finding]:
         problem: the model's densities.
     """
     divergences, deepest, rhat, bfmi = _diagnosis(record)
-    hints = funnel_hint(problem) if struggled(record) else []
+    hints = funnel_hint(problem) if sampler_struggled(record) else []
     return [
         *([sentences.trajectories_diverged(trajectories=divergences)] if divergences > 0 else []),
         *([sentences.trees_saturated(share=deepest)] if deepest > OFTEN_DEEPEST else []),

@@ -52,7 +52,7 @@ def draw(steps: int, pairs: int, dim: int, generator: torch.Generator, dtype: to
     return Draws(pool, torch.randint(length, (steps, pairs), generator=generator))
 
 
-def turned(pool: Tensor, turns: Tensor, dim: int) -> Tensor:
+def draws_from_pool(pool: Tensor, turns: Tensor, dim: int) -> Tensor:
     """The draws of a step, (pairs, D), from the pool (L,) and where in it each begins, (pairs,)."""
     place = torch.arange(dim, device=pool.device) + turns.unsqueeze(-1)
     return torch.cat([pool, pool[:dim]])[place]

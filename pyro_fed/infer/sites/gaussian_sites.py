@@ -151,8 +151,8 @@ class SpreadGaussian(GaussianAlgorithm):
 
     def prior_site(self, problem: Problem, q: Gaussian) -> Gaussian:
         """The prior's site by an expected Newton step at q."""
-        q = batched(q)
-        return unbatched(site_of(self.derivatives().of_prior(problem, self.points(q)), q.mean()))
+        q = add_batch_axis(q)
+        return drop_batch_axis(site_of(self.derivatives().of_prior(problem, self.points(q)), q.mean()))
 
     def narrowed(self, problem: Problem, q: Gaussian) -> Gaussian:
         """q () or (K,), with its SDs halved until the log prior falls off no further under it than `FAR_FALL`.
@@ -160,7 +160,7 @@ class SpreadGaussian(GaussianAlgorithm):
         Where a density rises without end, as a half-Cauchy scale's may, the curvature on the way tells SDs of 1e5 for
         log scales; expectations under such a Gaussian overflow.
         """
-        batch = q if q.eta.dim() > 1 else batched(q)
+        batch = q if q.eta.dim() > 1 else add_batch_axis(q)
         mean, log_prior = batch.mean(), self.derivatives().of_prior
         value = log_prior(problem, mean[None]).value
         for _ in range(NARROWINGS):
@@ -169,7 +169,7 @@ class SpreadGaussian(GaussianAlgorithm):
             if not bool(far.any()):
                 break
             batch = where(far, at_mean(type(batch)(batch.precision * 4, batch.eta), mean), batch)
-        return batch if q.eta.dim() > 1 else unbatched(batch)
+        return batch if q.eta.dim() > 1 else drop_batch_axis(batch)
 
 
 def gaussian(state: State, prefix: str = "") -> Gaussian:
@@ -206,12 +206,12 @@ def flat_site(problem: Problem, structure: Structure, *batch: int) -> Gaussian:
     return STRUCTURES[structure].zeros(batch, problem.dim, device=problem.rows[0].device)
 
 
-def batched(q: Gaussian) -> Gaussian:
+def add_batch_axis(q: Gaussian) -> Gaussian:
     """q with a leading axis of one."""
     return type(q)(q.precision[None], q.eta[None])
 
 
-def unbatched(q: Gaussian) -> Gaussian:
+def drop_batch_axis(q: Gaussian) -> Gaussian:
     """Without the leading axis."""
     return type(q)(q.precision[0], q.eta[0])
 
@@ -228,7 +228,7 @@ def at_mean(q: Gaussian, mean: Tensor) -> Gaussian:
     return type(q)(q.precision, -still.score(mean))
 
 
-def joined(first: Gaussian, others: Gaussian) -> Gaussian:
+def prepend_gaussian(first: Gaussian, others: Gaussian) -> Gaussian:
     """One Gaussian and a batch (C,) as a batch (1 + C,)."""
     return type(others)(torch.cat([first.precision[None], others.precision]), torch.cat([first.eta[None], others.eta]))
 

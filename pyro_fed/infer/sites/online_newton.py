@@ -42,7 +42,7 @@ from pyro_fed.algorithm.contract import Noise
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, ClientData, batch_of, draw_minibatches, with_batches
-from pyro_fed.infer.sites.antithetic import draw, score_and_curvature, turned
+from pyro_fed.infer.sites.antithetic import draw, draws_from_pool, score_and_curvature
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import DiagGaussian
 
@@ -124,7 +124,7 @@ class OnlineNewton:
         turns, rate, picks = x
         total = site + precision
         sd = total.rsqrt()
-        eps, width = turned(pool, turns, len(mean)), sd if self.spread == 1.0 else self.spread * sd
+        eps, width = draws_from_pool(pool, turns, len(mean)), sd if self.spread == 1.0 else self.spread * sd
         batch = batch_of(rows, picks)
         score, curvature = score_and_curvature(problem, mean, width, eps, batch)
         score = self._cut(score + eta - precision * mean, sd, batch)
@@ -168,7 +168,7 @@ class OnlineNewton:
         (point, prior, clients, pool), rows = const
         turns, picks = x
         total = prior + clients * site.clamp_min(0)
-        eps, batch = turned(pool, turns, len(point)), batch_of(rows, picks)
+        eps, batch = draws_from_pool(pool, turns, len(point)), batch_of(rows, picks)
         curvature = score_and_curvature(problem, point, total.rsqrt(), eps, batch)[1]
         return self._site_after_step(site, curvature, total / clients), ()
 

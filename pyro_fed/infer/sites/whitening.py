@@ -64,7 +64,7 @@ class Coordinates(NamedTuple):
         return type(site)(self.factor.mT @ site.precision @ self.factor, shifted @ self.factor)
 
 
-def turned(coordinates: Coordinates, site: Gaussian) -> tuple[Coordinates, DiagGaussian, Tensor | None]:
+def diagonal_coordinates(coordinates: Coordinates, site: Gaussian) -> tuple[Coordinates, DiagGaussian, Tensor | None]:
     """Coordinates in which a factor is diagonal, the factor there, and the turn V: z becomes V'z, and N(0, I) stays.
 
     Args:

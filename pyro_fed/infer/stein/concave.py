@@ -27,8 +27,8 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.kinds import cast_checked
 from pyro_fed.density.compiling.batched import vmap
 from pyro_fed.density.compiling.predictors import CHECK_ROWS, Predictors, predictors
-from pyro_fed.density.derivatives.few_rows import first_row_count, picked
-from pyro_fed.density.derivatives.rowwise import SMALLEST, rounded
+from pyro_fed.density.derivatives.few_rows import first_row_count, pick_rows
+from pyro_fed.density.derivatives.rowwise import SMALLEST_PIECE, rounded_row_count
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BLOCK, ClientData, row_pieces
 from pyro_fed.density.scores import prior_scores
@@ -87,7 +87,7 @@ class OneMode(Algorithm):
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
         """How many tangents lie below; where rows are many, of a few of them, by which modes are searched."""
-        rows = picked(problem, data, first_row_count(problem.dim))[0] if self.by_few_rows else data
+        rows = pick_rows(problem, data, first_row_count(problem.dim))[0] if self.by_few_rows else data
         return {"bent": count_tangents_below(problem, shared["pairs"], rows)}, local, {}
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
@@ -153,8 +153,8 @@ def count_tangents_below(problem: Problem, points: Tensor, data: ClientData) -> 
         data: the clients' rows.
     """
     clients, count = points.shape[:2]
-    most = max(SMALLEST, BLOCK // (clients * count**2))
-    size = min(max(SMALLEST, rounded(data.row_index.shape[-1])), most)
+    most = max(SMALLEST_PIECE, BLOCK // (clients * count**2))
+    size = min(max(SMALLEST_PIECE, rounded_row_count(data.row_index.shape[-1])), most)
     parts = predictors(problem, size)
     if parts is None:
         return torch.ones(clients, dtype=torch.float64, device=points.device)

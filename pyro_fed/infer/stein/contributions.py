@@ -56,7 +56,7 @@ class TurnContributions(Contributions):
             **{name: own[name][None] for name in ("history", "steps")},
             **{name: value[None] for name, value in figures.items()},
         }
-        after = _entered(state, sent.clients, residual, found.residuals)
+        after = _ledger_after_messages(state, sent.clients, residual, found.residuals)
         return BoundedMessages(after, held, {}, found.cut + beyond)
 
     def client_shift_sds(self, shared: State, ledger: State, sent: SentMessages) -> Tensor:
@@ -74,7 +74,7 @@ class ResidualContributions(TurnContributions):
         claimed = state["claimed"][sent.clients] + sent.messages["change"]
         found = held_residuals(state["taken"], sent.clients, claimed, sent.rows, limits.pull)
         change = found.residuals - state["taken"][sent.clients]
-        after = _entered(state, sent.clients, claimed, found.residuals)
+        after = _ledger_after_messages(state, sent.clients, claimed, found.residuals)
         return BoundedMessages(after, {"change": change}, {}, found.cut)
 
     def client_shift_sds(self, shared: State, ledger: State, sent: SentMessages) -> Tensor:
@@ -90,7 +90,7 @@ def _with_account(shared: State, ledger: State) -> State:
     return {**shared, "claimed": residual, "taken": residual.clone()}
 
 
-def _entered(state: State, clients: Tensor, claimed: Tensor, taken: Tensor) -> State:
+def _ledger_after_messages(state: State, clients: Tensor, claimed: Tensor, taken: Tensor) -> State:
     """The server's account after some clients' messages, (C, N, D)."""
     new = {"claimed": claimed, "taken": taken}
     return {**state, **{name: state[name].index_copy(0, clients, value) for name, value in new.items()}}

@@ -76,7 +76,7 @@ from pyro_fed.infer.stein.at_rest import EndOfRun, stein_figures
 from pyro_fed.infer.stein.contributions import TurnContributions
 from pyro_fed.infer.stein.corrected_sites import Received, Site, TiltedTarget, scores_by_sites
 from pyro_fed.infer.stein.dsvgd_start import first_states
-from pyro_fed.infer.stein.pace import SHORTER, paced
+from pyro_fed.infer.stein.pace import TURN_DIVISOR, state_with_pace
 from pyro_fed.infer.stein.particle_findings import particle_findings
 from pyro_fed.infer.stein.particles import ParticleAlgorithm
 from pyro_fed.infer.stein.survey import BEGINNINGS, Begin, Survey
@@ -311,7 +311,7 @@ class DSVGD(ParticleAlgorithm, Indicators):
     def _turn(self, shared: State) -> int:
         """Steps of a turn."""
         near = self.batch_size is None and bool(shared["near"].any())
-        return -(-self.local_steps // SHORTER) if near else self.local_steps
+        return -(-self.local_steps // TURN_DIVISOR) if near else self.local_steps
 
     def _straight(self, problem: Problem, received: Received, site: Site, data: ClientData) -> bool:
         """Whether the client's site stands for its rows while the particles move, see `STRAIGHT`.
@@ -392,7 +392,7 @@ class DSVGD(ParticleAlgorithm, Indicators):
         whole = (self.averaged_rounds * shared["pass_length"]).clamp_min(1.0)  # passes that are averaged
         share = (shared["pass_length"] / torch.minimum(done, whole)).to(adopted["white"].dtype)
         averaged = torch.lerp(shared["averaged"], adopted["white"], share)
-        return paced({**shared, **adopted, "averaged": averaged, "pass": done})
+        return state_with_pace({**shared, **adopted, "averaged": averaged, "pass": done})
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """KSD, that of draws, errors of moments, spread in the Gaussian's SDs, effective number, move in these SDs."""

@@ -35,7 +35,7 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import chosen_setting
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.derivatives.composed_rows import at_each_composed
-from pyro_fed.density.derivatives.few_rows import first_row_count, picked
+from pyro_fed.density.derivatives.few_rows import first_row_count, pick_rows
 from pyro_fed.density.derivatives.rowwise import LEAST_STRUCTURE_WORK, at_each
 from pyro_fed.density.images import images
 from pyro_fed.density.problem import Problem
@@ -142,7 +142,7 @@ class Modes(Algorithm):
         """The log-likelihood at the trial points, with its derivatives."""
         points = shared["trial"].to(problem.dtype)
         if self.by_few_rows:
-            few, times = picked(problem, data, first_row_count(problem.dim))
+            few, times = pick_rows(problem, data, first_row_count(problem.dim))
             found = Look(*(with_trailing_axes(times, part) * part for part in look_at_likelihood(problem, points, few)))
         else:
             found = look_at_likelihood(problem, points, data)

@@ -15,7 +15,7 @@ from pyro_fed.infer.sites.whitening import Coordinates
 #: Share of a step that draws of the posterior take.
 SETTLING = 0.25
 #: Share of a step that particles take which start under the nearest Gaussian; they have half as many steps a turn.
-NEAREST_STEP_SHARE, SHORTER = 0.4, 2
+NEAREST_STEP_SHARE, TURN_DIVISOR = 0.4, 2
 #: Median size of a standard normal number.
 NORMAL_MEDIAN = 0.6745
 
@@ -44,7 +44,7 @@ def _narrower(problem: Problem, found: State) -> float:
     return max(1.0, float(size.median(0).values.max()) / NORMAL_MEDIAN)
 
 
-def paced(shared: State) -> State:
+def state_with_pace(shared: State) -> State:
     """The server's state with the pace after a round: half of it where draws have ended a pass no nearer than before.
 
     Args:

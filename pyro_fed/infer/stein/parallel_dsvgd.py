@@ -30,7 +30,7 @@ from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.stein.contributions import ResidualContributions
 from pyro_fed.infer.stein.dsvgd import DSVGD
-from pyro_fed.infer.stein.pace import paced
+from pyro_fed.infer.stein.pace import state_with_pace
 
 #: Why a start without surrogates is refused.
 NO_SURROGATES = (
@@ -145,4 +145,4 @@ class ParallelDSVGD(DSVGD):
     def refine(self, problem: Problem, shared: State) -> State:
         """L_s steps of SVGD at the server."""
         moved, figures = self.server_turn(problem, shared)
-        return paced({**shared, **moved, **figures})
+        return state_with_pace({**shared, **moved, **figures})

@@ -10,7 +10,7 @@ from pyro_fed.infer.stein.at_rest import moments_at_rest
 from pyro_fed.ops.stein import PARTICLES_PER_COORDINATE
 
 #: Spread of the particles, in SDs of the Gaussian of `survey`, below which they have collapsed.
-COLLAPSED = 0.5
+COLLAPSED_SPREAD = 0.5
 #: Fewer particles than this have too short tails to stand for a marginal that is not Gaussian: points at a Gaussian's
 #: quantiles have a kurtosis of 1.5 where there are three and of 2.1 where there are eight, in place of 3.
 FEWEST_PARTICLES = 8
@@ -28,7 +28,7 @@ def particle_findings(record: Record, num_particles: int, dim: int, usual_rounds
     latest, rounds = record.latest, len(record.figures)
     if not latest or latest["apart"]:
         return []
-    if latest["spread"] < COLLAPSED:
+    if latest["spread"] < COLLAPSED_SPREAD:
         spread = latest["spread"]
         if record.converged:
             return [sentences.particles_collapsed(spread=spread)]

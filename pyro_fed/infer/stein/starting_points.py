@@ -66,7 +66,9 @@ def mixture_points(modes: Tensor, precisions: Tensor, shares: Tensor, count: int
     return torch.cat(parts)
 
 
-def resampled(points: Tensor, weights: Tensor, count: int, generator: torch.Generator) -> tuple[Coordinates, Tensor]:
+def whitened_resample(
+    points: Tensor, weights: Tensor, count: int, generator: torch.Generator
+) -> tuple[Coordinates, Tensor]:
     """Coordinates in which weighted points (S, D) have mean zero and covariance one, and `count` draws of them.
 
     A draw is moved a little along the line between two other draws, ter Braak's (2006) jump of differential evolution.

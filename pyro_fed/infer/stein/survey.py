@@ -65,17 +65,17 @@ from pyro_fed.infer.stein.starting_points import (
     gaussian_points,
     lowest_curvature,
     mixture_points,
-    resampled,
     unit_coordinates,
+    whitened_resample,
 )
 from pyro_fed.ops.gaussian import Gaussian, ImproperGaussianError
 from pyro_fed.ops.importance import flattened
 
 #: A Gaussian that is more than so many times as wide as the prior is not used.
-WIDEST = 10.0
+WIDEST_SD_RATIO = 10.0
 #: A whitened score is too steep if it is longer than `STEEP` times √D, which is the Gaussian's own where most of its
-#: mass is. `NEARER`: rounds, at most, in which such points are moved towards the centre.
-STEEP, NEARER = 100.0, 10
+#: mass is. `MOST_APPROACH_ROUNDS`: rounds, at most, in which such points are moved towards the centre.
+STEEP, MOST_APPROACH_ROUNDS = 100.0, 10
 #: If all clients' scores are more than so many numbers (40 MB in double precision), they are computed client by client.
 AT_ONCE = 5_000_000
 
@@ -122,7 +122,7 @@ class Survey(Algorithm):
 
     def default_rounds(self, num_clients: int) -> int:
         """One, one more to check, and those in which points are moved nearer; it stops when none is steep."""
-        return (2 if self.begin == "checked" else 1) + NEARER
+        return (2 if self.begin == "checked" else 1) + MOST_APPROACH_ROUNDS
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """How many points are moved nearer for the next round, or all of them after a check."""
@@ -130,7 +130,7 @@ class Survey(Algorithm):
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
         """Whether no point is steep, or all rounds for moving them are over."""
-        return figures[-1]["steep"] == 0 or len(figures) > NEARER
+        return figures[-1]["steep"] == 0 or len(figures) > MOST_APPROACH_ROUNDS
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """The Gaussian, or the search for modes, as `source` says."""
@@ -185,7 +185,7 @@ class Survey(Algorithm):
         if weighted is None:
             points, shares = self._points(coordinates, draws, start.shared, seed)
         else:
-            coordinates, model_points = resampled(*weighted, self.num_particles, generator)
+            coordinates, model_points = whitened_resample(*weighted, self.num_particles, generator)
             points, shares = coordinates.white(model_points), torch.ones(1, dtype=torch.float64)
             white = equal_sites(num_clients, coordinates)
         shared = {
@@ -223,7 +223,7 @@ class Survey(Algorithm):
         draws = problem.init(self.num_particles, generator, checked=False).double()
         factor = coordinates.factor
         sd = factor.norm(dim=1) if factor.dim() == 2 else factor
-        if bool((sd <= WIDEST * draws.std(0)).all()):
+        if bool((sd <= WIDEST_SD_RATIO * draws.std(0)).all()):
             return None
         if "census_points" in found:
             return found["census_points"], flattened(found["census_weights"].log(), LEAST_EFFECTIVE_POINTS)

@@ -148,7 +148,7 @@ class ConsensusMC(Algorithm):
             potential=Potential(self.temperature, power),
         )
         points, seeds = shared["draws"][:, :, -1].contiguous(), noise.T
-        found = Lanes(how, _watched(problem, int(shared["num_clients"][0]))).run(
+        found = Lanes(how, _place_watcher(problem, int(shared["num_clients"][0]))).run(
             problem, data.full_batch(), points, seeds, type(self).__name__
         )
         each = [
@@ -166,7 +166,7 @@ class ConsensusMC(Algorithm):
         draws = messages["draws"].double()  # (K, chains, S, D)
         precise = draws.flatten(1, 2)
         if self.rule in ("weighted", "uniform"):
-            found = products.averaged(precise, weighted=self.rule == "weighted").unflatten(0, draws.shape[1:3])
+            found = products.average_draws(precise, weighted=self.rule == "weighted").unflatten(0, draws.shape[1:3])
         else:
             generator = torch.Generator().manual_seed(int(shared["seed"]))
             make = products.gaussian if self.rule == "gaussian" else products.nonparametric
@@ -182,7 +182,7 @@ class ConsensusMC(Algorithm):
         return trajectory_warnings(record, problem)
 
 
-def _watched(problem: Problem, clients: int) -> Callable[[NDArray[Any]], None]:
+def _place_watcher(problem: Problem, clients: int) -> Callable[[NDArray[Any]], None]:
     """Looks at places (L, D) of chains, which have gone too far where groups' levels are all one but for rounding."""
     least = math.log(torch.finfo(problem.dtype).eps)
     slopes = [(neck, neck.slope.numpy()) for neck in necks_of_rows(problem)]

@@ -27,7 +27,7 @@ class DrawContributions(Contributions):
         p = products.moments(draws.double().flatten(1, 2))
         nothing = type(p).zeros((), p.dim, device=p.eta.device)
         found = limits.sites(nothing, p, p.mean().quantile(0.5, 0), sent.own_rows)
-        moved = products.stretched(draws.double(), p, found.sites).to(draws.dtype)
+        moved = products.stretch_draws(draws.double(), p, found.sites).to(draws.dtype)
         cut = (found.limit_excess > 0).reshape(-1, *[1] * (draws.dim() - 1))
         return BoundedMessages(
             shared, {**sent.messages, "draws": torch.where(cut, moved, draws)}, {}, found.limit_excess

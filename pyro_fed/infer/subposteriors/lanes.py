@@ -38,7 +38,7 @@ Array = NDArray[Any]
 #: Random numbers that a lane draws at a time, and those that a leapfrog step takes: for the leaf, the tree, the way on.
 BLOCK, EACH = 512, 3
 #: H's error above which a trajectory diverges, as in Pyro and Stan.
-DIVERGED = 1000.0
+DIVERGENCE_ERROR = 1000.0
 #: Ones in binary numbers of 16 digits.
 ONES = np.array([number.bit_count() for number in range(1 << 16)])
 #: Acceptance that a first step size is looked for at, doubling or halving; Pyro's.
@@ -159,7 +159,7 @@ class Walk:
         size = np.where(self.searching | (self.forward == 1), self.size, -self.size)
         leaf: Any = leapfrog(*self.end.values(), self.root, size.astype(self.energy.dtype), self.energy)
         looked = np.flatnonzero(self.searching)
-        diverged = leaf.error > DIVERGED
+        diverged = leaf.error > DIVERGENCE_ERROR
         grown = self._add(leaf, chance[:, 0])
         ended = diverged | grown | (self.leaf == 1 << self.depth)
         ended[looked] = False

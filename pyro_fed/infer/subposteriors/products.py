@@ -2,13 +2,13 @@
 
     p(θ) ∝ Π_k p_k(θ),      θ_k,s ~ p_k,    s = 1 ... S,    V_k the covariance of the draws of p_k
 
-`averaged`       Scott et al. (2016), Section 3:  θ_s = (Σ_k W_k)⁻¹ Σ_k W_k θ_k,s,  W_k = V_k⁻¹ (or I): draws of p where
+`average_draws`  Scott et al. (2016), Section 3:  θ_s = (Σ_k W_k)⁻¹ Σ_k W_k θ_k,s,  W_k = V_k⁻¹ (or I): draws of p where
                  all p_k are Gaussian
 `gaussian`       Neiswanger et al. (2014), Section 3.1: draws of Π_k N(mean_k, V_k)
 `nonparametric`  the same, Algorithm 1: draws of Π_k KDE_k. With kernels N(· | θ_k, h² V_k) it is a mixture of S^K
                  Gaussians, whose components t = (t_1 ... t_K) are walked by Metropolis steps of one t_k at a time:
 
-                     weight(t) ∝ exp(-Σ_k (θ_k,t_k - θ̄_t)' W_k (θ_k,t_k - θ̄_t) / 2h²),      θ̄_t as in `averaged`,
+                     weight(t) ∝ exp(-Σ_k (θ_k,t_k - θ̄_t)' W_k (θ_k,t_k - θ̄_t) / 2h²),      θ̄_t as in `average_draws`,
                      θ | t ~ N(θ̄_t, h² (Σ_k W_k)⁻¹)
 
                  at pass i h = i^(-1/(4 + D)), as published. The paper's kernels are N(· | θ_k, h² I): with V_k nothing
@@ -26,10 +26,10 @@ from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import FullGaussian
 
 #: Added to the diagonal of the draws' correlations, so that fewer draws than parameters are no error.
-SMALLEST = 1e-12
+CORRELATION_JITTER = 1e-12
 
 
-def averaged(draws: Tensor, *, weighted: bool = True) -> Tensor:
+def average_draws(draws: Tensor, *, weighted: bool = True) -> Tensor:
     """One draw of the product for each s, (S, D).
 
     Args:
@@ -100,7 +100,7 @@ def moments(draws: Tensor) -> FullGaussian:
     return FullGaussian(precision, torch.einsum("kde,ke->kd", precision, draws.mean(1)))
 
 
-def stretched(draws: Tensor, before: FullGaussian, after: Gaussian) -> Tensor:
+def stretch_draws(draws: Tensor, before: FullGaussian, after: Gaussian) -> Tensor:
     """Draws (K, ..., D) of one Gaussian each, (K,), moved and stretched to those of another."""
     shape = (len(draws), *[1] * (draws.dim() - 2), -1)
     away = draws - before.mean().reshape(shape)
@@ -122,6 +122,6 @@ def _precisions(draws: Tensor) -> Tensor:
     covariance = away.mT @ away / (draws.shape[1] - 1)
     sd = covariance.diagonal(dim1=-2, dim2=-1).sqrt()
     correlation = covariance / sd[:, :, None] / sd[:, None, :]
-    least = SMALLEST * torch.eye(draws.shape[2], dtype=draws.dtype)
+    least = CORRELATION_JITTER * torch.eye(draws.shape[2], dtype=draws.dtype)
     found: Tensor = torch.linalg.inv(correlation + least) / sd[:, :, None] / sd[:, None, :]
     return found

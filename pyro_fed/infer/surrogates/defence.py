@@ -57,8 +57,8 @@ class Defence(NamedTuple):
 
         def mixed(white: Tensor) -> tuple[Slope, Slope]:
             (value, slope), (wide, along) = difference(white), _wider(white)
-            over, near, far = _mixed(value, wide, self.level)
-            under, _, at_base = _mixed(torch.zeros_like(value), wide, 0.0)
+            over, near, far = _log_mixture(value, wide, self.level)
+            under, _, at_base = _log_mixture(torch.zeros_like(value), wide, 0.0)
             along = along.unsqueeze(-1)
             return (over, near * slope + far * along * white), (under, at_base * along * white)
 
@@ -74,7 +74,7 @@ def _wider(white: Tensor) -> tuple[Tensor, Tensor]:
     return value, 1 - weight / (reach + squared)
 
 
-def _mixed(narrow: Tensor, wide: Tensor, level: float) -> tuple[Tensor, Tensor, Tensor]:
+def _log_mixture(narrow: Tensor, wide: Tensor, level: float) -> tuple[Tensor, Tensor, Tensor]:
     """Logarithm of (1 - ε) exp d + ε Z exp s, (S,), and what d and s have of it, (S, 1)."""
     logs = torch.stack([narrow + math.log(1 - SHARE), wide + level + math.log(SHARE)])
     near, far = logs.softmax(0).unsqueeze(-1)

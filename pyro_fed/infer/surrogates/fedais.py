@@ -56,7 +56,7 @@ from pyro_fed.infer.surrogates.fedais_findings import weight_findings
 from pyro_fed.infer.surrogates.log_densities import log_likelihoods_beyond_rounding, with_few_impossible
 from pyro_fed.infer.surrogates.phase import Name, check_surrogates, surrogate_phase
 from pyro_fed.infer.surrogates.proposals import AnnealedProposals, Proposals, around_points
-from pyro_fed.infer.surrogates.surrogates import Given, fitted, one_each
+from pyro_fed.infer.surrogates.surrogates import Given, fitted_surrogates, one_each
 from pyro_fed.infer.surrogates.weighted_draws import WeightedDraws
 from pyro_fed.ops.entries import evenly
 from pyro_fed.ops.importance import flattened, systematic
@@ -157,7 +157,7 @@ class FedAIS(Algorithm):
             proposals, sites = around_points(problem, points, self.num_proposals, generator), State()
         else:
             surrogates = self.surrogates if isinstance(self.surrogates, Given) else self.warm_start(problem)
-            each, q = fitted(problem, surrogates, start)
+            each, q = fitted_surrogates(problem, surrogates, start)
             product = one_each(each, num_clients).product_over(0)
             proposals, sites = self.annealing.draw(problem, product, q, generator), as_state(each, HELD)
         _check_known(proposals)

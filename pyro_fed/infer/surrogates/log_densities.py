@@ -14,7 +14,7 @@ from pyro_fed.density.rows.batches import ClientData
 MOST_UNKNOWN = 0.1
 #: Nats by which the highest log-likelihood of all draws is above the eighth where it is looked at for rounding, and by
 #: which part of itself it has to be another number beside the draw.
-ABOVE, HIGHEST, ROUGH = 5.0, 8, 1e-3
+ABOVE, HIGHEST_DRAWS, ROUGH = 5.0, 8, 1e-3
 #: How far beside it, in roundings of the draw: at several places, for rounding has few values, and is the same at one
 #: of them by chance, most often at powers of two.
 ROUNDINGS = (16, -16, 5, -11)
@@ -27,7 +27,7 @@ def log_likelihoods_beyond_rounding(problem: Problem, draws: Tensor, data: Clien
     a = e^50, and come out thousands of nats above all others. There it is another number next to the same draw.
     """
     values = log_likelihoods_at(problem, draws, data)
-    highest = values.nan_to_num(nan=-torch.inf).topk(min(HIGHEST, values.shape[1]), 1).values
+    highest = values.nan_to_num(nan=-torch.inf).topk(min(HIGHEST_DRAWS, values.shape[1]), 1).values
     if not bool((highest[:, 0] - highest[:, -1] > ABOVE).any()):
         return values
     most = torch.maximum(torch.ones_like(values), ROUGH * values.abs())

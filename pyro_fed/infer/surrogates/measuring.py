@@ -18,7 +18,7 @@ from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.density.size import affordable_points
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
 from pyro_fed.infer.surrogates.contributions import MeasuredContributions
-from pyro_fed.infer.surrogates.surrogates import Given, fitted, one_each, shares
+from pyro_fed.infer.surrogates.surrogates import Given, fitted_surrogates, one_each, shares
 from pyro_fed.ops.gaussian import Gaussian
 
 #: Numbers at all clients' points above which clients are measured one by one: 8 MB in double precision, many times.
@@ -66,7 +66,7 @@ class Measuring(Algorithm):
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
         """q, and each client's surrogate."""
-        sites, target = fitted(problem, self.surrogates, start)
+        sites, target = fitted_surrogates(problem, self.surrogates, start)
         share = shares(self.probabilities, num_clients)
         local = as_state(one_each(sites, num_clients)) | {"share": share}
         return as_state(target) | self.unknown(target), local

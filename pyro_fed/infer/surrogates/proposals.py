@@ -28,7 +28,7 @@ from torch import Tensor
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import in_chunks
 from pyro_fed.density.scores import prior_scores_and_values
-from pyro_fed.infer.sites.whitening import Coordinates, turned
+from pyro_fed.infer.sites.whitening import Coordinates, diagonal_coordinates
 from pyro_fed.infer.surrogates.defence import Defence
 from pyro_fed.infer.surrogates.log_densities import with_few_impossible
 from pyro_fed.infer.surrogates.neighbourhoods import FREEDOM, around
@@ -85,7 +85,7 @@ class AnnealedProposals:
             generator: source of randomness.
         """
         whitened = Coordinates.of(q)
-        coordinates, site, turn = turned(whitened, whitened.site(product.to(torch.float64)))
+        coordinates, site, turn = diagonal_coordinates(whitened, whitened.site(product.to(torch.float64)))
         tails = Tails.of(site, self.freedom)
         constant = product.log_factor(coordinates.mean) - q.log_prob(coordinates.mean)
         found = self._annealed(_difference(problem, coordinates, site, constant, tails), q, turn, generator)

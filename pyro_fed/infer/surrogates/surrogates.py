@@ -103,7 +103,7 @@ class Given(metaclass=Checked):
         return gaussian({"precision": self.precision.double(), "eta": self.eta.double()})
 
 
-def fitted(problem: Problem, surrogates: object, start: Start | None) -> tuple[Gaussian, Gaussian]:
+def fitted_surrogates(problem: Problem, surrogates: object, start: Start | None) -> tuple[Gaussian, Gaussian]:
     """The clients' surrogates, batch (K,), and the Gaussian p(θ) Π q_s(θ).
 
     Args:

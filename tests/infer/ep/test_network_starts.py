@@ -15,7 +15,7 @@ from pyro_fed.algorithm import message_limits
 from pyro_fed.density.derivatives.derivatives import Derivatives
 from pyro_fed.infer.ep import ascent
 from pyro_fed.infer.laplace.laplace_point import mode_level
-from pyro_fed.infer.sites.gaussian_sites import batched
+from pyro_fed.infer.sites.gaussian_sites import add_batch_axis
 from pyro_fed.ops.gaussian_structures import DiagGaussian, FullGaussian
 from pyro_fed.policy import resolve
 
@@ -49,7 +49,7 @@ def test_a_negative_curvature_is_no_larger_than_the_log_likelihood_has_fallen(sd
 
 @KINDS
 def test_an_honest_client_whose_log_likelihood_has_fallen_is_heard_and_a_flipped_one_is_not(kind):
-    q = batched(one(kind, 1.0))
+    q = add_batch_axis(one(kind, 1.0))
     value, curvature = dip(1e5, 0.0, 1.0)
     assert curvature < -100 * message_limits.LARGEST_FALL
     changes = [one(kind, size) for size in (0.5, 0.4, curvature)]

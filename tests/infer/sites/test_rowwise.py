@@ -189,15 +189,15 @@ def test_pairs_of_nodes_are_enough_where_rows_are_nearly_parabolas(model, monkey
     fed = federation(model)
     problem, data = fed.problem, fed.client_data()
     narrow, wide = gaussian(problem.dim, NARROW), gaussian(problem.dim, WIDE)
-    finer = [rowwise.expected(problem, q.mean(), q.root(), data) for q in (narrow, wide)]
+    finer = [rowwise.expected_sums(problem, q.mean(), q.root(), data) for q in (narrow, wide)]
     asked, of_clients = [], rowwise._of_clients
     monkeypatch.setattr(rowwise, "_of_clients", lambda *args: asked.append(args[1]) or of_clients(*args))
     monkeypatch.setattr(rowwise, "may_be_straight", lambda *_: True)
-    few = rowwise.expected(problem, narrow.mean(), narrow.root(), data)
+    few = rowwise.expected_sums(problem, narrow.mean(), narrow.root(), data)
     assert asked == [1, nodes.PAIRS]
     for a, b in zip(few, finer[0], strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6 * float(b.abs().max()))
-    found = rowwise.expected(problem, wide.mean(), wide.root(), data)
+    found = rowwise.expected_sums(problem, wide.mean(), wide.root(), data)
     assert asked[2:4] == [1, nodes.PAIRS] and len(asked) == 5
     assert all(torch.equal(a, b) for a, b in zip(found, finer[1], strict=True))
 
@@ -222,9 +222,9 @@ def test_few_rows_are_asked_first_whether_rows_of_several_numbers_are_straight(m
     narrow, wide = (
         FullGaussian.from_moments(centre.expand(3, -1), scale**2 * eye.expand(3, -1, -1)) for scale in (NARROW, WIDE)
     )
-    whole = rowwise.expected(problem, narrow.mean(), narrow.root(), data)
-    assert whole is not None and rowwise.expected(problem, wide.mean(), wide.root(), data) is None
-    monkeypatch.setattr(rowwise, "TRIED", 30)
+    whole = rowwise.expected_sums(problem, narrow.mean(), narrow.root(), data)
+    assert whole is not None and rowwise.expected_sums(problem, wide.mean(), wide.root(), data) is None
+    monkeypatch.setattr(rowwise, "TRIED_ROWS", 30)
     asked, of_clients = [], rowwise._of_clients
 
     def asking(*args):
@@ -232,18 +232,18 @@ def test_few_rows_are_asked_first_whether_rows_of_several_numbers_are_straight(m
         return of_clients(*args)
 
     monkeypatch.setattr(rowwise, "_of_clients", asking)
-    found = rowwise.expected(problem, narrow.mean(), narrow.root(), data)
+    found = rowwise.expected_sums(problem, narrow.mean(), narrow.root(), data)
     assert asked == [30, 30, 90, 90] and all(torch.equal(a, b) for a, b in zip(found, whole, strict=True))
-    assert rowwise.expected(problem, wide.mean(), wide.root(), data) is None and asked[4:] == [30, 30]
+    assert rowwise.expected_sums(problem, wide.mean(), wide.root(), data) is None and asked[4:] == [30, 30]
 
 
 def test_rows_are_thinned_evenly():
     """Of clients of different sizes, whose row numbers are padded."""
     rows = (torch.arange(7.0),)
     data = ClientData(rows, torch.tensor([[0, 1, 2, 3, 4], [5, 6, 6, 6, 6]]), torch.tensor([5, 2]))
-    batch = rowwise.thinned(data, 2).full_batch()
+    batch = rowwise.thin_rows(data, 2).full_batch()
     assert [batch.rows[0][i][batch.weight[i] > 0].tolist() for i in (0, 1)] == [[0.0, 2.0, 4.0], [5.0]]
-    assert rowwise.thinned(data, 2).num_rows.tolist() == [3, 1]
+    assert rowwise.thin_rows(data, 2).num_rows.tolist() == [3, 1]
 
 
 def test_pairs_of_points_are_enough_where_rows_are_nearly_parabolas(monkeypatch):
@@ -276,7 +276,7 @@ def test_derivatives_at_a_point_are_the_models(model, monkeypatch):
     mean = torch.linspace(-0.4, 0.4, problem.dim, dtype=torch.float64).expand(3, -1) * torch.tensor(
         [[1.0], [0.5], [-1.0]]
     )
-    found = rowwise.expected(problem, mean, None, data)
+    found = rowwise.expected_sums(problem, mean, None, data)
     exact = Derivatives("full", "hessian").of_likelihood(problem, mean[None], data.full_batch())
     for a, b in zip(found, exact, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
@@ -293,7 +293,7 @@ def test_expectations_are_those_of_many_points(model, monkeypatch):
     root = 0.04 * torch.randn(dim, dim, generator=g, dtype=torch.float64).tril() + 0.04 * torch.eye(dim).double()
     centre = torch.linspace(-0.3, 0.3, dim, dtype=torch.float64)
     q = FullGaussian.from_moments(centre.expand(3, -1), (root @ root.T).expand(3, -1, -1))
-    found = rowwise.expected(problem, q.mean(), q.root(), data)
+    found = rowwise.expected_sums(problem, q.mean(), q.root(), data)
     many = Derivatives("full", "hessian").of_likelihood(problem, spread_points(q, 8192), data.full_batch())
     for a, b in zip(found, many, strict=True):
         torch.testing.assert_close(a, b, rtol=3e-3, atol=3e-3 * float(b.abs().max()))
@@ -331,7 +331,7 @@ def test_a_client_without_rows_adds_nothing():
     fed = federation(logistic)
     data = fed.client_data()
     empty = ClientData(data.rows, data.row_index, torch.tensor([0, 25, 30]))
-    found = rowwise.expected(fed.problem, torch.zeros(3, FEATURES, dtype=torch.float64), None, empty)
+    found = rowwise.expected_sums(fed.problem, torch.zeros(3, FEATURES, dtype=torch.float64), None, empty)
     assert all(not bool(part[0].any()) for part in found)
     assert all(bool(part[1].any()) for part in found)
 
@@ -407,15 +407,15 @@ def test_rows_of_several_numbers_are_expected_by_pairs_where_these_do(monkeypatc
     mean = torch.linspace(-0.3, 0.3, problem.dim, dtype=torch.float64).expand(3, -1)
     for sd, taken in ((0.01, True), (2.0, False)):
         q = FullGaussian.from_moments(mean, (sd**2 * torch.eye(problem.dim, dtype=torch.float64)).expand(3, -1, -1))
-        found = rowwise.expected(problem, q.mean(), q.root(), data)
+        found = rowwise.expected_sums(problem, q.mean(), q.root(), data)
         assert (found is not None) == taken
         if found is not None:
             many = Derivatives("full", "hessian").of_likelihood(problem, spread_points(q, 128), data.full_batch())
             for a, b in zip(found, many, strict=True):
                 torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3 * float(b.abs().max()))
-    at_mean = rowwise.expected(problem, mean, None, data)
+    at_mean = rowwise.expected_sums(problem, mean, None, data)
     exact = Derivatives("full", "hessian").of_likelihood(problem, mean[None], data.full_batch())
     for a, b in zip(at_mean, exact, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
     few = pf.Federation(classes, (x[:200], torch.zeros(200).long()), plate="data", num_clients=3)
-    assert rowwise.expected(few.problem, mean, None, few.client_data()) is None
+    assert rowwise.expected_sums(few.problem, mean, None, few.client_data()) is None

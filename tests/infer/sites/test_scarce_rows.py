@@ -8,7 +8,7 @@ import torch
 import pyro_fed as pf
 from pyro_fed.density.derivatives import nodes
 from pyro_fed.density.derivatives.derivatives import Derivatives
-from pyro_fed.density.derivatives.rowwise import expected, scarce
+from pyro_fed.density.derivatives.rowwise import expected_sums, scarce
 from pyro_fed.density.rows.batches import Batch
 from pyro_fed.ops.gaussian_structures import FullGaussian
 
@@ -57,7 +57,7 @@ def test_wide_predictors_have_the_expectations_of_fine_quadrature(rows):
     root = torch.eye(DIM, dtype=F64).expand(3, -1, -1)
     data = federation.client_data()
     assert scarce(federation.problem)
-    found = [part.sum(0) for part in expected(federation.problem, mean.expand(3, -1), root, data)]
+    found = [part.sum(0) for part in expected_sums(federation.problem, mean.expand(3, -1), root, data)]
     for ours, exact in zip(found, expectations(x, y, mean, covariance), strict=True):
         torch.testing.assert_close(ours, exact, rtol=2e-3, atol=2e-3 * float(exact.abs().max()))
 
@@ -70,7 +70,7 @@ def test_so_they_have_with_a_scale_of_their_own(rows):
     mean, spread = torch.zeros(dim, dtype=F64), 0.5
     assert [site.start for name, site in problem.sites.items() if name == "scale"] == [DIM]
     root = spread * torch.eye(dim, dtype=F64)[None]
-    found = expected(problem, mean[None], root, federation.client_data())
+    found = expected_sums(problem, mean[None], root, federation.client_data())
     line, weight = (part.squeeze() for part in nodes.rule(31, 1, 0))
     u, scale = FINE.unsqueeze(1) * spread * x.norm(dim=1), (spread * line).exp()
     each = dist.StudentT(3.0, u, scale.reshape(-1, 1, 1)).log_prob(y)
@@ -94,7 +94,7 @@ def test_rows_with_weights_have_the_same_expectations(rows):
     q = FullGaussian.from_moments(torch.zeros(3, DIM, dtype=F64), torch.eye(DIM, dtype=F64).expand(3, -1, -1))
     batch = data.full_batch()
     derivatives = Derivatives("full", "hessian")
-    whole = expected(problem, q.mean(), q.root(), data)
+    whole = expected_sums(problem, q.mean(), q.root(), data)
     for factor in (1.0, 2.5):
         found = derivatives.under_batch(problem, q, 128, Batch(batch.rows, batch.weight * factor))
         for ours, theirs in zip(found, whole, strict=True):

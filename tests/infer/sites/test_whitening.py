@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pyro_fed.infer.sites.whitening import Coordinates, turned
+from pyro_fed.infer.sites.whitening import Coordinates, diagonal_coordinates
 from pyro_fed.ops.gaussian_structures import DiagGaussian, FullGaussian
 
 DIM = 4
@@ -24,7 +24,7 @@ def test_a_turn_leaves_the_points_and_densities_and_makes_the_factor_diagonal(de
         q, factor = (DiagGaussian(one.precision.diagonal(), one.eta) for one in (q, factor))
     whitened = Coordinates.of(q)
     site = whitened.site(factor)
-    coordinates, diagonal, turn = turned(whitened, site)
+    coordinates, diagonal, turn = diagonal_coordinates(whitened, site)
     assert isinstance(diagonal, DiagGaussian) and (turn is None) is not dense
     there = Z if turn is None else Z @ turn
     torch.testing.assert_close(coordinates.model(there), whitened.model(Z))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import pyro_fed as pf
-from pyro_fed.infer.stein.starting_points import resampled
+from pyro_fed.infer.stein.starting_points import whitened_resample
 from pyro_fed.ops.importance import flattened
 from pyro_fed.ops.student_mixtures import Mixture, fitted
 
@@ -77,7 +77,7 @@ def test_flattened_weights_are_worth_what_was_asked(worth):
 def test_resampled_points_have_its_moments_and_do_not_coincide():
     points = mixture().shared_out(2000).draws(30, generator())
     weights = torch.softmax(torch.randn(2000, generator=generator(1), dtype=D64), 0)
-    coordinates, drawn = resampled(points, weights, 100, generator(2))
+    coordinates, drawn = whitened_resample(points, weights, 100, generator(2))
     white = coordinates.white(drawn)
     assert float(white.mean(0).abs().max()) < 0.1
     assert float((torch.cov(white.T) - torch.eye(2)).abs().max()) < 0.15

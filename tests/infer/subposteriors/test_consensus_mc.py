@@ -40,7 +40,7 @@ def test_the_product_of_gaussians(rule):
     draws, mean, covariance = factors(4000, apart=0.25 if rule == "nonparametric" else 1.0)
     generator = torch.Generator().manual_seed(1)
     found = {
-        "weighted": lambda: products.averaged(draws),
+        "weighted": lambda: products.average_draws(draws),
         "gaussian": lambda: products.gaussian(draws, generator),
         "nonparametric": lambda: products.nonparametric(draws, generator),
     }[rule]()
@@ -54,7 +54,7 @@ def test_the_product_of_gaussians(rule):
 
 def test_draws_of_one_factor_are_its_own():
     draws = normal(1, 50, 3)
-    torch.testing.assert_close(products.averaged(draws), draws[0])
+    torch.testing.assert_close(products.average_draws(draws), draws[0])
 
 
 def test_a_product_that_is_no_gaussian_is_followed_by_density_estimates_alone():
@@ -63,7 +63,7 @@ def test_a_product_that_is_no_gaussian_is_followed_by_density_estimates_alone():
     draws = torch.stack([4 * sign[0], 4 * sign[1].clamp(min=0) - 12 * (sign[1] < 0)]) + 0.5 * normal(2, 3000, 1, seed=5)
     exact_mean = 4.0
     walked = products.nonparametric(draws, torch.Generator().manual_seed(0))[1000:]
-    averaged = products.averaged(draws)
+    averaged = products.average_draws(draws)
     # The kernels are as wide as h times a factor's SD: the walk's mode is wider than the product's own, 0.35.
     assert abs(float(walked.mean()) - exact_mean) < 0.5 < 3 < abs(float(averaged.mean()) - exact_mean)
     assert float(walked.std()) < 1.5 < 3 < float(averaged.std())
@@ -75,7 +75,7 @@ def test_a_conjugate_posterior_is_exact_whoever_holds_which_rows(sorted_rows, mo
     import arviz as az
 
     seen = []
-    monkeypatch.setattr(consensus_mc, "_watched", lambda problem, clients: seen.append)
+    monkeypatch.setattr(consensus_mc, "_place_watcher", lambda problem, clients: seen.append)
     x, y = line_data()
     partition = pf.partition.SortedBy(y) if sorted_rows else pf.partition.IID()
     fed = pf.Federation(line, (x, y), plate="data", num_clients=3, partition=partition)
@@ -121,7 +121,7 @@ def test_how_far_down_a_scale_may_go(eight_schools, log_tau, far):
         neck.scales == ["tau"] and neck.slope.tolist() == [0.0, 1.0] and neck.log_scale == pytest.approx(-math.log(2))
     )
     look, z = (
-        consensus_mc._watched(eight_schools.problem, 8),
+        consensus_mc._place_watcher(eight_schools.problem, 8),
         np.array([[0.0, 1.0], [-30.0, log_tau]], dtype=np.float32),
     )
     with pytest.raises(pf.errors.ModelError) if far else contextlib.nullcontext():

@@ -24,7 +24,7 @@ from torch import Tensor
 from pyro_fed.algorithm.contract import Noise
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_between
-from pyro_fed.density.derivatives.few_rows import picked
+from pyro_fed.density.derivatives.few_rows import pick_rows
 from pyro_fed.density.derivatives.moments import Moments
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
@@ -91,8 +91,8 @@ class Newton(TiltedInference):
     def infer(self, problem: Problem, numerics: Numerics, received: Received, data: ClientData, noise: Noise) -> Tilted:
         """Sites of the last step."""
         if self.few_rows is not None:
-            data = picked(problem, data, self.few_rows)[0]
-        moments = _expected(problem, numerics, received.q, data)
+            data = pick_rows(problem, data, self.few_rows)[0]
+        moments = _expected_moments(problem, numerics, received.q, data)
         site, value = site_of(moments, received.q.mean()), moments.value
         if self.steps > 1:
             q_hat, value = self._climbed(problem, numerics, received, data, moments)
@@ -110,7 +110,7 @@ class Newton(TiltedInference):
         top, radius, rest = torch.full_like(value, -torch.inf), torch.full_like(value, torch.inf), length + REST
         for number in range(self.steps):
             if number:
-                moments = _expected(problem, numerics, q_hat, data)
+                moments = _expected_moments(problem, numerics, q_hat, data)
                 value = torch.where(moving, moments.value, value)
             gain = _gain(q_hat, received.cavity, moments)
             fell = moving & top.isfinite() & ~(gain >= top - FALL)
@@ -129,12 +129,12 @@ class Newton(TiltedInference):
                 break
         far = moving & (length > LONG_STEP_SDS)
         if bool(far.any()):  # long steps, of whose end nothing is known
-            gain = _gain(q_hat, received.cavity, _expected(problem, numerics, q_hat, data))
+            gain = _gain(q_hat, received.cavity, _expected_moments(problem, numerics, q_hat, data))
             q_hat = _either(far & ~(gain >= top - FALL), start, q_hat)
         return q_hat, value
 
 
-def _expected(problem: Problem, numerics: Numerics, q: Gaussian, data: ClientData) -> Moments:
+def _expected_moments(problem: Problem, numerics: Numerics, q: Gaussian, data: ClientData) -> Moments:
     """Expected log-likelihoods, scores and curvatures of the clients under their Gaussians, (C,)."""
     derivatives, count = numerics.derivatives, numerics.num_points
     found = derivatives.under(problem, q.mean(), q.root(), count, data) if q.dense else None
