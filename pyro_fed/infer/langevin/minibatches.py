@@ -12,7 +12,7 @@ from pyro_fed.density.rows.batches import Minibatch
 
 @lru_cache(maxsize=8)
 def no_picks(batch_size: int, dtype: torch.dtype) -> dict[str, Tensor]:
-    """What a client draws of minibatches that takes all its rows: `minibatches_at` makes them where others have some."""
+    """What a client draws of minibatches that takes all its rows: `minibatches_at` makes them if others have some."""
     return {
         "position": torch.zeros(0, batch_size, dtype=torch.int64),
         "weight": torch.zeros(0, batch_size, dtype=dtype),
