@@ -99,6 +99,26 @@ def test_q_is_the_product_of_prior_and_sites_in_every_round(algorithm):
         torch.testing.assert_close(gaussian(after).eta, product.eta)
 
 
+def heavy_tails(y):
+    theta = pyro.sample("theta", dist.StudentT(3.0, y.new_zeros(2), 0.5).to_event(1))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Poisson((theta[0] + theta[1]).exp()), obs=y)
+
+
+@pytest.mark.parametrize("client", ["newton", "laplace"])
+def test_q_is_the_product_where_the_prior_s_site_moves(client):
+    """A prior that is not Gaussian has another site at each q, which takes part by the clients' rule."""
+    y = torch.tensor([6.0, 9.0, 4.0, 7.0, 12.0, 8.0], dtype=torch.float64)
+    fed = pf.Federation(heavy_tails, (y,), plate="data", num_clients=3, partition=pf.partition.IID(), seed=0)
+    rounds = run_recorded(pf.FedEP(client=client, start="prior"), fed, num_rounds=5)
+    priors = [gaussian(after, "prior_").precision for after, _ in rounds]
+    assert any(not torch.allclose(priors[0], later, rtol=1e-3) for later in priors[1:])
+    for after, local in rounds:
+        product = gaussian(local).product_over(0).product(gaussian(after, "prior_"))
+        torch.testing.assert_close(gaussian(after).precision, product.precision)
+        torch.testing.assert_close(gaussian(after).eta, product.eta)
+
+
 @pytest.mark.parametrize(
     "algorithm", [pf.FedSEP(), pf.PVI(), pf.BCM(), pf.FedPA(client="laplace")], ids=lambda a: type(a).__name__
 )
