@@ -204,24 +204,6 @@ def chosen_setting(owner: Any, name: str) -> Any:
     return value
 
 
-def with_defaults(settings: Owner, defaults: Mapping[str, Any]) -> Owner:
-    """The settings with other defaults: what a user has written stays, also where they are given others once more.
-
-    Where that changes nothing it is the same object, by which a run knows its phases.
-
-    Args:
-        settings: an instance of a class that `explains_unknown` decorates.
-        defaults: values by name.
-    """
-    own = explicit_settings(settings)
-    other = {name: value for name, value in defaults.items() if name not in own and getattr(settings, name) != value}
-    if not other:
-        return settings
-    found: Owner = dataclasses.replace(settings, **other)  # type: ignore[type-var]  # a dataclass
-    object.__setattr__(found, GIVEN, own)  # `replace` has written all of them
-    return found
-
-
 class _Place(NamedTuple):
     """Where a setting stands: in a setting of the owner, in a class of nested settings, under a name there."""
 

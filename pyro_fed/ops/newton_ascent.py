@@ -40,7 +40,7 @@ class Look(NamedTuple):
 
 
 @dataclass(frozen=True)
-class StepControl:
+class Damping:
     """How steps are damped.
 
     Args:
@@ -94,7 +94,7 @@ class NewtonAscent(NamedTuple):
             length=points.new_full((count,), torch.inf),
         )
 
-    def tell(self, look: Look, usable: Tensor, control: StepControl) -> NewtonAscent:
+    def tell(self, look: Look, usable: Tensor, control: Damping) -> NewtonAscent:
         """Keep the trial points at which f has risen, and propose the next ones.
 
         Args:

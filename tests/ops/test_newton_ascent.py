@@ -8,7 +8,7 @@ import torch
 from torch.func import grad, hessian, vmap
 
 from pyro_fed.audit.modes.climbs import mode_by_newton
-from pyro_fed.ops.newton_ascent import Look, NewtonAscent, StepControl
+from pyro_fed.ops.newton_ascent import Damping, Look, NewtonAscent
 
 D64 = torch.float64
 
@@ -32,7 +32,7 @@ def climbed(density, starts, rounds=60, broken=None):
     for _ in range(rounds):
         seen = look(density, climb.trial)
         usable = seen.finite() if broken is None else seen.finite() & ~broken(climb.trial)
-        climb = climb.tell(seen, usable, StepControl())
+        climb = climb.tell(seen, usable, Damping())
     return climb
 
 
@@ -64,7 +64,7 @@ def test_rounding_may_lower_the_density():
     lower = first._replace(value=first.value - 1e-7)
     usable = torch.tensor([True])
     for rounding, taken in ((1e-6, True), (0.0, False)):
-        control = StepControl(rounding=rounding)
+        control = Damping(rounding=rounding)
         before = climb.tell(first, usable, control)
         after = before.tell(lower, usable, control)
         assert bool((after.points == before.trial).all()) is taken

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.audit.target import Target
-from pyro_fed.ops.newton_ascent import Look, NewtonAscent, StepControl, newton_steps
+from pyro_fed.ops.newton_ascent import Damping, Look, NewtonAscent, newton_steps
 
 #: The most steps of a climb, and the length of the gradient, in the metric of B, at which it has arrived.
 CLIMB, ARRIVED_GRADIENT = 60, 0.05
@@ -242,7 +242,7 @@ def _without_valley(climbs: Climbers, modes: list[Mode]) -> Tensor:
 
 def mode_by_newton(target: Target, w: Tensor) -> Mode | None:
     """The mode to which Newton's steps lead from w (D,); None where they lead to none."""
-    control = StepControl(rounding=NEWTON_ROUNDINGS * torch.finfo(target.problem.dtype).eps)
+    control = Damping(rounding=NEWTON_ROUNDINGS * torch.finfo(target.problem.dtype).eps)
     climb = NewtonAscent.begin(w[None], DAMPING)
     for _ in range(NEWTON):
         look = _look(target, climb.trial[0])

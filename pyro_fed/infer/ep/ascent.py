@@ -41,7 +41,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.states import State
-from pyro_fed.infer.sites.gaussian_sites import as_state, at_mean, gaussian, largest_move, moments_of
+from pyro_fed.infer.sites.gaussian_sites import as_state, at_mean, flat_like, gaussian, largest_move, moments_of
 from pyro_fed.ops.gaussian import Gaussian
 
 #: Entries of the server's state that are infinite where nothing is known, or have no bound.
@@ -175,7 +175,7 @@ class Climb:
 
     def _is_too_wide(self, q: Gaussian, bound: Tensor) -> bool:
         """Whether the log density falls off further under a start than under any Gaussian near a mode of a network."""
-        expected = bound - lower_bound(q, torch.zeros_like(bound))
+        expected = bound - q.entropy()
         return bool(expected < self.level - WIDE * q.dim)
 
     def _narrowed(self, q: Gaussian) -> tuple[Gaussian, Self] | None:
@@ -189,7 +189,7 @@ class Climb:
 
 def first_climb(q: Gaussian) -> Climb:
     """What is known before the first round: nothing; and the bound need not rise."""
-    zero, one = type(q).zeros((), q.dim, device=q.eta.device), q.eta.new_ones(())
+    zero, one = flat_like(q), q.eta.new_ones(())
     return Climb(
         best=zero,
         onward=zero,
@@ -215,11 +215,6 @@ def of_network(level: float, rows: int, dim: int = 0) -> dict[str, float]:
         dim: D where these are a part of the rows, and the rounds a start for those by more of them.
     """
     return {"level": level, "enough": max(SLOW * rows, START * dim)}
-
-
-def lower_bound(q: Gaussian, expected: Tensor) -> Tensor:
-    """L(q) from Σ_k E_q[log p_k] + E_q[log p_0]: (); NaN or infinite where that is."""
-    return expected + q.entropy()
 
 
 def fraction_within(q: Gaussian, move: Gaussian, fraction: float, radius: float) -> float:

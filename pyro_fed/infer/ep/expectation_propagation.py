@@ -43,12 +43,13 @@ from pyro_fed.infer.ep import ascent, findings, prior_site, step_control, tilted
 from pyro_fed.infer.ep.contributions import EPContributions, without_value
 from pyro_fed.infer.ep.states import CHANGE, Server, first_server
 from pyro_fed.infer.ep.step_control import NewtonSteps, StepControl
-from pyro_fed.infer.ep.steps import Backtracked, StepRule, nothing
+from pyro_fed.infer.ep.steps import Backtracked, StepRule
 from pyro_fed.infer.ep.tilted import Newton, Numerics, Received, Tilted, TiltedInference
 from pyro_fed.infer.guides.automatic import guided_covariance
 from pyro_fed.infer.sites.gaussian_sites import (
     SpreadGaussian,
     as_state,
+    flat_like,
     flat_site,
     gaussian,
     kept_where,
@@ -127,7 +128,7 @@ class EP(SpreadGaussian, SiteKeeping):
             server,
             q=step.q,
             prior=server.prior.product(step.prior_taken),
-            prior_change=nothing(step.q),  # it was this round's
+            prior_change=flat_like(step.q),  # it was this round's
             fractions=step.client_fractions * messages["usable"],
             added=step.added,
             reset=torch.full_like(server.reset, float(step.reset)),
@@ -173,7 +174,7 @@ class EP(SpreadGaussian, SiteKeeping):
             return None
         change = server.prior_change
         sound = messages["usable"].all() & change.precision.isfinite().all() & change.eta.isfinite().all()
-        value = ascent.lower_bound(server.q, server.prior_value + messages["value"].sum())
+        value = server.prior_value + messages["value"].sum() + server.q.entropy()
         return torch.where(sound, value, torch.nan)
 
     def feedback(self, after: State, clients: Tensor) -> tuple[State, State]:

@@ -17,7 +17,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.contract import Algorithm
@@ -26,7 +25,7 @@ from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.infer.ep import tilted
 from pyro_fed.infer.ep.settings import HAND_WRITTEN, ONE_PASS, ClientOptimised, Controlled, WarmStarted
 from pyro_fed.infer.ep.tilted import MCMC, Laplace, TiltedInference
-from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
+from pyro_fed.infer.sites.gaussian_sites import as_state, flat_like, gaussian
 from pyro_fed.ops.gaussian import Gaussian
 
 
@@ -80,7 +79,7 @@ class FedPA(WarmStarted, ClientOptimised, Controlled):
 
     def cavity(self, received: State, site: Gaussian) -> Gaussian:
         """q_-k = 1: a client looks at its own likelihood alone, (C,)."""
-        return type(site)(torch.zeros_like(site.precision), torch.zeros_like(site.eta))
+        return flat_like(site)
 
     def default_rounds(self, num_clients: int) -> int:
         """The clients' answers do not depend on q, save for where their chains start."""

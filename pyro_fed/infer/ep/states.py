@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.states import State
-from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
+from pyro_fed.infer.sites.gaussian_sites import as_state, flat_like, gaussian
 from pyro_fed.ops.gaussian import Gaussian
 
 #: Where the change that a client has sent stands in its state until it knows what was taken of it.
@@ -94,7 +94,7 @@ def first_server(q: Gaussian, prior: Gaussian, num_clients: int, memory: State) 
         num_clients: K.
         memory: of the step rule.
     """
-    one, flat = torch.ones((), dtype=torch.float64, device=q.eta.device), type(q).zeros((), q.dim, device=q.eta.device)
+    one, flat = torch.ones((), dtype=torch.float64, device=q.eta.device), flat_like(q)
     zero = torch.zeros_like(one)
     return Server(
         q=q,

@@ -41,8 +41,8 @@ from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.infer.ep import ascent
 from pyro_fed.infer.ep.ascent import Climb
 from pyro_fed.infer.ep.states import Server
-from pyro_fed.infer.ep.steps import Step, StepRule, first, largest_fractions, nothing
-from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
+from pyro_fed.infer.ep.steps import Step, StepRule, largest_fractions
+from pyro_fed.infer.sites.gaussian_sites import as_state, drop_batch_axis, flat_like, gaussian
 from pyro_fed.ops.anderson import acceleration, remember
 from pyro_fed.ops.gaussian import Gaussian
 
@@ -160,9 +160,10 @@ class NewtonSteps(StepRule):
         fractions = largest_fractions(q, changes, self.damping * within)
         taken = changes.power(fractions)
         whole = self.accelerates and free and bool((fractions == self.damping).all())
-        added, history = self._accelerated(server, move) if whole else (nothing(q), self._no_history(q))
+        added, history = self._accelerated(server, move) if whole else (flat_like(q), self._no_history(q))
         new = q.product(taken.product_over(0)).product(added)
-        return Step(new, first(taken), fractions[1:], added, {**memory, **cautions, **history}, cut=within < share)
+        prior_taken, memory = drop_batch_axis(taken), {**memory, **cautions, **history}
+        return Step(new, prior_taken, fractions[1:], added, memory, cut=within < share)
 
     def _back_to(self, new: Gaussian, server: Server, changes: Gaussian, climb: Climb) -> Step:
         """Another q, whose sites are all its equal shares, as before any round.
@@ -172,7 +173,7 @@ class NewtonSteps(StepRule):
         """
         memory = {**server.memory, **climb.state(), **self._no_history(server.q)}
         skipped, added = new.eta.new_zeros(len(changes.eta) - 1), new.quotient(server.prior)
-        return Step(new, nothing(new), skipped, added, memory, cut=bool(server.cut), reset=True)
+        return Step(new, flat_like(new), skipped, added, memory, cut=bool(server.cut), reset=True)
 
     def _held_back(self, server: Server, move: Gaussian, everyone: bool) -> tuple[float, State]:
         """The share of the damping that a step may take which nobody can take back, and what is remembered of it."""
@@ -205,7 +206,7 @@ class NewtonSteps(StepRule):
         """What Anderson's rule adds to the undamped change of q, and the history of these."""
         q, control = server.q, self.control
         if control.memory == 0:
-            return nothing(q), self._no_history(q)
+            return flat_like(q), self._no_history(q)
         points = remember(gaussian(server.memory, "points_"), q)
         moves = remember(gaussian(server.memory, "moves_"), move)
         longest = control.longest_step or ACCELERATION[_structure(q)][1]

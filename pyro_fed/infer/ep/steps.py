@@ -21,6 +21,7 @@ from torch import Tensor
 from pyro_fed.algorithm.states import State, prefixed, within
 from pyro_fed.infer.averaging.optim import OPTIM, Optimiser
 from pyro_fed.infer.ep.states import Server
+from pyro_fed.infer.sites.gaussian_sites import drop_batch_axis, flat_like
 from pyro_fed.ops.backtrack import backtrack
 from pyro_fed.ops.gaussian import Gaussian
 
@@ -85,7 +86,7 @@ class Backtracked(StepRule):
         fractions = largest_fractions(server.q, changes, self.damping)
         taken = changes.power(fractions)
         q = server.q.product(taken.product_over(0))
-        return Step(q, first(taken), fractions[1:], nothing(q), server.memory)
+        return Step(q, drop_batch_axis(taken), fractions[1:], flat_like(q), server.memory)
 
 
 @dataclass(frozen=True)
@@ -117,18 +118,8 @@ class Optimised(StepRule):
         move = type(q)(step["precision"], step["eta"])
         share = backtrack(q, move)
         fractions = q.eta.new_full((len(changes.eta),), self.rate if float(share) > 0 else 0.0)
-        prior_taken, memory = first(changes.power(fractions)), {**server.memory, **prefixed(OPTIM, after)}
-        return Step(q.product(move.power(share)), prior_taken, fractions[1:], nothing(q), memory)
-
-
-def first(changes: Gaussian) -> Gaussian:
-    """The prior's of changes (1 + C,)."""
-    return type(changes)(changes.precision[0], changes.eta[0])
-
-
-def nothing(q: Gaussian) -> Gaussian:
-    """The factor one, in the structure of q."""
-    return type(q).zeros((), q.dim, device=q.eta.device)
+        prior_taken, memory = drop_batch_axis(changes.power(fractions)), {**server.memory, **prefixed(OPTIM, after)}
+        return Step(q.product(move.power(share)), prior_taken, fractions[1:], flat_like(q), memory)
 
 
 def largest_fractions(q: Gaussian, changes: Gaussian, damping: float) -> Tensor:

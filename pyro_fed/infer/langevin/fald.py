@@ -41,13 +41,11 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.langevin import findings
-from pyro_fed.infer.langevin.client_state import ClientState, Visit
+from pyro_fed.infer.langevin.client_state import Visit
+from pyro_fed.infer.langevin.conducive_visits import ConduciveVisits
 from pyro_fed.infer.langevin.contributions import AveragedVisitContributions
-from pyro_fed.infer.langevin.gradients import Score, plus_conducive
 from pyro_fed.infer.langevin.langevin import STEP_GIVEN
-from pyro_fed.infer.langevin.replayed_visits import ReplayedVisits
 from pyro_fed.infer.langevin.server_state import ServerState
-from pyro_fed.infer.langevin.start import Beginning, give_conducive_gradients
 from pyro_fed.infer.surrogates.own_noise import OwnNoise, longest_parallel_visit, noise_time
 from pyro_fed.infer.surrogates.surrogates import Given
 from pyro_fed.ops.entries import with_trailing_axes
@@ -55,7 +53,7 @@ from pyro_fed.ops.entries import with_trailing_axes
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class FALD(ReplayedVisits):
+class FALD(ConduciveVisits):
     """Federated averaging Langevin dynamics: clients in parallel from one point, averaged after `local_steps` steps.
 
     A draw is the average at the end of a round.
@@ -111,12 +109,10 @@ class FALD(ReplayedVisits):
     thin: int = 5
     visit_time: float = 0.2
     visit_error: float | None = 0.03
-    trust: float | None = 3.0
-    alpha: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self, "trust", "visit_error", allow_none=True)
+        check_positive(self, "visit_error", allow_none=True)
         if self.step_size is not None:
             refuse_unused(self, STEP_GIVEN, "visit_error")
         if self.alpha < 0:
@@ -133,14 +129,6 @@ class FALD(ReplayedVisits):
     def needs_surrogates(self) -> bool:
         """Conducive gradients are made of them, and so is a control variate at their mode."""
         return self.alpha > 0 or super().needs_surrogates
-
-    def equip(self, clients: ClientState, begin: Beginning, share: Tensor) -> ClientState:
-        """With α g_s of each client; the plain form has none."""
-        return give_conducive_gradients(super().equip(clients, begin, share), begin, share, self.alpha, self.trust)
-
-    def build_gradient(self, client: ClientState, anchor: Tensor | None = None) -> Score:
-        """v_c + α g_c, whose f-weighted mean is the posterior's score."""
-        return plus_conducive(super().build_gradient(client, anchor), client.conducive)
 
     def default_schedule(self) -> Schedule:
         """All clients in every round, for every chain."""

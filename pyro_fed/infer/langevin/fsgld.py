@@ -14,7 +14,7 @@ Algorithm 1, and where it stands here:
     Update: T steps of Eq. (5)                  `Langevin.local_step`; a step is `Integrator.step`
         v_s(θ), Eq. (4)                         `MinibatchScore`, or `ControlVariateScore`
         g_s(θ), Eq. (6)                         `Conducive.at`, made once by `conducive_gradients`
-        v_s(θ) + α g_s(θ), Eq. (7)              `ConduciveScore`, which `build_gradient` below asks for
+        v_s(θ) + α g_s(θ), Eq. (7)              `ConduciveScore`, which `ConduciveVisits.build_gradient` asks for
     Reassign_chain: samples are stored          `TravellingChains.combine`, `ChainStore.store`
 
 Letters: α `alpha`; all others, and the deviations, as in `langevin.langevin`. Eq. (7) of the paper leaves out the
@@ -36,19 +36,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from pyro_fed.algorithm.contract import Algorithm, Start, required_start
 from pyro_fed.algorithm.schedule import Schedule
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_positive
 from pyro_fed.density.problem import Problem
-from pyro_fed.infer.langevin.client_state import ClientState
+from pyro_fed.infer.langevin.conducive_visits import ConduciveVisits
 from pyro_fed.infer.langevin.curvature import STABLE_STEP_SHARE
-from pyro_fed.infer.langevin.gradients import Score, plus_conducive
 from pyro_fed.infer.langevin.langevin import STEP_GIVEN
-from pyro_fed.infer.langevin.replayed_visits import ReplayedVisits
-from pyro_fed.infer.langevin.start import Beginning, give_conducive_gradients
 from pyro_fed.infer.langevin.visiting import one_client
 from pyro_fed.infer.surrogates.mismatch import Mismatch
 from pyro_fed.infer.surrogates.surrogates import Given
@@ -61,7 +56,7 @@ VISITS, MOST_ROUNDS = 1_200, 10_000
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class FSGLD(ReplayedVisits):
+class FSGLD(ConduciveVisits):
     """Federated SGLD: chains visit clients, whose stochastic gradients the conducive gradient keeps unbiased.
 
     Args:
@@ -119,13 +114,10 @@ class FSGLD(ReplayedVisits):
     thin: int = 5
     batch_size: int | None = 800
     sweeps: bool = True
-    trust: float | None = 3.0
-    alpha: float = 1.0
     visit_error: float = 0.03
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self, "trust", allow_none=True)
         check_positive(self, "alpha", "visit_error")
         if self.step_size is not None:
             refuse_unused(self, STEP_GIVEN, "visit_error")
@@ -134,14 +126,6 @@ class FSGLD(ReplayedVisits):
     def needs_surrogates(self) -> bool:
         """The conducive gradient is made of them."""
         return True
-
-    def equip(self, clients: ClientState, begin: Beginning, share: Tensor) -> ClientState:
-        """With α g_s of each client, Eq. (6)."""
-        return give_conducive_gradients(super().equip(clients, begin, share), begin, share, self.alpha, self.trust)
-
-    def build_gradient(self, client: ClientState, anchor: Tensor | None = None) -> Score:
-        """v_s + α g_s, Eq. (7)."""
-        return plus_conducive(super().build_gradient(client, anchor), client.conducive)
 
     def default_schedule(self) -> Schedule:
         """One client a chain: in random sweeps, or drawn with probabilities f_s."""

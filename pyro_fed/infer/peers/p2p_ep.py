@@ -45,7 +45,7 @@ from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
 from pyro_fed.infer.peers.p2p_vi import P2PVI
 from pyro_fed.infer.peers.peer_gaussian import PeerGaussian
 from pyro_fed.infer.peers.peer_sites import public_belief
-from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian, spread_points, where
+from pyro_fed.infer.sites.gaussian_sites import as_state, flat_like, gaussian, spread_points, where
 from pyro_fed.ops.gaussian import Gaussian
 
 #: Clients × points × rows evaluated at once.
@@ -114,7 +114,7 @@ class P2PEP(PeerGaussian):
         q, old = gaussian(shared), gaussian(local)
         matched, effective = self._tilted(problem, q, old, data.full_batch(), local["prior_share"])
         usable = q.is_proper() & (effective >= self.min_effective) & matched.is_proper()
-        change = where(usable, matched / q, type(q)(torch.zeros_like(q.precision), torch.zeros_like(q.eta)))
+        change = where(usable, matched / q, flat_like(q))
         message, fraction = public_belief(q, change ** (1.0 / shared["centrality"]), q.is_proper(), self.damping)
         new_local = {**local, **as_state(old * change**fraction)}
         info = {"fraction": fraction * usable, "effective_points": effective, **self.traces(q)}

@@ -27,7 +27,7 @@ from pyro_fed.infer.peers import networks
 from pyro_fed.infer.peers.acceleration import look_ahead, nothing_known
 from pyro_fed.infer.peers.counted_rows import CountedRows
 from pyro_fed.infer.peers.peer_sites import new_site, public_belief, seen_whole, without_distribution
-from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian, where
+from pyro_fed.infer.sites.gaussian_sites import as_state, flat_like, gaussian, where
 from pyro_fed.infer.sites.online_newton import OnlineNewton
 from pyro_fed.ops.gaussian import Gaussian
 
@@ -279,7 +279,7 @@ class SVI(Update):
         pace = local.get("pace")
         guide = self.guide_fit.fit(problem, q, cavity, data, noise, pace)
         site, usable = guide / cavity, guide.is_proper()
-        flat = type(q)(torch.zeros_like(q.precision), torch.zeros_like(q.eta))
+        flat = flat_like(q)
         change = where(usable, site / old if agents.keeps_site else site, flat)
         belief, fraction = public_belief(q, change ** agents.weight(shared), q.is_proper(), agents.damping)
         new = old * change**fraction if agents.keeps_site else old

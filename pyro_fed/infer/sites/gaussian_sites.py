@@ -206,6 +206,11 @@ def flat_site(problem: Problem, structure: Structure, *batch: int) -> Gaussian:
     return STRUCTURES[structure].zeros(batch, problem.dim, device=problem.rows[0].device)
 
 
+def flat_like(q: Gaussian) -> Gaussian:
+    """Sites equal to one, in the structure and batch of q."""
+    return type(q)(torch.zeros_like(q.precision), torch.zeros_like(q.eta))
+
+
 def add_batch_axis(q: Gaussian) -> Gaussian:
     """q with a leading axis of one."""
     return type(q)(q.precision[None], q.eta[None])

@@ -45,7 +45,7 @@ from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.stein.concave import OneMode, is_only, spread_points
 from pyro_fed.ops.cholesky import equilibrated_cholesky
 from pyro_fed.ops.entries import CANDIDATES, choose, far_apart, with_trailing_axes
-from pyro_fed.ops.newton_ascent import Look, NewtonAscent, StepControl
+from pyro_fed.ops.newton_ascent import Damping, Look, NewtonAscent
 
 #: Rounds of a search, for which the structure of rows is looked for once.
 USUAL_ROUNDS = 10
@@ -155,7 +155,7 @@ class Modes(Algorithm):
         look = Look(*(messages[name].sum(0) + shared[f"prior_look_{name}"] for name in Look._fields))
         usable = messages["usable"].all(0) & shared["prior_usable"] & look.finite()
         climbs = NewtonAscent(*(shared[name] for name in NewtonAscent._fields))
-        return shared | climbs.tell(look, usable, StepControl(self.growth))._asdict()
+        return shared | climbs.tell(look, usable, Damping(self.growth))._asdict()
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """The longest next step in SDs, and how many starts have settled."""

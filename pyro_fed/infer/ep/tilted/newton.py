@@ -143,7 +143,7 @@ def _expected_moments(problem: Problem, numerics: Numerics, q: Gaussian, data: C
 
 def _gain(q: Gaussian, cavity: Gaussian, moments: Moments) -> Tensor:
     """The negative local free energy up to a constant, (C,); -inf where a derivative is not finite."""
-    value = ascent.lower_bound(q, moments.value + cavity.mean_log_factor(q))
+    value = moments.value + cavity.mean_log_factor(q) + q.entropy()
     return torch.where(moments.finite() & value.isfinite(), value, -torch.inf)
 
 

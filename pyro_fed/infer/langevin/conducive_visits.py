@@ -1,7 +1,9 @@
-"""Chains whose visits the server replays to the Gaussian of all sites, with the clients' own random numbers.
+"""Visits by conducive gradients: what `FSGLD` and `FALD` share.
 
-It is what `FSGLD` and `FALD` judge a visit by: how far it moved the answer, and what `Bounded` leaves of it. The
-equations are those of `held_visits`.
+    v_s(θ) + α g_s(θ)                                        Eq. (7) of el Mekkaoui et al.
+
+The server replays such a visit to the Gaussian of all sites, with the client's own random numbers, and judges it by
+that: how far it moved the answer, and what `Bounded` leaves of it. The equations are those of `held_visits`.
 """
 
 from __future__ import annotations
@@ -9,19 +11,46 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from pyro_fed.algorithm.contract import Start
 from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.states import State
+from pyro_fed.conventions.setting_checks import check_positive
 from pyro_fed.density.problem import Problem
+from pyro_fed.infer.langevin.client_state import ClientState
 from pyro_fed.infer.langevin.contributions import VisitContributions
+from pyro_fed.infer.langevin.gradients import Score, plus_conducive
 from pyro_fed.infer.langevin.held_visits import reference
+from pyro_fed.infer.langevin.start import Beginning, give_conducive_gradients
 from pyro_fed.infer.langevin.visiting import VisitingLangevin
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReplayedVisits(VisitingLangevin):
-    """Visits beside the same visits to the surrogates. Arguments are those of `VisitingLangevin`."""
+class ConduciveVisits(VisitingLangevin):
+    """Visits by conducive gradients, beside the same visits to the surrogates.
+
+    Args:
+        trust: the conducive gradient stops growing at √D + trust posterior SDs from the mode; None: nowhere.
+        alpha: weight of the conducive gradient.
+
+    The others are those of `VisitingLangevin`.
+    """
+
+    trust: float | None = 3.0
+    alpha: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "trust", allow_none=True)
+
+    def equip(self, clients: ClientState, begin: Beginning, share: Tensor) -> ClientState:
+        """With α g_s of each client, Eq. (6)."""
+        return give_conducive_gradients(super().equip(clients, begin, share), begin, share, self.alpha, self.trust)
+
+    def build_gradient(self, client: ClientState, anchor: Tensor | None = None) -> Score:
+        """v_s + α g_s, Eq. (7), whose f-weighted mean is the posterior's score."""
+        return plus_conducive(super().build_gradient(client, anchor), client.conducive)
 
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
