@@ -18,9 +18,9 @@ from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
 from pyro_fed.algorithm.capabilities import Chains
-from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.schedule import Schedule, Shuffled
 from pyro_fed.algorithm.states import State
+from pyro_fed.algorithm.tempered import Tempered
 from pyro_fed.conventions.setting_checks import check_at_least
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.langevin.chain_diagnostics import chains_converged
@@ -34,7 +34,7 @@ NOISE_AHEAD = 10_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class TravellingChains(Algorithm, Chains):
+class TravellingChains(Tempered, Chains):
     """Chains that are each at one client in a round.
 
     Args:
@@ -49,7 +49,6 @@ class TravellingChains(Algorithm, Chains):
 
     draws_are: ClassVar[str] = "chains"
 
-    temperature: float = 1.0
     num_chains: int = 4
     local_steps: int = 40
     burn_in: int = 400
@@ -60,10 +59,6 @@ class TravellingChains(Algorithm, Chains):
         check_at_least(self, 1, "num_chains", "local_steps", "thin")
         check_at_least(self, 0, "burn_in")
         check_at_least(self, 1, "target_ess", allow_none=True)
-
-    def row_temperature(self) -> float:
-        """α."""
-        return self.temperature
 
     def default_schedule(self) -> Schedule:
         """One client a chain, in random sweeps."""

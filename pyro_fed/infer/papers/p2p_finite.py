@@ -26,9 +26,10 @@ from torch import Tensor
 
 from pyro_fed.algorithm import message_limits
 from pyro_fed.algorithm.capabilities import OnGraph
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start
+from pyro_fed.algorithm.contract import Noise, Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
+from pyro_fed.algorithm.tempered import Tempered
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
@@ -54,7 +55,7 @@ FEWEST_EFFECTIVE_DRAWS = 50
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class P2PFinite(Algorithm, OnGraph):
+class P2PFinite(Tempered, OnGraph):
     """Peer-to-peer inference on a finite set of parameters, each row used once.
 
     Args:
@@ -83,7 +84,6 @@ class P2PFinite(Algorithm, OnGraph):
 
     draws_are: ClassVar[str] = "agents"
 
-    temperature: float = 1.0
     candidates: Mapping[str, Any] | None = None
     num_candidates: int = 1000
     probabilities: tuple[float, ...] | None = None
@@ -109,10 +109,6 @@ class P2PFinite(Algorithm, OnGraph):
             )
         if self.probabilities is not None:
             check_probabilities(self, "probabilities")
-
-    def row_temperature(self) -> float:
-        """α."""
-        return self.temperature
 
     # -- over the graph -------------------------------------------------------------------------------------
     def consensus_steps(self, graph: Graph, sleepers: bool) -> int:

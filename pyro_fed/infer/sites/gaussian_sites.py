@@ -25,8 +25,8 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.states import State
+from pyro_fed.algorithm.tempered import Tempered
 from pyro_fed.conventions.nested_settings import chosen_setting
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice, check_positive
 from pyro_fed.density.derivatives.derivatives import Derivatives, Kind, Structure
@@ -56,7 +56,7 @@ POINTS_OF_JUMPS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class GaussianAlgorithm(Algorithm):
+class GaussianAlgorithm(Tempered):
     """Base of algorithms whose result is a Gaussian on the unconstrained scale.
 
     Args:
@@ -66,7 +66,6 @@ class GaussianAlgorithm(Algorithm):
             parameters.
     """
 
-    temperature: float = 1.0
     covariance: Literal["auto", "full", "diag"] = "auto"
     full_dim: int = FULL_DIM
     curvature: Literal["auto", "hessian", "fisher"] = "auto"
@@ -93,10 +92,6 @@ class GaussianAlgorithm(Algorithm):
         check_choice(self, "curvature", ("auto", "hessian", "fisher"))
         check_at_least(self, 1, "full_dim")
         check_positive(self, "temperature")
-
-    def row_temperature(self) -> float:
-        """α."""
-        return self.temperature
 
     @property
     def structure(self) -> Structure:

@@ -41,6 +41,7 @@ from pyro_fed.algorithm.contract import Algorithm, Noise, Start, required_start
 from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
+from pyro_fed.algorithm.tempered import Tempered
 from pyro_fed.codes import cures
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.kinds import cast_checked
@@ -71,7 +72,7 @@ IMPOSSIBLE = -1e30
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class FedAIS(Algorithm):
+class FedAIS(Tempered):
     """Federated annealed importance sampling: exact in the limit, and it says how near that is.
 
     Args:
@@ -115,7 +116,6 @@ class FedAIS(Algorithm):
     needs_all: ClassVar[bool] = True
     additive: ClassVar[bool] = True
 
-    temperature: float = 1.0
     surrogates: Algorithm | Given | Name = "auto"
     num_proposals: int = 8000
     freedom: float | None = 5.0
@@ -135,10 +135,6 @@ class FedAIS(Algorithm):
         check_positive(self, "freedom", allow_none=True)
         check_between(self, "trusted_share", 0, 1)
         check_surrogates(self)
-
-    def row_temperature(self) -> float:
-        """α."""
-        return self.temperature
 
     def default_rounds(self, num_clients: int) -> int:
         """One with all clients; it stops when each has answered."""

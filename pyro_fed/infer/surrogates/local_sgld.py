@@ -23,9 +23,10 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start
+from pyro_fed.algorithm.contract import Noise, Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
+from pyro_fed.algorithm.tempered import Tempered
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import chosen_setting, explains_unknown, refuse_unused
@@ -68,7 +69,7 @@ class Moments(NamedTuple):
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class LocalSGLD(Algorithm):
+class LocalSGLD(Tempered):
     """One Gaussian a client from draws of its own likelihood, in one round.
 
     Args:
@@ -97,7 +98,6 @@ class LocalSGLD(Algorithm):
     needs_all: ClassVar[bool] = True
     additive: ClassVar[bool] = True
 
-    temperature: float = 1.0
     num_samples: int = 3000
     burn_in: int = 1000
     stages: int = 10
@@ -120,10 +120,6 @@ class LocalSGLD(Algorithm):
             refuse_unused(self, "the step is not derived where step_size is given", "share_of_stable")
         if self.covariance != "auto":
             refuse_unused(self, "only covariance='auto' has the choice", "full_dim")
-
-    def row_temperature(self) -> float:
-        """α."""
-        return self.temperature
 
     @property
     def _stage_steps(self) -> int:
