@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 def digits(count: int) -> Callable[[float], str]:
-    """A function that writes numbers with `count` decimals: 0.25. Large numbers have none: 10,036, or 1.2e+09."""
+    """A function that writes a number with `count` decimals (0.25), a large one with none (10,036, or 1.2e+09)."""
     return lambda value: f"{value:,.{count if abs(value) < 1e4 else 0}f}" if abs(value) < 1e7 else f"{value:.1e}"
 
 

@@ -36,15 +36,15 @@ class Answer:
         number: its place among the stages.
         shared: the server's last state.
         draws: (chain, draw, D), unconstrained.
-        findings: what was found about it.
+        findings: the findings about it.
         figures: the figures of its rounds.
         until: the number of the round after the last of these.
-        converged: whether it stopped by its own criterion; None where it has none.
+        converged: whether it stopped by its own criterion; None if it has none.
         measured: what the audit measured, as `Evidence.moment_figures`.
-        sites: the clients' Gaussian sites, as in `Record.sites`; empty where there are none in the model's own form.
+        sites: the clients' Gaussian sites, as in `Record.sites`; empty if there are none in the model's own form.
         sites_of: the name of the algorithm that made the sites.
         stands_apart: a sentence on clients that move the answer more than others do, or "".
-        by_sums: what the clients' log-likelihoods say about it, where rows are elsewhere.
+        by_sums: what the clients' log-likelihoods say about it, if the rows are elsewhere.
         audited: whether the audit has judged it.
     """
 
@@ -69,16 +69,12 @@ class Answer:
         return doubts_among(self.findings)
 
     def has(self, topic: Topic) -> bool:
-        """Whether something was found about a topic.
-
-        Args:
-            topic: the topic.
-        """
+        """Whether there is a finding about a topic."""
         return is_about(self.findings, topic)
 
     @property
     def lost(self) -> float:
-        """The share of the posterior's mass in modes of which it has no draws."""
+        """The share of the posterior's mass in modes that have no draws."""
         return max((float(one.figures.get("lost", 0.0)) for one in self.findings), default=0.0)
 
     @property
@@ -87,12 +83,9 @@ class Answer:
         return stage_label(self.stage)
 
     def off(self, aim: Limits) -> float:
-        """The largest likely error in units of a finer aim; 0 where it is likely to keep to the aim.
+        """The largest likely error in units of a finer aim; 0 if it is likely to keep to the aim.
 
-        It is at least 1 where the algorithm's own error estimates (`Algorithm.own_errors`) are beyond the aim.
-
-        Args:
-            aim: the plan's aim.
+        It is at least 1 if the algorithm's own error estimates (`Algorithm.own_errors`) are beyond the aim.
         """
         algorithm, own = self.stage.algorithm, False
         if self.figures:
@@ -108,7 +101,7 @@ class Answer:
 
     @cached_property
     def middles(self) -> tuple[Tensor, Tensor]:
-        """Medians (D,), and half of the distance between the 16 % and 84 % quantiles (D,), which is a Gaussian's SD."""
+        """Medians (D,), and half the distance (D,) between the 16 % and 84 % quantiles, which is a Gaussian's SD."""
         ordered = self.draws.flatten(0, 1).double().sort(0).values
         low, middle, high = (ordered[round(share * (len(ordered) - 1))] for share in (0.16, 0.5, 0.84))
         return middle, (high - low) / 2
@@ -120,7 +113,7 @@ class Answer:
 
     @cached_property
     def corrected(self) -> tuple[Tensor, Tensor] | None:
-        """Means and SDs (D,) by the audit, which began at these draws; None where it measured none."""
+        """Means and SDs (D,) by the audit, which began at these draws; None if it measured none."""
         if not self.measured or self.stage.noncentred:
             return None  # in a non-centred form the audit's numbers are other ones
         mean, sd = self.moments
@@ -138,14 +131,9 @@ def stage_label(stage: Stage) -> str:
 def disagreement(
     plan: Plan, problem: Problem, one: Answer, other: Answer, moments: tuple[Tensor, Tensor] | None = None
 ) -> str:
-    """A clause on the largest difference of two answers, or "" where they agree within the plan's limits.
+    """A clause on the largest difference of two answers, or "" if they agree within the plan's limits.
 
-    Args:
-        plan: the plan, whose `mean_error` and `sd_factor` are the limits.
-        problem: the model's densities.
-        one: an answer.
-        other: another one, whose SDs are the unit.
-        moments: means and SDs to compare with, in place of the other answer's own.
+    SDs of the other answer are the unit; `moments` replace its own means and SDs.
     """
     (mean, sd), (other_mean, other_sd) = one.moments, moments or other.moments
     what = "mean", "SD"
@@ -171,9 +159,9 @@ def disagreement(
 
 
 def _untold(plan: Plan, one: Answer, other: Answer) -> Tensor:
-    """Which numbers (D,) have tails so long, in both answers, that draws do not determine SDs to the plan's factor.
+    """Whether numbers (D,) have tails so long, in both answers, that draws do not give SDs to the plan's factor.
 
-    They may have no SD at all, like a Cauchy distribution. Such numbers are compared by their medians and quantiles.
+    It may have no SD at all, like a Cauchy distribution. Such numbers are compared by their medians and quantiles.
     """
     chance = (
         torch.stack([(answer.tails - 1) / answer.draws[..., 0].numel() for answer in (one, other)]).sum(0).sqrt() / 2
@@ -215,12 +203,6 @@ def choose(plan: Plan, problem: Problem, answers: list[Answer], tried: Sequence[
     the first stage's or another answer agrees with it. Another answer also agrees if its means and SDs, as the audit
     corrects them, do. An answer that is further off the aim than the best, by the audit's measure, contradicts it only
     if none that agrees with the best is as near to the aim.
-
-    Args:
-        plan: the plan.
-        problem: the model's densities.
-        answers: at least one, in the order in which they were found.
-        tried: the numbers of the stages that were tried, with those that failed after a round.
     """
     apart = {
         (one.number, other.number): disagreement(plan, problem, one, other)
@@ -250,7 +232,7 @@ def choose(plan: Plan, problem: Problem, answers: list[Answer], tried: Sequence[
         return corrected is not None and not disagreement(plan, problem, best, one, corrected)
 
     def outvoted(one: Answer) -> bool:
-        """Whether it is further off the aim than the best answer, and than or as another that agrees with that."""
+        """Whether it is further off the aim than the best answer, and than or as another that agrees with the best."""
         near = [other for other in answers if not other.doubts and off[other.number] <= off[one.number]]
         agree = any(not apart.get((best.number, other.number), "itself") for other in near)
         return off[one.number] > off[best.number] and agree

@@ -20,13 +20,13 @@ class BudgetEnded(Exception):
 
 @dataclass
 class Budget:
-    """Limits, and which of them ended the run. A limit of None is none.
+    """Limits of a run, None for no limit, and which of them ended it.
 
     Attributes:
         max_rounds: number of rounds.
         max_bytes: bytes that all clients receive and send.
         max_seconds: seconds on the clock since the run began.
-        ended: the limit that has ended the run, such as "max_rounds=50"; "" where none has.
+        ended: the limit that has ended the run, such as "max_rounds=50"; "" if none has.
         began: when the run began, by `now`.
     """
 
@@ -41,13 +41,8 @@ class Budget:
     def check(self, record: Record, phase: str, announced: int) -> None:
         """Refuse another round that would exceed the limits of rounds or bytes.
 
-        A round is expected to take as many bytes as the last one of its phase, and at least those that are announced.
-        In the first round of a phase it is not known how much the clients will send.
-
-        Args:
-            record: the rounds so far.
-            phase: the name of the phase's algorithm.
-            announced: bytes that the clients are about to receive.
+        A round is expected to take as many bytes as the last one of its phase, and at least the `announced` bytes that
+        clients are about to receive. In the first round of a phase it is not known how much the clients will send.
 
         Raises:
             BudgetEnded: the round may not begin.
@@ -73,15 +68,11 @@ class Budget:
         return ending_at(None if self.max_seconds is None else self.began + CHECK_TIME_FACTOR * self.max_seconds)
 
     def seconds_left(self) -> float | None:
-        """Seconds that are left for rounds; None where time is not limited."""
+        """Seconds that are left for rounds; None if time is not limited."""
         return None if self.max_seconds is None else max(0.0, self.began + self.max_seconds - now())
 
     def at_once(self, record: Record) -> float:
-        """How many rounds like the last one may be done before the clock is read; infinity without a limit of time.
-
-        Args:
-            record: the rounds so far.
-        """
+        """How many rounds like the last one may be done before the clock is read; infinity without a limit of time."""
         if self.max_seconds is None:
             return float("inf")
         last = record.rounds[-1] if record.rounds else None

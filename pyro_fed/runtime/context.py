@@ -1,4 +1,4 @@
-"""What the functions of the round loop pass around: a run's fixed parts (`Context`), and its present `Phase`."""
+"""What the functions of the round loop share: a run's fixed parts (`Context`), and its present `Phase`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pyro_fed.runtime.network import Connect, connect
 
 @dataclass
 class Context:
-    """What is the same in all phases of a run; only the problem's compiler is told anew how many rounds are ahead.
+    """What is the same in all phases of a run; only the problem's compiler learns how many rounds are ahead.
 
     Attributes:
         federation: the model and its clients.
@@ -40,15 +40,14 @@ class Context:
         record: what has happened so far.
         min_clients: the quorum, see `run`.
         combination: what the server does with messages; None adds them up as the algorithm says.
-        checkpoint: where states are saved; None: nowhere.
-        start: the states of an earlier run from which this one starts; None: none.
-        evaluation: the user's figures; None: none.
+        checkpoint: where states are saved; None for nowhere.
+        start: the states of an earlier run from which this one starts; None for none.
+        evaluation: the user's figures; None for none.
         budget: the limits of rounds, bytes and time.
         interruption: whether the user has asked the run to stop.
         connect: makes the network of a phase.
-        choices: of the settings of each algorithm that has been resolved, in the order in which they were.
-        expected: what messages of the present phase must be, where the executor is a user's; None: they are as they
-            should be.
+        choices: the settings that were chosen for each resolved algorithm, in the order of resolution.
+        expected: the specification of the present phase's messages, for a user's executor; None for no check.
     """
 
     federation: Federation
@@ -77,18 +76,18 @@ class Phase:
     Attributes:
         algorithm: the phase's algorithm.
         number: 0 for the first phase of the run.
-        rounds: how many the phase is to have.
-        given: the user's schedule, in the last phase; None takes the algorithm's own.
+        rounds: number of rounds of the phase.
+        given: the user's schedule, in the last phase; None for the algorithm's own.
         shared: the server's state.
         local: the clients' states before the first round; empty once the executor has them.
-        done: how many rounds it has had.
+        done: number of rounds that it has had.
         last: whether this is the run's own algorithm, and not one from which that starts.
-        settled: whether it starts from a phase that had converged, so that its first state is a posterior already.
-        ledger: the server's account of the clients' sites; empty where it has none.
-        name: what the progress bar calls the phase.
+        settled: whether it starts from a converged phase, so that its first state is a posterior already.
+        ledger: the server's account of the clients' sites; empty if it has none.
+        name: the phase's name in the progress bar.
         drawn: the schedule's period for which `slots` was drawn; -1 before the first.
         slots: the schedule's answers for an algorithm with slots (`Chains`), slot after slot, by round.
-        growth: how large the state has been, to notice when it grows without end.
+        growth: how large the state has been, to notice growth without end.
     """
 
     algorithm: Algorithm

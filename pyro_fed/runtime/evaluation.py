@@ -23,12 +23,7 @@ Evaluate = Callable[[Any], Mapping[str, float]]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A user's function, and how often it is called.
-
-    Args:
-        evaluate: the user's function.
-        every: number of rounds from one evaluation to the next, at least 1.
-        num_draws: number of draws of the posterior that it gets, as in the run's result.
+    """A user's function of `num_draws` draws of the posterior, called `every` rounds.
 
     Raises:
         SettingError: `every` below 1.
@@ -53,15 +48,6 @@ class Evaluation:
         done: int,
     ) -> dict[str, float]:
         """Figures of the state after `done` rounds; none between evaluations, or while there is no distribution.
-
-        Args:
-            algorithm: the algorithm that runs.
-            federation: the model and its clients.
-            problem: the model's densities.
-            record: the run's record.
-            seed: the run's seed.
-            shared: the server's state.
-            done: number of rounds that the algorithm has had.
 
         Raises:
             SettingError: the function returned something other than numbers by name.

@@ -20,7 +20,7 @@ from pyro_fed.runtime.run_checks import OF_ONE_ALGORITHM
 
 
 class RunOptions(TypedDict, total=False):
-    """The arguments of `pyro_fed.run` that `fit` hands on to it."""
+    """The arguments of `pyro_fed.run` that `fit` passes on to it."""
 
     graph: Graph | None
     executor: str | Executor

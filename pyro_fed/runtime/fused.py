@@ -50,14 +50,7 @@ class Fused(NamedTuple):
 
 
 def rounds_at_once(phase: Phase, context: Context, network: Network, left: int) -> int:
-    """How many of the next rounds may be done at once; 1 where they have to be done one by one.
-
-    Args:
-        phase: the run's phase.
-        context: the run.
-        network: how messages travel.
-        left: number of rounds that the phase has left.
-    """
+    """How many of the next rounds, of `left`, may be done at once; 1 if they have to be done one by one."""
     algorithm = phase.algorithm
     if not isinstance(algorithm, Chains) or type(context.executor) is not Vectorised:
         return 1
@@ -77,17 +70,7 @@ def rounds_at_once(phase: Phase, context: Context, network: Network, left: int) 
 
 
 def run_fused_rounds(phase: Phase, context: Context, data: ClientData, clients: list[list[int]]) -> Fused | None:
-    """Do several rounds at once.
-
-    Args:
-        phase: the run's phase.
-        context: the run.
-        data: the clients' rows.
-        clients: the numbers of each round's clients.
-
-    Returns:
-        None if a reply is not finite or meets an objection; then nothing has changed.
-    """
+    """Do several rounds at once; None, with nothing changed, if a reply is not finite or meets an objection."""
     algorithm, executor = cast_checked(phase.algorithm, Chains), cast_checked(context.executor, Vectorised)
     began = time.perf_counter()
     numbers = torch.from_numpy(np.array(clients))

@@ -50,14 +50,7 @@ class Growth:
     next: int = FIRST_LOOK
 
     def look(self, algorithm: Algorithm, shared: State, done: int, rounds: int, record: Record) -> None:
-        """Look at the state, if it is time to.
-
-        Args:
-            algorithm: the phase's algorithm.
-            shared: the server's state.
-            done: number of rounds that the phase has had.
-            rounds: number of rounds that the phase is to have.
-            record: the run's record.
+        """Look at the state, if it is due, `done` of `rounds` rounds into the phase.
 
         Raises:
             DivergenceError: an entry has grown by a constant factor for half of the rounds. The error keeps the state.

@@ -55,11 +55,7 @@ class Traffic:
 
 
 class PhaseEnded(Exception):
-    """The other agents have ended the phase that this process is still in, since all of them had converged.
-
-    Attributes:
-        round: the phase's last round.
-    """
+    """The other agents, which have all converged, have ended the phase of this process at round `round`."""
 
     def __init__(self, round: int) -> None:
         super().__init__(f"the phase ended with round {round}")
@@ -70,7 +66,7 @@ class Network(ABC):
     """Who exchanges messages with whom: a server with its clients, or the agents of a graph."""
 
     def begin(self, phase: int, round: int, algorithm: Algorithm, shared: State, local: State, kept: State) -> None:
-        """A phase begins, or is resumed.
+        """Begin or resume a phase.
 
         Args:
             phase: the phase's number.
@@ -78,7 +74,7 @@ class Network(ABC):
             algorithm: the phase's algorithm.
             shared: the state with which the phase begins.
             local: the clients' states.
-            kept: what `kept` returned when the state was saved; empty where the phase begins.
+            kept: what `saved_state` returned when the state was saved; empty if the phase begins.
         """
         return
 
@@ -108,19 +104,10 @@ class Network(ABC):
         shares: Tensor,
         round: int,
     ) -> tuple[State, Traffic]:
-        """The new state from the clients' messages, and the bytes that travelled.
-
-        Args:
-            algorithm: the phase's algorithm.
-            shared: the state before the round.
-            messages: the clients' messages (C, ...).
-            clients: their numbers (C,).
-            shares: their shares of the rows (C,).
-            round: the round's number.
-        """
+        """The new state from the messages (C, ...) of clients (C,) with shares (C,) of the rows, and the traffic."""
 
     def announced(self, clients: int) -> int:
-        """Bytes that so many clients are about to receive; 0 where that is not known before the round."""
+        """Bytes that so many clients are about to receive; 0 if that is not known before the round."""
         return 0
 
     def monitor(self, algorithm: Algorithm, before: State, after: State) -> dict[str, float]:
@@ -169,13 +156,7 @@ class Server(Network):
 
 
 class _Mixing(NamedTuple):
-    """What a consensus step mixes by, and what follows from it.
-
-    Args:
-        weights: of C agents.
-        heard: number of links over which each agent receives (C,).
-        sent: number of links over which each agent sends (C,).
-    """
+    """What a consensus step of C agents mixes by; each receives over `heard` (C,) links and sends over `sent` (C,)."""
 
     weights: sparse.csr_array
     heard: np.ndarray
@@ -191,13 +172,7 @@ class _Mixing(NamedTuple):
 
 @dataclass
 class Peers(Network):
-    """The agents of a graph.
-
-    Args:
-        graph: who talks to whom.
-        seed: the run's seed.
-        consensus: the consensus steps of a round; each takes the graph's next W.
-    """
+    """The agents of a graph; `consensus` are the consensus steps of a round, each with the graph's next W."""
 
     graph: Graph
     seed: int
@@ -254,7 +229,7 @@ class Peers(Network):
         return self.graph.weights(time, seeding.numpy_generator(self.seed, seeding.GRAPH, time))
 
     def _mixing(self, step: int, weights: sparse.csr_array, clients: np.ndarray) -> _Mixing:
-        """What the awake agents mix by in a step; computed once where the graph is fixed and all of them are there."""
+        """What the awake agents mix by in a step; computed once if the graph is fixed and all of them are awake."""
         if len(clients) < self.graph.num_agents:
             matrix, shift = self.consensus.mixing(step, weights)
             self._watch(self._without_sleepers(weights, clients))

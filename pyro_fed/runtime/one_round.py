@@ -26,14 +26,7 @@ FEWEST_COMPARED = 5
 
 
 def one_round(phase: Phase, context: Context, network: Network, data: ClientData, clients: list[int]) -> State:
-    """The server's state after a round of some clients; the record gets the round.
-
-    Args:
-        phase: the run's phase, whose ledger is updated.
-        context: the run.
-        network: how messages travel.
-        data: the clients' rows.
-        clients: the numbers of the round's clients.
+    """The server's state after a round of some clients; the record and the phase's ledger are updated.
 
     Raises:
         BudgetEnded: the round would cost more than is left.
@@ -114,7 +107,7 @@ class _CombinedMessages(NamedTuple):
 def _combined_messages(
     algorithm: Algorithm, combination: Combination | None, shared: State, ledger: State, sent: SentMessages
 ) -> _CombinedMessages:
-    """The messages as they are used: bounded by the others' effects, replaced by a middle, or as they were sent."""
+    """The messages to use: bounded by the others' effects, replaced by a middle, or as they were sent."""
     if isinstance(combination, Bounded):
         held = algorithm.contributions().bounded_messages(combination, shared, ledger, sent)  # see `check_combination`
         figures = {"beyond": held.cut} | ({} if held.widened is None else {"widened": held.widened})
@@ -137,16 +130,9 @@ def _shares(rows: Tensor, combination: Combination | None) -> Tensor:
 
 
 def client_shifts(phase: Phase, context: Context, shared: State, sent: SentMessages) -> Tensor | None:
-    """How far each client's message moves the answer (C,).
+    """How far each client's message moves the answer (C,), where `shared` is the state before the messages.
 
-    Args:
-        phase: the run's phase.
-        context: the run.
-        shared: the server's state before the messages.
-        sent: the messages that are used.
-
-    Returns:
-        None in phases other than the last, where the algorithm does not know it, and where single messages are hidden.
+    None in phases other than the last, if the algorithm does not know it, and if single messages are hidden.
     """
     if not phase.last or hides_clients(context) or context.executor.sums_alone:
         return None
@@ -154,14 +140,7 @@ def client_shifts(phase: Phase, context: Context, shared: State, sent: SentMessa
 
 
 def client_shifts_of_rounds(phase: Phase, context: Context, before: list[State], sent: SentMessages) -> Tensor | None:
-    """How far each client's message moves the answer in rounds done at once (R, C); None as for `client_shifts`.
-
-    Args:
-        phase: the run's phase.
-        context: the run.
-        before: the server's state before each round.
-        sent: the messages of all rounds.
-    """
+    """How far each client's message moves the answer in rounds done at once (R, C); None as for `client_shifts`."""
     if not phase.last or hides_clients(context):
         return None
     return phase.algorithm.contributions().client_shift_sds_of_rounds(before, phase.ledger, sent)

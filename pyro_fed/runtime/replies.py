@@ -48,7 +48,7 @@ class Gathered:
         slots: positions of the usable replies' clients among those that were asked (A,).
         messages: their messages (A, ...).
         info: their figures (A, ...).
-        failures: (client, reason) of each reply that could not be used, or did not come.
+        failures: (client, reason) of each reply that could not be used, or was not received.
         gone: how many of `failures` are clients that did not reply.
         unfit: positions of the clients whose reply is not finite (B,).
         stood_for: positions of the clients for which the server has made a message itself (B,).
@@ -73,12 +73,7 @@ class Gathered:
 def gather(algorithm: Algorithm, context: Context, work: Work, before: State, kept: State) -> Gathered:
     """Have a round's work done by the clients, and collect the usable replies.
 
-    Args:
-        algorithm: the phase's algorithm.
-        context: the run.
-        work: the round's work.
-        before: the server's state before the round, which an error keeps.
-        kept: the server's account of all clients' sites (K, ...).
+    `before` is the server's state before the round, which an error keeps, `kept` its account of all sites (K, ...).
 
     Raises:
         DivergenceError: no reply is finite, except with `min_clients=0`.
@@ -120,7 +115,7 @@ def _required_replies(algorithm: Algorithm, context: Context, asked: int) -> int
 
 
 def _may_lack_replies(context: Context, asked: int) -> bool:
-    """Whether a bounded run goes on after a round without a finite reply: the only client asked may be a liar."""
+    """Whether a bounded run goes on after a round without a finite reply: the only client asked may be faulty."""
     bounded = isinstance(context.combination, Bounded)
     return bounded and _fruitless_requests(context) + asked < len(context.record.client_names)
 
@@ -131,13 +126,7 @@ def _outvotes_missing(context: Context, found: Gathered) -> bool:
 
 
 def _with_stand_ins(found: Gathered, missing: Tensor, messages: State) -> Gathered:
-    """The replies, with messages that the server has made for the missing clients, whose figures are NaN.
-
-    Args:
-        found: the usable replies.
-        missing: positions of the missing clients (B,).
-        messages: made for them (B, ...); empty: nothing is added.
-    """
+    """Add the server's own messages (B, ...) for the missing clients (B,), with NaN figures; none if empty."""
     if not messages:
         return found
     slots = torch.cat([found.slots, missing])
@@ -150,7 +139,7 @@ def _with_stand_ins(found: Gathered, missing: Tensor, messages: State) -> Gather
 
 
 def _join_attempts(parts: list[Gathered]) -> Gathered:
-    """Several attempts' replies as one, in the order in which the clients were asked."""
+    """The replies of several attempts as one, in the order in which the clients were asked."""
     parts = [part for part in parts if len(part.slots)]
     if len(parts) <= 1:
         return parts[0] if parts else Gathered(torch.arange(0))
@@ -164,14 +153,7 @@ def _join_attempts(parts: list[Gathered]) -> Gathered:
 
 
 def _usable_replies(algorithm: Algorithm, context: Context, work: Work, before: State, again: bool) -> Gathered:
-    """The usable replies of one attempt.
-
-    Args:
-        algorithm: the phase's algorithm.
-        context: the run.
-        work: the work of the clients that are asked in this attempt.
-        before: the server's state before the round.
-        again: whether this is not the first attempt; a round in which some reply is finite is no divergence.
+    """The usable replies of one attempt; in a repeated one (`again`) a round with a finite reply is no divergence.
 
     Raises:
         DivergenceError: no reply is finite.
@@ -207,7 +189,7 @@ def _usable_replies(algorithm: Algorithm, context: Context, work: Work, before: 
 
 
 def _check_reply(executor: Executor, reply: Any, asked: int) -> None:
-    """Refuse what a user's executor must not return.
+    """Refuse an invalid reply of a user's executor.
 
     Raises:
         SettingError: names the executor, and what was expected.
@@ -234,12 +216,7 @@ def _check_reply(executor: Executor, reply: Any, asked: int) -> None:
 
 
 def _check_messages(executor: Executor, messages: State, expected: Spec) -> None:
-    """Refuse messages of a user's executor that the algorithm does not send.
-
-    Args:
-        executor: the executor.
-        messages: the clients' (A, ...).
-        expected: shapes and dtypes of one client's.
+    """Refuse messages (A, ...) of a user's executor that do not have the expected shapes and dtypes.
 
     Raises:
         SettingError: names the first that is missing, or of another shape or dtype.
@@ -281,7 +258,7 @@ def _finite_clients(messages: State) -> tuple[Tensor, dict[int, str]]:
 
 
 def each_finite(values: Tensor) -> Tensor:
-    """Whether all numbers of each client (C, ...) are finite (C,); computed client by client where they are many."""
+    """Whether all numbers of each client (C, ...) are finite (C,), computed client by client if they are many."""
     if all_finite(values):
         return torch.ones(len(values), dtype=torch.bool)
     if values.numel() <= FINITE_AT_ONCE:
@@ -309,7 +286,7 @@ def _divergence_error(
 def _all_refused_error(
     algorithm: Algorithm, context: Context, work: Work, found: Gathered, before: State
 ) -> DivergenceError:
-    """The error for a round in which all clients replied, but no reply can be honest, as in a run that diverges."""
+    """The error for a round in which all clients replied, but no reply is plausible, as in a run that diverges."""
     client, reason = found.failures[-1]
     what = (
         f"{type(algorithm).__name__}, round {work.round}: no reply of {len(work.clients)} could be used, that of "
@@ -330,17 +307,10 @@ def _error(
 
 
 def refuse_divergence(algorithm: Algorithm, context: Context, before: State, after: State, round: int) -> None:
-    """Refuse a server's state with an entry that was finite before the round and is not any more.
+    """Refuse a server's state with an entry that was finite before the round and no longer is.
 
     Entries that were infinite before, and those in the algorithm's `may_be_infinite`, stand for what is not known yet,
-    and may stay infinite.
-
-    Args:
-        algorithm: the phase's algorithm.
-        context: the run.
-        before: the server's state before the round, which the error keeps.
-        after: its state after the round.
-        round: the round's number.
+    and may stay infinite. The error keeps the state before the round.
 
     Raises:
         DivergenceError: names the entry.

@@ -50,14 +50,14 @@ def run_phases(
 ) -> State:
     """Run the algorithms from which an algorithm starts, each as a phase with its own schedule, then the algorithm.
 
-    An algorithm that was handed an earlier run's states goes on from these. A checkpoint of an unfinished run, or of
-    one with fewer rounds, is taken up where it was left.
+    An algorithm that was handed an earlier run's states continues from these. A checkpoint of an unfinished run, or of
+    one with fewer rounds, is continued.
 
     Args:
         algorithm: the algorithm to run, without open settings.
         context: the run.
         rounds: number of rounds of the algorithm itself.
-        given: the user's schedule for the algorithm itself; None takes its own.
+        given: the user's schedule for the algorithm itself; None for its own.
         finished: phases that have been run on the same data before: they are not run again. Phases of this run that
             end within the budget are added.
 
@@ -128,7 +128,7 @@ def _phase_networks(chain: list[Algorithm], context: Context, given: Schedule | 
 
 
 def _not_on_device(chain: list[Algorithm], context: Context) -> list[Finding]:
-    """A note for each algorithm of the chain that was computed on another device than the problem's."""
+    """A note for each algorithm of the chain that was computed on a device other than the problem's."""
     device = context.problem.device
     return [
         sentences.computed_on_cpu(algorithm=type(part).__name__, device=str(device))
@@ -138,17 +138,13 @@ def _not_on_device(chain: list[Algorithm], context: Context) -> list[Finding]:
 
 
 def _let_go(context: Context) -> None:
-    """Give the memory that a large model's tensors have left free back to the system: later ones have other sizes."""
+    """Return free memory of a large model's tensors to the system: later tensors have other sizes."""
     if context.problem.dim > LARGE_DIM:
         memory.give_back()
 
 
 def _check_rounds(saved: Saved, chain: list[Algorithm], context: Context, rounds: int) -> None:
-    """Refuse a saved state of a phase that this run does not have, or of more rounds than it is to have.
-
-    Raises:
-        CheckpointError: says which phase, or how many rounds have been done.
-    """
+    """Refuse a saved state of a phase that this run does not have, or of more rounds than it is to have."""
     if saved.phase >= len(chain):
         folder = context.checkpoint.folder if context.checkpoint is not None else ""
         raise CheckpointError(
@@ -203,16 +199,9 @@ def _begin(
     start: Start | None,
     told: Start | None,
 ) -> Phase:
-    """A phase before its first round.
+    """A phase before its first round, of `rounds` rounds, which starts from the last states of the phase before.
 
-    Args:
-        algorithm: the phase's algorithm.
-        number: 0 for the first phase of the run.
-        context: the run.
-        rounds: how many the phase is to have.
-        given: the user's schedule; None takes the algorithm's own.
-        start: the last states of the phase before.
-        told: the same, as the server's record of the clients' sites has it.
+    `given` is the user's schedule, None for the algorithm's own; `told` is `start` in the server's record of sites.
     """
     record = context.record
     record.figures.clear()
@@ -233,7 +222,7 @@ def _resumed_phase(algorithm: Algorithm, context: Context, rounds: int, given: S
     """The phase that was saved, to be continued; the record is restored.
 
     Raises:
-        CheckpointError: a tensor of the clients' that is not of as many clients as there are.
+        CheckpointError: a tensor of the clients has another number of clients.
     """
     clients = _num_clients(algorithm, context)
     odd = next((name for name, value in saved.local.items() if value.shape[:1] != (clients,)), None)
@@ -261,7 +250,7 @@ def _sites_agree(kept: State, told: State) -> bool:
 
 
 def _ledger(algorithm: Algorithm, context: Context, shared: State, local: State) -> State:
-    """The server's account of the clients' sites; empty where it never sees a client's message."""
+    """The server's account of the clients' sites; empty if it never sees a client's message."""
     if context.executor.sums_alone:
         return {}
     bounded = isinstance(context.combination, Bounded)
@@ -344,7 +333,7 @@ def _round(phase: Phase, context: Context, network: Network, data: ClientData, i
 
 
 def _fused_rounds(phase: Phase, context: Context, network: Network, data: ClientData, number: int) -> bool:
-    """Do `number` rounds at once, with the result of as many calls of `_round`; False where that is not possible."""
+    """Do `number` rounds at once, with the result of as many calls of `_round`; False if that is not possible."""
     record = context.record
     clients = [_select(phase, context, phase.done + i)[0] for i in range(number)]
     with memory.collected_later():
@@ -360,7 +349,7 @@ def _fused_rounds(phase: Phase, context: Context, network: Network, data: Client
 
 
 def _figures(phase: Phase, context: Context, network: Network, after: State) -> dict[str, float]:
-    """The figures of the round that was recorded last; empty where no client worked."""
+    """The figures of the round that was recorded last; empty if no client worked."""
     rounds = context.record.rounds
     if not rounds[-1].clients:
         return {}
@@ -381,7 +370,7 @@ def _evaluation_figures(
     """The user's figures of the state after the round.
 
     Raises:
-        SettingError: a name that a figure of the run has already.
+        SettingError: the run has a figure of that name already.
     """
     found = evaluation.figures(
         phase.algorithm, context.federation, context.problem, context.record, context.seed, after, phase.done + 1
@@ -392,9 +381,9 @@ def _evaluation_figures(
 
 
 def _state_of(phase: Phase, context: Context, network: Network) -> bool | None:
-    """Whether the algorithm has converged; None while that is open, or where it has no criterion.
+    """Whether the algorithm has converged; None while that is open, or if it has no criterion.
 
-    A private run has all its rounds: to stop by what was seen would reveal more about the rows.
+    A private run has all its rounds: stopping by figures would reveal more about the rows.
     """
     record = context.record
     if hides_clients(context) and phase.done < phase.rounds:
@@ -408,14 +397,14 @@ def _state_of(phase: Phase, context: Context, network: Network) -> bool | None:
 
 
 def _save(phase: Phase, context: Context, network: Network) -> None:
-    """Write the state to the checkpoint folder, where there is one."""
+    """Write the state to the checkpoint folder, if there is one."""
     if context.checkpoint is not None:
         local, record = context.executor.collect(), context.record.to_plain()
         context.checkpoint.save(Saved(phase.number, phase.done, phase.shared, local, record, network.saved_state()))
 
 
 def _select(phase: Phase, context: Context, index: int) -> tuple[list[int], Asked | None]:
-    """The clients of a round; and the bytes that each client received and sent for the choice, where all were asked.
+    """The clients of a round; and the bytes that each client received and sent for the choice, if all were asked.
 
     An algorithm with slots (`Chains`) gets an answer of the schedule for each slot; others get one.
     """
@@ -442,7 +431,7 @@ def _slots(phase: Phase, context: Context, drawn: int, slots: int) -> Callable[[
 def _ask(
     phase: Phase, context: Context, schedule: Informed, rng: np.random.Generator
 ) -> tuple[list[int], Asked | None]:
-    """Ask all clients how important they are, and let the schedule choose: the clients, and the bytes of the asking."""
+    """Ask all clients how important they are, and let the schedule choose: the clients, and the bytes of asking."""
     everyone = torch.arange(_num_clients(phase.algorithm, context))
     algorithm = cast_checked(phase.algorithm, Indicators)  # `run` has refused the schedule otherwise
     received = phase.algorithm.download(phase.shared, everyone)

@@ -242,19 +242,19 @@ def _budget(plan: Plan | None, max_seconds: float | None) -> Budget:
 
 
 def _with_choices(result: InferenceData, context: Context) -> InferenceData:
-    """The result with the choices of settings of all that was run, and their reasons."""
+    """The result with the chosen settings of all algorithms that were run, and their reasons."""
     for part in (result, result["posterior"]):
         part.attrs["choices"] = as_json(context.choices)
     return result
 
 
 def _is_joint(algorithm: Algorithm) -> bool:
-    """Whether it works on pooled data with the latents of rows among the model's parameters."""
+    """Whether the algorithm works on pooled data with the latents of rows among the model's parameters."""
     return algorithm.pooled and algorithm.joint
 
 
 def _as_one(federation: Federation) -> Federation:
-    """The federation with latents inside its plate among the model's parameters; itself where there are none."""
+    """The federation with latents inside its plate among the model's parameters; itself if there are none."""
     if not federation.problem.local_dim:
         return federation
     return federation.joint.noncentred if isinstance(federation.problem, NonCentred) else federation.joint

@@ -27,15 +27,7 @@ OF_ONE_ALGORITHM = {
 
 
 def check_of_plan(plan: Plan, **given: Any) -> None:
-    """Refuse arguments that belong to one algorithm, where a plan tries several.
-
-    Args:
-        plan: the plan.
-        given: the arguments, see `OF_ONE_ALGORITHM`; None means that the user has not given it.
-
-    Raises:
-        SettingError: names the argument and the cure.
-    """
+    """Refuse arguments that belong to one algorithm, see `OF_ONE_ALGORITHM`, for a plan; None stands for not given."""
     for name, value in given.items():
         if value is not None:
             kind = type(plan).__name__
@@ -46,14 +38,7 @@ def check_of_plan(plan: Plan, **given: Any) -> None:
 
 
 def check_folders(**folders: str | Path | None) -> None:
-    """Refuse texts that name no folder. An empty text would mean the current folder.
-
-    Args:
-        folders: paths by the name of the argument; None means that the user has not given it.
-
-    Raises:
-        SettingError: names the argument.
-    """
+    """Refuse texts that name no folder. An empty text would mean the current folder; None stands for not given."""
     for name, folder in folders.items():
         if folder is not None and (not str(folder).strip() or "\0" in str(folder)):
             raise SettingError(f"{name} must be a folder's path, received {str(folder)!r}; such as {name}='state'")
@@ -67,19 +52,7 @@ def check_folders(**folders: str | Path | None) -> None:
 def check_numbers(
     rounds: int, num_draws: int, seed: int, min_clients: int | None, num_clients: int, num_threads: int | str | None
 ) -> None:
-    """Refuse numbers out of their ranges.
-
-    Args:
-        rounds: number of rounds.
-        num_draws: number of draws.
-        seed: the run's seed.
-        min_clients: the quorum.
-        num_clients: number of clients.
-        num_threads: torch's threads; "auto" and None pass.
-
-    Raises:
-        SettingError: names the argument.
-    """
+    """Refuse numbers out of their ranges."""
     if isinstance(num_threads, int) and not 1 <= num_threads <= MAX_THREADS:
         bound = "at least 1, or None" if num_threads < 1 else f"at most {MAX_THREADS}"
         raise SettingError(f"num_threads must be {bound}, received {num_threads}")
@@ -95,28 +68,13 @@ def check_numbers(
 
 
 def check_seconds(max_seconds: float | None) -> None:
-    """Refuse a limit of time that is not a positive number.
-
-    Args:
-        max_seconds: seconds; None is no limit.
-
-    Raises:
-        SettingError: it is not a positive number.
-    """
+    """Refuse a limit of time that is not a positive number of seconds."""
     if max_seconds is not None and not 0 < max_seconds < math.inf:
         raise SettingError(f"max_seconds must be positive, received {max_seconds}; None is no limit")
 
 
 def check_indicator(algorithm: Algorithm, schedule: Schedule | None) -> None:
-    """Refuse a schedule that asks the clients for an indicator which the algorithm does not have.
-
-    Args:
-        algorithm: the algorithm to run.
-        schedule: the user's; None is the algorithm's own.
-
-    Raises:
-        SettingError: names the indicator, and those that the algorithm has.
-    """
+    """Refuse a schedule that asks the clients for an indicator which the algorithm does not have."""
     if isinstance(schedule, Informed) and not schedule.asks:
         raise SettingError(
             f"schedule {type(schedule).__name__} does not say what it asks the clients for: use KSD or HIP, or a class "

@@ -50,9 +50,9 @@ class Step:
         rounds: its rounds, with those of the phases from which it started, unless an earlier stage had run these.
         bytes: what the clients received and sent in these rounds.
         seconds: on the clock, with the judgement of the answer.
-        doubts: the doubts about its answer; None where it has no answer.
-        codes: the codes of all that was found about it.
-        end: why it has no answer: an error, or the budget; "" where it has one.
+        doubts: the doubts about its answer; None if it has no answer.
+        codes: the codes of all findings about it.
+        end: why it has no answer: an error, or the budget; "" if it has one.
         chosen: whether its answer is the result.
     """
 
@@ -67,15 +67,9 @@ class Step:
 
 
 def run_stages(plan: Plan, stages: list[Stage], finish: Finish) -> InferenceData:
-    """Try the stages of a plan in turn.
+    """Try the stages of a plan in turn, and return the chosen answer with the record of all stages.
 
-    Args:
-        plan: the plan.
-        stages: its stages for this problem.
-        finish: makes results, as set up for the first stage.
-
-    Returns:
-        The chosen answer, with the record of all stages, and what each did and cost in `attrs["steps"]`.
+    `attrs["steps"]` says what each stage did and cost. `finish` makes results, as set up for the first stage.
 
     Raises:
         PyroFedError: the first stage refused its input, or too few clients replied to it. If no stage has an answer,
@@ -108,7 +102,7 @@ def run_stages(plan: Plan, stages: list[Stage], finish: Finish) -> InferenceData
 
 
 def _weighed_by(coming: list[Stage], answer: Answer, problem: Problem) -> bool:
-    """Whether the next stage starts from this answer's particles, and weights them, which mends their spread."""
+    """Whether the next stage starts from this answer's particles and weights them, which corrects their spread."""
     own = answer.stage.algorithm
     return own.draws_are == "particles" and bool(coming) and own in chain_of(coming[0].algorithm, problem)[-2:-1]
 
@@ -119,10 +113,10 @@ class _Trial:
     Attributes:
         finish: makes results.
         steps: what each stage did and cost.
-        answers: the answers of those that have one.
-        errors: the errors of those that failed.
+        answers: the answers of the stages that have one.
+        errors: the errors of the stages that failed.
         tried: the numbers of the stages that had a round or an answer.
-        earlier: what was found in the stages before the present one.
+        earlier: the findings in the stages before the present one.
         deserted: whether too few clients replied to a stage, so that another would fail as well.
     """
 
@@ -145,11 +139,7 @@ class _Trial:
         return len(last) == MOST_OF_DENSITY and all(answer.has(Topic.DENSITY) for answer in last)
 
     def notes_of(self, answer: Answer) -> list[Finding]:
-        """The notes on what happened in all stages, and those on an answer, each once.
-
-        Args:
-            answer: the answer that is returned; notes on the clients of others are about these.
-        """
+        """The notes on all stages, and those on the returned answer, each once; notes on clients are of this answer."""
         every = [*self.earlier, *self.finish.context.record.findings]
         shared = [one for one in every if one.code != sentences.clients_stand_apart.code]
         notes = [one for one in [*shared, *answer.findings] if not one.is_doubt]
@@ -157,10 +147,6 @@ class _Trial:
 
     def run(self, number: int, stage: Stage) -> None:
         """Run one stage, and add its step, and its answer or error.
-
-        Args:
-            number: its place among the stages.
-            stage: the stage to run.
 
         Raises:
             InterruptedRun: Ctrl-C before there was any answer.
@@ -210,7 +196,7 @@ class _Trial:
         step.seconds = time.perf_counter() - began
 
     def _answer(self, number: int, stage: Stage, context: Context) -> Answer | None:
-        """The stage's answer; None where it was cut short and there is an earlier answer."""
+        """The stage's answer; None if it was cut short and there is an earlier answer."""
         record, algorithm = self.finish.context.record, stage.algorithm
         self.earlier += record.findings
         record.findings, record.measured, record.by_sums, record.audited = [], {}, BySums(), False
@@ -262,7 +248,7 @@ class _Trial:
         return replace(context, federation=federation, problem=problem)
 
     def _cut(self) -> str:
-        """What has cut the stage short, as a clause; "" where nothing has."""
+        """What has cut the stage short, as a clause; "" if nothing has."""
         context = self.finish.context
         if context.record.interrupted:
             return "interrupted"

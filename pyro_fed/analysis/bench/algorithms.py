@@ -49,13 +49,7 @@ class AdapterError(PyroFedError):
 
 @dataclass(frozen=True)
 class Algorithm:
-    """A recipe or an adapter that the benchmark runs.
-
-    Args:
-        name: the name of its file without the suffix; unique in a benchmark.
-        path: the file.
-        adapter: whether it is an adapter, not a recipe.
-    """
+    """A recipe or an adapter that the benchmark runs; `name`, that of its file without the suffix, is unique."""
 
     name: str
     path: Path
@@ -74,26 +68,14 @@ class Algorithm:
         return self.adapter and bool(getattr(load_adapter(self.path), "POOLED", False))
 
     def version(self, code: str) -> str:
-        """A digest of everything that the algorithm's answers depend on.
-
-        Args:
-            code: digest of this package's own code. Adapters do not depend on it.
-        """
+        """A digest of all that the answers depend on; `code` digests this package, which adapters do not use."""
         parts = [self.path.read_text(encoding="utf-8"), code, *map(version, FOUNDATIONS)]
         if self.adapter:
             parts.pop(1)
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:DIGEST]
 
     def run(self, case: Case, federation: Federation, seed: int) -> InferenceData:
-        """Run the algorithm on a case.
-
-        Args:
-            case: the posterior.
-            federation: the case's rows, split over clients.
-            seed: seed of all randomness.
-
-        Returns:
-            The algorithm's result.
+        """Run the algorithm on a case, whose rows are split over the clients of `federation`.
 
         Raises:
             AdapterError: an adapter returned something else than a result or draws.
@@ -123,12 +105,7 @@ class Algorithm:
 
 
 def as_result(found: Any, clients: Clients, path: Path) -> InferenceData:
-    """An adapter's return value as a result.
-
-    Args:
-        found: the value that the adapter returned: a result, or draws by site.
-        clients: the clients that the adapter received.
-        path: the adapter's file, for error messages.
+    """An adapter's return value, a result or draws by site, as a result.
 
     Raises:
         AdapterError: the value is neither a result nor draws by site.
@@ -148,9 +125,6 @@ def as_result(found: Any, clients: Clients, path: Path) -> InferenceData:
 
 def load_adapter(path: Path) -> ModuleType:
     """Import an adapter's file. This executes its code: load only files that you trust.
-
-    Args:
-        path: the file.
 
     Raises:
         AdapterError: the file cannot be imported, or has no function `run`.
@@ -178,12 +152,7 @@ def load_adapter(path: Path) -> ModuleType:
 
 
 def find(names: list[str], adapters: list[Path]) -> list[Algorithm]:
-    """The algorithms that a user asks for.
-
-    Args:
-        names: names of recipes and shipped adapters, or paths of `.toml` and `.py` files; `RECIPES` and `ADAPTERS` if
-            it is empty.
-        adapters: files of further adapters.
+    """The algorithms by name or path, and further adapters' files; `RECIPES` and `ADAPTERS` if `names` is empty.
 
     Raises:
         SettingError: a name is unknown.

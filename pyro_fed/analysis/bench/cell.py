@@ -122,11 +122,7 @@ def code_version() -> str:
 
 
 def code_files(root: Path) -> list[Path]:
-    """All files that answers and scores depend on, in order.
-
-    Args:
-        root: the package's folder.
-    """
+    """All files that answers and scores depend on, in order."""
     bench, aside = root / "analysis" / "bench", [root / folder for folder in ASIDE]
     files = [file for file in root.rglob("*.py") if not any(file.is_relative_to(folder) for folder in aside)]
     files += [*(bench / "cases").glob("*"), *(bench / name for name in ("scores.py", "cell.py", "clients.py"))]
@@ -135,17 +131,7 @@ def code_files(root: Path) -> list[Path]:
 
 
 def run_cell(cell: Cell, case: Case, algorithm: Algorithm, limit: float | None = None) -> Outcome:
-    """Run a cell in this process.
-
-    Args:
-        cell: names of the cell.
-        case: its case.
-        algorithm: its algorithm.
-        limit: seconds of CPU time that the cell is allowed, for the record.
-
-    Returns:
-        The outcome; if the algorithm raises an error, that is the outcome.
-    """
+    """Run a cell in this process; an error that the algorithm raises is its outcome. `limit` is only recorded."""
     torch.set_num_threads(1)
     noted: dict[str, Any] = {**asdict(cell), "limit": limit}
     with warnings.catch_warnings(record=True) as caught:
@@ -207,12 +193,7 @@ def _settings(idata: InferenceData) -> str:
 
 
 def traffic(idata: InferenceData) -> dict[str, float | None]:
-    """Rounds of communication, and bytes of all clients in both directions; None if the data were pooled.
-
-    Args:
-        idata: a result of `run`, where `Auto` counts all its stages, or of an adapter, which may have `rounds` and
-            `bytes` among its attributes.
-    """
+    """Rounds and bytes of all clients in both directions, over all stages of `Auto`; None if the data were pooled."""
     if "steps" in idata.attrs:
         steps = json.loads(idata.attrs["steps"])
         return {name: float(sum(step[name] or 0 for step in steps)) for name in ("rounds", "bytes")}

@@ -13,16 +13,7 @@ from pyro_fed.analysis.bench.store import Store
 
 @dataclass(frozen=True)
 class Task:
-    """A cell to run, with the paths that another process needs for it.
-
-    Args:
-        cell: names of the cell.
-        path: the algorithm's file.
-        adapter: whether the algorithm is an adapter.
-        posteriordb: folder of posteriordb.
-        folder: folder of the cells' files.
-        limit: seconds of CPU time that the cell may take; None for no limit.
-    """
+    """A cell to run, with the paths that another process needs; `limit` is in seconds of CPU time, None for none."""
 
     cell: Cell
     path: Path
@@ -33,11 +24,7 @@ class Task:
 
 
 def entry(task: Task) -> None:
-    """Run a task's cell and write it.
-
-    Args:
-        task: the cell and its paths.
-    """
+    """Run a task's cell and write it."""
     case = all_cases(task.posteriordb)[task.cell.case]
     algorithm = Algorithm(task.cell.algorithm, task.path, task.adapter)
     Store(task.folder).write(run_cell(task.cell, case, algorithm, task.limit))

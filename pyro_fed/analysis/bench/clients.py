@@ -101,11 +101,7 @@ class Clients(Sequence[tuple[Any, ...]]):
 
 
 def dataset(draws: Mapping[str, Any]) -> xr.Dataset:
-    """Draws by site as a dataset.
-
-    Args:
-        draws: by site, an array or tensor `(chain, draw, *shape)`.
-    """
+    """Draws (chain, draw, *shape) by site as a dataset."""
     arrays = {name: np.asarray(value.detach() if isinstance(value, Tensor) else value) for name, value in draws.items()}
     dims = {
         name: ("chain", "draw", *(f"{name}_dim_{i}" for i in range(value.ndim - 2))) for name, value in arrays.items()
@@ -142,9 +138,6 @@ def startable_clients(model: Callable[..., Any]) -> Callable[..., Any]:
 
     These draw from the prior once before they begin, which `ImproperUniform` refuses. In the returned model such a draw
     gives a fixed value; the density is unchanged.
-
-    Args:
-        model: an ordinary Pyro model.
     """
 
     def started(*args: Any) -> Any:

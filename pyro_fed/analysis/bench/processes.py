@@ -1,9 +1,9 @@
 """A function in processes of their own, several at a time: each with one thread and a limit on its CPU time.
 
 Processes are forked from a server that has imported everything (`forkserver`), so that each starts at once, and no
-answer depends on what was run before. Where a figure depends on what has been imported, as a process's memory does,
-they are started anew. What the function returned comes back as its process ends; if the process dies before (by its
-limit, a crash or lack of memory), that is said in its place.
+answer depends on earlier runs. Where a figure depends on what has been imported, as a process's memory does,
+they are started anew. The function's return value arrives when its process ends; if the process dies before (by its
+limit, a crash or lack of memory), a `Died` takes its place.
 """
 
 from __future__ import annotations
@@ -41,12 +41,7 @@ THREADS = "OMP_NUM_THREADS"
 
 @dataclass(frozen=True)
 class Died:
-    """How a process ended without an answer.
-
-    Attributes:
-        said: in words.
-        late: whether it reached its limit, of CPU time or of waiting.
-    """
+    """How a process ended without an answer, in words; `late` if it reached its limit of CPU time or of waiting."""
 
     said: str
     late: bool
@@ -115,7 +110,7 @@ def run_in_processes(
 
 
 def _receive_answer(here: Connection) -> list[Any]:
-    """What a process has sent before it ended: its answer, or nothing."""
+    """What a process has sent before it ended: its answer, or None."""
     try:
         return [here.recv()] if here.poll() else []
     except (EOFError, OSError):  # nothing, or not all of it
@@ -123,7 +118,7 @@ def _receive_answer(here: Connection) -> list[Any]:
 
 
 def _call(there: Connection, function: Callable[[Any], Any], task: Any, limit: float | None) -> None:
-    """What a process does."""
+    """Call the function and send what it returns: the body of a process."""
     if limit is not None:
         seconds = math.ceil(limit)
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + GRACE))
@@ -179,7 +174,7 @@ def _cpu_seconds(pid: int) -> float | None:
 
 
 def _cause_of_death(code: int, hung: bool, limit: float | None) -> Died:
-    """What is said of a process that died before its function returned."""
+    """A sentence on why a process died before its function returned."""
     if hung or (code in (-signal.SIGXCPU, -signal.SIGKILL) and limit is not None):
         return Died(f"no answer within {limit:g} s of CPU time" + (", nor of waiting" if hung else ""), late=True)
     how = f"signal {-code}" if code < 0 else f"exit code {code}"

@@ -148,15 +148,7 @@ def scores(idata: InferenceData, reference: Reference, problem: Problem, seed: i
 
 
 def summarise_scores(rows: list[Parameter], distance: float) -> Scores:
-    """Summarise the figures of all parameters.
-
-    Args:
-        rows: figures from `parameters`.
-        distance: the sliced Wasserstein distance.
-
-    Raises:
-        DataError: no parameter can be judged.
-    """
+    """Summarise the figures of all parameters; DataError if none can be judged."""
     judged = [row for row in rows if row.judged]
     if not judged:
         raise DataError("every parameter's reference is heavy-tailed or does not vary: nothing can be judged")
@@ -174,13 +166,7 @@ def summarise_scores(rows: list[Parameter], distance: float) -> Scores:
 
 
 def parameters(mine: Draws, truth: Draws, behind: str = "") -> list[Parameter]:
-    """The figures of each parameter that varies in the reference.
-
-    Args:
-        mine: finite draws of the answer.
-        truth: finite draws of the reference, with the same columns.
-        behind: text to put behind the labels.
-    """
+    """The figures of each parameter that varies in the reference; `behind` is put behind the labels."""
     flat, known = mine.flat, truth.flat
     ends = np.quantile(flat, [(1 - INTERVAL) / 2, (1 + INTERVAL) / 2], axis=0)
     within = ((known >= ends[0]) & (known <= ends[1])).mean(0)
@@ -204,15 +190,7 @@ def parameters(mine: Draws, truth: Draws, behind: str = "") -> list[Parameter]:
 
 
 def check_sites(idata: Any, reference: Reference) -> None:
-    """Check that an answer has the reference's sites, with the same shapes.
-
-    Args:
-        idata: the answer.
-        reference: draws of the posterior.
-
-    Raises:
-        DataError: a site is missing or has another shape.
-    """
+    """Check that an answer has the reference's sites, with the same shapes."""
     posterior = idata["posterior"]
     for name, values in reference.values.items():
         if name not in posterior:

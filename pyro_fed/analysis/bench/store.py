@@ -14,10 +14,10 @@ from pyro_fed.errors import DataError
 
 
 class Store:
-    """A folder of cells.
+    """A folder of cells, made if it does not exist.
 
     Args:
-        folder: the folder; it is made if it does not exist.
+        folder: the folder.
         any_version: if there is no cell of this version of the code, read the newest cell of another version.
     """
 
@@ -27,10 +27,6 @@ class Store:
 
     def read(self, cell: Cell, limit: float | None) -> Outcome | None:
         """The outcome of a cell; None if it has not been run, or was stopped by a lower limit than the present one.
-
-        Args:
-            cell: names of the cell.
-            limit: the present limit in seconds of CPU time; None for no limit.
 
         Raises:
             DataError: the cell's file is damaged.
@@ -45,14 +41,7 @@ class Store:
         return None if _cut_by_lower_limit(found, limit) else found
 
     def of_any_split(self, cell: Cell, limit: float | None) -> Outcome | None:
-        """The outcome of a cell of an algorithm on pooled rows; if it was run on another split only, that outcome.
-
-        Args:
-            cell: names of the cell.
-            limit: as in `read`.
-
-        Returns:
-            The outcome under the names of this cell; None if the algorithm was not run on any split of this case.
+        """The outcome of a cell on pooled rows, under this cell's names, from any split; None if it was run on none.
 
         Raises:
             DataError: a cell's file is damaged.
@@ -64,10 +53,7 @@ class Store:
         return self.read(cell, limit) or (usable[-1] if usable else None)
 
     def take(self, table: Path) -> None:
-        """Add the cells of a table that was written before. Cells that have a file here are left as they are.
-
-        Args:
-            table: a JSON file with a list of `cells`; if it does not exist, nothing is added.
+        """Add the cells that a JSON file lists, if it exists. Cells that have a file here are left as they are.
 
         Raises:
             DataError: the file is not such a table.
@@ -85,11 +71,7 @@ class Store:
                 self.write(one)
 
     def write(self, outcome: Outcome) -> None:
-        """Write the file of a cell. At any time a reader sees the old file or the new one, and no part of it.
-
-        Args:
-            outcome: the cell's outcome.
-        """
+        """Write a cell's file atomically: a reader sees the old file or the new one, and no part of it."""
         handle, name = tempfile.mkstemp(dir=self.folder, suffix=".part")
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(as_json(asdict(outcome)))
@@ -107,11 +89,7 @@ def cell_of(one: Outcome) -> Cell:
 
 
 def read_outcome(path: Path) -> Outcome:
-    """Read a cell's file.
-
-    Raises:
-        DataError: the file is damaged.
-    """
+    """Read a cell's file; DataError if it is damaged."""
     try:
         return Outcome(**json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:

@@ -26,21 +26,13 @@ MEDIANS = {
 
 
 def confusion(outcomes: Iterable[Outcome]) -> dict[str, int]:
-    """The number of cells of each outcome.
-
-    Args:
-        outcomes: cells.
-    """
+    """The number of cells of each outcome."""
     kinds = [one.outcome for one in outcomes]
     return {name: kinds.count(name) for name in OUTCOMES}
 
 
 def medians(outcomes: Sequence[Outcome]) -> dict[str, float | None]:
-    """Medians of the scores, each over the cells with an answer that have this score.
-
-    Args:
-        outcomes: cells of one algorithm.
-    """
+    """Medians of the scores, each over the cells with an answer that have this score."""
     found: dict[str, float | None] = {}
     for name in MEDIANS:
         values = [value for one in outcomes if (value := one.scores.get(name)) is not None and one.answered]
@@ -49,11 +41,7 @@ def medians(outcomes: Sequence[Outcome]) -> dict[str, float | None]:
 
 
 def by_algorithm(results: Results) -> dict[str, list[Outcome]]:
-    """The cells of each algorithm, in their order.
-
-    Args:
-        results: results of `run_benchmark`.
-    """
+    """The cells of each algorithm, in their order."""
     return {name: [one for one in results.outcomes if one.algorithm == name] for name in results.algorithms}
 
 
@@ -63,11 +51,7 @@ def column_headings() -> list[str]:
 
 
 def summary(results: Results) -> list[list[str]]:
-    """A row of texts for each algorithm: its name, number of cells, numbers of outcomes, and medians.
-
-    Args:
-        results: results of `run_benchmark`.
-    """
+    """A row of texts for each algorithm: its name, number of cells, numbers of outcomes, and medians."""
     rows = []
     for name, part in by_algorithm(results).items():
         if part:
@@ -78,7 +62,7 @@ def summary(results: Results) -> list[list[str]]:
 
 
 def number_text(value: float | None, write: Any) -> str:
-    """A number as text; a dash for None."""
+    """A number as text, or a dash for None."""
     return "–" if value is None else str(write(value))
 
 
@@ -96,11 +80,7 @@ def in_short(outcome: Outcome) -> str:
 
 
 def as_values(results: Results) -> dict[str, Any]:
-    """The results as plain values for JSON, which `from_values` reads.
-
-    Args:
-        results: results of `run_benchmark`.
-    """
+    """The results as plain values for JSON, which `from_values` reads."""
     return {
         "algorithms": results.algorithms,
         "adapters": results.adapters,
@@ -112,10 +92,6 @@ def as_values(results: Results) -> dict[str, Any]:
 
 
 def from_values(values: dict[str, Any]) -> Results:
-    """The results, read from the plain values of `as_values`.
-
-    Args:
-        values: plain values from `as_values`.
-    """
+    """The results, read from the plain values of `as_values`."""
     cells = [Outcome(**one) for one in values["cells"]]
     return Results(**{**{name: value for name, value in values.items() if name != "cells"}, "outcomes": cells})

@@ -87,10 +87,6 @@ def sites_group(idata: InferenceData, federation: Federation | None) -> xr.Datas
     """A result's group `sites`, if it is to be used; None if the clients are to be asked instead.
 
     It is used if the algorithm that left the sites gave the answer too, or if there is no federation to ask.
-
-    Args:
-        idata: result of `pyro_fed.run`.
-        federation: the federation of the run, if the user passed it.
     """
     kept = group_of(idata, "sites") if "sites" in idata else None
     run_by = idata.attrs.get("chosen", idata.attrs.get("algorithm"))  # `chosen`: the stage of a plan that was kept
@@ -99,12 +95,7 @@ def sites_group(idata: InferenceData, federation: Federation | None) -> xr.Datas
 
 
 def federation_to_ask(what: str, idata: InferenceData, federation: Federation | None) -> Federation:
-    """The federation whose clients can be asked about a result that has no sites.
-
-    Args:
-        what: the function that was called.
-        idata: the result.
-        federation: the federation of the run, if the user passed it.
+    """The federation whose clients can be asked about a result without sites; `what` is the function called.
 
     Raises:
         SettingError: there is no federation, or its rows are elsewhere.
@@ -120,12 +111,7 @@ def federation_to_ask(what: str, idata: InferenceData, federation: Federation | 
 
 
 def require_result(what: str, idata: Any, federation: Any = NOT_NEEDED) -> None:
-    """Check the first two arguments of a function that takes a result and perhaps its federation.
-
-    Args:
-        what: the function that was called.
-        idata: its first argument, a result of `pyro_fed.run`.
-        federation: its second argument; `NOT_NEEDED` if it takes none.
+    """Check the result and the federation, `NOT_NEEDED` for none, that the function `what` was called with.
 
     Raises:
         DataError: an argument is of another kind, or the federation has other rows than the result; it says which.
@@ -142,11 +128,7 @@ def require_result(what: str, idata: Any, federation: Any = NOT_NEEDED) -> None:
 
 
 def checked_draws(idata: InferenceData, federation: Federation) -> Tensor:
-    """A result's draws on the unconstrained scale, (S, D).
-
-    Raises:
-        DataError: the result lacks a site of the federation's model.
-    """
+    """A result's draws on the unconstrained scale, (S, D); DataError if a site of the model is missing."""
     missing = [name for name in federation.problem.sites if name not in idata["posterior"]]
     if missing:
         raise DataError(
@@ -163,13 +145,7 @@ def kept_sites(group: xr.Dataset) -> tuple[Gaussian, Gaussian]:
 
 
 def influence_by_weights(draws: Tensor, log_lik: Tensor, names: list[str], labels: list[str]) -> xr.Dataset:
-    """Influence from draws and the clients' log-likelihoods at them, for a server that can ask for nothing more.
-
-    Args:
-        draws: (S, D), unconstrained.
-        log_lik: (S, K), the log-likelihood of each client's rows at each draw.
-        names: names of the K clients.
-        labels: names of the D parameters.
+    """Influence from draws (S, D) and the clients' log-likelihoods (S, K) at them, for a server that can ask no more.
 
     Returns:
         The dataset of `influence`. The figures of a client whose weights are not reliable, mostly because it has much

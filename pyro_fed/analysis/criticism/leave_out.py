@@ -58,13 +58,9 @@ FEWEST_DRAWS = 100
 
 
 class Evidence(NamedTuple):
-    """The estimate of log Z for some clients.
+    """The estimate of log Z for some clients, its standard error and Pareto's k.
 
-    Args:
-        value: the estimate of log Z.
-        error: its standard error.
-        pareto_k: Pareto's k of the weights.
-        weights: (S,), smoothed and normalised: with them the proposals represent the posterior of these clients.
+    `weights` (S,) are smoothed and normalised: with them the proposals represent the posterior of these clients.
     """
 
     value: float
@@ -74,12 +70,7 @@ class Evidence(NamedTuple):
 
 
 class Proposals(NamedTuple):
-    """Draws of the mixture.
-
-    Args:
-        points: (S, D), unconstrained.
-        log_density: (S,), the mixture's log density at the points.
-    """
+    """Draws of the mixture: unconstrained points (S, D) and the mixture's log density (S,) at them."""
 
     points: Tensor
     log_density: Tensor
@@ -134,16 +125,7 @@ def leave_one_client_out(
 
 @dataclass(frozen=True)
 class _Study:
-    """The proposals and what was computed at them once, for all clients' rows of the table.
-
-    Args:
-        federation: the clients.
-        proposals: the S draws of the mixture.
-        log_prior: (S,), at the draws.
-        log_lik: (S, K), of each client's rows at the draws.
-        rows: number of rows of each client, (K,).
-        seed: seed of the refits.
-    """
+    """The proposals and what was computed at them once: `log_prior` (S,), `log_lik` (S, K) and `rows` (K,)."""
 
     federation: Federation
     proposals: Proposals
@@ -243,12 +225,7 @@ class _Study:
 
 
 def others_of(federation: Federation, client: int) -> Federation:
-    """The federation without one client. It shares the pooled data and the compiled model: nothing is checked anew.
-
-    Args:
-        federation: all clients.
-        client: number of the client that is left out.
-    """
+    """The federation without one client. It shares the pooled data and the compiled model: nothing is checked again."""
     rest = federation.with_problem(federation.problem)
     keep = [k for k in range(federation.num_clients) if k != client]
     rest.client_rows = [federation.client_rows[k] for k in keep]

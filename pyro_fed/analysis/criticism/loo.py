@@ -117,16 +117,7 @@ def loo_and_waic(
     var_name: str | None = None,
     executor: str | Executor = "vectorised",
 ) -> tuple[Any, Any]:
-    """PSIS-LOO and WAIC by one round of messages.
-
-    Args:
-        idata: as for `loo`.
-        federation: the model and its clients.
-        var_name: the observed site; needed only if the model has several.
-        executor: where the clients' work is done.
-
-    Returns:
-        The results of `loo` and of `waic`, each arviz.ELPDData.
+    """PSIS-LOO and WAIC by one round of messages, each as an `arviz.ELPDData`; arguments and errors as for `loo`.
 
     Raises:
         SettingError: as for `loo`.
@@ -155,13 +146,7 @@ class _Answers:
         pointwise: bool,
         executor: str | Executor,
     ) -> _Answers:
-        """Ask the clients, by one round of messages.
-
-        Raises:
-            SettingError: see `loo`.
-            DataError: see `loo`.
-            QuorumError: a client did not answer.
-        """
+        """Ask the clients by one round of messages; errors as for `loo`."""
         if pointwise and not federation.holds_data:
             raise SettingError(
                 "pointwise=True puts the rows' numbers into the original row order, which only a federation that "

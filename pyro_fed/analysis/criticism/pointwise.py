@@ -46,13 +46,7 @@ SENT = ("draws", "efficiency", "good_k")
 
 
 class Terms(NamedTuple):
-    """Log-likelihoods of rows.
-
-    Args:
-        log_lik: (S, n), of each row at each draw.
-        names: the observed sites that the log-likelihoods are of.
-        plate: the plate of the rows.
-    """
+    """Log-likelihoods (S, n) of each row at each draw, the observed sites that they are of, and the rows' plate."""
 
     log_lik: Tensor
     names: tuple[str, ...]
@@ -159,16 +153,7 @@ class Pointwise(Algorithm):
 
 
 def row_terms(problem: Problem, draws: Tensor, rows: tuple[Any, ...], site: str = "") -> Terms:
-    """Log-likelihood of each row at each draw, for one observed site.
-
-    Args:
-        problem: the model's densities.
-        draws: (S, D), unconstrained.
-        rows: row tensors of the partitioned plate, each (m, ...), m >= 1.
-        site: name of the observed site; "" if the model has only one.
-
-    Returns:
-        Log-likelihoods (S, n) of the rows of the site's plate: the partitioned plate, or a plate nested in it.
+    """Log-likelihoods (S, n) at draws (S, D) of the rows of a site's plate; `rows` are those of the split plate.
 
     Raises:
         DataError: the model has no such site, or has several and `site` is "".
@@ -189,21 +174,13 @@ def row_terms(problem: Problem, draws: Tensor, rows: tuple[Any, ...], site: str 
 
 
 def observed_plates(problem: Problem) -> dict[str, str]:
-    """The plate of each observed site. Sites that share latents of the plate have one entry, under their joined names.
-
-    Args:
-        problem: the model's densities.
-    """
+    """The plate of each observed site. Sites that share latents of the plate have one entry, by joined name."""
     hidden = {"", *problem.layout.local}
     return {name: plate for name, plate in problem.term_plates().items() if name not in hidden}
 
 
 def chosen_site(sites: Mapping[str, Any], site: str) -> str:
-    """The name of the observed site that a user means.
-
-    Args:
-        sites: anything by the names of the observed sites.
-        site: the name that the user passed; "" for the only site.
+    """The observed site that a user means by name; "" means the only site.
 
     Raises:
         DataError: there is no such site, or there are several and `site` is "".
@@ -225,14 +202,9 @@ def widest(problem: Problem, data: ClientData, site: str) -> int:
 
 
 def leave_out_weights(log_lik: np.ndarray, efficiency: float) -> tuple[np.ndarray, np.ndarray]:
-    """Pareto smoothed log weights of the draws for the posterior without each row.
+    """Pareto smoothed, normalised log weights (S, n) of the draws without each row, and Pareto's k (n,) of each row.
 
-    Args:
-        log_lik: (S, n), of each row at each draw.
-        efficiency: relative efficiency of the draws, the effective number of draws over S.
-
-    Returns:
-        Normalised log weights (S, n), and Pareto's k of each row (n,).
+    `efficiency` is the effective number of draws over S.
     """
     smoothed = [psis(-row, efficiency) for row in log_lik.T]
     return np.stack([weights for weights, _ in smoothed], 1), np.array([k for _, k in smoothed], dtype=float)

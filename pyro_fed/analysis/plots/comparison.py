@@ -69,11 +69,7 @@ def plot_comparison(
 
 
 def checked_reference(results: Mapping[str, InferenceData], reference: str | None) -> str:
-    """The name of the reference, by default that of the first result.
-
-    Raises:
-        SettingError: there is no result of this name.
-    """
+    """The name of the reference, by default the first result; SettingError for an unknown name."""
     if not results:
         raise SettingError("expected at least one result to draw, received none")
     reference = next(iter(results)) if reference is None else reference
@@ -85,7 +81,7 @@ def checked_reference(results: Mapping[str, InferenceData], reference: str | Non
 def most_different(
     draws: dict[str, np.ndarray], reference: str, known: list[str], labels: Sequence[str] | None, most: int
 ) -> list[str]:
-    """The parameters to show: the user's, or those on which results differ most, in the order of the model.
+    """The parameters to show, in the order of the model: the user's `labels`, or those on which results differ most.
 
     Args:
         draws: draws (S, D) of each result, by name.

@@ -51,13 +51,7 @@ def plot_influence(
 
 
 def draw_shifts(ax: Axes, found: xr.Dataset, chosen: np.ndarray) -> None:
-    """Draw the table of shifts in colours, with a row for each client and a column for each chosen parameter.
-
-    Args:
-        ax: axes to draw on.
-        found: from `pyro_fed.influence`.
-        chosen: numbers of the parameters to show.
-    """
+    """Draw the shifts of `pyro_fed.influence` in colours: a row for each client, a column for each chosen parameter."""
     shifts, labels = found["shift"].values[:, chosen], found["parameter"].values[chosen]
     image = ax.pcolormesh(shifts, cmap="RdBu_r", vmin=-STRONGEST, vmax=STRONGEST)
     ax.set(xticks=np.arange(len(chosen)) + 0.5, yticks=np.arange(len(shifts)) + 0.5, title="shift of the mean (SDs)")
@@ -68,13 +62,7 @@ def draw_shifts(ax: Axes, found: xr.Dataset, chosen: np.ndarray) -> None:
 
 
 def draw_influence(ax: Axes, found: xr.Dataset, named: bool = False) -> None:
-    """Draw bars of each client's influence and disagreement, the first client on top.
-
-    Args:
-        ax: axes to draw on.
-        found: from `pyro_fed.influence`.
-        named: write the clients' names beside the bars.
-    """
+    """Draw bars of each client's influence and disagreement, the first client on top; `named` adds the names."""
     size, far = (np.nan_to_num(found[name].values, posinf=np.nan) for name in ("influence", "disagreement"))
     place = np.arange(len(size))
     ax.barh(place - 0.2, size, 0.4, color=COLORS[0], label="influence")

@@ -46,57 +46,30 @@ GivenAxes = Axes | np.ndarray | Iterable[Axes] | None
 
 
 def colors(names: Iterable[str], reference: str | None = None) -> dict[str, str]:
-    """A colour for each name. The reference is grey; the other colours do not depend on which name it is.
-
-    Args:
-        names: names of the results.
-        reference: name of the reference, or None.
-    """
+    """A colour for each name. The reference is grey; the other colours do not depend on which name it is."""
     chosen = {name: COLORS[i % len(COLORS)] for i, name in enumerate(names)}
     return chosen | ({reference: REFERENCE} if reference is not None else {})
 
 
 def line_colors(names: Iterable[str], reference: str | None = None) -> dict[str, str]:
-    """A colour for each name, for lines and dots: the reference has a darker grey than in `colors`.
-
-    Args:
-        names: names of the results.
-        reference: name of the reference, or None.
-    """
+    """A colour for each name, for lines and dots: the reference has a darker grey than in `colors`."""
     return colors(names) | ({reference: REFERENCE_LINE} if reference is not None else {})
 
 
 def by_name(results: Mapping[str, InferenceData] | InferenceData) -> dict[str, InferenceData]:
-    """The results by name; a single result gets the name "".
-
-    Args:
-        results: InferenceData by name, or a single one (which is itself a mapping, of groups).
-    """
+    """The results by name; a single result (itself a mapping, of groups) gets the name ""."""
     return {"": results} if isinstance(results, InferenceData) else dict(results)
 
 
 def check_labels(labels: Sequence[str], known: Sequence[str]) -> None:
-    """Check that the parameters that a user asks for exist.
-
-    Args:
-        labels: the names that the user passed.
-        known: names of all parameters.
-
-    Raises:
-        SettingError: a parameter does not exist.
-    """
+    """Check that the parameters that a user asks for exist; SettingError if one does not."""
     unknown = [label for label in labels if label not in known]
     if unknown:
         raise SettingError(f"labels: there are no parameters {unknown}; take some of {listed(known)}")
 
 
 def tidy(ax: Axes, *, grid: Literal["x", "y", "both"] | None = "y") -> None:
-    """Remove the frame on the right and above, and draw a light grid behind the data.
-
-    Args:
-        ax: axes to change.
-        grid: the axis whose ticks have grid lines; None for no grid.
-    """
+    """Remove the frame on the right and above, and draw a light grid for the ticks of an axis behind the data."""
     ax.spines[["right", "top"]].set_visible(False)
     ax.set_axisbelow(True)
     if grid is not None:
@@ -104,24 +77,12 @@ def tidy(ax: Axes, *, grid: Literal["x", "y", "both"] | None = "y") -> None:
 
 
 def new_axes(ax: Axes | None, size: tuple[float, float]) -> Axes:
-    """The user's axes, or the axes of a new figure.
-
-    Args:
-        ax: the user's axes, or None.
-        size: width and height of a new figure, in inches.
-    """
+    """The user's axes, or the axes of a new figure of this size in inches."""
     return plt.subplots(figsize=inches(size), layout="constrained")[1] if ax is None else ax
 
 
 def inches(size: tuple[float, float]) -> tuple[float, float]:
-    """Check the size of a figure, and return it.
-
-    Args:
-        size: width and height, in inches.
-
-    Raises:
-        SettingError: a side is not positive, or above `MAX_FIGURE_INCHES`.
-    """
+    """Check the width and height of a figure, and return them; SettingError unless in (0, `MAX_FIGURE_INCHES`]."""
     if not all(0 < side <= MAX_FIGURE_INCHES for side in size):
         raise SettingError(
             f"figsize must be two numbers of inches above 0 and at most {MAX_FIGURE_INCHES:g}, received {size}"
@@ -130,17 +91,7 @@ def inches(size: tuple[float, float]) -> tuple[float, float]:
 
 
 def panels(ax: GivenAxes, count: int, columns: int, size: tuple[float, float], **options: Any) -> np.ndarray:
-    """Axes for a number of panels: the first of the user's axes, or the axes of a new figure.
-
-    Args:
-        ax: the user's axes, one or several in any shape; None for a new figure.
-        count: number of panels.
-        columns: columns of a new figure.
-        size: width and height of a new figure, in inches.
-        **options: options of `matplotlib.pyplot.subplots` for a new figure.
-
-    Returns:
-        An array (count,) of axes.
+    """An array (count,) of axes, one a panel: the first of the user's, or those of a new figure with `columns` columns.
 
     Raises:
         SettingError: `count` is zero, or the user passed fewer axes, or something else than axes.
@@ -163,13 +114,7 @@ def panels(ax: GivenAxes, count: int, columns: int, size: tuple[float, float], *
 
 
 def legend(axes: np.ndarray, own: bool, most: int = 5) -> None:
-    """Draw one legend for all panels: above them in a new figure, else within the first panel.
-
-    Args:
-        axes: the panels.
-        own: whether the figure was made for these panels, and not by the user.
-        most: largest number of entries in a line.
-    """
+    """Draw one legend, of `most` entries a line: above all panels of an own figure, else within the first panel."""
     handles, names = axes[0].get_legend_handles_labels()
     if own:
         axes[0].figure.legend(
@@ -180,11 +125,7 @@ def legend(axes: np.ndarray, own: bool, most: int = 5) -> None:
 
 
 def plain_ticks(axis: Axis) -> None:
-    """Write the numbers of a logarithmic axis with all digits, such as 0.01 and 10,000.
-
-    Args:
-        axis: the axis to change.
-    """
+    """Write the numbers of a logarithmic axis with all digits, such as 0.01 and 10,000."""
     powers = LogFormatterSciNotation()
     powers.set_axis(axis)
 

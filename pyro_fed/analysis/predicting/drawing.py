@@ -34,21 +34,12 @@ DRAWS_AT_ONCE = 256
 
 
 def split_plates(problem: Problem) -> frozenset[str]:
-    """Names of the plates whose rows lie at clients: the partitioned plate and the plates nested in it.
-
-    Args:
-        problem: the model's densities.
-    """
+    """Names of the plates whose rows lie at clients: the partitioned plate and the plates nested in it."""
     return frozenset((*(parts_of(problem.plate) or (problem.plate,)), *problem.arguments.nested_plates))
 
 
 def flat(value: np.ndarray, dtype: torch.dtype) -> Tensor:
-    """Draws (chain, draw, ...) as a tensor (chain * draw, ...). Whole numbers, of discrete latents, keep their type.
-
-    Args:
-        value: draws of a site.
-        dtype: type of the model's floating-point numbers.
-    """
+    """Draws (chain, draw, ...) as a tensor (chain * draw, ...). Whole numbers, of discrete latents, keep their type."""
     tensor = torch.as_tensor(value.reshape(-1, *value.shape[2:]))
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
@@ -101,12 +92,7 @@ class ModelRun:
         self.partly: dict[str, Tensor] = {}
 
     def on(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModelRun:
-        """This model on other arguments, with all other settings alike.
-
-        Args:
-            args: positional arguments.
-            kwargs: keyword arguments.
-        """
+        """This model on other arguments, with all other settings the same."""
         return ModelRun(self.model, args, kwargs, self.dtype, self.hidden, self.constants, self.split, self.here)
 
     def trace(self, values: dict[str, Tensor]) -> tuple[Any, _Redraw]:
@@ -120,14 +106,9 @@ class ModelRun:
         return execution.trace, handler
 
     def first(self, values: dict[str, Tensor]) -> dict[str, Any]:
-        """Pyro's messages of the random sites in a first run, checked.
+        """Run the model once, and return Pyro's messages of the random sites, with the entries `redrawn` and `given`.
 
-        Args:
-            values: values of the latents, one draw.
-
-        Returns:
-            By site name, the message with two more entries: `redrawn`, whether the site is predicted, and `given`, its
-            observed value or None.
+        `redrawn` says whether the site is predicted; `given` is its observed value or None.
 
         Raises:
             DataError: the posterior lacks a latent site, or the model has no observed site.
@@ -157,11 +138,6 @@ class ModelRun:
 
     def keep(self, first: dict[str, Any], groups: Groups, posterior: xr.Dataset) -> dict[str, Tensor]:
         """The fitted groups' values (S, ...) of the latents inside the plate. Sets `partly` if some groups are new.
-
-        Args:
-            first: the sites of a run on the new data.
-            groups: which elements of the plate were fitted.
-            posterior: a posterior that has these latents.
 
         Raises:
             DataError: a latent has another shape in the posterior than in the run.
@@ -231,16 +207,7 @@ class _Redraw(Messenger):
 
 
 def draw(run: ModelRun, values: dict[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
-    """Predictions of the model at each posterior draw. Torch's global generator is left unchanged.
-
-    Args:
-        run: the model on its arguments.
-        values: posterior draws (S, ...) of its latents.
-        generator: source of randomness.
-
-    Returns:
-        By name of the predicted site, draws (S, ...).
-    """
+    """Draw the sites to predict, (S, ...) by name, at each posterior draw; torch's global generator is unchanged."""
     batched: Callable[..., Any] = vmap(run, randomness="different")
     seed = int(torch.randint(2**62, (), generator=generator))
     with torch.no_grad(), torch.random.fork_rng(devices=[]):

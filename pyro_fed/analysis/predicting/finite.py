@@ -36,10 +36,6 @@ def not_finite(arguments: Arguments, works: Callable[[tuple[Any, ...], dict[str,
 
     Not every NaN is an error: the argument for the observations is ignored, and the model may handle NaN in others. So
     the model is run with each argument as it is and zeros for the NaN and infinities of all other arguments.
-
-    Args:
-        arguments: arguments for the new rows.
-        works: whether the model runs with such positional and keyword arguments, and predicts finite values.
     """
     found = [i for i, leaf in enumerate(arguments.leaves) if not _is_finite_leaf(leaf)]
     for i in found:

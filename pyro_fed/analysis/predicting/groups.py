@@ -33,10 +33,7 @@ KNOWN, NEW = "known", "new"
 class Plate:
     """The partitioned plate in the new data.
 
-    Attributes:
-        name: name of the plate.
-        size: number of its elements in the new data.
-        looked_up: whether the observations are in another plate, and look up their group by its number.
+    `looked_up` says whether the observations are in another plate, and look up their group by its number.
     """
 
     name: str
@@ -64,11 +61,7 @@ class Groups:
         return np.asarray(self.place >= 0)
 
     def of(self, values: xr.DataArray, axis: int) -> tuple[Tensor, Tensor]:
-        """A latent's values for the elements of the plate.
-
-        Args:
-            values: draws of the latent from the posterior, with the plate among its dimensions.
-            axis: the axis of the plate in one draw's value, counted from the end, negative.
+        """A latent's values for the elements of the plate, whose axis in one draw's value is `axis` < 0.
 
         Returns:
             Values (chain, draw, ...), arbitrary for new groups; and a mask (size, 1, ...) of the fitted groups, which

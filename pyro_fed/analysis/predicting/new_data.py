@@ -23,11 +23,6 @@ from pyro_fed.results.to_arviz import columns_in, labels_in
 def given_arguments(model: Any, args: Any, kwargs: Mapping[str, Any] | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positional and keyword arguments: the user's, or the federation's own if the user gave none.
 
-    Args:
-        model: the first argument of `predict` after the result: the Pyro model, or a federation.
-        args: positional arguments as given to `predict`, or None.
-        kwargs: keyword arguments as given to `predict`, or None.
-
     Raises:
         DataError: there are neither arguments nor a federation.
     """
@@ -52,14 +47,7 @@ def encode_arguments(
     kwargs: Mapping[str, Any],
     idata: InferenceData,
 ) -> Arguments:
-    """The new arguments, with codes of text and the order of columns as they were when the model was fitted.
-
-    Args:
-        model: as given to `predict`.
-        function: the Pyro model itself.
-        args: the new positional arguments.
-        kwargs: the new keyword arguments.
-        idata: the result, which may hold the labels of the codes.
+    """Encode the new arguments with the text codes and the order of columns of the fit; `idata` may hold the labels.
 
     Raises:
         DataError: a label was not fitted, or an argument is text whose codes are not known.
@@ -97,7 +85,7 @@ def encode_arguments(
 
 
 def _as_fitted(arguments: Arguments, fitted: Arguments) -> Arguments:
-    """Whole numbers in floating point, where a column held fractions when the model was fitted."""
+    """Convert whole numbers to floating point where the fitted column held fractions."""
     before = dict(zip(fitted.names, fitted.leaves, strict=True))
     leaves = list(arguments.leaves)
     for i, (name, leaf) in enumerate(zip(arguments.names, arguments.leaves, strict=True)):
@@ -108,11 +96,7 @@ def _as_fitted(arguments: Arguments, fitted: Arguments) -> Arguments:
 
 
 def _check_rows(arguments: Arguments, fitted: Arguments) -> None:
-    """Check that arguments with rows have as many dimensions as the fitted ones; `x[0]` for `x[:1]` has one less.
-
-    Raises:
-        DataError: an argument has fewer dimensions than the fitted one.
-    """
+    """Check that arguments with rows have as many dimensions as the fitted ones; `x[0]` for `x[:1]` has one fewer."""
     columns = {name: leaf for name, _, leaf in fitted.columns}
     for name, leaf in zip(arguments.names, arguments.leaves, strict=True):
         before = columns.get(name)
@@ -124,12 +108,7 @@ def _check_rows(arguments: Arguments, fitted: Arguments) -> None:
 
 
 def first_run(run: ModelRun, values: dict[str, Tensor], arguments: Arguments) -> dict[str, Any]:
-    """The random sites of a first run. Common errors that a model raises get a message with their likely cause.
-
-    Args:
-        run: the model on the new arguments.
-        values: one draw of its latents.
-        arguments: the new arguments.
+    """Run the model at one draw, and return its random sites. Common errors get a message with their likely cause.
 
     Raises:
         DataError: the model cannot be run on these arguments.
@@ -165,12 +144,7 @@ def first_run(run: ModelRun, values: dict[str, Tensor], arguments: Arguments) ->
 
 
 def check_shapes(model: Any, arguments: Arguments, cause: Exception) -> None:
-    """Find the argument whose rows have another shape than at the fit, after the model has failed on the new rows.
-
-    Args:
-        model: as given to `predict`.
-        arguments: the new arguments.
-        cause: the error that the model raised.
+    """Find the argument whose rows have another shape than at the fit, after the model has failed with `cause`.
 
     Raises:
         DataError: names the argument and both shapes.
@@ -191,13 +165,7 @@ def check_shapes(model: Any, arguments: Arguments, cause: Exception) -> None:
 
 
 def check_finite(run: ModelRun, values: dict[str, Tensor], arguments: Arguments, cause: Exception | None) -> None:
-    """Find the NaN or infinity that makes the model fail or its predictions not finite.
-
-    Args:
-        run: the model on the new arguments.
-        values: one draw of its latents.
-        arguments: the new arguments.
-        cause: the error that the model raised; None if it ran, and predicted values that are not finite.
+    """Find the NaN or infinity that makes the model fail, or its predictions not finite if `cause` is None.
 
     Raises:
         DataError: an argument is not finite, and the model does not handle it; the error names argument and row.

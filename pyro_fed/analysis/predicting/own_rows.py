@@ -26,12 +26,7 @@ OwnRows = Callable[[torch.Generator], tuple[dict[str, Tensor], dict[str, Tensor]
 
 
 def with_own_latents(posterior: xr.Dataset, federation: Federation, seed: int) -> xr.Dataset:
-    """Add draws of the latents inside the plate to a posterior that lacks them.
-
-    Args:
-        posterior: a posterior with all sites outside the plate.
-        federation: the model with the rows of one client or of all clients.
-        seed: seed of the draws.
+    """Add draws of the latents inside the plate, from the federation's rows, to a posterior that lacks them.
 
     Raises:
         DataError: the posterior lacks a site outside the plate.
@@ -54,15 +49,7 @@ def with_own_latents(posterior: xr.Dataset, federation: Federation, seed: int) -
 
 
 def own_rows(idata: InferenceData, federation: Federation) -> list[OwnRows | None]:
-    """For each client, a function that replicates its own rows with its own effects; None for a client without rows.
-
-    Args:
-        idata: a result of a run on the federation.
-        federation: the model with the rows.
-
-    Raises:
-        DataError: the posterior lacks a latent site.
-    """
+    """For each client, a function that replicates its own rows with its own effects; None for a client without rows."""
     posterior, hidden = group_of(idata, "posterior"), frozenset(idata.attrs.get("local_sites", "").split())
     if hidden - set(posterior.data_vars):
         posterior = with_own_latents(posterior, federation, 0)

@@ -138,13 +138,9 @@ def predict(
 
 
 def _checked_first_run(run: ModelRun, values: dict[str, Tensor], arguments: Arguments, model: Any) -> dict[str, Any]:
-    """The random sites of a run at one draw. If new rows make it fail, the error names the argument and the row.
+    """Run the model at one draw, and return its random sites; an error that new rows cause names argument and row.
 
-    Args:
-        run: the model on the arguments.
-        values: one draw of its latents.
-        arguments: the arguments.
-        model: as given to `predict`; None if the arguments are the training data, which were checked before.
+    `model` is None if the arguments are the training data, which were checked before.
 
     Raises:
         DataError: the model cannot be run on the new rows, or its predictions are not finite.
@@ -176,13 +172,6 @@ def _fitted_groups(
     plate: str,
 ) -> Groups | None:
     """Which fitted groups the new data belong to; None if no latent is inside the plate.
-
-    Args:
-        first: the sites of a run on the new data.
-        posterior: the posterior, with or without the latents inside the plate.
-        hidden: names of the latents inside the plate.
-        groups: as given to `predict`.
-        plate: name of the partitioned plate.
 
     Raises:
         DataError: `groups` names fitted groups, but the posterior lacks the latents inside the plate.
@@ -220,7 +209,7 @@ def _row_dims(first: dict[str, Any]) -> frozenset[str]:
 def _groups(
     model: Any, sites: dict[str, Any], drawn: dict[str, Tensor], rows: Collection[str], known: Mapping[str, list[Any]]
 ) -> dict[str, xr.Dataset]:
-    """The groups of the result, `posterior_predictive` and `observed_data`.
+    """The groups `posterior_predictive` and `observed_data` of the result, from draws (chain, draw, ...) by site.
 
     Args:
         model: as given to `predict`.

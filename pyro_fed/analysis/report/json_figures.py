@@ -22,20 +22,12 @@ LISTS = ("doubts", "warnings", "steps", "findings")
 
 
 def as_json(values: Mapping[str, Any]) -> str:
-    """Plain values as JSON. NaN and infinities, which JSON does not have, become null.
-
-    Args:
-        values: nested mappings and sequences of texts and numbers, NumPy's among them.
-    """
+    """Plain values as JSON. NaN and infinities, which JSON does not have, become null."""
     return json.dumps(_as_plain(values), indent=1, ensure_ascii=False, allow_nan=False)
 
 
 def comparison(table: pd.DataFrame) -> dict[str, dict[str, Any]]:
-    """The columns of `pyro_fed.compare` by result, `findings` and `warnings`, their texts, as lists.
-
-    Args:
-        table: the table of `pyro_fed.compare`.
-    """
+    """The columns of `pyro_fed.compare` by result, `findings` and `warnings`, their texts, as lists."""
     said = findings_of(table)
     lists = {
         name: {"findings": [one.to_plain() for one in every], "warnings": texts(every)} for name, every in said.items()
@@ -47,12 +39,7 @@ def comparison(table: pd.DataFrame) -> dict[str, dict[str, Any]]:
 
 
 def of_run(idata: InferenceData, measured: Mapping[str, float]) -> dict[str, Any]:
-    """A run's attributes, posterior table, doubts and warnings, measures on test data, and costs.
-
-    Args:
-        idata: result of `pyro_fed.run`.
-        measured: result of `pyro_fed.metrics.test_metrics`; empty without test data.
-    """
+    """A run's attributes, posterior table, doubts and warnings, costs, and measures on test data if there are any."""
     record = idata["federation"]
     attributes = {name: value for name, value in idata.attrs.items() if name not in LISTS}
     found = recorded_findings(idata)
@@ -75,11 +62,7 @@ def of_run(idata: InferenceData, measured: Mapping[str, float]) -> dict[str, Any
 
 
 def posterior(idata: InferenceData) -> dict[str, dict[str, float]]:
-    """Mean, SD and 94 % interval of each scalar, for chains also R-hat and effective sample sizes; a point's values.
-
-    Args:
-        idata: result of `pyro_fed.run`.
-    """
+    """Mean, SD and 94 % interval of each scalar, for chains also R-hat and effective sample sizes; a point's values."""
     if idata.attrs.get("draws_are") == "point":
         draws = Draws.of(idata, list(map(str, idata["posterior"].data_vars)))
         return {name: {"value": float(value)} for name, value in zip(draws.labels, draws.flat.mean(0), strict=True)}

@@ -43,14 +43,7 @@ class Verdict(NamedTuple):
 
 
 def check_report(path: str | Path) -> None:
-    """Check, before long runs, that a page can be made and written.
-
-    Args:
-        path: the HTML file.
-
-    Raises:
-        SettingError: jinja2 is not installed, the file cannot be written, or its name is that of another format.
-    """
+    """Check, before long runs, that a page can be made and written; SettingError if not."""
     if importlib.util.find_spec("jinja2") is None:
         raise SettingError("the report needs jinja2: pip install 'pyro_fed[compare]'")
     place = check_writable(path, "path")

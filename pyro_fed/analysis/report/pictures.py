@@ -97,7 +97,7 @@ class Panel(NamedTuple):
     Args:
         draw: draws it on matplotlib axes: on one, or on an array of `axes`.
         size: width and height in inches.
-        alt: a text that says what is seen.
+        alt: text for readers who cannot see the panel.
         axes: number of axes, one below the other.
     """
 
@@ -108,14 +108,7 @@ class Panel(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """A figure of the page.
-
-    Args:
-        title: the words above it.
-        panels: its panels.
-        note: says how to read it.
-        legend: colour of each result's name, for all panels.
-    """
+    """A figure of the page: its title, its panels, a note on how to read it, and each result's colour."""
 
     title: str
     panels: list[Panel]
@@ -132,15 +125,7 @@ class Chains(NamedTuple):
 
 @dataclass(frozen=True)
 class Compared:
-    """The results that the page shows, and figures that several pictures need.
-
-    Args:
-        table: the table of `pyro_fed.compare`.
-        results: the results by name.
-        federation: the federation of the runs.
-        reference: name of the reference, or None.
-        test: the model's arguments for test data, or None.
-    """
+    """The results that the page shows, and figures that several pictures need."""
 
     table: pd.DataFrame
     results: Mapping[str, InferenceData]
@@ -204,31 +189,17 @@ class Compared:
         }
 
     def over_centre(self, note: str, of_one: str) -> str:
-        """The note of a figure of draws.
-
-        Args:
-            note: the note if there are several results; `{centre}` in it becomes the centre's name.
-            of_one: the note if there is one result.
-        """
+        """The note of a figure of draws: `of_one` for one result, else `note` with the centre's name for `{centre}`."""
         centre = "the reference" if self.centre == self.reference else str(self.centre)
         return (note.format(centre=centre) if len(self.drawable) > 1 else of_one) + self.left_out
 
     def different(self, centre: str, most: int) -> list[str]:
-        """The parameters on which results differ most from the centre.
-
-        Args:
-            centre: name of the centre.
-            most: largest number of parameters.
-        """
+        """The parameters on which results differ most from the centre."""
         flat = {name: draws.flat for name, draws in self.draws.items()}
         return most_different(flat, centre, self.draws[centre].labels, None, most)
 
     def moments(self, label: str) -> str:
-        """A text with the mean and SD of a parameter in each result.
-
-        Args:
-            label: the parameter's name.
-        """
+        """A text with the mean and SD of a parameter in each result."""
         said = []
         for name, draws in self.draws.items():
             values = draws.flat[:, draws.labels.index(label)]
@@ -240,9 +211,6 @@ def pictures(about: Compared) -> list[dict[str, Any]]:
     """The figures as the page's template takes them: title, note, legend, and each panel as an SVG element.
 
     A figure that cannot be drawn for these results has no panels, and a note that says why.
-
-    Args:
-        about: the results.
     """
     shown = []
     for number, (title, make) in enumerate(MAKERS):
@@ -295,11 +263,7 @@ def _forest(about: Compared) -> Picture | None:
 
 
 def farthest_mean_text(about: Compared) -> str:
-    """A text on the mean that is farthest from the reference: its result, its parameter, and the distance.
-
-    Args:
-        about: the results.
-    """
+    """A text on the mean that is farthest from the reference: its result, its parameter, and the distance."""
     far = about.gaps
     if not far:
         return "there is no reference to measure them by"
@@ -425,7 +389,7 @@ def _predictive(about: Compared) -> Picture | None:
 
 
 def _strongest(order: np.ndarray) -> np.ndarray:
-    """Numbers of the clients to show, in their own order: if there are too many, those with the smallest `order`."""
+    """Numbers of the clients to show, in their own order: those with the smallest `order` if there are too many."""
     return np.sort(np.argsort(np.nan_to_num(order, nan=np.inf), kind="stable")[:MOST_CLIENTS])
 
 

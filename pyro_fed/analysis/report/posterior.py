@@ -28,11 +28,7 @@ least 400).
 
 
 def tables(about: Compared) -> list[dict[str, Any]]:
-    """The tables as the page's template takes them: title, note, the first column's name, columns and rows.
-
-    Args:
-        about: the results.
-    """
+    """The tables as the page's template takes them: title, note, the first column's name, columns and rows."""
     found = [_summary(about, about.centre)] if about.centre is not None else []
     return found + ([_mixing_table(about)] if about.chains else [])
 

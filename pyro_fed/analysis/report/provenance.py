@@ -18,13 +18,7 @@ from pyro_fed.results.inference_data import InferenceData
 class Setting(NamedTuple):
     """A row of the table of settings that differ from their defaults, as text.
 
-    Args:
-        result: name of the result.
-        algorithm: name of its algorithm.
-        name: name of the setting; for a result without such settings, words that say why.
-        value: the value.
-        default: the default.
-        why: the reason for which it was chosen; "" of a setting that was given.
+    For a result without such settings, `name` says why. `why` is "" for a setting that the user gave.
     """
 
     result: str
@@ -36,12 +30,7 @@ class Setting(NamedTuple):
 
 
 def settings(name: str, idata: InferenceData) -> list[Setting]:
-    """The settings of a result that differ from their defaults; one row that says so if none does or none is known.
-
-    Args:
-        name: name of the result.
-        idata: the result, of this library or of another one.
-    """
+    """The settings of a result that differ from their defaults; if there are none, one row that says why."""
     if "algorithm" not in idata.attrs:
         maker = idata.attrs.get("inference_library", "another library")
         return [Setting(name, f"made by {maker}", "not known", "", "")]
@@ -59,7 +48,7 @@ def settings(name: str, idata: InferenceData) -> list[Setting]:
 
 
 def _reasons(idata: InferenceData) -> dict[str, str]:
-    """Setting → why it was chosen, of the algorithm whose result it is."""
+    """Setting → why it was chosen, for the algorithm whose result it is."""
     choices = json.loads(idata.attrs.get("choices", "[]"))
     own = re.split(r"\W", str(idata.attrs.get("chosen", idata.attrs["algorithm"])))[0]
     return {one["setting"]: one["reason"] for one in choices if one["algorithm"] == own and one["override"]}
@@ -88,12 +77,7 @@ def _setting_text(value: Any) -> str:
 
 
 def colophon(results: Mapping[str, InferenceData], command: str) -> list[str]:
-    """The lines at the end of the page: date, version, seeds, versions of libraries, command.
-
-    Args:
-        results: the results by name.
-        command: the shell command that made the results; "" if there was none.
-    """
+    """The lines at the end of the page: date, version, seeds, versions of libraries and the shell command, if any."""
     seeds = sorted({str(one.attrs["seed"]) for one in results.values() if "seed" in one.attrs})
     versions = dict.fromkeys(str(one.attrs["versions"]) for one in results.values() if "versions" in one.attrs)
     day = datetime.datetime.now(datetime.UTC).date().isoformat()

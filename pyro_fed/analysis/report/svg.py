@@ -37,13 +37,7 @@ DECIMALS = 2
 
 
 def inline(figure: Figure, prefix: str, alt: str) -> str:
-    """A figure as an SVG element of a page.
-
-    Args:
-        figure: a figure drawn under `STYLE`.
-        prefix: prefix of the ids within the element; every figure of a page needs another one.
-        alt: alternative text, which says what is seen.
-    """
+    """A figure drawn under `STYLE` as an SVG element with alternative text. A page needs unique prefixes of ids."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     text = buffer.getvalue()
@@ -63,7 +57,7 @@ def inline(figure: Figure, prefix: str, alt: str) -> str:
 
 
 def _colour(found: re.Match[str]) -> str:
-    """The style sheet's variable of a known colour; other greys become transparent ink; other colours stay."""
+    """The style sheet's variable for a known colour, transparent ink for other greys, else the colour itself."""
     colour = found[0]
     if colour in _KNOWN or not colour[1:3] == colour[3:5] == colour[5:]:
         return _KNOWN.get(colour, colour)
@@ -76,11 +70,7 @@ def _rounded_number(found: re.Match[str]) -> str:
 
 
 def colours(dark: bool) -> str:
-    """Declarations of a style sheet with the colours of figures.
-
-    Args:
-        dark: for dark paper.
-    """
+    """Declarations of a style sheet with the figures' colours, for light or dark paper."""
     return " ".join(f"{_variable(light)}: {DARK[light] if dark else light};" for light in DARK)
 
 

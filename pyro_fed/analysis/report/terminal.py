@@ -29,12 +29,7 @@ def heading(text: str) -> str:
 
 
 def field(name: str, value: str) -> str:
-    """One entry of a block.
-
-    Args:
-        name: the text in the left column.
-        value: the text in the right column, wrapped if it is long.
-    """
+    """One entry of a block: the name on the left, the value on the right, wrapped if it is long."""
     indent = " " * (NAME_WIDTH + 2)
     return textwrap.fill(
         value,
@@ -47,23 +42,14 @@ def field(name: str, value: str) -> str:
 
 
 def listing(title: str, entries: Mapping[str, str]) -> str:
-    """A block of names and descriptions.
-
-    Args:
-        title: title of the block.
-        entries: for each name a description of one line.
-    """
+    """A block of names and their descriptions, one line each."""
     width = max([NAME_WIDTH, *(len(name) + 2 for name in entries)])
     lines = [f"  {click.style(name.ljust(width), fg='cyan')}{text}" for name, text in entries.items()]
     return "\n".join([heading(title), *(lines or ["  (none)"])])
 
 
 def steps_block(steps: pd.DataFrame) -> str:
-    """The stages of a run of `Auto`, with costs and doubts, as a block.
-
-    Args:
-        steps: the table of `pyro_fed.steps`.
-    """
+    """The stages of a run of `Auto`, with costs and doubts, as a block."""
     lines = []
     for row in steps.to_dict("records"):
         cost = f"{row['rounds']} rounds, {readable_bytes(row['bytes'])}, {readable_seconds(row['seconds'])}"
@@ -73,11 +59,7 @@ def steps_block(steps: pd.DataFrame) -> str:
 
 
 def doubts_block(idata: InferenceData) -> str:
-    """The doubts about a run, as a block.
-
-    Args:
-        idata: result of `pyro_fed.run`.
-    """
+    """The doubts about a run, as a block."""
     doubts = [line for line in str(idata.attrs.get("doubts", "")).split("\n") if line]
     none = "none" if flag(idata.attrs, "audited") else "none by the run itself; its draws were not audited"
     return "\n".join([heading("Doubts"), *(f"  {line}" for line in doubts or [none])])
@@ -88,10 +70,6 @@ def posterior_table(idata: InferenceData, max_rows: int) -> str:
 
     R-hat and ESS are shown for Markov chains only, since for particles and independent draws they mean nothing. For a
     point, which has neither SD nor interval, the table has its values (if each agent has a point, their mean).
-
-    Args:
-        idata: result of `pyro_fed.run`.
-        max_rows: number of rows to show; a last line says how many are left out.
     """
     made = idata.attrs.get("draws_are")
     table = _values(idata) if made == "point" else summary(idata, chains=made == "chains")
@@ -112,11 +90,7 @@ def _values(idata: InferenceData) -> pd.DataFrame:
 
 
 def prediction_block(metrics: Mapping[str, float]) -> str:
-    """The measures of predictions of test data, as a block.
-
-    Args:
-        metrics: result of `pyro_fed.metrics.test_metrics`; empty if the model has no test data, which the block says.
-    """
+    """The measures of predictions of test data as a block, which says so if there are none."""
     if not metrics:
         return "\n".join([heading("Test data"), "  none: this model has nothing to predict"])
     lines = [field("rows", f"{metrics['num_rows']:.0f}")]
@@ -129,11 +103,7 @@ def prediction_block(metrics: Mapping[str, float]) -> str:
 
 
 def cost_block(idata: InferenceData) -> str:
-    """Rounds, traffic and time of a run, as a block.
-
-    Args:
-        idata: result of `pyro_fed.run`, with its group `federation`.
-    """
+    """Rounds, traffic and time of a run, as a block."""
     federation = idata["federation"]
     up, down = (int(federation[name].sum()) for name in ("bytes_up", "bytes_down"))
     lines = [
@@ -146,11 +116,7 @@ def cost_block(idata: InferenceData) -> str:
 
 
 def client_line(sizes: Sequence[int]) -> str:
-    """The number of clients and of their rows, in words.
-
-    Args:
-        sizes: number of rows of each client.
-    """
+    """The number of clients and of their rows, in words."""
     if min(sizes) == max(sizes):
         return f"{len(sizes)}, {sizes[0]} {'row' if sizes[0] == 1 else 'rows'} each"
     return f"{len(sizes)}, {min(sizes)} to {max(sizes)} rows each"

@@ -1,4 +1,4 @@
-"""The state of a run on disk: the folder and its files, whose run a state is of, and who writes there now."""
+"""The state of a run on disk: the folder and its files, which run a state belongs to, and who writes there now."""
 
 from pyro_fed.runtime.checkpoint.fingerprint import fingerprint, require_model, require_run
 from pyro_fed.runtime.checkpoint.folder import Checkpoint, Saved, latest

@@ -87,13 +87,7 @@ def describe_model(federation: Federation) -> str:
 
 
 def require_run(folder: Path, found: dict[str, str], mine: dict[str, str], any_rounds: bool = True) -> None:
-    """Require that a saved state is of the same run.
-
-    Args:
-        folder: where the state is.
-        found: the state's marks.
-        mine: the marks of this run.
-        any_rounds: whether the numbers of rounds may differ.
+    """Require that a saved state is of the same run; `any_rounds` allows other numbers of rounds.
 
     Raises:
         CheckpointError: names all that differs, the model first, with both values.
@@ -118,12 +112,6 @@ def require_run(folder: Path, found: dict[str, str], mine: dict[str, str], any_r
 def require_model(folder: Path, found: dict[str, str], algorithm: Algorithm, federation: Federation) -> None:
     """Require that a saved state is of the same algorithm and model; its clients may be others.
 
-    Args:
-        folder: where the state is.
-        found: the state's marks.
-        algorithm: the algorithm that is to start from it.
-        federation: the federation on which it is to run.
-
     Raises:
         CheckpointError: names what differs, with both values.
     """
@@ -138,7 +126,7 @@ def require_model(folder: Path, found: dict[str, str], algorithm: Algorithm, fed
 
 
 def _difference(name: str, found: str | None, mine: str, same_rows: bool = True) -> str:
-    """A clause that says how a mark differs; "" where it does not."""
+    """A clause that says how a mark differs; "" if it does not."""
     if found == mine:
         return ""
     if found is None:

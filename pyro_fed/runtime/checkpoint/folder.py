@@ -133,7 +133,7 @@ class Checkpoint:
         return saved
 
     def blamed(self) -> Blamed:
-        """Where a run goes on from a state, the state is named in an error that is none of this package's.
+        """A context that names the state in foreign errors, if a run continues from one.
 
         The hash in a file shows damage. Somebody who changes a state can compute the hash anew, and tensors of other
         names or shapes then fail somewhere in the algorithm.
@@ -146,11 +146,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Blamed:
-    """A context in which an error that is none of this package's becomes a `CheckpointError`, with it as the cause.
-
-    Args:
-        folder: where the state is; None leaves errors as they are.
-    """
+    """A context that turns errors from outside this package into a `CheckpointError`; None as folder leaves them."""
 
     folder: Path | None
 
@@ -163,12 +159,7 @@ class Blamed:
 
 
 def unfit(folder: Path, error: Exception) -> CheckpointError:
-    """The error for a state that an algorithm cannot go on from.
-
-    Args:
-        folder: where the state is.
-        error: what the algorithm met.
-    """
+    """The error for a state from which an algorithm cannot continue; `error` is what the algorithm met."""
     return CheckpointError(
         f"the run went on from the state in {folder}, and failed: {type(error).__name__}: {error!s:.200}. Unless this "
         "is an error of the model's or the machine's, the state was changed after it was written: run again with "
@@ -203,11 +194,7 @@ def _files_in(folder: Path) -> list[Path]:
 
 
 def _read_state(path: Path) -> tuple[dict[str, str], Saved]:
-    """The marks and the state in a file.
-
-    Raises:
-        ProtocolError: the file was not written by `save`, or is damaged.
-    """
+    """The marks and the state in a file; ProtocolError if `save` did not write it, or it is damaged."""
     text, tensors = _read_file(path)
     try:
         marks, record, phase, done = (json.loads(text[name]) for name in ("marks", "record", "phase", "done"))
@@ -232,11 +219,7 @@ def _read_state(path: Path) -> tuple[dict[str, str], Saved]:
 
 
 def _read_file(path: Path) -> tuple[dict[str, str], State]:
-    """The text and the tensors of a file.
-
-    Raises:
-        ProtocolError: the file was not written by `save`, or is damaged.
-    """
+    """The text and the tensors of a file; ProtocolError if `save` did not write it, or it is damaged."""
     size = path.stat().st_size
     with path.open("rb") as file:
         start = file.read(PREFIX)

@@ -27,11 +27,7 @@ from pyro_fed.runtime.checkpoint.folder import Blamed, latest
 def hand_over(algorithm: Algorithm, federation: Federation, folder: Path) -> Start:
     """The final states of an earlier run, with the sites of this federation's clients.
 
-    Args:
-        algorithm: the earlier run's algorithm, with the same settings.
-        federation: the new federation; its clients are matched to the earlier ones by name, and new ones begin with a
-            flat site.
-        folder: the earlier run's checkpoint folder.
+    Clients are matched to the earlier ones by name; new ones begin with a flat site.
 
     Raises:
         CheckpointError: the folder holds no state, or that of another algorithm or model.

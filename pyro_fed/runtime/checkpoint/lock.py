@@ -22,10 +22,7 @@ MAX_TEXT = 300
 
 
 class Lock:
-    """A folder's lock, held from construction until `release`.
-
-    Args:
-        folder: an existing folder.
+    """The lock of an existing folder, held from construction until `release`.
 
     Raises:
         CheckpointError: another run holds it, or nothing can be written there, or the system has no such locks.

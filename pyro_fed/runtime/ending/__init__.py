@@ -1,4 +1,4 @@
-"""The end of a run: its last state becomes draws, and these an InferenceData that says what speaks against it.
+"""The end of a run: its last state becomes draws, and the draws an InferenceData with its findings.
 
 finish         draws, doubts, the audit, the result
 final_state    a run without an end: its last state alone

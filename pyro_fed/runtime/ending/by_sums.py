@@ -26,14 +26,9 @@ from pyro_fed.runtime.executors.base import LOG_LIK, MOST_DRAWS
 
 
 def judge_by_sums(evidence: Evidence, executor: Executor) -> list[Finding]:
-    """Judge a result by the clients' log-likelihoods at its draws; figures are added to its record.
+    """Judge a result by the clients' log-likelihoods at its draws; a note says why if that is not possible.
 
-    Args:
-        evidence: the result.
-        executor: the run's executor, whose clients are asked.
-
-    Returns:
-        What was found; or a note that says why the result was not judged.
+    Figures are added to its record.
     """
     record, problem, flat = evidence.record, evidence.problem, evidence.draws.flatten(0, 1)
     if problem.dim > LARGE_DIM:

@@ -1,4 +1,4 @@
-"""A run's result while it is judged: its draws, the run, and what has been found so far."""
+"""A run's result while it is judged: its draws, the run, and the findings so far."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from pyro_fed.runtime.context import Context
 class CheckInputs:
     """What checks of a result look at.
 
-    Args:
+    Attributes:
         algorithm: the algorithm that was run.
-        context: the run; its record has what was found so far.
-        shared: the server's last state; empty where it is not known any more.
+        context: the run; its record has the findings so far.
+        shared: the server's last state; empty if it is no longer known.
         draws: (chain, draw, D), unconstrained.
         audit: whether the user wants the result to be audited.
-        aim: limits finer than `WRONG`, up to which the audit should measure errors; None: none.
+        aim: limits finer than `WRONG`, up to which the audit should measure errors; None for none.
     """
 
     algorithm: Algorithm
@@ -69,11 +69,7 @@ class CheckInputs:
         return doubts_among(self.record.findings)
 
     def has(self, topic: Topic) -> bool:
-        """Whether something was found about a topic.
-
-        Args:
-            topic: the topic.
-        """
+        """Whether there is a finding about a topic."""
         return is_about(self.record.findings, topic)
 
 

@@ -1,7 +1,7 @@
 """Every check of a run's result, in the order in which they are made and reported.
 
-A check is a function from the result (`CheckInputs`) to findings. It may look at what the checks before it have found,
-by topic. A new check is a function and an entry in a table.
+A check is a function from the result (`CheckInputs`) to findings. It may look at the findings of the checks before
+it, by topic. A new check is a function and an entry in a table.
 """
 
 from __future__ import annotations
@@ -40,17 +40,12 @@ ENOUGH_PASSES = 2
 
 
 def infinite_sds(judged: CheckInputs) -> list[Finding]:
-    """SDs of draws that are no finite numbers."""
+    """SDs of draws that are infinite or NaN."""
     return without_spread(judged.problem, judged.draws)
 
 
 def without_spread(problem: Problem, draws: Tensor) -> list[Finding]:
-    """Sites whose draws have an SD that is no finite number.
-
-    Args:
-        problem: the model's densities.
-        draws: (chain, draw, D), unconstrained.
-    """
+    """Sites whose draws (chain, draw, D) have an SD that is infinite or NaN."""
     values = problem.constrain(draws.flatten(0, 1), tuple(leaf[:1] for leaf in problem.rows))
     sds = {name: value.double().std(0, correction=0) for name, value in values.items() if name in problem.sites}
     names = [name for name, sd in sds.items() if not bool(sd.isfinite().all())]
@@ -58,23 +53,19 @@ def without_spread(problem: Problem, draws: Tensor) -> list[Finding]:
 
 
 def algorithms_own(judged: CheckInputs) -> list[Finding]:
-    """What the algorithm has against its own answer."""
+    """The algorithm's own doubts about its answer."""
     return sentences.as_findings(judged.algorithm.warnings(judged.record, judged.problem))
 
 
 def convergence(judged: CheckInputs) -> list[Finding]:
-    """The algorithm has not converged, unless it has said so itself, with its reason; or its time was over."""
+    """The algorithm has not converged, unless it has said so itself, with its reason; or its time is over."""
     record = judged.record
     own = [one for one in judged.doubts if one.topic is Topic.CONVERGENCE and one.code != sentences.interrupted.code]
     return [] if own and not record.stopped else not_converged(record)
 
 
 def not_converged(record: Record) -> list[Finding]:
-    """The run ended before the algorithm's criterion held.
-
-    Args:
-        record: of the run.
-    """
+    """The run ended before the algorithm's criterion held."""
     if record.stopped:
         return [sentences.stopped_by_time(stopped=record.stopped)]
     if record.converged is not False or "change" not in record.latest:
@@ -91,7 +82,7 @@ def integrals(judged: CheckInputs) -> list[Finding]:
 
 
 def cut_back(judged: CheckInputs) -> list[Finding]:
-    """Messages that were cut back to what the cohort's do."""
+    """Messages that were shortened to the length of the others'."""
     return judged.record.messages_cut_back()
 
 
@@ -134,7 +125,7 @@ def standing_apart(judged: CheckInputs) -> list[Finding]:
 
 
 def network_inputs(judged: CheckInputs) -> list[Finding]:
-    """A network's inputs that are out of range, or of no use."""
+    """A network's inputs that are out of range, or without effect."""
     context = judged.context
     if not judged.audit or not context.federation.holds_data:
         return []
@@ -142,7 +133,7 @@ def network_inputs(judged: CheckInputs) -> list[Finding]:
 
 
 def densities(judged: CheckInputs) -> list[Finding]:
-    """What the model's densities at the draws have against them; where rows are elsewhere, what sums over rows have.
+    """Doubts from the model's densities at the draws; if rows are elsewhere, from sums over rows.
 
     The result of a combination is not meant to be the posterior of all rows, and is not audited.
     """
@@ -178,7 +169,7 @@ CHECKS: tuple[Check, ...] = (
 
 
 def refuted_doubts(judged: CheckInputs) -> list[Finding]:
-    """An algorithm's own doubts (`Algorithm.provisional`) that count no more, as the audit finds its answer right."""
+    """An algorithm's own doubts (`Algorithm.provisional`) that no longer count, as the audit finds its answer right."""
     record = judged.record
     by_densities = record.audited and judged.context.federation.holds_data
     if not judged.algorithm.provisional or not by_densities:
@@ -191,7 +182,7 @@ def refuted_doubts(judged: CheckInputs) -> list[Finding]:
 
 
 def evidence(judged: CheckInputs) -> list[Finding]:
-    """The evidence is not known, even though the draws may be right."""
+    """Doubts about the evidence, even though the draws may be right."""
     latest = judged.record.latest
     error = latest.get("log_evidence_se", 0.0)
     if judged.doubts or error <= LARGEST_EVIDENCE_ERROR:
@@ -205,7 +196,7 @@ def settings(judged: CheckInputs) -> list[Finding]:
 
 
 def sds_at_limit(judged: CheckInputs) -> list[Finding]:
-    """An SD that may be too small by more than the limit; of an answer that has just been audited by its densities."""
+    """An SD that may be too small by more than the limit, in an answer that has just been audited by its densities."""
     seen = bool(judged.shared) and judged.context.federation.holds_data
     return at_limit(judged.evidence) if seen and _audited_and_right(judged) else []
 

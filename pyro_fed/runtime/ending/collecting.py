@@ -46,12 +46,6 @@ def joint_result(
     """A result with the rows' latents: the federation and the problem in joint form, and joint draws.
 
     If there are too many latents to be collected, everything is returned as it is, with a note.
-
-    Args:
-        federation: the federation of the run.
-        problem: the model's densities, as the run compiled them.
-        draws: draws of θ (chain, draw, D).
-        seed: the run's seed.
     """
     theta = draws.flatten(0, 1)
     if len(theta) * problem.num_rows * problem.local_dim > MAX_COLLECTED:

@@ -18,12 +18,7 @@ from pyro_fed.runtime.rounds import run_phases
 
 
 class Final(NamedTuple):
-    """The end of a run.
-
-    Args:
-        shared: the server's last state.
-        converged: whether the algorithm stopped by its own criterion; None where it has none.
-    """
+    """The server's last state, and whether the algorithm stopped by its own criterion; None if it has none."""
 
     shared: State
     converged: bool | None

@@ -45,11 +45,11 @@ class Finish:
     Args:
         algorithm: the algorithm that was run.
         context: the run.
-        num_draws: number of draws, where the result is a density.
+        num_draws: number of draws, if the result is a density.
         log_likelihood: whether to compute the pointwise log-likelihood.
         collect_local: whether to collect the rows' latents.
         audit: whether to judge the result by the model's densities.
-        aim: limits finer than `WRONG`, up to which the audit should measure errors; None: none.
+        aim: limits finer than `WRONG`, up to which the audit should measure errors; None for none.
     """
 
     algorithm: Algorithm
@@ -101,7 +101,7 @@ class Finish:
         return no_posterior(done, self.context, self.algorithm, shared)
 
     def _undrawn(self, shared: State, why: str) -> DivergenceError | InterruptedRun | TimeLimitError:
-        """The error for a last state without draws, or, where the run was cut short, the error that says so."""
+        """The error for a last state without draws, which says so if the run was cut short."""
         if self._cut:
             return self._without(shared)
         rounds, unlike = len(self.context.record.rounds), self.context.record.unlike()
@@ -118,7 +118,7 @@ class Finish:
         return error
 
     def _perhaps(self) -> str:
-        """What may help a state that is no distribution, of what applies: each as a sentence."""
+        """Applicable remedies for a state that is no distribution, a sentence each."""
         problem, record = self.context.problem, self.context.record
         improper = ", ".join(f"'{name}'" for name in sorted(problem.layout.improper))
         cures = [
@@ -146,7 +146,7 @@ class Finish:
         return found.draws
 
     def judge_in_time(self, shared: State, draws: Tensor) -> CheckInputs:
-        """Judge the result, within the time that is left, and unless the user interrupts.
+        """Judge the result within the time that is left, unless the user interrupts.
 
         If the checks are cut short, or one of them fails, the result of the rounds is kept, and a doubt says so.
         """
@@ -176,7 +176,7 @@ class Finish:
         return result
 
     def judge(self, result: CheckInputs) -> None:
-        """Make all checks of a result, in their order; the record gets what they find."""
+        """Make all checks of a result, in their order, and add their findings to the record."""
         record = self.context.record
         for check in CHECKS:
             record.findings += check(result)
@@ -184,7 +184,7 @@ class Finish:
         record.findings = [one for one in record.findings if one not in gone]
 
     def weigh(self, result: CheckInputs) -> None:
-        """Make the last checks, of an answer that is to be returned: how it was asked for, how near to the limits."""
+        """Make the last checks of an answer that is to be returned: its settings, and how near to the limits it is."""
         for check in LAST_CHECKS:
             self.context.record.findings += check(result)
 
@@ -214,10 +214,6 @@ class Finish:
 
 def said_of(result: InferenceData, record: Record) -> InferenceData:
     """The result, after its doubts and notes were given as warnings that point at the user's call of `run`.
-
-    Args:
-        result: what the run returns.
-        record: its record.
 
     Raises:
         UserWarning: where the caller has turned warnings into errors. Its attribute `result` keeps the result.

@@ -1,4 +1,4 @@
-"""The check of clients: who moves the answer more than the others do, or says the opposite of what they say."""
+"""The check of clients: who moves the answer more than the others do, or contradicts them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,7 @@ from pyro_fed.runtime.ending.check_inputs import CheckInputs
 
 
 def outlying_client_findings(judged: CheckInputs) -> list[Finding]:
-    """Clients that stand apart, as notes: the user decides what it means. The record gets the sentence on all of them.
-
-    Args:
-        judged: the result.
-    """
+    """Clients that stand apart, as notes: the user decides what it means. The record gets a sentence on all of them."""
     record, context, problem = judged.record, judged.context, judged.problem
     labels = [problem.name_of(number) for number in range(problem.dim)]
     sites = record.sites or _asked_of_clients(judged)
@@ -42,7 +38,7 @@ def outlying_client_findings(judged: CheckInputs) -> list[Finding]:
 
 
 def _opposites(judged: CheckInputs, sites: State) -> dict[str, str]:
-    """Clients whose rows say the opposite of the others', by name, with a clause on each."""
+    """Clients whose rows contradict the others', by name, with a clause on each."""
     context, problem = judged.context, judged.problem
     tempered = getattr(judged.algorithm, "temperature", 1.0) != 1  # sites are then not those of the likelihoods
     whole = sites and context.federation.holds_data and context.combination is None and not tempered

@@ -46,12 +46,9 @@ SHORTENED_SHARE = 0.5
 
 
 class Noisy(NamedTuple):
-    """Draws whose spread includes the noise.
+    """Draws (chain, draw, D), or a point, whose spread includes the noise, with doubts about them.
 
-    Args:
-        draws: (chain, draw, D); where the answer is a point, the point itself.
-        findings: doubts about it.
-        noise: the largest SD of the noise: of a mean, in posterior SDs without noise; of a point, in its own units.
+    `noise` is the largest SD of the noise: of a mean, in posterior SDs without noise; of a point, in its own units.
     """
 
     draws: Tensor
@@ -60,15 +57,7 @@ class Noisy(NamedTuple):
 
 
 def with_noise(algorithm: Algorithm, context: Context, shared: State, draws: Tensor, num_draws: int) -> Noisy:
-    """Draws that have the noise of a private run in their spread.
-
-    Args:
-        algorithm: the algorithm that was run.
-        context: the run, whose combination is private.
-        shared: the server's last state.
-        draws: draws of that state (chain, draw, D).
-        num_draws: number of draws, where the answer is a density.
-    """
+    """Draws that have the noise of a private run in their spread, from draws (chain, draw, D) of the last state."""
     states = _noise_replays(algorithm, context, shared)
     samples = []
     for state in states:
@@ -130,12 +119,7 @@ def _noise_replays(algorithm: Algorithm, context: Context, shared: State) -> lis
 
 @dataclass(frozen=True, kw_only=True)
 class _NoiseAlone(Middle):
-    """The mean of messages with noise as `Private` has it, which is no secret.
-
-    Args:
-        sd: of the noise in the messages' sum.
-        generator: that it is drawn from.
-    """
+    """The mean of messages with noise as `Private` has it, which is no secret; `sd` is that of the messages' sum."""
 
     private = True
 

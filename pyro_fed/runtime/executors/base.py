@@ -284,22 +284,17 @@ class Executor(ABC, metaclass=Checked):
 
 
 def contiguous_copy(value: Tensor) -> Tensor:
-    """A copy in one memory layout."""
+    """Copy a tensor into one memory layout."""
     return value.clone(memory_format=torch.contiguous_format)
 
 
 def device_of(algorithm: Algorithm, problem: Problem) -> torch.device:
-    """The device on which an algorithm's local steps are computed.
-
-    Args:
-        algorithm: the algorithm that the clients run.
-        problem: the model's densities.
-    """
+    """The device on which an algorithm's local steps are computed."""
     return CPU if algorithm.on_cpu else problem.device
 
 
 def _stacked_trees(trees: Sequence[Any]) -> Any:
-    """Trees of one structure as a tree of tensors by `_pad_and_stack`; most trees are dictionaries of tensors."""
+    """Stack trees of one structure into a tree of tensors by `_pad_and_stack`; most are dictionaries of tensors."""
     first = trees[0]
     if isinstance(first, Tensor):
         return _pad_and_stack(trees)
@@ -309,7 +304,7 @@ def _stacked_trees(trees: Sequence[Any]) -> Any:
 
 
 def _pad_and_stack(parts: Sequence[Tensor]) -> Tensor:
-    """Tensors (s_k, ...) as one, (max s_k, C, ...)."""
+    """Stack tensors (s_k, ...) into one, (max s_k, C, ...)."""
     first = parts[0]
     if not len(first) and all(part is first for part in parts):  # no client draws any, as with full batches
         return first.new_empty(0, len(parts), *first.shape[1:])

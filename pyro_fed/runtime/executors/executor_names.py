@@ -15,7 +15,7 @@ NAMED = {"vectorised": Vectorised, "vectorized": Vectorised, "sequential": Seque
 
 @checked
 def resolve(executor: Any) -> Executor:
-    """An executor from its name or itself.
+    """Return an executor, given itself or its name.
 
     Args:
         executor: "vectorised", "sequential", or an Executor.

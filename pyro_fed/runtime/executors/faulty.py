@@ -139,7 +139,7 @@ class Faulty(Executor):
         return replace(reply, messages=messages, failures=silent | genuine)
 
     def _spoilt(self, messages: State, i: int, kind: str, round: int, client: int) -> State:
-        """The messages with one client's spoilt."""
+        """The messages with one client's corrupted."""
         if kind == "stale":
             first = self._first.setdefault(client, {name: value[i].clone() for name, value in messages.items()})
             fits = {name: value for name, value in first.items() if value.shape == messages[name].shape[1:]}
@@ -177,7 +177,7 @@ def _noise(value: Tensor, i: int, generator: torch.Generator) -> Tensor:
 
 
 def _corrupt_client(value: Tensor, i: int, kind: str) -> Tensor:
-    """A message's tensor with the numbers of one client spoilt."""
+    """A message's tensor with the numbers of one client corrupted."""
     if not value.is_floating_point():
         return value
     factor = WRONG[kind]

@@ -30,13 +30,7 @@ from pyro_fed.runtime.executors.local import Local
 
 @dataclass(frozen=True)
 class WorkerPhase:
-    """A phase that begins at a worker.
-
-    Attributes:
-        number: the phase's number.
-        algorithm: the algorithm that the clients run.
-        local: the states of the worker's clients (k, ...).
-    """
+    """A phase that begins at a worker, with the states of the worker's clients (k, ...)."""
 
     number: int
     algorithm: Algorithm
@@ -60,7 +54,7 @@ class Request:
         phase: the present phase, until the worker has answered a request in it; then None.
         verdict: the last verdict, until the worker has answered a request after it; then None.
         work: a round's work; None asks for the states of all clients.
-        indicator: the question to be answered in place of doing work, see `Executor.ask`; None: do the work.
+        indicator: the question to be answered in place of work, see `Executor.ask`; None for work.
     """
 
     phase: WorkerPhase | None
@@ -70,14 +64,7 @@ class Request:
 
 
 class Host:
-    """A worker's clients.
-
-    Args:
-        problem: the model with these clients' rows.
-        data: the clients' rows (k, n).
-        clients: the clients' numbers in the run (k,).
-        executor: does the clients' work.
-    """
+    """A worker's clients, with their rows (k, n) and their numbers (k,) in the run."""
 
     def __init__(self, problem: Problem, data: ClientData, clients: Sequence[int], executor: Local) -> None:
         self.problem, self.data, self.clients, self.executor = problem, data, clients, executor
@@ -112,12 +99,12 @@ class Share:
         num_rows: number of rows of all clients of the run.
         dtype: dtype of the computation.
         quadrature: the run's quadrature rule, with its number of steps.
-        form: class of the problem: the model as it is, with the rows' own latents in the flat vector, or non-centred.
+        form: class of the problem: the model unchanged, with the rows' own latents in the flat vector, or non-centred.
         constants: values of `pyro.param` statements.
         data: the clients' rows (k, n). It holds the rows' tensors only for a model that indexes its own data, by row
             numbers; else they are in `arguments`.
         clients: the clients' numbers in the run.
-        numbers: the rows' numbers among those of the run (m,); None where `data` holds the rows' tensors.
+        numbers: the rows' numbers among those of the run (m,); None if `data` holds the rows' tensors.
         compiler: level, auto, rounds and seconds of the run's compiler.
         device: device of the clients' steps.
     """
@@ -155,14 +142,7 @@ class Share:
 
 
 def share_of(problem: Problem, data: ClientData, clients: list[int], places: Tensor) -> Share:
-    """A worker's share.
-
-    Args:
-        problem: the model's densities.
-        data: all clients' rows.
-        clients: the numbers of the worker's clients in the run.
-        places: their positions in `data` (k,).
-    """
+    """A worker's share; its clients have these numbers in the run and these places (k,) in `data`."""
     index, num_rows = data.row_index[places], data.num_rows[places]
     valid = torch.arange(index.shape[1]) < num_rows.unsqueeze(-1)
     used = index[valid].unique()

@@ -45,14 +45,9 @@ Step = tuple[State, State, State]
 
 
 def keep(algorithm: Algorithm, local: State, new: Sequence[NewStates], taken: Tensor, told: State) -> None:
-    """Write the new states of clients whose messages were used into the states of all clients, in place.
+    """Write the new states of the clients in slots `taken` (A,), whose messages were used, into `local` (K, ...).
 
-    Args:
-        algorithm: the algorithm that runs.
-        local: all clients' states (K, ...).
-        new: the new states of the round.
-        taken: slots of the clients whose messages the server has used (A,), ascending.
-        told: what the server tells these clients (A, ...).
+    `told` (A, ...) is what the server tells these clients.
     """
     for made in new:
         kept = torch.isin(made.slots, taken)
@@ -71,7 +66,7 @@ class Local(Executor):
     """
 
     def prepare(self) -> None:
-        """Forget new states that a phase before has left unsettled."""
+        """Discard new states that the phase before has left unsettled."""
         self.waiting, self.new = -1, list[NewStates]()
 
     def execute(self, work: Work) -> Reply:
@@ -85,13 +80,7 @@ class Local(Executor):
 
     @abstractmethod
     def steps(self, work: Work, at: Tensor, noise: Noise) -> Step:
-        """The local steps of the clients at some positions.
-
-        Args:
-            work: the round's work.
-            at: the clients' positions (C,).
-            noise: their randomness.
-        """
+        """The local steps of the clients at positions (C,)."""
 
     def settle(self, taken: Tensor, told: State) -> None:
         """Keep the new states, with what the algorithm makes of the server's answer; see `keep`."""
@@ -111,7 +100,7 @@ class Vectorised(Local):
     """
 
     def prepare(self) -> None:
-        """Forget the widths of calls so far."""
+        """Discard the widths of calls so far."""
         super().prepare()
         self.width = 0
         self.room = clients_at_once(self.problem, self.data.row_index.shape[1])
@@ -152,7 +141,7 @@ class Vectorised(Local):
         return FusedCall(LocalRounds(*(_stack_states(states) for states in (received, messages, figures))), drawn)
 
     def _drawn_ahead(self, clients: Tensor, at: Tensor, generators: Iterator[torch.Generator]) -> Noise:
-        """The noise of several rounds, by the algorithm's own way to draw many at once where it has one."""
+        """The noise of several rounds, by the algorithm's own way to draw many at once if it has one."""
         algorithm = cast_checked(self.algorithm, Chains)
         noise = None
         if issubclass(owner(algorithm, "draw_noises"), owner(algorithm, "draw_noise")):
@@ -161,7 +150,7 @@ class Vectorised(Local):
 
     @in_full_precision
     def _together(self, first: Work, clients: Tensor, at: Tensor, noise: Noise) -> LocalRounds | None:
-        """The rounds in one call of the algorithm's `local_rounds`; None where that is not possible.
+        """The rounds in one call of the algorithm's `local_rounds`; None if that is not possible.
 
         A client that works in several rounds has its rows and its state in the call once.
         """
@@ -187,7 +176,7 @@ class Vectorised(Local):
         self.local |= self.before
 
     def steps(self, work: Work, at: Tensor, noise: Noise) -> Step:
-        """The local steps of all clients in one call, or in several where memory does not suffice."""
+        """The local steps of all clients in one call, or in several if memory does not suffice."""
         size = min(len(at), self.room)
         self.width = max(self.width, size)
         if size == len(at):
@@ -231,12 +220,7 @@ class Sequential(Local):
 
 
 def owner(algorithm: object, method: str) -> type:
-    """The class that defines a method of an algorithm.
-
-    Args:
-        algorithm: the algorithm.
-        method: the method's name.
-    """
+    """The class that defines a method of an algorithm."""
     return next(cls for cls in type(algorithm).__mro__ if method in vars(cls))
 
 
@@ -245,22 +229,17 @@ def _stack_states(states: list[State]) -> State:
 
 
 def _split_rounds(noise: Noise, rounds: int) -> list[Noise]:
-    """The randomness of several rounds of as many clients, which is stacked on axis 1, split round by round."""
+    """The randomness of several rounds of equally many clients, stacked on axis 1, split round by round."""
     leaves, spec = pytree.tree_flatten(noise)
     parts = [leaf.contiguous().chunk(rounds, 1) for leaf in leaves]
     return [pytree.tree_unflatten([part[i] for part in parts], spec) for i in range(rounds)]
 
 
 def join_steps(steps: Iterator[Step], kept: State, at: Tensor) -> Step:
-    """The steps of several groups of clients as one step.
+    """The steps of several groups of clients, in the order of the clients, as one step.
 
-    Each group's tensors are written to their place as they come, and freed, so that nothing is in memory twice. A
-    client without a new state keeps the old one.
-
-    Args:
-        steps: the groups' steps, in the order of the clients.
-        kept: all clients' states so far (K, ...).
-        at: the positions of the clients in these states (C,).
+    Each group's tensors are written to their place when they arrive, and freed, so that nothing is in memory twice. A
+    client without a new state keeps its old one from `kept` (K, ...), at positions `at` (C,).
     """
     whole: Step = {}, {}, {}
     done = 0
@@ -275,7 +254,7 @@ def join_steps(steps: Iterator[Step], kept: State, at: Tensor) -> Step:
 
 
 def _room(value: Tensor, before: Tensor | None, at: Tensor) -> Tensor:
-    """A tensor for all C clients like the one of a group, filled with their states before where these are known."""
+    """A tensor for all C clients like the one of a group, filled with their earlier states if these are known."""
     if before is None or before.shape[1:] != value.shape[1:]:
         return value.new_empty(len(at), *value.shape[1:])
     return before[at].to(value)

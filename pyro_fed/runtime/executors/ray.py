@@ -93,7 +93,7 @@ class Ray(Remote):
         self.close()
 
     def prepare(self) -> None:
-        """Give the actors their clients' rows, where they do not have them."""
+        """Give the actors their clients' rows, unless they have them."""
         super().prepare()
         problem, data = self.problem, self.data
         self._restarts = 0
@@ -109,11 +109,11 @@ class Ray(Remote):
             self._load(problem, data)
 
     def worker_of(self, client: int) -> int:
-        """The clients are dealt to the workers in turn."""
+        """The worker of a client; clients are dealt to the workers in turn."""
         return client % self.num_workers
 
     def exchange(self, requests: Mapping[int, Request]) -> dict[int, Any]:
-        """Ask all workers at once. If a worker died, failed or is late, its answer is a sentence that says so."""
+        """Ask all workers at once. The answer of a worker that died, failed or is late is a sentence that says so."""
         calls = {worker: self._actors[worker].answer.remote(request) for worker, request in requests.items()}
         done = _wait_for_calls(list(calls.values()), self.timeout)
         return {
@@ -153,7 +153,7 @@ class Ray(Remote):
         return f"no answer from worker {worker} within {self.timeout} s"
 
     def close(self) -> None:
-        """End the actors, and Ray itself where this executor started it."""
+        """End the actors, and Ray itself if this executor started it."""
         if self._kept:
             return
         for actor in self._actors:
@@ -196,11 +196,7 @@ class Ray(Remote):
 
 
 def _wait_for_calls(calls: list[Any], timeout: float | None) -> list[Any]:
-    """Wait for calls, and return those that have ended when all have, or when the time is over.
-
-    Args:
-        calls: Ray's references.
-        timeout: seconds to wait; None: no limit.
+    """Wait for calls until all have ended or `timeout` seconds are over, and return those that have ended.
 
     Raises:
         TimeIsUp: the run's own limit of time is over.

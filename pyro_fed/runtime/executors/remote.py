@@ -25,7 +25,7 @@ class Remote(Executor):
     _phase = 0
 
     def prepare(self) -> None:
-        """Begin a phase; the workers hear of it with their first request."""
+        """Begin a phase; the workers learn of it with their first request."""
         self._phase += 1
         self._begun: set[int] = set()
         self._verdicts: dict[int, Verdict] = {}
@@ -51,11 +51,7 @@ class Remote(Executor):
 
     @abstractmethod
     def exchange(self, requests: Mapping[int, Request]) -> dict[int, Any]:
-        """The workers' answers to their requests; in place of a missing answer, a sentence that says why.
-
-        Args:
-            requests: a request for each worker.
-        """
+        """The workers' answers to their requests; in place of a missing answer, a sentence that says why."""
 
     def execute(self, work: Work) -> Reply:
         """Each worker does its clients' part of the work; the new states stay there."""
@@ -75,11 +71,7 @@ class Remote(Executor):
                 self._changed.add(worker)
 
     def ask(self, kind: str, work: Work) -> State:
-        """The clients' answers to a question, in the order of `work`.
-
-        Raises:
-            StoppedError: a worker has not answered.
-        """
+        """The clients' answers to a question, in the order of `work`; StoppedError if a worker has not answered."""
         homes = self._homes(work.clients)
         answers = self._send({worker: work.part(at) for worker, at in homes.items()}, kind)
         self._require(answers, f"the schedule needs every client's {kind}")
@@ -87,11 +79,7 @@ class Remote(Executor):
         return select(reports, torch.cat(list(homes.values())).argsort())
 
     def collect(self) -> State:
-        """The states of all clients; workers whose clients' states have changed are asked for them.
-
-        Raises:
-            StoppedError: a worker has not answered.
-        """
+        """The states of all clients; workers whose clients' states have changed are asked for them."""
         homes = self._homes(list(self.place))
         answers = self._send({worker: None for worker in homes if self.local and worker in self._changed})
         self._require(answers, "their states are needed, by the next phase or a checkpoint")
@@ -140,12 +128,7 @@ class Remote(Executor):
 
 
 def merge_replies(parts: Mapping[int, Tensor], answers: Mapping[int, Reply | str]) -> Reply:
-    """The workers' replies as one, in the order of the work.
-
-    Args:
-        parts: positions in the work of each worker's clients, ascending, by worker.
-        answers: each worker's reply, or the reason why there is none, by worker.
-    """
+    """Merge the workers' replies, or reasons for none; `parts` are ascending positions in the work."""
     replies: list[Reply] = []
     positions: list[int] = []
     failures: dict[int, str] = {}

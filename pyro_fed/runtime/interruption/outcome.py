@@ -23,12 +23,7 @@ def cut_short(phase: Phase, context: Context, stop: KeyboardInterrupt) -> None:
     """Record that a phase was cut short, and refuse to go on if its state is no posterior.
 
     The state is a posterior in the last phase, if that has had a round, or starts from a phase that had converged, or
-    if the exception brings a part of a round's draws.
-
-    Args:
-        phase: the phase, after its last whole round.
-        context: the run.
-        stop: the exception that has ended the phase; it may hold a part of the round's work (`PartialWork`).
+    if the exception brings a part of a round's draws (`PartialWork`).
 
     Raises:
         InterruptedRun: Ctrl-C, and the state is no posterior.
@@ -59,13 +54,9 @@ def cut_short(phase: Phase, context: Context, stop: KeyboardInterrupt) -> None:
 
 
 def no_posterior(when: str, context: Context, algorithm: Algorithm, state: State) -> InterruptedRun | TimeLimitError:
-    """The error for a run that was cut short before there was a posterior.
+    """The error for a run that was cut short before there was a posterior; it keeps the state.
 
-    Args:
-        when: a clause that says which algorithm was cut short, and after how many rounds.
-        context: the run.
-        algorithm: the algorithm that ran.
-        state: the server's last state, which the error keeps.
+    `when` is a clause that says which algorithm was cut short, and after how many rounds.
     """
     folder = None if context.checkpoint is None else context.checkpoint.folder
     kept = "in this error's `state`" if folder is None else f"in {folder}: go on from there with resume=True"

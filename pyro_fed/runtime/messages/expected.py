@@ -17,25 +17,14 @@ from pyro_fed.runtime.messages.codec import Spec, spec_of_one
 
 
 class Expected:
-    """What the messages of a phase must be, from a step on one row, which is taken once, at the first question.
-
-    Args:
-        algorithm: the phase's algorithm.
-        problem: the model's densities.
-        data: rows (K, n).
-        local: clients' states (K, ...), of which the first client's are kept.
-    """
+    """The shapes and dtypes of a phase's messages, from a step on one row, taken once, at the first question."""
 
     def __init__(self, algorithm: Algorithm, problem: Problem, data: ClientData, local: State) -> None:
         self._given = algorithm, problem, data, _first_client(local)
         self._messages: Spec | None = None
 
     def messages(self, work: Work) -> Spec:
-        """Shapes and dtypes of one client's message, by name.
-
-        Args:
-            work: a round's work.
-        """
+        """Shapes and dtypes of one client's message, by name."""
         if self._messages is None:
             self._messages, *_ = expected_reply(*self._given, work)
         return self._messages
@@ -46,14 +35,8 @@ def expected_reply(
 ) -> tuple[Spec, Spec, Spec]:
     """Shapes and dtypes of one client's message, figures and new state, from a step on one row of the server's own.
 
-    The shapes of a message follow from the model and the settings, not from the client's rows.
-
-    Args:
-        algorithm: the algorithm that runs.
-        problem: the model's densities.
-        data: rows (K, n); the first row of the first client is used.
-        local: clients' states (K, ...); the first client's is used.
-        work: a round's work; the first client's part is used.
+    The shapes of a message follow from the model and the settings, not from the client's rows. The first client of
+    `work`, its state and its first row are used.
     """
     row = ClientData(data.rows, data.row_index[:1, :1], torch.ones_like(data.num_rows[:1]))
     eager = replace(problem, compiler=Compiler("loop" if problem.looped else "off"))

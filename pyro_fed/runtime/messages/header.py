@@ -60,12 +60,7 @@ class FileHeader(NamedTuple):
 
 
 def read_header(data: bytes, total: int, max_header: int = MAX_HEADER) -> FileHeader:
-    """The header, after all checks that do not need the tensors' values.
-
-    Args:
-        data: the bytes, or at least the first ones, with the header.
-        total: number of bytes in all.
-        max_header: longest JSON header that is parsed.
+    """The header, after all checks that do not need the tensors' values; `data` may be the first of `total` bytes.
 
     Raises:
         ProtocolError: truncated, an oversized header, no JSON, names twice, unknown dtypes, shapes that do not match
@@ -82,12 +77,7 @@ def read_header(data: bytes, total: int, max_header: int = MAX_HEADER) -> FileHe
 
 
 def header_length(data: bytes, total: int, max_header: int = MAX_HEADER) -> int:
-    """N, the length of the JSON header in bytes.
-
-    Args:
-        data: the bytes, or at least the first eight.
-        total: number of bytes in all.
-        max_header: longest header that is accepted.
+    """N, the length of the JSON header in bytes; `data` are at least the first eight of `total` bytes.
 
     Raises:
         ProtocolError: truncated, or too long a header.

@@ -31,8 +31,7 @@ LARGEST = torch.finfo(torch.float32).max
 class NeighbourValues:
     """The values x̂ of some agents, as their neighbours know them in a round.
 
-    Args:
-        coarse: names of the entries whose changes are sent in single precision.
+    Changes of the entries named in `coarse` are sent in single precision.
     """
 
     def __init__(self, coarse: frozenset[str]) -> None:
@@ -41,21 +40,11 @@ class NeighbourValues:
 
     @classmethod
     def of(cls, coarse: frozenset[str], consensus: Consensus) -> NeighbourValues:
-        """Values that are told whole where neighbours have not heard of those before.
-
-        Args:
-            coarse: see above.
-            consensus: the steps of a round.
-        """
+        """The values for a round, which are sent whole if neighbours have not received the values before."""
         return cls(coarse if consensus.tells_all else frozenset())
 
     def message(self, step: int, mine: State) -> State:
-        """The agents' messages of a step (C, ...), after which their values x̂ are updated.
-
-        Args:
-            step: the consensus step's number in the round.
-            mine: the agents' values x (C, ...).
-        """
+        """The messages (C, ...) of a step of agents with values x (C, ...), after which their values x̂ are updated."""
         if step == 0:
             self.known = mine
             return mine
@@ -67,22 +56,13 @@ class NeighbourValues:
         return sent
 
     def after(self, known: State, message: State) -> State:
-        """The values x̂ of agents after a message that is not the round's first.
-
-        Args:
-            known: the values before (C, ...).
-            message: the messages (C, ...).
-        """
+        """The values x̂ (C, ...) of agents after a message that is not the round's first."""
         return {name: known[name] + value if name in self.coarse else value for name, value in message.items()}
 
     def mixed(self, algorithm: Any, mine: State, weights: Any, told: State | None = None) -> State:
-        """The agents' values x after a step.
+        """The values x (R, ...) of agents after a step with weights (R, C), mixed by `combine`.
 
-        Args:
-            algorithm: an algorithm whose `combine` mixes.
-            mine: the agents' values x before the step (R, ...).
-            weights: weights of the step (R, C).
-            told: the values x̂ that are mixed (C, ...); by default these agents' own.
+        `told` are the values x̂ (C, ...) that are mixed, by default these agents' own.
         """
         mixed: State = algorithm.combine(mine, self.known if told is None else told, weights)
         return {

@@ -22,7 +22,7 @@ DRAWS, WARMUP = 400, 200
 
 
 class _Prior(Messenger):
-    """Latents count with a power of their density."""
+    """Raise the density of each latent to a power."""
 
     def __init__(self, power: float) -> None:
         super().__init__()

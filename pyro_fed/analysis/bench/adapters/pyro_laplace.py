@@ -19,7 +19,7 @@ STEPS, FIRST, LAST = 3000, 0.05, 0.0001
 
 
 def run(model: Any, clients: Clients) -> Any:
-    """Find the mode, take the curvature there, draw; it has nothing to say of itself."""
+    """Find the mode, take the curvature there and draw; the method has no diagnostics."""
     guide = AutoLaplaceApproximation(model, init_loc_fn=init_to_feasible)
     guide = fit(guide, model, clients, STEPS, FIRST, LAST)
     return drawn(guide.laplace_approximation(*clients.pooled), clients, STEPS)

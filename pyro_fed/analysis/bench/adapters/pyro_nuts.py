@@ -17,7 +17,7 @@ LARGEST_R_HAT = 1.05
 
 
 def run(model: Any, clients: Clients) -> Any:
-    """Both chains, one after the other; says what Pyro's diagnostics say."""
+    """Run both chains, one after the other; the doubts are Pyro's diagnostics."""
     kernel = NUTS(model, full_mass=True, jit_compile=True, ignore_jit_warnings=True)
     mcmc = MCMC(
         kernel, num_samples=DRAWS, warmup_steps=WARMUP, num_chains=CHAINS, mp_context=None, disable_progbar=True

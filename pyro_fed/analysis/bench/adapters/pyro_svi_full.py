@@ -17,6 +17,6 @@ POOLED = True
 
 
 def run(model: Any, clients: Clients) -> Any:
-    """Fit and draw; it has nothing to say of itself."""
+    """Fit and draw; the method has no diagnostics."""
     guide = fit(AutoMultivariateNormal(model, init_loc_fn=init_to_feasible), model, clients)
     return drawn(guide, clients)

@@ -19,22 +19,13 @@ STEPS, FIRST, LAST = 2000, 0.03, 0.0003
 
 
 def run(model: Any, clients: Clients) -> Any:
-    """Fit and draw; it has nothing to say of itself."""
+    """Fit and draw; the method has no diagnostics."""
     guide = fit(AutoNormal(model, init_loc_fn=init_to_feasible), model, clients)
     return drawn(guide, clients)
 
 
 def fit(guide: Any, model: Any, clients: Clients, steps: int = STEPS, first: float = FIRST, last: float = LAST) -> Any:
-    """An automatic guide after steps of Adam on the pooled data.
-
-    Args:
-        guide: the model's guide.
-        model: an ordinary Pyro model.
-        clients: the data.
-        steps: number of Adam's steps.
-        first: the rate at the first of them.
-        last: the rate at the last.
-    """
+    """Fit an automatic guide to the pooled data by Adam, whose rate falls from `first` to `last`."""
     optimiser = ClippedAdam({"lr": first, "lrd": (last / first) ** (1 / steps)})
     svi = SVI(model, guide, optimiser, Trace_ELBO())
     for _ in range(steps):
@@ -43,13 +34,7 @@ def fit(guide: Any, model: Any, clients: Clients, steps: int = STEPS, first: flo
 
 
 def drawn(guide: Any, clients: Clients, steps: int = STEPS) -> Any:
-    """Draws of a guide as a result.
-
-    Args:
-        guide: the fitted guide.
-        clients: the data.
-        steps: number of steps taken, for the page.
-    """
+    """Draw from a fitted guide; `steps` is the number of steps taken, which the page shows."""
     found = Predictive(guide, num_samples=clients.num_draws)(*clients.pooled)
     # With plates in the model `Predictive` puts their axes, of length one, into sites outside them.
     draws = {name: found[name].detach().reshape(1, -1, *one.shape) for name, one in guide(*clients.pooled).items()}

@@ -84,11 +84,7 @@ class Split:
 
     @classmethod
     def parse(cls, text: str) -> Split:
-        """Read a split from a text such as "sorted/10" or "dirichlet:0.3/100".
-
-        Raises:
-            SettingError: the text is no split.
-        """
+        """Read a split from a text such as "sorted/10" or "dirichlet:0.3/100"."""
         how, _, count = text.strip().lower().partition("/")
         kind, _, alpha = how.partition(":")
         known = how in ("iid", "sorted", "group") or (kind == "dirichlet" and _is_number(alpha))
@@ -129,10 +125,6 @@ class Split:
     def federation(self, case: Case, seed: int) -> Federation:
         """A federation with the case's rows split over clients.
 
-        Args:
-            case: the case.
-            seed: seed of the split.
-
         Raises:
             NotApplicable: the case has too few rows, or no groups.
         """
@@ -144,7 +136,7 @@ class Split:
 
 
 def classes(values: Any) -> np.ndarray:
-    """Numbers of classes: of labels, from 0; of a continuous target, the quarter that each value is in."""
+    """Class of each row: labels counted from 0, or the quarter that a continuous value is in."""
     column = as_values(values, "the labels")
     if len(np.unique(column)) <= LABELS:
         return np.unique(column, return_inverse=True)[1]

@@ -34,15 +34,7 @@ def fingerprint(args: tuple[Any, ...]) -> str:
 
 
 def stored_reference(name: str, args: tuple[Any, ...]) -> Reference:
-    """The stored reference of a model.
-
-    Args:
-        name: name of the model.
-        args: the model's arguments.
-
-    Raises:
-        DataError: there is no stored reference, or it was made for other data.
-    """
+    """The stored reference of a model; DataError if there is none for these data."""
     path = REFERENCES / f"{name}.npz"
     if not path.is_file():
         raise DataError(

@@ -26,11 +26,7 @@ QUICK: Mapping[str, str] = {
 
 
 def all_cases(posteriordb: Path | None = None) -> dict[str, Case]:
-    """All cases whose data are available, by name.
-
-    Args:
-        posteriordb: folder of posteriordb; `$PYRO_FED_DATA/posteriordb` by default.
-    """
+    """All cases whose data are available, by name; posteriordb lies in `$PYRO_FED_DATA/posteriordb` by default."""
     folder = find(posteriordb)
     found = [*analytic_cases(), *gallery_cases()]
     if folder is not None:
@@ -39,10 +35,6 @@ def all_cases(posteriordb: Path | None = None) -> dict[str, Case]:
 
 
 def missing_cases(posteriordb: Path | None = None) -> list[str]:
-    """Names of the cases whose data are missing.
-
-    Args:
-        posteriordb: as in `all_cases`.
-    """
+    """Names of the cases whose data are missing."""
     folder = find(posteriordb)
     return [name for name, one in POSTERIORS.items() if folder is None or not has(folder, one.full_name)]

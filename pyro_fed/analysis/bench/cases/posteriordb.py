@@ -158,28 +158,15 @@ class Posterior:
     sites: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]] = dict
 
     def args(self, folder: Path) -> tuple[Tensor, ...]:
-        """The model's arguments in double precision.
-
-        Args:
-            folder: as `find` gives it.
-        """
+        """The model's arguments in double precision."""
         return self.arguments(read_data(folder, self.full_name))
 
     def reference(self, folder: Path) -> dict[str, np.ndarray]:
-        """Reference draws by site, each (chain, draw, *shape).
-
-        Args:
-            folder: as `find` gives it.
-        """
+        """Reference draws by site, each (chain, draw, *shape)."""
         return read_draws(folder, self.full_name)
 
     def case(self, name: str, folder: Path) -> Case:
-        """The posterior as a case of the benchmark.
-
-        Args:
-            name: a short one.
-            folder: as `find` gives it.
-        """
+        """The posterior as a case of the benchmark."""
         return Case(
             name,
             "posteriordb",
@@ -267,14 +254,7 @@ POSTERIORS = {
 
 # -- files ----------------------------------------------------------------------------------------------------
 def find(folder: Path | None = None) -> Path | None:
-    """Where the database is.
-
-    Args:
-        folder: of a clone or of extracts; by default `$PYRO_FED_DATA/posteriordb`.
-
-    Returns:
-        The folder that holds the posteriors, None where none is named or it is not there.
-    """
+    """The folder of the posteriors in a clone or in extracts; None if it does not exist."""
     if folder is None:
         named = os.environ.get(VARIABLE)
         folder = Path(named) / "posteriordb" if named else None
@@ -292,11 +272,7 @@ def has(folder: Path, full_name: str) -> bool:
 
 
 def read_data(folder: Path, full_name: str) -> Mapping[str, Any]:
-    """The raw data of a posterior.
-
-    Raises:
-        DataError: the files are not there, or are not the database's.
-    """
+    """The raw data of a posterior; DataError if files are missing or malformed."""
     extract = folder / full_name / "data.json"
     if extract.is_file():
         return _object(extract.read_text(encoding="utf-8"), extract)
@@ -310,11 +286,7 @@ def read_data(folder: Path, full_name: str) -> Mapping[str, Any]:
 
 
 def read_draws(folder: Path, full_name: str) -> dict[str, np.ndarray]:
-    """Reference draws by site, each (chain, draw, *shape).
-
-    Raises:
-        DataError: the files are not there, or are not the database's.
-    """
+    """Reference draws by site, each (chain, draw, *shape); DataError if files are missing or malformed."""
     return dict(_kept_draws(folder, full_name))
 
 
@@ -349,10 +321,10 @@ def _draws_by_chain(path: Path) -> dict[str, np.ndarray]:
 
 
 def sites_of(draws: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Sites from their entries as Stan names them: `beta[1]` and `beta[2]` are `beta`, (chain, draw, 2).
+    """Join entries named as Stan names them into sites: `beta[1]` and `beta[2]` become `beta` (chain, draw, 2).
 
     Raises:
-        DataError: a name that is none of Stan's, or a site of more than one dimension.
+        DataError: a name is not in Stan's form, or a site has more than one dimension.
     """
     elements: dict[str, dict[int, np.ndarray]] = {}
     for key, value in draws.items():
