@@ -1,9 +1,9 @@
 """What a deployment needs: clients and agents in processes of their own, each with its own rows.
 
-    flower   clients at the nodes of Flower, with a server; programs import it as `pyro_fed.flower`
-    agents   agents without a server, that talk to their neighbours over TLS
-    apart    which models cannot run where each process has only its own rows
-    claimed  the federation as a process knows it that has some rows of it, or none
+    flower                clients at the nodes of Flower, with a server; programs import it as `pyro_fed.flower`
+    agents                agents without a server, that talk to their neighbours over TLS
+    client_model_checks   which models cannot run where each process has only its own rows
+    claimed_federation    the federation as a process knows it that has some rows of it, or none
 
-All run the core's round loop, and the core imports nothing of them. The command line, above both, does.
+All run the core's round loop, and the core does not import them. The command line, above both, does.
 """

@@ -13,11 +13,7 @@ MAX_PADDED_INDEX = 10_000
 
 
 class ClaimedFederation(Federation):
-    """A federation that has some rows, or none, and what clients say of the others.
-
-    Attributes:
-        claimed: (K,) rows that each client says it has; nothing here is as long as that.
-    """
+    """A federation that has some rows, or none, and the numbers of rows (K,) that clients claim to have."""
 
     holds_data = False
 
@@ -25,11 +21,11 @@ class ClaimedFederation(Federation):
 
     @property
     def row_counts(self) -> Tensor:
-        """(K,) rows that each client says it has."""
+        """Number of rows (K,) that each client claims to have."""
         return self.claimed
 
     def summary(self) -> pd.DataFrame:
-        """A table of the clients: the rows that each says it has, and their share of all."""
+        """A table of the clients: the number of rows that each claims, and its share of all."""
         counts = self.claimed.numpy()
         index = pd.Index(self.client_names, name="client")
         return pd.DataFrame({"rows": counts, "share": counts / counts.sum()}, index=index)
@@ -39,10 +35,6 @@ def padded_index(rows: Tensor, longest: int) -> Tensor:
     """Rows (n,) as the index (1, w) of one client, w as many as the longest client has, as a simulation pads them.
 
     Sums are then taken in its order. Beyond `MAX_PADDED_INDEX` they are not padded, and the last bits may differ.
-
-    Args:
-        rows: numbers of the client's rows.
-        longest: how many rows the longest client says it has.
     """
     width = longest if len(rows) <= longest <= MAX_PADDED_INDEX else len(rows)
     index = torch.zeros(1, width, dtype=torch.int64)

@@ -10,12 +10,7 @@ from pyro_fed.errors import ModelError
 def check_runs_at_clients(problem: Problem, how: str) -> None:
     """Refuse models that need more than rows at a client and a prior that all know.
 
-    Args:
-        problem: of one client.
-        how: the clients work, such as "over Flower".
-
-    Raises:
-        ModelError: says what.
+    `how` says in errors how the clients work, such as "over Flower".
     """
     constants = problem.bound.constants
     pooled = sorted(name.removeprefix(PREFIX) for name in constants if is_shared(name))

@@ -80,25 +80,15 @@ def _perron(block: sparse.csr_array) -> np.ndarray:
 
 
 def both_ways(matrix: sparse.csr_array) -> sparse.csr_array:
-    """The links that carry messages in both directions, each with the smaller of its weights, (A, A).
-
-    Args:
-        matrix: W, (A, A).
-    """
+    """The links (A, A) of W that carry messages in both directions, each with the smaller of its weights."""
     return sparse.csr_array(matrix.minimum(matrix.T))
 
 
 def detailed_balance(matrix: sparse.csr_array) -> np.ndarray | None:
-    """Centrality of a reversible W, v_i W_ij = v_j W_ji.
+    """Centrality v (A,) of a reversible W, v_i W_ij = v_j W_ji, summing to one over each component; None if W is not.
 
     Doubly stochastic symmetric matrices are reversible, and so is every W on a tree. A link of a reversible
     W may fail (its weight goes to both ends' self-weights) without changing v.
-
-    Args:
-        matrix: W, (A, A).
-
-    Returns:
-        v, (A,), summing to one over each component; None where W is not reversible.
     """
     count, labels = csgraph.connected_components(matrix, directed=True, connection="strong")
     log_v = np.zeros(matrix.shape[0])
@@ -122,14 +112,7 @@ def _starts(labels: np.ndarray) -> np.ndarray:
 
 
 def second_eigenvalue(matrix: sparse.csr_array) -> float:
-    """The second largest magnitude of the eigenvalues, |λ_2|.
-
-    Args:
-        matrix: W, (A, A).
-
-    Returns:
-        |λ_2|, in [0, 1]; zero for a single agent.
-    """
+    """The second largest magnitude of the eigenvalues of W (A, A), |λ_2| in [0, 1]; zero for a single agent."""
     size = matrix.shape[0]
     if size == 1:
         return 0.0
@@ -146,14 +129,9 @@ def second_eigenvalue(matrix: sparse.csr_array) -> float:
 
 
 def real_spectrum(matrix: sparse.csr_array) -> np.ndarray | None:
-    """The eigenvalues of a reversible W but for one that is 1.
+    """The eigenvalues of a reversible W (A, A) but for one that is 1, from the largest down; None if W is not.
 
-    Args:
-        matrix: W, (A, A).
-
-    Returns:
-        from the largest down, all of them, or some at both ends where there are more than `DENSE_AGENTS`; None where W
-        is not reversible.
+    With more than `DENSE_AGENTS` agents these are some at both ends.
     """
     symmetric, size = _symmetric(matrix), matrix.shape[0]
     if symmetric is None:
@@ -169,7 +147,7 @@ def real_spectrum(matrix: sparse.csr_array) -> np.ndarray | None:
 
 
 def _symmetric(matrix: sparse.csr_array) -> Any:
-    """A symmetric matrix with the eigenvalues of a reversible W; None where W is not."""
+    """A symmetric matrix with the eigenvalues of a reversible W; None if W is not."""
     v = detailed_balance(matrix)
     if v is None:
         return None
@@ -178,7 +156,7 @@ def _symmetric(matrix: sparse.csr_array) -> Any:
 
 
 def _start(size: int) -> np.ndarray:
-    """Where ARPACK starts: at random of its own accord, and a second run might take other consensus steps."""
+    """The start of ARPACK, whose own start is random, so that a second run might take other consensus steps."""
     start: np.ndarray = np.random.default_rng(0).normal(size=size)
     return start
 

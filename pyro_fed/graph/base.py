@@ -213,15 +213,7 @@ class FixedGraph(Graph):
 
 
 def require_agents(graph: Graph, num_agents: int) -> None:
-    """Require a graph of as many agents as there are clients.
-
-    Args:
-        graph: of the run.
-        num_agents: of the federation.
-
-    Raises:
-        GraphError: both numbers.
-    """
+    """Require a graph of as many agents as there are clients."""
     if graph.num_agents != num_agents:
         raise GraphError(
             f"the graph has {graph.num_agents} agents, but the federation has {num_agents} clients: "

@@ -142,16 +142,7 @@ def star(num_agents: int, confidence: float = 0.5) -> FixedGraph:
 
 
 def star_matrix(num_agents: int, around: list[int], confidence: float) -> sparse.csr_array:
-    """W of a star of agent 0 and some others; everyone else keeps to itself.
-
-    Args:
-        num_agents: N.
-        around: the agents that hear agent 0 and are heard by it.
-        confidence: a, the weight that they give to it.
-
-    Returns:
-        W, (N, N).
-    """
+    """W (N, N) of a star of agent 0 and the agents `around` it; everyone else keeps to itself."""
     matrix = sparse.eye_array(num_agents, format="lil")
     matrix[0, [0, *around]] = 1.0 / (len(around) + 1)
     for i in around:

@@ -24,11 +24,7 @@ LISTED = 8
 
 
 def check_size(num_agents: int, num_links: float) -> int:
-    """The number of agents of a graph that can be built.
-
-    Args:
-        num_agents: N.
-        num_links: undirected ones, about.
+    """The number of agents of a graph that can be built; `num_links` is the approximate number of undirected links.
 
     Raises:
         GraphError: no agents, or more of all than `MAX_AGENTS_AND_LINKS`.
@@ -44,13 +40,7 @@ def check_size(num_agents: int, num_links: float) -> int:
 
 
 def as_matrix(weights: Any) -> sparse.csr_array:
-    """A stochastic matrix as sparse rows in float64, without stored zeros.
-
-    Args:
-        weights: (A, A) array, nested list or SciPy sparse matrix.
-
-    Returns:
-        W, (A, A).
+    """W (A, A) as sparse rows in float64, without stored zeros, from an array, nested list or SciPy sparse matrix.
 
     Raises:
         GraphError: not square, not finite, negative, or a row that does not sum to one.
@@ -89,7 +79,7 @@ def _check_entries(matrix: sparse.csr_array) -> None:
 
 
 def components(matrix: sparse.csr_array) -> np.ndarray:
-    """(A,) the number of the strongly connected component that each agent is in, from 0."""
+    """The number (A,) of the strongly connected component that each agent is in, from 0."""
     labels: np.ndarray = csgraph.connected_components(matrix, directed=True, connection="strong")[1]
     return labels
 
@@ -109,7 +99,7 @@ def check_connected(matrix: sparse.csr_array, where: str = "W") -> None:
 
 
 def list_components(labels: np.ndarray) -> str:
-    """How many components there are, and their members, the first of each."""
+    """The number of components, and the members of the first few."""
     count = int(labels.max()) + 1
     listed = "; ".join(_members(labels, k) for k in range(min(count, LISTED)))
     more = f"; and {count - LISTED} more" if count > LISTED else ""

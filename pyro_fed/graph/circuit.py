@@ -42,7 +42,7 @@ class AlongCircuit(Consensus):
     Args:
         shifts: zero for the first step, and those of the polynomial.
         circuit: C, (A, A).
-        over_all: what is done in place of it where agents are asleep.
+        over_all: the steps that replace it if agents are asleep.
     """
 
     circuit: sparse.csr_array
@@ -59,16 +59,10 @@ class AlongCircuit(Consensus):
 def along_circuit(
     matrix: sparse.csr_array, centrality: np.ndarray, over_all: Consensus, tolerance: float
 ) -> Consensus | None:
-    """The steps along a circuit; None where there is none, or steps over all links are better.
+    """The steps along a circuit of W (A, A) with centrality v (A,); None if there is none, or `over_all` is better.
 
-    They are better unless the messages that a circuit saves are a larger share than the steps that it adds, one after
-    another: by messages times steps.
-
-    Args:
-        matrix: W, (A, A).
-        centrality: v, (A,).
-        over_all: the steps over all links.
-        tolerance: share of the disagreement that may be left, in (0, 1).
+    The steps over all links are better unless the messages that a circuit saves are a larger share than the steps that
+    it adds, one after another: by messages times steps.
     """
     agents = int(matrix.shape[0])
     links = int(matrix.nnz - np.count_nonzero(matrix.diagonal()))
@@ -89,11 +83,7 @@ def along_circuit(
 
 
 def circuit(matrix: sparse.csr_array) -> list[int] | None:
-    """The agents in the order of a circuit through all of them, along links in both directions; None if none is found.
-
-    Args:
-        matrix: W, (A, A).
-    """
+    """The agents in the order of a circuit through all of them, by links in both directions; None if none is found."""
     links = analysis.both_ways(matrix)
     near = [[int(j) for j in links[[i], :].indices if int(j) != i] for i in range(links.shape[0])]
     if min(map(len, near)) < 2:

@@ -69,7 +69,7 @@ class Clocks(Graph):
 
     @cached_property
     def _neighbours(self) -> list[np.ndarray]:
-        """Who may average with each agent."""
+        """The agents that may average with each agent."""
         links = sparse.csr_array(((self.graph.matrix + self.graph.matrix.T) != 0).astype(np.float64))
         links.setdiag(0)
         links.eliminate_zeros()

@@ -57,7 +57,7 @@ class Consensus(metaclass=Checked):
 
     @property
     def steps(self) -> int:
-        """How many there are."""
+        """The number of steps."""
         return len(self.shifts)
 
     @property
@@ -67,35 +67,20 @@ class Consensus(metaclass=Checked):
 
     @property
     def among_some(self) -> Consensus:
-        """The steps where some agents are asleep in every round."""
+        """The steps if some agents are asleep in every round."""
         return self
 
     def mixing(self, step: int, weights: sparse.csr_array) -> tuple[sparse.csr_array, float]:
-        """What a step mixes by, and its shift r.
-
-        Args:
-            step: its number, from 0.
-            weights: W, (C, C).
-        """
+        """The matrix that step number `step` mixes by, and its shift r; `weights` are W (C, C)."""
         return weights, self.shifts[step]
 
     def of_step(self, step: int, weights: sparse.csr_array) -> sparse.csr_array:
-        """(W - r I) / (1 - r).
-
-        Args:
-            step: its number, from 0.
-            weights: W, (C, C).
-        """
+        """The matrix (W - r I) / (1 - r) of step number `step`; `weights` are W (C, C)."""
         return shifted_weights(*self.mixing(step, weights))
 
 
 def shifted_weights(weights: sparse.csr_array, shift: float) -> sparse.csr_array:
-    """(W - r I) / (1 - r).
-
-    Args:
-        weights: W, (C, C).
-        shift: r.
-    """
+    """(W - r I) / (1 - r)."""
     if shift == 0.0:
         return weights
     turned = sparse.csr_array(weights - shift * sparse.eye_array(weights.shape[0], format="csr"))
@@ -104,17 +89,14 @@ def shifted_weights(weights: sparse.csr_array, shift: float) -> sparse.csr_array
 
 
 def unshifted_steps(steps: int) -> Consensus:
-    """So many steps of W."""
+    """A number of steps of W."""
     return Consensus((0.0,) * steps)
 
 
 def fastest(matrix: sparse.csr_array, tolerance: float, plain_steps: float) -> Consensus:
-    """The fewest steps that leave a share of the disagreement.
+    """The fewest steps that leave a share `tolerance` of the disagreement of a connected W (A, A).
 
-    Args:
-        matrix: W, (A, A), connected.
-        tolerance: that share, in (0, 1).
-        plain_steps: how many steps of W itself would.
+    `plain_steps` is the number of steps that W itself needs.
     """
     others = analysis.real_spectrum(matrix)
     if others is None or not len(others) or plain_steps <= 1 or others[0] >= 1:
@@ -131,13 +113,7 @@ def fastest(matrix: sparse.csr_array, tolerance: float, plain_steps: float) -> C
 
 
 def chebyshev_shifts(lowest: float, highest: float, tolerance: float) -> np.ndarray:
-    """Zeros of the polynomial that is smallest on an interval, of the least degree with 1 / T_k(ρ) <= tolerance.
-
-    Args:
-        lowest: λ_min.
-        highest: λ_2, below 1.
-        tolerance: in (0, 1).
-    """
+    """Zeros of the polynomial that is smallest on [λ_min, λ_2], of the least degree with 1 / T_k(ρ) <= tolerance."""
     centre, half = (lowest + highest) / 2, (highest - lowest) / 2
     if half <= EIGENVALUE_TOLERANCE:
         return np.array([centre])
@@ -154,7 +130,7 @@ def left_of(shifts: np.ndarray, at: np.ndarray) -> np.ndarray:
 
 
 def amplification(shifts: np.ndarray, others: np.ndarray) -> float:
-    """The most that a rounding error grows in the steps that follow, and values in those that have been made."""
+    """The largest growth of a rounding error in the remaining steps, and of values in the steps so far."""
     largest, begun, ahead = 1.0, np.ones_like(others), np.ones_like(others)
     for first, last in zip(shifts, shifts[::-1], strict=True):
         begun, ahead = begun * (others - first) / (1 - first), ahead * (others - last) / (1 - last)
@@ -171,7 +147,7 @@ def _is_sound(shifts: np.ndarray, others: np.ndarray, tolerance: float) -> bool:
 
 
 def _leja(shifts: np.ndarray) -> np.ndarray:
-    """The shifts in an order in which each is as far from those before it as it can be."""
+    """The shifts in Leja's order, in which each is as far from the earlier ones as possible."""
     left = np.asarray(shifts, dtype=np.float64)
     order = [int(np.abs(left).argmax())]
     distance = np.zeros(len(left))

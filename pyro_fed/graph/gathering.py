@@ -24,11 +24,7 @@ from pyro_fed.graph.consensus import Consensus
 
 @dataclass(frozen=True, eq=False)
 class Gathering(Consensus):
-    """Consensus steps up a tree and down again; they have no shifts.
-
-    Args:
-        stages: what each step mixes by, (A, A).
-    """
+    """Consensus steps up a tree and down again; they have no shifts, but a matrix (A, A) for each step in `stages`."""
 
     shifts: tuple[float, ...] = ()
     stages: tuple[sparse.csr_array, ...] = ()
@@ -46,12 +42,7 @@ class Gathering(Consensus):
 
 
 def tree_steps(matrix: sparse.csr_array, centrality: np.ndarray) -> Gathering | None:
-    """The steps up and down a tree; None where links in both directions do not connect the agents.
-
-    Args:
-        matrix: W, (A, A).
-        centrality: v, (A,).
-    """
+    """The steps up and down a tree of W (A, A); None if links in both directions do not connect the agents."""
     links = both_ways(matrix)
     order, parent = _tree(links, _middle(links))
     if len(order) < matrix.shape[0]:
@@ -83,7 +74,7 @@ def _middle(links: sparse.csr_array) -> int:
 
 
 def _up(children: np.ndarray, parent: np.ndarray, mass: np.ndarray, centrality: np.ndarray) -> sparse.csr_array:
-    """Children's means go into their parents'."""
+    """The steps in which children's means go into their parents'."""
     parents = parent[children]
     own = np.ones(len(parent))
     own[parents] = centrality[parents] / mass[parents]
@@ -91,14 +82,14 @@ def _up(children: np.ndarray, parent: np.ndarray, mass: np.ndarray, centrality: 
 
 
 def _down(children: np.ndarray, parent: np.ndarray) -> sparse.csr_array:
-    """Children adopt their parents' values."""
+    """The steps in which children adopt their parents' values."""
     own = np.ones(len(parent))
     own[children] = 0.0
     return _matrix(own, children, parent[children], np.ones(len(children)))
 
 
 def _matrix(own: np.ndarray, rows: np.ndarray, columns: np.ndarray, values: np.ndarray) -> sparse.csr_array:
-    """Of the diagonal and other entries, in the order of columns."""
+    """A sparse matrix of the diagonal and other entries, in the order of columns."""
     kept = np.flatnonzero(own)
     entries = (np.append(own[kept], values), (np.append(kept, rows), np.append(kept, columns)))
     found = sparse.csr_array(sparse.coo_array(entries, shape=(len(own), len(own))))

@@ -135,14 +135,7 @@ MIXING: dict[str, Callable[[nx.Graph], sparse.csr_array]] = {
 
 
 def mixing_matrix(graph: nx.Graph, mixing: str) -> sparse.csr_array:
-    """W of a networkx graph by the name of a rule.
-
-    Args:
-        graph: of A nodes.
-        mixing: a name in `MIXING`.
-
-    Returns:
-        W, (A, A).
+    """W (A, A) of a networkx graph by the name of a rule in `MIXING`.
 
     Raises:
         GraphError: an unknown rule, or one that the graph does not allow.

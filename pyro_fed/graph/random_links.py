@@ -50,7 +50,7 @@ class LinkFailures(Graph):
 
     @cached_property
     def _pairs(self) -> tuple[np.ndarray, int]:
-        """The number of the undirected link that each entry of W belongs to, and how many there are."""
+        """The number of the undirected link that each entry of W belongs to, and the number of such links."""
         links = self.graph.matrix.tocoo()
         low, high = np.minimum(links.row, links.col), np.maximum(links.row, links.col)
         keys, number = np.unique(low.astype(np.int64) * self.num_agents + high, return_inverse=True)

@@ -188,14 +188,9 @@ class Partitioned(Graph):
 
 
 def without_links(matrix: sparse.csr_array, failed: np.ndarray) -> sparse.csr_array:
-    """W after some entries failed: their weights go to the receivers' self-weights.
+    """W (A, A) after some entries (nnz,), in `matrix.tocoo()` order, failed: their weights go to the receivers' own.
 
-    Args:
-        matrix: (A, A).
-        failed: (nnz,) whether an entry, in `matrix.tocoo()` order, has failed; self-weights never do.
-
-    Returns:
-        (A, A), rows summing to one.
+    Self-weights never fail.
     """
     links = matrix.tocoo()
     failed = failed & (links.row != links.col)

@@ -1,6 +1,6 @@
 """Pure tensor functions behind the algorithms: no Pyro, no state, no data-dependent Python branch.
 
-What `cholesky` remembers is a function of what it is asked for: no answer depends on it.
+The cache of `cholesky` holds functions of its arguments: no answer depends on it.
 
 Everything here takes and returns tensors (or frozen dataclasses of tensors), so that ``torch.func.vmap``
 runs it over clients and ``make_fx`` traces it.

@@ -42,10 +42,11 @@ class AdaptiveSettings:
     """What the users of the sampler need differently.
 
     Args:
-        enough: the points are enough if they are worth so many equally weighted ones,
-        longest_tail: and if Pareto's k is at most this.
+        enough: number of equally weighted points that the points have to be worth.
+        longest_tail: largest Pareto's k of the weights.
         second_moments: whether the points, in whitened coordinates, have to give variances too. Points far out, which
-            dominate these, then count more in a fit, and the same k is asked of the terms of each variance, w (z - m)².
+            dominate these, then count more in a fit, and the same limit holds for k of the terms w (z - m)² of each
+            variance.
     """
 
     enough: float
@@ -53,22 +54,17 @@ class AdaptiveSettings:
     second_moments: bool = False
 
     def are_met(self, effective: float, pareto_k: float) -> bool:
-        """Whether points are enough, as far as their weights tell.
-
-        Args:
-            effective: equally weighted points that they are worth.
-            pareto_k: the shape of the weights' tail.
-        """
+        """Whether points worth `effective` equally weighted ones are enough, as far as their weights tell."""
         return effective >= self.enough and pareto_k <= self.longest_tail
 
 
 @dataclass(frozen=True)
 class AdaptiveImportanceSampler:
-    """The points so far, what they were drawn from, and those whose log density is asked for.
+    """The points so far, their proposals, and the points whose log density is asked for.
 
     Args:
-        settings: of the user.
-        proposals: all components that points were drawn from, with how many of each.
+        settings: the user's settings.
+        proposals: all components that points were drawn from, with the number of points of each.
         trial: the points (T, D) that were drawn last, whose log density is asked for.
         points: points (S, D) whose log density is known.
         log_density: log p at these (S,), up to a constant; -inf where it is zero.
@@ -82,29 +78,18 @@ class AdaptiveImportanceSampler:
 
     @classmethod
     def start(cls, settings: AdaptiveSettings, first: Mixture, generator: torch.Generator) -> AdaptiveImportanceSampler:
-        """The first points.
-
-        Args:
-            settings: of the user.
-            first: a proposal, with how many points are drawn of each component.
-            generator: source of randomness.
-        """
+        """The first points, drawn from a proposal whose counts are numbers of points."""
         none = first.centres[:0]
         empty = cls(settings, Mixture(*(part[:0] for part in first)), none, none, none.new_zeros(0))
         return empty.draw(first, generator)
 
     def draw(self, proposal: Mixture, generator: torch.Generator) -> AdaptiveImportanceSampler:
-        """With new points, whose log density is asked for.
-
-        Args:
-            proposal: with how many points are drawn of each component.
-            generator: source of randomness.
-        """
+        """This sampler with new points of a proposal, whose counts are numbers of points."""
         drawn = proposal.used()
         return replace(self, proposals=self.proposals.joined(drawn), trial=drawn.draws(FREEDOM, generator))
 
     def tell(self, log_density: Tensor) -> AdaptiveImportanceSampler:
-        """With the log density at `trial`, (T,)."""
+        """This sampler with the log density at `trial`, (T,)."""
         return replace(
             self,
             points=torch.cat([self.points, self.trial]),
@@ -128,7 +113,7 @@ class AdaptiveImportanceSampler:
 
     @cached_property
     def smoothed(self) -> Smoothed:
-        """Pareto-smoothed weights (S,), and the shape of their tail; of points that are not all impossible."""
+        """Pareto-smoothed weights (S,), and the shape of their tail, unless all points are impossible."""
         return smoothed(_cut(self.log_weights))
 
     def is_enough(self) -> bool:
@@ -138,12 +123,7 @@ class AdaptiveImportanceSampler:
         return not self.settings.second_moments or self._longest_tail_of_squares() <= self.settings.longest_tail
 
     def refit(self, worth: float, generator: torch.Generator) -> Mixture:
-        """A mixture fitted to the weighted points, its counts being shares.
-
-        Args:
-            worth: equally weighted points that the fit rests on, at least.
-            generator: chooses the first centres among the points.
-        """
+        """A mixture fitted to points that are worth at least `worth` equally weighted ones; its counts are shares."""
         far = self.points.square().mean(1).log1p() if self.settings.second_moments else 0.0
         weights = flattened(self.log_weights + far, worth)
         return fitted(self.points, weights, COMPONENTS, FIT_STEPS, generator)

@@ -39,17 +39,16 @@ MIN_FRACTION, MARGIN = 1e-3, 0.1
 
 
 def acceleration(points: Gaussian, moves: Gaussian, damping: float, growth: float, longest: float) -> Gaussian:
-    """What is added to the step x + δ f from the last point.
+    """The factor (...) that is added to the step x + δ f from the last point.
+
+    It is flat if nothing is known beside the last point, or where x + δ f is not proper.
 
     Args:
         points: x_i of the last rounds, the present one last, (M, ...); NaN where there is none.
-        moves: f_i in natural parameters, likewise.
+        moves: f_i in natural parameters, in the same order.
         damping: δ.
-        growth: see above, above 1; for full precisions.
-        longest: see above.
-
-    Returns:
-        A factor (...), flat where nothing is known beside the last point, or where x + δ f is not proper.
+        growth: see the module's header, above 1; for full precisions.
+        longest: see the module's header.
     """
     plain = _item(points, -1).product(_item(moves, -1).power(damping))
     if not points.dense:
@@ -68,7 +67,7 @@ def acceleration(points: Gaussian, moves: Gaussian, damping: float, growth: floa
 
 
 def _mean_steps(points: Gaussian, moves: Gaussian, damping: float, longest: float) -> Tensor:
-    """What is added to the mean of a diagonal Gaussian, (..., D)."""
+    """The term that is added to the mean of a diagonal Gaussian, (..., D)."""
     means, root = points.mean(), (points.precision[-1] + moves.precision[-1]).sqrt()
     steps = moves.score(means) / root  # P^(1/2) f
     known = steps.isfinite().all(-1, keepdim=True)[:-1]
@@ -88,7 +87,7 @@ def remember(past: Gaussian, new: Gaussian) -> Gaussian:
 
 
 def _usable_rounds(lengths: Tensor, growth: float) -> Tensor:
-    """Which rounds count: the last ones without a gap, or the last alone after a bad guess: (M, ...), bool."""
+    """Which rounds count (M, ...), bool: the last ones without a gap, or the last alone after a bad guess."""
     known = lengths.isfinite().flip(0).cumprod(0).flip(0).bool()
     shortest = torch.where(known, lengths, torch.inf).amin(0)
     alone = lengths[-1] > growth * shortest
@@ -98,7 +97,7 @@ def _usable_rounds(lengths: Tensor, growth: float) -> Tensor:
 
 
 def _differences(factors: Gaussian, known: Tensor) -> Gaussian:
-    """Differences between neighbouring rounds, zero where one is not remembered: (M - 1, ...)."""
+    """Differences (M - 1, ...) between neighbouring rounds, zero where one is not remembered."""
     parts = (factors.precision, factors.eta)
     return type(factors)(*(choose(known[:-1], part.diff(dim=0), 0.0) for part in parts))
 

@@ -47,11 +47,7 @@ Ends = Callable[[Tensor], tuple[Slope, Slope]]
 
 
 def from_normal(difference: Difference) -> Ends:
-    """d and b = 0: from N(0, I) itself.
-
-    Args:
-        difference: d and its gradient.
-    """
+    """d with its gradient, and b = 0: annealing from N(0, I) itself."""
 
     def ends(white: Tensor) -> tuple[Slope, Slope]:
         return difference(white), (torch.zeros_like(white[:, 0]), torch.zeros_like(white))
@@ -90,16 +86,16 @@ def anneal(
     step_size: float,
     axes: Tensor | None = None,
 ) -> Annealed:
-    """From draws of a density to weighted draws of exp(-|z|²/2 + d(z)).
+    """Anneal draws of π_0 (S, D) to weighted draws of exp(-|z|²/2 + d(z)), in J >= 1 levels.
 
     Args:
         ends: d and b, with their gradients.
         white: independent draws of π_0, (S, D).
-        generator: of momenta, steps and acceptances.
+        generator: source of randomness of momenta, steps and acceptances.
         levels: J, at least 1.
-        leapfrog_steps: of a transition, at least 1.
+        leapfrog_steps: number of steps of a transition, at least 1.
         step_size: of the leapfrog, in SDs of the Gaussian.
-        axes: (D, D), orthonormal: what z's coordinates are along those in which momenta are drawn; None are the same.
+        axes: (D, D), orthonormal: z's coordinates along the axes in which momenta are drawn; None for the same.
     """
     state = _at(ends, white)
     log_weights = torch.zeros(len(white), dtype=torch.float64, device=white.device)
@@ -114,14 +110,9 @@ def anneal(
 
 
 def anneal_sparingly(ends: Ends, white: Tensor, generator: torch.Generator, *, levels: int, **how: Any) -> Annealed:
-    """`anneal` by `FIRST_SHARE` of the levels, where the draws' relative ESS is `SUFFICIENT_ESS_SHARE`; else by all.
+    """`anneal` by `FIRST_SHARE` of the levels if the draws' relative ESS is `SUFFICIENT_ESS_SHARE`; else by all.
 
-    Args:
-        ends: d and b, with their gradients.
-        white: independent draws of π_0, (S, D).
-        generator: of momenta, steps and acceptances.
-        levels: J at most, at least 1.
-        how: the other arguments of `anneal`.
+    `how` are the other arguments of `anneal`.
     """
     for number in sorted({math.ceil(FIRST_SHARE * levels), levels}):
         found = anneal(ends, white, generator, levels=number, **how)
@@ -132,12 +123,7 @@ def anneal_sparingly(ends: Ends, white: Tensor, generator: torch.Generator, *, l
 
 
 def levels_for(value: Tensor, spread: float) -> int:
-    """J that leaves log w a variance of `spread`.
-
-    Args:
-        value: d at draws of π_0, (S,).
-        spread: variance of log w.
-    """
+    """The number of levels J that leaves log w a variance of `spread`; `value` is d at draws of π_0, (S,)."""
     shares = torch.stack([torch.zeros_like(value), value]).double().softmax(-1)
     means = (shares * value).sum(-1, keepdim=True)
     variance = float((shares * (value - means).square()).sum(-1).amax())
@@ -153,7 +139,7 @@ def _trajectory(
     step_size: float,
     axes: Tensor | None,
 ) -> tuple[_State, Tensor]:
-    """The end of a Hamiltonian trajectory, and the fall of its energy, (S,)."""
+    """The end of a Hamiltonian trajectory, and the fall (S,) of its energy."""
     shape, like = start.white.shape, start.white
     momentum = torch.randn(shape, generator=generator, dtype=torch.float64).to(like)
     momentum = momentum if axes is None else momentum @ axes

@@ -48,12 +48,7 @@ def result_type() -> Any:
 
 
 def make_result(groups: Mapping[str, xr.Dataset], attrs: Mapping[str, Any]) -> Any:
-    """Groups as a result.
-
-    Args:
-        groups: datasets by the group's name.
-        attrs: of the whole.
-    """
+    """Groups as a result."""
     cls = result_type()
     if not NEW:
         return cls(attrs=dict(attrs), warn_on_custom_groups=False, **groups)
@@ -63,31 +58,23 @@ def make_result(groups: Mapping[str, xr.Dataset], attrs: Mapping[str, Any]) -> A
 
 
 def with_group(result: Any, name: str, group: xr.Dataset) -> Any:
-    """A result with one group more; the one that is given stays as it is.
-
-    Args:
-        result: of `make_result`.
-        name: of the group.
-        group: its dataset.
-    """
+    """A result with one group more; the argument is unchanged."""
     known = result.children if NEW else result.groups()
     return make_result({**{other: group_of(result, other) for other in known}, name: group}, result.attrs)
 
 
 def group_of(result: Any, name: str) -> xr.Dataset:
-    """A group of a result as a dataset; of a plain mapping of datasets too."""
+    """A group of a result, or of a plain mapping of datasets, as a dataset."""
     found: Any = result[name]
     return cast("xr.Dataset", found.to_dataset() if NEW and hasattr(found, "to_dataset") else found)
 
 
 def psis(log_weights: Array, efficiency: float = 1.0) -> tuple[Array, float]:
-    """Pareto-smoothed log weights (S,), normalised, and the shape k of their tail, from the raw ones (S,).
+    """Normalised Pareto-smoothed log weights (S,), and the shape k of their tail, from raw ones (S,).
 
-    Draws that depend on each other need a longer tail: `efficiency` is how many independent ones they are worth, over
-    S.
-
-    Where no tail can be fitted (fewer draws than it takes, or all of the largest weights the same) k is infinite: then
-    nothing vouches for the weights, which are those given.
+    Draws that depend on each other need a longer tail: `efficiency` is the number of independent ones they are worth,
+    over S. If no tail can be fitted (fewer draws than it takes, or all of the largest weights the same), k is infinite:
+    then nothing vouches for the weights, which are those given.
     """
     if not NEW:
         import arviz
@@ -107,11 +94,9 @@ def psis(log_weights: Array, efficiency: float = 1.0) -> tuple[Array, float]:
 
 
 def elpd_se(variance: float, rows: int) -> float:
-    """The standard error of a sum over rows, as the installed ArviZ has it.
+    """The standard error of a sum over rows, as in the installed ArviZ.
 
-    Args:
-        variance: of the rows' own numbers, their squares divided by the number of rows.
-        rows: how many.
+    `variance` is that of the rows' own numbers, their squares divided by the number of rows.
     """
     number = tuple(map(int, re.findall(r"\d+", version("arviz-stats"))[:3])) if NEW else (0,)
     divisor = rows - 1 if number >= UNBIASED else rows
@@ -121,9 +106,7 @@ def elpd_se(variance: float, rows: int) -> float:
 def elpd_data(found: Mapping[str, Any]) -> Any:
     """An ELPDData, as `loo` and `compare` of the installed ArviZ make and take it.
 
-    Args:
-        found: its fields by their names in ArviZ 0.23, `elpd_loo` (or `elpd_waic`) first; what ArviZ has no place for
-            is kept beside them.
+    `found` has its fields by their names in ArviZ 0.23, `elpd_loo` (or `elpd_waic`) first; other fields are kept too.
     """
     if not NEW:
         from arviz.stats.stats_utils import ELPDData
@@ -195,9 +178,7 @@ def kde(values: Array, low: float, high: float) -> tuple[Array, Array]:
 def summary(result: Any, *, chains: bool) -> pd.DataFrame:
     """Mean, SD and 94 % interval of each scalar of the group `posterior`, a row each.
 
-    Args:
-        result: as `make_result` makes it.
-        chains: whether the draws are Markov chains: then with Monte Carlo errors, effective sample sizes and R-hat.
+    Markov chains also have Monte Carlo errors, effective sample sizes and R-hat.
     """
     import arviz
 

@@ -22,15 +22,9 @@ MIN_FRACTION, MARGIN = 1e-6, 0.05
 
 
 def largest_fraction(q: Gaussian, delta: Gaussian) -> Tensor:
-    """Supremum of the s >= 0 for which q δ^s is proper.
+    """Supremum (...) of the s >= 0 for which q δ^s is proper, in float64, for a change of the same structure.
 
-    Args:
-        q: what is changed.
-        delta: the change, of the same structure, its batch broadcasting with that of q.
-
-    Returns:
-        (...), float64: infinite where the change never makes q improper; 0 where q is improper or the
-        change not finite.
+    It is infinite if the change never makes q improper, and 0 if q is improper or the change not finite.
     """
     smallest = q.relative_change(delta).amin(-1)
     defined = q.is_proper() & torch.isfinite(smallest) & torch.isfinite(delta.eta).all(-1)
@@ -40,16 +34,7 @@ def largest_fraction(q: Gaussian, delta: Gaussian) -> Tensor:
 
 
 def move(q: Gaussian, delta: Gaussian, fraction: Tensor) -> Gaussian:
-    """q δ^s, and exactly q where s = 0, whatever the change holds there (NaN and infinity included).
-
-    Args:
-        q: what is changed.
-        delta: the change, of the same structure, its batch broadcasting with that of q.
-        fraction: s, (...), as ``backtrack`` returns it.
-
-    Returns:
-        The changed Gaussian, of the structure of q.
-    """
+    """q δ^s for fractions s (...), and exactly q where s = 0, even if the change is NaN or infinite there."""
     step = delta.power(fraction)
     still = fraction == 0
     wide = still.reshape(still.shape + (1,) * (delta.precision.ndim - delta.eta.ndim + 1))
@@ -65,19 +50,17 @@ def backtrack(
     min_fraction: float = MIN_FRACTION,
     margin: float = MARGIN,
 ) -> Tensor:
-    """The largest fraction of a change that leaves q positive definite, with a margin.
+    """The largest fraction (...) of a change that leaves q positive definite, with a margin.
 
-    Use it as ``move(q, delta, backtrack(q, delta))``, or have both from ``backtracked_step``.
+    It is 0 where there is no step to make; else q δ^fraction has been checked to be proper. Use it as
+    ``move(q, delta, backtrack(q, delta))``, or have both from ``backtracked_step``.
 
     Args:
-        q: what is changed.
+        q: the Gaussian that is changed.
         delta: the change, of the same structure, its batch broadcasting with that of q.
-        max_fraction: the fraction taken where nothing stands against it (the damping).
+        max_fraction: the fraction if the full step is possible (the damping).
         min_fraction: below this, or below `max_fraction`, the step is not worth making.
         margin: smallest allowed eigenvalue of the new precision relative to the old one, in [0, 1).
-
-    Returns:
-        (...), in the dtype of q: 0 where there is no step to make; else q δ^fraction has been checked to be proper.
 
     Raises:
         ValueError: if a setting is outside its range.
@@ -93,14 +76,7 @@ def backtracked_step(
     min_fraction: float = MIN_FRACTION,
     margin: float = MARGIN,
 ) -> tuple[Tensor, Gaussian]:
-    """The fraction of `backtrack` and, where that is not 0, the Gaussian q δ^fraction, whose factor is known already.
-
-    Args:
-        q: what is changed.
-        delta: the change.
-        max_fraction: as of ``backtrack``.
-        min_fraction: likewise.
-        margin: likewise.
+    """The fraction of `backtrack` and, if that is not 0, the Gaussian q δ^fraction, whose factor is known already.
 
     Raises:
         ValueError: if a setting is outside its range.

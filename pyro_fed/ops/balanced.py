@@ -86,7 +86,7 @@ class Marginal(Kernel):
 
 
 def _stein_matrix(x: Tensor, left: Tensor, right: Tensor, bandwidth: Tensor) -> Tensor:
-    """Of some coordinates: with g = 2 (x_j - x_i) / h, ∇_{x_i} k = g k, ∇_{x_j} k = -g k, and (2 / h - g²) k mixed."""
+    """The Stein matrix of some coordinates: with g = 2 (x_j - x_i) / h it has g k, -g k, and (2 / h - g²) k mixed."""
     apart = x.unsqueeze(-3) - x.unsqueeze(-2)
     gram, slope = torch.exp(-apart.square() / bandwidth), 2.0 * apart / bandwidth
     return (gram * ((left.unsqueeze(-2) + slope) * (right.unsqueeze(-3) - slope) + 2.0 / bandwidth)).sum(-1)

@@ -64,7 +64,7 @@ class Factor(NamedTuple):
 
 @dataclass
 class CachedFactor:
-    """What is remembered of a matrix P: the version of it that was factored, its factor, and its inverse once asked."""
+    """The cached factor of a matrix P: the version that was factored, its factor, and its inverse once requested."""
 
     version: int
     factor: Factor
@@ -76,10 +76,9 @@ _KNOWN: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 def factor_of(matrix: Tensor) -> Factor:
-    """`equilibrated_cholesky` in float64 of a matrix that is asked for it more than once: its mean, root, flag, ...
+    """`equilibrated_cholesky` in float64 of a matrix P (..., D, D), cached unless P is being traced or mapped.
 
-    Args:
-        matrix: P, (..., D, D). What is being traced or mapped is factored anew.
+    A Gaussian needs it more than once: for its mean, root and flag.
     """
     if not _is_plain(matrix):
         return equilibrated_cholesky(matrix.to(torch.float64))
@@ -87,11 +86,7 @@ def factor_of(matrix: Tensor) -> Factor:
 
 
 def inverse_of(matrix: Tensor) -> Tensor:
-    """The inverse by the same factor, (..., D, D): a round asks for it before and after its step, and the next again.
-
-    Args:
-        matrix: P, (..., D, D).
-    """
+    """The inverse (..., D, D) by the same factor, which a round needs before and after its step, and the next again."""
     if not _is_plain(matrix):
         return factor_of(matrix).inverse()
     known = _cached_factor(matrix)
@@ -101,7 +96,7 @@ def inverse_of(matrix: Tensor) -> Tensor:
 
 
 def _is_plain(matrix: Tensor) -> bool:
-    """Whether a matrix is neither traced nor mapped, and small enough to remember what is known of it."""
+    """Whether a matrix is neither traced nor mapped, and small enough to cache its factor."""
     plain = matrix.numel() <= MAX_CACHED_NUMBERS and torch._C._len_torch_dispatch_stack() == 0
     return plain and not matrix.requires_grad and torch._C._functorch.peek_interpreter_stack() is None
 
@@ -116,7 +111,7 @@ def _cached_factor(matrix: Tensor) -> CachedFactor:
 
 
 def _factor_of_proper(matrix: Tensor) -> Factor | None:
-    """`equilibrated_cholesky`, in a third of the time, where the whole batch is finite and positive definite."""
+    """`equilibrated_cholesky` in a third of the time, if the whole batch is finite and positive definite."""
     matrix = symmetrised(matrix)
     diagonal = torch.diagonal(matrix, dim1=-2, dim2=-1)
     if not bool((diagonal > 0).all()):
@@ -129,13 +124,9 @@ def _factor_of_proper(matrix: Tensor) -> Factor | None:
 
 
 def equilibrated_cholesky(matrix: Tensor) -> Factor:
-    """Factor a symmetric matrix, with a flag instead of an exception.
+    """Factor a symmetric matrix P (..., D, D), with a flag in place of an exception.
 
-    Args:
-        matrix: P, (..., D, D); only its symmetric part counts.
-
-    Returns:
-        The factor; NaN, with ``proper`` False, where P is not finite and positive definite.
+    Only its symmetric part counts. Where P is not finite and positive definite, the factor is NaN and ``proper`` False.
     """
     matrix = symmetrised(matrix)
     diagonal = torch.diagonal(matrix, dim1=-2, dim2=-1)

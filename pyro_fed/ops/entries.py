@@ -15,7 +15,7 @@ def with_trailing_axes(values: Tensor, like: Tensor) -> Tensor:
 
 
 def choose(which: Tensor, new: Tensor, old: Tensor | float) -> Tensor:
-    """Entries of `new` (*batch, ...) where `which` (*batch), of `old` elsewhere, whatever the others hold."""
+    """Entries of `new` (*batch, ...) where `which` (*batch), of `old` elsewhere, whatever the rest contains."""
     return torch.where(with_trailing_axes(which, new), new, old)
 
 
@@ -25,22 +25,15 @@ def all_finite(values: Tensor) -> bool:
 
 
 def evenly(count: int, most: int) -> Tensor:
-    """Evenly spaced places among `count`, the first and the last too: all of them, or `most`."""
+    """Evenly spaced places among `count`, with the first and the last: all of them, or `most`."""
     return torch.linspace(0, count - 1, min(most, count)).long()
 
 
 def far_apart(draws: Tensor, count: int) -> Tensor:
-    """Numbers of so many draws (N, D): the first half as they come, then each the farthest from those that are chosen.
+    """Numbers (count,), int64, of draws (N, D): the first half in order, then each the farthest from those chosen.
 
     Distances are between the ranks of their coordinates, so that long tails do not draw all of them. A basin that
     has a small share of the draws, at their edge, has one of these where independent draws may have none.
-
-    Args:
-        draws: (N, D), N at least `count`.
-        count: how many.
-
-    Returns:
-        (count,), int64.
     """
     ranks = draws.argsort(0).argsort(0).double() / len(draws)
     chosen = torch.arange(-(-count // 2), device=draws.device)

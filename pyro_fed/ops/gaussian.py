@@ -52,10 +52,10 @@ class Gaussian(NaturalParameters, ABC):
     @classmethod
     @abstractmethod
     def from_moments(cls, mean: Tensor, spread: Tensor) -> Self:
-        """From the mean (..., D) and what ``moments`` returns beside it; NaN where that is not positive.
+        """The Gaussian of a mean (..., D) and a spread as ``moments`` returns it; NaN where that is not positive.
 
         Raises:
-            ValueError: if the second has not the structure's shape.
+            ValueError: if the spread does not have the structure's shape.
         """
 
     @abstractmethod
@@ -63,10 +63,7 @@ class Gaussian(NaturalParameters, ABC):
         """Whether P is finite and positive definite and eta finite: (...), bool."""
 
     def require_proper(self, what: str) -> Self:
-        """This, or an exception that names what is improper; for use outside ``vmap`` and ``make_fx``.
-
-        Args:
-            what: what the Gaussian is, as the message should call it.
+        """Return this Gaussian, or raise an exception that calls it `what`; for use outside ``vmap`` and ``make_fx``.
 
         Raises:
             ImproperGaussianError: if one of the batch is not proper.
@@ -99,14 +96,7 @@ class Gaussian(NaturalParameters, ABC):
         return 0.5 * (self.dim * (1 + math.log(2 * math.pi)) - self.log_det())
 
     def log_prob(self, x: Tensor) -> Tensor:
-        """Normalised log density.
-
-        Args:
-            x: (..., D), broadcasting with the batch.
-
-        Returns:
-            The shape of ``x`` and the batch together, without D.
-        """
+        """Normalised log density at points (..., D), which broadcast with the batch."""
         double = self.to(torch.float64)
         # Around the mean: the terms of exp(-x'Px / 2 + eta'x - A) cancel when the mean is many SDs from 0.
         offset = x.to(torch.float64) - double._mean()
@@ -130,14 +120,7 @@ class Gaussian(NaturalParameters, ABC):
         return (double.eta - double._multiply(x.to(torch.float64))).to(self.eta.dtype)
 
     def kl(self, other: Gaussian) -> Tensor:
-        """KL(self || other), both proper.
-
-        Args:
-            other: of the same structure.
-
-        Returns:
-            (...), not negative up to rounding; NaN where one is not proper.
-        """
+        """KL(self || other) (...) of proper Gaussians of the same structure; NaN where one is not proper."""
         self._check_partner(other)
         q, p = self.to(torch.float64), other.to(torch.float64)
         offset = q._mean() - p._mean()
@@ -161,7 +144,7 @@ class Gaussian(NaturalParameters, ABC):
         return self.transform(noise.to(self.eta.device))
 
     def even_sample(self, num_samples: int, generator: torch.Generator) -> Tensor:
-        """Draws, (num_samples, ..., D), spread evenly: each is the Gaussian's, together they have less chance error.
+        """Draws (num_samples, ..., D), spread evenly: each is the Gaussian's, together they have less chance error.
 
         The same generator state gives the same draws in every dtype. See `pyro_fed.ops.points.even_normals`.
         """
@@ -171,13 +154,9 @@ class Gaussian(NaturalParameters, ABC):
 
     @abstractmethod
     def relative_change(self, delta: Gaussian) -> Tensor:
-        """Eigenvalues of P^(-1/2) D P^(-1/2), D the precision of ``delta``: they have no units.
+        """Eigenvalues (..., D) of P^(-1/2) D P^(-1/2), D the precision of a change: they have no units.
 
-        Args:
-            delta: a change, of the same structure.
-
-        Returns:
-            (..., D), float64, in no particular order; NaN where undefined.
+        They are float64, in no particular order, and NaN where undefined.
         """
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Importance weights: Pareto smoothing, how many draws they are worth, the normalising constant, resampling.
+"""Importance weights: Pareto smoothing, effective number of draws, the normalising constant, resampling.
 
 Source: Vehtari, Simpson, Gelman, Yao & Gabry (2024), *Pareto smoothed importance sampling*; Kitagawa (1996) for
 systematic resampling.
@@ -30,7 +30,7 @@ LARGEST = 1 / torch.finfo(torch.float64).eps
 
 
 class Smoothed(NamedTuple):
-    """Weights (S,) that sum to one, and the Pareto shape k of their tail; -inf where they are equal."""
+    """Weights (S,) that sum to one, and the Pareto shape k of their tail; -inf if they are equal."""
 
     weights: Tensor
     pareto_k: float
@@ -52,11 +52,9 @@ def smoothed(log_weights: Tensor) -> Smoothed:
 
 
 def flattened(log_weights: Tensor, least: float) -> Tensor:
-    """Weights (S,) that sum to one, raised to the largest power up to one that leaves them worth `least` draws.
+    """Normalised weights (S,), raised to the largest power up to one that leaves them worth `least` draws.
 
-    Args:
-        log_weights: (S,), of raw weights; -inf where a draw is impossible.
-        least: effective draws, below S.
+    The raw log weights are -inf where a draw is impossible.
     """
     log_weights = log_weights.double()
     possible = log_weights > -torch.inf
@@ -93,7 +91,7 @@ def log_mean(log_weights: Tensor) -> tuple[float, float]:
 
 
 def _unsampled_tail(weights: Tensor, k: float) -> float:
-    """The mean of weights (S,) that lies beyond the largest expected of S draws, by a Pareto tail of shape k."""
+    """The part of the mean of weights (S,) beyond the largest expected of S draws, by a Pareto tail of shape k."""
     count = len(weights)
     tail = math.ceil(min(0.2 * count, 3 * count**0.5))  # Vehtari et al. (2024), Section 3.1
     if not math.isfinite(k) or count <= tail:
@@ -109,15 +107,11 @@ def _unsampled_tail(weights: Tensor, k: float) -> float:
 
 
 def weighted_errors(draws: Tensor, log_weights: Tensor) -> tuple[float, float]:
-    """Errors of the weighted mean and SD of the worst parameter: in SDs, and as a logarithm.
+    """Errors of the weighted mean, in SDs, and SD, as a logarithm, of the worst parameter of draws (S, D).
 
     Parts of the draws, each smoothed by itself, give means and SDs whose spread over √`PARTS` is the standard error,
     long tails included; where weights have not settled, those of a part are off from the whole's in one direction,
     and the whole is off from what it would be with more draws by about as much. Both are added: |bias| + 2 errors.
-
-    Args:
-        draws: (S, D).
-        log_weights: (S,), of raw weights.
     """
     size = len(draws) // PARTS
     z = draws[: size * PARTS].double().unflatten(0, (size, PARTS))

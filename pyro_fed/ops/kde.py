@@ -40,16 +40,9 @@ def kde_weights(x: Tensor, centres: Tensor, bandwidth: float | Tensor) -> Tensor
 
 
 def kde_score(x: Tensor, centres: Tensor, bandwidth: float | Tensor, floor: float = 0.0) -> Tensor:
-    """Gradient with respect to ``x`` of log(``floor`` + mean_n exp(-||x - theta_n||² / 2 lambda²)).
+    """Gradient (..., M, D) with respect to ``x`` of log(``floor`` + mean_n exp(-||x - theta_n||² / 2 lambda²)).
 
-    Args:
-        x: points, (M, D).
-        centres: (..., N, D).
-        bandwidth: lambda, the standard deviation of each kernel.
-        floor: constant under the density, in units of a kernel's peak; 0 is the KDE itself.
-
-    Returns:
-        (..., M, D).
+    ``floor`` is the constant under the density, in units of a kernel's peak; 0 is the KDE itself.
 
     Raises:
         ValueError: if the bandwidth is not positive, or the floor negative.
@@ -61,16 +54,7 @@ def kde_score(x: Tensor, centres: Tensor, bandwidth: float | Tensor, floor: floa
 
 
 def kde_share(x: Tensor, centres: Tensor, bandwidth: float | Tensor, floor: float) -> Tensor:
-    """What the floor leaves of the KDE score, KDE / (KDE + floor), between 0 (dead) and 1.
-
-    Args:
-        x: points, (M, D).
-        centres: (..., N, D).
-        bandwidth: lambda.
-        floor: as in ``kde_score``.
-
-    Returns:
-        (..., M).
+    """The share (..., M) that the floor leaves of the KDE score, KDE / (KDE + floor), between 0 (dead) and 1.
 
     Raises:
         ValueError: if the bandwidth is not positive, or the floor negative.
@@ -83,18 +67,10 @@ def kde_share(x: Tensor, centres: Tensor, bandwidth: float | Tensor, floor: floa
 
 
 def effective_neighbours(x: Tensor, centres: Tensor, bandwidth: float | Tensor) -> Tensor:
-    """Number of centres that make up the score at each point, 1 / Σ_n w_n²: between 1 and N.
+    """Number of centres (..., M) that make up the score at each point, 1 / Σ_n w_n²: between 1 and N.
 
     Near 1 the estimate is a single Gaussian at the nearest centre and says nothing about the others, as
     happens in high dimension or where ``x`` is itself a centre and the bandwidth too small.
-
-    Args:
-        x: points, (M, D).
-        centres: (..., N, D).
-        bandwidth: lambda, the standard deviation of each kernel.
-
-    Returns:
-        (..., M).
     """
     return 1.0 / kde_weights(x, centres, bandwidth).square().sum(-1)
 
@@ -102,18 +78,15 @@ def effective_neighbours(x: Tensor, centres: Tensor, bandwidth: float | Tensor) 
 def buffer_score_ratio(
     x: Tensor, after: Tensor, before: Tensor, mask: Tensor, bandwidth: float | Tensor, floor: float = 0.0
 ) -> Tensor:
-    """Score of U-DSVGD's site, Eq. (15): Σ_j [∇ log q_j(x) - ∇ log q_{j-1}(x)] over a client's buffer.
+    """Score (M, D) of U-DSVGD's site, Eq. (15): Σ_j [∇ log q_j(x) - ∇ log q_{j-1}(x)] over a client's buffer.
 
     Args:
         x: points, (M, D).
         after: particles that the client sent, one slot a turn, (J, N, D).
         before: particles that it had received in those turns, (J, N, D).
-        mask: which slots are in use, (J,) of bool.
+        mask: which slots are in use, (J,), bool; an empty buffer has a score of zero (a flat site).
         bandwidth: lambda.
         floor: under each KDE, as in ``kde_score``.
-
-    Returns:
-        (M, D); zero (a flat site) for an empty buffer.
     """
     difference = kde_score(x, after, bandwidth, floor) - kde_score(x, before, bandwidth, floor)
     # Chosen, not multiplied: an unused slot may hold anything, NaN included.
@@ -121,16 +94,9 @@ def buffer_score_ratio(
 
 
 def kde_draws(centres: Tensor, num_draws: int, bandwidth: float, generator: torch.Generator) -> Tensor:
-    """Draws of the density itself, stratified: every centre has as many as the others, to within one.
+    """Draws (S, D) of the density itself, stratified: every centre has as many as the others, to within one.
 
-    Args:
-        centres: (N, D).
-        num_draws: S.
-        bandwidth: standard deviation of each Gaussian kernel.
-        generator: of the noise, and of the centres that have one more.
-
-    Returns:
-        (S, D).
+    The bandwidth is the standard deviation of each Gaussian kernel.
 
     Example:
         >>> kde_draws(torch.zeros(1, 2), 1000, 0.55, torch.Generator().manual_seed(0)).std()  # 0.55

@@ -40,15 +40,10 @@ from pyro_fed.ops.pairwise import median_distance, squared_distances
 
 
 def median_bandwidth(particles: Tensor, min_bandwidth: float, min_relative_bandwidth: float) -> Tensor:
-    """h = med² / log n of the paper's Section 7, with its two floors.
+    """h = med² / log n of the paper's Section 7 (0-d), with its two floors; the smallest value for a single particle.
 
-    Args:
-        particles: (N, D).
-        min_bandwidth: smallest value returned, in squared units of the particles.
-        min_relative_bandwidth: the same as a fraction of the mean squared distance to the mean.
-
-    Returns:
-        A 0-d tensor; ``min_bandwidth`` for a single particle.
+    `min_bandwidth` is in squared units of the particles, `min_relative_bandwidth` a fraction of their mean squared
+    distance to their mean.
     """
     num_particles = particles.shape[-2]
     if num_particles == 1:
@@ -107,7 +102,7 @@ class RBF(RadialKernel):
         return replace(self, bandwidth=self._most_telling(particles, scores, median))
 
     def _most_telling(self, particles: Tensor, scores: Tensor, median: Tensor) -> Tensor:
-        """Of `multiples` of the median bandwidth, the one of the largest KSD (U-statistic)."""
+        """The multiple in `multiples` of the median bandwidth that has the largest KSD (U-statistic)."""
         found = []
         for multiple in self.multiples:
             matrix = replace(self, bandwidth=multiple * median).stein_matrix(particles, scores, scores)

@@ -28,7 +28,7 @@ STABLE = 4.0
 def langevin_step(
     position: Tensor, score: Tensor, step_size: float | Tensor, noise: Tensor, factor: Tensor | None = None
 ) -> Tensor:
-    """One step of Eq. (1), preconditioned if a factor is given.
+    """The position (..., D) after a step of Eq. (1) with standard normal noise xi, preconditioned if a factor is given.
 
     Args:
         position: theta, (..., D).
@@ -36,9 +36,6 @@ def langevin_step(
         step_size: h, the variance of the injected noise (times G), a number or 0-d.
         noise: standard normal xi, (..., D).
         factor: A with G = A A': (D,) for a diagonal one, (D, D) for a dense one, ``None`` for the identity.
-
-    Returns:
-        The next position, (..., D).
     """
     return drifted(position, pulled(score, factor), step_size, injected(step_size, noise, factor), factor)
 
@@ -59,15 +56,7 @@ def pulled(score: Tensor, factor: Tensor | None = None) -> Tensor:
 def drifted(
     position: Tensor, pulled: Tensor, step_size: float | Tensor, injected: Tensor, factor: Tensor | None = None
 ) -> Tensor:
-    """The next position, (..., D), of a step whose noise and score are known already.
-
-    Args:
-        position: theta, (..., D).
-        pulled: A' v, of the function of that name.
-        step_size: h.
-        injected: eta_t, likewise.
-        factor: as for `langevin_step`.
-    """
+    """The next position (..., D) of a step whose `injected` noise and `pulled` score are known already."""
     along = pulled if factor is None else _apply_factor(pulled, factor)
     return position + 0.5 * step_size * along + injected
 

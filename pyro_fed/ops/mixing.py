@@ -14,14 +14,9 @@ from torch import Tensor
 
 
 def mix(weights: sparse.csr_array, values: Tensor) -> Tensor:
-    """W times the agents' values: memory and work grow with the links, not with the pairs.
+    """W times the agents' values (C, ...): memory and work grow with the links, not with the pairs.
 
-    Args:
-        weights: W, (C, C), rows summing to one; or those rows of it that are wanted, (R, C).
-        values: (C, ...) one entry an agent.
-
-    Returns:
-        (C, ...), or (R, ...), of the values' dtype and device.
+    W (C, C) has rows summing to one; some rows of it, (R, C), give values (R, ...).
     """
     shape = (weights.shape[0], *values.shape[1:])
     flat = values.reshape(len(values), -1)

@@ -14,12 +14,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class NaturalParameters:
-    """A Gaussian factor, or a batch of them: precision and eta, proper or not.
-
-    Args:
-        precision: P, of the shape that the structure says.
-        eta: P m, (..., D).
-    """
+    """A Gaussian factor, or a batch of them: precision and eta, proper or not."""
 
     precision: Tensor
     eta: Tensor
@@ -46,7 +41,7 @@ class NaturalParameters:
 
     @property
     def dense(self) -> bool:
-        """Whether the precision is a matrix."""
+        """Whether the precision is a full matrix."""
         return self._matrix_dims == 2
 
     @property

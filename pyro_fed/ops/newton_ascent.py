@@ -45,8 +45,8 @@ class Damping:
 
     Args:
         growth: λ grows by this factor after a fall, and shrinks by it after a rise.
-        floor: under |E|.
-        rounding: share of |f| by which it may fall in a step and counts as risen.
+        floor: lower bound of |E|.
+        rounding: share of |f| by which it may fall in a step that counts as a rise.
     """
 
     growth: float = 5.0
@@ -60,7 +60,7 @@ class NewtonAscent(NamedTuple):
     Args:
         points: where they are, (M, D).
         trial: the points that are looked at next, (M, D).
-        value: f at the points (M,), -inf where it has not been seen.
+        value: f at the points (M,), -inf where it is unknown.
         score: its gradient there, (M, D).
         curvature: H there, (M, D, D).
         damping: λ (M,).
@@ -77,12 +77,7 @@ class NewtonAscent(NamedTuple):
 
     @classmethod
     def begin(cls, points: Tensor, damping: float) -> NewtonAscent:
-        """Climbs from points (M, D).
-
-        Args:
-            points: where they start.
-            damping: λ at first.
-        """
+        """Climbs from points (M, D), with λ = `damping` at first."""
         count, dim = points.shape
         return cls(
             points=points,
@@ -95,13 +90,7 @@ class NewtonAscent(NamedTuple):
         )
 
     def tell(self, look: Look, usable: Tensor, control: Damping) -> NewtonAscent:
-        """Keep the trial points at which f has risen, and propose the next ones.
-
-        Args:
-            look: at the trial points.
-            usable: where it means something, (M,).
-            control: of the steps.
-        """
+        """Keep the trial points at which f has risen, and propose new ones; `usable` (M,) says where a look counts."""
         least = self.value - control.rounding * self.value.abs() if control.rounding else self.value
         rose = usable & (look.value >= least)
         value, score, curvature = (choose(rose, new, old) for new, old in zip(look, self[2:5], strict=True))

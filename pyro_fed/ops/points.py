@@ -35,15 +35,10 @@ SOBOL_HALF_CELL = 2.0**-31
 
 
 def standardised_sobol(num_points: int, dim: int, seed: int = 0) -> Tensor:
-    """Antithetic, standardised quasi-random normal points; the same for the same arguments.
+    """Antithetic, standardised quasi-random normal points (n, d), float64: z_1 ... z_h, then -z_1 ... -z_h.
 
-    Args:
-        num_points: n, even; a power of two serves Sobol's balance best.
-        dim: d.
-        seed: of the scrambling; the global random state is neither used nor changed.
-
-    Returns:
-        (n, d), float64: the rows z_1 ... z_h, then -z_1 ... -z_h.
+    They are the same for the same arguments; the global random state is neither used nor changed. A power of two as
+    n serves Sobol's balance best.
 
     Raises:
         ValueError: if ``num_points`` is not even and positive, or ``dim`` not in [1, 21201].
@@ -60,19 +55,11 @@ def standardised_sobol(num_points: int, dim: int, seed: int = 0) -> Tensor:
 
 
 def even_normals(num_points: int, dim: int, generator: torch.Generator) -> Tensor:
-    """Standard normal draws that are spread more evenly than independent ones: scrambled Sobol points, in random order.
+    """Standard normal draws (n, d), float64, more even than independent ones: scrambled Sobol points in random order.
 
     Each of them is exactly normal (Owen 1997, SIAM J. Numer. Anal. 34), so that any number of them is a sample; means
     and SDs over all have a chance error of about 1/n where that of independent draws is n^(-1/2). More dimensions than
     Sobol's sequence has are independent.
-
-    Args:
-        num_points: n.
-        dim: d.
-        generator: source of randomness.
-
-    Returns:
-        (n, d), float64.
     """
     if not num_points or not 1 <= dim <= MOST_SOBOL_DIMS:
         return torch.randn(num_points, dim, generator=generator, dtype=torch.float64)
@@ -86,15 +73,9 @@ def even_normals(num_points: int, dim: int, generator: torch.Generator) -> Tenso
 
 
 def standardised_random(num_points: int, dim: int, seed: int = 0) -> Tensor:
-    """Antithetic, standardised pseudo-random normal points, in any number of dimensions; see the module's header.
+    """Antithetic, standardised pseudo-random normal points (n, d), float64, in any number of dimensions.
 
-    Args:
-        num_points: n, even.
-        dim: d.
-        seed: the global random state is neither used nor changed.
-
-    Returns:
-        (n, d), float64: the rows z_1 ... z_h, then -z_1 ... -z_h.
+    The global random state is neither used nor changed.
 
     Raises:
         ValueError: if ``num_points`` is not even and positive.
@@ -107,16 +88,9 @@ def standardised_random(num_points: int, dim: int, seed: int = 0) -> Tensor:
 
 
 def balanced_normal(values: Tensor, generator: torch.Generator) -> Tensor:
-    """Standard normal numbers, stratified over the first axis and over neighbours in `values`.
+    """Standard normal numbers (n, ...), stratified over the first axis and over neighbours in `values` (n, ...).
 
     Each number is normal whatever the values, and columns are independent of each other.
-
-    Args:
-        values: v, (n, ...).
-        generator: source of randomness.
-
-    Returns:
-        (n, ...), float64.
     """
     count, columns = len(values), values.shape[1:]
     width = math.isqrt(count - 1) + 1  # of a block; as many cells have as many strata as there are blocks

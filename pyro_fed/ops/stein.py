@@ -47,15 +47,7 @@ IDENTITIES_ROUNDING = 0.8
 
 
 def svgd_direction(particles: Tensor, scores: Tensor, kernel: Kernel) -> Tensor:
-    """The SVGD direction phi at the particles, Eq. (8) without its step size.
-
-    Args:
-        particles: (N, D).
-        scores: gradients of the target's log density at the particles, (N, D).
-        kernel: a kernel; what it learns from the particles is learnt here.
-
-    Returns:
-        (N, D).
+    """The SVGD direction phi (N, D) at the particles, Eq. (8) without its step size; the kernel is fitted here.
 
     Raises:
         ValueError: if the shapes of particles and scores differ.
@@ -65,16 +57,10 @@ def svgd_direction(particles: Tensor, scores: Tensor, kernel: Kernel) -> Tensor:
 
 
 def stein_inner_product(particles: Tensor, left: Tensor, right: Tensor, kernel: Kernel) -> Tensor:
-    """Inner product of the SVGD directions of two targets in the kernel's Hilbert space (V-statistic).
+    """Inner product (0-d) of the SVGD directions of two targets in the kernel's Hilbert space (V-statistic).
 
-    Args:
-        particles: (N, D).
-        left: scores of one target, (N, D).
-        right: scores of the other target at the same particles, (N, D).
-        kernel: a kernel, fitted here.
-
-    Returns:
-        A 0-d tensor: the rate at which a step along one direction lowers the divergence to the other target.
+    It is the rate at which a step along one direction lowers the divergence to the other target. The kernel is fitted
+    here.
 
     Raises:
         ValueError: if the shapes of particles and scores differ.
@@ -85,16 +71,9 @@ def stein_inner_product(particles: Tensor, left: Tensor, right: Tensor, kernel: 
 
 
 def ksd(particles: Tensor, scores: Tensor, kernel: Kernel, statistic: str = "V") -> Tensor:
-    """Squared kernelised Stein discrepancy between the particles and the target of the scores.
+    """Squared kernelised Stein discrepancy (0-d) between the particles and the target of the scores.
 
-    Args:
-        particles: (N, D).
-        scores: gradients of the target's log density at the particles, (N, D).
-        kernel: a kernel, fitted here.
-        statistic: "V" (all pairs) or "U" (different pairs only, N at least 2).
-
-    Returns:
-        A 0-d tensor.
+    The statistic is "V" (all pairs) or "U" (different pairs only, N at least 2). The kernel is fitted here.
 
     Raises:
         ValueError: if the shapes differ, the statistic is unknown, or "U" meets a single particle.
@@ -113,17 +92,10 @@ def ksd(particles: Tensor, scores: Tensor, kernel: Kernel, statistic: str = "V")
 
 
 def ksd_and_noise(particles: Tensor, scores: Tensor, kernel: Kernel) -> tuple[Tensor, Tensor]:
-    """Squared KSD (V-statistic), and what it would be for as many independent draws of the target.
+    """Squared KSD (V-statistic), and its expectation for as many independent draws of the target, both 0-d.
 
-    For draws, terms of different particles have mean zero, and there remains 1/N of the mean over the diagonal.
-
-    Args:
-        particles: (N, D).
-        scores: gradients of the target's log density at the particles, (N, D).
-        kernel: a kernel, fitted here.
-
-    Returns:
-        Two 0-d tensors.
+    For draws, terms of different particles have mean zero, and there remains 1/N of the mean over the diagonal. The
+    kernel is fitted here.
 
     Raises:
         ValueError: if the shapes of particles and scores differ.
@@ -140,10 +112,6 @@ def moments_off(particles: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
     `PARTICLES_PER_COORDINATE` particles a coordinate the weights have nothing left to choose, and one step of Newton's
     method by the same identities stands for them: with C the particles' covariance, the mean goes by C E[s], and the
     variances' share that is too much is -diag(E[C s x'] + C) / diag C. NaN where a score is not finite.
-
-    Args:
-        particles: (N, D).
-        scores: gradients of the target's log density at the particles, (N, D).
 
     Returns:
         Two 0-d tensors: the largest error of a mean, in standard deviations (the larger of the two), and the largest
@@ -166,14 +134,10 @@ def moments_off(particles: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def linear_identities(particles: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
-    """C E[s] / sd, zero for draws of the target, and -diag(E[C s x']) / diag C, one: both add up over its factors.
+    """C E[s] / sd, zero for draws of the target, and -diag(E[C s x']) / diag C, one: (D,); both add up over factors.
 
-    Args:
-        particles: (N, D); C is their covariance, x their distance from its centre, sd the root of its diagonal.
-        scores: gradients at the particles of a factor of the target, (N, D).
-
-    Returns:
-        (D,) and (D,).
+    C is the particles' covariance, x their distance from its centre, sd the root of its diagonal, s the gradients
+    (N, D) of a factor of the target at the particles.
     """
     offset = particles - particles.mean(0)
     variance = offset.square().mean(0)
@@ -211,30 +175,18 @@ def _stein_weights(offset: Tensor, scores: Tensor) -> Tensor:
 
 
 def spread(particles: Tensor) -> Tensor:
-    """Standard deviation of the particle cloud in each coordinate, with divisor N.
+    """Standard deviation (D,) of the particle cloud in each coordinate, with divisor N.
 
     The divisor is N because the cloud *is* the approximation, not a sample from it; with the linear kernel
     SVGD matches exactly this covariance.
-
-    Args:
-        particles: (N, D).
-
-    Returns:
-        (D,).
     """
     return (particles - particles.mean(-2, keepdim=True)).square().mean(-2).sqrt()
 
 
 def effective_number(particles: Tensor) -> Tensor:
-    """How many particles the cloud is worth: the participation ratio N² / Σ_ij k_ij² of its RBF Gram matrix.
+    """Effective number (0-d) of particles: the participation ratio N² / Σ_ij k_ij² of their RBF Gram matrix.
 
-    N where no two particles are near each other, in units of the median bandwidth; 1 where all coincide.
-
-    Args:
-        particles: (N, D).
-
-    Returns:
-        A 0-d tensor.
+    It is N if no two particles are near each other, in units of the median bandwidth; 1 if all coincide.
     """
     gram = RBF().fit(particles).gram(particles, particles)
     return len(particles) ** 2 / gram.square().sum()

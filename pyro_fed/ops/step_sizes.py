@@ -24,19 +24,10 @@ from torch import Tensor
 
 
 def polynomial_step(count: Tensor | float, scale: float, offset: float, power: float) -> Tensor | float:
-    """a (b + t)^-gamma.
+    """The step size a (b + t)^-gamma, of the type and shape of `count`, the number t of steps made so far.
 
     Robbins and Monro's conditions (infinite sum of steps, finite sum of squares) hold for power in
     (0.5, 1]; power 0 is the constant step ``scale``.
-
-    Args:
-        count: t, steps made so far, a number or a tensor.
-        scale: a, positive.
-        offset: b, positive.
-        power: gamma, in [0, 1].
-
-    Returns:
-        The step size, of the type and shape of ``count``.
 
     Raises:
         ValueError: if a setting is outside its range.
@@ -87,15 +78,7 @@ class AdaGrad:
             )
 
     def step(self, direction: Tensor, state: AdaGradState) -> tuple[Tensor, AdaGradState]:
-        """What to add to the particles, and the new state.
-
-        Args:
-            direction: g, of any shape.
-            state: zeros, or from the step before.
-
-        Returns:
-            The increment, of the shape of ``direction``, and the state for the next step.
-        """
+        """The increment of the particles, of the shape of `direction`, and the new state."""
         squared = direction.square()
         mixed = self.momentum * state.history + (1.0 - self.momentum) * squared
         history = torch.where(state.steps == 0, squared, mixed)
@@ -104,10 +87,6 @@ class AdaGrad:
         return increment, AdaGradState(history, state.steps + 1)
 
     def rates(self, after: AdaGradState) -> Tensor:
-        """What the direction of the last step was multiplied by, of its shape.
-
-        Args:
-            after: the state that the step returned.
-        """
+        """The factor, of its shape, that multiplied the direction of the step with this new state."""
         rate = polynomial_step(after.steps - 1, self.rate * self.offset**self.power, self.offset, self.power)
         return rate / (self.fudge + after.history.sqrt())

@@ -35,7 +35,7 @@ class Tails(NamedTuple):
 
     @classmethod
     def of(cls, factor: DiagGaussian, freedom: float | None) -> Tails:
-        """Those of a factor in coordinates that whiten the whole; None leaves all as it is."""
+        """The tails of a factor in coordinates that whiten the whole; None leaves the coordinates unchanged."""
         keep = factor.precision > (LEAST_SHARE if freedom is not None else torch.inf)
         keep &= factor.eta.square() <= MAX_CENTRE_DISTANCE * factor.precision
         values = torch.where(keep, factor.precision, 0.0)

@@ -25,7 +25,7 @@ MIN_VARIANCE_SHARE = 1e-8
 
 
 class Mixture(NamedTuple):
-    """J components, each with as many points (J,) as were drawn of it, or a share."""
+    """J components, each with the number of points (J,) drawn from it, or a share."""
 
     counts: Tensor
     centres: Tensor
@@ -62,7 +62,7 @@ class Mixture(NamedTuple):
         return self._drawn(torch.repeat_interleave(self.counts.long()), freedom, generator)
 
     def sample(self, count: int, freedom: int, generator: torch.Generator) -> Tensor:
-        """Draws (count, D), where the counts are shares: each component's number rounded up or down at random."""
+        """Draws (count, D) if the counts are shares: each component's number is rounded up or down at random."""
         return self._drawn(systematic(self.counts, count, generator), freedom, generator)
 
     def _drawn(self, which: Tensor, freedom: int, generator: torch.Generator) -> Tensor:
@@ -79,24 +79,16 @@ class Mixture(NamedTuple):
         return self._replace(counts=edges.round().diff())
 
     def wider(self, factor: float) -> Mixture:
-        """This mixture with standard deviations so many times as large."""
+        """This mixture with standard deviations multiplied by a factor."""
         return self._replace(factors=factor * self.factors)
 
     def used(self) -> Mixture:
-        """Without the components that have no points."""
+        """This mixture without the components that have no points."""
         return Mixture(*(part[self.counts > 0] for part in self))
 
 
 def fitted(points: Tensor, weights: Tensor, count: int, steps: int, generator: torch.Generator) -> Mixture:
-    """A mixture of `count` Gaussians for weighted points, its counts being shares.
-
-    Args:
-        points: (S, D).
-        weights: (S,), sum one.
-        count: J.
-        steps: of expectation-maximisation.
-        generator: chooses the first centres among the points.
-    """
+    """A mixture of J = `count` Gaussians for points (S, D) with normalised weights (S,), its counts being shares."""
     keep = weights > 0
     points, weights = points[keep], weights[keep]
     dim = points.shape[1]
@@ -119,7 +111,7 @@ def fitted(points: Tensor, weights: Tensor, count: int, steps: int, generator: t
 
 
 def _factors(covariance: Tensor, worth: Tensor) -> Tensor:
-    """Cholesky factors of covariances (J, D, D) from points that are worth so many (J,)."""
+    """Cholesky factors of covariances (J, D, D) from points that are worth the numbers (J,)."""
     dim = covariance.shape[-1]
     diagonal = torch.diag_embed(covariance.diagonal(dim1=-2, dim2=-1) + MIN_VARIANCE_SHARE)
     towards = (dim / (worth + dim)).reshape(-1, 1, 1)

@@ -17,11 +17,9 @@ from torch.nn.functional import pad
 
 
 def absolute_cholesky(matrix: Tensor, floor: float) -> Tensor:
-    """The factor C above, lower triangular.
+    """The factor C of the module's header, lower triangular, of symmetric matrices A (..., d, d).
 
-    Args:
-        matrix: A, symmetric, (..., d, d).
-        floor: smallest pivot, relative to the largest entry of |A|.
+    `floor` is the smallest pivot, relative to the largest entry of |A|.
     """
     size = matrix.shape[-1]
     least = (floor * matrix.abs().amax((-2, -1))).clamp_min(torch.finfo(matrix.dtype).tiny)

@@ -29,12 +29,9 @@ HALVINGS = 40
 
 
 def visit_variance(time: float, num_clients: int, shuffled: bool) -> float:
-    """V/s², see above.
+    """V/s² of visits of time t to n clients, see the module's header.
 
-    Args:
-        time: t of a visit.
-        num_clients: n.
-        shuffled: whether each sweep takes every client once; else they are drawn anew for each visit.
+    `shuffled` says whether each sweep takes every client once; else they are drawn anew for each visit.
     """
     if num_clients == 1:
         return 0.0
@@ -49,17 +46,9 @@ def visit_variance(time: float, num_clients: int, shuffled: bool) -> float:
 
 
 def longest_visit(error: float, score_variance: float, num_clients: int, shuffled: bool, limit: float) -> float:
-    """The longest visit for which V is at most `error`.
+    """The longest visit t, at most `limit`, for which V is at most `error`, a share of the posterior's variance.
 
-    Args:
-        error: largest V, as a share of the posterior's variance.
-        score_variance: s².
-        num_clients: n.
-        shuffled: as in `visit_variance`.
-        limit: longest visit at all.
-
-    Returns:
-        t, positive and at most `limit`.
+    `score_variance` is s².
     """
 
     def fits(time: float) -> bool:

@@ -1,16 +1,16 @@
 """Agents without a server: processes with rows of their own that talk to their neighbours alone, over TLS.
 
-    peers         the file that all agents share: who they are, where they are, and the graph
-    certificates  an authority and the agents' certificates, for a rehearsal
-    statements    signatures of what agents say of themselves, which passes through others
-    settings      how long an agent waits, and how large a message may be
-    farewell      what an agent says as it leaves
-    outbox        the messages that neighbours may still ask for, and which links are down
-    wire          gRPC with mutual TLS; encoded messages, nothing unpickled
-    flows         what has passed over each link, by which two ends that differ are brought in step again
-    neighbours    the round loop's network: consensus with those that answer
-    together      the federation as one agent knows it
-    agent         one agent's run, from its rows to its own InferenceData
+    peers              the file that all agents share: who they are, where they are, and the graph
+    certificates       an authority and the agents' certificates, for a rehearsal
+    statements         signatures of what agents say of themselves, which passes through others
+    settings           how long an agent waits, and how large a message may be
+    farewell           what an agent says as it leaves
+    outbox             the messages that neighbours may still ask for, and which links are down
+    wire               gRPC with mutual TLS; encoded messages, nothing unpickled
+    flows              what has passed over each link, by which two ends that differ are brought in step again
+    neighbours         the round loop's network: consensus with those that answer
+    agent_federation   the federation as one agent knows it
+    agent              one agent's run, from its rows to its own InferenceData
 
 Every agent runs the one round loop (`runtime.rounds`) and the algorithm's own functions; what differs from a simulation
 is `neighbours`, which has one row of W in the place of all.

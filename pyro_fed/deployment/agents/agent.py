@@ -184,11 +184,7 @@ def _own_federation(agent: Agent) -> Federation:
 
 
 def _algorithm(agent: Agent, own: Federation) -> Algorithm:
-    """The algorithm that is run on the agents' graph.
-
-    Raises:
-        SettingError: the algorithm is not for agents.
-    """
+    """The algorithm that is run on the agents' graph; SettingError for one that is not for agents."""
     if isinstance(agent.algorithm, Plan):
         raise SettingError(
             f"{type(agent.algorithm).__name__} tries several algorithms; agents run one, such as P2PVI()"

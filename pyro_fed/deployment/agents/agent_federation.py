@@ -22,13 +22,9 @@ MAX_ROWS = 10**12
 
 
 class AgentFederation(ClaimedFederation):
-    """The federation of all agents, with the rows of one.
+    """The federation of all agents, with the rows of one, `own`, whose number is `me`.
 
-    Args:
-        own: a federation that consists of this agent.
-        names: all agents' names.
-        me: this agent's number.
-        counts: the number of rows that each agent claims to have (A,).
+    `counts` (A,) are the numbers of rows that the agents claim to have.
 
     Raises:
         ProtocolError: a number of rows below 1 or above `MAX_ROWS`.
@@ -49,11 +45,7 @@ class AgentFederation(ClaimedFederation):
         self.problem = replace(own.problem, num_rows=int(counts.sum()), num_clients=len(names))
 
     def client_data(self, clients: Sequence[int] | None = None) -> ClientData:
-        """Rows of some agents: index (C, n), num_rows (C,). Other agents' rows are replaced by this agent's first row.
-
-        Args:
-            clients: the agents' numbers; by default all.
-        """
+        """Rows of some agents: index (C, n), num_rows (C,). Other agents' rows are this agent's first row."""
         chosen = torch.arange(self.num_clients) if clients is None else torch.as_tensor(clients, dtype=torch.int64)
         own = padded_index(self.client_rows[self.me], int(self.claimed.max()))
         index = own.new_zeros(self.num_clients, own.shape[1])
@@ -61,7 +53,7 @@ class AgentFederation(ClaimedFederation):
         return ClientData(self.problem.rows, index[chosen], self.claimed[chosen])
 
     def pooled_data(self) -> ClientData:
-        """An agent cannot pool rows.
+        """Refuse to pool rows, which an agent cannot.
 
         Raises:
             ProtocolError: always.

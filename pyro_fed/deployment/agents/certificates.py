@@ -94,11 +94,7 @@ class Identity:
 
 
 def load_private_key(pem: bytes, where: str) -> PrivateKey:
-    """An agent's private key.
-
-    Args:
-        pem: the key.
-        where: where it is from, for messages.
+    """An agent's private key from PEM; `where` says in errors where it is from.
 
     Raises:
         SettingError: no key, one with a password, or of a kind that no certificate here may have.

@@ -37,14 +37,7 @@ class Farewell:
 
     @classmethod
     def decode(cls, data: bytes) -> Farewell:
-        """Read what `encode` has written.
-
-        Args:
-            data: the bytes.
-
-        Raises:
-            ProtocolError: bytes that `encode` would not write.
-        """
+        """Read the bytes of `encode`; ProtocolError for any others."""
         try:
             self = cls(**json.loads(data))
         except (TypeError, ValueError, RecursionError) as error:
@@ -58,11 +51,7 @@ class Farewell:
 
 
 class DifferError(ProtocolError):
-    """Agents do not run the same.
-
-    Attributes:
-        told: the text that other agents get: it says what differs, without values.
-    """
+    """Agents do not run the same; `told`, the text that other agents get, says what differs, without values."""
 
     def __init__(self, text: str, told: str) -> None:
         super().__init__(text)

@@ -28,52 +28,27 @@ FIRST = At(-1, -1, 0)
 
 @dataclass
 class Flows:
-    """The sums of an agent's links in a phase.
-
-    Attributes:
-        sums: F_ij by neighbour j (1, ...).
-        last: the last step in each sum, by neighbour.
-    """
+    """The sums F_ij (1, ...) of an agent's links in a phase, and the last step in each, by neighbour j."""
 
     sums: dict[int, State] = field(default_factory=dict)
     last: dict[int, At] = field(default_factory=dict)
 
     @classmethod
     def none(cls, neighbours: list[int], like: State) -> Flows:
-        """Sums of zero, before the first step.
-
-        Args:
-            neighbours: their numbers.
-            like: a state with the shapes of a belief (C, ...).
-        """
+        """Sums of zero, before the first step; `like` is a state with the shapes of a belief (C, ...)."""
         empty = {name: value.new_zeros((1, *value.shape[1:])) for name, value in like.items()}
         return cls(dict.fromkeys(neighbours, empty), dict.fromkeys(neighbours, FIRST))
 
     def add(self, neighbour: int, at: At, weight: float, theirs: State, mine: State) -> None:
-        """Add an exchange, W_ij (b_j - b_i), to a link's sum.
-
-        Args:
-            neighbour: j.
-            at: the step.
-            weight: W_ij.
-            theirs: b_j (1, ...).
-            mine: b_i (1, ...).
-        """
+        """Add an exchange, W_ij (b_j - b_i), to a link's sum; `theirs` is b_j, `mine` b_i, both (1, ...)."""
         before = self.sums[neighbour]
         self.sums[neighbour] = {name: before[name] + weight * (theirs[name] - mine[name]) for name in before}
         self.last[neighbour] = at
 
     def adopt(self, neighbour: int, at: At, theirs: State, ratio: float) -> State:
-        """Take over the other end's sum.
+        """Take over F_ji (1, ...), the other end's sum until step `at`; return the correction (1, ...) to the belief.
 
-        Args:
-            neighbour: the other end, j.
-            at: the last step in its sum.
-            theirs: F_ji (1, ...).
-            ratio: v_j / v_i.
-
-        Returns:
-            The correction that has to be added to the belief (1, ...).
+        `ratio` is v_j / v_i.
         """
         before = self.sums[neighbour]
         self.sums[neighbour] = {name: -ratio * theirs[name] for name in before}

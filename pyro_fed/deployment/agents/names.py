@@ -14,15 +14,7 @@ AUTHORITY = "ca"
 
 
 def check_names(names: Iterable[str], where: str) -> None:
-    """Refuse agents' names that cannot be used, or cannot be told apart.
-
-    Args:
-        names: the agents' names.
-        where: where they were given, for the error's text.
-
-    Raises:
-        SettingError: a name is not a DNS name, is the authority's, or equals another one except for case.
-    """
+    """Refuse agents' names that are not DNS names, are the authority's, or equal another one except for case."""
     names = list(names)
     for name in names:
         if not _NAME.fullmatch(name):

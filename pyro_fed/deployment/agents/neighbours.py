@@ -7,12 +7,14 @@ In a step an agent puts its message into its outbox, fetches its neighbours' mes
 The weight of a neighbour whose message is missing goes to the agent's own belief, as `graph.LinkFailures` has it. What
 a simulation knows of all agents comes from these sources:
 
-    W, consensus steps, centralities    the graph of the peers file first beliefs                       every agent
-    draws them from the seed; digests are compared before the first round number of rows of all agents        spread
-    over the graph before the first round figures, and whether to stop        every agent's `witness`, spread over the
-    graph after each round, in as many steps
-                                        as its diameter, so that all judge the same numbers. An agent that misses one of
-                                        them does not stop by itself, but with the others, once it finds that they have
+    W, consensus steps, centralities    the graph of the peers file
+    first beliefs                       every agent draws them from the seed; digests are compared before the first
+                                        round
+    number of rows of all agents        spread over the graph before the first round
+    figures, and whether to stop        every agent's `witness`, spread over the graph after each round, in as many
+                                        steps as its diameter, so that all judge the same numbers. An agent that misses
+                                        one of them does not stop by itself, but with the others, once it finds that
+                                        they have
 
 A link fails if a neighbour's message does not come within `patience`, or if the neighbour says that it leaves. It stays
 down until both ends have agreed on a round, and on what has passed over it (see `flows`). An agent that no neighbour
@@ -124,12 +126,7 @@ class Links(Answers):
     ) -> dict[int, State | NoMessage]:
         """The messages of neighbours in a step, or the reason why there is none.
 
-        Args:
-            at: the step.
-            neighbours: their numbers.
-            expected: shapes and dtypes of the messages.
-            seconds: how long to wait.
-            whole: whether the messages are useless if one is missing, see `Wire.ask`.
+        `whole` says that the messages are useless if one is missing, see `Wire.ask`.
 
         Raises:
             PhaseEnded: the other agents have converged, and ended the phase.
@@ -150,7 +147,7 @@ class Links(Answers):
         return [j for j in self.wire.neighbours if not self.outbox.is_down(j, at)]
 
     def spread(self, at: At, own: State, seconds: float, whole: bool = False) -> tuple[State, Tensor]:
-        """Spread every agent's entry over the graph, in as many steps as the graph's diameter.
+        """Spread every agent's entry over the graph, in as many steps as the graph's diameter, from the step `at` on.
 
         Args:
             at: the first of these steps.
@@ -198,7 +195,7 @@ class Links(Answers):
         return table, known
 
     def _check_spread(self, at: At, neighbour: int, answer: State, known: Tensor, table: State) -> None:
-        """Require a neighbour's own entry, and signatures of all that are new or differ from those that are known."""
+        """Require a neighbour's own entry, and signatures of all entries that are new or differ from the known ones."""
         if not answer["known"][neighbour]:
             name = self.names[neighbour]
             raise ProtocolError(
@@ -222,13 +219,7 @@ class Links(Answers):
         return QuorumError(f"{text}. Start it again, then this one with resume", round=round)
 
     def failed(self, neighbour: int, at: At, refused: NoMessage, needed: bool) -> None:
-        """Take down the link to a neighbour whose message is missing.
-
-        Args:
-            neighbour: its number.
-            at: the step.
-            refused: why there is no message.
-            needed: whether the round is useless without it.
+        """Take down the link to a neighbour whose message is missing for the reason `refused`.
 
         Raises:
             QuorumError: the message is needed.
@@ -364,7 +355,7 @@ class Neighbours(Network):
         return error
 
     def _make_up(self) -> None:
-        """Take over the sums of neighbours that have asked to use a link again, where theirs are newer."""
+        """Take over newer sums of neighbours that have asked to use a link again."""
         with self.links.outbox.lock:
             asked = {j: last for j, last in self.links.joining.items() if last is not None}
             self.links.joining.clear()
@@ -534,12 +525,7 @@ class Neighbours(Network):
 
 
 def neighbours_of(links: Links, algorithm: OnGraph, everyone: bool = False) -> Neighbours:
-    """The network of one phase.
-
-    Args:
-        links: the agent's links.
-        algorithm: the phase's algorithm.
-        everyone: whether a round means nothing if an agent is missing.
+    """The network of one phase; `everyone` says that a round means nothing if an agent is missing.
 
     Raises:
         GraphError: on this graph the algorithm is not exact if an agent is missing.

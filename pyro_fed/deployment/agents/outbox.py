@@ -45,7 +45,7 @@ class At(NamedTuple):
 
     @classmethod
     def of(cls, numbers: Tensor) -> At:
-        """The step from a tensor that `tensor` has made."""
+        """The step from a tensor made by `tensor`."""
         return cls(*(int(number) for number in numbers))
 
 
@@ -64,7 +64,7 @@ class Why(Enum):
 
 
 class NoMessage(Exception):
-    """A message that is not to be had.
+    """A message that is not available.
 
     Attributes:
         why: the reason.
@@ -107,17 +107,12 @@ class Outbox:
             return {} if message is None else {"at": self._now.tensor(), **prefixed("message", message)}
 
     def restore(self, kept: State) -> None:
-        """Offer the message of a state that `last` has made, unless it is empty."""
+        """Offer the message of a state made by `last`, unless it is empty."""
         if kept:
             self.put(At.of(kept["at"]), within(kept, "message"))
 
     def get(self, at: At, neighbour: int, seconds: float) -> State:
-        """The message of a step, as soon as there is one.
-
-        Args:
-            at: the step.
-            neighbour: the neighbour that asks.
-            seconds: how long to wait.
+        """The message of a step for a neighbour, as soon as there is one.
 
         Raises:
             Refused: the neighbour cannot have it.
@@ -186,23 +181,13 @@ class Outbox:
             self.lock.notify_all()
 
     def wait_until_taken(self, at: At, neighbours: set[int], seconds: float) -> None:
-        """Wait until some neighbours have fetched a message.
-
-        Args:
-            at: the message's step.
-            neighbours: their numbers.
-            seconds: how long to wait at most.
-        """
+        """Wait, at most `seconds`, until some neighbours have fetched the message of a step."""
         with self.lock:
             self.lock.wait_for(lambda: neighbours <= self._taken.get(at, set()), seconds)
 
 
 def at_of(tensors: State, name: str = "at") -> At:
-    """The step in a neighbour's message.
-
-    Args:
-        tensors: the message.
-        name: name of the tensor.
+    """The step in a neighbour's message, from the tensor `name`.
 
     Raises:
         ProtocolError: numbers that are not a step of any run.

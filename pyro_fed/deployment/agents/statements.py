@@ -8,7 +8,7 @@ signed with the private key of the agent's certificate, over
 The first statement carries the certificate itself, which must come from the authority that the receiver trusts and
 have the agent's DNS name, and a nonce: an HMAC of the agent's rows under its private key. From then on all nonces are a
 part of the run's identity, so that a statement of an earlier run, even one with the same settings, is refused. An agent
-that is started again with the same rows and the same key has the same nonce, and goes on.
+that is started again with the same rows and the same key has the same nonce, and continues.
 """
 
 from __future__ import annotations
@@ -45,10 +45,7 @@ _LENGTH = struct.Struct(">H")
 class Statements:
     """An agent's signatures of its own statements, and the check of those of others.
 
-    Args:
-        identity: the agent's key and certificate, and the authority that it trusts.
-        names: all agents' names.
-        run: the run's id, a digest of all that agents must have in common.
+    `run` is the run's id, a digest of all that agents must have in common.
 
     Raises:
         SettingError: a certificate or a key that is too long to travel.
@@ -71,11 +68,7 @@ class Statements:
                 )
 
     def introduction(self, rows: str) -> State:
-        """The certificate and the nonce for an agent's first statement, (1, ...).
-
-        Args:
-            rows: a digest of the agent's rows, which does not leave it.
-        """
+        """The certificate and the nonce (1, ...) for an agent's first statement; the digest of its rows stays here."""
         padded = self._identity.certificate.ljust(MAX_CERTIFICATE, b"\n")  # PEM ignores empty lines
         return {
             "certificate": _bytes(padded),
@@ -83,21 +76,12 @@ class Statements:
         }
 
     def bind(self, nonces: Tensor) -> None:
-        """Make the nonces of all agents a part of the run's identity.
-
-        Args:
-            nonces: they, in the agents' order (A, 32).
-        """
+        """Make the nonces (A, 32) of all agents, in their order, a part of the run's identity."""
         self._run = hash_tensors([nonces], self._run)
         self._width = _LENGTH.size + max(map(_size, self._keys.values()))
 
     def signed(self, at: At, own: State) -> State:
-        """A statement of this agent's with its signature.
-
-        Args:
-            at: the step at which it is spread.
-            own: its tensors (1, ...).
-        """
+        """A statement (1, ...) of this agent with its signature, to be spread at a step."""
         data = _payload(self._run, at, self._identity.name, own)
         if isinstance(self._key, ec.EllipticCurvePrivateKey):
             signature = self._key.sign(data, ec.ECDSA(HASH))
@@ -107,13 +91,9 @@ class Statements:
         return {**own, "signature": _bytes(padded)}
 
     def check(self, agent: int, at: At, statement: State, passed_on_by: int) -> None:
-        """Require that a statement is the agent's own, of this run and step.
+        """Require that a statement (1, ...) with its signature is the agent's own, of this run and step.
 
-        Args:
-            agent: the number of the agent that it is about.
-            at: the step at which it is spread.
-            statement: its tensors with the signature (1, ...).
-            passed_on_by: the number of the neighbour from which it has come.
+        `passed_on_by` is the number of the neighbour that sent it.
 
         Raises:
             ProtocolError: names the neighbour that has passed on what the agent has not signed.
@@ -157,7 +137,7 @@ def _bytes(data: bytes) -> Tensor:
 
 
 def _size(key: object) -> int:
-    """The most bytes of a key's signature."""
+    """The maximal number of bytes of a key's signature."""
     bits: int = key.key_size  # type: ignore[attr-defined]  # both kinds of keys have it
     size = -(-bits // 8)
     return 2 * size + 9 if isinstance(key, ec.EllipticCurvePrivateKey | ec.EllipticCurvePublicKey) else size

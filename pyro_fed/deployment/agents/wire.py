@@ -5,10 +5,12 @@ in the peers file. A server must have the certificate of the agent that is calle
 few numbers. Answers have the shapes of this agent's own message; they are the encoded messages of `runtime.messages`,
 and nothing is unpickled. Generic handlers are used, and no generated code.
 
-    Hello    returns what all agents must have in common, as JSON Take     returns the agent's message of a step, as
-    soon as there is one Rejoin   for a link that is down: returns the round from which it is up again, and the sum of
-    what has passed over it Flow     returns the sum of what has passed over a link Leave    tells that the caller
-    leaves, and why
+    Hello    returns what all agents must have in common, as JSON
+    Take     returns the agent's message of a step, as soon as there is one
+    Rejoin   for a link that is down: returns the round from which it is up again, and the sum of what has passed over
+             it
+    Flow     returns the sum of what has passed over a link
+    Leave    tells that the caller leaves, and why
 """
 
 from __future__ import annotations
@@ -82,13 +84,7 @@ class Answers(ABC):
 
     @abstractmethod
     def answer(self, method: str, neighbour: int, request: State, seconds: float) -> State:
-        """The answer to a request.
-
-        Args:
-            method: "Take", "Rejoin" or "Flow".
-            neighbour: the number of the neighbour that asks.
-            request: the request's tensors, see `REQUESTS`.
-            seconds: how long the neighbour waits.
+        """The answer to a request; `method` is "Take", "Rejoin" or "Flow", and `request` has the tensors of `REQUESTS`.
 
         Raises:
             Refused: there is no answer, for the reason that it has.
@@ -269,11 +265,7 @@ class Wire:
 
     # -- the channels ----------------------------------------------------------------------------------------
     def hello(self, neighbour: int, seconds: float) -> dict[str, str]:
-        """What a neighbour says that all agents must have in common, name → text.
-
-        Args:
-            neighbour: its number.
-            seconds: how long to try to reach it.
+        """What a neighbour says that all agents must have in common, name → text, within `seconds`.
 
         Raises:
             Unwelcome: one of the two agents does not have the certificate that it should have.
@@ -309,11 +301,7 @@ class Wire:
             time.sleep(self.settings.retry_every)
 
     def once(self, asks: Mapping[int, Ask]) -> dict[int, State | NoMessage]:
-        """Ask neighbours that may not be there, each once, and wait for `knock` seconds.
-
-        Args:
-            asks: the requests, by neighbour.
-        """
+        """Ask neighbours that may be absent, each once, and wait for `knock` seconds."""
         return self.ask(asks, self.settings.knock, again=False)
 
     def ask(
@@ -321,14 +309,8 @@ class Wire:
     ) -> dict[int, State | NoMessage]:
         """Ask neighbours, all at once, and each again until it answers or the time is over.
 
-        Args:
-            asks: the requests, by neighbour.
-            seconds: how long to wait.
-            again: whether to ask again.
-            whole: whether the answers are useless if one is missing; then none is waited for once a neighbour has left.
-
-        Returns:
-            Each neighbour's answer, or the reason why there is none.
+        `whole` says that the answers are useless if one is missing; then waiting ends once a neighbour has left. The
+        value is each neighbour's answer, or the reason why there is none.
 
         Raises:
             Unwelcome: a neighbour does not have the certificate that it should have, or does not accept this agent's.
@@ -425,14 +407,7 @@ class Wire:
 
 
 def with_step(method: str, at: At, expected: State | Spec, **more: At) -> Ask:
-    """A request about a step.
-
-    Args:
-        method: "Take", "Rejoin" or "Flow".
-        at: the step.
-        expected: the answer's shapes and dtypes, or tensors that have these.
-        more: further steps that the request names.
-    """
+    """A request "Take", "Rejoin" or "Flow" about a step; `expected` are the answer's specification or like tensors."""
     spec = {
         name: value if isinstance(value, Entry) else spec_of({name: value})[name] for name, value in expected.items()
     }

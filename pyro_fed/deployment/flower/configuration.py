@@ -82,8 +82,8 @@ class Configuration:
         out: the file for the result.
         options: arguments of `run`, without those that depend on the clients.
         specs: schedule, graph and combination by name, from which `run_options` makes the objects.
-        secure: settings of secure aggregation; None: without it.
-        loo: the observed site of leave-one-out after the run, "" for the only one; None: no leave-one-out.
+        secure: settings of secure aggregation; None for none.
+        loo: the observed site of leave-one-out after the run, "" for the only one; None for no leave-one-out.
         influence: whether each client's influence is computed after the run.
     """
 
@@ -98,11 +98,7 @@ class Configuration:
     influence: bool = False
 
     def run_options(self, chosen: Recipe, num_clients: int) -> tuple[Any, dict[str, Any]]:
-        """The recipe's algorithm, and the arguments of `run`.
-
-        Args:
-            chosen: the recipe.
-            num_clients: number of clients, over which a graph is built.
+        """The recipe's algorithm, and the arguments of `run` with a graph over the clients.
 
         Raises:
             SettingError: an unknown name of an object, or arguments that it does not take.
@@ -120,9 +116,6 @@ class Configuration:
 def check_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Check the arguments of `run` that `server_app` is given.
 
-    Args:
-        options: options by name.
-
     Raises:
         SettingError: `run` has no such argument, or a deployment sets it itself.
     """
@@ -138,15 +131,12 @@ def check_options(options: Mapping[str, Any]) -> dict[str, Any]:
 def read_configuration(
     config: Mapping[str, Any], options: Mapping[str, Any] | None = None, secure: SecAgg | None = None
 ) -> Configuration:
-    """Check a run's configuration.
+    """Check a run's configuration, and return its settings.
 
     Args:
         config: Flower's `run_config`; keys of nested tables are joined by ".".
         options: arguments of `run` that the app sets; values of the configuration replace them.
         secure: secure aggregation as the app sets it; a value of the configuration replaces it.
-
-    Returns:
-        The settings.
 
     Raises:
         SettingError: an unknown key, with the nearest name; a value of another type; a file that cannot be written.
@@ -183,7 +173,7 @@ def _module_of(key: str, spec: str | dict[str, Any]) -> str:
 
 
 def _nest_tables(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration with keys such as `schedule.name` put into tables again."""
+    """The configuration with keys such as `schedule.name` in tables again."""
     found: dict[str, Any] = {key: value for key, value in config.items() if "." not in key}
     for key, value in config.items():
         outer, dot, inner = key.partition(".")

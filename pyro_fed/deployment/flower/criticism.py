@@ -36,14 +36,9 @@ OF_ALL = ("elpd_loo", "se", "p_loo", "n_samples", "n_data_points", "good_k", "wa
 def check_leaving_out(
     federation: RemoteFederation, site: str | None, secure: SecAgg | None, combination: Any, what: str = GROUP
 ) -> None:
-    """Refuse before the run a criticism that would not be possible after it.
+    """Refuse before the run a criticism, "loo" or "influence", that would not be possible after it.
 
-    Args:
-        federation: the clients.
-        site: the observed site; "" for the only one, None if the criticism needs none.
-        secure: the run's secure aggregation, or None.
-        combination: the run's combination, or None.
-        what: name of the criticism, "loo" or "influence".
+    `site` is the observed site: "" for the only one, None if the criticism needs none.
 
     Raises:
         SettingError: the run has secure aggregation or differential privacy, which single clients' sums would break.
@@ -63,13 +58,7 @@ def check_leaving_out(
 def with_loo(result: Any, federation: RemoteFederation, executor: Flower, site: str) -> Any:
     """The result with the group `loo`: `elpd`, `p`, `rows`, Pareto k and WAIC by client, and of all rows as attributes.
 
-    If that is not possible, the result is returned as it is, with the reason in its attribute `no_loo` and in the log.
-
-    Args:
-        result: result of `run`.
-        federation: the clients.
-        executor: asks the clients.
-        site: the observed site; "" for the only one.
+    If that is not possible, the result is returned unchanged, with the reason in its attribute `no_loo` and in the log.
     """
     try:
         found, wide = loo_and_waic(result, federation, var_name=site or None, executor=executor)
@@ -87,13 +76,8 @@ def with_loo(result: Any, federation: RemoteFederation, executor: Flower, site: 
 def with_influence(result: Any, federation: RemoteFederation, executor: Flower) -> Any:
     """The result with the group `influence`, as `pf.influence` has it: by sites, or by log-likelihoods at the draws.
 
-    If that is not possible, the result is returned as it is, with the reason in its attribute `no_influence` and in the
-    log.
-
-    Args:
-        result: result of `run`.
-        federation: the clients.
-        executor: asks the clients.
+    If that is not possible, the result is returned unchanged, with the reason in its attribute `no_influence` and in
+    the log.
     """
     run_by = result.attrs.get("chosen", result.attrs.get("algorithm"))
     try:

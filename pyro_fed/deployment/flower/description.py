@@ -55,12 +55,7 @@ class Description:
 
     @classmethod
     def of(cls, name: str, federation: Federation) -> Description:
-        """The description of a federation's only client.
-
-        Args:
-            name: the client's name.
-            federation: the client's model and rows.
-        """
+        """The description of a federation's only client."""
         problem = federation.problem
         arguments = problem.arguments
         shapes = {
@@ -85,14 +80,7 @@ class Description:
 
     @classmethod
     def from_record(cls, record: Any) -> Description:
-        """The description in a record that `to_record` has made.
-
-        Args:
-            record: Flower's.
-
-        Raises:
-            ProtocolError: a record that `to_record` would not make.
-        """
+        """The description in a record of Flower made by `to_record`; ProtocolError for any other."""
         text = record.get("description")
         if not isinstance(text, str) or len(text) > MAX_TEXT:
             found = f"{len(text):,} characters" if isinstance(text, str) else type(text).__name__

@@ -143,7 +143,7 @@ class Flower(Remote):
     def exchange(self, requests: Mapping[int, Request]) -> dict[int, Any]:
         """Ask all clients at once. Replies are matched by Flower's message id; late ones are dropped.
 
-        Before that, unknown nodes are asked for their descriptions, if a client is away.
+        If a client is away, unknown nodes are asked for their descriptions first.
         """
         nodes = self._nodes(requests)
         if self.secure is not None:

@@ -27,16 +27,12 @@ INSTALLED = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib
 
 
 class Refusal(ProtocolError):
-    """An order of the server that a client does not follow; the text has nothing in it but the order and settings."""
+    """An order of the server that a client does not follow; the text consists of the order and settings only."""
 
 
 @contextmanager
 def as_refusals() -> Iterator[None]:
-    """What reads the server's order, and nothing of the client's: its `ProtocolError` is a refusal.
-
-    Raises:
-        Refusal: in place of a `ProtocolError`.
-    """
+    """A context that reads the server's order, and nothing of the client's: its `ProtocolError` becomes a `Refusal`."""
     try:
         yield
     except ProtocolError as error:
@@ -44,11 +40,7 @@ def as_refusals() -> Iterator[None]:
 
 
 def client_name(context: Context) -> str:
-    """The client's name: `name` or `partition-id` of its node's configuration, else the node's number.
-
-    Args:
-        context: Flower's context of the client.
-    """
+    """The client's name: `name` or `partition-id` of its node's configuration, else the node's number."""
     config: Any = context.node_config
     return str(config.get("name", config.get("partition-id", context.node_id)))
 
@@ -56,13 +48,7 @@ def client_name(context: Context) -> str:
 def told_without_values(
     message: Message, context: Context, call_next: Callable[[Message, Context], Message]
 ) -> Message:
-    """Answer a message; in place of an exception by an error of Flower that has no values of rows in it.
-
-    Args:
-        message: the server's message.
-        context: Flower's context of the client.
-        call_next: what answers it.
-    """
+    """Answer a message by `call_next`, or an exception by an error of Flower without values of rows."""
     try:
         return call_next(message, context)
     except (Exception, SystemExit) as error:
@@ -75,11 +61,7 @@ def told_without_values(
 
 
 def place_of(error: BaseException) -> str:
-    """File and line of the user's code in which an exception was raised; without any, those of the innermost call.
-
-    Args:
-        error: the exception.
-    """
+    """File and line of the user's code in which an exception was raised, else those of the innermost call."""
     chain, innermost = [error], ""
     while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None and cause not in chain:
         chain.append(cause)

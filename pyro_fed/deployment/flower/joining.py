@@ -79,11 +79,7 @@ class Roll:
         return cls(clients, [None] * len(clients)) if clients else None
 
     def keep(self, folder: Path) -> None:
-        """Write the list of clients into a checkpoint's folder, unless the folder has states already.
-
-        Raises:
-            CheckpointError: the file cannot be written.
-        """
+        """Write the list of clients into a checkpoint's folder, unless the folder has states already."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if any(folder.glob("round-*.safetensors")):
@@ -98,15 +94,10 @@ class Roll:
         return [node for node in online if node not in self.nodes and node not in self.strangers]
 
     def place(self, node: int, found: Description | str, online: Collection[int]) -> int | None:
-        """Give a node the place of the client whose name it has.
+        """Give a node the place of the client whose name it has, and return the client's number.
 
-        Args:
-            node: the node's number.
-            found: its description, or a sentence that says why there is none.
-            online: the nodes that are connected.
-
-        Returns:
-            The client's number; None if the node cannot be taken in, for a reason that is logged.
+        The number is None if the node cannot be taken in, for a reason that is logged. `found` is the
+        node's description, or a sentence that says why there is none.
         """
         objection = found if isinstance(found, str) else self._objection(found, online)
         if isinstance(found, str) or objection:
@@ -134,7 +125,7 @@ class Roll:
 def wait_for_clients(
     grid: Grid, num_clients: int, min_clients: int | None, wait: float, timeout: float, known: Roll | None = None
 ) -> Roll:
-    """Wait for clients.
+    """Wait for clients, and return them in the order of their names; for a resumed run in their former order.
 
     Args:
         grid: Flower's.
@@ -143,9 +134,6 @@ def wait_for_clients(
         wait: seconds to wait at most.
         timeout: seconds that a client has to describe itself.
         known: the clients of the run that is resumed; None for a new run.
-
-    Returns:
-        The clients, in the order of their names; for a resumed run in the order that they had.
 
     Raises:
         QuorumError: too few clients have joined in time, or one has not described itself.
@@ -184,13 +172,7 @@ def wait_for_clients(
 
 
 def node_descriptions(post: Post, nodes: Collection[int], timeout: float) -> dict[int, Description | str]:
-    """The descriptions of nodes, by node; in place of a missing one, a clause that says why.
-
-    Args:
-        post: Flower's Grid.
-        nodes: the nodes' numbers.
-        timeout: seconds that they have.
-    """
+    """The descriptions of nodes, by node, within `timeout` seconds; a clause in place of a missing one says why."""
     found = post.exchange({node: question(node, timeout) for node in nodes}, timeout)
     return {node: description_in(answer) for node, answer in found.items()}
 

@@ -97,10 +97,7 @@ def server_workflow() -> type[SecAggPlusWorkflow]:
 
 
 def with_masks(function: Any) -> FunctionType:
-    """A copy of a function of Flower's that generates masks, with `masks` in the place of Flower's generator.
-
-    Args:
-        function: uses `pseudo_rand_gen`.
+    """A copy of a function of Flower that generates masks, with `masks` in the place of Flower's `pseudo_rand_gen`.
 
     Raises:
         SettingError: it does not use that generator, or this one has other arguments than expected.
@@ -112,11 +109,7 @@ def with_masks(function: Any) -> FunctionType:
 
 
 def with_globals(function: Any, **others: Any) -> FunctionType:
-    """A copy of a function that finds other objects under some global names.
-
-    Args:
-        function: a plain function.
-        **others: the objects by name.
+    """A copy of a plain function that finds other objects under some global names.
 
     Raises:
         SettingError: it does not use one of the names.
@@ -129,7 +122,7 @@ def with_globals(function: Any, **others: Any) -> FunctionType:
 
 
 def _other_flower(function: Any, name: str) -> SettingError:
-    """That Flower's own masks would be used, which are weak."""
+    """The error that Flower's own masks, which are weak, would be used."""
     from flwr import __version__
 
     return SettingError(

@@ -13,15 +13,10 @@ PROTOCOL = "secaggplus_configs"
 
 
 def handed_on(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
-    """Handle messages of secure aggregation by Flower's own mod with strong masks, and hand others on to the app.
-
-    Args:
-        message: the message.
-        context: the client's context.
-        call_next: the app.
+    """Handle messages of secure aggregation by Flower's own mod with strong masks, and pass others on to the app.
 
     Raises:
-        SettingError: this Flower makes its masks otherwise than is known.
+        SettingError: this Flower makes its masks in an unknown way.
     """
     if not asks_for_a_sum(message):
         return call_next(message, context)

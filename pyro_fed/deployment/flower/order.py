@@ -66,8 +66,8 @@ class Order:
         slots: its positions in the round, as text; there may be several.
         phase: the phase's number.
         begins: whether the message brings the states with which the phase begins.
-        verdict: the round of whose messages the order says which were used; -1 for none.
-        round: the round's number; -1 where no work is asked for.
+        verdict: the round whose used messages the order names; -1 for none.
+        round: the round's number; -1 if no work is asked for.
         seed: the run's seed.
         level: level of the compiler.
         copies: whether the reply has to bring the client's new state.
@@ -94,10 +94,7 @@ class Order:
 
     @classmethod
     def from_record(cls, record: Any) -> Order:
-        """The order in a record that `to_record` has made, whose settings are in their ranges and fit one another.
-
-        Args:
-            record: Flower's.
+        """The order in a record of Flower made by `to_record`, with settings in their ranges that fit one another.
 
         Raises:
             Refusal: names, types or values that are not those of an order.
@@ -142,10 +139,7 @@ class Order:
         require(least <= self.num_rows <= most, "num_rows", f"{least} to {most}, as width says", self.num_rows)
 
     def check_rows(self, own: int) -> None:
-        """Refuse numbers of rows that leave no place for this client's own.
-
-        Args:
-            own: the client's number of rows.
+        """Refuse numbers of rows that leave no place for this client's own number of rows.
 
         Raises:
             Refusal: names the setting, what is expected and what was received.
@@ -155,12 +149,7 @@ class Order:
         require(self.num_rows >= least, "num_rows", f"at least {least}, with this client's own rows", self.num_rows)
 
     def check_header(self, header: Header, name: str, run: str | None) -> None:
-        """Refuse the header of another message.
-
-        Args:
-            header: the header that came with the order.
-            name: the client's name.
-            run: the run of which the client has a state; None: of none.
+        """Refuse the header of another message; `run` is the run of the client's state, None without one.
 
         Raises:
             Refusal: names the field, what is expected and what was received.
@@ -174,11 +163,7 @@ class Order:
             require(header.run == run, "the header's run", f"{run}, whose state this client has", header.run)
 
     def check_tensors(self, tensors: Mapping[str, Entry], dim: int) -> None:
-        """Refuse tensors that are no part of such an order, or more numbers than such a model has room for.
-
-        Args:
-            tensors: shapes and dtypes by name, from the message's header.
-            dim: number of the model's parameters.
+        """Refuse tensors that are no part of such an order, or larger than a model of `dim` parameters allows.
 
         Raises:
             Refusal: names the tensor, its size, what is expected, and the cure.
@@ -221,27 +206,16 @@ class Order:
 
 
 def most_bytes(dim: int, parts: int) -> int:
-    """The most bytes of an order's tensors.
-
-    Args:
-        dim: number of the model's parameters.
-        parts: how many clients' shares the order has along the tensors' first axes.
-    """
+    """The maximal bytes of an order's tensors, which have the shares of `parts` clients along their first axes."""
     numbers = MAX_VECTORS * (dim + EXTRA_VECTOR_NUMBERS) + MAX_MATRICES * dim**2
     return min(8 * numbers * parts, MAX_BYTES)
 
 
 def require(holds: object, what: str, expected: str, received: object) -> None:
-    """Refuse an order unless something holds.
-
-    Args:
-        holds: whether it does.
-        what: what it is about.
-        expected: what it should be.
-        received: what it is.
+    """Refuse an order unless a condition holds.
 
     Raises:
-        Refusal: it does not; says what, expected, received, and the cure.
+        Refusal: it does not hold; says what it is about, expected, received, and the cure.
     """
     if not holds:
         raise Refusal(f"the server's order has {what}: expected {expected}, received {received!s:.200}: {CURE}")

@@ -23,11 +23,7 @@ WATCH_EVERY = 3.0
 
 
 class Post:
-    """The Grid as the executor uses it.
-
-    Args:
-        grid: Flower's.
-    """
+    """Flower's Grid as the executor uses it."""
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
@@ -37,14 +33,9 @@ class Post:
         return {node.node_id: str(getattr(node, "last_activated_at", "")) for node in self.grid.get_nodes()}
 
     def exchange(self, messages: Mapping[int, Message], timeout: float) -> dict[int, Message | str]:
-        """Send a message to each of some nodes, and wait for the replies.
+        """Send a message to each of some nodes, and wait for the replies, at most `timeout` seconds.
 
-        Args:
-            messages: the messages, by any key.
-            timeout: seconds to wait at most.
-
-        Returns:
-            The replies by the same keys; in place of a missing one, a clause that says why.
+        The replies have the messages' keys; in place of a missing one is a clause that says why.
         """
         if not messages:
             return {}

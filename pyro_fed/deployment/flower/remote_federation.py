@@ -68,11 +68,7 @@ class RemoteFederation(ClaimedFederation):
             )
 
     def client_data(self, clients: Sequence[int] | None = None) -> ClientData:
-        """The made-up row in place of each client's rows: index (C, 1), num_rows (C,) as the clients claim.
-
-        Args:
-            clients: the clients' numbers; by default all.
-        """
+        """The made-up row in place of each client's rows: index (C, 1), num_rows (C,) as the clients claim."""
         chosen = torch.arange(self.num_clients) if clients is None else torch.as_tensor(clients, dtype=torch.int64)
         device = self.problem.rows[0].device
         index = torch.zeros(len(chosen), 1, dtype=torch.int64, device=device)

@@ -142,11 +142,7 @@ class SecureRound:
     up: Counter[int] = field(default_factory=Counter)
 
     def __call__(self, say: Callable[[Message], str]) -> Summed:
-        """The sum of the clients' numbers.
-
-        Args:
-            say: gives a clause for a message that is an error.
-        """
+        """The sum of the clients' numbers; `say` gives a clause for a message that is an error."""
         from flwr.server.compat.legacy_context import LegacyContext
         from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECORD
         from flwr.server.workflow.constant import Key as WorkflowKey
@@ -267,11 +263,9 @@ def _bytes(value: Any) -> int:
 
 
 def flat(messages: State, share: float | None = None) -> Tensor:
-    """A client's numbers (P,), or with a share also their multiples, (2 P,); float64.
+    """A client's numbers (P,) in float64 from messages (1, ...) of one visit; (2 P,) with their multiples by a share.
 
-    Args:
-        messages: messages of one visit (1, ...).
-        share: n_k / n_max; the numbers times this follow the numbers. None: nothing follows.
+    The share is n_k / n_max.
     """
     own = torch.cat([messages[name].double().reshape(-1) for name in sorted(messages)])
     return own if share is None else torch.cat([own, share * own])
@@ -310,11 +304,7 @@ def _unflat(numbers: Tensor, mean: Tensor, spec: Spec, clients: int) -> State:
 
 
 def maskable_numbers(numbers: Tensor, context: Context) -> RecordDict:
-    """A client's numbers in the form in which Flower's mod masks them.
-
-    Args:
-        numbers: (P,), float64.
-        context: the client's context, with the protocol's state.
+    """A client's numbers (P,), float64, in the form in which Flower's mod masks them.
 
     Raises:
         ProtocolError: a number is too large, or the server's settings hide too little.
@@ -342,14 +332,7 @@ def maskable_numbers(numbers: Tensor, context: Context) -> RecordDict:
 
 
 def check_secure(chain: Sequence[Algorithm]) -> None:
-    """Refuse algorithms that need more than sums of the clients' messages, or the clients' states for a later phase.
-
-    Args:
-        chain: the phases of a run.
-
-    Raises:
-        SettingError: names the algorithm, and algorithms that only need sums.
-    """
+    """Refuse algorithms that need more than sums of the clients' messages, or the clients' states for a later phase."""
     for part in chain:
         if not part.additive:
             raise SettingError(

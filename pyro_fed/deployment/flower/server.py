@@ -96,7 +96,7 @@ def serve(grid: Grid, model: str | Path, recipe: str | Path, settings: Configura
 
     Returns:
         InferenceData, without the groups that need rows (pointwise log-likelihoods and data), and with the groups `loo`
-        and `influence` if these were asked for.
+        and `influence` if these were requested.
 
     Raises:
         QuorumError: too few clients have joined in time, or replied to a round.
@@ -176,10 +176,6 @@ def _check_before_the_wait(settings: Configuration) -> None:
 
 
 def say(progress: Progress) -> None:
-    """Log a line after every round.
-
-    Args:
-        progress: the run's progress.
-    """
+    """Log a line after every round."""
     with suppress(ValueError):  # a stream that is closed while the run ends
         LOG.info("%s%s", progress, " (ended)" if progress.finished else "")

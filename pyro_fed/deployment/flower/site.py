@@ -83,12 +83,7 @@ class Site:
         return Description.of(name, self._federation(name, context)).to_record()
 
     def work(self, content: RecordDict, context: Context, summed: bool = False) -> RecordDict:
-        """The answer to an order of the server.
-
-        Args:
-            content: the order's records.
-            context: Flower's context of the client.
-            summed: whether the answer is masked, so that the server only learns the sum over clients.
+        """The answer to an order of the server; a `summed` one is masked, so that the server only learns the sum.
 
         Raises:
             Refusal: the content is not an order that this client follows, and why.

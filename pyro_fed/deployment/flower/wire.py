@@ -30,22 +30,14 @@ def pack(settings: ConfigRecord, header: Header, tensors: State) -> RecordDict:
 
 
 def record_of(content: Any, name: str) -> Any:
-    """One of a message's records.
-
-    Raises:
-        ProtocolError: it is not there.
-    """
+    """One of a message's records; ProtocolError if it is missing."""
     if name not in content or not isinstance(content[name], ConfigRecord):
         raise ProtocolError(f"expected a record {name!r}, received {sorted(content)!r:.200}")
     return content[name]
 
 
 def bytes_of(content: Any) -> bytes:
-    """The encoded message.
-
-    Raises:
-        ProtocolError: it is not there.
-    """
+    """The encoded message; ProtocolError if it is missing."""
     data = record_of(content, MESSAGE).get("data")
     if not isinstance(data, bytes):
         raise ProtocolError(f"expected an encoded message, received {type(data).__name__}")

@@ -156,11 +156,7 @@ def _apps(folder: Path) -> dict[Path, tuple[str, str]]:
 
 
 def _app_and_version(fab: Path) -> tuple[str, str]:
-    """An app's name, as `flwr run` has it, and its version.
-
-    Raises:
-        SettingError: the file is not an app.
-    """
+    """An app's name, as `flwr run` has it, and its version; SettingError if the file is not an app."""
     try:
         name, version = get_metadata_from_config(get_fab_config(fab.read_bytes()))
     except Exception as error:  # of zip files, of TOML, of missing keys
