@@ -118,11 +118,7 @@ def _end_with_errors(said: Mapping[str, str], lost_reference: bool) -> NoReturn:
 
 
 def _chosen_recipes(recipe_names: tuple[str, ...], reference: str | None) -> dict[str, Recipe]:
-    """The recipes, with the reference's, by their names in the table.
-
-    Raises:
-        SettingError: two files would have the same name.
-    """
+    """The recipes, with the reference's, by their names in the table; SettingError if two files have the same name."""
     from pyro_fed.recipes import recipe
 
     names = list(dict.fromkeys([*recipe_names, *([reference] if reference else [])]))
@@ -192,11 +188,7 @@ def _algorithms(chosen: dict[str, Recipe], assignments: tuple[str, ...]) -> dict
 
 
 def comparison_block(table: pd.DataFrame) -> str:
-    """The comparison as text: a block of columns for each subject, then what speaks against the results.
-
-    Args:
-        table: the table that `pyro_fed.compare` returns.
-    """
+    """The comparison as text: a block of columns for each subject, then what speaks against the results."""
     import pandas as pd
 
     from pyro_fed.analysis.judging.compare import TABLES

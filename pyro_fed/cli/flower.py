@@ -19,11 +19,7 @@ def flower() -> None:
 
 @contextmanager
 def extra() -> Iterator[None]:
-    """Imports that need the extra `flower`.
-
-    Raises:
-        SettingError: it is not installed.
-    """
+    """A context for imports that need the extra `flower`; SettingError if it is not installed."""
     try:
         yield
     except ImportError as error:

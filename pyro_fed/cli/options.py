@@ -24,12 +24,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class WritableFile(click.Path):
-    """A file of one format, of which is checked before any work that it can be written.
-
-    Args:
-        content: the format, for error messages.
-        endings: endings of names that are allowed, besides no ending at all.
-    """
+    """A file of one format; whether it can be written is checked before any work."""
 
     def __init__(self, content: str, endings: tuple[str, ...]) -> None:
         super().__init__(dir_okay=False, path_type=Path)
@@ -227,34 +222,19 @@ resume = click.option("--resume", is_flag=True, help="Go on from the state in th
 
 
 def clients(default: int | None, text: str = "Number of clients.") -> Callable[[Command], Command]:
-    """The option `--clients`.
-
-    Args:
-        default: the default value.
-        text: the text of `--help`.
-    """
+    """The option `--clients`, with its default and its text in `--help`."""
     shown = default is not None
     return click.option("--clients", type=click.IntRange(min=1), default=default, show_default=shown, help=text)
 
 
 def assignments(metavar: str, example: str) -> Callable[[Command], Command]:
-    """The option `--set`, which replaces a recipe's settings.
-
-    Args:
-        metavar: how a setting is written, such as KEY=VALUE.
-        example: an example for `--help`.
-    """
+    """The option `--set`, which replaces a recipe's settings; `metavar` says how one is written, such as KEY=VALUE."""
     text = f"Replace one setting of a recipe, e.g. --set {example}. May be repeated."
     return click.option("--set", "assignments", metavar=metavar, multiple=True, help=text)
 
 
 def out_option(text: str, written: WritableFile = RESULT) -> Callable[[Command], Command]:
-    """The option `--out`, a file for the result.
-
-    Args:
-        text: the text of `--help`.
-        written: the file's format.
-    """
+    """The option `--out`, a file for the result in a format, with its text in `--help`."""
     return click.option("--out", type=written, help=text)
 
 

@@ -13,10 +13,7 @@ if TYPE_CHECKING:
 
 
 def parse_executor(text: str) -> str | Executor:
-    """The executor of `--executor`.
-
-    Args:
-        text: "vectorised", "sequential", or "ray:2" for two processes.
+    """The executor of `--executor`: "vectorised", "sequential", or "ray:2" for two processes.
 
     Raises:
         SettingError: another word, or not a number of processes.
@@ -34,11 +31,7 @@ def parse_executor(text: str) -> str | Executor:
 
 
 def parse_graph(text: str, num_clients: int) -> Graph:
-    """The graph of `--graph`.
-
-    Args:
-        text: a builder of `pyro_fed.graph` and its arguments: "ring", "erdos_renyi:0.5", "small_world:4,0.1".
-        num_clients: number of agents.
+    """The graph of `--graph`, a builder of `pyro_fed.graph` and its arguments, such as "small_world:4,0.1".
 
     Raises:
         SettingError: an unknown builder, or arguments that it does not take.

@@ -34,14 +34,7 @@ class Result(Protocol):
 
 @contextmanager
 def run_apart(arguments: Sequence[str]) -> Iterator[Result]:
-    """Start a run in a second process, which is ended at the end of the block at the latest.
-
-    Args:
-        arguments: the arguments of `pyro-fed run`, without `--out`.
-
-    Yields:
-        A function that waits for the result.
-    """
+    """Start `pyro-fed run` with arguments, except `--out`, in a second process, which ends with the block."""
     import arviz as az
 
     with tempfile.TemporaryDirectory(prefix="pyro_fed-") as folder:

@@ -1,4 +1,4 @@
-"""SIGTERM, of batch systems, and SIGHUP, of a closing terminal: the run ends as by Ctrl-C, with what it has found."""
+"""SIGTERM, of batch systems, and SIGHUP, of a closing terminal: the run ends as by Ctrl-C, with its results so far."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def terminated_as_interrupted() -> Iterator[None]:
     closes there may be several, from the system and from the shell. What would be printed in that terminal is dropped,
     since writing there has become an error.
 
-    A handler that is set already is left as it is, as is a SIGHUP that is ignored (`nohup`). In threads other than the
+    An existing handler is left unchanged, as is a SIGHUP that is ignored (`nohup`). In threads other than the
     main one this does nothing.
     """
     main = threading.current_thread() is threading.main_thread()
@@ -57,7 +57,7 @@ def _has_no_handler(number: int) -> bool:
 
 
 def _without_terminal() -> None:
-    """Let standard streams lead nowhere, but those that go to a file or a pipe. A closed terminal is none any more."""
+    """Point standard streams to nowhere, except those to a file or a pipe. A closed terminal does not count."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in STREAMS:
         try:

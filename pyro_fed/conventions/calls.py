@@ -36,20 +36,14 @@ OURS = __name__.partition(".")[0] + "."
 
 
 def checked_but(*own: str) -> Callable[[F], F]:
-    """As `checked`, but for arguments that the function checks by itself, with a cure of its own.
-
-    Args:
-        own: their names.
-    """
+    """As `checked`, except for the named arguments, which the function checks by itself, with a cure of its own."""
     return functools.partial(checked, own=frozenset(own))
 
 
 def checked(function: F, own: frozenset[str] = frozenset()) -> F:
     """Decorator of a public function or method, whose calls are checked against its signature and type hints.
 
-    Args:
-        function: public.
-        own: arguments that it checks by itself.
+    `own` are arguments that it checks by itself.
 
     Example:
         >>> pf.run(pf.FedEP(), fed, rounds=5)
@@ -82,10 +76,10 @@ def checked(function: F, own: frozenset[str] = frozenset()) -> F:
 
 @contextmanager
 def _own_modes() -> Iterator[None]:
-    """What a caller has set for all of torch and a run sets for itself.
+    """A context in which torch's global modes are those of a run, not of the caller.
 
-    Tensors of inference mode have no derivatives, which a run takes. What it makes lies on the CPU, but for clients'
-    steps, whose device is the federation's and not torch's default.
+    Tensors of inference mode have no derivatives, which a run takes. A run's tensors lie on the CPU, except for
+    clients' steps, whose device is the federation's and not torch's default.
     """
     with ExitStack() as stack:
         if torch.is_inference_mode_enabled():
@@ -96,11 +90,9 @@ def _own_modes() -> Iterator[None]:
 
 
 def explained(kind: type[PyroFedError], what: str) -> Callable[[F], F]:
-    """Decorator of a function that runs a user's model: whatever that raises is said in one sentence, with its cause.
+    """Decorator of a function that runs a user's model: its errors become one sentence of a kind, with their cause.
 
-    Args:
-        kind: of the error.
-        what: could not be done.
+    `what` says what could not be done.
     """
 
     def decorate(function: F) -> F:
@@ -117,12 +109,9 @@ def explained(kind: type[PyroFedError], what: str) -> Callable[[F], F]:
 
 
 def explain(error: Exception, kind: type[PyroFedError], what: str) -> NoReturn:
-    """Raise what a user's code has raised as one sentence, with its cause; an error of the package's as it is.
+    """Raise an error of a user's code as one sentence of a kind, with its cause; an error of the package unchanged.
 
-    Args:
-        error: that was raised.
-        kind: of the error that is raised in its place.
-        what: could not be done.
+    `what` says what could not be done.
     """
     if isinstance(error, PyroFedError):
         raise error
@@ -137,7 +126,7 @@ def _class_name(owner: Any) -> str:
 def _bound(
     who: str, signature: inspect.Signature, is_method: bool, args: tuple[Any, ...], keywords: dict[str, Any]
 ) -> dict[str, Any]:
-    """Arguments by name, `self` left out.
+    """Arguments by name, without `self`.
 
     Raises:
         SettingError: an unknown name, one that is missing, or too many.
@@ -161,11 +150,7 @@ def _bound(
 
 
 def _check_kinds(who: str, given: dict[str, Any], hints: dict[str, Any]) -> None:
-    """Refuse values of another kind than their hints name.
-
-    Raises:
-        SettingError: names the argument, what it must be and what it is.
-    """
+    """Refuse values of another kind than their hints name."""
     for key, value in given.items():
         hint = hints.get(key, Any)
         if isinstance(value, type) and not fits(value, hint):
@@ -180,7 +165,7 @@ def _check_kinds(who: str, given: dict[str, Any], hints: dict[str, Any]) -> None
 
 @functools.cache
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    """Resolved hints of a function's arguments; one that cannot be resolved lets everything pass."""
+    """Resolved hints of a function's arguments; a hint that cannot be resolved accepts everything."""
     scope = vars(sys.modules.get(getattr(function, "__module__", "") or "", object))
     return {
         name: _resolve_hint(one.annotation, scope)
@@ -190,7 +175,7 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _resolve_hint(hint: Any, scope: dict[str, Any]) -> Any:
-    """A hint as a type; Any where it is a name that only type checkers know."""
+    """A hint as a type; Any if it is a name that only type checkers know."""
     if not isinstance(hint, str):
         return hint
     try:
@@ -200,10 +185,10 @@ def _resolve_hint(hint: Any, scope: dict[str, Any]) -> Any:
 
 
 class Checked(ABCMeta):
-    """Metaclass of classes of settings: what they are made from is checked, whatever `__init__` they get.
+    """Metaclass of classes of settings: the arguments of their construction are checked, whatever `__init__` they get.
 
-    A class's own checks come first, as they know ranges and cures; then the kinds by the hints of its fields; and what
-    else goes wrong while it is made is said as an error of its settings.
+    A class's own checks come first, as they know ranges and cures; then the kinds by the hints of its fields; and any
+    other error of construction becomes an error of its settings.
     """
 
     def __call__(cls, *args: Any, **keywords: Any) -> Any:
@@ -222,7 +207,7 @@ class Checked(ABCMeta):
 
     @property
     def __signature__(cls) -> inspect.Signature:
-        """That of the class's `__init__`, which `inspect` would not look for behind this `__call__`."""
+        """The signature of the class's `__init__`, which `inspect` would not look for behind this `__call__`."""
         whole = inspect.signature(cls.__init__)  # type: ignore[misc]  # of the class, which is at hand
         return whole.replace(parameters=list(whole.parameters.values())[1:], return_annotation=None)
 
@@ -234,7 +219,7 @@ class Checked(ABCMeta):
 
 @functools.cache
 def _fields(cls: type) -> dict[str, Any]:
-    """Hints of what a class is made from: of its `__init__`, and of its fields where `dataclass` wrote that."""
+    """Hints of a class's arguments: of its `__init__`, or of its fields if `dataclass` wrote that."""
     found: dict[str, Any] = {}
     for kind in reversed(cls.__mro__):
         scope = vars(sys.modules.get(kind.__module__, object))

@@ -1,4 +1,4 @@
-"""What a client may be called, in tables and figures and in messages; and how many there are."""
+"""The names that clients may have, in tables, figures and messages; and how many clients there may be."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _CLIENT = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.\- ]*[A-Za-z0-9_.\-])?")
 
 
 def check_shown_name(name: str) -> None:
-    """Refuse what cannot stand in a table: where clients are simulated, letters of any alphabet may.
+    """Refuse a name that cannot be in a table; simulated clients may have letters of any alphabet.
 
     Raises:
-        ProtocolError: nothing, too long, what is not printed, or a path.
+        ProtocolError: an empty or too long name, unprintable characters, or a path.
     """
     if not name.strip() or len(name) > MAX_CLIENT_ID or not name.isprintable() or name[0] == "." or _PATH & set(name):
         raise ProtocolError(
@@ -30,12 +30,12 @@ def check_shown_name(name: str) -> None:
 
 
 def as_it_looks(name: str) -> str:
-    """A name in the one form of all those that look like it: "Zürich" with one code for its u, or with two."""
+    """A name in the common form of all that look like it: "Zürich" with one code for its u, or with two."""
     return " ".join(unicodedata.normalize("NFKC", name).split())
 
 
 def check_client_id(client: str) -> None:
-    """Refuse what is no plain name, such as a path.
+    """Refuse an identifier that is no plain name, such as a path.
 
     Raises:
         ProtocolError: too long, or other characters than letters, digits, "_", "-", "." and spaces within.

@@ -36,14 +36,7 @@ class Declared(NamedTuple):
 
 
 def door(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """A package's `__getattr__`, `__dir__` and `__all__`, from the stub beside it.
-
-    Args:
-        package: its `__name__`.
-        file: its `__file__`.
-
-    Returns:
-        The three, for `__getattr__, __dir__, __all__ = door(__name__, __file__)`.
+    """A package's `__getattr__`, `__dir__` and `__all__`, from the stub beside its `__file__`.
 
     Raises:
         FileNotFoundError: there is no stub, or none in a room that a `*` names.
@@ -64,13 +57,10 @@ def door(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], li
 
 
 def public_dir(names: Sequence[str]) -> Callable[[], list[str]]:
-    """A module's `__dir__`: its public names alone, where tab completion would show all that it imports.
-
-    Args:
-        names: its `__all__`.
+    """A module's `__dir__` for its `__all__`: the public names alone, where tab completion would show all imports.
 
     Example:
-        >>> __dir__ = listing(__all__)
+        >>> __dir__ = public_dir(__all__)
     """
     return lambda: sorted(names)
 

@@ -1,4 +1,4 @@
-"""Small tables for notebooks: what objects show of themselves there, in the notebook's own style."""
+"""Small tables for notebooks, in which objects show themselves in the notebook's own style."""
 
 from __future__ import annotations
 
@@ -10,32 +10,17 @@ MOST_ROWS = 20
 
 
 def block(title: str, *parts: str) -> str:
-    """A title in bold above parts that are HTML already.
-
-    Args:
-        title: plain text.
-        *parts: paragraphs and tables; empty ones are left out.
-    """
+    """A plain title in bold above parts that are HTML already; empty parts are left out."""
     return "".join(["<div>", f"<strong>{html.escape(title)}</strong>", *filter(None, parts), "</div>"])
 
 
 def text(words: str, tag: str = "div") -> str:
-    """Plain text in an element; nothing where there is none.
-
-    Args:
-        words: plain text.
-        tag: of the element.
-    """
+    """Plain text in an element; empty if there is none."""
     return f"<{tag}>{html.escape(words)}</{tag}>" if words else ""
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table of plain values, the first column its rows' names; rows beyond `MOST_ROWS` are counted.
-
-    Args:
-        columns: names of all columns.
-        rows: values, a row each; nothing is returned where there are none.
-    """
+    """A table of plain values, the first column its rows' names; rows beyond `MOST_ROWS` are counted."""
     cells = [[html.escape(str(value)) for value in row] for row in rows]
     if not cells:
         return ""
@@ -49,10 +34,5 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def details_block(title: str, inside: str) -> str:
-    """A part that opens when its title is clicked; nothing where it is empty.
-
-    Args:
-        title: plain text.
-        inside: HTML.
-    """
+    """A part, in HTML, that opens when its plain title is clicked; empty if the part is."""
     return f"<details><summary>{html.escape(title)}</summary>{inside}</details>" if inside else ""

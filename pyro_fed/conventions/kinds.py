@@ -1,8 +1,8 @@
 """Kinds of values, by type hints: whether an argument is of the kind that its hint names, and that kind in words.
 
-It is what the whole public face is checked by (`calls`), so that a text for a number, a class for an instance or a
+The whole public face is checked by it (`calls`), so that a text for a number, a class for an instance or a
 fraction for a count is refused before any work, in one style. A hint that cannot be read, or whose class is not
-loaded, lets everything pass.
+loaded, accepts everything.
 """
 
 from __future__ import annotations
@@ -44,17 +44,13 @@ T = TypeVar("T")
 
 
 def cast_checked(value: object, kind: type[T]) -> T:
-    """A value of which earlier checks have made sure that it is of a kind, with the type of that kind.
-
-    Args:
-        value: any.
-        kind: a class, which may be abstract.
+    """A value whose kind earlier checks have ensured, with the type of that kind, which may be abstract.
 
     Raises:
         TypeError: the value is of another class, so that one of those checks is missing.
 
     Example:
-        >>> narrowed(context.combination, Private).epsilon(10)
+        >>> cast_checked(context.combination, Private).epsilon(10)
     """
     if not isinstance(value, kind):
         raise TypeError(
@@ -65,12 +61,7 @@ def cast_checked(value: object, kind: type[T]) -> T:
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether a value is of the kind that a type hint names.
-
-    Args:
-        value: any.
-        hint: a resolved type hint.
-    """
+    """Whether a value is of the kind that a resolved type hint names."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any or hint is object or isinstance(hint, str | typing.TypeVar | typing.ForwardRef):
         return True
@@ -145,11 +136,7 @@ def _is_protocol(kind: type) -> bool:
 
 
 def in_words(hint: Any) -> str:
-    """A type hint for a message: "a whole number or None".
-
-    Args:
-        hint: a resolved type hint.
-    """
+    """A resolved type hint for a message: "a whole number or None"."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         first, *others = dict.fromkeys(in_words(member) for member in inner)

@@ -9,12 +9,7 @@ MATTERS, SD_MATTERS = 0.25, 1.25
 
 
 class Limits(NamedTuple):
-    """How far off an answer may be.
-
-    Args:
-        mean_error: a mean, in the posterior's SDs.
-        sd_factor: an SD, as a factor above 1 either way.
-    """
+    """The limits of an answer's errors: of a mean, in the posterior's SDs, and of an SD, as a factor either way."""
 
     mean_error: float = MATTERS
     sd_factor: float = SD_MATTERS

@@ -1,9 +1,9 @@
 """Freed memory that stays with the process while it computes.
 
-glibc maps blocks above some size on their own and gives freed memory at the heap's end back to the system, so that of
-tensors of megabytes, made and freed in every operation, all pages are asked for and cleared again and again: half of
-the processor's time of a hierarchical model was the kernel's. Memory at its peak is the same, but for what is kept of
-tensors of other sizes: `give_back` between the phases of a run.
+glibc maps blocks above some size on their own and gives freed memory at the heap's end back to the system, so that
+for tensors of megabytes, made and freed in every operation, all pages are requested and cleared again and again: half
+of the processor's time of a hierarchical model was the kernel's. Memory at its peak is the same, except for what is
+kept of tensors of other sizes: `give_back` between the phases of a run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ OWN = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "G
 
 @cache
 def allocator() -> Any:
-    """glibc with its two functions; None elsewhere, and where the user has said how it is to work."""
+    """glibc with its two functions; None elsewhere, and if the user has configured it."""
     if not sys.platform.startswith("linux") or any(name in os.environ for name in OWN):
         return None
     library = ctypes.CDLL(None)
@@ -43,14 +43,14 @@ def _set(values: dict[int, int]) -> None:
 
 
 def keep_freed() -> None:
-    """From now on freed memory stays with this process; nothing where the C library is another one."""
+    """Keep freed memory with this process from now on; without effect for other C libraries."""
     if allocator() is not None:
         _set(COMPUTING)
 
 
 @contextmanager
 def kept_while_computing() -> Iterator[None]:
-    """Freed memory stays with this process until the end, when what is free is given back."""
+    """A context in which freed memory stays with this process; free memory is given back at its end."""
     keep_freed()
     try:
         yield
@@ -62,7 +62,7 @@ def kept_while_computing() -> Iterator[None]:
 
 @contextmanager
 def collected_later() -> Iterator[None]:
-    """Python looks for cycles of garbage afterwards, and not within.
+    """A context in which Python does not collect cycles of garbage, which it does afterwards.
 
     It looks whenever there are so many objects more. Where thousands of tensors live for a moment, that is often and in
     vain, and ends in a search of the whole process: torch and Pyro alone have some 500,000 objects.
@@ -77,6 +77,6 @@ def collected_later() -> Iterator[None]:
 
 
 def give_back() -> None:
-    """Give back what is free by now: between computations whose tensors differ in size what is kept would add up."""
+    """Give free memory back: between computations whose tensors differ in size kept memory would add up."""
     if allocator() is not None:
         allocator().malloc_trim(0)

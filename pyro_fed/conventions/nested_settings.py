@@ -67,12 +67,12 @@ Owner = TypeVar("Owner")
 
 
 def resolve(owner: Any, field: str, family: type[Variant], *, allow_none: bool = False) -> None:
-    """Put an instance in the place of a name; called by the owner's ``__post_init__``.
+    """Replace a setting's name by an instance; called by the owner's ``__post_init__``.
 
     Args:
         owner: the frozen dataclass whose setting it is.
         field: the setting.
-        family: what it must be one of.
+        family: the family of settings that it must belong to.
         allow_none: whether it may be None.
 
     Raises:
@@ -90,13 +90,9 @@ def resolve(owner: Any, field: str, family: type[Variant], *, allow_none: bool =
 
 
 def by_name(owner: type, field: str, family: type[Family], name: str) -> Family:
-    """What a name stands for: the class's defaults, or what the owner says in its class attribute `shorthands`.
+    """The instance that a name stands for: the class's defaults, or the entry of `shorthands`, a class attribute.
 
-    Args:
-        owner: the class whose setting it is; its `shorthands` are setting → name → instance.
-        field: the setting.
-        family: of what.
-        name: one of `family.kinds()`.
+    The owner's `shorthands` are setting → name → instance.
 
     Raises:
         SettingError: no kind has that name.
@@ -109,7 +105,7 @@ def by_name(owner: type, field: str, family: type[Family], name: str) -> Family:
 
 
 def settings_in(hint: Any) -> type[Settings] | None:
-    """The class of nested settings that a type hint names, alone or in a union; None where it names none."""
+    """The class of nested settings that a type hint names, alone or in a union; None if it names none."""
     members = typing.get_args(hint) or (hint,)
     return next((one for one in members if isinstance(one, type) and issubclass(one, Settings)), None)
 
@@ -121,15 +117,12 @@ def setting_hints(owner: type) -> dict[str, Any]:
 
 
 def refuse_unused(owner: Any, reason: str, *names: str) -> None:
-    """Refuse settings that have no part in what the others ask for.
+    """Refuse settings that have no effect beside the others, unless they are at their defaults.
 
-    Args:
-        owner: whose settings they are.
-        reason: why they have none, and the cure.
-        *names: settings that must be at their defaults.
+    `reason` says why they have none, and the cure.
 
     Raises:
-        SettingError: one of them is not.
+        SettingError: one of them is not at its default.
     """
     defaults = {field.name: field.default for field in dataclasses.fields(owner)}
     for name in names:
@@ -139,11 +132,11 @@ def refuse_unused(owner: Any, reason: str, *names: str) -> None:
 
 
 def explains_unknown(cls: type[Owner]) -> type[Owner]:
-    """Decorator of a dataclass of settings, above `dataclass`: a setting that it has not is refused with the cure.
+    """Decorator of a dataclass of settings, above `dataclass`: an unknown setting is refused with the cure.
 
     Python's own message would name the setting alone; this one says where it belongs, what it may have been meant to
-    be, or, of a setting that others of its kind have, why this class has none: its class attribute `without`, setting →
-    reason and cure. The signature stays that of `dataclass`.
+    be, or, for a setting that others of its kind have, why this class has none: its class attribute `without`,
+    setting → reason and cure. The signature stays that of `dataclass`.
 
     Example:
         >>> pf.FedEP(svi_steps=5)
@@ -166,16 +159,13 @@ def explains_unknown(cls: type[Owner]) -> type[Owner]:
 
 
 def explicit_settings(settings: Any) -> frozenset[str]:
-    """The settings that a user has written, also those that are written as their defaults are.
+    """The settings that a user has written, also those written with their default values.
 
-    All at once is `dataclasses.replace`, of which nobody has written more than what differs from the defaults. That is
-    also all that is known of a subclass that is a dataclass without the decorator.
-
-    Args:
-        settings: an instance of a class that `explains_unknown` decorates.
+    A call with all settings is `dataclasses.replace`, of which only those that differ from the defaults count as
+    written. Only these are known, too, for a subclass that is a dataclass without the decorator `explains_unknown`.
 
     Example:
-        >>> sorted(given(pf.FedEP(client="newton", damping=0.5)))
+        >>> sorted(explicit_settings(pf.FedEP(client="newton", damping=0.5)))
         ['client', 'damping']
     """
     names: frozenset[str] | None = getattr(settings, GIVEN, None)
@@ -186,15 +176,7 @@ def explicit_settings(settings: Any) -> frozenset[str]:
 
 
 def chosen_setting(owner: Any, name: str) -> Any:
-    """A setting that is chosen for the model before an algorithm is run.
-
-    Args:
-        owner: whose setting it is.
-        name: the setting.
-
-    Raises:
-        SettingError: it has not been chosen yet.
-    """
+    """A setting that is chosen for the model before an algorithm is run; SettingError if it has not been chosen yet."""
     value = getattr(owner, name)
     if value in ("auto", None):
         raise SettingError(
@@ -205,7 +187,7 @@ def chosen_setting(owner: Any, name: str) -> Any:
 
 
 class _Place(NamedTuple):
-    """Where a setting stands: in a setting of the owner, in a class of nested settings, under a name there."""
+    """The place of a setting: in a setting of the owner, in a class of nested settings, under a name there."""
 
     field: str
     within: type[Settings]
@@ -213,7 +195,7 @@ class _Place(NamedTuple):
 
 
 def _unknown(owner: type, name: str, value: Any) -> str:
-    """The message: why there is none, where such a setting stands, or which names are alike."""
+    """The message for an unknown setting: why there is none, where it belongs, or which names are similar."""
     without: Mapping[str, str] = getattr(owner, "without", {})
     if name in without:
         return f"{owner.__name__} has no setting {name!r}: {without[name]}"
@@ -234,7 +216,7 @@ def _unknown(owner: type, name: str, value: Any) -> str:
 
 
 def _setting_place(owner: type, place: _Place, value: Any) -> str:
-    """The setting where it stands: "FedEP(client=pf.tilted.SVI(steps=5))"."""
+    """The setting in its place: "FedEP(client=pf.tilted.SVI(steps=5))"."""
     return f"{owner.__name__}({place.field}={place.within.door}.{place.within.__name__}({place.name}={value!r}))"
 
 

@@ -1,8 +1,8 @@
-"""Files that the package writes: asked for before the work, whole, and for their owner alone.
+"""Files that the package writes: checked before the work, whole, and for their owner alone.
 
 States and results have what single clients have sent, so that others on the machine may not read them. In a folder in
-which others can write, a name may be a link that they have placed: a new file is made under a name that nothing has, so
-that no link is followed, and then takes the place of whatever has the final name.
+which others can write, a name may be a link that they have placed: a new file is made under a name that nothing has,
+so that no link is followed, and then takes the place of whatever has the final name.
 """
 
 from __future__ import annotations
@@ -27,17 +27,10 @@ OWNER_ONLY = 0o600
 
 
 def check_writable(path: str | Path, what: str = "out") -> Path:
-    """A path that a file can be written to, with all folders above it that do not exist yet.
-
-    Args:
-        path: of the file.
-        what: the argument's name, for messages.
-
-    Returns:
-        the path.
+    """Return a path that a file can be written to, with all missing folders above it made.
 
     Raises:
-        SettingError: a folder, a path below a file, or a place where nothing can be written.
+        SettingError: a folder, a path below a file, or a place where nothing can be written; names the argument `what`.
     """
     if not isinstance(path, str | os.PathLike):
         raise SettingError(f"{what} must be the path of a file, received {path!r}")
@@ -75,12 +68,9 @@ def _try_folder(path: Path) -> None:
 
 @contextmanager
 def kept_elsewhere(out: Path) -> Iterator[Path]:
-    """A file in the folder for temporary files, copied to the user's once it is whole.
+    """A file in the folder for temporary files, copied to the user's file once it is whole.
 
-    Where it cannot be, as the disk has filled up during the run, it stays there.
-
-    Args:
-        out: the user's.
+    If that is not possible, as the disk has filled up during the run, it stays there.
 
     Raises:
         SettingError: it could not be written; says where the result is.
@@ -105,9 +95,9 @@ def kept_elsewhere(out: Path) -> Iterator[Path]:
 
 
 def _put(written: Path, out: Path) -> None:
-    """Put a file in the place of the user's, which stays as it was until all of it is there.
+    """Replace the user's file by a written one; the user's stays unchanged until all of it is there.
 
-    A new one is for its owner alone; one that is there keeps its mode. In a folder where no other file can be made it
+    A new one is for its owner alone; an existing one keeps its mode. In a folder where no other file can be made it
     is written over.
     """
     out = out.resolve()  # where it is a link, what it leads to
@@ -123,9 +113,6 @@ def _put(written: Path, out: Path) -> None:
 def create_file(path: Path) -> BinaryIO:
     """A new file, open for writing, that only its owner can read.
 
-    Args:
-        path: where.
-
     Raises:
         OSError: something has that name already, even a link that leads nowhere; or nothing can be written there.
     """
@@ -134,10 +121,9 @@ def create_file(path: Path) -> BinaryIO:
 
 @contextmanager
 def replaced_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to write to, which takes the place of the former one once it is whole and on the disk.
+    """A file to write to, which replaces the former one once it is whole and on the disk.
 
-    Args:
-        path: where; a link of that name is replaced, and what it leads to stays as it is.
+    A link of that name is replaced, and its target stays unchanged.
 
     Raises:
         OSError: it could not be written; the former file is untouched.
@@ -160,9 +146,6 @@ def replaced_file(path: Path) -> Iterator[BinaryIO]:
 def open_lock(path: Path) -> int:
     """A file descriptor of a file that processes lock; the file is made if it does not exist.
 
-    Args:
-        path: where.
-
     Raises:
         OSError: a link, something that is no regular file, or a file that has another name too.
     """
@@ -175,7 +158,7 @@ def open_lock(path: Path) -> int:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Have the folder's list of files written to disk: without it a renamed file may not survive a crash."""
+    """Write the folder's list of files to disk: without it a renamed file may not survive a crash."""
     try:
         place = os.open(folder, os.O_RDONLY)
     except OSError:  # a system on which folders cannot be opened

@@ -90,11 +90,7 @@ def set_progress(show: Show) -> None:
 
 
 def checked(show: object) -> Show:
-    """`show`, if it says how to show progress.
-
-    Raises:
-        SettingError: it does not.
-    """
+    """Return `show` if it says how to show progress; SettingError otherwise."""
     if isinstance(show, bool) or callable(show):
         return show
     raise SettingError(f"progress is True, False or a function of pyro_fed's Progress, received {show!r}")
@@ -102,7 +98,7 @@ def checked(show: object) -> Show:
 
 @contextmanager
 def showing(show: Show) -> Iterator[None]:
-    """Show progress so within the block; True leaves it to `set_progress`."""
+    """Show progress this way within the block; True leaves it to `set_progress`."""
     token = _here.set(None if show is True else checked(show))
     try:
         yield
@@ -111,15 +107,15 @@ def showing(show: Show) -> Iterator[None]:
 
 
 def begin(name: str, total: int, unit: str, *, done: int = 0, shown: bool = True, inner: bool = False) -> Bar:
-    """A bar for a phase that begins; it is to be closed.
+    """A bar for a phase that begins, to be closed.
 
     Args:
-        name: of the phase.
-        total: rounds or draws.
+        name: name of the phase.
+        total: number of rounds or draws.
         unit: "round" or "draw".
-        done: those of an earlier run that goes on.
-        shown: whether it is to be seen at all.
-        inner: it is a part of a round, and leaves nothing behind.
+        done: number of those of an earlier run that is continued.
+        shown: whether it is visible at all.
+        inner: whether it is a part of a round, and leaves nothing behind.
     """
     here = _here.get()
     show = _everywhere if here is None else here
@@ -134,24 +130,20 @@ def begin(name: str, total: int, unit: str, *, done: int = 0, shown: bool = True
 
 
 class Bar(ABC):
-    """The progress of a phase that goes on; a context that closes itself."""
+    """The progress of a running phase; a context that closes itself."""
 
     def __init__(self, start: Progress) -> None:
         self.now, self._began = start, time.monotonic()
 
     def advance(self, figures: str = "") -> None:
-        """One more is done.
-
-        Args:
-            figures: of the round.
-        """
+        """Count one more round or draw, with its figures."""
         before = self.now
         spent = time.monotonic() - self._began
         self.now = Progress(before.name, before.done + 1, before.total, before.unit, figures or before.figures, spent)
         self._show()
 
     def close(self) -> None:
-        """The phase has ended."""
+        """End the phase."""
         before = self.now
         spent = time.monotonic() - self._began
         self.now = Progress(before.name, before.done, before.total, before.unit, before.figures, spent, finished=True)
@@ -169,11 +161,11 @@ class Bar(ABC):
 
     @abstractmethod
     def _end(self) -> None:
-        """Show that it was the last."""
+        """Show `now` for the last time."""
 
 
 class _Silent(Bar):
-    """Nothing is shown."""
+    """No display."""
 
     def _show(self) -> None:
         return
@@ -183,7 +175,7 @@ class _Silent(Bar):
 
 
 class _CallbackBar(Bar):
-    """A function is called."""
+    """A display that calls a function."""
 
     def __init__(self, start: Progress, callback: Callback) -> None:
         super().__init__(start)
@@ -206,7 +198,7 @@ def _ignore(progress: Progress) -> None:
 
 
 class _Log(Bar):
-    """A line now and then, and one at the end."""
+    """A display of a line now and then, and one at the end."""
 
     def __init__(self, start: Progress, inner: bool) -> None:
         super().__init__(start)
@@ -228,7 +220,7 @@ class _Log(Bar):
 
 
 class _Terminal(Bar):
-    """tqdm's bar."""
+    """A display as tqdm's bar."""
 
     def __init__(self, start: Progress, inner: bool) -> None:
         super().__init__(start)
@@ -247,7 +239,7 @@ class _Terminal(Bar):
 
 
 class _Notebook(Bar):
-    """One output of the cell, replaced in place."""
+    """A display as one output of the cell, replaced in place."""
 
     def __init__(self, start: Progress) -> None:
         super().__init__(start)

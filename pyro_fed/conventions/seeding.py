@@ -48,10 +48,10 @@ def torch_generators(seed: int, keys: Sequence[tuple[int, ...]] | NDArray[np.int
 
 
 def client_keys(round: int, clients: Sequence[int]) -> list[tuple[int, int, int, int]]:
-    """The streams of a round's clients; one that stands there several times has another each time.
+    """The streams of a round's clients; a client that appears several times has another stream each time.
 
     Args:
-        round: its number, over all phases of the run.
+        round: the round's number, over all phases of the run.
         clients: their numbers.
     """
     seen: dict[int, int] = {}

@@ -15,21 +15,17 @@ SUM_ERROR = 1e-8
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is one finite real number: no flag, text, array or tensor."""
+    """Whether a value is a finite real number: not a flag, text, array or tensor."""
     return isinstance(value, Real) and not isinstance(value, bool | np.bool_) and math.isfinite(value)
 
 
 def is_whole(value: Any) -> bool:
-    """Whether a value is a whole number: no flag, and no float that happens to be one."""
+    """Whether a value is a whole number: not a flag, and not a float that happens to be whole."""
     return isinstance(value, Integral) and not isinstance(value, bool | np.bool_)
 
 
 def check_positive(owner: Any, *names: str, allow_none: bool = False) -> None:
-    """Settings that must be finite numbers greater than zero.
-
-    Raises:
-        SettingError: names the setting and its value.
-    """
+    """Check settings that must be finite numbers greater than zero; SettingError names the setting and its value."""
     for name in names:
         value = getattr(owner, name)
         if value is None and allow_none:
@@ -41,11 +37,7 @@ def check_positive(owner: Any, *names: str, allow_none: bool = False) -> None:
 
 
 def check_at_least(owner: Any, least: int, *names: str, allow_none: bool = False) -> None:
-    """Settings that must be whole numbers of at least `least`.
-
-    Raises:
-        SettingError: names the setting and its value.
-    """
+    """Check settings that must be whole numbers of at least `least`; SettingError names the setting and its value."""
     for name in names:
         value = getattr(owner, name)
         if value is None and allow_none:
@@ -57,17 +49,9 @@ def check_at_least(owner: Any, least: int, *names: str, allow_none: bool = False
 
 
 def check_between(owner: Any, name: str, low: float, high: float, ends: str = "(]") -> None:
-    """A setting that must be a number in an interval.
+    """Check a setting that must be a number in an interval; SettingError names the setting and its value.
 
-    Args:
-        owner: whose setting it is.
-        name: the setting.
-        low: lower end.
-        high: upper end.
-        ends: "(]", "[)" or "[]": which ends belong to the interval.
-
-    Raises:
-        SettingError: names the setting and its value.
+    `ends` is "(]", "[)" or "[]": which ends belong to the interval.
     """
     value = getattr(owner, name)
     inside = is_number(value) and (
@@ -79,12 +63,7 @@ def check_between(owner: Any, name: str, low: float, high: float, ends: str = "(
 
 
 def check_probabilities(owner: Any, name: str, zeros: bool = False) -> None:
-    """A setting that must be probabilities of all that there is: numbers that sum to one.
-
-    Args:
-        owner: whose setting it is.
-        name: the setting.
-        zeros: whether some may be zero.
+    """Check a setting that must be probabilities that sum to one, some of which may be zero if `zeros`.
 
     Raises:
         SettingError: names the setting and its value.
@@ -100,22 +79,14 @@ def check_probabilities(owner: Any, name: str, zeros: bool = False) -> None:
 
 
 def check_choice(owner: Any, name: str, choices: tuple[str, ...]) -> None:
-    """A setting that must be one of some words.
-
-    Raises:
-        SettingError: names the setting, its value and the choices.
-    """
+    """Check a setting that must be one of some words; SettingError names the setting, its value and the choices."""
     value = getattr(owner, name)
     if not isinstance(value, str) or value not in choices:
         raise SettingError(f"{type(owner).__name__}: {name} must be one of {list(choices)}, received {shown(value)}")
 
 
 def check_betas(owner: Any) -> None:
-    """Adam's `betas`: two numbers in [0, 1).
-
-    Raises:
-        SettingError: names the setting and its value.
-    """
+    """Check Adam's `betas`, two numbers in [0, 1); SettingError names the setting and its value."""
     betas = owner.betas
     two = isinstance(betas, tuple | list) and len(betas) == 2 and all(is_number(beta) for beta in betas)
     if not two or not all(0 <= beta < 1 for beta in betas):

@@ -38,7 +38,7 @@ class SettingsRepr(metaclass=Checked):
         return f"{type(self).__name__}({settings})"
 
     def _repr_html_(self) -> str:
-        """In a notebook: what it is, the settings that differ from their defaults, and folded those that do not."""
+        """In a notebook: the class, the settings that differ from their defaults, and folded those that do not."""
         fields = dataclasses.fields(self)  # type: ignore[arg-type]  # every subclass is a dataclass
         differs = changed_settings(self)
         default = {field.name: _text(default_of(field)) for field in fields}
@@ -64,7 +64,7 @@ def changed_settings(settings: Any) -> dict[str, Any]:
 
 
 def default_of(field: dataclasses.Field[Any]) -> Any:
-    """A field's default, made by its factory where it has one; `dataclasses.MISSING` where it has none."""
+    """A field's default, made by its factory if it has one; `dataclasses.MISSING` if it has none."""
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
@@ -83,11 +83,8 @@ def all_settings(settings: Any) -> dict[str, Any]:
     is its qualified name, a tensor its shape and a hash of its values. Equal settings give equal values in every
     process.
 
-    Args:
-        settings: an instance of a dataclass.
-
     Example:
-        >>> whole(pf.tilted.Newton())
+        >>> all_settings(pf.tilted.Newton())
         {'steps': 1}
     """
     return {field.name: _plain_setting(getattr(settings, field.name)) for field in dataclasses.fields(settings)}

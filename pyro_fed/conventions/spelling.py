@@ -1,4 +1,4 @@
-"""How names are written, and which one was meant."""
+"""The form of names, and suggestions for misspelt ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def snake_case(name: str) -> str:
 
 
 def closest(name: str, valid: Iterable[str]) -> str:
-    """A clause for an error message: the likely meant names, or else all the valid ones."""
+    """A clause for an error message: the names that were likely meant, or else all valid ones."""
     valid = list(valid)
     near = difflib.get_close_matches(name, valid, n=MAX_SUGGESTIONS, cutoff=MIN_SIMILARITY)
     if not near and len(name) >= MIN_PART_LETTERS:

@@ -1,7 +1,7 @@
-"""A limit of time on a piece of work, which ends where it can be left.
+"""A limit of time on a piece of work, which ends at a safe place.
 
 A signal or an exception from another thread would end it anywhere: between the two halves of a context manager of
-Pyro's or of torch's, say, which the rest of the process goes on with. Work therefore asks: `tick` stands before each
+Pyro or torch, say, which the rest of the process goes on with. Work therefore asks: `tick` stands before each
 compiled step, each run of the model and each client, where an error of the model would be as welcome.
 """
 
@@ -17,23 +17,20 @@ _END: ContextVar[float | None] = ContextVar("end", default=None)
 
 
 def now() -> float:
-    """Seconds on the clock by which work ends; it begins anywhere, and is never put back."""
+    """Seconds on the clock that limits work; it begins anywhere, and is never put back."""
     return time.monotonic()
 
 
 class TimeIsUp(KeyboardInterrupt):
-    """The work has had its time. What keeps a part of the work at Ctrl-C keeps it here."""
+    """The time of the work is over. Code that keeps a part of the work at Ctrl-C keeps it here."""
 
 
 @contextmanager
 def ending_at(end: float | None) -> Iterator[None]:
-    """What is done within ends at a time, in the place of what was said around it.
-
-    Args:
-        end: by `now`; None is no limit.
+    """A context in which work ends at the time `end` of `now`, in place of an outer limit; None for no limit.
 
     Raises:
-        TimeIsUp: of `tick`, at the first one after it.
+        TimeIsUp: by the first `tick` after it.
     """
     before = _END.set(end)
     try:
@@ -43,22 +40,14 @@ def ending_at(end: float | None) -> Iterator[None]:
 
 
 def tick() -> None:
-    """Go on, unless the time is up.
-
-    Raises:
-        TimeIsUp: it is.
-    """
+    """Do nothing, unless the time is up: then raise TimeIsUp."""
     end = _END.get()
     if end is not None and now() >= end:
         raise TimeIsUp
 
 
 def is_time(stop: BaseException | None) -> bool:
-    """Whether it was the time that ended the work, whatever was made of the exception on its way.
-
-    Args:
-        stop: what ended it.
-    """
+    """Whether the exception that ended the work came from the limit of time, however it was converted on its way."""
     while stop is not None and not isinstance(stop, TimeIsUp):
         stop = stop.__cause__
     return stop is not None

@@ -1,4 +1,4 @@
-"""Which version of the package this is, from its metadata: said once, in `pyproject.toml`."""
+"""The package's version, from its metadata: set once, in `pyproject.toml`."""
 
 from importlib.metadata import version
 

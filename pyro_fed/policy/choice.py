@@ -19,12 +19,7 @@ AS_SET, DEFAULT = "as it is set", "its default"
 
 
 class Decision(NamedTuple):
-    """What a rule says of a setting.
-
-    Attributes:
-        value: that it takes.
-        reason: why, as a clause.
-    """
+    """The value that a rule gives a setting, and the reason as a clause."""
 
     value: Any
     reason: str
@@ -32,10 +27,10 @@ class Decision(NamedTuple):
 
 @dataclass(frozen=True)
 class Setup:
-    """What a run is told besides the algorithm, as far as choices depend on it.
+    """The arguments of a run besides the algorithm on which choices depend.
 
     Attributes:
-        graph: who talks to whom; None where there is a server.
+        graph: who talks to whom; None with a server.
         combination: what becomes of the clients' messages; None adds them up.
     """
 
@@ -49,25 +44,25 @@ class Setup:
 
     @property
     def private(self) -> bool:
-        """Whether each round adds noise of privacy."""
+        """Whether each round adds privacy noise."""
         return isinstance(self.combination, Private)
 
     @property
     def bounded(self) -> bool:
-        """Whether what one client's message does is held to what the others' do."""
+        """Whether the effect of one client's message is bounded by that of the others'."""
         return isinstance(self.combination, Bounded)
 
 
 @dataclass(frozen=True)
 class Case:
-    """What a rule may look at.
+    """The facts that a rule may look at.
 
     Attributes:
-        algorithm: with what has been chosen so far.
-        traits: of the model.
+        algorithm: the algorithm with the choices so far.
+        traits: the model's traits.
         own: names of the settings that were given a value before the first choice.
         chosen: names of those to which rules have given another value so far.
-        setup: of the run.
+        setup: the arguments of the run.
     """
 
     algorithm: Any
@@ -100,11 +95,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """The rules of one kind of algorithm, in the order in which they are asked.
+    """The rules of one kind of algorithm, in the order in which they are applied.
 
     Attributes:
-        rows: the rules; later ones see what earlier ones have chosen.
-        checks: refuse models that the algorithm, as it is set and chosen, cannot be run on.
+        rows: the rules; later ones see the choices of earlier ones.
+        checks: refuse models that the algorithm, with its settings and choices, cannot be run on.
     """
 
     rows: tuple[Row, ...] = ()
@@ -113,13 +108,9 @@ class Table:
 
 @dataclass(frozen=True)
 class Choice:
-    """One setting as it is run.
+    """One setting as it is run, with the reason for its value.
 
-    Attributes:
-        setting: its name.
-        value: that it has.
-        reason: why.
-        override: how a user sets it; "" where its value was given.
+    `override` says how a user sets it; "" if its value was given.
     """
 
     setting: str
@@ -130,26 +121,14 @@ class Choice:
 
 @dataclass(frozen=True)
 class Resolved:
-    """An algorithm without open settings.
-
-    Attributes:
-        algorithm: as it is run.
-        choices: the settings that rules have looked at.
-    """
+    """An algorithm without open settings, and the settings that rules have looked at."""
 
     algorithm: Algorithm
     choices: tuple[Choice, ...] = ()
 
 
 def apply_table(algorithm: Algorithm, table: Table, traits: Traits, setup: Setup) -> Resolved:
-    """An algorithm with its settings chosen by a table of rules; the same object where none of them changes.
-
-    Args:
-        algorithm: as a user or another algorithm names it.
-        table: its rules.
-        traits: of the model.
-        setup: of the run.
-    """
+    """An algorithm with its settings chosen by a table of rules; the same object where none of them changes."""
     own, draft = explicit_settings(algorithm), algorithm
     changes: dict[str, Any] = {}
     choices: list[Choice] = []

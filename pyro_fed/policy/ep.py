@@ -1,4 +1,4 @@
-"""Settings of FedEP and its kin.
+"""Settings of FedEP and related algorithms.
 
 A network, or another model that is too large for exact steps, takes clients that follow stochastic gradients, diagonal
 sites, and begins at the point that averaging finds. Of up to `LARGE_DIM` parameters with linear predictors, as a
@@ -29,14 +29,14 @@ EXACT = frozenset({"client", "curvature", "step_control"})
 
 
 def full_dim_of(case: Case) -> Decision | None:
-    """Up to how many parameters "auto" is full, where clients take exact Newton steps and nothing else is set."""
+    """The largest dimension for which "auto" is full, if clients take exact Newton steps and nothing else is set."""
     if not case.algorithm.solver.newton_steps or case.own & EXACT:
         return None
     return gaussian.full_dim_of(case)
 
 
 def client_of(case: Case) -> Decision | None:
-    """How clients approximate their tilted densities: stochastic gradients for what is too large for Newton steps."""
+    """How clients approximate their tilted densities: stochastic gradients for models too large for Newton steps."""
     algorithm = case.algorithm
     if not algorithm.solver.newton_steps or case.own & EXACT:
         return None
@@ -46,7 +46,7 @@ def client_of(case: Case) -> Decision | None:
 
 
 def narrow_client_of(case: Case) -> Decision | None:
-    """How FedLap's clients find their modes: by stochastic gradients near their means, where the model is large."""
+    """How FedLap's clients find their modes: by stochastic gradients near their means, if the model is large."""
     algorithm = case.algorithm
     if "client" in case.own or isinstance(algorithm.client, IVON):
         return None
@@ -63,14 +63,14 @@ def covariance_of(case: Case) -> Decision | None:
 
 
 def order_of(case: Case) -> Decision | None:
-    """One client a round, or all."""
+    """The order of clients: one in each round, or all."""
     if "order" in case.own or "client" not in case.chosen:
         return None
     return Decision("synchronous", "stochastic gradients take all clients at once")
 
 
 def start_of(case: Case) -> Decision | None:
-    """Where a run begins."""
+    """The start of a run."""
     algorithm, traits = case.algorithm, case.traits
     if "client" in case.chosen and not case.own & {"start", "warm_tolerance"}:
         return Decision("fedavg", "stochastic gradients begin at the point that averaging finds")
@@ -90,11 +90,7 @@ def start_of(case: Case) -> Decision | None:
 
 
 def few_rows_lead(case: Case) -> bool:
-    """Whether rounds by a quarter of the rows go before: of a network of many rows, in rounds that cost nothing else.
-
-    Args:
-        case: of FedEP.
-    """
+    """Whether rounds by a quarter of the rows go first: of a network of many rows, if rounds cost nothing else."""
     algorithm, traits = case.algorithm, case.traits
     if not algorithm.bound_is_known or case.setup.private or algorithm.step_control.memory == 0:
         return False  # each round has noise of privacy of its own
@@ -105,7 +101,7 @@ def few_rows_lead(case: Case) -> bool:
 
 
 def pooled_start_of(case: Case) -> Decision | None:
-    """Where a phase on pooled data begins."""
+    """The start of a phase on pooled data."""
     found = start_of(case)
     if found is None or found.value == "fedavg":
         return found
@@ -113,12 +109,12 @@ def pooled_start_of(case: Case) -> Decision | None:
 
 
 def nearest_start_of(case: Case) -> Decision | None:
-    """Where the Gaussian nearest to the one mode begins: there."""
+    """The start of the Gaussian nearest to the one mode: that mode."""
     return Decision("laplace", "at the mode that was found") if case.algorithm.start == "auto" else None
 
 
 def warm_tolerance_of(case: Case) -> Decision | None:
-    """How far Newton's method goes before."""
+    """The tolerance of Newton's method before the run."""
     algorithm = case.algorithm
     if algorithm.start != "laplace" or not case.traits.improper or algorithm.warm_tolerance <= FedLaplace.tolerance:
         return None

@@ -1,4 +1,4 @@
-"""What will be run on a model, and why: every phase with its settings, each choice with its reason."""
+"""The phases that a run on a model has, with their settings, and each choice with its reason."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class Phase:
 
     Attributes:
         stage: number of the stage of a plan that it belongs to, from 1.
-        algorithm: without open settings; None where the stage is not run on this model.
-        rounds: the most that it has, where `run` is not told how many.
-        choices: of its settings.
-        refused: why the stage is not run; "" where it is.
-        before: the name of the algorithm that starts from this one; "" of the last.
+        algorithm: the algorithm without open settings; None if the stage is not run on this model.
+        rounds: the largest number of its rounds, unless `run` is given another one.
+        choices: the choices of its settings.
+        refused: why the stage is not run; "" if it is.
+        before: the name of the algorithm that starts from this one; "" for the last.
     """
 
     stage: int
@@ -180,7 +180,7 @@ def _rows(phases: Iterable[Phase]) -> list[tuple[Any, ...]]:
 
 
 def _settings_lines(phase: Phase) -> list[str]:
-    """A phase's settings as lines of text: what was chosen, with the reason, and what is set to other than defaults."""
+    """A phase's settings as lines of text: choices with their reasons, and settings that are not at their defaults."""
     looked = {choice.setting for choice in phase.choices}
     others = {name: value for name, value in changed_settings(phase.algorithm).items() if name not in looked}
     lines = [(f"{one.setting}={one.value!r}", one.reason) for one in phase.choices if one.reason != DEFAULT]
@@ -191,13 +191,9 @@ def _settings_lines(phase: Phase) -> list[str]:
 
 
 def as_json(choices: Iterable[tuple[Algorithm, tuple[Choice, ...]]]) -> str:
-    """The choices of the algorithms of a run, as `attrs["choices"]` of its result has them.
+    """The choices of a run's algorithms, in order of resolution without repetitions, as `attrs["choices"]` has them.
 
-    Args:
-        choices: of each algorithm, in the order in which they were resolved; one that is named again is left out.
-
-    Returns:
-        JSON, a list of objects with the keys algorithm, setting, value (as text), reason and override.
+    They are a JSON list of objects with the keys algorithm, setting, value (as text), reason and override.
     """
     seen: list[Algorithm] = []
     found: list[dict[str, str]] = []

@@ -1,4 +1,4 @@
-"""Structure and curvature of Gaussian approximations, and where stochastic gradients take the place of exact ones."""
+"""Structure and curvature of Gaussian approximations, and when stochastic gradients replace exact ones."""
 
 from __future__ import annotations
 
@@ -15,18 +15,14 @@ CHEAP_ENTRIES = 10_000_000
 
 
 def full_is_cheap(traits: Traits) -> bool:
-    """Whether a full covariance of up to `LARGE_DIM` parameters costs little: rows have linear predictors.
-
-    Args:
-        traits: of the model.
-    """
+    """Whether a full covariance of up to `LARGE_DIM` parameters costs little: rows have linear predictors."""
     squared = traits.dim**2
     few = traits.evaluations * squared <= CHEAP_PRODUCTS and traits.num_clients * squared <= CHEAP_ENTRIES
     return traits.dim <= LARGE_DIM and few and traits.linear_predictors
 
 
 def full_dim_of(case: Case) -> Decision | None:
-    """Up to how many parameters "auto" is full."""
+    """The largest dimension for which "auto" is full."""
     algorithm, traits = case.algorithm, case.traits
     if case.own & {"full_dim", "curvature"} or algorithm.covariance == "diag" or traits.dim <= algorithm.full_dim:
         return None
@@ -61,14 +57,10 @@ def takes_gradients(case: Case, held_back: bool = False) -> str:
     """Why a model takes stochastic gradients and diagonal sites: it is large, or a network of any size; "" if not.
 
     A network has many modes. A client that climbs its own tilted density by several exact steps ends at another than
-    the other clients do, and where nobody knows the bound a step of thousands of SDs is taken as it is told: sites of
+    the other clients do, and where nobody knows the bound a step of thousands of SDs is accepted: sites of
     10 to 100 parameters ended at log densities of -2 to -1e6 a row, where these have -0.3. An algorithm whose clients
-    take one step at the same q, and that goes back where the bound has fallen, has full covariances there, and is the
-    better for them.
-
-    Args:
-        case: of a Gaussian algorithm; who asks for a full covariance does not get these.
-        held_back: whether it goes back where the bound has fallen.
+    take one step at the same q, and that goes back where the bound has fallen (`held_back`), has full covariances
+    there, and is the better for them. A user who asks for a full covariance does not get stochastic gradients.
     """
     algorithm, traits = case.algorithm, case.traits
     may_be_full = traits.dim <= algorithm.full_dim and algorithm.covariance != "diag"
@@ -81,11 +73,7 @@ def takes_gradients(case: Case, held_back: bool = False) -> str:
 
 
 def parameters(dim: int) -> str:
-    """A number of parameters, as text.
-
-    Args:
-        dim: D.
-    """
+    """A number of parameters, as text."""
     return f"{dim:,} parameters" if dim != 1 else "1 parameter"
 
 

@@ -32,13 +32,7 @@ LARGEST_TABLES = 500_000_000
 
 
 def of_large(setting: str, value: Any, why: str) -> Rule:
-    """A rule that gives a setting another value on large models, where nothing is set.
-
-    Args:
-        setting: its name.
-        value: on large models.
-        why: the reason.
-    """
+    """A rule that gives a setting another value on large models, with the reason `why`, unless it is set."""
 
     def rule(case: Case) -> Decision | None:
         if setting in case.own or not case.traits.large():
@@ -49,24 +43,21 @@ def of_large(setting: str, value: Any, why: str) -> Rule:
 
 
 def chains_of(case: Case) -> Decision | None:
-    """How many chains."""
+    """The number of chains."""
     if "num_chains" in case.own or not case.traits.large() or case.traits.dim > LARGE_DIM:
         return None
     return Decision(CHAINS, "a small network, whose steps are long: few chains move farther")
 
 
 def visit_error_of(case: Case) -> Decision | None:
-    """Whether the noise of FALD's clients is measured: not on a large model, also where a bound of it is given."""
+    """Whether the noise of FALD's clients is measured: not on a large model, also if a bound of it is given."""
     if case.algorithm.step_size is not None or not case.traits.large():
         return None
     return Decision(None, f"the clients' own noise is not measured on a large model ({parameters(case.traits.dim)})")
 
 
 def tables_are_small(case: Case) -> None:
-    """Refuse tables of all rows' gradients that are too large.
-
-    Args:
-        case: of an algorithm that keeps a gradient for every row and chain.
+    """Refuse tables of all rows' gradients that are too large for an algorithm that keeps one for every row and chain.
 
     Raises:
         SettingError: names the numbers, and what to run.

@@ -9,7 +9,7 @@ from pyro_fed.policy.refusals import affordable_rows
 
 
 def start_of(case: Case) -> Decision | None:
-    """Where Newton's method begins."""
+    """The start of Newton's method."""
     if case.algorithm.start != "auto":
         return None
     if case.traits.layers:

@@ -23,14 +23,7 @@ FEW_CLIENTS, FEW_STEPS = 5, 3
 
 
 def gradient_steps(traits: Traits) -> dict[str, int]:
-    """Rounds and steps by stochastic gradients of a network of at most `LARGE_DIM` parameters.
-
-    Args:
-        traits: of the model.
-
-    Returns:
-        Settings of an `IVON`; none of a larger model, which takes the defaults.
-    """
+    """Rounds and steps, as settings of `IVON`, of a network of at most `LARGE_DIM` parameters; else empty."""
     if traits.dim > LARGE_DIM:
         return {}
     few = traits.num_clients < FEW_CLIENTS and traits.labels

@@ -21,12 +21,12 @@ NON_SMOOTH_DAMPING = 0.5
 
 
 def full_dim_of(case: Case) -> Decision | None:
-    """Up to how many parameters "auto" is full, where the update is not set."""
+    """The largest dimension for which "auto" is full, if the update is not set."""
     return None if "update" in case.own else gaussian.full_dim_of(case)
 
 
 def update_of(case: Case) -> Decision | None:
-    """How beliefs are updated: by gradients alone where the model is too large for Newton steps."""
+    """How beliefs are updated: by gradients alone if the model is too large for Newton steps."""
     algorithm = case.algorithm
     if algorithm.solver.from_averaging or case.own & EXACT:
         return None
@@ -46,12 +46,12 @@ def covariance_of(case: Case) -> Decision | None:
 
 
 def curvature_of(case: Case) -> Decision | None:
-    """Hessians, or Fisher's information, of Newton steps; other updates take neither."""
+    """Hessians, or Fisher's information, for Newton steps; other updates take neither."""
     return gaussian.curvature_of(case) if case.algorithm.solver.takes_curvature else None
 
 
 def non_smooth(case: Case) -> str:
-    """Why no Laplace approximation is a start, and whole changes overshoot; "" where neither is so."""
+    """Why a Laplace approximation is no start, and whole changes overshoot; "" if neither applies."""
     algorithm, traits = case.algorithm, case.traits
     exact = algorithm.solver.deterministic and algorithm.weighting == "exact"
     if not exact or traits.improper:
@@ -62,7 +62,7 @@ def non_smooth(case: Case) -> str:
 
 
 def damping_of(case: Case) -> Decision | None:
-    """Share of a change that is made."""
+    """The share of a change that is made."""
     why = non_smooth(case)
     if "damping" in case.own or not why:
         return None
@@ -70,7 +70,7 @@ def damping_of(case: Case) -> Decision | None:
 
 
 def start_of(case: Case) -> Decision | None:
-    """Where beliefs begin."""
+    """The start of beliefs."""
     algorithm, traits = case.algorithm, case.traits
     if algorithm.start != "auto":
         return None
@@ -86,11 +86,7 @@ def start_of(case: Case) -> Decision | None:
 
 
 def consensus_or_local(case: Case) -> Decision:
-    """Laplace's approximation of all data, or each agent's own where sums over all cannot be had or trusted.
-
-    Args:
-        case: of an algorithm whose start is open.
-    """
+    """Laplace's approximation of all data, or each agent's own if sums over all cannot be had or trusted."""
     if case.setup.groups_take_turns:
         return Decision("local", "groups of agents take turns: sums over all would take many rounds")
     if case.setup.bounded:
@@ -99,7 +95,7 @@ def consensus_or_local(case: Case) -> Decision:
 
 
 def start_of_p2p_ep(case: Case) -> Decision | None:
-    """Where the beliefs begin that P2PVI hands over."""
+    """The start of the beliefs that P2PVI hands over."""
     if case.algorithm.start != "auto":
         return None
     if case.setup.groups_take_turns:
@@ -112,29 +108,24 @@ def start_of_p2p_ep(case: Case) -> Decision | None:
 
 
 def start_over_graph_of(case: Case) -> Decision | None:
-    """Where beliefs begin whose sums are taken over the graph."""
+    """The start of beliefs whose sums are taken over the graph."""
     return consensus_or_local(case) if case.algorithm.start == "auto" else None
 
 
 def start_by_push_sum_of(case: Case) -> Decision | None:
-    """Where beliefs begin whose sums no graph keeps."""
+    """The start of beliefs whose sums no graph keeps."""
     return Decision("local", "links that fail keep no sums over all agents") if case.algorithm.start == "auto" else None
 
 
 def newton_of(case: Case) -> Decision | None:
-    """The Newton's method that every agent runs by itself, its own settings chosen."""
+    """The Newton's method that every agent runs by itself, with its own settings chosen."""
     newton = case.algorithm.newton
     found = apply_table(newton, NEWTON, case.traits, case.setup).algorithm
     return None if found is newton else Decision(found, "; ".join(said_of(newton, found)))
 
 
 def said_of(before: object, after: object) -> list[str]:
-    """Which settings of a nested algorithm are chosen, as text.
-
-    Args:
-        before: the algorithm with open settings.
-        after: the same without.
-    """
+    """The chosen settings of a nested algorithm, as text, from the algorithm before and after the choices."""
     names = [name for name, value in vars(after).items() if not name.startswith("_") and getattr(before, name) != value]
     return [f"{name}={getattr(after, name)!r}" for name in names]
 

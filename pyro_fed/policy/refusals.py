@@ -10,10 +10,7 @@ from pyro_fed.policy.choice import Case
 
 
 def affordable_rows(case: Case) -> None:
-    """Refuse a network whose rows' own latents cost too much to be integrated out.
-
-    Args:
-        case: of an algorithm that integrates them out at many points.
+    """Refuse a network whose rows' own latents cost too much to be integrated out at many points.
 
     Raises:
         ModelError: names the latents, the cost and the cures.
@@ -23,9 +20,6 @@ def affordable_rows(case: Case) -> None:
 
 def few_enough_to_weigh(case: Case) -> None:
     """Refuse importance weights of a model with many parameters.
-
-    Args:
-        case: of an algorithm that weighs draws.
 
     Raises:
         SettingError: names the number of parameters, and what to run.
@@ -41,15 +35,12 @@ def few_enough_to_weigh(case: Case) -> None:
 
 
 def proper_prior(why: str, cure: str, where: Callable[[Case], bool] = lambda case: True) -> Callable[[Case], None]:
-    """A check that refuses improper priors.
+    """A check that refuses improper priors by a ModelError, which names the algorithm and the sites.
 
     Args:
         why: what the algorithm does with the prior, as a clause.
         cure: what to do besides giving proper priors, as a clause.
-        where: whether the algorithm does that, as it is set.
-
-    Returns:
-        A check, which raises a ModelError that names the algorithm and the sites.
+        where: whether the algorithm does that with its settings.
     """
 
     def check(case: Case) -> None:

@@ -33,14 +33,9 @@ INFER = "pyro_fed.infer."
 
 
 def resolve(algorithm: Algorithm, traits: Traits, setup: Setup = NO_SETUP) -> Resolved:
-    """The algorithm with every open setting chosen, each with its reason; what a user has set stays as it is.
+    """The algorithm with every open setting chosen, each with its reason; a user's settings stay unchanged.
 
-    An algorithm that no table knows is returned as it is, and so is one without open settings.
-
-    Args:
-        algorithm: what a user or another algorithm names.
-        traits: of the model.
-        setup: what a run is told besides.
+    An algorithm that no table knows is returned unchanged, and so is one without open settings.
 
     Raises:
         SettingError: it cannot be run on this model; names what can.
@@ -54,11 +49,7 @@ def resolve(algorithm: Algorithm, traits: Traits, setup: Setup = NO_SETUP) -> Re
 
 
 def table_of(kind: type[Algorithm]) -> Table:
-    """The rules of a kind of algorithm: its own, or those of the nearest class that it is derived from.
-
-    Args:
-        kind: a class of algorithms.
-    """
+    """The rules of a kind of algorithm: its own, or those of its nearest base class."""
     for one in kind.__mro__:
         family = one.__module__.removeprefix(INFER).partition(".")[0]
         if one.__module__.startswith(INFER) and family in TABLES:
@@ -69,13 +60,7 @@ def table_of(kind: type[Algorithm]) -> Table:
 
 
 def resolve_for_run(algorithm: Algorithm, problem: Problem, setup: Setup = NO_SETUP) -> Resolved:
-    """`resolve`, in the form that the graph asks for.
-
-    Args:
-        algorithm: what a user names.
-        problem: the model's densities.
-        setup: what a run is told besides.
-    """
+    """`resolve`, in the form of the algorithm that the graph asks for."""
     found = resolve(algorithm, problem.traits, setup)
     if setup.graph is None or not isinstance(found.algorithm, OnGraph):
         return found
@@ -83,25 +68,14 @@ def resolve_for_run(algorithm: Algorithm, problem: Problem, setup: Setup = NO_SE
 
 
 def stages_of(named: Algorithm | Plan, problem: Problem, graph: Graph | None) -> list[Stage]:
-    """What is run where a user names this algorithm or this plan, stage by stage; settings are still open.
-
-    Args:
-        named: what a user gave.
-        problem: the model's densities.
-        graph: who talks to whom; None where there is a server.
-    """
+    """The stages that are run for an algorithm or a plan, with open settings; the graph is None with a server."""
     given = named.stages(problem, graph) if isinstance(named, Plan) else [named]
     stages = [one if isinstance(one, Stage) else Stage(one) for one in given]
     return [replace(one, algorithm=one.algorithm.delegate()) for one in stages]
 
 
 def phases_of(found: Resolved, problem: Problem) -> list[Resolved]:
-    """An algorithm after all that it starts from.
-
-    Args:
-        found: the algorithm, without open settings.
-        problem: the model's densities.
-    """
+    """An algorithm after all that it starts from."""
     chain = [found]
     while (first := chain[0].algorithm.warm_start(problem)) is not None:
         phase, name = resolve(first, problem.traits), type(chain[0].algorithm).__name__
@@ -111,10 +85,5 @@ def phases_of(found: Resolved, problem: Problem) -> list[Resolved]:
 
 
 def chain_of(algorithm: Algorithm, problem: Problem) -> list[Algorithm]:
-    """An algorithm after all that it starts from, none with open settings.
-
-    Args:
-        algorithm: what a user names, or the same without open settings.
-        problem: the model's densities.
-    """
+    """An algorithm after all that it starts from, none with open settings."""
     return [one.algorithm for one in phases_of(resolve(algorithm, problem.traits), problem)]

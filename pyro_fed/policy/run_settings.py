@@ -1,4 +1,4 @@
-"""What `run` chooses itself: threads, and the number of draws."""
+"""The choices of `run` itself: threads, and the number of draws."""
 
 from __future__ import annotations
 
@@ -14,22 +14,12 @@ FEWEST_DRAWS = 10
 
 
 def threads_of(traits: Traits) -> int | None:
-    """Threads where "auto" is asked for: one, or torch's own number where a pass over the rows is long enough.
-
-    Args:
-        traits: of the model.
-    """
+    """Threads for "auto": one, or torch's own number if a pass over the rows is long enough."""
     return None if traits.num_rows * traits.dim >= THREADED_NUMBERS else 1
 
 
 def affordable_draws(traits: Traits, wanted: int, chains: int) -> int:
-    """So many draws, or as many as `DRAWN_NUMBERS` has room for where the model is large.
-
-    Args:
-        traits: of the model.
-        wanted: draws of a chain.
-        chains: of the result.
-    """
+    """The wanted number of draws of a chain, or as many as `DRAWN_NUMBERS` has room for if the model is large."""
     if traits.dim <= LARGE_DIM:
         return wanted
     return max(1, min(-(-wanted // chains), max(FEWEST_DRAWS, DRAWN_NUMBERS // traits.dim // chains)))

@@ -38,13 +38,7 @@ EXACT_DIM = FedEP.full_dim
 
 
 def on_large(setting: str, value: Any, what: str) -> Rule:
-    """A rule that gives a setting another value on large models, where nothing is set.
-
-    Args:
-        setting: its name.
-        value: on large models.
-        what: what large models take, as a clause.
-    """
+    """A rule that gives a setting another value on large models, unless it is set; `what` is that value as a clause."""
 
     def rule(case: Case) -> Decision | None:
         if setting in case.own or not case.traits.large():
@@ -55,16 +49,12 @@ def on_large(setting: str, value: Any, what: str) -> Rule:
 
 
 def from_gaussian(case: Case) -> bool:
-    """Whether the other clients are surrogates, in turns that begin at a Gaussian.
-
-    Args:
-        case: of `DSVGD`.
-    """
+    """Whether the other clients are surrogates, in turns that begin at a Gaussian."""
     return case.algorithm.start in ("auto", "gaussian")
 
 
 def steps_of(case: Case) -> Decision | None:
-    """Steps of a turn."""
+    """The number of steps of a turn."""
     if "local_steps" in case.own or not case.traits.large():
         return None
     if from_gaussian(case):
@@ -73,7 +63,7 @@ def steps_of(case: Case) -> Decision | None:
 
 
 def step_size_of(case: Case) -> Decision | None:
-    """How far a step goes."""
+    """The length of a step."""
     if "step_size" in case.own or not case.traits.large() or not from_gaussian(case):
         return None
     return Decision(SHORT_STEP, "a large model, whose other clients are diagonal surrogates: short steps")
@@ -96,7 +86,7 @@ def kernel_of(case: Case) -> Decision | None:
 
 
 def start_of(case: Case) -> Decision | None:
-    """Where particles start."""
+    """The start of particles."""
     algorithm, traits = case.algorithm, case.traits
     if algorithm.start != "auto":
         return None
@@ -116,7 +106,7 @@ def start_of(case: Case) -> Decision | None:
 
 
 def source_of(case: Case) -> Decision | None:
-    """From what the survey has its points."""
+    """The source of the survey's points."""
     begin, traits = case.algorithm.begin, case.traits
     if case.algorithm.source != "auto":
         return None
@@ -137,7 +127,7 @@ def source_of(case: Case) -> Decision | None:
 
 
 def by_few_rows_of(case: Case) -> Decision | None:
-    """By which rows a search for modes begins."""
+    """The phase before a search for modes: by few rows, or by all."""
     if case.algorithm.after != "auto":
         return None
     if not case.algorithm.by_few_rows and have_few(case.traits):
@@ -146,7 +136,7 @@ def by_few_rows_of(case: Case) -> Decision | None:
 
 
 def first_points_of(case: Case) -> Decision | None:
-    """How many points are weighed first."""
+    """The number of points that are weighed first."""
     algorithm, traits = case.algorithm, case.traits
     if algorithm.first_points is not None:
         return None
@@ -156,7 +146,7 @@ def first_points_of(case: Case) -> Decision | None:
 
 
 def one_mode_rows_of(case: Case) -> Decision | None:
-    """By which rows it is asked whether there is one mode."""
+    """Whether few rows decide if there is one mode, or all."""
     if case.algorithm.by_few_rows is not None:
         return None
     many = have_few(case.traits)

@@ -11,7 +11,7 @@ from pyro_fed.policy.refusals import affordable_rows, few_enough_to_weigh
 
 
 def surrogates_of(case: Case) -> Decision | None:
-    """What fits the surrogates."""
+    """The algorithm that fits the surrogates."""
     if case.algorithm.surrogates != "auto":
         return None
     dim = case.traits.dim

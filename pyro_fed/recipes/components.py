@@ -27,16 +27,11 @@ def import_or_explain(module_name: str, where: str) -> ModuleType:
 
 
 def resolve_component(module_name: str, spec: str | Mapping[str, Any], path: Path, *args: Any) -> Any:
-    """Build a schedule or a graph from its name.
+    """Build a schedule or a graph of a module from its name, or a table with ``name`` and keyword arguments.
 
     ``"round_robin"`` is the class ``RoundRobin`` or the function ``round_robin`` of the module: names are
-    converted, not registered, so a new one is found as soon as it is written.
-
-    Args:
-        module_name: where to look, e.g. ``"pyro_fed.algorithm.schedule"``.
-        spec: the name, or a table with ``name`` and the keyword arguments.
-        path: the recipe, for the message.
-        *args: positional arguments, before those of the table.
+    converted, not registered, so a new one is found as soon as it is written. Positional arguments ``args`` come before
+    those of the table; ``path`` is the recipe, for the message.
 
     Raises:
         SettingError: unknown name, or arguments that it does not take.
@@ -56,7 +51,7 @@ def resolve_component(module_name: str, spec: str | Mapping[str, Any], path: Pat
 
 
 def public_callables(module: ModuleType) -> dict[str, Any]:
-    """What a module or package defines itself and can be called, by its name in snake case."""
+    """The callables that a module or package defines itself, by name in snake case."""
     public = {name: value for name, value in vars(module).items() if not name.startswith("_") and callable(value)}
     home = module.__name__
     return {snake_case(n): v for n, v in public.items() if f"{v.__module__}.".startswith(f"{home}.")}

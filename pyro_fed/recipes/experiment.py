@@ -14,12 +14,7 @@ from pyro_fed.federation.federation import Federation
 
 
 class Experiment(NamedTuple):
-    """A model with its training data over clients.
-
-    Args:
-        federation: the clients.
-        test: the model's arguments for its test data; None where it has nothing to predict.
-    """
+    """A model with its training data over clients, and its arguments for test data; None if there are none."""
 
     federation: Federation
     test: tuple[Any, ...] | None
@@ -31,14 +26,11 @@ def build_federation(
     """The model's training data over clients, and its test data.
 
     Args:
-        module: of `library.load_model`.
-        clients: how many; by default as many as groups, where the partition is by group, else `DEFAULT_CLIENTS`.
+        module: a module from `library.load_model`.
+        clients: number of clients; by default that of groups, if the partition is by group, else `DEFAULT_CLIENTS`.
         partition_text: such as "dirichlet:0.3".
-        seed: of the partition.
+        seed: seed of the partition.
         device: where the clients' steps are computed, as for `Federation`.
-
-    Returns:
-        The federation and the test data.
 
     Raises:
         SettingError: the partition cannot be read, or does not allow so many clients; there is no such device.
@@ -67,11 +59,7 @@ def build_federation(
 
 
 def _check_test(fed: Federation, test: Any, where: str) -> None:
-    """Refuse test data that are no arguments of the model, before the run whose predictions they are to measure.
-
-    Raises:
-        DataError: with the file and what is wrong.
-    """
+    """Refuse test data that are no arguments of the model, before the run whose predictions they are to measure."""
     try:
         rows_like(fed.problem.arguments, fed.problem.model, test, None)
     except PyroFedError as error:
@@ -79,7 +67,7 @@ def _check_test(fed: Federation, test: Any, where: str) -> None:
 
 
 def _column_names(model: Any, train: tuple[Any, ...]) -> dict[str, Any]:
-    """Columns of the data by name: those of data frames, and arguments that are one."""
+    """Columns of the data by name: those of data frames, and arguments that are a column."""
     found: dict[str, Any] = {}
     for name, value in zip(inspect.signature(model).parameters, train, strict=False):
         if hasattr(value, "columns") and hasattr(value, "dtypes"):
@@ -90,11 +78,7 @@ def _column_names(model: Any, train: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def _load_data(module: ModuleType) -> tuple[tuple[Any, ...], tuple[Any, ...] | None]:
-    """Training and test data of a model file.
-
-    Raises:
-        ModelError: `load_data` failed, or returns something else.
-    """
+    """Training and test data of a model file; ModelError if `load_data` fails, or returns something else."""
     where = f"model file {module.__file__}"
     try:
         found = module.load_data()

@@ -95,7 +95,7 @@ def find_model(name_or_path: str | Path) -> Path:
 
 
 def _find(name_or_path: str | Path, listed: dict[str, Path], suffix: str) -> Path | str:
-    """The file, or the clause that says why there is none."""
+    """The file, or a clause that says why there is none."""
     name = str(name_or_path)
     if name in listed:
         return listed[name]

@@ -186,16 +186,13 @@ def read_toml(path: Path) -> dict[str, Any]:
 def check_settings(
     owner: type, given: Mapping[str, Any], where: str, present: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Check settings against the fields of a dataclass.
+    """Check settings against the fields of a dataclass, and return them in the fields' types.
 
     Args:
         owner: the dataclass: an algorithm, or settings of one of its settings.
         given: values by field name; a setting with settings of its own may be a table of these.
         where: file and table, or the command line, for the message.
-        present: settings as they stand, which a table without a name changes; None: a table needs a name.
-
-    Returns:
-        The values in the types that the fields ask for.
+        present: present settings, which a table without a name changes; None if a table needs a name.
 
     Raises:
         SettingError: a name is no field, or a value does not fit its field.
@@ -216,7 +213,7 @@ def _value(owner: type, hints: Mapping[str, Any], key: str, value: Any, where: s
 
 
 def _table(owner: type, key: str, family: type[Settings], table: Mapping[str, Any], where: str, present: Any) -> Any:
-    """A setting's own settings: those of the kind that the table names, or of what stands there."""
+    """A setting's own settings: those of the kind that the table names, or of the present kind."""
     inner = f"{where[:-1]}.{key}]" if where.endswith("]") else f"{where} {key}"
     values = dict(table)
     if issubclass(family, Variant) and "name" in values:
@@ -235,7 +232,7 @@ def _table(owner: type, key: str, family: type[Settings], table: Mapping[str, An
 
 
 def _resolve_name(owner: type, key: str, family: type[Variant], name: Any, where: str) -> Variant:
-    """What a name in a recipe stands for."""
+    """The class or function that a name in a recipe stands for."""
     try:
         return by_name(owner, key, family, str(name))
     except SettingError as error:
@@ -254,7 +251,7 @@ def _nest(overrides: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _explicit_settings(settings: Mapping[str, Any]) -> frozenset[str]:
-    """The settings that a file says: ``client.steps`` in a table, ``client.name`` by a name alone."""
+    """The settings that a file sets: ``client.steps`` in a table, ``client.name`` by a name alone."""
     names = set()
     for key, value in settings.items():
         names |= {f"{key}.{inner}" for inner in value} if isinstance(value, Mapping) else {key, f"{key}.name"}
@@ -262,11 +259,7 @@ def _explicit_settings(settings: Mapping[str, Any]) -> frozenset[str]:
 
 
 def flat_settings(owner: Any) -> dict[str, str]:
-    """All settings as TOML writes them, those of a setting under ``client.steps``, its kind under ``client.name``.
-
-    Args:
-        owner: an algorithm.
-    """
+    """All settings as TOML writes them, those of a setting under ``client.steps``, its kind under ``client.name``."""
     flat: dict[str, str] = {}
     for field in dataclasses.fields(owner):
         value = getattr(owner, field.name)
@@ -280,11 +273,7 @@ def flat_settings(owner: Any) -> dict[str, str]:
 
 
 def changed_settings(owner: Any) -> str:
-    """The settings that are not their class's defaults, in a line; all of them where a class has settings to be given.
-
-    Args:
-        owner: an algorithm.
-    """
+    """The settings that are not their class's defaults, in a line; all of them if the class has required settings."""
     needed = [one for one in dataclasses.fields(owner) if one.default is one.default_factory is dataclasses.MISSING]
     usual = {} if needed else flat_settings(type(owner)())
     changed = [f"{name}={text}" for name, text in flat_settings(owner).items() if usual.get(name) != text]

@@ -24,14 +24,9 @@ class Mismatch(Exception):
 
 
 def convert(value: Any, hint: Any) -> Any:
-    """``value`` as the type that ``hint`` asks for.
+    """A value from TOML as the type that a resolved type hint asks for, such as ``int | None``.
 
-    Args:
-        value: what TOML gave: bool, int, float, str, list or dict.
-        hint: a resolved type hint, e.g. ``int``, ``float | None``, ``Literal["a", "b"]``.
-
-    Returns:
-        The value; an int becomes a float where a float is asked for, a list a tuple where a tuple is.
+    An int becomes a float where a float is asked for, a list a tuple where a tuple is.
 
     Raises:
         Mismatch: the value does not fit.
@@ -94,16 +89,10 @@ def describe(hint: Any) -> str:
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:
-    """Read one ``key=value`` of the command line, the value in TOML's syntax.
+    """Read one ``key=value`` of the command line, the value in TOML's syntax, as key and value.
 
     ``num_particles=50`` is an int, ``rate=1e-3`` a float, ``name="x"`` a string, ``sizes=[1, 2]`` a list;
-    what is not TOML (``mode=fast``) is a string as it stands.
-
-    Args:
-        text: the assignment.
-
-    Returns:
-        The key and the value.
+    what is not TOML (``mode=fast``) is a string.
 
     Raises:
         SettingError: there is no ``=``, or no key before it.
@@ -121,7 +110,7 @@ def parse_assignment(text: str) -> tuple[str, Any]:
 
 
 def to_toml(value: Any) -> str:
-    """A value as TOML writes it; ``None`` as ``"none"``, what TOML cannot say by its repr."""
+    """A value as TOML writes it; ``None`` as ``"none"``, and a value that TOML cannot express by its repr."""
     if value is None:
         return f'"{NONE_WORD}"'
     if isinstance(value, bool):

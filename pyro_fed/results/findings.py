@@ -1,4 +1,4 @@
-"""What a run has found about its result, read from the result."""
+"""The findings of a run about its result, read from the result."""
 
 from __future__ import annotations
 
@@ -10,11 +10,7 @@ from pyro_fed.results.inference_data import InferenceData
 
 
 def recorded_findings(idata: InferenceData) -> list[Finding]:
-    """What a run has found about its result: notes, and then doubts; sentences alone of a result that has no codes.
-
-    Args:
-        idata: a result.
-    """
+    """The findings of a run about its result: notes, and then doubts; sentences alone if the result has no codes."""
     if "findings" in idata.attrs:
         found = [Finding.from_plain(one) for one in json.loads(idata.attrs["findings"])]
         return sorted(found, key=lambda one: one.is_doubt)

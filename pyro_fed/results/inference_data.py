@@ -26,10 +26,5 @@ else:
 
 
 def flag(attrs: Mapping[Any, Any], name: str) -> bool:
-    """A flag among the attributes of a result; False if it is missing.
-
-    Args:
-        attrs: the result's attributes; in old files flags are texts.
-        name: the flag's name, such as "centralized".
-    """
+    """A flag, such as "centralized", among the attributes of a result; False if it is missing. Old files have texts."""
     return str(attrs.get(name)) in ("1", "True")

@@ -53,9 +53,6 @@ def federation_group(record: Record) -> xr.Dataset:
     If several chains visit a client in one round, bytes and seconds are sums over them, and figures are means. If a
     schedule asked all clients, those that were not chosen have the bytes of the question and the answer.
 
-    Args:
-        record: the run's record.
-
     Returns:
         The group `federation`; over (round, slot) if the table would have more than `MAX_CELLS` cells.
     """
@@ -77,9 +74,6 @@ def federation_group(record: Record) -> xr.Dataset:
 def audit_group(record: Record) -> xr.Dataset:
     """What the audit measured of every parameter; empty without an audit.
 
-    Args:
-        record: the run's record.
-
     Returns:
         Over `parameter`: `mean_error` (the posterior's mean less the result's, in the posterior's SDs) and `sd_ratio`
         (the posterior's SD over the result's), with standard errors.
@@ -90,10 +84,6 @@ def audit_group(record: Record) -> xr.Dataset:
 
 def sites_group(record: Record, problem: Problem) -> xr.Dataset:
     """The clients' Gaussian sites on the unconstrained scale; empty if the record has none.
-
-    Args:
-        record: the run's record.
-        problem: the model's densities, which name the parameters.
 
     Returns:
         `precision` (client, parameter, parameter_) or (client, parameter), and `eta` (client, parameter); `q_precision`
@@ -184,7 +174,7 @@ def _series(record: Record) -> dict[str, Any]:
 
 
 def _failures(record: Record) -> dict[str, Any]:
-    """Rounds, clients and reasons of failures, over a dimension of their own; nothing where there are none."""
+    """Rounds, clients and reasons of failures, over a dimension of their own; empty if there are none."""
     listed = [
         (i, record.client_names[client], reason)
         for i, one in enumerate(record.rounds)

@@ -1,8 +1,8 @@
 """Whether a result and a federation, or two results, are of the same rows, in whatever order.
 
 A result has its data in the groups `observed_data` and `constant_data`, unless the rows were elsewhere or the run was
-private. Leave-one-out, influence and the like take the draws for a posterior given the federation's rows; of another
-federation they would say something of neither.
+private. Leave-one-out, influence and related functions take the draws for a posterior given the federation's rows;
+with those of another federation their figures would be about neither.
 """
 
 from __future__ import annotations
@@ -27,12 +27,7 @@ SAME_VALUE_TOLERANCE = 1e-5
 
 
 def unlike_federation(idata: InferenceData, federation: Federation) -> str:
-    """What differs between a result's rows and a federation's; empty where nothing does, or one has no rows to show.
-
-    Args:
-        idata: a result.
-        federation: that it may be of.
-    """
+    """The difference between the rows of a result and of a federation; empty if there is none, or one has no rows."""
     mine = _columns(idata)
     if not mine or not federation.holds_data:
         return ""
@@ -42,12 +37,7 @@ def unlike_federation(idata: InferenceData, federation: Federation) -> str:
 
 
 def unlike_result(idata: InferenceData, other: InferenceData) -> str:
-    """What differs between the rows of two results; empty where nothing does, or one has no rows to show.
-
-    Args:
-        idata: a result.
-        other: another one.
-    """
+    """The difference between the rows of two results; empty if there is none, or one has no rows."""
     return _differing_column(_columns(idata), _columns(other))
 
 
@@ -57,7 +47,7 @@ def _columns(idata: Any) -> dict[str, np.ndarray]:
 
 
 def _differing_column(mine: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]) -> str:
-    """The first column of both that has other values, each sorted: rows may stand in another order."""
+    """The first column of both that has other values, each sorted, as rows may be in another order."""
     for name in sorted(mine.keys() & theirs.keys()):
         here, there = mine[name], theirs[name]
         if here.dtype.kind not in "biuf" or there.dtype.kind not in "biuf":
@@ -75,6 +65,6 @@ def _differing_column(mine: Mapping[str, np.ndarray], theirs: Mapping[str, np.nd
 
 
 def _size(values: np.ndarray) -> float:
-    """How large the values are, typically."""
+    """The typical size of the values."""
     finite = np.abs(values[np.isfinite(values)])
     return float(np.median(finite)) if len(finite) else 0.0

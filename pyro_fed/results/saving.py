@@ -9,12 +9,7 @@ from pyro_fed.errors import SettingError, listed
 def check_savable(problem: Problem, what: str = "out") -> None:
     """Refuse sites whose names cannot be in a NetCDF file, where a slash separates groups.
 
-    Args:
-        problem: the model's densities.
-        what: the argument or option that asks for the file, for messages.
-
-    Raises:
-        SettingError: names them.
+    `what` is the argument or option that asks for the file, for messages.
     """
     layout = problem.layout
     sites = {**layout.latents, **layout.local, **layout.discrete, **layout.reported, **layout.observed}

@@ -65,7 +65,7 @@ def to_inference_data(
         collect_local: whether to draw and collect the rows' discrete latents.
 
     Returns:
-        The groups `posterior` (constrained, under the model's own names) and `federation` (the record); where the
+        The groups `posterior` (constrained, under the model's own names) and `federation` (the record); if the
         federation holds the rows also `sample_stats`, `log_likelihood`, `observed_data` and `constant_data`, else
         `sample_stats` without the log density.
     """
@@ -97,16 +97,8 @@ def released_alone(
 ) -> InferenceData:
     """The result of a private run, with nothing but what was computed from what the mechanism has released.
 
-    Args:
-        algorithm: the algorithm that was run.
-        federation: the model and its clients.
-        problem: the model's densities.
-        draws: (chain, draw, D), unconstrained.
-        record: the run's record.
-        seed: the run's seed.
-
-    Returns:
-        The groups `posterior`, without sites that depend on rows, and `federation`, without clients' own figures.
+    From draws (chain, draw, D) it has the groups `posterior`, without sites that depend on rows, and `federation`,
+    without clients' own figures.
     """
     public = without_data(problem, draws.reshape(-1, draws.shape[-1]))
     posterior = posterior_group(federation, problem, draws, None, public.rows)[[*problem.sites, *public.reported]]
@@ -121,18 +113,7 @@ def released_alone(
 def posterior_alone(
     algorithm: Algorithm, federation: Federation, problem: Problem, draws: Tensor, record: Record
 ) -> InferenceData:
-    """The posterior of an unfinished run.
-
-    Args:
-        algorithm: the algorithm that runs.
-        federation: the model and its clients.
-        problem: the model's densities.
-        draws: (chain, draw, D), unconstrained.
-        record: the run's record so far.
-
-    Returns:
-        InferenceData with only the group `posterior`.
-    """
+    """The group `posterior` alone of an unfinished run, from draws (chain, draw, D)."""
     return make_inference_data(
         {"posterior": posterior_group(federation, problem, draws, None)},
         {"draws_are": algorithm.draws_are, "num_rounds": len(record.rounds)},
@@ -173,13 +154,10 @@ def _from_data(
 
 
 def _of_observed_rows(terms: xr.Dataset) -> xr.Dataset:
-    """Pointwise terms without the rows at which no site was observed, whose terms a mask makes zero at every draw.
+    """Pointwise terms (chain, draw, row) without the rows at which no site was observed, whose terms a mask makes zero.
 
     In leave-one-out such rows would distort standard errors and the counts of Pareto's k. Their labels are missing from
     the coordinate. If no row was observed, all are kept.
-
-    Args:
-        terms: variables (chain, draw, row).
     """
     for dim in set(terms.dims) - {"chain", "draw"}:
         sites = [value for value in terms.data_vars.values() if dim in value.dims]
@@ -190,12 +168,12 @@ def _of_observed_rows(terms: xr.Dataset) -> xr.Dataset:
 
 
 def observed_rows(log_lik: np.ndarray) -> np.ndarray:
-    """Which rows (n,) were observed, by log densities (S, n): those that a mask leaves out are zero at every draw."""
+    """Whether rows (n,) were observed, by log densities (S, n): those that a mask leaves out are zero at every draw."""
     return np.asarray((log_lik != 0).any(0))
 
 
 def _log_likelihoods(problem: Problem, flat: Tensor, wanted: bool) -> tuple[dict[str, Tensor], Tensor]:
-    """Log-likelihoods (S, N) by observed site, if wanted, and the sum of all terms in the plate (S,)."""
+    """Log-likelihoods (S, N) by observed site, if requested, and the sum of all terms in the plate (S,)."""
     at_once = densities_at_once(problem)
     if not wanted:
         return {}, torch.cat([problem.log_lik(part) for part in in_chunks(flat, at_once)])
@@ -212,27 +190,14 @@ def _log_likelihoods(problem: Problem, flat: Tensor, wanted: bool) -> tuple[dict
 
 
 def make_inference_data(groups: dict[str, xr.Dataset], attrs: dict[str, Any]) -> InferenceData:
-    """Groups as a result.
-
-    Args:
-        groups: datasets by the group's name.
-        attrs: attributes of the result.
-
-    Returns:
-        An `arviz.InferenceData`, or on ArviZ 1.x the `xarray.DataTree` that replaces it.
-    """
+    """Groups as an `arviz.InferenceData`, or on ArviZ 1.x the `xarray.DataTree` that replaces it."""
     return cast("InferenceData", make_result(groups, attrs))
 
 
 def unconstrained_draws(idata: InferenceData | Mapping[str, xr.Dataset], problem: Problem) -> Tensor:
-    """The posterior of a result as unconstrained vectors.
+    """The posterior of a result with all the model's sites as unconstrained vectors (chain × draw, D), float64.
 
-    Args:
-        idata: a result whose group `posterior` has all the model's sites.
-        problem: the model's densities.
-
-    Returns:
-        (chain × draw, D), chain after chain, float64.
+    Chains come one after another.
 
     Example:
         >>> unconstrained_draws(idata, fed.problem).shape
@@ -249,12 +214,7 @@ def unconstrained_draws(idata: InferenceData | Mapping[str, xr.Dataset], problem
 
 
 def observed_data(federation: Federation, values: Mapping[str, Tensor]) -> xr.Dataset:
-    """The observed sites' values in the original order of the rows.
-
-    Args:
-        federation: the model and its rows.
-        values: observations from `observed_values`.
-    """
+    """The observed sites' values in the original order of the rows."""
     problem = federation.problem
     data = {name: (list(problem.layout.observed[name].dims), value.cpu().numpy()) for name, value in values.items()}
     sizes = {dim: size for dims, array in data.values() for dim, size in zip(dims, array.shape, strict=True)}
@@ -272,10 +232,6 @@ def constant_data(federation: Federation, values: Mapping[str, Tensor]) -> xr.Da
 
     The labels of text and categories, for which codes stand, are in the attribute `labels`, as JSON by argument, and
     the order of columns and keys in `columns`.
-
-    Args:
-        federation: the model and its rows.
-        values: the observed sites' values, of `observed_values`.
     """
     arguments = federation.problem.arguments
     data = {}
@@ -293,11 +249,7 @@ def constant_data(federation: Federation, values: Mapping[str, Tensor]) -> xr.Da
 
 
 def labels_in(idata: InferenceData) -> dict[str, tuple[Any, ...]] | None:
-    """The labels for which codes stand, by the argument's name, from `constant_data`; None if it has none.
-
-    Args:
-        idata: a result.
-    """
+    """The labels for which codes stand, by the argument's name, from `constant_data`; None if it has none."""
     if "constant_data" not in idata:
         return None
     text = group_of(idata, "constant_data").attrs.get(LABELS)
@@ -305,17 +257,13 @@ def labels_in(idata: InferenceData) -> dict[str, tuple[Any, ...]] | None:
 
 
 def columns_in(idata: InferenceData) -> dict[str, list[Any]]:
-    """Columns of data frames and keys of dictionaries, by the argument's name, as `constant_data` has them.
-
-    Args:
-        idata: a result; one that does not say it gives none.
-    """
+    """Columns of data frames and keys of dictionaries, by argument, from `constant_data`; empty if it has none."""
     text = group_of(idata, "constant_data").attrs.get(COLUMNS) if "constant_data" in idata else None
     return {} if text is None else dict(json.loads(text))
 
 
 def _owners(federation: Federation) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Which group each nested row belongs to: variables with group numbers, and coordinates with the groups' labels."""
+    """The group of each nested row: variables with group numbers, and coordinates with the groups' labels."""
     problem = federation.problem
     labels = federation.coords.get(problem.plate)
     numbers: dict[str, Any] = {}
@@ -337,7 +285,7 @@ def posterior_group(
     seed: int | None,
     rows: tuple[Tensor, ...] | None = None,
 ) -> xr.Dataset:
-    """Constrained draws under the model's own names, dims and coords.
+    """Constrained draws of (chain, draw, D) under the model's own names, with its dimensions and labels.
 
     Args:
         federation: names of dimensions and their labels.
@@ -373,7 +321,7 @@ def _dataset(values: dict[str, Tensor], dims: dict[str, list[str]], coords: dict
 
 
 def _as_array(value: Tensor) -> np.ndarray:
-    """A tensor as a NumPy array: real numbers in double precision, counts and flags as they are."""
+    """A tensor as a NumPy array: real numbers in double precision, counts and flags unchanged."""
     value = value.detach().cpu()
     return (value.double() if value.is_floating_point() else value).numpy()
 

@@ -18,12 +18,7 @@ from pyro_fed.density.running.trace_sites import unconstraining
 
 
 def in_double(problem: Problem, draws: Tensor) -> dict[str, Tensor]:
-    """The values of such latent sites, site name → (S, *site shape); empty if the model is in double precision anyway.
-
-    Args:
-        problem: the model's densities.
-        draws: (S, D), unconstrained.
-    """
+    """The values of such latent sites at draws (S, D), site name → (S, *site shape); empty for a model in float64."""
     if problem.dtype == torch.float64 or not len(draws):
         return {}
     nodes = problem.execute_at(draws[0], problem.fewest_rows).trace.nodes
