@@ -1,1 +1,1 @@
-"""Pyro out of the hot loop: a model's densities mapped over clients and particles, traced and compiled."""
+"""Pyro outside the hot loop: a model's densities mapped over clients and particles, traced and compiled."""

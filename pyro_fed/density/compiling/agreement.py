@@ -24,13 +24,7 @@ ALLOWED_POWER, MOVED_POWER = 0.5, 0.25
 
 
 def does_the_same(code: Callable[..., Sequence[Tensor]], step: Step, leaves: Sequence[Tensor]) -> bool:
-    """Whether code gives a step's numbers at some arguments, and at others near them.
-
-    Args:
-        code: takes what the step takes.
-        step: traced.
-        leaves: its arguments.
-    """
+    """Whether code gives the numbers of a traced step at some arguments, and at others near them."""
     unit = coarsest(step.graph) if step.graph is not None else 0.0
     generator, by = torch.Generator().manual_seed(0), unit**MOVED_POWER
     near = [perturbed_copy(leaf, by, generator) for leaf in leaves]
@@ -47,11 +41,7 @@ def does_the_same(code: Callable[..., Sequence[Tensor]], step: Step, leaves: Seq
 
 
 def coarsest(graph: fx.Graph) -> float:
-    """The largest unit of rounding among the numbers that a graph makes of its inputs; 0 where none is rounded.
-
-    Args:
-        graph: traced.
-    """
+    """The largest unit of rounding among the numbers that a traced graph makes of its inputs; 0 without rounding."""
     unit, varying = 0.0, set[fx.Node]()
     for node in graph.nodes:
         if node.op == "placeholder" or not varying.isdisjoint(node.all_input_nodes):
@@ -63,14 +53,9 @@ def coarsest(graph: fx.Graph) -> float:
 
 
 def perturbed_copy(leaf: Tensor, by: float, generator: torch.Generator) -> Tensor:
-    """A copy with each number larger or smaller by a part of itself; what is no floating point number stays.
+    """A copy of a tensor of any strides with each number larger or smaller by a part `by` of itself, at random.
 
-    So do rows of data that `copy_strided` does not copy.
-
-    Args:
-        leaf: any tensor, of any strides.
-        by: the part.
-        generator: says which are larger.
+    Whole numbers stay, and so do rows of data that `copy_strided` does not copy.
     """
     if not leaf.is_floating_point():
         return leaf
@@ -83,13 +68,9 @@ def perturbed_copy(leaf: Tensor, by: float, generator: torch.Generator) -> Tenso
 
 
 def agree(found: Sequence[Tensor], expected: Sequence[Tensor], part: float, more: Sequence[float] = ()) -> bool:
-    """Whether two results of one step differ by no more than rounding.
+    """Whether two results of one step, tensors of the same shapes, differ by no more than rounding.
 
-    Args:
-        found: tensors.
-        expected: as many, of the same shapes.
-        part: of each one's largest number by which its numbers may differ; those that are not rounded may not.
-        more: by how much those of each may differ besides.
+    Rounded numbers may differ by a part of each tensor's largest number, and by `more` of each tensor; others may not.
     """
     for one, other, besides in zip(found, expected, more or [0.0] * len(expected), strict=True):
         known = other.isfinite()
@@ -102,19 +83,19 @@ def agree(found: Sequence[Tensor], expected: Sequence[Tensor], part: float, more
 
 
 def _largest_difference(one: Tensor, other: Tensor) -> float:
-    """The largest difference, of numbers that are both finite."""
+    """The largest difference between numbers that are both finite."""
     both = one.isfinite() & other.isfinite()
     return _largest_magnitude(one[both].double() - other[both].double())
 
 
 def _largest_magnitude(value: Tensor) -> float:
-    """The largest absolute value of those that are finite."""
+    """The largest absolute value of the finite numbers."""
     finite = value[value.isfinite()].abs()
     return float(finite.amax()) if finite.numel() else 0.0
 
 
 def _result_or_none(run: Callable[..., Sequence[Tensor]], leaves: Sequence[Tensor]) -> Sequence[Tensor] | None:
-    """What it gives; None where it gives up, as linear algebra does."""
+    """The result of the code; None if it fails, as linear algebra may."""
     try:
         return run(*leaves)
     except RuntimeError:

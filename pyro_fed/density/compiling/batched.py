@@ -17,7 +17,7 @@ import torch
 class _Quiet:
     """A context in which torch does not warn of operations without a batching rule.
 
-    torch has one switch for all threads, and no way to ask how it stands. So the calls inside are counted: the first
+    Torch has one switch for all threads, and no way to read it. So the calls inside are counted: the first
     one switches the warnings off, and the last one to end switches them on, which is how torch begins.
     """
 
@@ -54,14 +54,7 @@ def vmap(
     *,
     randomness: Literal["error", "different", "same"] = "error",
 ) -> Callable[..., Any]:
-    """`torch.func.vmap`, whose calls do not warn of operations without a batching rule.
-
-    Args:
-        function: of tensors and pytrees of them.
-        in_dims: axes of the arguments that are mapped over.
-        out_dims: axes of the results.
-        randomness: whether random numbers may be drawn, and whether each slice has its own.
-    """
+    """`torch.func.vmap`, whose calls do not warn of operations without a batching rule."""
     mapped = torch.func.vmap(function, in_dims, out_dims, randomness)
 
     def call(*args: Any, **keywords: Any) -> Any:

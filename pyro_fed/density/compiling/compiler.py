@@ -69,28 +69,28 @@ class SharedCache(Protocol):
     found: dict[Any, Any]
 
     def takes(self, function: Callable[..., Any] | None, problem: Any) -> bool:
-        """Whether a step that has just been traced, or what was found of the model, may be kept for others."""
+        """Whether a step that has just been traced, or a fact about the model, may be kept for others."""
 
 
 @dataclass(frozen=True)
 class Compiler:
     """Compiles steps for one problem, at one level, and remembers them by the shapes of their inputs.
 
-    It does not change, but for what it remembers, which `dataclasses.replace` hands on to the next.
+    It does not change, except for its caches, which `dataclasses.replace` hands on to the next.
 
     Attributes:
         level: "inductor", "trace", "off" or "loop".
         auto: choose between vmap, "trace" and "inductor" for each step by its number of calls.
         rounds: rounds ahead, to estimate the number of calls.
-        seconds: that there are for these rounds; None where time is not limited.
+        seconds: time for these rounds; None if time is not limited.
         cache: the steps, shared by all compilers of the same model.
-        levels: the level found for each mode, likewise.
-        kin: compilers of other forms of the same problem by name, likewise.
-        calls: how often each step was called before it was traced, likewise.
-        common: what other federations of the same model have traced; None where it is not known which these are.
-        untraceable: why nothing can be traced, once it is known, of this run.
-        found: what has been found of the model, by name, see `kept`.
-        probe: what the model said of a few rows in the last run, see `process.renewed`.
+        levels: the level found for each mode, shared too.
+        kin: compilers of other forms of the same problem by name, shared too.
+        calls: how often each step was called before it was traced, shared too.
+        common: what other federations of the same model have traced; None if these are not known.
+        untraceable: why nothing of this run can be traced, once it is known.
+        found: facts about the model, by name, see `find_once`.
+        probe: the model's densities of a few rows in the last run, see `process.with_process_cache`.
     """
 
     level: str
@@ -113,20 +113,20 @@ class Compiler:
 
         Args:
             mode: as `run` takes it.
-            level: the best one that works.
-            rounds: of the run.
+            level: the best level that works.
+            rounds: number of rounds of the run.
             common: what other federations of the same model have traced.
-            seconds: of the run; None where time is not limited.
+            seconds: seconds of the run; None if time is not limited.
         """
         auto = mode == "auto" and level == "trace"
         return replace(self, level=level, auto=auto, rounds=rounds, seconds=seconds, common=common, untraceable=[])
 
     def __reduce__(self) -> Any:
-        """What is compiled stays in its process: a copy has nothing yet."""
+        """Compiled steps stay in their process: a copy has none."""
         return Compiler, (self.level, self.auto, self.rounds, self.seconds)
 
     def forget(self) -> None:
-        """Drop what was made of a model that has become another, in this form and in its others."""
+        """Drop the steps of a model that has changed, in this form and in its others."""
         for kept in (self.cache, self.levels, self.calls, self.found):
             kept.clear()
         for other in self.kin.values():
@@ -137,20 +137,13 @@ class Compiler:
         return replace(self, level="trace" if self.level == "inductor" else self.level, rounds=1)
 
     def of_form(self, name: str) -> Compiler:
-        """The compiler of another form of the problem, the same one whenever it is asked for.
-
-        Args:
-            name: of the form.
-        """
+        """The compiler of another form of the problem, by name; the same object in every call."""
         return self.kin.setdefault(name, Compiler(self.level))
 
     def find_once(self, name: Any, find: Callable[[], Any], problem: Any) -> Any:
-        """What is found of the model's graph, found once, and like a step kept for other federations of the model.
+        """A fact about the model's graph, found once, and like a step kept for other federations of the model.
 
-        Args:
-            name: what is found, hashable.
-            find: finds it; it holds no rows.
-            problem: of which.
+        It has a hashable name, and holds no rows.
         """
         if name not in self.found:
             if self.common is not None and name in self.common.found:
@@ -162,12 +155,7 @@ class Compiler:
         return self.found[name]
 
     def vmap(self, function: Callable[..., Any], in_dims: Any = 0) -> Callable[..., Any]:
-        """`torch.func.vmap`, or a Python loop at level "loop".
-
-        Args:
-            function: of tensors and pytrees of them.
-            in_dims: as for `torch.func.vmap`; axes are 0 or None.
-        """
+        """`torch.func.vmap`, or a Python loop at level "loop"; axes are 0 or None."""
         return loop_map(function, in_dims) if self.level == "loop" else vmap(function, in_dims=in_dims)
 
     def mapped(self, function: Callable[..., Any], problem: Any, in_dims: Any, calls: int = 1) -> Callable[..., Any]:
@@ -191,15 +179,7 @@ class Compiler:
     def flat(
         self, function: Callable[..., Any], problem: Any, in_dims: Any, args: Any, calls: int
     ) -> Callable[..., list[Tensor]]:
-        """`mapped` for arguments always like `args`, as a function of their leaves: the step is looked up only once.
-
-        Args:
-            function: as for `mapped`.
-            problem: as for `mapped`.
-            in_dims: as for `mapped`.
-            args: a pytree like all later ones.
-            calls: as for `mapped`.
-        """
+        """`mapped` for arguments always like the pytree `args`, as a function of their leaves: one look-up."""
         run: Callable[..., list[Tensor]] = self._compiled(function, problem, in_dims, args, calls, calls).run
 
         def call(*leaves: Tensor) -> list[Tensor]:
@@ -306,7 +286,7 @@ class Compiler:
     def _compiled(
         self, function: Callable[..., Any], problem: Any, in_dims: Any, args: Any, calls: int, now: int
     ) -> Step:
-        """The step for these arguments, called so often a round, and so often before it is asked for again."""
+        """The step for these arguments, called so many times a round, and so many times before the next look-up."""
         flat = [pytree.tree_flatten(part) for part in args]
         leaves = [leaf for part, _ in flat for leaf in part]
         return self._step(function, problem, in_dims, leaves, tuple(spec for _, spec in flat), calls, now)
@@ -357,7 +337,7 @@ class Compiler:
         return step
 
     def _code(self, step: Step, leaves: list[Tensor]) -> Callable[..., Any]:
-        """Inductor's code, or the graph itself where there is none that does what the graph does."""
+        """Inductor's code, or the graph itself if no code agrees with it."""
         try:
             code = inductor(step.unfolded_graph(), leaves)
             if does_the_same(code, step, leaves):
@@ -371,19 +351,19 @@ class Compiler:
         return run
 
     def _known_step(self, key: Any) -> Step | None:
-        """A step that is there, in this problem or another one."""
+        """A step that exists already, in this problem or another one."""
         if key not in self.cache and self.common is not None and key in self.common.steps:
             self.cache[key] = self.common.steps[key]
         return self.cache.get(key)
 
     def _seldom(self, key: Any, now: int) -> bool:
-        """Whether a step has not yet been called often enough to be traced; it is counted."""
+        """Whether a step has not yet been called often enough to be traced; the call is counted."""
         counts = self.calls if self.common is None else self.common.calls
         counts[key] = counts.get(key, 0) + max(now, 1)
         return counts[key] < TRACE_AFTER
 
     def _traced(self, batched: Callable[..., Any], spec: Any, leaves: list[Tensor], exact: bool) -> Step | None:
-        """A graph; None where `auto` finds that there can be none, which is said once a run."""
+        """A graph; None if `auto` finds that there can be none, with one warning a run."""
         if self.untraceable:
             return None
         try:
@@ -404,17 +384,12 @@ class _Forms(tuple[pytree.TreeSpec, ...]):
 
 
 def _identity(function: Any) -> Any:
-    """What makes two functions the same: methods of equal settings are one step."""
+    """The identity of a function: methods of equal settings are one step."""
     return (function.__func__, function.__self__) if hasattr(function, "__self__") else function
 
 
 def pays(num_nodes: int, calls: int) -> bool:
-    """Whether Inductor is here and earns its compilation back.
-
-    Args:
-        num_nodes: operations of the step.
-        calls: how often it is called in the run.
-    """
+    """Whether Inductor is available and earns its compilation back, for so many operations and calls in the run."""
     return repays(num_nodes, calls) and has_cpp_compiler()
 
 
@@ -425,28 +400,20 @@ def repays(num_nodes: int, calls: int) -> bool:
 
 
 def in_time(num_nodes: int, seconds: float | None) -> bool:
-    """Whether Inductor compiles a step in its share of a limit of time, see `COMPILING_SHARE`.
-
-    Args:
-        num_nodes: operations of the step.
-        seconds: the limit; None where there is none.
-    """
+    """Whether Inductor compiles a step in its share of a limit of time, see `COMPILING_SHARE`; None for no limit."""
     return seconds is None or SECONDS_TO_COMPILE + SECONDS_TO_COMPILE_NODE * num_nodes <= COMPILING_SHARE * seconds
 
 
 def choose_level(mode: str, function: Callable[..., Any], example: tuple[Tensor, ...]) -> str:
-    """The best level that works for a function, at most `mode`.
+    """The best level, at most `mode`, at which a function works: "inductor", "trace", "off" or "loop".
 
     Args:
         mode: "auto", "off", "trace" or "inductor".
-        function: what is to be run, mapped and differentiated as a step does it, of tensors alone.
+        function: the function to run, mapped and differentiated as a step does it, of tensors alone.
         example: tensors to try it on.
 
-    Returns:
-        "inductor", "trace", "off" or "loop".
-
     Raises:
-        SettingError: an unknown mode, or "inductor" where there is no C++ compiler.
+        SettingError: an unknown mode, or "inductor" without a C++ compiler.
     """
     if mode not in MODES:
         raise SettingError(f"compile must be one of {MODES}, received {mode!r}")
@@ -464,12 +431,7 @@ def choose_level(mode: str, function: Callable[..., Any], example: tuple[Tensor,
 
 
 def maps(function: Callable[..., Any], example: tuple[Tensor, ...]) -> bool:
-    """Whether a function can be run as it is, by vmap; where not it is said what that costs.
-
-    Args:
-        function: what is to be run, mapped and differentiated as a step does it, of tensors alone.
-        example: tensors to try it on.
-    """
+    """Whether `vmap` can run a function of tensors; a warning says what it costs if not."""
     slower = failure(lambda: function(*example))
     if slower:
         warn_user(f"the model cannot be vectorised ({slower}); it is run one particle at a time, many times slower")
@@ -488,7 +450,7 @@ def _carry_leaves(carry: Any) -> tuple[list[Tensor], Any]:
 def _run_steps(
     step: Step, state: list[Tensor], constants: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]]
 ) -> tuple[list[Tensor], list[list[Tensor]]]:
-    """The carry's leaves after steps with these inputs, and what each has given besides."""
+    """The carry's leaves after steps with these inputs, and the outputs of each step."""
     outs = []
     for picked in inputs:
         tick()
@@ -499,11 +461,9 @@ def _run_steps(
 
 
 class _Turns(NamedTuple):
-    """How what C clients carry goes round among them, where in each of B scans each of them has one.
+    """How the carry of C clients moves among them, in each of B scans in which each of them takes part once.
 
-    Attributes:
-        order: whose turn it is at each client, (B, C).
-        moves: where that stood in the scan before, (B, C).
+    `order` (B, C) says whose turn it is at each place, `moves` (B, C) its place in the scan before.
     """
 
     order: Tensor
@@ -511,7 +471,7 @@ class _Turns(NamedTuple):
 
 
 def _turns(leaves: list[Tensor], dims: list[int | None], at: Tensor) -> _Turns | None:
-    """How the carry goes round in scans of at (B, C); None where a scan has some client several times, or not at all.
+    """How the carry moves in scans of clients (B, C); None if a scan has some client several times, or not at all.
 
     To move what is carried, a position each, costs less than to pick the clients' constants, all of their rows.
     """
@@ -525,7 +485,7 @@ def _turns(leaves: list[Tensor], dims: list[int | None], at: Tensor) -> _Turns |
 
 
 def _in_order(value: Tensor, order: Tensor) -> Tensor:
-    """What stands along the second axis of (B T, C, ...) in another order for each of the B, (B, C)."""
+    """The entries along the second axis of (B T, C, ...) in another order (B, C) for each of the B."""
     steps, count = len(value) // len(order), order.shape[1]
     first = count * torch.arange(len(value), device=value.device).unsqueeze(1)
     rows = first + order.repeat_interleave(steps, 0)
@@ -534,7 +494,7 @@ def _in_order(value: Tensor, order: Tensor) -> Tensor:
 
 
 def _client_constants(leaves: list[Tensor], dims: list[int | None], at: Tensor) -> Iterator[list[Tensor]]:
-    """The constants of each scan's clients, of at (B, C); those that all clients have alike are picked once."""
+    """The constants of each scan's clients (B, C); those that all clients share are picked once."""
     alike = [None if dim is None else bool((leaf == leaf[:1]).all()) for leaf, dim in zip(leaves, dims, strict=True)]
     picked = [
         leaf if same is None else leaf.index_select(0, at[0]) if same else None
@@ -545,20 +505,12 @@ def _client_constants(leaves: list[Tensor], dims: list[int | None], at: Tensor) 
 
 
 def warn_untraceable(reason: str) -> None:
-    """Say that a model is run by vmap.
-
-    Args:
-        reason: why it is.
-    """
+    """Warn that a model is run by vmap, and why."""
     warn_user(f"the model cannot be traced ({reason}); it is run by vmap, several times slower")
 
 
 def failure(attempt: Callable[[], Any]) -> str:
-    """Why the attempt failed, in one line; empty where it did not.
-
-    Args:
-        attempt: a call without arguments.
-    """
+    """Why an attempt failed, in one line; empty if it succeeded."""
     try:
         attempt()
     except FAILURES as error:
@@ -567,11 +519,7 @@ def failure(attempt: Callable[[], Any]) -> str:
 
 
 def reason_of(error: Exception) -> str:
-    """What an error says, in one line.
-
-    Args:
-        error: that was raised.
-    """
+    """The message of an error, in one line."""
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
@@ -582,11 +530,7 @@ def has_cpp_compiler() -> bool:
 
 @contextmanager
 def threads(count: int | None) -> Iterator[None]:
-    """Run with `count` torch threads (None: leave them), and restore what was there.
-
-    Args:
-        count: torch threads, or None.
-    """
+    """Run with `count` torch threads (None leaves them unchanged), and restore the former number."""
     before = torch.get_num_threads()
     if count is not None:
         torch.set_num_threads(count)

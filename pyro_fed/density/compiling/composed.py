@@ -46,7 +46,7 @@ MAX_SHARED_RATIO = 2
 
 @dataclass(frozen=True, eq=False)
 class Composed:
-    """What rows share, and their predictors in it.
+    """The function φ that rows share, from z (D,) to w (m,), and their predictors in w.
 
     Attributes:
         inner: φ, z (D,) to w (m,).
@@ -62,13 +62,7 @@ class Composed:
     is_traced = True
 
     def back(self, z: Tensor, score: Tensor, hessian: Tensor) -> tuple[Tensor, Tensor]:
-        """Score (D,) and Hessian (D, D) in z of those in w, (m,) and (m, m).
-
-        Args:
-            z: (D,).
-            score: in w.
-            hessian: in w.
-        """
+        """Score (D,) and Hessian (D, D) in z, from those in w, (m,) and (m, m)."""
         pull = vjp(self.inner, z)[1]
         slopes = vmap(lambda v: pull(v)[0])(torch.eye(self.dim, dtype=z.dtype, device=z.device)).to(score)
 
@@ -81,12 +75,7 @@ class Composed:
 
 
 def composed_structure(problem: Problem, rows: int) -> Composed | None:
-    """The structure of a model's rows, where there is one; found, and checked on a few rows, once.
-
-    Args:
-        problem: the model's densities.
-        rows: how many at a time.
-    """
+    """The structure of a model's rows, `rows` at a time, if there is one; found and checked on a few rows, once."""
 
     def find() -> Composed | None:
         if rows == CHECK_ROWS:
@@ -98,7 +87,7 @@ def composed_structure(problem: Problem, rows: int) -> Composed | None:
 
 
 def _checked_structure(problem: Problem) -> Composed | None:
-    """Of a few rows, where these have the model's derivatives."""
+    """The structure of a few rows, if it has the model's derivatives."""
     few = _find_structure(problem, CHECK_ROWS) if may_have(problem) else None
     ours = few is not None and is_the_model(problem, lambda *at: _derivatives(few, *at))
     return few if ours else None
@@ -137,7 +126,7 @@ def _find_structure(problem: Problem, count: int) -> Composed | None:
 
 
 def _shared_nodes(graph: fx.GraphModule, count: int) -> list[fx.Node]:
-    """What is made of z without rows, and goes where rows are: they come in, or it is made as long as they are."""
+    """The nodes of z alone at which rows come in, or values become as long as rows."""
     nodes = list(graph.graph.nodes)
     z, *rows = [node for node in nodes if node.op == "placeholder"]
     of_z, of_rows = {z}, set(rows)

@@ -100,11 +100,7 @@ class Untold(Exception):
 
 
 def digest(*parts: Any) -> bytes | None:
-    """A digest of all that these depend on; None where that cannot be told.
-
-    Args:
-        parts: functions, modules of PyTorch, tensors, settings, containers of them.
-    """
+    """A digest of all that functions, modules, tensors, settings or containers of them depend on; None if unknown."""
     try:
         return Walk().digest_of(parts)
     except (Untold, RecursionError):
@@ -230,7 +226,7 @@ class Walk:
         self._globals(value.__code__, value.__globals__)
 
     def _globals(self, code: types.CodeType, scope: Mapping[str, Any]) -> None:
-        """What a code object and those inside it read from the module that they are in."""
+        """The globals that a code object and those inside it read from their module."""
         steps = list(dis.get_instructions(code))
         for place, step in enumerate(steps):
             if step.opname in CHANGES:
@@ -246,7 +242,7 @@ class Walk:
                 self._globals(constant, scope)
 
     def _read(self, name: str, scope: Mapping[str, Any], after: list[dis.Instruction]) -> None:
-        """A global by name, or what is taken from a module of the user's under that name."""
+        """A global by name, or the attribute of a user's module under that name."""
         if name in REFUSED and name not in scope:
             raise Untold(f"it calls {name}")
         if name not in scope:
@@ -339,13 +335,13 @@ PICKLING = ("__reduce__", "__reduce_ex__", "__getstate__", "__getnewargs__", "__
 
 
 def _is_library_module(module: str | None) -> bool:
-    """Whether a module is of a library that does not change."""
+    """Whether a module belongs to a library that does not change."""
     name = module or ""
     return name.partition(".")[0] in TRUSTED and not name.startswith(("numpy.random", "torch.random"))
 
 
 def _is_named(value: Any) -> bool:
-    """Whether a function or class is what a trusted module has under its name."""
+    """Whether a trusted module has this function or class under its name."""
     if not _is_library_module(value.__module__) or value.__name__ in REFUSED:
         return False
     found: Any = sys.modules.get(value.__module__)

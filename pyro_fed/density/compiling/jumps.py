@@ -66,12 +66,9 @@ TURNING = frozenset(
 
 
 def scores_jump(problem: Problem, parts: Predictors, z: Tensor) -> bool:
-    """Whether the score of some row jumps along a line of its predictors.
+    """Whether the score of some of a few rows jumps along a line of its predictors.
 
-    Args:
-        problem: the model's densities.
-        parts: predictors of a few rows.
-        z: what they are linear in, at zero or where that is made of zero.
+    `z` is the point in which they are linear, zero or its image.
     """
     rows, generator = some_rows(problem, parts.rows), torch.Generator().manual_seed(0)
     try:
@@ -83,11 +80,7 @@ def scores_jump(problem: Problem, parts: Predictors, z: Tensor) -> bool:
 
 
 def scores_turn(problem: Problem) -> bool:
-    """Whether the scores of most rows jump along a coordinate by as much as they are, of rows of any structure.
-
-    Args:
-        problem: the model's densities.
-    """
+    """Whether the scores of most rows, of any structure, jump along a coordinate by as much as their size."""
     if not may_have(problem):
         return False
     z = torch.zeros(problem.dim, dtype=problem.dtype, device=problem.rows[0].device)
@@ -109,10 +102,9 @@ def scores_turn(problem: Problem) -> bool:
 
 
 def prior_turns(problem: Problem) -> Tensor:
-    """Along which coordinates the prior's score jumps, (D,): all of a site, where one of those looked at does.
+    """Whether the prior's score jumps along each coordinate, (D,): all of a site if one of its inspected ones does.
 
-    Args:
-        problem: the model's densities; of more than `MOST_DIM` parameters none is looked at.
+    Of more than `MOST_DIM` parameters none is inspected.
     """
     turns = torch.zeros(problem.dim, dtype=torch.bool)
     sites = [site for site in problem.layout.latents.values() if site.size]
@@ -163,13 +155,13 @@ def _each_by_itself(problem: Problem) -> Callable[..., Tensor]:
 
 
 class _Intervals(NamedTuple):
-    """Of intervals along lines, (L, m, K).
+    """Figures of intervals along lines, (L, m, K).
 
     Attributes:
-        jump: what second derivatives leave of the scores' changes.
+        jump: the change of the scores that second derivatives do not explain.
         most: the largest score anywhere on the line so far, (L, m, 1).
-        cusp: the scores' size at the ends, where the density rises to the interval and falls behind it; else infinite.
-        change: of the log density.
+        cusp: the scores' size at the ends, if the density rises to the interval and falls behind it; else infinite.
+        change: the change of the log density.
     """
 
     jump: Tensor
@@ -179,19 +171,13 @@ class _Intervals(NamedTuple):
 
 
 def both_sides(smallest: int, largest: int, a_power: int) -> Tensor:
-    """Places on a line at first: zero, and by powers of ten to both sides of it, ascending, float64.
-
-    Args:
-        smallest: power of ten.
-        largest: power of ten.
-        a_power: places for each power.
-    """
+    """First places on a line: zero, and powers of ten to both sides of it, `a_power` each, ascending, float64."""
     ends = 10 ** torch.linspace(smallest, largest, (largest - smallest) * a_power + 1, dtype=torch.float64)
     return torch.cat([-ends.flip(0), ends.new_zeros(1), ends])
 
 
 def _largest_jumps(parts: Predictors, z: Tensor, rows: Rows, lines: Tensor) -> _Intervals:
-    """The largest jumps of rows' scores, over intervals as short as rounding lets them be."""
+    """The largest jumps of rows' scores, over intervals as short as rounding allows."""
     ends = both_sides(SMALLEST_POWER, LARGEST_POWER, PLACES_PER_POWER).to(z.device)
     start, end = (part.to(z).expand(len(lines), parts.rows, -1) for part in (ends[:-1], ends[1:]))
     usual = parts.linear(z, *rows)
@@ -212,15 +198,15 @@ def _largest_jumps(parts: Predictors, z: Tensor, rows: Rows, lines: Tensor) -> _
 def _unexplained_changes(
     parts: Predictors, z: Tensor, rows: Rows, line: tuple[Tensor, Tensor], start: Tensor, end: Tensor
 ) -> _Intervals:
-    """What there is of some intervals (L, m, K).
+    """Figures of intervals (L, m, K) from `start` to `end`.
 
     Args:
         parts: predictors of m rows.
         z: as for `scores_jump`.
         rows: m of them.
-        line: where predictors are at t = 0, (m, p), and the lines' directions (L, m, p).
-        start: of the intervals.
-        end: of the intervals.
+        line: predictors at t = 0, (m, p), and the lines' directions (L, m, p).
+        start: beginnings of the intervals.
+        end: ends of the intervals.
     """
     usual, directions = line
 

@@ -39,11 +39,7 @@ MIN_PARAMETERS_BEFORE_ACTIVATION = 4
 
 
 def has_layers(problem: Problem) -> bool:
-    """Whether a model's rows go through layers of weights; found once.
-
-    Args:
-        problem: the model's densities.
-    """
+    """Whether a model's rows go through layers of weights; found once."""
     found: bool = problem.compiler.find_once(
         ("layers", CHECK_ROWS), lambda: _shows_layers_when_traced(problem), problem
     )
@@ -60,12 +56,7 @@ def _shows_layers_when_traced(problem: Problem) -> bool:
 
 
 def shows_layers(graph: fx.GraphModule, dim: int) -> bool:
-    """Whether a graph of log-likelihoods, of z (D,) and of rows, has a product behind an activation.
-
-    Args:
-        graph: traced, of the rows' log-likelihoods.
-        dim: D.
-    """
+    """Whether a traced graph of the rows' log-likelihoods at z (D,) has a product behind an activation."""
     nodes = list(graph.graph.nodes)
     z, *rows = [node for node in nodes if node.op == "placeholder"]
     parts: dict[fx.Node, frozenset[fx.Node]] = {z: frozenset()}  # of z that a value is made of
@@ -98,7 +89,7 @@ def shows_layers(graph: fx.GraphModule, dim: int) -> bool:
 
 
 def _made_of(nodes: list[fx.Node], sources: list[fx.Node]) -> set[fx.Node]:
-    """Nodes that depend on one of these, and these."""
+    """The nodes that depend on one of these, and these."""
     found = set(sources)
     for node in nodes:
         if node.target not in LIKE and any(one in found for one in node.all_input_nodes):
@@ -107,7 +98,7 @@ def _made_of(nodes: list[fx.Node], sources: list[fx.Node]) -> set[fx.Node]:
 
 
 def _bends(nodes: list[fx.Node]) -> set[fx.Node]:
-    """Nodes of which the log-likelihoods are no linear function, as they are of other terms of log-likelihoods."""
+    """The nodes that enter the log-likelihoods by some operation that is not linear."""
     found: set[fx.Node] = set()
     for node in reversed(nodes):
         if any(user in found or _name(user) not in LINEAR | SUMS | PRODUCTS_TOO for user in _users(node)):
@@ -120,7 +111,7 @@ def _users(node: fx.Node) -> list[fx.Node]:
 
 
 def _contracts(node: fx.Node, bends: set[fx.Node]) -> bool:
-    """Whether a node multiplies entry by entry what is then summed, as a matrix product does: (units * weights).sum."""
+    """Whether a node is an entrywise product that is then summed, as a matrix product is: (units * weights).sum."""
     if _name(node) != "mul" or not all(isinstance(one, fx.Node) for one in node.args[:2]):
         return False
     widths = [_shape(one)[-1:] for one in node.args[:2]]
@@ -129,11 +120,7 @@ def _contracts(node: fx.Node, bends: set[fx.Node]) -> bool:
 
 
 def first_products(graph: fx.GraphModule) -> list[tuple[fx.Node, fx.Node]]:
-    """Where a graph multiplies what rows alone make by what parameters alone make: both factors of each product.
-
-    Args:
-        graph: traced, of the rows' log-likelihoods at z (D,).
-    """
+    """Both factors of each product of values of rows alone with values of parameters alone, in a traced graph."""
     z, *rows = [node for node in graph.graph.nodes if node.op == "placeholder"]
     nodes = list(graph.graph.nodes)
     of_z, of_rows = _made_of(nodes, [z]), _made_of(nodes, rows)

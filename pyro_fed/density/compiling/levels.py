@@ -1,4 +1,4 @@
-"""Which level of compilation a run of a problem has: as its user asks, as far as the model can be mapped and traced."""
+"""The level of compilation of a run: as its user asks, as far as the model can be mapped and traced."""
 
 from __future__ import annotations
 
@@ -15,13 +15,9 @@ from pyro_fed.density.problem import Problem
 
 
 def with_known_structure(problem: Problem, mode: str) -> Problem:
-    """The problem with what this process has found of its model before, on the rows of another federation too.
+    """The problem with all that this process knows of its model, also from the rows of another federation.
 
-    A run asks before it has chosen its algorithms, which asks where scores jump, say.
-
-    Args:
-        problem: the model's densities.
-        mode: as `run` takes it.
+    A run asks before it has chosen its algorithms, which ask, say, where scores jump.
     """
     kept = problem.compiler
     common = with_process_cache(problem) if kept.level == "off" and LEVELS.get(mode) != "off" else None
@@ -34,9 +30,9 @@ def compile_problem(problem: Problem, mode: str, rounds: int, progress: bool, se
     Args:
         problem: the model's densities, after `with_known_structure` or not.
         mode: as `run` takes it.
-        rounds: of the run.
-        progress: whether how far a compilation is may be shown.
-        seconds: of the run; None where time is not limited.
+        rounds: number of rounds of the run.
+        progress: whether the progress of a compilation may be shown.
+        seconds: seconds of the run; None if time is not limited.
     """
     known = problem if problem.compiler.common is not None else with_known_structure(problem, mode)
     kept, common = known.compiler, known.compiler.common
@@ -49,7 +45,7 @@ def compile_problem(problem: Problem, mode: str, rounds: int, progress: bool, se
             return log_prior + pointwise.sum()
 
         def scores(z: Tensor, *rows: Tensor) -> Tensor:
-            """As a step does it: over the particles of each client, and over the clients."""
+            """Scores mapped as in a step: over the particles of each client, and over the clients."""
             found: Tensor = vmap(lambda one: vmap(grad(log_density), (0, None))(z, one))(rows)
             return found
 

@@ -13,12 +13,7 @@ from pyro_fed.errors import ModelError
 
 
 def loop_map(function: Callable[..., Any], in_dims: Any) -> Callable[..., Any]:
-    """`torch.func.vmap(function, in_dims)` one slice after another; axes are 0 or None.
-
-    Args:
-        function: of tensors and pytrees of them.
-        in_dims: 0 or None for each argument, or a pytree of these.
-    """
+    """`torch.func.vmap(function, in_dims)` one slice after another; axes are 0, None, or a pytree of these."""
 
     def looped(*args: Any) -> Any:
         dims = leaf_dims(in_dims, args)
@@ -39,7 +34,7 @@ def loop_map(function: Callable[..., Any], in_dims: Any) -> Callable[..., Any]:
 
 
 def _check_alike(outs: list[Any]) -> None:
-    """Every slice has given the same names."""
+    """Require every slice to return the same names."""
     names = [{pytree.keystr(path) for path, _ in pytree.tree_flatten_with_path(out)[0]} for out in outs]
     other = next((one for one in names if one != names[0]), None)
     if other is None:
@@ -57,13 +52,7 @@ NO_RULE = "Batching rule not implemented"
 
 
 def or_looped(mapped: Callable[..., Any], function: Callable[..., Any], in_dims: Any) -> Callable[..., Any]:
-    """`mapped`, or slice after slice where an operation cannot be mapped: the same numbers.
-
-    Args:
-        mapped: `torch.func.vmap(function, in_dims)`.
-        function: of tensors and pytrees of them.
-        in_dims: as for `loop_map`.
-    """
+    """`mapped`, or slice after slice if an operation cannot be mapped: the same numbers."""
 
     def call(*args: Any) -> Any:
         try:
@@ -77,12 +66,7 @@ def or_looped(mapped: Callable[..., Any], function: Callable[..., Any], in_dims:
 
 
 def leaf_dims(in_dims: Any, args: Any) -> list[int | None]:
-    """The axis of each leaf of the arguments.
-
-    Args:
-        in_dims: as for `loop_map`.
-        args: a pytree that it is a prefix of.
-    """
+    """The axis of each leaf of the arguments, of which `in_dims` is a prefix as a pytree."""
     return pytree.tree_leaves(_broadcast_dims(in_dims, args), is_leaf=lambda d: d is None)
 
 

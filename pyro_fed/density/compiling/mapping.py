@@ -1,4 +1,4 @@
-"""How a model's densities are mapped over particles and clients: found by trying, before anything is compiled."""
+"""How a model's densities are mapped over particles and clients: found by trial, before anything is compiled."""
 
 from __future__ import annotations
 
@@ -20,11 +20,9 @@ TRIAL_SCALE = 0.1
 
 
 class Mapping(NamedTuple):
-    """A way to map a model.
+    """A way to map a model: the compiler's level, and whether the model writes into tensors that it has made.
 
-    Attributes:
-        level: of the compiler, see `compiler`.
-        writes: whether the model writes into tensors that it has made, see `torch_modes.Writable`.
+    See `compiler` and `torch_modes.Writable`.
     """
 
     level: str
@@ -36,13 +34,10 @@ MAPPINGS = (Mapping("off", False), Mapping("off", True), Mapping("loop", False))
 
 
 def choose_mapping(attempt: Callable[[Mapping], T]) -> T:
-    """What an attempt makes with the first of `MAPPINGS` with which it works.
-
-    Args:
-        attempt: makes something with a mapping, or raises.
+    """The result of an attempt with the first of `MAPPINGS` with which it works.
 
     Raises:
-        Exception: what the attempt raises with the last of them.
+        Exception: the attempt's error with the last of them.
     """
     *faster, last = MAPPINGS
     for mapping in faster:
@@ -56,14 +51,7 @@ def choose_mapping(attempt: Callable[[Mapping], T]) -> T:
 
 
 def trial(problem: RowDensities) -> tuple[Tensor, tuple[Any, ...]]:
-    """What mapping and compiling are tried on.
-
-    Args:
-        problem: the model's densities.
-
-    Returns:
-        two vectors (2, D), and two clients of two rows, each (2, 2, ...).
-    """
+    """The trial arguments of mapping and compiling: vectors (2, D), and two clients of two rows, each (2, 2, ...)."""
     generator = torch.Generator().manual_seed(0)
     vectors = TRIAL_SCALE * torch.randn(2, problem.dim, generator=generator, dtype=problem.bound.dtype)
     clients = pytree.tree_map(lambda leaf: leaf[:2].expand(2, *leaf[:2].shape), problem.rows)
@@ -72,9 +60,6 @@ def trial(problem: RowDensities) -> tuple[Tensor, tuple[Any, ...]]:
 
 def run_trial(problem: RowDensities) -> None:
     """Compute the densities of two clients at two vectors at once.
-
-    Args:
-        problem: the model's densities, mapped in the way that is tried.
 
     Raises:
         Exception: the model cannot be mapped as the problem does it.

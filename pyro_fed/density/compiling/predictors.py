@@ -98,7 +98,7 @@ class Predictors:
 
     @property
     def is_wide(self) -> bool:
-        """Whether there are so many numbers that derivatives along all of them are taken in one batched call."""
+        """Whether predictors are so many that derivatives along all of them are taken in one batched call."""
         return self.width > MOST_PREDICTORS or self.width + len(self.direct) > MOST_NUMBERS
 
     #: Steps that are made of it may be kept with it, see `process`.
@@ -106,12 +106,9 @@ class Predictors:
 
 
 def predictors(problem: Problem, rows: int, wide: bool = False) -> Predictors | None:
-    """The structure of a model's rows, where there is one; found, and checked on a few rows, once.
+    """The structure of a model's rows, `rows` at a time, if there is one; found and checked on a few rows, once.
 
-    Args:
-        problem: the model's densities.
-        rows: how many at a time.
-        wide: take more numbers than `MOST_NUMBERS` too, up to one in `WIDE_SHARE` parameters.
+    `wide` allows more numbers than `MOST_NUMBERS` too, up to one in `WIDE_SHARE` parameters.
     """
 
     def find() -> Predictors | None:
@@ -126,18 +123,14 @@ def predictors(problem: Problem, rows: int, wide: bool = False) -> Predictors | 
 
 
 def _checked_predictors(problem: Problem, wide: bool) -> Predictors | None:
-    """Of a few rows, where these have the model's derivatives."""
+    """The structure of a few rows, if it has the model's derivatives."""
     few = _find_predictors(problem, CHECK_ROWS, wide) if may_have(problem) else None
     ours = few is not None and is_the_model(problem, lambda *at: from_parts(few, *at))
     return few if ours else None
 
 
 def may_have(problem: Problem) -> bool:
-    """Whether rows are tensors, each with a density of its own in one run of the model.
-
-    Args:
-        problem: the model's densities.
-    """
+    """Whether rows are tensors, each with a density of its own in one run of the model."""
     nested = problem.arguments.nested_plates
     return not (problem.looped or problem.local_dim or nested or problem.layout.discrete)
 
@@ -150,23 +143,14 @@ def _find_predictors(problem: Problem, count: int, wide: bool) -> Predictors | N
 
 
 def rows_graph(problem: Problem, count: int) -> fx.GraphModule:
-    """The operations that make log-likelihoods (m,) of z (D,) and of so many rows.
-
-    Args:
-        problem: the model's densities.
-        count: m.
-    """
+    """The operations that make log-likelihoods (m,) of z (D,) and of m rows."""
     z = torch.zeros(problem.dim, dtype=problem.dtype, device=problem.rows[0].device)
     picked = some_rows(problem, count)
     return tidy_graph(to_graph(lambda point, *rows: problem.log_parts(point, rows)[1].contiguous(), (z, *picked)))
 
 
 def tidy_graph(graph: fx.GraphModule) -> fx.GraphModule:
-    """A graph that is to be taken apart.
-
-    Args:
-        graph: traced; changed in place.
-    """
+    """Simplify a traced graph, in place, before it is taken apart."""
     pin_dtypes(graph.graph)
     drop_dead(graph.graph)
     free_strides(graph.graph)
@@ -174,12 +158,7 @@ def tidy_graph(graph: fx.GraphModule) -> fx.GraphModule:
 
 
 def some_rows(problem: Problem, count: int) -> Rows:
-    """So many rows, evenly spaced; again from the first where there are fewer.
-
-    Args:
-        problem: the model's densities.
-        count: how many.
-    """
+    """A number of rows, evenly spaced; repeated from the first if there are fewer."""
     total = len(problem.rows[0])
     at = torch.arange(count, device=problem.rows[0].device)
     at = at * (total // count) if total >= count else at % total
@@ -187,14 +166,7 @@ def some_rows(problem: Problem, count: int) -> Rows:
 
 
 def parts_of(graph: fx.GraphModule, dim: int, count: int, wide: bool) -> Predictors | None:
-    """Predictors that a graph shows.
-
-    Args:
-        graph: of log-likelihoods (m,), of z (D,) and m rows.
-        dim: D.
-        count: m.
-        wide: as for `predictors`.
-    """
+    """The predictors that a graph of log-likelihoods (m,) of z (D,) and m rows shows; `wide` as for `predictors`."""
     nodes = list(graph.graph.nodes)
     inputs = [node for node in nodes if node.op == "placeholder"]
     kind: dict[fx.Node, str] = {}
@@ -232,13 +204,13 @@ def parts_of(graph: fx.GraphModule, dim: int, count: int, wide: bool) -> Predict
 
 
 def _fewest_ends(ends: list[fx.Node], kind: dict[fx.Node, str], of_rows: set[fx.Node]) -> list[fx.Node]:
-    """The ends, or what they are made of one by one where that is fewer: u for u, -u and y - u."""
+    """The ends, or their sources one by one if these are fewer: u for u, -u and y - u."""
     origins = list(dict.fromkeys(_origin(node, kind, of_rows) for node in ends))
     return origins if numbers_of(origins) < numbers_of(ends) else ends
 
 
 def _origin(node: fx.Node, kind: dict[fx.Node, str], of_rows: set[fx.Node]) -> fx.Node:
-    """The first of a chain of linear values of rows, each made of as many of the one before."""
+    """The first of a chain of linear values of rows, each made of an equally long one."""
     while True:
         before = [one for one in node.all_input_nodes if kind[one] == "linear"]
         if len(before) != 1 or before[0] not in of_rows or numbers_of(before) != numbers_of([node]):
@@ -247,11 +219,7 @@ def _origin(node: fx.Node, kind: dict[fx.Node, str], of_rows: set[fx.Node]) -> f
 
 
 def numbers_of(nodes: list[fx.Node]) -> int:
-    """How many numbers are in some values.
-
-    Args:
-        nodes: that make them.
-    """
+    """The number of numbers in the values of some nodes."""
     return sum(node.meta["tensor_meta"].shape.numel() for node in nodes if "tensor_meta" in node.meta)
 
 
@@ -283,7 +251,7 @@ def _kind(node: fx.Node, kind: dict[fx.Node, str]) -> str:
 
 
 def _direct(graph: fx.GraphModule, ends: list[fx.Node], dim: int) -> tuple[int, ...]:
-    """Which entries of z these linear values, the same for all rows, take."""
+    """The entries of z that these linear values, the same for all rows, take."""
     if not ends:
         return ()
     part = _graph_up_to(graph, ends)
@@ -302,10 +270,7 @@ def _direct(graph: fx.GraphModule, ends: list[fx.Node], dim: int) -> tuple[int, 
 def subgraph(graph: fx.GraphModule, wanted: list[fx.Node] | None, given: list[fx.Node]) -> fx.GraphModule:
     """The part of a graph that makes the wanted nodes (None: its output), with some nodes given as further inputs.
 
-    Args:
-        graph: whose first inputs the part has too.
-        wanted: nodes whose values it returns, in a list.
-        given: nodes whose values it takes.
+    It has the graph's own inputs first, and returns the wanted values in a list.
     """
     new = fx.Graph()
     env: dict[fx.Node, fx.Node] = {}
@@ -336,12 +301,7 @@ def _graph_from(graph: fx.GraphModule, ends: list[fx.Node]) -> fx.GraphModule:
 
 
 def is_the_model(problem: Problem, ours: Callable[[Tensor, Rows, Tensor], tuple[Tensor, ...]]) -> bool:
-    """Whether value, score and Hessian of a few rows, made of parts, are the model's own at several points.
-
-    Args:
-        problem: the model's densities.
-        ours: of a point (D,), rows and their weights.
-    """
+    """Whether `ours`, of a point (D,), rows and weights, has the model's value, score and Hessian at several points."""
     rows = some_rows(problem, CHECK_ROWS)
     generator = torch.Generator().manual_seed(0)
     points = CHECK_SCALE * torch.randn(CHECK_POINTS, problem.dim, generator=generator, dtype=torch.float64)
@@ -373,14 +333,7 @@ def is_the_model(problem: Problem, ours: Callable[[Tensor, Rows, Tensor], tuple[
 
 
 def from_parts(found: Predictors, z: Tensor, rows: Rows, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Value (), score (D,) and Hessian (D, D) of a weighted sum of rows at one point, put together from the parts.
-
-    Args:
-        found: the parts.
-        z: (D,).
-        rows: row tensors, each (m, ...).
-        weight: (m,).
-    """
+    """Value (), score (D,) and Hessian (D, D) of a weighted sum of rows at one point, put together from the parts."""
     start = found.linear(z, *rows)
     basis = torch.eye(len(z), dtype=z.dtype, device=z.device)
     slopes = vmap(lambda step: found.linear(z + step, *rows) - start, out_dims=-1)(basis)  # (m, p, D)
@@ -395,17 +348,10 @@ def from_parts(found: Predictors, z: Tensor, rows: Rows, weight: Tensor) -> tupl
 def curvatures(
     found: Predictors, u: Tensor, z: Tensor, rows: Rows, weight: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """First and second derivatives of a weighted sum of rows in their predictors and the direct entries t of z.
-
-    Args:
-        found: the parts.
-        u: predictors, (m, p).
-        z: (D,), of which only t matters.
-        rows: row tensors, each (m, ...).
-        weight: (m,).
+    """First and second derivatives of a weighted sum of rows in their predictors u (m, p) and direct entries t of z.
 
     Returns:
-        value (), derivatives in u (m, p) and t (r,), and second ones (m, p, p), (m, p, r) and (r, r).
+        The value (), derivatives in u (m, p) and t (r,), and second ones (m, p, p), (m, p, r) and (r, r).
     """
     at = list(found.direct)
 

@@ -32,13 +32,7 @@ MOST_MODELS = 32
 
 
 class Probe(NamedTuple):
-    """Densities of two rows at two vectors.
-
-    Attributes:
-        vectors: (2, D).
-        rows: row tensors, each (2, ...).
-        values: of the prior (2,) and of the rows (2, 2).
-    """
+    """Densities of two rows at two vectors (2, D): of the prior (2,) and of the rows (2, 2)."""
 
     vectors: Tensor
     rows: tuple[Tensor, ...]
@@ -52,11 +46,11 @@ class Common:
     Attributes:
         mark: the digest that it is kept under.
         level: how the model is mapped, before anything is traced.
-        probe: what its model says of a few rows.
-        steps: traced, as `Compiler.cache` has them.
+        probe: the model's densities of a few rows.
+        steps: traced steps, as in `Compiler.cache`.
         calls: how often each was called before it was traced.
         levels: the level that works, by mode.
-        found: what else was found of the model, as `Compiler.found` has it.
+        found: other facts about the model, as in `Compiler.found`.
     """
 
     mark: bytes
@@ -68,11 +62,9 @@ class Common:
     found: dict[Any, Any] = field(default_factory=dict)
 
     def takes(self, function: Callable[..., Any] | None, problem: Any) -> bool:
-        """Whether a step that has just been traced may be kept: it is ours, and the model is what it was.
+        """Whether a step that has just been traced may be kept: it is the package's own, and the model is unchanged.
 
-        Args:
-            function: the step; None for what was found of the model itself.
-            problem: that it was traced with.
+        `function` is None for a fact about the model itself.
         """
         return (function is None or shareable(function)) and mark_of(problem, self.level) == self.mark
 
@@ -86,11 +78,7 @@ def forget() -> None:
 
 
 def common_of(problem: Problem) -> Common | None:
-    """What this process has for a model; None where it cannot be told which model it is.
-
-    Args:
-        problem: the model's densities.
-    """
+    """The entry of this process for a model; None if the model cannot be identified."""
     level = problem.compiler.level
     mark = mark_of(problem, level)
     if mark is None:
@@ -106,12 +94,9 @@ def common_of(problem: Problem) -> Common | None:
 
 
 def with_process_cache(problem: Problem) -> Common | None:
-    """What this process has for the model of a run that begins.
+    """The entry of this process for the model of a run that begins.
 
-    What the federation itself has traced is dropped where its model has changed.
-
-    Args:
-        problem: the model's densities; its compiler is that of the federation.
+    The federation's own traces are dropped if its model has changed.
     """
     common, last = common_of(problem), problem.compiler.probe
     mark = None if common is None else common.mark
@@ -126,12 +111,7 @@ def with_process_cache(problem: Problem) -> Common | None:
 
 
 def mark_of(problem: Problem, level: str) -> bytes | None:
-    """A digest of all that a trace of this problem holds; None where that cannot be told.
-
-    Args:
-        problem: the model's densities.
-        level: how it is mapped.
-    """
+    """A digest of all that a trace of this problem at a level of mapping holds; None if that is unknown."""
     bound, arguments = problem.bound, problem.arguments
     if arguments.nested_plates or runtime._PYRO_STACK:  # groups are read while tracing; handlers of the user's
         return None
@@ -167,11 +147,7 @@ def _says_the_same(problem: Problem, probe: Probe) -> bool:
 
 
 def shareable(function: Callable[..., Any]) -> bool:
-    """Whether a step is this package's own, with settings that are values: what it does cannot change in a process.
-
-    Args:
-        function: as `Compiler.mapped` takes it.
-    """
+    """Whether a step is this package's own, with settings that are values: it cannot change in a process."""
     of = getattr(function, "__self__", None)
     plain = getattr(function, "__func__", function)
     ours = _is_ours(plain) and "<locals>" not in getattr(plain, "__qualname__", "<locals>")

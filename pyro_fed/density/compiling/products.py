@@ -1,4 +1,4 @@
-"""Products of matrices of which one is the same over a batch: one larger product, in the place of copies of it.
+"""Products of matrices of which one is the same over a batch: one larger product in place of copies of it.
 
 Mapping a client's rows X over points, and that over clients, makes of X w
 
@@ -8,8 +8,8 @@ which reads and writes S copies of the rows and multiplies each by next to nothi
 
     for each client c:    X_c [w_c1 ... w_cS]           (C, n, k) times (C, k, S h)
 
-and the rows are read once. Sums are taken in another order, so that last bits differ: it is done where the copy is
-`LARGE_COPY_NUMBERS`, which those of small models are not.
+and the rows are read once. Sums are taken in another order, so that last bits differ: it is done only for copies of
+at least `LARGE_COPY_NUMBERS`, which those of small models are not.
 """
 
 from __future__ import annotations
@@ -29,11 +29,7 @@ FLAT = frozenset((aten._unsafe_view.default, aten.view.default))
 
 
 def spread_products(graph: fx.Graph) -> None:
-    """Multiply once what is the same over a batch.
-
-    Args:
-        graph: traced; changed in place.
-    """
+    """Multiply once what is the same over a batch; the traced graph is changed in place."""
     for node in list(graph.nodes):
         if node.op != "call_function" or node.target is not aten.bmm.default:
             continue

@@ -1,6 +1,6 @@
-"""The operations of a function written down as it runs: a graph of torch's own operations, below `vmap` and `grad`.
+"""The operations of a function recorded as it runs: a graph of torch's own operations, below `vmap` and `grad`.
 
-What `make_fx` does, for tensors that are there and shapes that are fixed: without symbols and fake tensors it takes a
+It does what `make_fx` does, for existing tensors and fixed shapes: without symbols and fake tensors it takes a
 fifth of the time.
 """
 
@@ -33,22 +33,22 @@ PLAIN = (Tensor, torch.nn.Parameter)
 
 
 class _Value(NamedTuple):
-    """A tensor's node, and its number where that does not depend on any input: `torch.tensor(2.0)`."""
+    """A tensor's node, and its value if that does not depend on any input: `torch.tensor(2.0)`."""
 
     node: fx.Node
     constant: Tensor | None = None
 
 
 class Recorder(TorchDispatchMode):
-    """Runs what it is given, and adds it to a graph.
+    """Runs operations, and adds them to a graph.
 
     A tensor that no operation here has made becomes a constant of the graph: `_tensor_constant0`, or
-    `_param_constant0` for a parameter of a module. Nodes say what their values look like, in `meta["tensor_meta"]`.
+    `_param_constant0` for a parameter of a module. Nodes describe their values in `meta["tensor_meta"]`.
 
     Attributes:
-        graph: so far.
+        graph: the graph so far.
         root: has the constants.
-        known: nodes of what depends on no input, as long as nothing writes over it, with the device that it is on.
+        known: nodes of what depends on no input, as long as nothing writes over it, with its device.
     """
 
     def __init__(self) -> None:
@@ -60,24 +60,15 @@ class Recorder(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Dynamo is never on here: each operation does without what would tell it so."""
+        """Dynamo is never on here: operations are faster without this check."""
         return False
 
     def input(self, number: int, leaf: Tensor) -> None:
-        """A tensor that is an input of the graph.
-
-        Args:
-            number: of the input.
-            leaf: its value.
-        """
+        """Record a tensor as an input of the graph, by its number."""
         self._note(leaf, self.graph.placeholder(f"arg{number}_1"), None)
 
     def node_of(self, tensor: Tensor) -> fx.Node:
-        """The node that has made a tensor.
-
-        Args:
-            tensor: made here, or a constant.
-        """
+        """The node of a tensor that was made here, or of a constant."""
         return self._value_of(tensor).node
 
     def __torch_dispatch__(
@@ -130,7 +121,7 @@ class Recorder(TorchDispatchMode):
         return made
 
     def _is_known(self, func: Any, node: fx.Node) -> bool:
-        """Whether what an operation makes depends on no input, and on nothing that is drawn."""
+        """Whether the result of an operation depends on no input, and on no random numbers."""
         if torch.Tag.nondeterministic_seeded in func.tags or func._schema.is_mutable:
             return False
         return func in LIKE or all(one.op == "get_attr" or one in self.known for one in node.all_input_nodes)
@@ -158,12 +149,7 @@ class Recorder(TorchDispatchMode):
 
 
 def record(function: Callable[..., Any], leaves: Sequence[Tensor]) -> Recorder:
-    """A function's operations, in the order in which they were done.
-
-    Args:
-        function: of flat leaves; returns a tensor, or a list or tuple of them.
-        leaves: tensors of the shapes that it is recorded for, no two the same object.
-    """
+    """The operations of a function of flat leaves, in order; no two leaves may be the same object."""
     recorder = Recorder()
     for number, leaf in enumerate(leaves):
         recorder.input(number, leaf)
@@ -188,13 +174,13 @@ def _tensors(args: Any) -> Iterator[Tensor]:
 def _replace_tensors(
     parts: Iterable[Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of an operation with these parts in the places of its tensors, in turn."""
+    """The arguments of an operation with its tensors replaced by these parts, in turn."""
     rest = iter(parts)
     return _map_tensors(tuple(args), lambda _: next(rest)), _map_tensors(dict(kwargs), lambda _: next(rest))
 
 
 def _map_tensors(args: Any, to: Callable[[Tensor], Any]) -> Any:
-    """The arguments of an operation with something else in the place of each tensor."""
+    """The arguments of an operation with each tensor replaced."""
     if isinstance(args, Tensor):
         return to(args)
     if isinstance(args, (tuple, list)):
@@ -216,7 +202,7 @@ def _is_composite(func: Any) -> bool:
 
 
 def _has_kernel(func: Any, tensors: list[Tensor]) -> bool:
-    """Whether a composite operation has a kernel of its own where its tensors lie, which autograd would have kept."""
+    """Whether a composite operation has a kernel of its own on its tensors' device, which autograd would have kept."""
     if not tensors:
         return False
     key = torch._C._parse_dispatch_key(torch._C._dispatch_key_for_device(tensors[0].device.type))

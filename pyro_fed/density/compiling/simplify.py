@@ -1,14 +1,14 @@
-"""A traced step in fewer operations: what mapping and differentiating leave behind, in the words of one operation.
+"""A traced step in fewer operations: what mapping and differentiating leave behind, as one operation.
 
     the gradient of a flat vector's parts, z[a:b], each laid into zeros of the whole, and these added
                                                 →  the parts one after another
     x - logsumexp(x)                            →  log_softmax(x), one kernel for six
     x ** 1                                      →  x, of the gradient of a square
 
-The first and the last are the same numbers; of the second last bits may differ, so that it is left alone in a step that
+The first and the last give the same numbers; the second may change last bits, so that it is left alone in a step that
 may have been run by vmap before it was traced: the same seed gives the same answer, whatever has run. A network's step
-had 7 to 9 operations of the first kind, whose zeros are as long as its parameters, of some 110, and a sixth of its time
-was the second.
+had 7 to 9 operations of the first kind, whose zeros are as long as its parameters, of some 110, and a sixth of its
+time was the second.
 """
 
 from __future__ import annotations
@@ -27,12 +27,9 @@ POWER = aten.pow.Tensor_Scalar
 
 
 def simplify(graph: fx.Graph, busy: set[fx.Node], exact: bool) -> None:
-    """Write what a step computes in fewer operations; those that nothing needs any more stay.
+    """Rewrite a traced graph, in place, in fewer operations; operations that become dead stay.
 
-    Args:
-        graph: traced; changed in place.
-        busy: nodes whose memory is written over, which are left alone.
-        exact: to the last bit.
+    `busy` nodes, whose memory is written over, are left alone; `exact` keeps all numbers to the last bit.
     """
     for node in reversed(list(graph.nodes)):
         if node.op != "call_function" or node in busy:
@@ -46,22 +43,13 @@ def simplify(graph: fx.Graph, busy: set[fx.Node], exact: bool) -> None:
 
 
 def looks(node: Any) -> Any:
-    """Shape, strides and type of what a node makes; None where it is not known, or not a tensor.
-
-    Args:
-        node: of a graph, or another argument of one of its operations.
-    """
+    """Shape, strides and type of a node's value; None if unknown, or not a tensor."""
     meta = node.meta.get("tensor_meta") if isinstance(node, fx.Node) else None
     return None if meta is None else (tuple(meta.shape), tuple(meta.stride), meta.dtype)
 
 
 def changes_nothing(node: fx.Node, values: Mapping[fx.Node, Tensor]) -> bool:
-    """Whether it takes zeros from a tensor of its own form, as the density of a prior around zero does.
-
-    Args:
-        node: of a graph.
-        values: of its constants.
-    """
+    """Whether a node subtracts zeros from a tensor of its own form, as the density of a prior around zero does."""
     if node.target is not aten.sub.Tensor or node.kwargs:
         return False
     first, second = _arguments(node)
@@ -81,7 +69,7 @@ def _is_contiguous(node: Any) -> bool:
 
 
 def _is_itself(power: fx.Node) -> bool:
-    """Whether it is x ** 1, of x of its own form; what a step returns is memory of its own."""
+    """Whether a node is x ** 1, of x of its own form; what a step returns is memory of its own."""
     base, exponent = _arguments(power)
     returned = any(user.op == "output" for user in power.users)
     return bool(exponent == 1 and looks(power) == looks(base) is not None and not returned)
@@ -102,7 +90,7 @@ def _log_softmax(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def _join(graph: fx.Graph, root: fx.Node, busy: set[fx.Node]) -> None:
-    """A sum whose terms are parts among zeros as these parts one after another, and the other terms added to that."""
+    """Rewrite a sum of parts among zeros as these parts one after another, with the other terms added to that."""
     if _is_sum(root) and any(_is_sum(user) and _is_sole_user(root, user) for user in root.users):
         return  # a part of a larger sum, which comes first
     terms = _terms(root)
@@ -119,19 +107,19 @@ def _join(graph: fx.Graph, root: fx.Node, busy: set[fx.Node]) -> None:
 
 
 def _is_sum(node: Any) -> bool:
-    """Whether it adds two tensors of one shape, type and, in memory, order."""
+    """Whether a node adds two tensors of one shape, type and, in memory, order."""
     if node.op != "call_function" or node.target is not ADD or node.kwargs or not _is_contiguous(node):
         return False
     return all(looks(one) == looks(node) for one in _arguments(node))
 
 
 def _is_sole_user(term: fx.Node, user: fx.Node) -> bool:
-    """Whether nothing else needs a term."""
+    """Whether a term has no other user."""
     return list(term.users) == [user] and _arguments(user).count(term) == 1
 
 
 def _terms(root: fx.Node) -> list[fx.Node]:
-    """What is added, if need be by way of other sums; none where the root is no such sum."""
+    """The terms of a sum, also by way of other sums; empty if the root is no such sum."""
     if not _is_sum(root):
         return []
     found: list[fx.Node] = []
@@ -141,7 +129,7 @@ def _terms(root: fx.Node) -> list[fx.Node]:
 
 
 def _span(part: fx.Node) -> tuple[int, int]:
-    """Where a part begins in the whole, and how long it is."""
+    """The beginning of a part in the whole, and its length."""
     grad, sizes, dim, start = _arguments(part)[:4]
     return start if start >= 0 else start + sizes[dim], looks(grad)[0][dim]
 
@@ -161,7 +149,7 @@ def _disjoint(parts: list[fx.Node]) -> tuple[list[fx.Node], list[fx.Node]]:
 
 
 def _in_order(graph: fx.Graph, parts: list[fx.Node]) -> fx.Node:
-    """Parts and zeros where there are none, one after another."""
+    """Parts, with zeros between them, one after another."""
     first, sizes, dim = _arguments(parts[0])[:3]
     pieces: list[fx.Node] = []
     end = 0

@@ -1,6 +1,7 @@
 """A step as a graph of tensor operations: traced from a function of flat leaves, compiled by Inductor.
 
-What of torch takes long to import is not: its own elimination of common operations brings Inductor, one to two seconds.
+Parts of torch that take long to import are avoided: its own elimination of common operations brings Inductor, one to
+two seconds.
 """
 
 from __future__ import annotations
@@ -83,13 +84,13 @@ STRIDED = frozenset((VIEW, UNSAFE))
 
 @dataclass
 class Step:
-    """A function of flat leaves, its graph where it was traced, and the structure of what it returns.
+    """A function of flat leaves, its graph if it was traced, and the structure of its result.
 
     Attributes:
         run: the function, or the graph.
-        spec: the structure of what it returns, once it has been run or traced.
-        graph: with the operations that make its constants, see `whole`; None where there is none.
-        root: has what the graph takes besides.
+        spec: the structure of the result, once it has been run or traced.
+        graph: the graph with the operations that make its constants, see `unfolded_graph`; None if there is none.
+        root: has the constants that the graph takes besides.
         inductor: Inductor's code for the graph, by the number of threads that it was made for.
     """
 
@@ -101,29 +102,24 @@ class Step:
 
     @property
     def num_nodes(self) -> int:
-        """Operations in the whole graph; none where there is no graph."""
+        """Number of operations in the whole graph; zero without a graph."""
         return 0 if self.graph is None else len(self.graph.nodes)
 
     def unfolded_graph(self) -> torch.fx.GraphModule:
-        """A copy of the graph as it was before constants were computed: Inductor has its own ways with them."""
+        """A copy of the graph before constants were computed: Inductor has its own ways with them."""
         return torch.fx.GraphModule(self.root, deepcopy(cast_checked(self.graph, torch.fx.Graph)))
 
 
 @contextmanager
 def resizing_quietly() -> Iterator[None]:
-    """Mapped, torch makes some second derivatives (of softplus) larger than it meant to, rightly, and warns of it."""
+    """A context without torch's warning that it resizes some second derivatives (of softplus), rightly, when mapped."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "An output with one or more elements was resized", UserWarning)
         yield
 
 
 def eager(batched: Callable[..., Any], spec: Any) -> Step:
-    """The function of pytrees as one of their leaves.
-
-    Args:
-        batched: takes arguments with structure `spec`, returns a pytree of tensors.
-        spec: of all its arguments.
-    """
+    """The function of pytrees as one of their leaves, whose structure is `spec`."""
     found: dict[str, Any] = {}
 
     def flat(*flat_args: Tensor) -> list[Tensor]:
@@ -136,25 +132,13 @@ def eager(batched: Callable[..., Any], spec: Any) -> Step:
 
 
 def to_graph(function: Callable[..., Any], leaves: Sequence[Tensor]) -> torch.fx.GraphModule:
-    """The operations of a function, as a module that can be run.
-
-    Args:
-        function: of flat leaves.
-        leaves: tensors of the shapes that it is traced for.
-    """
+    """The operations of a function of flat leaves like these, as a module that can be run."""
     recorder = record(function, leaves)
     return torch.fx.GraphModule(recorder.root, recorder.graph)
 
 
 def trace(batched: Callable[..., Any], spec: Any, leaves: list[Tensor], exact: bool = False) -> Step:
-    """A step as a graph, which fits leaves with the shapes and strides of `leaves`.
-
-    Args:
-        batched: as for `eager`.
-        spec: as for `eager`.
-        leaves: tensors of the shapes that it is traced for.
-        exact: the same numbers to the last bit.
-    """
+    """A step as a graph, for leaves with the shapes and strides of `leaves`; `exact` keeps numbers to the last bit."""
     step = eager(batched, spec)
     recorder = record(step.run, [copy_strided(leaf) for leaf in leaves])  # inputs are told apart by identity
     graph = recorder.graph
@@ -171,12 +155,7 @@ def trace(batched: Callable[..., Any], spec: Any, leaves: list[Tensor], exact: b
 
 
 def release(root: torch.nn.Module, *graphs: torch.fx.Graph) -> None:
-    """Forget the constants that no graph takes: rows that a model looked up on the way, say, as large as all data.
-
-    Args:
-        root: has the constants; changed in place.
-        graphs: all that take some.
-    """
+    """Forget the constants of `root` that no graph takes: rows that a model looked up, say, as large as all data."""
     needed = {str(node.target) for graph in graphs for node in graph.nodes if node.op == "get_attr"}
     held = [name for name, value in vars(root).items() if isinstance(value, Tensor)]
     for name in {*held, *dict(root.named_parameters())} - needed:
@@ -184,13 +163,10 @@ def release(root: torch.nn.Module, *graphs: torch.fx.Graph) -> None:
 
 
 def copy_strided(leaf: Tensor, change: Callable[[Tensor], Tensor] = torch.clone) -> Tensor:
-    """A copy of the same strides, which `clone` makes smaller where a tensor is a part of another: its views differ.
+    """A copy of the same strides, which `clone` changes if a tensor is a part of another: its views differ.
 
-    Of more than `ROWS` numbers it is another tensor of the same memory: rows of data, which no step writes over.
-
-    Args:
-        leaf: any tensor.
-        change: makes the copy of its numbers in memory, as many in a row.
+    For more than `ROWS` numbers it is another tensor of the same memory: rows of data, which no step writes over.
+    `change` makes the copy of the numbers in memory, in one row.
     """
     if not leaf.numel():
         return leaf.clone()
@@ -201,15 +177,12 @@ def copy_strided(leaf: Tensor, change: Callable[[Tensor], Tensor] = torch.clone)
 
 
 def straighten(graph: torch.fx.Graph) -> None:
-    """Leave out views that show a tensor as it is, and go through no view that another is made of.
+    """Leave out views that change nothing, and views of views; the traced graph is changed in place.
 
-    The gradient of a part that is the whole (`z[0:len(z)]`, of a model with one latent) is a copy, left out likewise.
+    The gradient of a part that is the whole (`z[0:len(z)]`, of a model with one latent) is a copy, left out too.
 
-    Mapping and differentiating leave many: of a step a third of the operations were such views. The memory that is seen
+    Mapping and differentiating leave many: a third of the operations of a step were such views. The memory that is seen
     is the same, and so are the bits.
-
-    Args:
-        graph: traced; changed in place.
     """
     written = _written_over(graph)
     for node in graph.nodes:
@@ -224,7 +197,7 @@ def straighten(graph: torch.fx.Graph) -> None:
 
 
 def _viewed_node(view: torch.fx.Node) -> torch.fx.Node | None:
-    """What a view is made of, if need be by way of others, and shows as it is; None where there is no such thing."""
+    """The source of a view, also by way of others, that it shows unchanged; None if there is none."""
     shown, inner = looks(view), view.args[0]
     while shown is not None and isinstance(inner, torch.fx.Node):
         if looks(inner) == shown:
@@ -240,12 +213,9 @@ def _is_view(node: Any) -> bool:
 
 
 def share_subexpressions(graph: torch.fx.Graph) -> None:
-    """Compute once what is computed again from the same values, where none of these is written over.
+    """Compute common subexpressions once, unless one is written over; the traced graph is changed in place.
 
     Torch has this, behind an import of one to two seconds.
-
-    Args:
-        graph: traced; changed in place.
     """
     written = _written_over(graph)
     found: dict[Any, torch.fx.Node] = {}
@@ -263,7 +233,7 @@ def share_subexpressions(graph: torch.fx.Graph) -> None:
 
 
 def _key(given: Any) -> Any:
-    """An operation's arguments as a value that is the same where they are: nodes are themselves."""
+    """An operation's arguments as a value that is equal if they are: nodes are themselves."""
     if isinstance(given, torch.fx.Node):
         return given
     if isinstance(given, list | tuple):
@@ -274,9 +244,9 @@ def _key(given: Any) -> Any:
 
 
 def _written_over(graph: torch.fx.Graph) -> set[torch.fx.Node]:
-    """Nodes whose memory some operation writes over: it, what it is a view of, and all other views of that.
+    """Nodes whose memory some operation writes over: the node, the source of its view, and all other views of that.
 
-    A Bernoulli's density, say, is written into a sum of its own making; all else of such a graph is as if it were not.
+    A Bernoulli's density, say, is written into a sum of its own making; the rest of such a graph is not affected.
     """
     root, writes = _memory(graph)
     roots = {root(node) for targets in writes.values() for node in targets}
@@ -286,7 +256,7 @@ def _written_over(graph: torch.fx.Graph) -> set[torch.fx.Node]:
 def _memory(
     graph: torch.fx.Graph,
 ) -> tuple[Callable[[torch.fx.Node], torch.fx.Node], dict[torch.fx.Node, list[torch.fx.Node]]]:
-    """Which nodes show the same memory, by one of them that stands for all; and what each operation writes over."""
+    """Which nodes show the same memory, by one representative; and what each operation writes over."""
     owner: dict[torch.fx.Node, torch.fx.Node] = {}
 
     def root(node: torch.fx.Node) -> torch.fx.Node:
@@ -312,13 +282,10 @@ def _memory(
 
 
 def drop_dead(graph: torch.fx.Graph) -> None:
-    """Leave out what nothing needs, writes into memory that nobody looks at among it, which torch keeps.
+    """Leave out dead operations, also writes into memory that nobody reads, which torch keeps; in place.
 
-    The density of a half-Cauchy prior writes into a tensor of its own; where likelihoods alone are asked for, such a
+    The density of a half-Cauchy prior writes into a tensor of its own; if only likelihoods are requested, such a
     write would keep the whole prior.
-
-    Args:
-        graph: traced; changed in place.
     """
     root, writes = _memory(graph)
     outside = {root(node) for node in graph.nodes if node.op in ("placeholder", "get_attr")}
@@ -340,13 +307,10 @@ def drop_dead(graph: torch.fx.Graph) -> None:
 
 
 def fold_constants(recorder: Recorder) -> torch.fx.Graph:
-    """The recorder's graph with constants, computed once, in the place of the operations that make them.
+    """The recorder's graph with constants, computed once, in place of the operations that make them.
 
-    Of a small step a third of the operations are of shapes and constants alone: zeros that sums begin with, the log of
-    a prior's scale. What is written over, or returned, is made anew on each call.
-
-    Args:
-        recorder: has the graph, and its constants; gets the new ones.
+    A third of the operations of a small step are of shapes and constants alone: zeros that sums begin with, the log of
+    a prior's scale. What is written over, or returned, is made anew on each call. The recorder gets the new constants.
     """
     graph, root = recorder.graph, recorder.root
     of, writes = _memory(graph)
@@ -368,7 +332,7 @@ def fold_constants(recorder: Recorder) -> torch.fx.Graph:
 
 
 def _values(recorder: Recorder, constant: set[torch.fx.Node]) -> dict[torch.fx.Node, Tensor]:
-    """What nodes make that depend on no input, those before them among them."""
+    """The values of nodes that depend on no input, and of those before them."""
     values: dict[torch.fx.Node, Tensor] = {}
 
     def value_of(node: torch.fx.Node) -> Tensor:
@@ -399,8 +363,8 @@ def _is_light(value: Tensor) -> bool:
 def _aliases(target: Any) -> tuple[tuple[tuple[int, str, bool], ...], bool]:
     """An operation's arguments whose memory it shows or writes over, and whether it returns some of it.
 
-    Each argument with its place, its name, and whether it is written over. Most operations have none; to ask torch for
-    it takes longer than all else that is asked of a node, so that it is asked once an operation.
+    Each argument has its place, its name, and whether it is written over. Most operations have none; the question to
+    torch takes longer than all others about a node, so that it is asked once an operation.
     """
     schema = target._schema
     arguments = [(place, one.name, one.alias_info) for place, one in enumerate(schema.arguments)]
@@ -409,18 +373,16 @@ def _aliases(target: Any) -> tuple[tuple[tuple[int, str, bool], ...], bool]:
 
 
 def _argument_nodes(node: torch.fx.Node, place: int, name: str) -> list[torch.fx.Node]:
-    """The nodes that an operation is given as one of its arguments."""
+    """The nodes that an operation takes as one of its arguments."""
     given = node.args[place] if place < len(node.args) else node.kwargs.get(name)
     return [one for one in (given if isinstance(given, list | tuple) else [given]) if isinstance(one, torch.fx.Node)]
 
 
 def call_bindings(graph: torch.fx.Graph) -> None:
-    """Call `torch.add` in the place of `torch.ops.aten.add.Tensor`: the same kernels in half the time or less.
+    """Call `torch.add` in place of `torch.ops.aten.add.Tensor`: the same kernels in half the time or less.
 
-    What `torch.ops` calls takes its arguments apart one by one, which costs more than to add a hundred numbers.
-
-    Args:
-        graph: traced; changed in place.
+    What `torch.ops` calls takes its arguments apart one by one, which costs more than to add a hundred numbers. The
+    traced graph is changed in place.
     """
     for node in graph.nodes:
         if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
@@ -433,12 +395,7 @@ def call_bindings(graph: torch.fx.Graph) -> None:
 
 
 def inductor(graph: torch.fx.GraphModule, leaves: list[Tensor]) -> Callable[..., Any]:
-    """Inductor's code for the graph; that of an equal graph, of an earlier run too, comes from its cache on disk.
-
-    Args:
-        graph: a traced step, whole; it may be changed.
-        leaves: tensors of the shapes that it was traced for.
-    """
+    """Inductor's code for a traced graph, which may be changed; that of an equal graph comes from its cache on disk."""
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     free_strides(graph.graph)
@@ -453,12 +410,9 @@ def inductor(graph: torch.fx.GraphModule, leaves: list[Tensor]) -> Callable[...,
 def spread_out(graph: torch.fx.GraphModule) -> None:
     """Copy what `WRITERS` write into: Inductor does not see that rows which are one row in memory must not be written.
 
-    Mapped, zeros that a gradient is added into at its places are such rows, an expanded view of one, and the gradients
-    of all particles went into that one (torch 2.13, https://github.com/pytorch/pytorch/issues/183986 and 188084). Of
-    a tensor that has its own memory, Inductor leaves the copy out.
-
-    Args:
-        graph: that Inductor is to compile; changed in place.
+    When mapped, zeros into which a gradient is added are such rows, an expanded view of one, and the gradients
+    of all particles went into that one (torch 2.13, https://github.com/pytorch/pytorch/issues/183986 and 188084). For
+    a tensor that has its own memory, Inductor leaves the copy out. The graph is changed in place.
     """
     for node in graph.graph.nodes:
         if node.op == "call_function" and getattr(node.target, "overloadpacket", None) in WRITERS:
@@ -469,14 +423,11 @@ def spread_out(graph: torch.fx.GraphModule) -> None:
 
 
 def free_strides(graph: torch.fx.Graph) -> None:
-    """Let a graph take tensors of other strides than it was traced with: reshapes in the place of views.
+    """Let a graph take tensors of other strides than it was traced with: reshapes in place of views.
 
-    What is mapped, or given by another part of a model, is laid out as that part has made it; what Inductor makes, as
-    its own operations do (its `stack` keeps the order of a transposed tensor's axes). Where memory is written over, a
-    view stays one.
-
-    Args:
-        graph: traced; changed in place.
+    A mapped tensor, or one from another part of a model, has the strides of its maker; Inductor's outputs, like
+    its own operations (its `stack` keeps the order of a transposed tensor's axes). Where memory is written over, a
+    view stays one. The graph is changed in place.
     """
     written = _written_over(graph)
     for node in graph.nodes:
@@ -485,7 +436,7 @@ def free_strides(graph: torch.fx.Graph) -> None:
 
 
 def pin_dtypes(graph: torch.fx.Graph) -> None:
-    """Give `torch.ones(3)` and its like the dtype they were traced in, not the default when they run."""
+    """Give `torch.ones(3)` and similar calls the dtype of tracing, not the default when they run."""
     for node in graph.nodes:
         if node.op != "call_function" or node.all_input_nodes or "dtype" in node.kwargs:
             continue

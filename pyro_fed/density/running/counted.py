@@ -1,9 +1,9 @@
-"""Counts that float32 cannot take: large ones, and those under distributions with a dispersion of their own.
+"""Counts that float32 cannot represent: large ones, and those under distributions with a dispersion of their own.
 
 A count y under a rate λ has the log density y log λ - λ - log y!, whose terms are y log y: rounded to float32, to parts
-of 6e-8, they are noise of eps y log y nats a row, another one at every λ. Under a Gamma mixture of Poissons, a Beta one
-of binomials, a Dirichlet one of multinomials it is log Γ(y + φ) - log Γ(φ), two numbers of φ log φ that are equal but
-for little where φ is large, which the data seldom exclude: all that is there is rounding then, and a run follows it.
+of 6e-8, they are noise of eps y log y nats a row, which differs at every λ. Under a Gamma mixture of Poissons, a Beta
+mixture of binomials or a Dirichlet mixture of multinomials it is log Γ(y + φ) - log Γ(φ), two numbers of φ log φ that
+are nearly equal where φ is large, which the data seldom exclude: the difference is rounding then, and a run follows it.
 """
 
 from __future__ import annotations
@@ -32,11 +32,7 @@ LARGEST_NOISE = 0.05
 
 
 def asks_for_double(trace: Any) -> bool:
-    """Whether counts are to be computed in float64 where nobody has asked for float32.
-
-    Args:
-        trace: Pyro's, of a run of the model on all rows.
-    """
+    """Whether counts are computed in float64 unless the user asks for float32, from a trace of all rows."""
     sites = ((name, msg) for name, msg in trace.nodes.items() if msg["type"] == "sample" and msg["is_observed"])
     said = next(filter(None, (_why(name, msg) for name, msg in sites)), "")
     if said:
@@ -45,7 +41,7 @@ def asks_for_double(trace: Any) -> bool:
 
 
 def _why(name: str, msg: Message) -> str:
-    """What float32 cannot take of an observed site; empty where it can."""
+    """Why float32 does not suffice for an observed site; empty if it does."""
     fn, value = innermost(msg["fn"]), msg["value"]
     if isinstance(fn, DISPERSED):
         return f"the log density of '{name}', a {type(fn).__name__}, is a difference of large numbers"

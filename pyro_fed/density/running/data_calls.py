@@ -1,7 +1,7 @@
-"""Calls of a model on its data that were written for NumPy and pandas, and answered by tensors while it runs.
+"""Calls of a model on its data that were written for NumPy and pandas, and are answered by tensors while it runs.
 
 A model that is given arrays may make tensors of them, `torch.tensor(df["x"].values)`, `torch.from_numpy(x)`. While it
-runs here they are tensors already, mapped over clients perhaps, of which torch would make none.
+runs here they are tensors already, perhaps mapped over clients, of which torch would make none.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _METHODS: dict[str, Any] = {
 
 
 def _made_of(original: Callable[..., Any], copies: bool) -> Callable[..., Any]:
-    """`torch.tensor` and its kin, which give back a tensor that they are given, in the dtype asked for."""
+    """`torch.tensor` and similar functions, which return a tensor that they are given, in the dtype asked for."""
 
     def make(data: Any, *args: Any, dtype: torch.dtype | None = None, **options: Any) -> Any:
         data = data.values if hasattr(type(data), "__torch_function__") and not isinstance(data, Tensor) else data
@@ -82,7 +82,7 @@ def _made_of(original: Callable[..., Any], copies: bool) -> Callable[..., Any]:
 
 @contextmanager
 def data_calls() -> Iterator[None]:
-    """Answer them while a model runs."""
+    """A context that answers such calls while a model runs."""
     patched: Any = torch
     makers = {"tensor": True, "as_tensor": False, "asarray": False, "from_numpy": False}
     originals = {name: getattr(torch, name) for name in makers}

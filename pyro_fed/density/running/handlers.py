@@ -67,11 +67,11 @@ def run_model(
     noticed: Noticed | None = None,
     device: torch.device | None = None,
 ) -> Execution:
-    """Run a model on some rows, its latents filled in.
+    """Run a model on some rows, with given values of its latents.
 
     Args:
         model: the Pyro model.
-        args: positional arguments, with the rows at hand.
+        args: positional arguments, with the present rows.
         kwargs: keyword arguments.
         filler: gives the latents their values.
         indices: (m,) what the partitioned plate yields; None runs it on all of its declared rows.
@@ -80,11 +80,11 @@ def run_model(
         validate: run with Pyro's validation on.
         first_enum_dim: first dimension, left of all plates, for the values of discrete latents, if the filler
             leaves them to be enumerated.
-        members: the rows of nested plates that belong to the rows at hand, by plate.
-        declared: gets the plates' sizes as the model runs, for those who outlive its failure.
+        members: the rows of nested plates that belong to the present rows, by plate.
+        declared: receives the plates' sizes as the model runs, also if it fails.
         incomplete: whether the data have NaN among them.
-        noticed: what is known of the functions of torch that it calls.
-        device: where its arguments lie; None stands for the CPU.
+        noticed: known facts about the functions of torch that it calls.
+        device: device of its arguments; None for the CPU.
 
     Raises:
         SettingError: the call is inside handlers of somebody else.
@@ -123,7 +123,7 @@ def run_model(
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """No other thread runs a model, and no handler of the caller's changes this one.
+    """A context in which no other thread runs a model, and no handler of the caller changes this one.
 
     Raises:
         SettingError: `with poutine.scale(...)`, say, around a call of this package: the posterior would be another.
@@ -134,11 +134,7 @@ def alone() -> Iterator[None]:
 
 
 def check_outside() -> None:
-    """Refuse a call inside handlers of the caller's.
-
-    Raises:
-        SettingError: names them.
-    """
+    """Refuse a call inside handlers of the caller; SettingError names them."""
     with _ONE_AT_A_TIME:  # another thread's are gone then
         handlers = list(runtime._PYRO_STACK)
     if any(isinstance(handler, FillLatents) for handler in handlers):
@@ -158,11 +154,7 @@ def check_outside() -> None:
 
 @contextmanager
 def default_of(dtype: torch.dtype) -> Iterator[None]:
-    """What is made without a dtype is no wider than what is computed, whatever a session has said since.
-
-    Args:
-        dtype: of a problem.
-    """
+    """A context in which values made without a dtype are no wider than the problem's, whatever a session has set."""
     with _ONE_AT_A_TIME:
         if not _DEFAULTS:
             _DEFAULTS.append([torch.get_default_dtype()])
@@ -181,16 +173,11 @@ def default_of(dtype: torch.dtype) -> Iterator[None]:
 
 @contextmanager
 def conventions(dtype: torch.dtype, validate: bool, noticed: Noticed | None = None) -> Iterator[None]:
-    """Pyro's validation as asked, and constants inside the model made in the problem's dtype.
+    """A context with or without Pyro's validation, in which the model's constants have the problem's dtype.
 
     Distributions made before the model runs (a `PyroSample`, a global) keep the validation they were made
     with, which neither `vmap` nor tracing survives: without `validate` no distribution checks its values, and a
     matrix that is not positive definite is no error, see `torch_modes`.
-
-    Args:
-        dtype: of constants that the model makes.
-        validate: whether distributions check their parameters and values.
-        noticed: what is known of the functions of torch that the model calls.
     """
     before, patched = torch.get_default_dtype(), cast(Any, Distribution)
     check = patched._validate_sample
@@ -207,25 +194,18 @@ def conventions(dtype: torch.dtype, validate: bool, noticed: Noticed | None = No
 
 @contextmanager
 def run_by_pyro(dtype: torch.dtype, constants: dict[str, Any]) -> Iterator[None]:
-    """What a model and a guide find while Pyro's own algorithms run them, as `run_model` gives it.
+    """A context in which Pyro's own algorithms run a model and a guide as `run_model` does.
 
-    Args:
-        dtype: floating dtype of constants that they make.
-        constants: values of `pf.shared`, among others.
+    `constants` are the values of `pf.shared`, among others.
     """
     with _ONE_AT_A_TIME, conventions(dtype, validate=False, noticed=UNMAPPED), data_calls(), keeping(constants):
         yield
 
 
 def for_pyro(model: Callable[..., Any], constants: dict[str, Any], incomplete: bool) -> Callable[..., Any]:
-    """A model for Pyro's own algorithms: what it observes in floating point, its `pyro.param` held constant.
+    """A model for Pyro's own algorithms: observations in floating point, and `pyro.param` held constant.
 
-    Each run of it asks whether there is time for one.
-
-    Args:
-        model: the Pyro model.
-        constants: values of its `pyro.param` statements, among others.
-        incomplete: whether the data have NaN among them.
+    Each run of it checks the limit of time. `incomplete` says whether the data have NaN among them.
     """
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -237,7 +217,7 @@ def for_pyro(model: Callable[..., Any], constants: dict[str, Any], incomplete: b
 
 
 class HeldParams(Messenger):
-    """Give the `pyro.param` statements of a model the values that they were found to have.
+    """Give the `pyro.param` statements of a model their constant values.
 
     Args:
         constants: the values by name; one that is missing is read from the model and kept.
@@ -259,11 +239,9 @@ class HeldParams(Messenger):
 
 
 class RowsCount(Messenger):
-    """Let what is observed within the rows' plates count by a power, as in generalised Bayes.
+    """Raise the likelihood of the rows, in the partitioned plate and those nested in it, to a power.
 
-    Args:
-        power: of the likelihood.
-        plates: the partitioned plate and those nested in it.
+    This is generalised Bayes.
     """
 
     def __init__(self, power: float, plates: tuple[str, ...]) -> None:
@@ -276,9 +254,10 @@ class RowsCount(Messenger):
 
 
 class FillLatents(HeldParams):
-    """Give every latent site the value that `source` says, and keep the transforms' log-Jacobian.
+    """Give every latent site the value that `source` returns, and keep the transforms' log-Jacobian.
 
-    That of the sites inside the partitioned plate is kept row by row, in `row_jacobian` (m,), zero without any.
+    The log-Jacobian of the sites inside the partitioned plate is kept row by row, in `row_jacobian` (m,), zero without
+    any.
 
     Imputed entries (the `_unobserved` half of a site with `obs_mask`, inside the partitioned plate)
     integrate to one: they get a placeholder and no density.
@@ -330,12 +309,7 @@ class FillLatents(HeldParams):
         msg["done"] = True
 
     def keep_jacobian(self, msg: Message, log_jacobian: Tensor) -> None:
-        """Add a log-Jacobian of a site to that of its rows, or of the rest.
-
-        Args:
-            msg: the site's message.
-            log_jacobian: entry by entry of its unconstrained value.
-        """
+        """Add a site's log-Jacobian, entry by entry of its unconstrained value, to that of its rows, or of the rest."""
         axis = row_axis(msg, self.plate)
         if axis is None:
             self.log_jacobian = self.log_jacobian + log_jacobian.sum()

@@ -11,23 +11,14 @@ from pyro_fed.density.running.trace_sites import without_event_dims
 
 
 class LocationScale(NamedTuple):
-    """A shift and a stretch, of values of one shape.
-
-    Attributes:
-        loc: of the values' shape.
-        scale: the same, or a lower triangular matrix for each vector, with one dimension more.
-    """
+    """A shift and a scale, of the values' shape; the scale may be lower triangular matrices, one for each vector."""
 
     loc: Tensor
     scale: Tensor
 
     @classmethod
     def of(cls, fn: Any) -> LocationScale | None:
-        """That of a site's distribution; None where it is not said by `loc` and `scale` or `scale_tril`.
-
-        Args:
-            fn: the distribution.
-        """
+        """The shift and scale of a site's distribution; None unless `loc` and `scale` or `scale_tril` determine it."""
         base = without_event_dims(fn)
         if {"loc", "scale"} <= set(base.arg_constraints):
             return cls(*torch.broadcast_tensors(torch.as_tensor(base.loc), torch.as_tensor(base.scale)))
@@ -48,11 +39,11 @@ class LocationScale(NamedTuple):
         return own.log()
 
     def from_standard(self, e: Tensor) -> Tensor:
-        """x from e."""
+        """The value x of a standard value e."""
         return self.loc + ((self.scale @ e[..., None])[..., 0] if self.is_matrix else self.scale * e)
 
     def standard(self, x: Tensor) -> Tensor:
-        """e from x."""
+        """The standard value e of x."""
         away = x - self.loc
         if not self.is_matrix:
             return away / self.scale

@@ -1,8 +1,8 @@
-"""Functions that torch cannot map or differentiate twice, made of such that it can.
+"""Functions that torch cannot map or differentiate twice, made of functions that it can.
 
-Of an operation without a batching rule `vmap` computes one draw after another, and a trace of that has as many
-operations as there are draws; of others (recurrent layers) there is an error. Each of these has the values of the one
-that it stands for, and its derivatives.
+For an operation without a batching rule `vmap` computes one draw after another, and a trace of that has as many
+operations as there are draws; for others (recurrent layers) there is an error. Each function here has the values and
+derivatives of the one that it replaces.
 """
 
 from __future__ import annotations
@@ -19,14 +19,9 @@ TAIL = -1.0
 
 
 def prefix_products(values: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
-    """`torch.cumprod` by doubling, of which `vmap` knows all derivatives.
+    """`torch.cumprod` of any shape along an axis by doubling, of which `vmap` knows all derivatives.
 
     Those of `torch.cumprod` itself are looped over, with torch's warning; simplices and correlations are made of it.
-
-    Args:
-        values: any shape.
-        dim: axis of the products.
-        dtype: of the result; that of the values by default.
     """
     products = values.to(dtype or values.dtype).movedim(dim, -1)
     done = 1
@@ -37,34 +32,19 @@ def prefix_products(values: Tensor, dim: int, *, dtype: torch.dtype | None = Non
 
 
 def log_normal_cdf(values: Tensor) -> Tensor:
-    """`torch.special.log_ndtr`, log Φ, of censored normal observations and probit models.
-
-    Args:
-        values: any shape.
-    """
+    """`torch.special.log_ndtr`, log Φ, of censored normal observations and probit models."""
     tail, rest = values.clamp_max(TAIL), values.clamp_min(TAIL)
     low = (torch.special.erfcx(-tail / math.sqrt(2)) / 2).log() - tail.square() / 2
     return torch.where(values < TAIL, low, torch.log1p(-torch.erfc(rest / math.sqrt(2)) / 2))
 
 
 def take_flat(values: Tensor, index: Tensor) -> Tensor:
-    """`torch.take`.
-
-    Args:
-        values: any shape, counted as one axis.
-        index: places there.
-    """
+    """`torch.take` of any shape, counted as one axis, at an index."""
     return values.reshape(-1)[index]
 
 
 def clamp_in_place(values: Tensor, min: Any = None, max: Any = None) -> Tensor:
-    """`Tensor.clamp_`, which Pyro's hidden Markov models call.
-
-    Args:
-        values: any shape; written into.
-        min: lower limits, if any.
-        max: upper limits, if any.
-    """
+    """`Tensor.clamp_`, which Pyro's hidden Markov models call."""
     if min is not None:
         values.clamp_min_(min)
     if max is not None:
@@ -73,14 +53,7 @@ def clamp_in_place(values: Tensor, min: Any = None, max: Any = None) -> Tensor:
 
 
 def windows(values: Tensor, dimension: int, size: int, step: int) -> Tensor:
-    """`Tensor.unfold`, of whose derivatives `vmap` has none.
-
-    Args:
-        values: any shape.
-        dimension: axis that is cut.
-        size: of a piece.
-        step: from one piece to the next.
-    """
+    """`Tensor.unfold`, for which `vmap` has no derivatives: pieces of `size` along an axis, `step` apart."""
     moved = values.movedim(dimension, -1)
     starts = torch.arange(0, moved.shape[-1] - size + 1, step, device=values.device)
     pieces = moved[..., starts.unsqueeze(-1) + torch.arange(size, device=values.device)]
@@ -88,13 +61,9 @@ def windows(values: Tensor, dimension: int, size: int, step: int) -> Tensor:
 
 
 def distances(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str | None = None) -> Tensor:
-    """`torch.cdist`, which cannot be differentiated twice; between points at one place no derivative is infinite.
+    """`torch.cdist` of (..., n, k) and (..., m, k), which cannot be differentiated twice.
 
-    Args:
-        x1: (..., n, k).
-        x2: (..., m, k).
-        p: of the norm; other than 1 and 2 as torch has it.
-        compute_mode: of torch.
+    Between points at one place no derivative is infinite. Norms other than 1 and 2 are left to torch.
     """
     if p not in (1.0, 2.0):
         return torch.cdist(x1, x2, p, compute_mode) if compute_mode else torch.cdist(x1, x2, p)
@@ -107,11 +76,9 @@ def distances(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str | None =
 
 
 def one_hot(values: Tensor, num_classes: int = -1) -> Tensor:
-    """`torch.nn.functional.one_hot`, without a look at the values; they have been looked at in the model's first run.
+    """`torch.nn.functional.one_hot`, without a look at the values, which the model's first run has checked.
 
-    Args:
-        values: whole numbers, any shape.
-        num_classes: how many there are; torch's own is taken where that is left to the values.
+    Torch's own is used if the number of classes follows from the values.
     """
     if num_classes < 0:
         return nn.functional.one_hot(values)
@@ -139,17 +106,15 @@ def _plain_cell(curve: Callable[[Tensor], Tensor]) -> Callable[..., tuple[Tensor
 
 
 def _linear(values: Tensor, weights: Sequence[Tensor]) -> Tensor:
-    """Values times a weight, and a bias where there is one."""
+    """Values times a weight, plus a bias if there is one."""
     product = values @ weights[0].mT
     return product + weights[1] if len(weights) > 1 else product
 
 
 def recurrent(of_torch: Callable[..., Any], cell: Callable[..., tuple[Tensor, ...]]) -> Callable[..., Any]:
-    """A recurrent layer of torch, step after step: `vmap` has no rule for it.
+    """A recurrent layer of torch, step by step with `cell`, as `vmap` has no rule for it.
 
-    Args:
-        of_torch: `torch.lstm` or its like, which packed sequences and dropout are left to.
-        cell: one step of it.
+    Packed sequences and dropout are left to `of_torch`, `torch.lstm` or a similar function.
     """
 
     def layers(values: Tensor, hidden: Any, weights: Any, *settings: Any) -> Any:
@@ -199,9 +164,6 @@ def numbers_of(values: Tensor) -> Tensor:
     """`Tensor.data`, which `vmap` refuses: a view without a gradient, of the same numbers.
 
     Pyro writes through it into what it has just made, as `safe_normalize` does, or its stable distributions' noise.
-
-    Args:
-        values: any shape.
     """
     return values.detach()
 

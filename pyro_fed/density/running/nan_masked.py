@@ -20,24 +20,14 @@ HALF_LOG_2PI = math.log(2 * math.pi) / 2
 
 
 def log_normal_of_known(normal: Any, value: Tensor) -> Tensor:
-    """`NanMaskedNormal.log_prob`: zero where the value is missing.
-
-    Args:
-        normal: the distribution.
-        value: broadcast with its batch shape.
-    """
+    """`NanMaskedNormal.log_prob`: zero where the value, which broadcasts with the batch shape, is missing."""
     known = value.isfinite()
     scaled = (torch.where(known, value, normal.loc) - normal.loc) / normal.scale
     return torch.where(known, -scaled.square() / 2 - normal.scale.log() - HALF_LOG_2PI, 0.0)
 
 
 def log_marginal_of_known(normal: Any, value: Tensor) -> Tensor:
-    """`NanMaskedMultivariateNormal.log_prob`: the density of each row's known entries.
-
-    Args:
-        normal: the distribution, of n entries.
-        value: (..., n).
-    """
+    """`NanMaskedMultivariateNormal.log_prob` of values (..., n): the density of each row's known entries."""
     known = value.isfinite()
     apart = torch.where(known, value, normal.loc) - normal.loc
     both = known.unsqueeze(-1) & known.unsqueeze(-2)
@@ -51,7 +41,7 @@ def log_marginal_of_known(normal: Any, value: Tensor) -> Tensor:
 
 @contextmanager
 def mappable_nan_masked() -> Iterator[None]:
-    """Use them while a model runs."""
+    """A context that uses them while a model runs."""
     standing: Any = {
         dist.NanMaskedNormal: log_normal_of_known,
         dist.NanMaskedMultivariateNormal: log_marginal_of_known,

@@ -1,4 +1,4 @@
-"""Observed values as distributions take them: counts and labels in floating point, nothing that is masked and missing.
+"""Observed values as distributions take them: counts and labels in floating point, no masked missing values.
 
 Torch computes few densities of whole numbers or truth values, though these are what labels and counts are kept in. And
 a missing value whose density is masked has a derivative that is not: NaN times zero is NaN. Where the mask leaves a
@@ -22,7 +22,7 @@ PLACES = (dist.Categorical, dist.OneHotCategorical, dist.SpanningTree, dist.Empi
 
 
 class ObservedValues(Messenger):
-    """Hand observed values to their distributions in a form that these take.
+    """Pass observed values to their distributions in a form that these take.
 
     Args:
         incomplete: whether the data have NaN among them.
@@ -47,11 +47,7 @@ class ObservedValues(Messenger):
 
 
 def mask_of(msg: Message) -> Tensor | None:
-    """The site's mask, from handlers and from `.mask()`, of the shape of its batch and ones for its event.
-
-    Args:
-        msg: of a site.
-    """
+    """A site's mask, from handlers and from `.mask()`, of the shape of its batch and ones for its event."""
     masks: list[tuple[Tensor, int]] = []  # each with the dimensions of its event that it has already
     if isinstance(msg["mask"], Tensor):
         masks.append((msg["mask"], 0))
@@ -73,7 +69,7 @@ def mask_of(msg: Message) -> Tensor | None:
 
 
 def _fill_missing(value: Tensor, known: Tensor, fn: Any) -> Tensor:
-    """The value with something inside the support where it is NaN and not known."""
+    """The value with something inside the support where it is NaN and unknown."""
     missing = value.isnan() & ~known.bool()
     return torch.where(missing, _value_in_support(fn.support, value), value)
 

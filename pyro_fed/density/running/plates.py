@@ -1,4 +1,4 @@
-"""Plates under this layer's control: the partitioned one runs on the rows at hand, nested ones on theirs."""
+"""Plates under this layer's control: the partitioned one runs on the present rows, nested ones on theirs."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def pinned_plates(
     Args:
         plate: name of the partitioned plate.
         indices: (m,) what `with pyro.plate(...) as i` yields; None for all of the plate's rows.
-        nested: plates that run on so many rows instead of their own.
-        declared: gets the sizes that the model declares for its plates, as it runs.
+        nested: number of rows of plates that do not run on all of their own.
+        declared: receives the sizes that the model declares for its plates, as it runs.
     """
 
     def subsample(name: str, size: int | None = None, *_args: Any, **_kwargs: Any) -> tuple[int, int, Tensor | None]:
@@ -55,7 +55,7 @@ def pinned_plates(
 
 
 class Subsample(Messenger):
-    """`pyro.subsample(data, event_dim)`: the rows at hand, unless the data have been cut to them before."""
+    """`pyro.subsample(data, event_dim)`: the present rows, unless the data have been cut to them before."""
 
     def __init__(self, plate: str, declared: dict[str, int], indices: Tensor | None) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Pyro's `safe_log`, which is written as a function of autograd that `torch.func` cannot take, in terms that it can.
+"""Pyro's `safe_log`, a function of autograd that `torch.func` cannot take, in terms that it can.
 
 The logarithm with its derivative 1 / max(x, eps), of any order and under `vmap`. Pyro's hidden Markov models use it.
 """
@@ -15,15 +15,11 @@ from torch import Tensor
 
 
 class SafeLog:
-    """In place of `pyro.ops.special._SafeLog`."""
+    """Replacement of `pyro.ops.special._SafeLog`."""
 
     @staticmethod
     def apply(x: Tensor) -> Tensor:
-        """The logarithm, with a finite derivative at zero.
-
-        Args:
-            x: any shape, at least zero.
-        """
+        """The logarithm of non-negative values, with a finite derivative at zero."""
         eps = torch.finfo(x.dtype).eps
         large = x > eps
         below = x.detach().log() + (x - x.detach()) / eps
@@ -32,7 +28,7 @@ class SafeLog:
 
 @contextmanager
 def mappable_safe_log() -> Iterator[None]:
-    """Use it while a model runs."""
+    """A context that uses it while a model runs."""
     patched: Any = special
     original = patched._SafeLog
     patched._SafeLog = SafeLog

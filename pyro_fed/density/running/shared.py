@@ -64,11 +64,7 @@ def shared(name: str, value: Any | Callable[[], Any]) -> Any:
 
 @contextmanager
 def keeping(kept: MutableMapping[str, Any] | None) -> Iterator[None]:
-    """Keep shared values in this mapping, and take them from it, while a model runs.
-
-    Args:
-        kept: a model's constants; None computes them anew.
-    """
+    """Keep shared values in a model's constants, and take them from there, while it runs; None computes them anew."""
     token = _KEPT.set(kept)
     try:
         yield
@@ -77,9 +73,5 @@ def keeping(kept: MutableMapping[str, Any] | None) -> Iterator[None]:
 
 
 def is_shared(name: str) -> bool:
-    """Whether a constant of a model is a shared value, and no `pyro.param`.
-
-    Args:
-        name: of the constant.
-    """
+    """Whether a model's constant of this name is a shared value, and no `pyro.param`."""
     return name.startswith(PREFIX)

@@ -1,4 +1,4 @@
-"""Modes that change what torch functions do while a model runs, so that it can be mapped and tried anywhere."""
+"""Modes that change torch's functions while a model runs, so that it can be mapped and run on any device."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ MAKERS = frozenset(
 
 
 class Writable(TorchFunctionMode):
-    """Floating tensors that are made can be written into under `vmap`, as `p = torch.zeros(n); p[0] = z`.
+    """Newly made floating tensors can be written into under `vmap`, as `p = torch.zeros(n); p[0] = z`.
 
-    A tensor out of `torch.zeros` is one for all particles and clients, so that none of them can write its own value
-    into it. Here it becomes one a particle and a client, by adding a zero that is. Pyro's `OrderedLogistic` writes so,
-    and torch's `Multinomial` into a copy of its logits, which are the same for all clients.
+    A tensor from `torch.zeros` is one for all particles and clients, so that none of them can write its own value
+    into it. Here it becomes one a particle and a client, by adding a mapped zero. Pyro's `OrderedLogistic` writes this
+    way, and torch's `Multinomial` into a copy of its logits, which are the same for all clients.
 
     Args:
-        mapped: what is mapped over particles or clients; only its tensors matter.
+        mapped: values that are mapped over particles or clients; only their tensors matter.
     """
 
     def __init__(self, mapped: Iterable[Any]) -> None:
@@ -53,7 +53,7 @@ class Writable(TorchFunctionMode):
 
 
 class InDouble(TorchFunctionMode):
-    """Computes in float64 what would be computed in float32: constants, parameters of modules, `x.float()`.
+    """Computes in float64 in place of float32: constants, parameters of modules, `x.float()`.
 
     A model may have tensors in float32 whatever its arguments are; mixed with others they would round, or raise.
     """
@@ -109,11 +109,7 @@ class OnDevice(TorchFunctionMode):
 
 
 def log_sigmoid(values: Tensor) -> Tensor:
-    """`torch.nn.functional.logsigmoid`, which `vmap` cannot map on CUDA.
-
-    Args:
-        values: any shape.
-    """
+    """`torch.nn.functional.logsigmoid`, which `vmap` cannot map on CUDA."""
     return -nn.functional.softplus(-values, threshold=LINEAR)
 
 
@@ -124,11 +120,7 @@ ON_CUDA: Mapping[Callable[..., Any], Callable[..., Any]] = {nn.functional.logsig
 
 
 def on_the_cpu(function: Callable[..., T]) -> Callable[..., T]:
-    """Decorator of what looks at a model on the CPU, its priors among others, which may lie elsewhere.
-
-    Args:
-        function: with any arguments.
-    """
+    """Decorator of functions that run a model on the CPU, with its priors among others, which may be elsewhere."""
 
     @functools.wraps(function)
     def call(*args: Any, **keywords: Any) -> T:
@@ -139,16 +131,12 @@ def on_the_cpu(function: Callable[..., T]) -> Callable[..., T]:
 
 
 def placing(device: torch.device | None) -> OnDevice | nullcontext[None]:
-    """The mode in which a model runs on a device; none on the CPU of a process that has no other device.
-
-    Args:
-        device: where its rows and latents lie; None stands for the CPU.
-    """
+    """The mode in which a model runs on the device of its rows, None for the CPU; none if the process has no other."""
     return nullcontext() if device is None and not has_other_devices() else OnDevice(device or CPU)
 
 
 def has_other_devices() -> bool:
-    """Whether tensors of this process may lie elsewhere than on the CPU: CUDA says so once it has been used."""
+    """Whether tensors of this process may be on devices other than the CPU: CUDA reports it once it has been used."""
     if torch.backends.cuda.is_built():
         return bool(torch.cuda.is_initialized())
     return torch.accelerator.is_available()
@@ -177,26 +165,16 @@ def _in_double(value: Any) -> Any:
 
 
 def factor_or_nan(matrix: Tensor, *, upper: bool = False) -> Tensor:
-    """`torch.linalg.cholesky`, but NaN for a matrix without a factor, so that the point that led there has no density.
+    """`torch.linalg.cholesky` of (..., n, n), but NaN for a matrix without a factor, so that the point has no density.
 
     An error would end the run because one trial of one client leaves the support, if only by rounding.
-
-    Args:
-        matrix: (..., n, n) symmetric.
-        upper: whether the upper factor is wanted.
     """
     factor, info = torch.linalg.cholesky_ex(matrix, upper=upper)
     return torch.where((info > 0)[..., None, None], torch.nan, factor)
 
 
 def put(tensor: Tensor, index: Any, value: Any) -> None:
-    """`tensor[index] = value`; where the index is a mask and the value a number without indices, which `vmap` lacks.
-
-    Args:
-        tensor: what is written into.
-        index: of `[]`.
-        value: what is written.
-    """
+    """`tensor[index] = value`, without indices for a mask and a number, since `vmap` lacks those."""
     mask = isinstance(index, Tensor) and index.dtype is torch.bool and isinstance(value, int | float)
     if not mask or index.shape != tensor.shape[: index.dim()]:
         tensor[index] = value
@@ -213,11 +191,11 @@ REPLACED: Mapping[Callable[..., Any], Callable[..., Any]] = {
 
 @dataclass
 class Noticed:
-    """What runs of a model have shown of the functions that it calls.
+    """The functions that runs of a model have called.
 
     Attributes:
-        names: of those that have to give way to others.
-        looked: whether a run has been looked at in which it computed its densities.
+        names: names of the functions that are replaced by others.
+        looked: whether a run that computed its densities has been inspected.
     """
 
     names: set[str] = field(default_factory=set)
@@ -225,15 +203,15 @@ class Noticed:
 
     @property
     def plain(self) -> bool:
-        """Whether it is known to call none of them, so that they need not be looked for."""
+        """Whether it is known to call none of them, so that no mode is needed."""
         return self.looked and not self.names
 
 
 class Replacing(TorchFunctionMode):
-    """Functions that raise, or that `vmap` cannot map, give way to others of the same values, see `mappable`.
+    """Replaces functions that raise, or that `vmap` cannot map, by others of the same values, see `mappable`.
 
     Args:
-        noticed: gets the names of those that are called.
+        noticed: receives the names of those that are called.
     """
 
     def __init__(self, noticed: Noticed | None = None) -> None:
@@ -251,15 +229,13 @@ class Replacing(TorchFunctionMode):
 
 @contextmanager
 def replacing(noticed: Noticed | None = None) -> Iterator[None]:
-    """`Replacing`, and attention by products and a softmax, which torch's own modules ask for past all modes.
+    """`Replacing`, and attention by products and a softmax, which torch's own modules call past all modes.
 
     Recurrent modules leave their weights where they are: on a GPU they would look for those of a mapped draw in memory.
 
     A mode looks at every function, and at every shape that is asked for: a tenth to a fourth of the time of a model
-    that calls none of those that give way. Of such a one `torch.linalg.cholesky` does so by its name.
-
-    Args:
-        noticed: what is known of the model, to which this run adds.
+    that calls none of the replaced functions. For such a one only `torch.linalg.cholesky` is replaced, by its name.
+    `noticed` are known facts about the model, to which this run adds.
     """
     plain, before, flatten = noticed is not None and noticed.plain, torch.linalg.cholesky, nn.RNNBase.flatten_parameters
     if plain:
@@ -302,7 +278,7 @@ OUT_OF_PLACE: Mapping[Callable[..., Any], Callable[..., Any]] = {
 
 
 class OutOfPlace(TorchFunctionMode):
-    """Random numbers are returned, not written: `vmap` cannot draw other ones for each into a tensor that all share.
+    """Random numbers are returned, not written: `vmap` cannot draw different ones for each into a shared tensor.
 
     Torch's distributions take what is returned (`torch.empty(shape).normal_()`).
     """

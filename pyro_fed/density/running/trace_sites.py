@@ -1,4 +1,4 @@
-"""What a site of a Pyro trace is: latent or computed, in which plates, and where its rows are."""
+"""Properties of a site of a Pyro trace: latent or computed, in which plates, and where its rows are."""
 
 from __future__ import annotations
 
@@ -20,9 +20,6 @@ Message = dict[str, Any]
 def unconstraining(msg: Message) -> Any:
     """The transform from the unconstrained space to a latent site's support.
 
-    Args:
-        msg: the site's message in a trace.
-
     Raises:
         ModelError: the site is a `Delta`, or has a support without such a transform.
     """
@@ -42,12 +39,12 @@ def unconstraining(msg: Message) -> Any:
 
 
 def _onto(fn: Any) -> Any:
-    """The transform from the unconstrained space to where a distribution has its values.
+    """The transform from the unconstrained space to the values of a distribution.
 
     PyTorch takes for the support of a transformed distribution all that its last transform can reach: the real line
-    for -1 + 2 Beta, or 3 + Exponential; of an ordered vector's exponential, whatever is positive. Beyond what its base
-    reaches it has no density, or a formula that goes on. There the transform is that onto the base's support, and its
-    own ones behind it.
+    for -1 + 2 Beta, or 3 + Exponential; for an ordered vector's exponential, all positive numbers. Outside the image of
+    its base it has no density, or a formula that goes on. There the transform is the one onto the base's support,
+    followed by its own ones.
     """
     inner = innermost(fn)
     if not isinstance(inner, TransformedDistribution) or _reaches_all(inner):
@@ -58,7 +55,7 @@ def _onto(fn: Any) -> Any:
 
 
 def _reaches_all(fn: Any) -> bool:
-    """Whether the support that a transformed distribution states is what its values can be.
+    """Whether the support that a transformed distribution states is the set of its values.
 
     Either it states one of its own, as LogNormal does, or each transform gets all of its domain.
     """
@@ -73,12 +70,12 @@ def _reaches_all(fn: Any) -> bool:
 
 
 def _stated_support(fn: Any) -> Any:
-    """The support that a distribution states, of angles one turn."""
+    """The support that a distribution states, for angles one turn."""
     return _around(fn.support) if _is_angle(fn) else _of_parts(fn.support)
 
 
 def _same_constraint(one: Any, other: Any) -> bool:
-    """Whether two constraints of the same shape are one, but for their ends."""
+    """Whether two constraints of the same shape are one, except for their ends."""
     one, other = (_bare_constraint(part) for part in (one, other))
     if one is other:
         return True
@@ -94,7 +91,7 @@ def _bare_constraint(constraint: Any) -> Any:
 
 
 def _is_angle(fn: Any) -> bool:
-    """Whether the distribution is one of angles, which integrates to one over a turn and not over the real line."""
+    """Whether the distribution is over angles, so that it integrates to one over a turn and not over the real line."""
     fn = innermost(fn)
     if isinstance(fn, dist.MixtureSameFamily):
         return _is_angle(fn.component_distribution)
@@ -102,7 +99,7 @@ def _is_angle(fn: Any) -> bool:
 
 
 def _around(support: Any) -> Any:
-    """One turn, (-π, π), in the shape of a support that is the real line."""
+    """One turn, (-π, π), in the shape of a support on the real line."""
     if isinstance(support, constraints.MixtureSameFamilyConstraint):
         return _around(support.base_constraint)
     if isinstance(support, constraints.independent):
@@ -111,7 +108,7 @@ def _around(support: Any) -> Any:
 
 
 def _of_parts(support: Any) -> Any:
-    """A support, of a `MixtureSameFamily` that of its parts, for which PyTorch has no transform registered."""
+    """A support; for a `MixtureSameFamily` that of its parts, for which PyTorch has no transform registered."""
     if isinstance(support, constraints.MixtureSameFamilyConstraint):
         return _of_parts(support.base_constraint)
     if isinstance(support, constraints.independent):
@@ -120,66 +117,42 @@ def _of_parts(support: Any) -> Any:
 
 
 def without_event_dims(fn: Any) -> Any:
-    """The distribution inside `to_event`.
-
-    Args:
-        fn: a distribution.
-    """
+    """The distribution inside `to_event`."""
     while isinstance(fn, dist.Independent):
         fn = fn.base_dist
     return fn
 
 
 def innermost(fn: Any) -> Any:
-    """The distribution inside `to_event`, `mask` and `expand`.
-
-    Args:
-        fn: a distribution.
-    """
+    """The distribution inside `to_event`, `mask` and `expand`."""
     while isinstance(fn, (dist.Independent, dist.MaskedDistribution, dist.ExpandedDistribution)):
         fn = fn.base_dist
     return fn
 
 
 def is_improper(fn: Any) -> bool:
-    """Whether the distribution is an `ImproperUniform`, masked or reshaped as it may be.
-
-    Args:
-        fn: a distribution.
-    """
+    """Whether the distribution is an `ImproperUniform`, also if masked or reshaped."""
     return isinstance(innermost(fn), dist.ImproperUniform)
 
 
 def is_imputed(msg: Any, plates: Iterable[str | None]) -> bool:
-    """Whether this site stands for unobserved entries of a site with `obs_mask` inside one of the plates.
-
-    Args:
-        msg: the site's message in a trace.
-        plates: the partitioned plate, and those nested in it.
-    """
+    """Whether a site stands for unobserved entries of a site with `obs_mask` inside one of the plates."""
     masked = isinstance(msg["mask"], Tensor)
     return msg["name"].endswith("_unobserved") and masked and plate_of(msg, plates) is not None
 
 
 def is_deterministic(msg: Message) -> bool:
-    """Whether the site reports a computed value (`pyro.deterministic`, or a reparameteriser's output).
-
-    Args:
-        msg: the site's message in a trace.
-    """
+    """Whether a site reports a computed value (`pyro.deterministic`, or a reparameteriser's output)."""
     fn = without_event_dims(msg["fn"])
     masked_off = isinstance(fn, dist.MaskedDistribution) and isinstance(fn.base_dist, dist.Delta)
     return bool(msg["infer"].get("_deterministic")) or (msg["is_observed"] and masked_off)
 
 
 def is_reported(msg: Message) -> bool:
-    """Whether the site has a computed value: a deterministic one, or with a density of the latents that it is made of.
+    """Whether a site has a computed value: a deterministic one, or with a density of the latents that it is made of.
 
     The latter is what Pyro's reparameterisers by Haar wavelets, cosines and parts leave: `Delta(value, log_density)`,
     observed to be that value.
-
-    Args:
-        msg: the site's message in a trace.
     """
     fn = innermost(msg["fn"])
     if is_deterministic(msg) or not msg["is_observed"] or not isinstance(fn, dist.Delta):
@@ -188,53 +161,28 @@ def is_reported(msg: Message) -> bool:
 
 
 def frame_of(msg: Message, plate: str) -> Any:
-    """The site's frame of the named plate, or None outside it.
-
-    Args:
-        msg: the site's message in a trace.
-        plate: a plate's name.
-    """
+    """The site's frame of the named plate, or None outside it."""
     return next((frame for frame in msg["cond_indep_stack"] if frame.name == plate), None)
 
 
 def plate_of(msg: Message, plates: Iterable[str | None]) -> str | None:
-    """The first of the plates that the site is in, or None.
-
-    Args:
-        msg: the site's message in a trace.
-        plates: names of plates.
-    """
+    """The first of the plates that the site is in, or None."""
     return next((plate for plate in plates if plate and frame_of(msg, plate) is not None), None)
 
 
 def row_axis(msg: Message, plate: str) -> int | None:
-    """The axis of a site's value, constrained or not, that runs over the named plate; None outside it.
-
-    Args:
-        msg: the site's message in a trace.
-        plate: a plate's name.
-    """
+    """The axis of a site's value, constrained or not, that runs over the named plate; None outside it."""
     frame = frame_of(msg, plate)
     return None if frame is None or frame.dim is None else len(msg["fn"].batch_shape) + frame.dim
 
 
 def rows_first(value: Tensor, axis: int) -> Tensor:
-    """(..., m, ...) with the rows on `axis` as (m, rest).
-
-    Args:
-        value: (..., m, ...).
-        axis: of the rows.
-    """
+    """A value (..., m, ...) with the rows on `axis` as (m, rest)."""
     return value.movedim(axis, 0).flatten(1) if value.dim() > 1 else value.unsqueeze(-1)
 
 
 def sum_to_rows(site: Message, dim: int) -> Tensor:
-    """A site's log density summed over everything but the partitioned plate: (m,).
-
-    Args:
-        site: its message in a trace, with its log density.
-        dim: the plate's dimension, counted from the right of the batch shape.
-    """
+    """A site's log density summed over everything but the partitioned plate, dimension `dim` of its batch: (m,)."""
     log_prob = torch.broadcast_to(site["log_prob"], site["fn"].batch_shape)
     rows_first = log_prob.movedim(dim, 0)
     return rows_first if rows_first.dim() == 1 else rows_first.reshape(rows_first.shape[0], -1).sum(-1)
