@@ -34,15 +34,9 @@ from scipy.special import erfcx, ndtr, ndtri
 
 
 def gaussian_epsilon(noise_multiplier: float, releases: int, delta: float) -> float:
-    """ε of so many releases with Gaussian noise, exactly.
+    """ε of R >= 1 releases with Gaussian noise, exactly; 0 if δ alone is enough.
 
-    Args:
-        noise_multiplier: z, the noise's SD over the sensitivity.
-        releases: R, at least 1.
-        delta: δ, between 0 and 1.
-
-    Returns:
-        ε; 0 where δ alone is enough.
+    `noise_multiplier` is z, the noise's SD over the sensitivity; δ lies between 0 and 1.
 
     Example:
         >>> gaussian_epsilon(noise_multiplier=4.0, releases=5, delta=1e-6)  # 2.26

@@ -85,7 +85,7 @@ class BoundedSites(NamedTuple):
     Args:
         sites: (K,).
         pull: by how many SDs of q each client's pull was beyond its limit, the worst parameter, (K,).
-        precision: how many times the limit its precision was, one where it was within, (K,).
+        precision: how many times the limit its precision was, one if it was within, (K,).
         widened: how many times as wide an SD is as with that client's site uncut, the worst parameter, (K,).
     """
 
@@ -96,14 +96,14 @@ class BoundedSites(NamedTuple):
 
     @property
     def limit_excess(self) -> Tensor:
-        """How far each client was beyond its limits: SDs, and the logarithm of a factor, (K,); 0: not at all."""
+        """How far each client was beyond its limits: SDs, and the logarithm of a factor, (K,); 0 for not at all."""
         return self.pull + self.precision.log()
 
 
 def bounded_sites(
     base: Gaussian, sites: Gaussian, centre: Tensor, *, pull: float, precision: float, rows: Tensor | None = None
 ) -> BoundedSites:
-    """Sites none of which does much more than the others, row for row.
+    """Sites none of which has much more effect than the others, row for row.
 
     Args:
         base: t_0, or all that is not bounded; it only sets the units, and counts as flat where it is not finite, as a
@@ -112,7 +112,7 @@ def bounded_sites(
         centre: a point from which pulls are first measured, such as an earlier mean of q, (D,).
         pull: b.
         precision: c.
-        rows: of each client, (K,); None: all have as many.
+        rows: number of rows of each client, (K,); None if all have the same.
     """
     if not bool(base.precision.isfinite().all() & base.eta.isfinite().all()):
         base = type(base)(torch.zeros_like(base.precision), torch.zeros_like(base.eta))
@@ -134,7 +134,7 @@ def bounded_sites(
 
 
 def relative_rows(rows: Tensor) -> Tensor:
-    """r (K,): rows over the median of those that have any, within what counts."""
+    """r (K,), the rows over the median of those that have any, within the range that counts."""
     some = rows[rows > 0]
     usual = some.quantile(0.5) if len(some) else rows.new_ones(())
     return (rows / usual).clamp(FEWEST_ROWS, MOST_ROWS)
@@ -143,11 +143,8 @@ def relative_rows(rows: Tensor) -> Tensor:
 def median_of(values: Tensor, share: Tensor) -> Tensor:
     """The clients' median of values (K, ...), each with the weight of its rows, up to those of the median client.
 
-    Clients of a row or two say little of what is usual; one that claims many says no more than any other.
-
-    Args:
-        values: of the clients.
-        share: r, (K,).
+    Clients of a row or two say little of what is usual; one that claims many says no more than any other. `share` is r,
+    (K,).
     """
     ordered, order = values.sort(0)
     weight = share.clamp_max(1.0)[order].cumsum(0)
@@ -159,12 +156,7 @@ def median_of(values: Tensor, share: Tensor) -> Tensor:
 
 
 def redescending(away: Tensor, reach: Tensor) -> Tensor:
-    """Departures: whole up to `reach`, of that length up to `REDESCENDING_FACTOR` times as far, nothing at twice that.
-
-    Args:
-        away: departures.
-        reach: limits, of a shape that fits.
-    """
+    """Departures: whole up to `reach`, of that length up to `REDESCENDING_FACTOR` times as far, zero at twice that."""
     falling = (2 - away.abs() / (REDESCENDING_FACTOR * reach)).nan_to_num(0.0).clamp(0, 1)
     return torch.minimum(torch.maximum(away, -reach), reach) * falling
 
@@ -172,16 +164,12 @@ def redescending(away: Tensor, reach: Tensor) -> Tensor:
 def within_cohort(values: Tensor, pull: float, share: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Numbers of clients (K, ...), each no further from their median than the median client is, `pull` times in SDs.
 
-    What is estimated from r times as many rows departs by r^(-1/2) of what others do, but for how well the median is
-    known, (π / 2K)^(1/2): a client that counts for more by its rows, or says so, has less room.
-
-    Args:
-        values: what was sent.
-        pull: b.
-        share: r, (K,), of estimates whose SDs fall with rows; None: as many each.
+    An estimate from r times as many rows departs by r^(-1/2) of what others do, except for the error of the
+    median, (π / 2K)^(1/2): a client that counts for more by its rows, or says so, has less room. Without r, `share`
+    (K,), all have the same room.
 
     Returns:
-        the numbers, and how far beyond in these SDs each client's worst one was, (K,).
+        The numbers, and how far beyond in these SDs each client's worst one was, (K,).
     """
     middle = values.quantile(0.5, 0)
     away = (values - middle).abs()
@@ -229,7 +217,7 @@ def _weights(sites: Gaussian, centre: Tensor, limit: float, share: Tensor) -> Te
 
 
 def _sites_within_limits(q: Gaussian, sites: Gaussian, pull: float, precision: float, share: Tensor) -> BoundedSites:
-    """The sites within the limits that a q gives."""
+    """The sites within the limits that follow from a q."""
     root, mean, per_sd = q.root(), q.mean(), _inverse_sds(q)
     values, vectors = _spectra(root, sites)
     inside, beyond = _limited_precision(values, precision, share)
@@ -256,7 +244,7 @@ def _sites_within_limits(q: Gaussian, sites: Gaussian, pull: float, precision: f
 
 
 def _spectra(root: Tensor, sites: Gaussian) -> tuple[Tensor, Tensor | None]:
-    """Eigenvalues (K, D) and eigenvectors (K, D, D) of the sites' precisions where q is white; None: the axes."""
+    """Eigenvalues (K, D) and eigenvectors (K, D, D) of the sites' precisions where q is white; None for the axes."""
     if not sites.dense:
         return root.square() * sites.precision, None
     white = root.mT @ sites.precision @ root
@@ -267,12 +255,8 @@ def _spectra(root: Tensor, sites: Gaussian) -> tuple[Tensor, Tensor | None]:
 def _limited_precision(values: Tensor, precision: float, share: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues (K, D) within the limits, and how many times its limit each site's precision was, at least one, (K,).
 
-    Limited are the largest eigenvalue, how far the smallest is below zero, and the sum of the positive ones.
-
-    Args:
-        values: the eigenvalues where q is white.
-        precision: c.
-        share: r.
+    Limited are the largest eigenvalue, the distance of the smallest below zero, and the sum of the positive ones.
+    `values` are the eigenvalues where q is white, `precision` is c, and `share` is r.
     """
     allowed = precision * (share / 2).clamp_min(1.0)
     high = (allowed * median_of(values.amax(-1) / share, share).clamp_min(0)).unsqueeze(-1)
@@ -290,14 +274,14 @@ def _limited_precision(values: Tensor, precision: float, share: Tensor) -> tuple
 def _by_parameter(
     root: Tensor, vectors: Tensor | None, inside: Tensor, kept: Tensor, score: Tensor, per_sd: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The precisions of these eigenvalues, how far each site pulls each mean, in SDs, and how much it knows of it.
+    """The precisions of these eigenvalues, each site's pull of each mean, in SDs, and its information on it.
 
     Args:
-        root: of q's covariance.
-        vectors: where q is white, (K, D, D); None: the axes.
-        inside: eigenvalues, (K, D).
+        root: root of q's covariance.
+        vectors: eigenvectors where q is white, (K, D, D); None for the axes.
+        inside: eigenvalues within the limits, (K, D).
         kept: the part of each that is kept, and of the site's pull along it, (K, D).
-        score: of the sites at q's mean, (K, D).
+        score: the sites' score at q's mean, (K, D).
         per_sd: one over q's SDs, (D,).
     """
     if vectors is None:
@@ -310,11 +294,11 @@ def _by_parameter(
 
 
 def _room(part: Tensor, spread: Tensor, pull: float, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Where pulls lie in the middle, how far from there each may be, and how far honest ones are by chance, (K, D).
+    """The middle of pulls, the limits of their distances from it, and the distances of honest ones by chance, (K, D).
 
     Args:
         part: pulls, in SDs, (K, D).
-        spread: what each site knows of each parameter, as a share of q's precision, (K, D).
+        spread: each site's information on each parameter, as a share of q's precision, (K, D).
         pull: b.
         rows: r, (K, 1).
     """
@@ -331,13 +315,13 @@ def _in_others_units(
 ) -> Tensor:
     """The part (K,) of each client's departure that moves no mean by more than a limit in SDs of the others' posterior.
 
-    That is `pull` times the SD of what an honest site moves it by, one at most, or `chance`.
+    That is `pull` times the SD of an honest site's effect on it, one at most, or `chance`.
 
-    Of one parameter that is what its limit in SDs of q says. Of several, a site that knows much of one direction alone
+    For one parameter that is the limit in SDs of q. For several, a site that knows much of one direction alone
     knows little of each parameter, and moves q along it by far more than by its pull on any of them.
 
     Args:
-        root: of q's covariance, (D, D).
+        root: root of q's covariance, (D, D).
         vectors: directions of the sites' precisions where q is white, (K, D, D).
         values: these precisions, (K, D).
         away: departures of q's mean, (K, D).
@@ -356,7 +340,7 @@ def _in_others_units(
 
 
 def _sd_widening(base: Gaussian, sites: Gaussian, found: BoundedSites) -> Tensor:
-    """How many times as wide an SD is as with one client's own site in the place of what is left of it, (K,)."""
+    """The factor (K,) by which an SD is wider than with the one client's own site in place of what is left of it."""
     widened = torch.ones_like(found.precision)
     cut = (found.precision > 1).nonzero().flatten()
     if not len(cut):

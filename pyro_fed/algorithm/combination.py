@@ -263,13 +263,13 @@ class Median(Middle):
 
 
 def _flat(messages: State) -> tuple[Tensor, dict[str, int]]:
-    """All numbers that are no flags, (C, P), float64, and how many each tensor has."""
+    """All numbers that are not flags, (C, P), float64, and the number of them in each tensor."""
     sizes = {name: value[0].numel() for name, value in messages.items() if value.is_floating_point()}
     return torch.cat([messages[name].double().reshape(len(messages[name]), -1) for name in sizes], 1), sizes
 
 
 def as_numbers(messages: State) -> Tensor:
-    """All numbers of messages that are no flags, (C, P), float64."""
+    """All numbers of messages that are not flags, (C, P), float64."""
     return _flat(messages)[0]
 
 

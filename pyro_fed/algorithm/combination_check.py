@@ -1,4 +1,4 @@
-"""Whether a run can do with a combination: refused before anything runs."""
+"""Whether a run is possible with a combination: refused before anything runs."""
 
 from __future__ import annotations
 
@@ -31,14 +31,7 @@ def check_combination(
     graph: Graph | None = None,
     num_rows: int = 0,
 ) -> None:
-    """Refuse a combination where a phase of the run cannot do with sums alone, or that does not fit the clients.
-
-    Args:
-        combination: of the run, or None.
-        chain: its phases.
-        num_clients: K.
-        graph: of the run, or None.
-        num_rows: of all clients.
+    """Refuse a combination if a phase of the run needs more than sums, or if it does not fit the clients.
 
     Raises:
         SettingError: names the algorithm and the cure.
@@ -70,7 +63,7 @@ def check_combination(
 
 
 def _check_private(private: Private, algorithm: Algorithm, num_rows: int) -> None:
-    """Refuse what no sound mechanism gives a useful answer for, with the measurement that says so."""
+    """Refuse private runs for which no sound mechanism gives a useful answer, with the measurement that shows it."""
     name = type(algorithm).__name__
     if private.unit == "row":
         private.check_units(num_rows, "row")

@@ -62,11 +62,7 @@ class Start(NamedTuple):
 
 
 def required_start(start: Start | None, algorithm: Any) -> Start:
-    """The warm start of an algorithm that cannot do without.
-
-    Raises:
-        SettingError: there is none.
-    """
+    """The warm start of an algorithm that needs one; SettingError if there is none."""
     if start is None:
         name = type(algorithm).__name__
         raise SettingError(
@@ -302,10 +298,5 @@ class Algorithm(SettingsRepr, ABC):
 
 
 def overrides(algorithm: Algorithm, *methods: str) -> bool:
-    """Whether an algorithm has one of these methods itself, in place of the default of `Algorithm`.
-
-    Args:
-        algorithm: the algorithm.
-        methods: names of methods that have a default.
-    """
+    """Whether an algorithm overrides one of these methods that have a default."""
     return any(getattr(type(algorithm), name) is not getattr(Algorithm, name) for name in methods)

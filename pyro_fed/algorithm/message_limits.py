@@ -1,4 +1,4 @@
-"""Checks of messages against what they can honestly be: magnitudes and signs.
+"""Checks of messages against their honest range: magnitudes and signs.
 
 A gate is generous: an honest client never meets it, a reply scaled by 1e30 or of the wrong sign does not pass.
 What lies between is the business of `pyro_fed.combination`.
@@ -26,7 +26,7 @@ Objections = dict[str, Tensor]
 
 
 def grown(received: dict[str, Tensor], messages: dict[str, Tensor]) -> Objections:
-    """Clients whose message holds what they received, grown beyond `LARGEST_GROWTH`."""
+    """Clients whose message contains what they received, grown beyond `LARGEST_GROWTH`."""
     return {
         f"its '{name}' is more than {LARGEST_GROWTH:g} times what it received": _grown(received[name], messages[name])
         for name in messages
@@ -42,12 +42,7 @@ def _grown(received: Tensor, message: Tensor) -> Tensor:
 
 
 def outlying_clients(size: Tensor, what: str) -> Objections:
-    """Clients of a size far above the others'.
-
-    Args:
-        size: (C,), in units in which 1 is small.
-        what: names it.
-    """
+    """Clients of a size (C,), in units in which 1 is small, far above the others'; `what` names it."""
     if len(size) == 1:
         return {f"its {what} is above {LARGEST_ALONE:g}": size > LARGEST_ALONE}
     usual = median_of_others(size.unsqueeze(-1)).squeeze(-1).clamp_min(1.0)
@@ -57,7 +52,7 @@ def outlying_clients(size: Tensor, what: str) -> Objections:
 def outlying_sites(messages: dict[str, Tensor]) -> Objections:
     """Precisions and etas far above the others'.
 
-    Where a message has `values` (C, L) on a line that is searched, they are measured by how far these fall: a trial
+    If a message has `values` (C, L) on a line that is searched, they are measured by how far these fall: a trial
     far out may have any curvature at an honest client, whose log-likelihood then has the trial turned down.
     """
     swing: Tensor | float = 1.0
@@ -83,9 +78,9 @@ def natural(q: Gaussian, deltas: Gaussian, values: Tensor | None = None) -> Obje
     the values takes it back.
 
     Args:
-        q: what the clients received.
-        deltas: what they sent.
-        values: their expected log-likelihoods under q, (C,), where they say them.
+        q: the Gaussian that the clients received.
+        deltas: the changes that they sent.
+        values: their expected log-likelihoods under q, (C,), if they send them.
     """
     fall = torch.zeros_like(deltas.eta[:, 0]) if values is None else (-values).clamp_min(0.0)
     full = deltas.dense
@@ -102,7 +97,7 @@ def natural(q: Gaussian, deltas: Gaussian, values: Tensor | None = None) -> Obje
 
 
 def sizes(value: Tensor) -> Tensor:
-    """Largest magnitude a client, (C,), float64; what all clients have alike is looked at once."""
+    """Largest magnitude a client, (C,), float64; values that all clients share are inspected once."""
     count = len(value)
     value = value if value.stride(0) else value[:1]
     flat = value.reshape(len(value), -1)
@@ -111,7 +106,7 @@ def sizes(value: Tensor) -> Tensor:
 
 
 def median_of_others(values: Tensor) -> Tensor:
-    """For each client the median over the others, (C, D) → (C, D); zero where there are none."""
+    """For each client the median over the others, (C, D) → (C, D); zero if there are none."""
     count = len(values)
     if count == 1:
         return torch.zeros_like(values)

@@ -116,7 +116,7 @@ class Private(Shortened):
             ) from error
 
     def check_clients(self, num_clients: int) -> None:
-        """δ is below one over the clients: else a mechanism that publishes one of them all would do.
+        """Refuse δ unless it is below one over the clients: else a mechanism that publishes one of them all would do.
 
         Raises:
             SettingError: it is not.
@@ -124,11 +124,7 @@ class Private(Shortened):
         self.check_units(num_clients, "client")
 
     def check_units(self, number: int, unit: str) -> None:
-        """δ is below one over the number of clients, or of rows.
-
-        Args:
-            number: how many there are.
-            unit: "client" or "row".
+        """Refuse δ unless it is below one over the number of units, "client" or "row".
 
         Raises:
             SettingError: δ is too large for so many.
@@ -155,7 +151,7 @@ class Private(Shortened):
         return self.grid * released / len(messages)
 
     def reach(self, combined: State) -> float:
-        """How long a round's middle is, as a part of `norm`, less what its noise may be; of rows' parts, 0.
+        """The length of a round's middle, as a part of `norm`, less what its noise may be; 0 for rows' parts.
 
         It follows from what is released, and costs no privacy.
         """
@@ -171,9 +167,5 @@ class Private(Shortened):
         return {"epsilon": self.epsilon(releases), "delta": self.delta}
 
     def epsilon(self, releases: int) -> float:
-        """ε after so many rounds.
-
-        Args:
-            releases: at least 1.
-        """
+        """ε after so many rounds, at least 1."""
         return gaussian_epsilon(self.noise_multiplier, releases, self.delta)

@@ -41,11 +41,11 @@ Failure = tuple[int, str]
 class Round:
     """One round: the clients that worked, bytes each received and sent, seconds each, figures of each.
 
-    Bytes are those of the encoded messages, one number for all, or (C,). Figures are (C,), or (C, D) where there is
-    one a parameter. Where the schedule asked all K clients first, `asked` has the bytes that each received and sent
+    Bytes are those of the encoded messages, one number for all, or (C,). Figures are (C,), or (C, D) if there is
+    one a parameter. If the schedule asked all K clients first, `asked` has the bytes that each received and sent
     for that; what a client received then it need not receive again. `failures` are of clients that were asked to work
     and did not, a client once an attempt; `gone` is how many of these did not reply, where others replied what could
-    not be used. `reach` is how long what was released is, as a part of the longest that it can be, where messages are
+    not be used. `reach` is the length of what was released, as a part of the longest possible, if messages are
     shortened.
     """
 
@@ -62,7 +62,7 @@ class Round:
 
     @property
     def bytes(self) -> int:
-        """All that its clients received and sent, what a schedule asks of everybody left out."""
+        """All bytes that its clients received and sent, without those of the schedule's questions."""
         once = np.broadcast_to(np.asarray(self.bytes_down) + np.asarray(self.bytes_up), len(self.clients))
         return int(once.sum())
 
@@ -77,7 +77,7 @@ class Round:
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> Round:
-        """The record of which `to_plain` made plain values."""
+        """The record from the plain values of `to_plain`."""
         traffic = {name: _number_or_array(plain[name]) for name in ("bytes_down", "bytes_up")}
         asked = plain["asked"] and tuple(plain["asked"])
         info = {name: np.asarray(values) for name, values in plain["info"].items()}
@@ -87,7 +87,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Released:
-    """That a run was private, and what it spent.
+    """The privacy that a run spent.
 
     Attributes:
         noise: the largest SD of the noise in a mean, in SDs without it; of a point in its own units.
@@ -102,13 +102,13 @@ class Released:
 
 @dataclass(frozen=True)
 class BySums:
-    """What the clients' log-likelihoods at a result's draws have told, one number a client and draw.
+    """Figures from the clients' log-likelihoods at a result's draws, one number a client and draw.
 
     Attributes:
-        log_density: of the draws, `lp` (chain, draw); empty where they were not asked about all.
-        unchecked: what such sums cannot tell, as a clause; "" where they were not judged by.
-        pareto_k: of the draws' importance weights; None where there are none.
-        effective: how many draws the weights are worth; likewise.
+        log_density: the draws' log density, `lp` (chain, draw); empty if the clients were not asked about all.
+        unchecked: what such sums cannot tell, as a clause; "" if the result was not judged by them.
+        pareto_k: Pareto's k of the draws' importance weights; None if there are none.
+        effective: how many draws the weights are worth; None if there are none.
     """
 
     log_density: State = field(default_factory=dict)
@@ -117,7 +117,7 @@ class BySums:
     effective: float | None = None
 
     def attributes(self) -> dict[str, Any]:
-        """As a result tells it; what is not known is left out."""
+        """The attributes of a result; unknown ones are left out."""
         found = {"unchecked": self.unchecked, "pareto_k": self.pareto_k, "effective_draws": self.effective}
         return {name: value for name, value in found.items() if value not in ("", None)}
 
@@ -129,25 +129,25 @@ class Record:
     Attributes:
         client_names: the clients.
         rounds: what happened, round by round.
-        figures: figures of each round of the last phase, empty where nobody worked.
-        until: the round after the last one of these, where others came after it.
-        planned: what a plan tries: the names of its algorithms, and `NONCENTRED`; empty where there is none. Advice
+        figures: figures of each round of the last phase, empty if nobody worked.
+        until: the round after the last one of these, if others came after it.
+        planned: what a plan tries: the names of its algorithms, and `NONCENTRED`; empty if there is none. Advice
             names nothing of it.
-        findings: what speaks against the result, and what its user should know, in the order in which it was found.
-        converged: whether the algorithm stopped by its own criterion; None where it has none.
-        blocked: whether it stood still only since no change of a client's could be applied; it has not converged then.
+        findings: what speaks against the result, and what its user should know, in the order of the checks.
+        converged: whether the algorithm stopped by its own criterion; None if it has none.
+        blocked: whether it stood still only since no change of a client could be applied; it has not converged then.
         interrupted: whether the user stopped it.
         stopped: by its limit of time, such as "stopped at the limit of 60 s, after 3 of 100 rounds"; "" if not.
         audited: whether the result was judged at its draws.
-        by_sums: what the clients' sums over rows have told of the result, where the rows are elsewhere.
+        by_sums: figures of the result from the clients' sums over rows, if the rows are elsewhere.
         measured: what the audit measured: figures by name, each one a `parameter`, whose names are there too.
         modes: places (D,) of the posterior's maxima that the audit knows, in the coordinates of the form that was run;
-            what one stage of a plan has found the next ones look at.
+            the modes that one stage of a plan finds are used by the next ones.
         sites: the clients' Gaussian sites, `precision` and `eta` (K, ...), with those of q as `q_precision` and
-            `q_eta`; empty where there are none.
+            `q_eta`; empty if there are none.
         sites_of: the algorithm that left them: the run's own, or one that it started from.
-        stands_apart: what is to be said of clients that move the answer more than others do.
-        private: what a private run spent; None of any other.
+        stands_apart: a sentence on clients that move the answer more than others do.
+        private: what a private run spent; None for any other run.
     """
 
     client_names: list[str]
@@ -171,7 +171,7 @@ class Record:
 
     @property
     def latest(self) -> dict[str, float]:
-        """Figures of the last round in which anybody worked; empty where there was none."""
+        """Figures of the last round in which anybody worked; empty if there is none."""
         return next((figures for figures in reversed(self.figures) if figures), {})
 
     @property
@@ -190,20 +190,19 @@ class Record:
         return "epsilon" in self.latest
 
     def warning_texts(self) -> list[str]:
-        """All that a run warns of, each once: what happened, and then why its result should not be trusted."""
+        """All warnings of a run, each once: what happened, and then why its result should not be trusted."""
         return [*self.notes, *self.doubts]
 
     def untried(self, *names: str) -> str:
-        """Those of some algorithms that no plan tries anyway, as one says them: "FSGLD, DSVGD or NUTS".
+        """The algorithms that no plan tries anyway, as a phrase: "FSGLD, DSVGD or NUTS".
 
-        Args:
-            names: of algorithms; the last is named where a plan tries all.
+        The last of `names` is named if a plan tries all.
         """
         *others, last = [name for name in names if name not in self.planned] or names[-1:]
         return f"{', '.join(others)} or {last}" if others else last
 
     def last(self, name: str) -> np.ndarray:
-        """Figures `name` of the clients in the last round that has them; empty where none has."""
+        """Figures `name` of the clients in the last round that has them; empty if none has."""
         return next((r.info[name] for r in reversed(self.rounds) if name in r.info), np.empty(0))
 
     def workers(self, name: str) -> list[str]:
@@ -212,7 +211,7 @@ class Record:
         return [self.client_names[client] for client in clients]
 
     def to_plain(self) -> dict[str, Any]:
-        """What JSON can hold of it; `restore` reads it again, to the last bit."""
+        """The record as values for JSON; `restore` reads it again, to the last bit."""
         return {
             "rounds": [r.to_plain() for r in self.rounds],
             "figures": self.figures,
@@ -222,7 +221,7 @@ class Record:
         }
 
     def restore(self, plain: dict[str, Any]) -> None:
-        """Take up a record that `to_plain` wrote.
+        """Restore a record that `to_plain` wrote.
 
         Raises:
             ValueError: other entries than those that it writes.
@@ -243,7 +242,7 @@ class Record:
         return found
 
     def messages_cut_back(self) -> list[Finding]:
-        """The clients whose messages were cut back to what the cohort does; none where none were."""
+        """A finding on the clients whose messages were cut back to what the cohort does, if any."""
         told = {k: [v for v in values if v > REPORTED_CUT] for k, values in self.by_client("beyond").items()}
         cut = sorted((k for k in told if told[k]), key=lambda k: -len(told[k]))
         if not cut:
@@ -263,18 +262,18 @@ class Record:
         ]
 
     def share_cut_back(self) -> float:
-        """The share of the clients' messages that were cut back in the last rounds that are looked at."""
+        """The share of the clients' messages that were cut back in the last inspected rounds."""
         last = [one for one in self.rounds if "beyond" in one.info][-DISSIMILARITY_ROUNDS:]
         cut = np.concatenate([one.info["beyond"] for one in last]) if last else np.zeros(0)
         return float((cut > REPORTED_CUT).mean()) if len(cut) else 0.0
 
     def unlike(self) -> str:
-        """That the clients are no cohort, in the last rounds with cuts looked at; "" where they are one."""
+        """A sentence that the clients are no cohort, by the last inspected rounds with cuts; "" if they are one."""
         share = self.share_cut_back()
         return sentences.no_cohort(share) if share > DISSIMILAR_SHARE else ""
 
     def clients_are_no_cohort(self) -> list[Finding]:
-        """The same as a finding; none where they are one."""
+        """The same as a finding; none if they are one."""
         share = self.share_cut_back()
         return [sentences.clients_are_no_cohort(share=share)] if share > DISSIMILAR_SHARE else []
 
@@ -283,11 +282,11 @@ class Record:
         return [self.client_names[client] for client in clients]
 
     def restless(self) -> bool:
-        """Whether the run has not come to rest in as many rounds as are looked at: sites of one that has tell more."""
+        """Whether the run has not settled in the inspected rounds: sites of a settled one tell more."""
         return self.converged is False and len(self.figures) >= DISSIMILARITY_ROUNDS
 
     def clients_move_the_answer(self) -> list[Finding]:
-        """The clients that move the answer more than others do in most of their rounds; none where none do."""
+        """A finding on the clients that move the answer more than others do in most of their rounds, if any."""
         usual = {k: float(np.median(values)) for k, values in self.by_client("moved").items()}
         if len(usual) < FEWEST_MOVERS:
             return []
@@ -299,10 +298,11 @@ class Record:
         return [sentences.clients_move_the_answer(clients=self.names_of(far), sds=sds, times=LARGE_SHIFT_TIMES_MEDIAN)]
 
     def moved_first(self) -> str:
-        """Who moved the answer far more than others before it was lost, as the end of a sentence; "" where nobody did.
+        """Who moved the answer far more than others before it was lost, as the end of a sentence; "" if nobody did.
 
-        The first of those that moved it about as far as anybody, and much further than all before: who comes next puts
-        that right, and moves it as far. Where all go further and further, steps are too long, and nobody is named.
+        It is the first of those that moved it about as far as anybody, and much further than all before: the next
+        client corrects that, and moves it as far. If all go further and further, steps are too long, and nobody is
+        named.
         """
         moves = [
             (float(value), number, client)
@@ -328,7 +328,7 @@ class Record:
         return ""
 
     def messages_stand_apart(self) -> list[Finding]:
-        """The clients most of whose messages were far from the others'; none where there are none."""
+        """A finding on the clients most of whose messages were far from the others', if any."""
         far = {
             k: sorted(values)[len(values) // 2]
             for k, values in self.by_client("apart").items()
@@ -340,12 +340,12 @@ class Record:
         return [sentences.messages_stand_apart(clients=self.names_of(farthest), sds=[far[k] for k in farthest])]
 
     def refused(self) -> str:
-        """Why a reply could not be used, the last time; empty where none failed for that, or some did not reply."""
+        """The last reason why a reply could not be used; empty if none failed for that, or some did not reply."""
         reasons = [reason for one in self.rounds for _, reason in one.failures]
         return reasons[-1] if reasons and not any(one.gone for one in self.rounds) else ""
 
     def clients_failed(self) -> list[Finding]:
-        """All clients that failed; none where none did."""
+        """A finding on all clients that failed, if any."""
         every = [(client, i, reason) for i, r in enumerate(self.rounds) for client, reason in r.failures]
         if not every:
             return []

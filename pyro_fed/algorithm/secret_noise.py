@@ -25,11 +25,7 @@ STEPS = 2.0**40
 
 
 def with_discrete_gaussian(numbers: Tensor, sd: float) -> Tensor:
-    """Whole numbers with independent discrete Gaussian noise; what leaves int64 is its largest or smallest number.
-
-    Args:
-        numbers: (P,), int64.
-        sd: s, positive.
+    """Whole numbers (P,), int64, with independent discrete Gaussian noise of SD s > 0, clamped to the range of int64.
 
     Raises:
         ImportError: opendp is not installed.

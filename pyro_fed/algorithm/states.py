@@ -19,7 +19,7 @@ def select(state: State, index: Tensor | slice) -> State:
 
 
 def contiguous(state: State) -> State:
-    """A state in one memory layout: a sum over another may round differently."""
+    """A state in one memory layout, as a sum over another layout may round differently."""
     return {name: value.contiguous() for name, value in state.items()}
 
 
@@ -51,11 +51,9 @@ def within(tensors: State, prefix: str) -> State:
 
 
 def packed(state: State, symmetric: Set[str]) -> State:
-    """Symmetric matrices (A, D, D) as their lower triangles, (A, D (D + 1) / 2); the rest as it is.
+    """Symmetric matrices (A, D, D) as their lower triangles (A, D (D + 1) / 2); the rest is unchanged.
 
-    Args:
-        state: entries, one an agent.
-        symmetric: names of those that are symmetric matrices where they have the shape of one.
+    `symmetric` names the entries that are symmetric matrices if they have the shape of one.
     """
     found = dict(state)
     for name in symmetric & state.keys():
@@ -66,7 +64,7 @@ def packed(state: State, symmetric: Set[str]) -> State:
 
 
 def unpacked(state: State, like: State) -> State:
-    """What `packed` made, in the shapes of another state's entries."""
+    """The state that `packed` was given, in the shapes of another state's entries."""
     found = dict(state)
     for name, value in state.items():
         if name in like and like[name].dim() == value.dim() + 1:

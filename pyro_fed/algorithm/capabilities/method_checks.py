@@ -18,10 +18,7 @@ CAPABILITIES = (OnGraph, Indicators, Chains, SiteKeeping)
 
 
 def check_taken_up(algorithm: Algorithm) -> None:
-    """Refuse an algorithm with a capability's methods that has not taken it up, or with methods of its contributions.
-
-    Args:
-        algorithm: what is to be run.
+    """Refuse an algorithm with methods of a capability that it does not have, or of its contributions.
 
     Raises:
         SettingError: names the methods, and where they belong.
