@@ -110,7 +110,7 @@ class Bounded(Combination):
             )
 
     def small_cohort(self, num_clients: int) -> list[Finding]:
-        """That so few clients are no cohort, and what that means for the result; none where they are one.
+        """A finding that so few clients are no cohort, with its effect on the result; empty if they are one.
 
         Args:
             num_clients: that took part.
@@ -128,7 +128,7 @@ class Bounded(Combination):
             base: all of q that is not bounded.
             sites: those that clients sent.
             centre: a point near q's mean, (D,).
-            rows: of each, (K,); None: as many.
+            rows: number of rows of each client, (K,); None if all have the same.
 
         Raises:
             SettingError: there are fewer than three.
@@ -174,7 +174,7 @@ class Shortened(Middle):
     norm: float
 
     def reach(self, combined: State) -> float:
-        """How long a round's middle is, as a part of the longest that it can be.
+        """The length of a round's middle, as a part of the largest possible length.
 
         Args:
             combined: messages (C, ...) with the middle in each place.
@@ -182,9 +182,9 @@ class Shortened(Middle):
         return float(as_numbers(combined)[0].norm()) / self.norm
 
     def corrections(self, messages: State) -> State:
-        """What a client that keeps a site has to know: its message as it was shortened, over what it sent, (C, ...).
+        """The corrections for clients that keep sites: the shortened message over the one that was sent, (C, ...).
 
-        It is for this client alone, and nothing that anybody else sees.
+        A client's correction is for this client alone; nobody else sees it.
         """
         flat, sizes = _flat(messages)
         short = (clip(flat, self.norm) - flat).split(list(sizes.values()), 1)

@@ -128,10 +128,10 @@ class Algorithm(SettingsRepr, ABC):
 
     @abstractmethod
     def default_rounds(self, num_clients: int) -> int:
-        """Number of rounds where the user gives none."""
+        """Number of rounds if the user gives none."""
 
     def default_schedule(self) -> Schedule:
-        """Who works in a round where the user gives no schedule: every client."""
+        """The schedule if the user gives none: every client works in every round."""
         return All()
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
@@ -157,7 +157,7 @@ class Algorithm(SettingsRepr, ABC):
             num_clients: how many there are, K.
             generator: source of randomness.
             start: final states of `warm_start`: `start.shared`, and `start.local` with one entry a client;
-                None where it names no algorithm.
+                None if it names no algorithm.
         """
 
     def prepare(self, problem: Problem, shared: State) -> State:
@@ -200,7 +200,7 @@ class Algorithm(SettingsRepr, ABC):
 
         Returns:
             messages (C, ...), new local states (C, ...), figures for the record (C,). A client keeps its new state if
-            the server uses its message; otherwise it goes on from the state before.
+            the server uses its message; otherwise it continues from the state before.
         """
 
     def objections(self, received: State, messages: State) -> message_limits.Objections:
@@ -233,7 +233,7 @@ class Algorithm(SettingsRepr, ABC):
         return {}
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
-        """Whether to stop, from the figures of all rounds so far; None where there is no criterion.
+        """Whether to stop, from the figures of all rounds so far; None if there is no criterion.
 
         A run that ends at a False says that it has not converged.
         """
@@ -259,7 +259,7 @@ class Algorithm(SettingsRepr, ABC):
         return {}
 
     def log_density(self, shared: State, draws: Tensor) -> Tensor | None:
-        """The log density that the draws come from, so that importance ratios can judge them; None: not known.
+        """The log density that the draws come from, so that importance ratios can judge them; None if unknown.
 
         Args:
             shared: the server's last state.
@@ -271,7 +271,7 @@ class Algorithm(SettingsRepr, ABC):
         return None
 
     def own_errors(self, figures: Mapping[str, float]) -> tuple[float, float]:
-        """The largest error of a mean, in SDs, and of the logarithm of an SD, as far as it can tell; 0 where not.
+        """The largest error of a mean, in SDs, and of the logarithm of an SD, as far as it can tell; else 0.
 
         Args:
             figures: of its last round.
@@ -288,7 +288,7 @@ class Algorithm(SettingsRepr, ABC):
         return "reduce the step size"
 
     def warnings(self, record: Record, problem: Problem) -> Sequence[Finding | str]:
-        """Why the result should not be trusted, a finding or a sentence each; empty where it can be.
+        """Why the result should not be trusted, a finding or a sentence each; empty if it can be trusted.
 
         Args:
             record: what happened in the run.

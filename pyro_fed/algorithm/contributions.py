@@ -47,7 +47,7 @@ class SentMessages(NamedTuple):
         clients: (C,) whose messages these are.
         round: its number, or that of the first round.
         seed: of the run, from which everybody's randomness follows.
-        rows: of all clients as the server was told, (K,); None: as many each.
+        rows: number of rows that each client claims, (K,); None if all have the same.
         problem: the model's densities, of which a server may take the prior.
         graph: over which agents talk.
         noise: entries of the clients' randomness that `Contributions.replayed_noise` names, (T, C, ...), of several
@@ -87,7 +87,7 @@ class BoundedMessages(NamedTuple):
         messages: (C, ...).
         told: what the clients are told besides `SiteKeeping.feedback`, (C, ...).
         cut: by how many SDs, or logarithms of a factor, each message was beyond its limit, (C,); 0: not at all.
-        widened: how many times as wide an SD is as with that message uncut, (C,); None: not known.
+        widened: how many times as wide an SD is as with that message uncut, (C,); None if unknown.
     """
 
     shared: State
@@ -140,12 +140,12 @@ class Contributions:
             local: the clients', (K, ...).
 
         Returns:
-            `precision` (K, D, D) or (K, D) and `eta` (K, D); None where the answer is no product of such sites.
+            `precision` (K, D, D) or (K, D) and `eta` (K, D); None if the answer is not a product of such sites.
         """
         return None
 
     def client_sites_after(self, sites: State, messages: State, told: State) -> State | None:
-        """The sites after a round, as the server can tell from what it was sent and what it took of that.
+        """The sites after a round, as far as the messages and the parts of them that were used determine them.
 
         Args:
             sites: of the round's clients before it, (C, ...).
@@ -153,12 +153,12 @@ class Contributions:
             told: the server's `SiteKeeping.feedback`, (C, ...).
 
         Returns:
-            None where the messages do not tell.
+            None if the messages do not determine them.
         """
         return None
 
     def ledger_at_start(self, shared: State, local: State, *, bounded: bool = False) -> State:
-        """What the server knows of all clients at the beginning of a phase: their sites, (K, ...); empty: nothing.
+        """What the server knows of all clients at the beginning of a phase: their sites, (K, ...), or nothing.
 
         Args:
             shared: the server's state.
@@ -171,7 +171,7 @@ class Contributions:
         return {name: value.detach().double().clone() for name, value in found.items()}
 
     def ledger_after(self, ledger: State, clients: Tensor, messages: State, told: State) -> State:
-        """The ledger after a round; empty where the messages do not tell.
+        """The ledger after a round; empty if the messages do not determine it.
 
         Args:
             ledger: before the round, (K, ...).
@@ -195,11 +195,11 @@ class Contributions:
 
         Args:
             shared: the server's state before `combine`.
-            ledger: what the server knows of all clients, (K, ...); empty where it knows nothing.
+            ledger: what the server knows of all clients, (K, ...); empty if it knows nothing.
             sent: the messages, as they are used.
 
         Returns:
-            None where it is not known.
+            None if unknown.
         """
         return None
 
@@ -221,22 +221,22 @@ class Contributions:
 
     # -- faulty clients -------------------------------------------------------------------------------------
     def bounding_obstacle(self) -> str | None:
-        """Why what one client's message does cannot be held to what the others' do, with these settings, and the cure.
+        """Why the effect of a client's message cannot be bounded by that of the others', and the cure.
 
         See `combination.Bounded`.
 
         Returns:
-            "" where `bounded_messages` can; None, the default, where there is no rule for it at all.
+            "" if `bounded_messages` is possible; None, the default, if there is no rule for it at all.
         """
         return None
 
     def bounded_messages(self, limits: Bounded, shared: State, ledger: State, sent: SentMessages) -> BoundedMessages:
-        """A round's messages within the limits; asked for where there is no `bounding_obstacle`.
+        """A round's messages within the limits; called if there is no `bounding_obstacle`.
 
         Args:
             limits: the combination.
             shared: the server's state before `combine`.
-            ledger: what the server knows of all clients, (K, ...); empty where it knows nothing.
+            ledger: what the server knows of all clients, (K, ...); empty if it knows nothing.
             sent: the messages.
         """
         raise NotImplementedError
@@ -268,13 +268,13 @@ class Contributions:
 
     # -- other forms of the algorithm, and privacy ------------------------------------------------------------
     def form_for(self, combination: Combination | None) -> Any:
-        """The algorithm in the form that a run's combination of messages asks for.
+        """The algorithm in the form that a run's combination of messages needs.
 
         With the noise of privacy its steps must not depend on those before: acceleration, say, would follow the noise,
-        by a part that depends on it. To be bounded, it has what it would choose by itself chosen so that it can be.
+        by a part that depends on it. To be bounded, it gets settings with which it can be.
 
         Args:
-            combination: of the run; None takes messages as they are.
+            combination: the run's combination; None leaves messages unchanged.
 
         Raises:
             SettingError: its settings do not go with that combination; names them and the cure.
@@ -282,7 +282,7 @@ class Contributions:
         return self.algorithm
 
     def form_for_clients(self) -> Any:
-        """The algorithm as the clients know it, by their own recipe, without what the server alone is told."""
+        """The algorithm as the clients know it, by their own recipe, without settings of the server alone."""
         return self.algorithm
 
     def noise_left(self, rounds: list[NoisyRound], num_clients: int) -> tuple[Any, float]:

@@ -25,7 +25,7 @@ class Stage:
     Args:
         algorithm: what is run.
         noncentred: on the form of the model in which effects are in units of their own scale, where it has one.
-        title: what it is called where its open settings have been chosen; "" calls it by its settings.
+        title: its name once its open settings have been chosen; "" names it by its settings.
     """
 
     algorithm: Algorithm
@@ -51,7 +51,7 @@ class Plan(SettingsRepr, ABC):
         sd_factor: the largest ratio of any SD of two answers that agree.
         aim_mean_error: the error of a mean that is aimed at, in SDs, as the audit's chains estimate it. An answer that
             misses an aim, but has no doubts, is followed by stages that may be better, see `refine`.
-        aim_sd_factor: the factor by which an SD may be off, as an aim likewise.
+        aim_sd_factor: the factor by which an SD may be off, as an aim.
         refine: the most stages that are tried for a missed aim; 0: none.
     """
 
@@ -81,9 +81,9 @@ class Plan(SettingsRepr, ABC):
 
     @abstractmethod
     def stages(self, problem: Problem, graph: Graph | None) -> Sequence[Algorithm | Stage]:
-        """What to try, in this order; at least one, of which the first is on the model as it is.
+        """The stages to try, in order; at least one, and the first of them is on the unchanged model.
 
         Args:
             problem: the model's densities, which say what can be run on them.
-            graph: who talks to whom; None where there is a server.
+            graph: who talks to whom; None with a server.
         """

@@ -59,12 +59,12 @@ class Schedule(ABC, metaclass=Checked):
         """What `select` answers, as a list, checked: a schedule may be a user's own.
 
         Args:
-            round: as for `select`, likewise the others.
+            round: as for `select`, like the others.
             num_clients: K.
             rng: randomness.
 
         Raises:
-            SettingError: the answer is no list of different clients' numbers.
+            SettingError: the answer is not a list of different clients' numbers.
         """
         answer: Any
         try:
@@ -210,7 +210,7 @@ class Explicit(Schedule):
         rounds: the numbers of each round's clients, from 0; at least one client a round.
 
     Raises:
-        SettingError: no rounds; a round without clients, with one twice, or with one that there is not.
+        SettingError: no rounds; a round without clients, with one twice, or with one that does not exist.
 
     Example:
         >>> pf.run(pf.FedEP(), fed, num_rounds=20, schedule=pf.schedule.Explicit([[0, 1], [2], [0, 2]]))
@@ -219,7 +219,7 @@ class Explicit(Schedule):
     rounds: Sequence[Sequence[int]]
 
     def __post_init__(self) -> None:
-        """Check that there is somebody in each round."""
+        """Check that each round has clients."""
         if not len(self.rounds):
             raise SettingError("Explicit: expected at least one round, received none")
         for number, clients in enumerate(self.rounds):

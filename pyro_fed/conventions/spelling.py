@@ -12,7 +12,7 @@ MIN_PART_LETTERS = 4
 
 
 def snake_case(name: str) -> str:
-    """``RoundRobin`` as ``round_robin``, ``IID`` as ``iid``; a name in snake case stays as it is."""
+    """``RoundRobin`` as ``round_robin``, ``IID`` as ``iid``; a name in snake case is unchanged."""
     pieces = []
     for i, letter in enumerate(name):
         after_lower = i > 0 and (name[i - 1].islower() or name[i - 1].isdigit())

@@ -42,7 +42,7 @@ class Graph(ABC, metaclass=Checked):
 
     @property
     def window(self) -> int:
-        """Rounds after which the sequence repeats (1: fixed, or random and alike in every round)."""
+        """Rounds after which the sequence repeats (1: fixed, or random with one law in every round)."""
         return 1
 
     @property
@@ -91,7 +91,7 @@ class Graph(ABC, metaclass=Checked):
 
     @property
     def keeps_centrality(self) -> bool:
-        """Whether v stays what it is when a link fails both ways (the round's W is reversible)."""
+        """Whether v is unchanged when a link fails both ways (the round's W is reversible)."""
         return all(analysis.detailed_balance(self.expected(t)) is not None for t in range(self.window))
 
     @cached_property

@@ -8,7 +8,7 @@ nothing of the disagreement. On that graph these are 36 + 5 x 20 messages in pla
 central are so for C, too, and each datum still counts once.
 
 An agent that is missing cuts the circuit, and two of them cut it in two. What is left of the disagreement then is that
-of the step over all links, as many of which as are there bring the rest together, round by round: slower, not wrong.
+of the step over all links, whose present agents bring the rest together, round by round: slower, not wrong.
 
 Circuits through all agents ("Hamiltonian") are hard to find in general, and there need not be one. The search extends a
 path, and turns its end where it can go no further, always by the link that has turned it least often: with neither

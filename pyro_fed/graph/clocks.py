@@ -2,7 +2,7 @@
 
 Source: Boyd, Ghosh, Prabhakar & Shah (2006), *Randomized gossip algorithms*, reference [29] of Wang et al., Section I.
 
-Agent i's clock ticks as a Poisson process of rate r_i; at a tick it chooses a neighbour j, each alike, and both take
+Agent i's clock ticks as a Poisson process of rate r_i; at a tick it chooses a neighbour j, uniformly, and both take
 the mean of their beliefs: W^(ij) = I - (e_i - e_j)(e_i - e_j)'/2. No two ticks are at once, so that a round, which is a
 unit of time, is a product of such matrices in the order of the ticks, and its expectation
 

@@ -7,7 +7,7 @@ finite-time distributed average consensus*. Golub & Van Loan, Section 11.2, for 
     x ← p(W) x,    p(λ) = Π_s (λ - r_s) / (1 - r_s),    p(1) = 1
 
 A step takes the weights (W - r I) / (1 - r): the same links and numbers as one of W, and rows that sum to one. With
-v = v W also v p(W) = v, so that Σ_i v_i x_i stays what it is in every step and each datum counts once, whatever the
+v = v W also v p(W) = v, so that Σ_i v_i x_i is unchanged in every step and each datum counts once, whatever the
 shifts r are. What is left of the disagreement is max |p(λ)| over W's other eigenvalues, which are real where W is
 reversible:
 

@@ -126,7 +126,7 @@ class Partitioned(Graph):
         graph: what is cut; its W must be reversible (undirected graphs are).
         parts: every agent in one part.
         start: first round of the cut.
-        stop: first round after it; None: it is never mended.
+        stop: first round after it; None if it is never mended.
 
     Raises:
         GraphError: parts that are not a partition of the agents, or a W that is not reversible.

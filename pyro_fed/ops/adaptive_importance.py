@@ -1,4 +1,4 @@
-"""Adaptive multiple importance sampling with mixtures of Student's t, as an object that is asked and told.
+"""Adaptive multiple importance sampling with mixtures of Student's t, as an ask/tell object.
 
     w_s ∝ p(z_s) / Σ_j n_j t_ν(z_s; m_j, S_j)      over all points so far, n_j of them drawn from component j
 

@@ -20,7 +20,7 @@ def choose(which: Tensor, new: Tensor, old: Tensor | float) -> Tensor:
 
 
 def all_finite(values: Tensor) -> bool:
-    """Whether there is no NaN and no infinity: by the sum where that is finite, which takes no memory."""
+    """Whether all entries are finite: by the sum if that is finite, which takes no memory."""
     return bool(values.sum().isfinite()) or bool(values.isfinite().all())
 
 

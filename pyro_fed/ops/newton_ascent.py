@@ -1,4 +1,4 @@
-"""Climbs of a log density f to its modes by damped Newton steps, from several points at once, asked and told.
+"""Climbs of a log density f to its modes by damped Newton steps, from several points at once, as an ask/tell object.
 
     θ ← θ + S |H|_λ⁻¹ S ∇f(θ),    |H|_λ = V (|E| + λ) V',    V E V' = S (-∇²f) S,    S = |diag ∇²f|^(-1/2)
 

@@ -128,7 +128,7 @@ class Resolved:
 
 
 def apply_table(algorithm: Algorithm, table: Table, traits: Traits, setup: Setup) -> Resolved:
-    """An algorithm with its settings chosen by a table of rules; the same object where none of them changes."""
+    """An algorithm with its settings chosen by a table of rules; the same object if none of them changes."""
     own, draft = explicit_settings(algorithm), algorithm
     changes: dict[str, Any] = {}
     choices: list[Choice] = []

@@ -1,4 +1,4 @@
-"""Settings of DSVGD and its kin, and of the phases from which particles start.
+"""Settings of DSVGD and related algorithms, and of the phases from which particles start.
 
 A particle of a large model is a network: there are fewer of them, which move by minibatches. Where the other clients
 are surrogates turns are short: the surrogates are diagonal, and along directions of many parameters together they hold

@@ -70,7 +70,7 @@ class Recipe:
         settings: keyword arguments of that class, checked against its type hints.
         given: the settings that the file says, those of other settings as ``client.steps``.
         run: ``num_rounds``, ``num_draws``, ``schedule`` and ``graph`` as the file gives them.
-        description: what it is, in a line.
+        description: a description in a line.
         source: where its values come from, by topic.
 
     Example:

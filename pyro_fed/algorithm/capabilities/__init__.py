@@ -1,4 +1,4 @@
-"""Parts of a run that few algorithms have: small classes, each taken up as a second base by those that need it.
+"""Parts of a run that few algorithms have: small classes, each a second base class of the algorithms that need it.
 
     class P2PVI(Algorithm, OnGraph): ...
 

@@ -52,9 +52,9 @@ class OnGraph(ABC):
         return unshifted_steps(self.consensus_steps(graph, sleepers))
 
     def witness(self, before: State, after: State) -> State:
-        """What each agent tells all others of its round, so that all can judge it alike, (A, ...).
+        """What each agent tells all others about its round, so that all judge it in the same way, (A, ...).
 
-        By default both states, whole; an algorithm whose `monitor` needs less says less.
+        By default both whole states; an algorithm whose `monitor` needs less tells less.
 
         Args:
             before: the agents' states before the round, (A, ...).

@@ -21,7 +21,7 @@ class Indicators(ABC):
     """Answers a schedule that asks how important each client is.
 
     Class attributes:
-        indicators: what may be asked for, such as ("ksd", "hip").
+        indicators: names of the indicators that it can give, such as ("ksd", "hip").
     """
 
     indicators: ClassVar[tuple[str, ...]]
@@ -94,7 +94,7 @@ class Chains(ABC):
         raise NotImplementedError
 
     def draw_noises(self, problem: Problem, num_rows: Tensor, generators: Iterator[torch.Generator]) -> Noise | None:
-        """What `draw_noise` draws for each of V clients, stacked, (steps, V, ...); None: it is to be drawn one by one.
+        """What `draw_noise` draws for each of V clients, stacked, (steps, V, ...); None to draw them one by one.
 
         Args:
             problem: the model's densities.
@@ -115,7 +115,7 @@ class Chains(ABC):
     ) -> LocalRounds | None:
         """The local steps of R rounds one after the other, where clients keep nothing new of them.
 
-        It is `local_step` of each, with `onward` in between, and as right where it is None: they are done so then.
+        It equals `local_step` of each, with `onward` in between; if it is None, the rounds are done that way.
 
         Args:
             problem: the model's densities.

@@ -65,7 +65,7 @@ def check_clients(
     Raises:
         SettingError: there are no statistics, or the federation does not hold its rows.
         DataError: the result lacks a site, the model has several observed sites and `var_name` names none of them, or
-            a statistic raises an error or is no finite number.
+            a statistic raises an error or is not finite.
 
     Example:
         >>> pf.check_clients(idata, fed, {"mean": np.mean, "largest": np.max})["p_value"].to_pandas()

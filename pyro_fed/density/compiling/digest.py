@@ -122,7 +122,7 @@ class Walk:
         return self.hash.digest()
 
     def say(self, *texts: str | bytes | int) -> None:
-        """Add texts, each with its length before it, so that no two sequences read alike."""
+        """Add texts, each with its length before it, so that no two sequences read the same."""
         for text in texts:
             raw = text if isinstance(text, bytes) else str(text).encode()
             self.hash.update(struct.pack("<q", len(raw)))

@@ -14,8 +14,8 @@ operations of theirs can turn at all (`TURNING`). There is more there that jumps
 units, a change point. What a curvature cannot do without are jumps of most rows, while the density is as it was: from
 rising to falling, a cusp at the row's best; or as large as the score itself gets, as at a hinge, by `SLOPE_TURN` of it.
 
-The prior's score is followed likewise, as if it were a row's, and any jump counts: a lasso's at the centre of each
-weight.
+The prior's score is followed in the same way, as if it were a row's, and any jump counts: a lasso's at the centre of
+each weight.
 """
 
 from __future__ import annotations

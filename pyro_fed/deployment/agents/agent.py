@@ -266,7 +266,7 @@ def _agree(links: Links) -> None:
 
 
 def _agent_federation(own: Federation, links: Links) -> AgentFederation:
-    """The federation of all agents, after each has told its number of rows and the quadrature that its rows need.
+    """The federation of all agents, after each has stated its number of rows and the quadrature that they need.
 
     It is each agent's first statement, with its certificate, see `statements`.
 

@@ -53,7 +53,7 @@ class Flower(Remote):
         roll: the clients, and the node of each.
         timeout: seconds that a client has for a round, with compilation.
         copies: whether clients send their new states with their replies.
-        secure: settings of secure aggregation; None: without it.
+        secure: settings of secure aggregation; None for none.
 
     Raises:
         SettingError: a `timeout` that is not positive.

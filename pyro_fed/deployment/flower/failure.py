@@ -2,7 +2,7 @@
 
 The text of an exception may have values of rows in it, whoever wrote the text: pandas, torch, a model, `load_rows`. So
 the server gets none of it. It gets the client's name, the exception's class, and the file and line of the user's code;
-the text goes to the client's own log. A refusal of the server's order is told whole, since its text is made of the
+the text goes to the client's own log. A refusal of the server's order is sent whole, since its text is made of the
 order alone.
 """
 

@@ -87,7 +87,7 @@ def cut_back(judged: CheckInputs) -> list[Finding]:
 
 
 def small_cohort(judged: CheckInputs) -> list[Finding]:
-    """Clients so few that none can be held to the others."""
+    """Clients so few that none can be compared with the others."""
     combination = judged.context.combination
     return combination.small_cohort(judged.context.federation.num_clients) if isinstance(combination, Bounded) else []
 
@@ -97,7 +97,7 @@ def absent_clients(judged: CheckInputs) -> list[Finding]:
 
     It is not raised for pooled data, for agents, which always use their own rows, for a run that starts from the sites
     of an earlier one, and for a run that was cut short, which has a doubt of its own. Nor is it raised after a few
-    rounds, unless the run has come to rest, or these clients have failed.
+    rounds, unless the run has settled, or these clients have failed.
     """
     context, record = judged.context, judged.record
     pooled = judged.algorithm.pooled or context.graph is not None or context.start is not None
@@ -114,7 +114,7 @@ def absent_clients(judged: CheckInputs) -> list[Finding]:
 
 
 def no_cohort(judged: CheckInputs) -> list[Finding]:
-    """Clients that differ too much to be held to each other."""
+    """Clients that differ too much to be compared with each other."""
     return judged.record.clients_are_no_cohort()
 
 

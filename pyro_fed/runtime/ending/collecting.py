@@ -45,7 +45,7 @@ def joint_result(
 ) -> tuple[Federation, Problem, Tensor, list[Finding]]:
     """A result with the rows' latents: the federation and the problem in joint form, and joint draws.
 
-    If there are too many latents to be collected, everything is returned as it is, with a note.
+    If there are too many latents to be collected, everything is returned unchanged, with a note.
     """
     theta = draws.flatten(0, 1)
     if len(theta) * problem.num_rows * problem.local_dim > MAX_COLLECTED:

@@ -59,7 +59,7 @@ def _opposites(judged: CheckInputs, sites: State) -> dict[str, str]:
 
 
 def _asked_of_clients(judged: CheckInputs) -> State:
-    """The clients' sites at the draws, for algorithms that keep none; empty where they cannot be computed."""
+    """The clients' sites at the draws, for algorithms that keep none; empty if they cannot be computed."""
     context, federation, problem = judged.context, judged.context.federation, judged.problem
     several = not judged.algorithm.pooled and federation.num_clients >= FEWEST_CLIENTS
     if not several or not federation.holds_data or context.combination is not None or not_audited(problem):

@@ -51,7 +51,7 @@ class Faulty(Executor):
         seed: seed of the faults.
 
     Raises:
-        SettingError: `probability` out of its range, or a kind that there is not.
+        SettingError: `probability` out of its range, or an unknown kind.
 
     Attributes:
         injected: (round, client, kind) of all faults so far.

@@ -70,7 +70,7 @@ class Local(Executor):
         self.waiting, self.new = -1, list[NewStates]()
 
     def execute(self, work: Work) -> Reply:
-        """Do one round's work, or the part of it that is asked for again."""
+        """Do one round's work, or the part of it that is repeated."""
         at = self.at(work.clients)
         messages, new, info = self.steps(work, at, self.noise(work))
         if work.round != self.waiting:
@@ -83,7 +83,7 @@ class Local(Executor):
         """The local steps of the clients at positions (C,)."""
 
     def settle(self, taken: Tensor, told: State) -> None:
-        """Keep the new states, with what the algorithm makes of the server's answer; see `keep`."""
+        """Keep the new states, updated by the algorithm with the server's answer; see `keep`."""
         keep(self.algorithm, self.local, self.new, taken, told)
         self.waiting, self.new = -1, []
 

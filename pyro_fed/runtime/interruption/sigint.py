@@ -16,7 +16,7 @@ class Interruption:
     """Whether the user has asked the run to stop.
 
     In the main thread, `with` replaces Python's own handler of SIGINT by one that remembers the signal. A handler of
-    the user's is left as it is.
+    the user is left unchanged.
     """
 
     def __init__(self) -> None:
