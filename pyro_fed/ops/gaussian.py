@@ -42,12 +42,7 @@ class ImproperGaussianError(PyroFedError, ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Gaussian(NaturalParameters, ABC):
-    """A Gaussian, or a batch of them, by its natural parameters.
-
-    Args:
-        precision: P, of the shape that the structure says.
-        eta: P m, (..., D).
-    """
+    """A Gaussian, or a batch of them, by its natural parameters P, of the structure's shape, and P m, (..., D)."""
 
     @classmethod
     @abstractmethod

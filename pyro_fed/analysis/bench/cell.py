@@ -43,15 +43,7 @@ TEXT_KEPT = 1500
 
 @dataclass(frozen=True)
 class Cell:
-    """The names of a cell.
-
-    Args:
-        case: name of the case, a posterior.
-        split: how its rows are split over clients, such as "sorted/10".
-        algorithm: name of the algorithm.
-        seed: seed of the split and of the run.
-        version: a digest of the code and the algorithm's file.
-    """
+    """The names of a cell: its case, split such as "sorted/10", algorithm and seed, and a digest of the code."""
 
     case: str
     split: str

@@ -16,11 +16,7 @@ from pyro_fed.errors import DataError
 
 
 def has_finite_predictions(first: dict[str, Any]) -> bool:
-    """Whether the predictions of a run are finite, apart from masked entries.
-
-    Args:
-        first: the sites of the run, from `ModelRun.first`.
-    """
+    """Whether the predictions of a run are finite, apart from masked entries."""
     for site in first.values():
         value = site["value"]
         if not site["redrawn"] or not isinstance(value, Tensor) or not value.is_floating_point():

@@ -22,11 +22,7 @@ PLACES = (dist.Categorical, dist.OneHotCategorical, dist.SpanningTree, dist.Empi
 
 
 class ObservedValues(Messenger):
-    """Pass observed values to their distributions in a form that these take.
-
-    Args:
-        incomplete: whether the data have NaN among them.
-    """
+    """Pass observed values, with NaN among them if `incomplete`, to distributions in a form that these take."""
 
     def __init__(self, incomplete: bool) -> None:
         super().__init__()

@@ -210,8 +210,7 @@ class Noticed:
 class Replacing(TorchFunctionMode):
     """Replaces functions that raise, or that `vmap` cannot map, by others of the same values, see `mappable`.
 
-    Args:
-        noticed: receives the names of those that are called.
+    `noticed` receives the names of those that are called.
     """
 
     def __init__(self, noticed: Noticed | None = None) -> None:

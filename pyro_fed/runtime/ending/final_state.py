@@ -27,13 +27,7 @@ class Final(NamedTuple):
 def final_state(algorithm: Algorithm, federation: Federation, *, seed: int = 0) -> Final:
     """Run an algorithm to its end, without progress bar, warnings, compilation or draws.
 
-    Args:
-        algorithm: the algorithm to run; one without a server needs `pyro_fed.run`, which takes a graph.
-        federation: the model and its clients.
-        seed: the only source of randomness.
-
-    Returns:
-        The last state, and whether the algorithm has converged.
+    An algorithm without a server needs `pyro_fed.run`, which takes a graph.
 
     Raises:
         SettingError: an algorithm without a server.

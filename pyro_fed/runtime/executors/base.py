@@ -95,9 +95,6 @@ def in_full_precision(method: F) -> F:
 
     On CUDA, torch's convolutions of float32 numbers by default keep ten bits of each, and add in an order that changes
     from call to call. Within the method they are exact and deterministic; afterwards the user's settings hold again.
-
-    Args:
-        method: a method of an executor.
     """
 
     @functools.wraps(method)
