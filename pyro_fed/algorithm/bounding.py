@@ -96,7 +96,7 @@ class BoundedSites(NamedTuple):
 
     @property
     def limit_excess(self) -> Tensor:
-        """How far each client was beyond its limits: SDs, and the logarithm of a factor, (K,); 0 for not at all."""
+        """The distance of each client beyond its limits: SDs, and the logarithm of a factor, (K,); 0 for not at all."""
         return self.pull + self.precision.log()
 
 
@@ -187,7 +187,7 @@ def within_cohort(values: Tensor, pull: float, share: Tensor | None = None) -> t
 
 
 def distances_from_cohort(values: Tensor) -> Tensor:
-    """How far each client's numbers (K, ...) are from their medians, in the cohort's SDs: the median number, (K,).
+    """The distance (K,) of each client's numbers (K, ...) from their medians, in the cohort's SDs: the median number.
 
     A client all of whose numbers are too large, of the wrong sign, or of somebody else's data has most of them far
     from the median; an honest one 0.7 SDs.

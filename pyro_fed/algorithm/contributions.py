@@ -65,11 +65,11 @@ class SentMessages(NamedTuple):
 
     @property
     def own_rows(self) -> Tensor | None:
-        """Of the clients whose messages these are, (C,)."""
+        """Number of rows of the clients that sent the messages, (C,)."""
         return None if self.rows is None else self.rows[self.clients]
 
     def one_by_one(self) -> list[SentMessages]:
-        """What came in each of several rounds."""
+        """The messages of each of several rounds."""
         each = []
         for number, clients in enumerate(self.clients):
             messages = {name: value[number] for name, value in self.messages.items()}

@@ -76,7 +76,7 @@ class Plan(SettingsRepr, ABC):
 
     @property
     def aim(self) -> Limits:
-        """What an answer should keep to; finer than what makes one wrong."""
+        """The limits that an answer should keep to, finer than those that make one wrong."""
         return Limits(self.aim_mean_error, self.aim_sd_factor)
 
     @abstractmethod

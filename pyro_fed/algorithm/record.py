@@ -181,7 +181,7 @@ class Record:
 
     @property
     def notes(self) -> list[str]:
-        """What happened in the run that its user should know, one sentence each."""
+        """Events of the run that its user should know, one sentence each."""
         return texts(one for one in self.findings if not one.is_doubt)
 
     @property

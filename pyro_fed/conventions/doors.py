@@ -29,7 +29,7 @@ import lazy_loader
 
 
 class Declared(NamedTuple):
-    """What a stub declares: public names by the module that has them, and the modules that are names themselves."""
+    """The contents of a stub: public names by the module that has them, and the modules that are names themselves."""
 
     names: dict[str, list[str]]
     modules: dict[str, str]

@@ -226,7 +226,7 @@ def _home(place: _Place) -> str:
 
 
 def _places(owner: type) -> dict[str, list[_Place]]:
-    """Where settings of an owner's settings stand, by their names alone and after their class's: "svi_steps"."""
+    """The places of settings of an owner's settings, by their names alone and after their class's: "svi_steps"."""
     plain: dict[str, list[_Place]] = {}
     prefixed: dict[str, list[_Place]] = {}
     for field, hint in setting_hints(owner).items():

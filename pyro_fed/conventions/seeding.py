@@ -81,7 +81,7 @@ def keys_of_rounds(first: int, clients: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _torch_seeds(seed: int, keys: Sequence[tuple[int, ...]] | NDArray[np.int64]) -> list[int]:
-    """What `torch_generator` seeds its generator with, for many keys at once: `SeedSequence` on arrays."""
+    """The seeds of `torch_generator` for many keys at once: `SeedSequence` on arrays."""
     own = np.array(keys, dtype=np.uint32).T  # numbers that do not fit are refused
     high = [seed >> 32 * i & WORD for i in range(1, -(-seed.bit_length() // 32))]
     words = [np.full_like(own[0], word) for word in (seed & WORD, *high)] + list(own)

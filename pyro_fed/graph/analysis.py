@@ -107,7 +107,7 @@ def detailed_balance(matrix: sparse.csr_array) -> np.ndarray | None:
 
 
 def _starts(labels: np.ndarray) -> np.ndarray:
-    """Where each component starts in the agents sorted by component."""
+    """The first place of each component in the agents sorted by component."""
     return np.concatenate([[0], np.cumsum(np.bincount(labels))[:-1]])
 
 

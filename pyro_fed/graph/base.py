@@ -48,7 +48,7 @@ class Graph(ABC, metaclass=Checked):
     @property
     @abstractmethod
     def num_agents(self) -> int:
-        """How many agents there are, A."""
+        """The number of agents, A."""
 
     @abstractmethod
     def weights(self, round: int, rng: np.random.Generator) -> sparse.csr_array:

@@ -67,7 +67,7 @@ class LinkFailures(Graph):
         return sparse.csr_array(p * sparse.eye_array(self.num_agents) + (1 - p) * self.graph.matrix)
 
     def centrality(self, round: int = 0) -> np.ndarray:
-        """That of the graph without failures."""
+        """The centrality of the graph without failures."""
         return self.graph.centrality()
 
 

@@ -52,7 +52,7 @@ class Periodic(Graph):
 
     @property
     def window(self) -> int:
-        """As many rounds as there are graphs."""
+        """The number of graphs, after which they repeat."""
         return len(self.graphs)
 
     def weights(self, round: int, rng: np.random.Generator) -> sparse.csr_array:
@@ -174,7 +174,7 @@ class Partitioned(Graph):
         return self._now(round).matrix
 
     def centrality(self, round: int = 0) -> np.ndarray:
-        """That of each part while the graph is cut, summing to one within it."""
+        """The centrality of each part while the graph is cut, summing to one within it."""
         return self._now(round).centrality()
 
     @property

@@ -87,7 +87,7 @@ def remember(past: Gaussian, new: Gaussian) -> Gaussian:
 
 
 def _usable_rounds(lengths: Tensor, growth: float) -> Tensor:
-    """Which rounds count (M, ...), bool: the last ones without a gap, or the last alone after a bad guess."""
+    """Flags (M, ...) of the rounds that count: the last ones without a gap, or the last alone after a bad guess."""
     known = lengths.isfinite().flip(0).cumprod(0).flip(0).bool()
     shortest = torch.where(known, lengths, torch.inf).amin(0)
     alone = lengths[-1] > growth * shortest

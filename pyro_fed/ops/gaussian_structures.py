@@ -120,7 +120,7 @@ class DiagGaussian(Gaussian):
         return _positive_or_nan(self.precision).rsqrt()
 
     def even_sample(self, num_samples: int, generator: torch.Generator) -> Tensor:
-        """As of every Gaussian, with the batch one after the other: draws of many parameters are many numbers."""
+        """`Gaussian.even_sample`, one of the batch after the other: draws of many parameters are many numbers."""
         batch = self.precision.reshape(-1, self.dim), self.eta.reshape(-1, self.dim)
         draws = self.eta.new_empty(num_samples, *batch[1].shape)
         for at, (precision, eta) in enumerate(zip(*batch, strict=True)):

@@ -34,20 +34,14 @@ class Look(NamedTuple):
     curvature: Tensor
 
     def finite(self) -> Tensor:
-        """Where all of it is finite, (..., M)."""
+        """Whether all of it is finite, (..., M)."""
         value = self.value.isfinite()
         return value & self.score.isfinite().all(-1) & self.curvature.isfinite().flatten(-2).all(-1)
 
 
 @dataclass(frozen=True)
 class Damping:
-    """How steps are damped.
-
-    Args:
-        growth: λ grows by this factor after a fall, and shrinks by it after a rise.
-        floor: lower bound of |E|.
-        rounding: share of |f| by which it may fall in a step that counts as a rise.
-    """
+    """Settings of the damping of steps."""
 
     growth: float = 5.0
     floor: float = 1e-6

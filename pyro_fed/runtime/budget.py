@@ -72,7 +72,7 @@ class Budget:
         return None if self.max_seconds is None else max(0.0, self.began + self.max_seconds - now())
 
     def at_once(self, record: Record) -> float:
-        """How many rounds like the last one may be done before the clock is read; infinity without a limit of time."""
+        """The number of rounds like the last one until the next look at the clock; infinity without a time limit."""
         if self.max_seconds is None:
             return float("inf")
         last = record.rounds[-1] if record.rounds else None

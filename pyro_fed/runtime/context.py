@@ -28,7 +28,7 @@ from pyro_fed.runtime.network import Connect, connect
 
 @dataclass
 class Context:
-    """What is the same in all phases of a run; only the problem's compiler learns how many rounds are ahead.
+    """The parts of a run that are the same in all phases; only the compiler learns how many rounds are ahead.
 
     Attributes:
         federation: the model and its clients.

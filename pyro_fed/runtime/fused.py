@@ -50,7 +50,7 @@ class Fused(NamedTuple):
 
 
 def rounds_at_once(phase: Phase, context: Context, network: Network, left: int) -> int:
-    """How many of the next rounds, of `left`, may be done at once; 1 if they have to be done one by one."""
+    """The number of next rounds, of `left`, that may be done at once; 1 if they have to be done one by one."""
     algorithm = phase.algorithm
     if not isinstance(algorithm, Chains) or type(context.executor) is not Vectorised:
         return 1

@@ -63,7 +63,7 @@ class PhaseEnded(Exception):
 
 
 class Network(ABC):
-    """Who exchanges messages with whom: a server with its clients, or the agents of a graph."""
+    """The paths of messages: between a server and its clients, or between the agents of a graph."""
 
     def begin(self, phase: int, round: int, algorithm: Algorithm, shared: State, local: State, kept: State) -> None:
         """Begin or resume a phase.
@@ -92,7 +92,7 @@ class Network(ABC):
 
     @abstractmethod
     def download(self, algorithm: Algorithm, shared: State, clients: Tensor, round: int) -> State:
-        """What the clients receive before they work, (C, ...)."""
+        """The clients' downloads before they work, (C, ...)."""
 
     @abstractmethod
     def combine(
@@ -137,7 +137,7 @@ class Server(Network):
         return received
 
     def announced(self, clients: int) -> int:
-        """As many bytes for each client as in the last download."""
+        """The same number of bytes for each client as in the last download."""
         return clients * self._bytes_down
 
     def combine(
@@ -156,7 +156,7 @@ class Server(Network):
 
 
 class _Mixing(NamedTuple):
-    """What a consensus step of C agents mixes by; each receives over `heard` (C,) links and sends over `sent` (C,)."""
+    """The weights of a consensus step of C agents; each receives over `heard` (C,) links and sends over `sent` (C,)."""
 
     weights: sparse.csr_array
     heard: np.ndarray
@@ -229,7 +229,7 @@ class Peers(Network):
         return self.graph.weights(time, seeding.numpy_generator(self.seed, seeding.GRAPH, time))
 
     def _mixing(self, step: int, weights: sparse.csr_array, clients: np.ndarray) -> _Mixing:
-        """What the awake agents mix by in a step; computed once if the graph is fixed and all of them are awake."""
+        """The weights of the awake agents in a step; computed once if the graph is fixed and all of them are awake."""
         if len(clients) < self.graph.num_agents:
             matrix, shift = self.consensus.mixing(step, weights)
             self._watch(self._without_sleepers(weights, clients))

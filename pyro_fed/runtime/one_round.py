@@ -130,7 +130,7 @@ def _shares(rows: Tensor, combination: Combination | None) -> Tensor:
 
 
 def client_shifts(phase: Phase, context: Context, shared: State, sent: SentMessages) -> Tensor | None:
-    """How far each client's message moves the answer (C,), where `shared` is the state before the messages.
+    """The distance (C,) by which each client's message moves the answer; `shared` is the state before the messages.
 
     None in phases other than the last, if the algorithm does not know it, and if single messages are hidden.
     """
@@ -140,7 +140,7 @@ def client_shifts(phase: Phase, context: Context, shared: State, sent: SentMessa
 
 
 def client_shifts_of_rounds(phase: Phase, context: Context, before: list[State], sent: SentMessages) -> Tensor | None:
-    """How far each client's message moves the answer in rounds done at once (R, C); None as for `client_shifts`."""
+    """The distances (R, C) by which messages of rounds done at once move the answer; None as for `client_shifts`."""
     if not phase.last or hides_clients(context):
         return None
     return phase.algorithm.contributions().client_shift_sds_of_rounds(before, phase.ledger, sent)

@@ -110,7 +110,7 @@ def gather(algorithm: Algorithm, context: Context, work: Work, before: State, ke
 
 
 def _required_replies(algorithm: Algorithm, context: Context, asked: int) -> int:
-    """How many usable replies a round needs of `asked` clients."""
+    """The number of usable replies that a round needs of `asked` clients."""
     return asked if algorithm.needs_all else min(context.min_clients or 0, asked)
 
 

@@ -443,7 +443,7 @@ def _ask(
 
 
 def _postfix(phase: Phase, context: Context) -> str:
-    """What the progress bar shows after a round: who worked, and two figures."""
+    """The text of the progress bar after a round: who worked, and two figures."""
     record = context.record
     clients, names = record.rounds[-1].clients, record.client_names
     who = f"client {names[clients[0]]}" if len(clients) == 1 else f"{len(clients)} clients"

@@ -261,7 +261,7 @@ def _as_one(federation: Federation) -> Federation:
 
 
 def _chains(algorithm: Algorithm, federation: Federation) -> int:
-    """How many chains a result has: one, or one for each agent of a graph."""
+    """The number of chains of a result: one, or one for each agent of a graph."""
     return federation.num_clients if isinstance(algorithm, OnGraph) else 1
 
 

@@ -43,7 +43,7 @@ MOST_OF_DENSITY = 2
 
 @dataclass
 class Step:
-    """What a stage did and cost, as `attrs["steps"]` of the result has it.
+    """The work and costs of a stage, as `attrs["steps"]` of the result has them.
 
     Attributes:
         algorithm: the name of the stage's algorithm.
@@ -248,7 +248,7 @@ class _Trial:
         return replace(context, federation=federation, problem=problem)
 
     def _cut(self) -> str:
-        """What has cut the stage short, as a clause; "" if nothing has."""
+        """The event that has cut the stage short, as a clause; "" if there is none."""
         context = self.finish.context
         if context.record.interrupted:
             return "interrupted"

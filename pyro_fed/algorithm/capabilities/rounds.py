@@ -44,7 +44,7 @@ class Indicators(ABC):
 
 
 class LocalRounds(NamedTuple):
-    """What R rounds of C clients each have received and sent, and their figures, each (R, C, ...)."""
+    """The received states, messages and figures of R rounds of C clients each, (R, C, ...)."""
 
     received: State
     messages: State

@@ -110,7 +110,7 @@ def run_in_processes(
 
 
 def _receive_answer(here: Connection) -> list[Any]:
-    """What a process has sent before it ended: its answer, or None."""
+    """The answer that a process has sent before it ended, or None."""
     try:
         return [here.recv()] if here.poll() else []
     except (EOFError, OSError):  # nothing, or not all of it

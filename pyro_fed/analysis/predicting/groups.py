@@ -43,7 +43,7 @@ class Plate:
 
 @dataclass(frozen=True)
 class Groups:
-    """Which fitted group each element of the plate is.
+    """The fitted group of each element of the plate.
 
     Attributes:
         plate: the plate in the new data.

@@ -171,7 +171,7 @@ def _fitted_groups(
     groups: str | Sequence[Any] | None,
     plate: str,
 ) -> Groups | None:
-    """Which fitted groups the new data belong to; None if no latent is inside the plate.
+    """The fitted groups that the new data belong to; None if no latent is inside the plate.
 
     Raises:
         DataError: `groups` names fitted groups, but the posterior lacks the latents inside the plate.

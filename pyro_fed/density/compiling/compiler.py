@@ -61,7 +61,7 @@ FEWEST_FOR_INDUCTOR = SECONDS_TO_COMPILE_NODE / SECONDS_SAVED_PER_NODE
 
 
 class SharedCache(Protocol):
-    """What runs of the same model share in a process, see `process.Common`."""
+    """The steps that runs of the same model share in a process, see `process.Common`."""
 
     steps: dict[Any, Step]
     calls: dict[Any, int]

@@ -224,7 +224,7 @@ def numbers_of(nodes: list[fx.Node]) -> int:
 
 
 def _kind(node: fx.Node, kind: dict[fx.Node, str]) -> str:
-    """How a value depends on z: "none", "linear" (and a constant), or "other"."""
+    """The dependence of a value on z: "none", "linear" (and a constant), or "other"."""
     before = [kind[one] for one in node.all_input_nodes]
     if all(one == "none" for one in before):
         return "none"

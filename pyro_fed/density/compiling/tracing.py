@@ -256,7 +256,7 @@ def _written_over(graph: torch.fx.Graph) -> set[torch.fx.Node]:
 def _memory(
     graph: torch.fx.Graph,
 ) -> tuple[Callable[[torch.fx.Node], torch.fx.Node], dict[torch.fx.Node, list[torch.fx.Node]]]:
-    """Which nodes show the same memory, by one representative; and what each operation writes over."""
+    """The nodes that show the same memory, by one representative; and the memory that each operation writes over."""
     owner: dict[torch.fx.Node, torch.fx.Node] = {}
 
     def root(node: torch.fx.Node) -> torch.fx.Node:

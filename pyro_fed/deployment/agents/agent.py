@@ -196,7 +196,7 @@ def _algorithm(agent: Agent, own: Federation) -> Algorithm:
 
 
 def _agreement(agent: Agent, algorithm: Algorithm, own: Federation, rounds: int) -> dict[str, str]:
-    """What all agents must have in common, name → text."""
+    """The facts that all agents must have in common, name → text."""
     problem = own.problem
     arguments = problem.arguments
     tables = arguments.orders(problem.model, (Table,))

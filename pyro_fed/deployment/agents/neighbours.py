@@ -94,7 +94,7 @@ class Links(Answers):
 
     # -- in the server's threads -----------------------------------------------------------------------------
     def agreement(self) -> dict[str, str]:
-        """What all agents must have in common, name → text."""
+        """The facts that all agents must have in common, name → text."""
         return self.said
 
     def answer(self, method: str, neighbour: int, request: State, seconds: float) -> State:

@@ -80,7 +80,7 @@ class Answers(ABC):
 
     @abstractmethod
     def agreement(self) -> dict[str, str]:
-        """What all agents must have in common, name → text."""
+        """The facts that all agents must have in common, name → text."""
 
     @abstractmethod
     def answer(self, method: str, neighbour: int, request: State, seconds: float) -> State:
@@ -265,7 +265,7 @@ class Wire:
 
     # -- the channels ----------------------------------------------------------------------------------------
     def hello(self, neighbour: int, seconds: float) -> dict[str, str]:
-        """What a neighbour says that all agents must have in common, name → text, within `seconds`.
+        """A neighbour's version of the facts that all agents must have in common, name → text, within `seconds`.
 
         Raises:
             Unwelcome: one of the two agents does not have the certificate that it should have.

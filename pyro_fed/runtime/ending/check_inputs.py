@@ -20,7 +20,7 @@ from pyro_fed.runtime.context import Context
 
 @dataclass(frozen=True)
 class CheckInputs:
-    """What checks of a result look at.
+    """The inputs of the checks of a result.
 
     Attributes:
         algorithm: the algorithm that was run.
@@ -50,7 +50,7 @@ class CheckInputs:
 
     @cached_property
     def evidence(self) -> Evidence:
-        """What the audit works on."""
+        """The input of the audit."""
         context = self.context
         return Evidence(
             self.algorithm,

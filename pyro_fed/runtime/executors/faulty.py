@@ -150,7 +150,7 @@ class Faulty(Executor):
         return {name: _corrupt_client(value, i, kind) for name, value in messages.items()}
 
     def _fault(self, round: int, client: int) -> str:
-        """What happens to a client that is asked; "" for nothing."""
+        """The fault of a client that is asked; "" for none."""
         times = self._asked[round, client] = self._asked.get((round, client), -1) + 1
         rng = seeding.numpy_generator(self.seed, seeding.FAULTS, round, client, times)
         draw, kind = rng.random(), self.kinds[int(rng.integers(len(self.kinds)))]

@@ -39,7 +39,7 @@ class WorkerPhase:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Which messages of a worker's clients in a round the server has used, see `Executor.settle`."""
+    """The messages of a worker's clients in a round that the server has used, see `Executor.settle`."""
 
     round: int
     taken: Tensor
@@ -90,7 +90,7 @@ class Host:
 
 @dataclass(frozen=True)
 class Share:
-    """What a worker needs of a federation: the model's arguments with its own clients' rows, and no other rows.
+    """The part of a federation that a worker needs: the model's arguments with its own clients' rows alone.
 
     Attributes:
         arguments: the model's arguments with these rows only.

@@ -231,7 +231,7 @@ class _Actor:
         self.host = Host(problem, data, share.clients, WITHIN[self.within]())
 
     def answer(self, request: Request) -> Any:
-        """What this worker's clients answer to one request, see `Host.answer`."""
+        """The answer of this worker's clients to one request, see `Host.answer`."""
         return self.host.answer(request)
 
 

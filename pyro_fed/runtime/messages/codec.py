@@ -182,7 +182,7 @@ def _size(items: tuple[tuple[str, Entry], ...]) -> int:
 
 
 class Announced(NamedTuple):
-    """What the beginning of a message says: its header, and its tensors' shapes and dtypes."""
+    """The announced contents of a message: its header, and its tensors' shapes and dtypes."""
 
     message: Header
     tensors: Spec

@@ -107,7 +107,7 @@ def serve_apps(folder: Path, port: int) -> ThreadingHTTPServer:
         """Answers of one folder."""
 
         def do_POST(self) -> None:
-            """Where an app is, and its signatures."""
+            """Answer with the place of an app, and its signatures."""
             size = self.headers.get("Content-Length", "")
             question: Any = None
             if self.path == QUESTION and re.fullmatch(r"\d{1,9}", size) and int(size) <= MAX_QUESTION:
@@ -130,7 +130,7 @@ def serve_apps(folder: Path, port: int) -> ThreadingHTTPServer:
             self._send(200, {"fab_url": address, "verifications": _signatures(fab)})
 
         def do_GET(self) -> None:
-            """An app's bytes."""
+            """Answer with an app's bytes."""
             fab = next((path for path in _apps(folder) if f"/{path.name}" == self.path), None)
             if fab is None:
                 self.send_error(404)
