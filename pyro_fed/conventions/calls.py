@@ -1,12 +1,12 @@
 """The one place where calls of the public face are checked: names of arguments, and the kinds of their values.
 
     @checked                                   a public function or method
-    @checked_but("results")                    the same, where it has a better word for one of them
-    class Schedule(ABC, metaclass=Checked)     classes of settings, and what is derived from them
+    @checked_but("results")                    the same, except for arguments that it checks by itself
+    class Schedule(ABC, metaclass=Checked)     classes of settings, and their subclasses
 
-Python's own answer to an argument that a function has not, or a text where it computes with a number, is a traceback
-from somewhere within. Here it is one sentence, a `SettingError`, before any work: which argument, what it must be, what
-it is, and for an unknown name the nearest that there is. Ranges are checked where they are known (`setting_checks`).
+Python's own answer to an unknown argument, or to a text in place of a number, is a traceback from somewhere within.
+Here it is one sentence, a `SettingError`, before any work: which argument, what it must be, what it is, and for an
+unknown name the nearest known one. Ranges are checked where they are known (`setting_checks`).
 """
 
 from __future__ import annotations

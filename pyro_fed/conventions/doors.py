@@ -1,6 +1,6 @@
 """Doors of rooms: the public names of a package, each loaded when it is first used.
 
-A door is a stub, `__init__.pyi`, which type checkers read as it stands, one line a name::
+A door is a stub, `__init__.pyi`, which type checkers read unchanged, one line a name::
 
     from .fedep import FedEP as FedEP       a class or function of a module below this package
     from .algorithm import schedule as schedule     a module
@@ -10,7 +10,7 @@ The package's `__init__.py` is then two lines, and importing it loads nothing of
 
     __getattr__, __dir__, __all__ = door(__name__, __file__)
 
-A module that is a public name itself, such as `pf.schedule`, has an `__all__`, and `__dir__ = listing(__all__)`.
+A module that is a public name itself, such as `pf.schedule`, has an `__all__`, and `__dir__ = public_dir(__all__)`.
 
 Scientific Python's SPEC 1 and its library lazy-loader do the loading; `lazy_loader.attach_stub` itself reads neither
 `*` nor modules of other packages. `EAGER_IMPORT=1` in the environment loads everything at once.

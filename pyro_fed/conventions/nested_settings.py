@@ -1,4 +1,4 @@
-"""Settings within settings: what belongs together is one frozen dataclass, and what comes in kinds is one class a kind.
+"""Settings within settings: one frozen dataclass for settings that belong together, one class for each kind.
 
     pf.FedEP(client=pf.tilted.MCMC(steps=500))      an instance, with settings of its own
     pf.FedEP(client="mcmc")                         its name: the defaults

@@ -1,10 +1,10 @@
-"""How far a run is: a bar in a terminal or a notebook, a line now and then in a log, or a function of the user's.
+"""The progress of a run: a bar in a terminal or a notebook, a line now and then in a log, or a function of the user's.
 
     a terminal      tqdm's bar, that of a long local step below its round's
     a notebook      one output a bar, replaced in place, also in notebooks that are executed unattended
     anything else   a line now and then, after 10, 30, 70 seconds and every minute, and one at the end of each phase
 
-`set_progress` says which for all runs of the process, the argument `progress` of a run for that one.
+`set_progress` chooses for all runs of the process, the argument `progress` of a run for that one.
 """
 
 from __future__ import annotations

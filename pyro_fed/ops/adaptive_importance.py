@@ -39,7 +39,15 @@ NOTHING = 100.0
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptiveSettings:
-    """Settings of the sampler that differ between its users."""
+    """Settings of the sampler that differ between its users.
+
+    Args:
+        enough: number of equally weighted points that the points have to be worth.
+        longest_tail: largest Pareto's k of the weights.
+        second_moments: whether the points, in whitened coordinates, have to give variances too. Points far out, which
+            dominate these, then count more in a fit, and the same limit holds for k of the terms w (z - m)² of each
+            variance.
+    """
 
     enough: float
     longest_tail: float

@@ -41,7 +41,13 @@ class Look(NamedTuple):
 
 @dataclass(frozen=True)
 class Damping:
-    """Settings of the damping of steps."""
+    """Settings of the damping of steps.
+
+    Args:
+        growth: λ grows by this factor after a fall, and shrinks by it after a rise.
+        floor: lower bound of |E|.
+        rounding: share of |f| by which it may fall in a step that counts as a rise.
+    """
 
     growth: float = 5.0
     floor: float = 1e-6

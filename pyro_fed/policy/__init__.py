@@ -1,10 +1,10 @@
 """Which settings an algorithm is run with on a model, and why: one table of rules for each kind of algorithm.
 
-The only place that reads sizes, shapes and costs of a model to choose settings. Each rule is a function of what the
-model is (`Problem.traits`), and gives a value with its reason; what a user has set stays.
+This is the only place that reads sizes, shapes and costs of a model to choose settings. Each rule is a function of the
+model's traits (`Problem.traits`), and gives a value with its reason; a user's own settings stay.
 
     resolving    resolve: an algorithm without open settings; the phases and stages of a run
-    choice       what a rule may look at and what it says; tables of rules
+    choice       the inputs and outputs of a rule; tables of rules
     explanation  pf.explain: what will be run, and why
     refusals     models that an algorithm cannot be run on
     run_settings what `run` itself chooses: threads, draws

@@ -1,9 +1,9 @@
 """Settings of DSVGD and related algorithms, and of the phases from which particles start.
 
-A particle of a large model is a network: there are fewer of them, which move by minibatches. Where the other clients
-are surrogates turns are short: the surrogates are diagonal, and along directions of many parameters together they hold
-a particle back by far less than those clients' rows would. After 50 steps of 0.05 SDs a network has forgotten the
-labels that this client's rows do not have.
+A particle of a large model is a network: large models have fewer particles, which move by minibatches. If the other
+clients are surrogates, turns are short: the surrogates are diagonal, and along directions of many parameters together
+they hold a particle back by far less than those clients' rows would. After 50 steps of 0.05 SDs a network has forgotten
+the labels that this client's rows do not have.
 """
 
 from __future__ import annotations

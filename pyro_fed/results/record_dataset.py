@@ -72,7 +72,12 @@ def federation_group(record: Record) -> xr.Dataset:
 
 
 def audit_group(record: Record) -> xr.Dataset:
-    """The audit's measurements of every parameter; empty without an audit."""
+    """The audit's measurements of every parameter; empty without an audit.
+
+    Returns:
+        Over `parameter`: `mean_error` (the posterior's mean less the result's, in the posterior's SDs) and `sd_ratio`
+        (the posterior's SD over the result's), with standard errors.
+    """
     data = {name: ("parameter", values) for name, values in record.measured.items() if name != "parameter"}
     return xr.Dataset(data, coords={"parameter": record.measured["parameter"]} if data else {})
 

@@ -1,8 +1,8 @@
-"""Whether compiled code does what its step does: both are run on the same arguments, and differ by rounding alone.
+"""Whether compiled code agrees with its step: both are run on the same arguments, and may differ by rounding alone.
 
-Rounding is a part of what a step makes, and where that is the small rest of a large sum, as a score is at the mode, a
-part of its terms. How large these are shows where the arguments are moved: by a part of each of its numbers, up or
-down at random. The code is compared there too, for it may be right by chance where rows are equal.
+Rounding is relative to the terms of a sum, not to a small remainder of a large sum, as a score is at the mode. How
+large the terms are shows when the arguments are moved, each number by a part of itself, up or down at random. The code
+is compared there too, as it may be right by chance where rows are equal.
 
     |code - step|  ≤  √ε max |step|  +  ε^¼ max |step there - step here|,     there: arguments x (1 ± ε^¼)
 

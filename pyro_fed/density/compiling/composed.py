@@ -1,14 +1,14 @@
-"""Linear predictors of numbers that all rows share, where these are not linear in z: w = φ(z).
+"""Linear predictors in terms of numbers that all rows share, if these are not linear in z: w = φ(z).
 
     log p(y_i | z) = f(u_i(w), t, row i),     u_i(w) = A_i w + b_i,     t = a few entries of w,     w = φ(z)
 
-as where coefficients are a scale times standard normal numbers (non-centred priors, horseshoes), or bounded. What the
-trace makes of z before a row comes in is φ; what is left is a function of w and rows, in which `predictors` looks for
-linear ones. At a point z a row's derivatives are taken in w, and φ's once for all rows:
+for example where coefficients are a scale times standard normal numbers (non-centred priors, horseshoes), or bounded.
+What the trace computes from z before a row enters is φ; the rest is a function of w and rows, in which `predictors`
+looks for linear ones. At a point z a row's derivatives are taken in w, and φ's once for all rows:
 
     score = J's,     Hessian = J'H J + Σ_j s_j ∇²φ_j,     J = dφ/dz,   s and H in w
 
-Nothing is taken on trust, as there.
+As there, a structure counts only if it has the model's derivatives.
 """
 
 from __future__ import annotations

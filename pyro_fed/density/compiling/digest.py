@@ -1,14 +1,14 @@
-"""What a Python function depends on, as a digest: its code, closure, defaults, the globals that it reads, and theirs.
+"""A digest of all that a Python function depends on: its code, closure, defaults, the globals it reads, and theirs.
 
-Equal digests are meant to say that two functions compute the same, so that what was traced of one serves the other.
+Equal digests mean that two functions compute the same, so that what was traced of one serves the other.
 What cannot be followed to its values has no digest at all (`Untold`), never a guess:
 
     values          by content: numbers, texts, tensors, arrays, containers, instances with all that they hold
-    code            by its instructions and constants, and the same of what it reads from its globals and its closure
-    libraries       modules of `TRUSTED` by name, what they define by name too: they do not change in a process
-    the rest        is not told: other modules, what writes globals, reads files, or has a state that Python cannot see
+    code            by its instructions and constants, and those of what it reads from its globals and its closure
+    libraries       modules of `TRUSTED` by name, and what they define by name: they do not change in a process
+    the rest        unknown: other modules, code that writes globals, reads files, or has a state hidden from Python
 
-A digest is of this moment; what it was made of may change afterwards.
+A digest describes this moment; its objects may change afterwards.
 """
 
 from __future__ import annotations

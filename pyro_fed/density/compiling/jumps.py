@@ -1,18 +1,18 @@
-"""Whether rows' scores jump in their predictors, as those of an absolute value or of a quantile's check function do.
+"""Whether rows' scores jump in their predictors, like those of an absolute value or of a quantile's check function.
 
-There a curvature is zero almost everywhere, and says nothing: what bends the log-likelihood of many rows are the jumps
-of their scores. A few rows are followed along lines u = u(0) + t A_i v, with v at random. Of intervals of t those are
-cut again and again over which the score changes by most that its own derivative does not explain,
+At a jump a curvature is zero almost everywhere, and says nothing: the log-likelihood of many rows bends by the jumps of
+their scores. A few rows are followed along lines u = u(0) + t A_i v, with v at random. Intervals of t are cut again
+and again where the score changes most beyond what its own derivative explains,
 
     |g(b) - g(a) - (b - a) (h(a) + h(b)) / 2|,      g = d log p_i / dt,   h = dg/dt
 
-until they are as short as rounding lets them be. Where the score is smooth, nothing is left. Where a row is
-`IGNORED_NATS` nats less likely than it can be, as where probabilities are rounded to zero, jumps do not count.
+until they are as short as rounding allows. If the score is smooth, nothing is left. Where a row is
+`IGNORED_NATS` nats less likely than it can be, for example where probabilities are rounded to zero, jumps do not count.
 
-Rows without linear predictors, a saturating curve's with errors of Laplace say, are followed along each coordinate, if
-operations of theirs can turn at all (`TURNING`). There is more there that jumps, and bends besides: a layer's rectified
-units, a change point. What a curvature cannot do without are jumps of most rows, while the density is as it was: from
-rising to falling, a cusp at the row's best; or as large as the score itself gets, as at a hinge, by `SLOPE_TURN` of it.
+Rows without linear predictors, for example of a saturating curve with Laplace errors, are followed along each
+coordinate, if their operations can turn at all (`TURNING`). More functions jump there, and bend besides: a layer's
+rectified units, a change point. A curvature fails only for jumps of most rows at an unchanged density: from
+rising to falling, a cusp at the row's best; or as large as the score itself, as at a hinge, by `SLOPE_TURN` of it.
 
 The prior's score is followed in the same way, as if it were a row's, and any jump counts: a lasso's at the centre of
 each weight.

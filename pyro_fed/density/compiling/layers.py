@@ -1,14 +1,13 @@
-"""Layers in a model's rows: what makes it a network, whatever the number of its rows.
+"""Layers in a model's rows, which make it a network, whatever the number of its rows.
 
-    log p(y_i | z) = f(a(W_1, row i) W_2, ...),     a nonlinear in what rows and weights W_1 make, W_2 weights behind it
+    log p(y_i | z) = f(a(W_1, row i) W_2, ...),     a nonlinear in rows and weights W_1,     W_2 weights behind it
 
-The trace of the rows' log-likelihood shows it: a matrix product or a convolution, or a product entry by entry that is
-summed, of a value that a nonlinear operation has made of rows and parameters, with other parameters, be they those of
-the row's own group. Units of a layer are exchangeable, so that the posterior has many modes, and where all weights are
-zero the score is, too: that point is stationary, and no maximum. What a model has of scales, of correlated effects
-(L u, of no rows), of effects times a covariate is no layer; nor is a basis whose few length scales are learned: at
-least `MIN_PARAMETERS_BEFORE_ACTIVATION` parameters and a share `MIN_SHARE_BEFORE_ACTIVATION` of all are in front of the
-activation.
+The trace of the rows' log-likelihood shows it: a matrix product or a convolution, or an entrywise product that is
+summed, of a nonlinear function of rows and parameters with other parameters, which may be those of the row's own group.
+Units of a layer are exchangeable, so that the posterior has many modes; and where all weights are zero the score is,
+too: that point is stationary, but no maximum. Scales, correlated effects (L u, of no rows) and effects times a
+covariate are not layers; nor is a basis with a few learned length scales: at least `MIN_PARAMETERS_BEFORE_ACTIVATION`
+parameters and a share `MIN_SHARE_BEFORE_ACTIVATION` of all are in front of the activation.
 """
 
 from __future__ import annotations

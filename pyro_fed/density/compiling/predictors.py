@@ -1,11 +1,11 @@
-"""Linear predictors in a model's rows: what a row's log-likelihood depends on, where that is a few numbers linear in z.
+"""Linear predictors in a model's rows: a row's log-likelihood may depend on z only by a few numbers linear in z.
 
     log p(y_i | z) = f(u_i(z), t, row i),     u_i(z) = A_i z + b_i  (p numbers a row),     t = a few entries of z
 
-as in generalised linear models, robust regressions (t: the log scale) and models with effects of groups. The trace of
-the rows' log-likelihood shows it: the operations before the first one that is not linear in z make u, the rest is f.
-Nothing is taken on trust: value, score and Hessian put together from the parts must be those of the model itself, at
-several points and rows, or there is no structure.
+This holds in generalised linear models, robust regressions (t: the log scale) and models with effects of groups. The
+trace of the rows' log-likelihood shows it: the operations before the first one that is not linear in z make u, the rest
+is f. A structure counts only if value, score and Hessian put together from the parts are those of the model itself, at
+several points and rows.
 """
 
 from __future__ import annotations

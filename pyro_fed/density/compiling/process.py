@@ -1,12 +1,12 @@
-"""What is traced once in a process: steps of a model, found again by every federation of that model and these shapes.
+"""Steps that are traced once in a process: every federation of the same model and shapes finds them again.
 
-A traced step holds no rows: they are its inputs. It holds everything else that the model reads: its code, what its
-closure and globals have, and the arguments that all clients share, as constants. So steps are kept under a digest of
-all of these (`compiling.digest`), of the moment in which a run begins, and of the shapes of the rows. What cannot be
-followed has no digest, and its steps stay with their federation.
+A traced step holds no rows: they are its inputs. It holds everything else that the model reads: its code, its closure's
+and globals' values, and the arguments that all clients share, as constants. So steps are kept under a digest of all of
+these (`compiling.digest`), at the moment in which a run begins, and of the shapes of the rows. What cannot be followed
+has no digest, and its steps stay with their federation.
 
-Besides, the densities of a few kept rows are compared, bit for bit, with what they were when the steps were kept. That
-finds what no digest sees: a model that reads a file, the clock, or random numbers.
+Besides, the densities of a few kept rows are compared, bit for bit, with those at the time when the steps were kept.
+That finds what no digest sees: a model that reads a file, the clock, or random numbers.
 """
 
 from __future__ import annotations
