@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from torch.utils import _pytree as pytree
 from pyro_fed.algorithm import Algorithm
 from pyro_fed.algorithm.capabilities import Chains, OnGraph
 from pyro_fed.algorithm.states import State
+from pyro_fed.errors import OURS
 
 #: The contract's methods whose calls are watched; all of them are pure.
 METHODS = (
@@ -24,6 +26,10 @@ METHODS = (
 OTHER_SEED = 987_654_321
 #: Difference of sums in another order, in units of the dtype's rounding and of an entry's largest number, or 1.
 ROUNDINGS = 1e6
+#: Modules that read every setting, to copy, check, show or keep it.
+READS_ALL = tuple(f"{name}." for name in ("dataclasses", "copy")) + tuple(
+    f"{OURS}.{name}." for name in ("conventions", "recipes", "results", "runtime")
+)
 
 
 class Call(NamedTuple):
@@ -44,6 +50,7 @@ class Observation:
         global_draws: methods that drew from torch's global generator.
         unrepeatable: methods that gave something else when called again with equal arguments.
         ordered: entries of the server's state that depend on the order of the messages.
+        read: settings that were read, but for their checks.
         error: that ended the run; None: it ended well.
     """
 
@@ -52,6 +59,7 @@ class Observation:
     global_draws: set[str] = field(default_factory=set)
     unrepeatable: set[str] = field(default_factory=set)
     ordered: set[str] = field(default_factory=set)
+    read: set[str] = field(default_factory=set)
     error: Exception | None = None
     busy: bool = False
 
@@ -79,11 +87,27 @@ def with_noted_calls(algorithm: Algorithm, *, thorough: bool) -> tuple[Algorithm
     watched = {
         name: _noting_method(name, getattr(kind, name), found, thorough) for name in METHODS if hasattr(kind, name)
     }
+    watched["__getattribute__"] = _noting_reads(kind, {one.name for one in fields(algorithm)}, found)
     named = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
     meta: Any = type(kind)
     twin: Algorithm = object.__new__(meta(kind.__name__, (kind,), {**watched, **named}))
     twin.__dict__.update(vars(algorithm))
     return twin, found
+
+
+def _noting_reads(kind: Any, names: set[str], found: Observation) -> Callable[..., Any]:
+    """A `__getattribute__` that notes which settings are read, but for what reads all of them or only checks them."""
+
+    def __getattribute__(self: Algorithm, name: str) -> Any:
+        if name in names and name not in found.read:
+            frame = sys._getframe(1)
+            code, module = frame.f_code, f"{frame.f_globals.get('__name__')}."
+            written = code.co_filename != "<string>"  # what a dataclass makes, such as its `__eq__`, has no file
+            if written and code.co_name != "__post_init__" and not module.startswith(READS_ALL):
+                found.read.add(name)
+        return kind.__getattribute__(self, name)
+
+    return __getattribute__
 
 
 def _noting_method(name: str, original: Callable[..., Any], found: Observation, thorough: bool) -> Callable[..., Any]:

@@ -36,17 +36,19 @@ def check_conjugate_posterior(algorithm: Algorithm, case: Case) -> None:
     flat = draws.reshape(-1, 2)
     off = np.abs(flat.mean(0) - mean.numpy()) / sd.numpy()
     ratio = flat.std(0) / sd.numpy()
+    scales = ", ".join(f"{100 * (one - 1):+.0f} %" for one in ratio)
     require(
         bool((off <= MEAN_ERROR + CHANCE / np.sqrt(size)).all()),
         f"means {np.round(mean.numpy(), 3)}, to {MEAN_ERROR} SDs and chance",
-        f"{np.round(flat.mean(0), 3)}, which is {off.max():.2f} SDs off",
-        "More rounds, smaller steps, or an error in the equations",
+        f"{np.round(flat.mean(0), 3)}, which is {off.max():.2f} SDs off, with SDs that are {scales} off",
+        "More rounds, smaller steps, a prior that counts twice or not at all, or an error in the equations",
     )
     require(
         bool((np.abs(ratio - 1) <= SD_ERROR + CHANCE / np.sqrt(2 * size)).all()),
         f"SDs {np.round(sd.numpy(), 3)}, to {SD_ERROR:.0%} and chance",
-        f"{np.round(flat.std(0), 3)}, {', '.join(f'{100 * (one - 1):+.0f} %' for one in ratio)}",
-        "Steps are not at rest, or a scale that the noise of the steps has moved, or a prior that counts twice",
+        f"{np.round(flat.std(0), 3)}, {scales}",
+        "Steps are not at rest, a scale that the noise of the steps has moved, a prior that counts twice, or a wrong "
+        "factor, as of the entropy or in `sample`",
     )
 
 

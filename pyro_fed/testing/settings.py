@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import dataclasses
+import inspect
 import sys
 import tempfile
 import typing
@@ -147,6 +149,42 @@ def _accepts(algorithm: Algorithm, setting: str, value: Any) -> bool:
     except (TypeError, ValueError):
         return True
     return True
+
+
+def check_settings_have_effect(algorithm: Algorithm, case: Case) -> None:
+    """A run reads each setting, or at least the algorithm's code has a place where it may: none is silently ignored."""
+    read = case.observation.read
+    unread = [one.name for one in dataclasses.fields(algorithm) if one.init and one.name not in read]
+    if not unread:
+        return
+    named = _attributes_in_code(type(algorithm)) | _attributes_in_code(type(algorithm.delegate()))
+    ignored = [name for name in unread if name not in named]
+    if ignored:
+        case.observation.ended()  # a run that did not end may have read it later
+    require(
+        not ignored,
+        "settings that have an effect",
+        f"{', '.join(ignored)}, which nothing reads but `__post_init__`",
+        "Use it, or leave it out: a user who changes it believes in a difference",
+    )
+
+
+def _attributes_in_code(kind: type) -> set[str]:
+    """Names of attributes in the modules of a class and its bases, outside of `__post_init__`."""
+    found = set[str]()
+    for name in {one.__module__ for one in kind.__mro__}:
+        try:
+            todo: list[ast.AST] = [ast.parse(inspect.getsource(sys.modules[name]))]
+        except (KeyError, OSError, TypeError):  # a notebook's or an interpreter's
+            continue
+        while todo:
+            node = todo.pop()
+            if isinstance(node, ast.FunctionDef) and node.name == "__post_init__":
+                continue
+            if isinstance(node, ast.Attribute):
+                found.add(node.attr)
+            todo += ast.iter_child_nodes(node)
+    return found
 
 
 def check_capabilities_are_taken_up(algorithm: Algorithm, case: Case) -> None:

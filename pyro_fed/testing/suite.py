@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +23,8 @@ from pyro_fed.testing.case import Case
 Function = Callable[[Algorithm, Case], None]
 #: The package's own folder, whose lines are not those of the algorithm under test.
 TESTING = str(Path(__file__).parent)
+#: What a check says of an error that is not its own.
+UNENDED = "expected a run that ends well"
 
 
 class Check(NamedTuple):
@@ -42,6 +46,7 @@ CHECKS = {
         Check(settings.check_repr_shows_settings),
         Check(settings.check_recipe_round_trip, settings.writable),
         Check(settings.check_settings_are_checked),
+        Check(settings.check_settings_have_effect),
         Check(settings.check_capabilities_are_taken_up),
         Check(steps.check_inputs_are_unchanged),
         Check(steps.check_no_hidden_randomness),
@@ -131,23 +136,21 @@ def _run(function: Function, algorithm: Algorithm, *, case: Case) -> None:
         raise ContractError(f"{name}: {error}") from error.__cause__
     except Exception as error:  # of any kind: the algorithm is anybody's
         cure = "Run it by itself, pf.run(algorithm, federation), to see the whole traceback"
-        raise ContractError(
-            f"{name}: expected a run that ends well; received {type(error).__name__}: {error}{_place(error)}. {cure}"
-        ) from error
+        received = f"{type(error).__name__}: {error}{_place(error, algorithm)}"
+        raise ContractError(f"{name}: {UNENDED}; received {received}. {cure}") from error
 
 
-def _place(error: Exception) -> str:
-    """The last line of an error's traceback that is neither the package's nor a library's."""
-    package = str(Path(TESTING).parent)
+def _place(error: Exception, algorithm: Algorithm) -> str:
+    """The last line of an error's traceback in the algorithm's own module, or else outside package and libraries."""
+    own = getattr(sys.modules.get(type(algorithm).__module__), "__file__", None)
+    others = (str(Path(TESTING).parent), *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")))
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith(package)
-        and "site-packages" not in frame.filename
-        and "<" not in frame.filename
+        if frame.filename == own
+        or not (frame.filename.startswith(others) or any(part in frame.filename for part in ("site-packages", "<")))
     ]
-    own = [frame for frame in frames if "pytest" not in frame.filename]
-    return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+    return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno}, in `{frames[-1].name}`)" if frames else ""
 
 
 @checked
@@ -160,7 +163,7 @@ def check_algorithm(
 ) -> None:
     """Check that an algorithm does what every algorithm has to: the contract, as tests.
 
-    Its settings are frozen, checked, shown and written to recipes; its methods are pure functions between flat
+    Its settings are frozen, checked, used, shown and written to recipes; its methods are pure functions between flat
     dictionaries of tensors, whose messages are finite and of one form; its answer does not depend on the executor, the
     order of the clients, the compiler, an interruption or the precision; clients without rows, with one row and those
     that never answer do no harm; and on a conjugate posterior mean and SDs are right, unless it gives particles or a
@@ -197,7 +200,9 @@ def check_algorithm(
         except ContractError as error:
             failed.setdefault(str(error).removeprefix(f"{name}: "), []).append(name)
     if failed:
-        listed = "\n".join(f"- {', '.join(names)}: {text}" for text, names in failed.items())
+        # Errors come last: what a check says about their cause is more than where they ended.
+        told = sorted(failed.items(), key=lambda item: item[0].startswith(UNENDED))
+        listed = "\n".join(f"- {', '.join(names)}: {text}" for text, names in told)
         number = sum(map(len, failed.values()))
         raise ContractError(f"{algorithm!r} fails {number} of {count} checks:\n{listed}")
 

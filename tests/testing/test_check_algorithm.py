@@ -1,6 +1,7 @@
 """`pf.testing`: a correct algorithm passes, and each planted fault is found by the check that is named for it."""
 
 import functools
+import re
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,6 +13,7 @@ import pyro_fed as pf
 from pyro_fed.algorithm import Algorithm, Batch
 from pyro_fed.conventions.setting_checks import check_positive
 from pyro_fed.testing.problems import line, line_data
+from pyro_fed.testing.suite import _place
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +118,15 @@ class NaNWithoutRows(Newton):
 class Unchecked(Newton):
     def __post_init__(self):
         pass
+
+
+class IgnoredSetting(Newton):
+    """A setting that is checked, and then forgotten."""
+
+    momentum: float = 0.9
+
+    def __post_init__(self):
+        check_positive(self, "step_size", "momentum")
 
 
 class CountsOutsideTheState(Newton):
@@ -224,6 +235,7 @@ FAULTS = {
     MessagesOfRows: "check_messages_have_one_form",
     NaNWithoutRows: "check_empty_client",
     Unchecked: "check_settings_are_checked",
+    IgnoredSetting: "check_settings_have_effect",
     CountsOutsideTheState: "check_resume",
     NarrowState: "check_states_are_tensors",
     FlatDraws: "check_draws",
@@ -237,7 +249,7 @@ FAULTS = {
     ContributionsOfItself: "check_capabilities_are_taken_up",
 }
 #: Those that no other check can see.
-ALONE = {NarrowDraws, Unchecked, NaNWithoutRows, SeedUnused}
+ALONE = {NarrowDraws, Unchecked, IgnoredSetting, NaNWithoutRows, SeedUnused}
 
 
 @functools.cache
@@ -284,6 +296,15 @@ def test_one_error_lists_all_that_failed():
     assert "-13 %" in lines[1]
 
 
+def test_what_a_check_says_stands_before_the_errors_that_follow_from_it():
+    with pytest.raises(pf.ContractError) as caught:
+        pf.testing.check_algorithm(frozen(FlatDraws))
+    _, first, *others = str(caught.value).splitlines()
+    assert first.startswith("- check_draws: expected draws of shape (chain, draw, 2); received (8, 2)")
+    assert others
+    assert all("expected a run that ends well" in line for line in others)
+
+
 def test_an_error_of_the_algorithm_is_told_with_its_line():
     @dataclass(frozen=True, kw_only=True)
     class Raises(Newton):
@@ -292,6 +313,58 @@ def test_an_error_of_the_algorithm_is_told_with_its_line():
 
     found = failures(Raises())
     assert "KeyError: 'no_such_entry' (test_check_algorithm.py, line " in found["check_executors_agree"]
+
+
+def test_an_error_in_a_module_of_the_package_is_told_with_its_line():
+    with pytest.raises(KeyError) as caught:
+        pf.FedAvg().combine({}, {}, torch.ones(1))
+    assert re.fullmatch(r" \(fedavg\.py, line \d+, in `combine`\)", _place(caught.value, pf.FedAvg()))
+
+
+@pytest.mark.parametrize("steps", [3, 9])
+def test_noise_of_another_number_of_steps_is_named(steps):
+    @dataclass(frozen=True, kw_only=True)
+    class Jitters(Newton):
+        def draw_noise(self, problem, num_rows, generator):
+            return {"normal": torch.randn(steps, problem.dim, generator=generator, dtype=problem.dtype)}
+
+        def local_step(self, problem, shared, local, data, noise):
+            problem.scan(self.jitter, shared["point"], shared["point"], noise, 5)
+            return super().local_step(problem, shared, local, data, noise)
+
+        def jitter(self, problem, point, const, x):
+            return point + 0 * x["normal"], ()
+
+    said = failures(Jitters())["check_leading_axes"]
+    assert f"inputs of 5 steps of `jitter`, (steps, C, ...); received xs['normal'] ({steps}, 1, 2)" in said
+
+
+def test_a_step_that_returns_no_pair_is_named():
+    @dataclass(frozen=True, kw_only=True)
+    class NoPair(Newton):
+        def local_step(self, problem, shared, local, data, noise):
+            problem.scan(self.stay, {"a": shared["point"], "b": shared["point"]}, shared["point"], (), 2)
+            return super().local_step(problem, shared, local, data, noise)
+
+        def stay(self, problem, carry, const, x):
+            return carry
+
+    said = failures(NoPair())["check_leading_axes"]
+    assert "expected `stay` to return (carry, out); received one dict. A step without an `out` returns" in said
+
+
+def test_a_setting_that_a_branch_may_read_is_not_one_without_effect():
+    @dataclass(frozen=True, kw_only=True)
+    class Restarts(Newton):
+        fall: float = 0.5
+
+        def __post_init__(self):
+            check_positive(self, "step_size", "fall")
+
+        def converged(self, figures):
+            return len(figures) > 10**6 and figures[-1]["change"] < self.fall
+
+    assert "check_settings_have_effect" not in failures(Restarts())
 
 
 def test_checks_that_an_algorithm_need_not_pass_are_left_out():

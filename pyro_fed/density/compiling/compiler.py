@@ -39,7 +39,7 @@ from pyro_fed.density.compiling.batched import vmap
 from pyro_fed.density.compiling.loop_map import leaf_dims, loop_map
 from pyro_fed.density.compiling.recording import record
 from pyro_fed.density.compiling.tracing import Step, eager, inductor, trace
-from pyro_fed.errors import SettingError, warn_user
+from pyro_fed.errors import ContractError, SettingError, warn_user
 
 #: What `run` takes as `compile`, and the level that each is where nothing stands against it.
 LEVELS = {"auto": "trace", "off": "off", "trace": "trace", "inductor": "inductor"}
@@ -211,19 +211,30 @@ class Compiler:
 
         Returns:
             the last carry, and the outputs stacked on a leading axis, (length, C, ...).
+
+        Raises:
+            ContractError: a tensor of `xs` has not as many entries on its first axis as there are steps, or the
+                function returns no pair.
         """
         if length == 0:
             return carry, ()
         state, carried = _carry_leaves(carry)
         (fixed, held), (inputs, given) = pytree.tree_flatten(const), pytree.tree_flatten(xs)
+        if any(x.shape[:1] != (length,) for x in inputs):
+            raise _other_steps(function, xs, length)
         unbound = [x.unbind() for x in inputs]
         per_step = list(zip(*unbound, strict=True)) if inputs else [()] * length
         leaves, specs = [*state, *fixed, *per_step[0]], (carried, held, given)
         step = self._step(function, problem, (0, const_dims, 0), leaves, specs, length, length)
         state, outs = _run_steps(step, state, fixed, per_step)
         stacked = [torch.stack(parts) for parts in zip(*outs, strict=True)]
-        last, outputs = pytree.tree_unflatten(state + stacked, step.spec())
-        return last, outputs
+        found = pytree.tree_unflatten(state + stacked, step.spec())
+        if not (isinstance(found, tuple) and len(found) == 2):
+            raise ContractError(
+                f"expected `{_name_of(function)}` to return (carry, out); received one {type(found).__name__}. A step "
+                "without an `out` returns (carry, ())"
+            )
+        return found
 
     def scans(
         self,
@@ -445,6 +456,21 @@ def _carry_leaves(carry: Any) -> tuple[list[Tensor], Any]:
     """
     state, spec = pytree.tree_flatten(carry)
     return [leaf.clone(memory_format=torch.contiguous_format) for leaf in state], spec
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    return getattr(function, "__name__", repr(function))
+
+
+def _other_steps(function: Callable[..., Any], xs: Any, length: int) -> ContractError:
+    """The refusal of inputs of more or fewer steps than there are."""
+    shapes = {pytree.keystr(path): tuple(leaf.shape) for path, leaf in pytree.tree_flatten_with_path(xs)[0]}
+    received = ", ".join(f"xs{place} {shape}" for place, shape in shapes.items() if shape[:1] != (length,))
+    return ContractError(
+        f"expected inputs of {length} steps of `{_name_of(function)}`, (steps, C, ...); received "
+        f"{received}. `draw_noise` gives one client's tensors, (steps, ...): steps on the first axis, and no axis of "
+        "clients, which the run adds as the second"
+    )
 
 
 def _run_steps(
