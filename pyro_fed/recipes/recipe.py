@@ -105,6 +105,9 @@ class Recipe:
         changed = check_settings(self.algorithm, _nest(overrides or {}), where, {**present, **self.settings})
         try:
             return self.algorithm(**{**self.settings, **changed})
+        except SettingError as error:
+            also = f" and {where}" if changed else ""
+            raise SettingError(f"{self.path} [settings]{also}: {error}") from None
         except TypeError as error:
             raise SettingError(f"{self.path}: {self.algorithm.__name__} cannot be made of this: {error}") from error
 

@@ -200,8 +200,13 @@ def test_overrides_are_checked_as_settings_are(write):
     loaded = recipe.load(write(""))
     with pytest.raises(SettingError, match="unknown key 'step_siez' of Tiny; did you mean 'step_size'"):
         loaded.build({"step_siez": 1.0})
-    with pytest.raises(SettingError, match="at least 2, received 1"):
+    with pytest.raises(SettingError, match=r"tiny\.toml \[settings\] and overrides: num_particles .* received 1"):
         loaded.build({"num_particles": 1})
+
+
+def test_a_value_that_the_algorithm_refuses_is_told_with_its_file(write):
+    with pytest.raises(SettingError, match=r"tiny\.toml \[settings\]: num_particles must be at least 2, received 1"):
+        recipe.load(write("[settings]\nnum_particles = 1")).build()
 
 
 NESTED = """
@@ -308,8 +313,8 @@ def test_every_shipped_recipe_builds(name):
     loaded = recipe.load(name)
     built = loaded.build()
     assert {key: getattr(built, key) for key in loaded.settings} == dict(loaded.settings)
-    assert loaded.description
-    assert "paper" in loaded.source
+    assert loaded.description, f'{loaded.path}: no description: add description = "..." at the top'
+    assert "paper" in loaded.source, f'{loaded.path}: no paper: add a table [source] with paper = "..."'
     assert loaded.run_options(5).get("num_rounds", 1) >= 1  # none: the algorithm stops by itself
 
 
@@ -318,7 +323,7 @@ def test_every_shipped_setting_cites_its_source(name):
     """Each assignment under [settings] carries a comment on its line."""
     path = library.find_recipe(name)
     lines = path.read_text(encoding="utf-8").splitlines()
-    first = next(i for i, line in enumerate(lines) if line.startswith("[settings"))
+    first = next((i for i, line in enumerate(lines) if line.startswith("[settings")), len(lines))
     last = next((i for i, line in enumerate(lines) if line.strip() in ("[run]", "[source]")), len(lines))
     given = {i: line for i, line in enumerate(lines[first:last], first + 1) if "=" in line.split("#")[0]}
     assert given, f"{path}: [settings] is empty; say the settings that make the recipe"
