@@ -147,7 +147,8 @@ assert abs(float(idata.posterior["mu"][0, 0]) - float(y.sum() / 13)) < 1e-5
 # * The number of the round is no argument: what changes with it, such as a step size that falls, keeps its own counter
 #   in the server's state.
 # * What the server knows of each client, such as how far its message moves the answer, or which messages of a faulty
-#   client it would bound, is an object beside the algorithm, which its method `contributions` returns.
+#   client it would bound, is an object beside the algorithm, which its method `contributions` returns. Where its
+#   `client_sites` gives Gaussian sites, `check_algorithm` compares their product with the answer.
 # * `additive = True` says that `combine` needs no more than the weighted sum of the messages: then robust means and
 #   differential privacy may stand in for them (`run(..., combination=)`).
 
@@ -158,11 +159,11 @@ assert float(one_by_one.posterior["mu"][0, 0]) == float(idata.posterior["mu"][0,
 # %% [markdown]
 # ## Does it do what every algorithm has to?
 #
-# `pf.testing.check_algorithm` has the contract as checks: settings that are frozen, checked and written to recipes;
-# pure methods; messages of one form; one answer whatever the executor, the order of the clients, the compiler or an
-# interruption; clients without rows. It lists all that fail, with what was expected and received, and the cure. An
-# algorithm that gives a posterior, and not a point as here, is also compared with an exact one: an SD that is 13 % too
-# small, which no doubt of a single run shows, is found there.
+# `pf.testing.check_algorithm` has the contract as checks: settings that are frozen, checked, used and written to
+# recipes; pure methods; messages of one form; one answer whatever the executor, the order of the clients, the compiler
+# or an interruption; clients without rows. It lists all that fail, with what was expected and received, and the cure.
+# An algorithm that gives a posterior, and not a point as here, is also compared with an exact one: an SD that is 13 %
+# too small, which no doubt of a single run shows, is found there.
 
 # %%
 pf.testing.check_algorithm(FederatedAscent(step_size=0.02))
@@ -178,8 +179,9 @@ pf.testing.check_algorithm(FederatedAscent(step_size=0.02))
 #
 # ## From the command line
 #
-# A recipe is a TOML file that names the class; with the algorithm in a package of your own,
-# `pyro-fed run logistic_regression ascent.toml` runs it, where `ascent.toml` says
+# A recipe is a TOML file that names the class. It imports nothing but `pyro_fed.infer`: an algorithm of your own is
+# imported by the model's file, which says `import my_package.ascent`. Then `pyro-fed run my_model.py ascent.toml` runs
+# it, where `ascent.toml` says
 #
 # ```toml
 # description = "Gradient ascent to the posterior mode"
@@ -192,16 +194,26 @@ pf.testing.check_algorithm(FederatedAscent(step_size=0.02))
 # paper = "Nesterov (2004)"
 # ```
 #
-# Every value says where it is from, and `[source]` names the paper: the shipped recipes are tested for that.
+# Every value says in a comment on its line where it is from (`# Table 7`, or `# ours: why`), and `[source]` names the
+# paper: the shipped recipes are tested for that.
 #
 # ## As a part of this package
 #
-# 1. The module, in the folder of its family: `pyro_fed/infer/laplace/ascent.py` has the class above, and a header with
-#    the paper and its equations. What each family is about stands in the door of `pyro_fed.infer`.
+# 1. The module, in the folder of its family: `pyro_fed/infer/laplace/ascent.py` has a header with the paper and its
+#    equations, and the class above with type hints, which mypy asks for: `Problem` is in `pyro_fed.density.problem`,
+#    the other types are in `pyro_fed.algorithm`. What each family is about stands in the door of `pyro_fed.infer`.
 # 2. One line in the family's door, `pyro_fed/infer/laplace/__init__.pyi`:
 #    `from .ascent import FederatedAscent as FederatedAscent`. Now it is `pf.FederatedAscent`, `pyro-fed list` shows it,
 #    the page of its family in the documentation has it, and it has to pass the tests of every algorithm.
 # 3. A recipe, `inference/ascent.toml`, as above with `algorithm = "pyro_fed.infer:FederatedAscent"`.
 #
-# Then one command tests the contract and the recipe: `pytest tests/algorithm tests/recipes -k ascent`; before it
-# `python tests/helpers/contract_draws.py --write` keeps the draws of the new algorithm. And a line in `CHANGELOG.md`.
+# Then keep the draws of the new algorithm, and test the contract, the recipe and the docstring:
+#
+# ```sh
+# python tests/helpers/contract_draws.py --write FederatedAscent
+# pytest tests/algorithm tests/recipes tests/infer/test_docstrings.py -k "FederatedAscent or ascent"
+# ```
+#
+# `-k` has both names, since the tests of the contract go by the class and those of the recipe by its file: with
+# `-k fed_ascent` alone the contract would not be tested. `ruff check --fix .` sorts the door, and `make quick` runs
+# lint, types and quick tests of the rest. The last step is a line in `CHANGELOG.md`.

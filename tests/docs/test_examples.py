@@ -80,7 +80,8 @@ def examples(door):
         for path, one in inner.items():
             parts = {part: own for part, own in vars(one).items() if part[0] != "_"} if inspect.isclass(one) else {}
             for part, own in {"": one, **parts}.items():
-                section = (inspect.getdoc(getattr(own, "__func__", own)) or "").partition("\nExample:\n")[2]
+                written = getattr(own, "__func__", own).__doc__  # `getdoc` would take an overridden method's example
+                section = inspect.cleandoc(written or "").partition("\nExample:\n")[2]
                 if section:
                     found[f"{path}.{part}".rstrip(".")] = section
     return found

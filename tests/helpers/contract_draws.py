@@ -1,7 +1,8 @@
 """The draws of every algorithm of `algorithms.ALGORITHMS` on the contract tests' federations, kept as a file.
 
-    python tests/helpers/contract_draws.py          # compare with the file, print the largest differences
-    python tests/helpers/contract_draws.py --write  # write it anew, after a change that is meant to change draws
+    python tests/helpers/contract_draws.py               # compare with the file, print the largest differences
+    python tests/helpers/contract_draws.py --write       # write it anew, after a change that is meant to change draws
+    python tests/helpers/contract_draws.py --write MyVB  # write the draws of MyVB alone, such as a new algorithm
 
 Two federations: lines at three clients of unequal size, and a hierarchy whose effects are integrated out. A change of
 the code's form must not change a draw; `algorithm/test_contract_draws.py` holds this to 1e-12.
@@ -40,16 +41,26 @@ def differences(found, kept):
     }
 
 
-if __name__ == "__main__":
-    every = {}
+def write_or_compare(write, names):
+    """Compare the draws of the rows named, or of all, with the file; write them if asked to."""
+    if unknown := set(names) - CONTRACTS.keys():
+        raise SystemExit(f"no row {', '.join(sorted(unknown))} in helpers/algorithms.py, nor an algorithm in a door")
+    kept, every = dict(np.load(FILE)), {}
     for case in CASES:
-        every |= draws_of(*case)
-    away = differences(every, dict(np.load(FILE)))
+        if not names or case[0] in names:
+            every |= draws_of(*case)
+    away = differences(every, kept)
     for name, value in sorted(away.items(), key=lambda item: -item[1])[:10]:
         print(f"{value:.3g}  {name}" + ("  (new, or of another shape)" if np.isinf(value) else ""))
     print(f"{len(away)} entries, {sum(value == 0 for value in away.values())} equal to {FILE} bit by bit")
-    if "--write" in sys.argv:
-        np.savez_compressed(FILE, **every)
+    if write:
+        others = {key: value for key, value in kept.items() if names and key.partition(" / ")[0] not in names}
+        np.savez_compressed(FILE, **others | every)
         changed = sorted({name.rpartition(" / ")[0] for name, value in away.items() if value > 1e-12})
-        print(f"wrote {FILE}, {len(every)} entries; changed or new: {', '.join(changed) or 'none'}")
+        print(f"wrote {FILE}, {len(others | every)} entries; changed or new: {', '.join(changed) or 'none'}")
         print("commit it with the algorithm, and say in the message why draws of others have changed, if any have")
+
+
+if __name__ == "__main__":
+    given = sys.argv[1:]
+    write_or_compare("--write" in given, [one for one in given if one != "--write"])
