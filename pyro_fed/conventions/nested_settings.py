@@ -14,7 +14,7 @@ import functools
 import inspect
 import typing
 from abc import ABC
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 from pyro_fed.conventions.settings_repr import SettingsRepr, changed_settings
@@ -44,19 +44,27 @@ class Variant(Settings, ABC):
 
     @classmethod
     def kinds(cls) -> dict[str, type[Self]]:
-        """The classes of this family that its own package defines, by name, in the order of their definition."""
-        found: dict[str, type[Self]] = {}
-        for child in cls.__subclasses__():
-            own = child.__module__.partition(".")[0] == cls.__module__.partition(".")[0]
-            if own and not inspect.isabstract(child):
-                found[child.kind()] = child
-            found |= child.kinds()
-        return found
+        """The classes behind this family's door that its own package defines, by name, in the order of definition."""
+        package = cls.__module__.partition(".")[0]
+        own = (child for child in _descendants(cls) if child.__module__.partition(".")[0] == package)
+        return {child.kind(): child for child in own if child.door == cls.door and not inspect.isabstract(child)}
+
+    @classmethod
+    def includes(cls, value: object) -> bool:
+        """Whether an object is one of this family, of those behind its door."""
+        return isinstance(value, cls) and value.door == cls.door
 
     @classmethod
     def kind(cls) -> str:
         """The name of this kind: "mcmc"."""
         return snake_case(cls.__name__)
+
+
+def _descendants(cls: type[Any]) -> Iterator[type[Any]]:
+    """Subclasses at any depth, each before its own."""
+    for child in cls.__subclasses__():
+        yield child
+        yield from _descendants(child)
 
 
 #: Under which attribute an instance remembers which settings it was given.
@@ -81,7 +89,7 @@ def resolve(owner: Any, field: str, family: type[Variant], *, allow_none: bool =
     value = getattr(owner, field)
     if isinstance(value, str):
         object.__setattr__(owner, field, by_name(type(owner), field, family, value))
-    elif not isinstance(value, family) and not (allow_none and value is None):
+    elif not family.includes(value) and not (allow_none and value is None):
         raise SettingError(
             f"{type(owner).__name__}: {field} must be one of {family.door}, such as "
             f"{family.door}.{next(iter(family.kinds().values())).__name__}(), or its name, one of "

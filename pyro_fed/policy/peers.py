@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from pyro_fed.infer.ep.tilted import IVON
 from pyro_fed.infer.peers.consensus_laplace import ConsensusLaplace
 from pyro_fed.infer.peers.p2p_ep import P2PEP
 from pyro_fed.infer.peers.p2p_vi import P2PVI
 from pyro_fed.infer.peers.peer_gaussian import PeerGaussian
 from pyro_fed.infer.peers.push_sum import P2PPushSum
-from pyro_fed.infer.peers.update import IVON
 from pyro_fed.policy import gaussian, laplace
 from pyro_fed.policy.choice import Case, Decision, Row, Table, apply_table
 from pyro_fed.policy.gaussian import COVARIANCE_ROW, CURVATURE_ROW, takes_gradients
@@ -28,7 +28,7 @@ def full_dim_of(case: Case) -> Decision | None:
 def update_of(case: Case) -> Decision | None:
     """How beliefs are updated: by gradients alone if the model is too large for Newton steps."""
     algorithm = case.algorithm
-    if algorithm.solver.from_averaging or case.own & EXACT:
+    if algorithm.solver.by_gradients or case.own & EXACT:
         return None
     if why := takes_gradients(case):
         full = algorithm.covariance == "auto" and case.traits.dim <= algorithm.full_dim
@@ -53,7 +53,7 @@ def curvature_of(case: Case) -> Decision | None:
 def non_smooth(case: Case) -> str:
     """Why a Laplace approximation is no start, and whole changes overshoot; "" if neither applies."""
     algorithm, traits = case.algorithm, case.traits
-    exact = algorithm.solver.deterministic and algorithm.weighting == "exact"
+    exact = algorithm.solver.newton_steps and algorithm.weighting == "exact"
     if not exact or traits.improper:
         return ""
     if traits.kinked_prior:
@@ -74,11 +74,11 @@ def start_of(case: Case) -> Decision | None:
     algorithm, traits = case.algorithm, case.traits
     if algorithm.start != "auto":
         return None
-    if algorithm.solver.from_averaging:
+    if algorithm.solver.by_gradients:
         return Decision("fedavg", "stochastic gradients begin at the point that averaging finds")
     if algorithm.weighting == "paper":
         return Decision("prior", "weighting='paper' begins at the prior, as published")
-    if not algorithm.solver.deterministic:
+    if not algorithm.solver.newton_steps:
         return Decision("prior", "a guide is fitted around a proper belief")
     if why := non_smooth(case):
         return Decision("local" if traits.kinked_prior else "prior", f"{why}: a curvature at a point says nothing")

@@ -58,7 +58,6 @@ from pyro_fed.density.latents.ascent_starts import from_modes
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
 from pyro_fed.density.traits.record import FULL_DIM, NETWORK_NUMBERS
-from pyro_fed.ops.gaussian import Gaussian
 
 Structure = Literal["full", "diag"]
 Kind = Literal["hessian", "fisher"]
@@ -289,7 +288,7 @@ class Derivatives:
         return total
 
     def under(
-        self, problem: Problem, mean: Tensor, root: Tensor | None, num_points: int, data: ClientData
+        self, problem: Problem, mean: Tensor, root: Tensor | None, num_points: int, data: ClientData | Batch
     ) -> Moments | None:
         """Means under q of C clients' log-likelihoods by the structure of their rows, see `rowwise`.
 
@@ -298,7 +297,7 @@ class Derivatives:
             mean: q's, (C, D).
             root: R (C, D, D) of q = N(m, R R'); None for derivatives at the mean.
             num_points: that `of_likelihood` would take.
-            data: the clients' rows.
+            data: the clients' rows, or these with weights of their own.
 
         Returns:
             None where there is no such structure, or too little work for it.
@@ -306,20 +305,6 @@ class Derivatives:
         if self.structure != "full" or not self._structure_pays(problem, num_points):
             return None
         found = expected_sums(problem, mean, root, data)
-        return None if found is None else Moments(*found)
-
-    def under_batch(self, problem: Problem, q: Gaussian, num_points: int, batch: Batch) -> Moments | None:
-        """`under` for rows with weights of their own.
-
-        Args:
-            problem: the model's densities.
-            q: proper, (C,).
-            num_points: that `of_likelihood` would take.
-            batch: the clients' rows.
-        """
-        if self.structure != "full" or not self._structure_pays(problem, num_points):
-            return None
-        found = expected_sums(problem, q.mean(), q.root(), batch)
         return None if found is None else Moments(*found)
 
     def _structure_pays(self, problem: Problem, num_points: int) -> bool:

@@ -39,10 +39,9 @@ from pyro_fed.density.rows.batches import (
     with_batches,
 )
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.averaging import optim
 from pyro_fed.infer.averaging.contributions import StepContributions
 from pyro_fed.infer.averaging.descent import descent_ends
-from pyro_fed.infer.averaging.optim import OPTIM, Optimiser
+from pyro_fed.infer.averaging.optim import OPTIM, Adam, Optimiser
 
 #: Rounds whose steps are averaged, and how many times the middle's the last ones of a point on its way may be: steps of
 #: minibatches stay as long, and steps towards a point get shorter.
@@ -80,7 +79,7 @@ class FedAvg(Algorithm):
     draws_are: ClassVar[str] = "point"
     additive: ClassVar[bool] = True
     shorthands: ClassVar[Mapping[str, Mapping[str, Variant]]] = {
-        "server_optimiser": {"adam": optim.Adam(betas=(0.9, 0.99))}  # Reddi et al., Section 5
+        "server_optimiser": {"adam": Adam(betas=(0.9, 0.99))}  # Reddi et al., Section 5
     }
 
     chain_steps: int = 20
@@ -90,7 +89,7 @@ class FedAvg(Algorithm):
     unit: Literal["steps", "epochs"] = "steps"
     prior: bool = False
     damping: float = 1.0
-    server_optimiser: Optimiser | optim.Name | None = None
+    server_optimiser: Optimiser | str | None = None
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "chain_steps")

@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -20,11 +20,9 @@ from pyro_fed.conventions.doors import public_dir
 from pyro_fed.conventions.nested_settings import Variant, explains_unknown
 from pyro_fed.conventions.setting_checks import check_betas, check_between, check_positive
 
-__all__ = ["SGD", "Adagrad", "Adam", "Name", "Optimiser"]
+__all__ = ["SGD", "Adagrad", "Adam", "Optimiser"]
 __dir__ = public_dir(__all__)
 
-#: The kinds by the names that settings know them under.
-Name = Literal["sgd", "adagrad", "adam"]
 #: Under which prefix a state holds an optimiser's.
 OPTIM = "optim"
 

@@ -42,7 +42,6 @@ from pyro_fed.conventions.setting_checks import check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.ep import tilted
 from pyro_fed.infer.ep.contributions import ADMMContributions
 from pyro_fed.infer.ep.pvi import TEN_STEPS
 from pyro_fed.infer.ep.settings import HAND_WRITTEN, Converging, WarmStarted
@@ -91,7 +90,7 @@ class BayesADMM(Converging, WarmStarted):
     }
     shorthands: ClassVar[Mapping[str, Mapping[str, Variant]]] = {"client": {"newton": TEN_STEPS}}
 
-    client: TiltedInference | tilted.Name = TEN_STEPS
+    client: TiltedInference | str = TEN_STEPS
     rho: float = 1.0
 
     def __post_init__(self) -> None:

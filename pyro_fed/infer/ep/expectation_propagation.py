@@ -39,12 +39,13 @@ from pyro_fed.density.derivatives.few_rows import of_some_rows
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.ep import ascent, findings, prior_site, step_control, tilted
+from pyro_fed.infer.ep import ascent, findings, prior_site, step_control
 from pyro_fed.infer.ep.contributions import EPContributions, without_value
 from pyro_fed.infer.ep.states import CHANGE, Server, first_server
 from pyro_fed.infer.ep.step_control import NewtonSteps, StepControl
 from pyro_fed.infer.ep.steps import Backtracked, StepRule
-from pyro_fed.infer.ep.tilted import Newton, Numerics, Received, Tilted, TiltedInference
+from pyro_fed.infer.ep.tilted import Newton, Received, Tilted, TiltedInference
+from pyro_fed.infer.ep.tilted.base import numerics_of
 from pyro_fed.infer.guides.automatic import guided_covariance
 from pyro_fed.infer.sites.gaussian_sites import (
     SpreadGaussian,
@@ -52,6 +53,7 @@ from pyro_fed.infer.sites.gaussian_sites import (
     flat_like,
     flat_site,
     gaussian,
+    is_finite,
     kept_where,
     prepend_gaussian,
 )
@@ -73,7 +75,7 @@ class EP(SpreadGaussian, SiteKeeping):
     may_be_infinite: ClassVar[frozenset[str]] = step_control.UNKNOWN | ascent.UNKNOWN
 
     guide: Any = None
-    client: TiltedInference | tilted.Name = Newton()
+    client: TiltedInference | str = Newton()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -96,7 +98,7 @@ class EP(SpreadGaussian, SiteKeeping):
 
     def tilted(self, problem: Problem, received: Received, data: ClientData, noise: Noise) -> Tilted:
         """t̂_k of q̂_k ≈ p_k q_-k, step 3 of Algorithm 4, (C,)."""
-        return self.solver.infer(problem, self._numerics(problem), received, data, noise)
+        return self.solver.infer(problem, numerics_of(self, problem), received, data, noise)
 
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
@@ -107,8 +109,7 @@ class EP(SpreadGaussian, SiteKeeping):
         received = Received(self.begin_at(shared, local, cavity), cavity)
         answer = self.tilted(problem, received, data, noise)
         empty = data.num_rows == 0  # a client without rows has the site one
-        finite = answer.site.precision.flatten(1).isfinite().all(1) & answer.site.eta.isfinite().all(1)
-        usable = (answer.usable & finite) | empty
+        usable = (answer.usable & is_finite(answer.site)) | empty
         new_site = kept_where(usable & ~empty, answer.site)
         change = kept_where(usable, new_site.quotient(site))
         message = {**as_state(change), "usable": usable}
@@ -173,7 +174,7 @@ class EP(SpreadGaussian, SiteKeeping):
         if "value" not in messages:
             return None
         change = server.prior_change
-        sound = messages["usable"].all() & change.precision.isfinite().all() & change.eta.isfinite().all()
+        sound = messages["usable"].all() & is_finite(change)
         value = server.prior_value + messages["value"].sum() + server.q.entropy()
         return torch.where(sound, value, torch.nan)
 
@@ -192,11 +193,6 @@ class EP(SpreadGaussian, SiteKeeping):
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
         """The randomness of the clients' inference."""
         return self.solver.draw_noise(problem, num_rows, generator)
-
-    def _numerics(self, problem: Problem) -> Numerics:
-        """How derivatives and expectations are computed for this model."""
-        derivatives = self.derivatives()
-        return Numerics(derivatives, derivatives.exact(problem.dim), self.num_points)
 
     def changes_of(self, messages: State) -> Gaussian:
         """Δ_k, (C,), from what the clients sent."""

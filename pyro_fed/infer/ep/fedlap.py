@@ -47,7 +47,6 @@ from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.infer.ep import tilted
 from pyro_fed.infer.ep.settings import HAND_WRITTEN, ClientOptimised, Controlled, Converging, WarmStarted
 from pyro_fed.infer.ep.tilted import Laplace, Received, Tilted, TiltedInference
 from pyro_fed.infer.sites.gaussian_sites import gaussian
@@ -94,7 +93,7 @@ class FedLapCov(Converging, WarmStarted, ClientOptimised, Controlled):
 
     without: ClassVar[Mapping[str, str]] = {"num_guide_draws": HAND_WRITTEN}
 
-    client: TiltedInference | tilted.Name = Laplace()
+    client: TiltedInference | str = Laplace()
     start: Literal["auto", "laplace", "prior", "fedavg", "few_rows"] = "prior"
 
     def default_rounds(self, num_clients: int) -> int:
@@ -141,7 +140,7 @@ class FedLap(FedLapCov):
 
     draws_are: ClassVar[str] = "point"
 
-    client: TiltedInference | tilted.Name = Laplace(steps=2)  # from m, which is its own fixed point however few
+    client: TiltedInference | str = Laplace(steps=2)  # from m, which is its own fixed point however few
 
     def tilted(self, problem: Problem, received: Received, data: ClientData, noise: Noise) -> Tilted:
         """v_k = Λ_-k θ_k - η_-k, by which q_-k t_k has its mean at the tilted mode; and how far that is from m."""

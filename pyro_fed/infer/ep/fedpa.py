@@ -22,7 +22,6 @@ from torch import Tensor
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown
-from pyro_fed.infer.ep import tilted
 from pyro_fed.infer.ep.settings import HAND_WRITTEN, ONE_PASS, ClientOptimised, Controlled, WarmStarted
 from pyro_fed.infer.ep.tilted import MCMC, Laplace, TiltedInference
 from pyro_fed.infer.sites.gaussian_sites import as_state, flat_like, gaussian
@@ -74,7 +73,7 @@ class FedPA(WarmStarted, ClientOptimised, Controlled):
         "num_guide_draws": HAND_WRITTEN,
     }
 
-    client: TiltedInference | tilted.Name = MCMC()
+    client: TiltedInference | str = MCMC()
     damping: float | None = 1.0
 
     def cavity(self, received: State, site: Gaussian) -> Gaussian:
@@ -122,7 +121,7 @@ class BCM(ClientOptimised):
         **dict.fromkeys(("start", "averaging", "warm_tolerance", "tolerance", "step_control"), ONE_PASS),
     }
 
-    client: TiltedInference | tilted.Name = Laplace()
+    client: TiltedInference | str = Laplace()
     damping: float | None = 1.0
 
     def default_rounds(self, num_clients: int) -> int:

@@ -26,7 +26,6 @@ from pyro_fed.conventions.nested_settings import Settings, explains_unknown, res
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.infer.averaging import optim
 from pyro_fed.infer.averaging.burn_in import BurnIn
 from pyro_fed.infer.averaging.fedavg import FedAvg
 from pyro_fed.infer.averaging.optim import Optimiser
@@ -73,7 +72,7 @@ class Averaging(Settings):
     unit: Literal["steps", "epochs"] = "epochs"
     prior: bool = True
     damping: float = 0.5
-    server_optimiser: Optimiser | optim.Name | None = "sgd"
+    server_optimiser: Optimiser | str | None = "sgd"
     scale: float = 0.05
 
     def __post_init__(self) -> None:

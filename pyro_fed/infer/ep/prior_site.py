@@ -43,7 +43,7 @@ def change_at(
         server: q and t_0.
     """
     q, most = add_batch_axis(server.q), algorithm.points(add_batch_axis(server.q))
-    few = solver.few_prior_points and len(most) > FEWEST_POINTS
+    few = solver.by_gradients and len(most) > FEWEST_POINTS
     points = spread_points(q, FEWEST_POINTS) if few else most
     moments, change = _newton_step(algorithm, problem, q, server.prior, points)
     if few and not _is_rounding(server.prior, change):  # a Gaussian prior needs no more

@@ -19,11 +19,10 @@ from pyro_fed.algorithm.schedule import All, RoundRobin, Schedule
 from pyro_fed.conventions.nested_settings import Variant, explains_unknown
 from pyro_fed.conventions.setting_checks import check_choice
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.ep import tilted
 from pyro_fed.infer.ep.expectation_propagation import EP
 from pyro_fed.infer.ep.fedep import FedEP
 from pyro_fed.infer.ep.guided import GuidedFedEP
-from pyro_fed.infer.ep.tilted import IVON, SVI, Newton, TiltedInference
+from pyro_fed.infer.ep.tilted import Newton, TiltedInference
 
 Order = Literal["sequential", "synchronous"]
 
@@ -121,7 +120,7 @@ class PVI(FedEP):
     shorthands: ClassVar[Mapping[str, Mapping[str, Variant]]] = {"client": {"newton": TURN}}
 
     order: Order = "sequential"
-    client: TiltedInference | tilted.Name = TURN
+    client: TiltedInference | str = TURN
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -155,7 +154,7 @@ def check_minimises(algorithm: EP) -> None:
     Raises:
         SettingError: it is another.
     """
-    if not isinstance(algorithm.client, Newton | SVI | IVON):
+    if not algorithm.solver.minimises_free_energy:
         raise SettingError(
             f"{type(algorithm).__name__}: client must be 'newton', 'svi' or 'ivon', which minimise KL(q || tilted), "
             f"received {algorithm.client!r}; use FedEP for the others"

@@ -27,7 +27,6 @@ from pyro_fed.conventions.setting_checks import check_at_least, check_between, c
 from pyro_fed.density.derivatives.few_rows import MORE
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import ModelError, SettingError
-from pyro_fed.infer.averaging import optim
 from pyro_fed.infer.averaging.optim import OPTIM, Optimiser
 from pyro_fed.infer.ep import ascent, rows_first
 from pyro_fed.infer.ep.expectation_propagation import EP
@@ -36,7 +35,6 @@ from pyro_fed.infer.ep.guided import GuidedFedEP
 from pyro_fed.infer.ep.point_sites import Averaging, PointSites
 from pyro_fed.infer.ep.step_control import StepControl
 from pyro_fed.infer.ep.steps import Optimised, StepRule, optimised_site_steps
-from pyro_fed.infer.ep.tilted import Identity
 from pyro_fed.infer.guides.automatic import is_hand_written
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.laplace.laplace_point import ESCAPING, flat_direction, mode_level
@@ -105,7 +103,7 @@ class ServerOptimised(Damped):
         changes: what it is given: the "sum" of the changes, or their "mean".
     """
 
-    server_optimiser: Optimiser | optim.Name | None = None
+    server_optimiser: Optimiser | str | None = None
     changes: Literal["sum", "mean"] = "sum"
 
     def __post_init__(self) -> None:
@@ -168,7 +166,7 @@ class ClientOptimised(ServerOptimised):
         client_optimiser: of Δ_k; None takes the fractions that the server took.
     """
 
-    client_optimiser: Optimiser | optim.Name | None = None
+    client_optimiser: Optimiser | str | None = None
 
     def __post_init__(self) -> None:
         resolve(self, "client_optimiser", Optimiser, allow_none=True)
@@ -297,9 +295,8 @@ class WarmStarted(EP):
     @property
     def isotropic(self) -> bool:
         """With `Identity` of a given scale, where the first sites are multiples of the identity, too."""
-        scaled = isinstance(self.client, Identity) and self.client.scale is not None
         starts_so = self.start == "prior" or (self.start == "fedavg" and self.averaging is not None)
-        return scaled and starts_so and self.covariance == "diag" and not self.additive
+        return self.solver.isotropic and starts_so and self.covariance == "diag" and not self.additive
 
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None

@@ -21,7 +21,6 @@ from pyro_fed.codes import cures, sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import Variant, explains_unknown
 from pyro_fed.density.problem import Problem
-from pyro_fed.infer.ep import tilted
 from pyro_fed.infer.ep.expectation_propagation import EP
 from pyro_fed.infer.ep.pvi import TEN_STEPS, check_minimises
 from pyro_fed.infer.ep.settings import HAND_WRITTEN, ONE_PASS
@@ -72,7 +71,7 @@ class StreamingVB(EP):
     }
     shorthands: ClassVar[Mapping[str, Mapping[str, Variant]]] = {"client": {"newton": TEN_STEPS}}
 
-    client: TiltedInference | tilted.Name = TEN_STEPS
+    client: TiltedInference | str = TEN_STEPS
 
     def __post_init__(self) -> None:
         super().__post_init__()

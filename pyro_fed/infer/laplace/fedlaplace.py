@@ -56,6 +56,7 @@ from pyro_fed.infer.sites.gaussian_sites import (
     as_state,
     flat_site,
     gaussian,
+    is_finite,
     kept_where,
     site_of,
 )
@@ -250,7 +251,7 @@ class FedLaplace(GaussianAlgorithm):
         next_aim = shared["aim"] if still else torch.full_like(shared["aim"], self.fractions[best])
         good = still or aimed_gain >= max(AIM_SHARE * gain, 0.0) - slack
         prior = gaussian(shared, "prior_")
-        known = bool(messages["usable"].all() & prior.precision.isfinite().all() & prior.eta.isfinite().all())
+        known = bool(messages["usable"].all() & is_finite(prior))
         if good and bool(torch.isfinite(totals[aimed])) and known:
             return state_after_arrival(shared, messages, totals[aimed]) | {"aim": next_aim}
         told = bool(shared["indefinite"]) or not float(shared["decrement"]) <= SHORT or aimed_gain < -SHORT

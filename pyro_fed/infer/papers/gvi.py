@@ -17,7 +17,6 @@ from typing import ClassVar
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.ep.settings import HAND_WRITTEN, Controlled, Converging, Damped
-from pyro_fed.infer.ep.tilted import Newton
 
 
 @explains_unknown
@@ -60,5 +59,5 @@ class GVI(Converging, Damped, Controlled):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.client, Newton):
+        if not self.solver.newton_steps:
             raise SettingError(f"GVI: client must be 'newton', the natural gradient, received {self.client!r}; use SVI")

@@ -6,14 +6,12 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.states import State
-from pyro_fed.density.derivatives.moments import Moments
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, row_dtype
 from pyro_fed.errors import ModelError
 from pyro_fed.infer.peers.local_laplace import local_laplace
 from pyro_fed.infer.sites.gaussian_sites import SpreadGaussian, add_batch_axis, as_state
 from pyro_fed.infer.sites.prior_gaussian import fit_prior
-from pyro_fed.ops.entries import with_trailing_axes
 from pyro_fed.ops.gaussian import Gaussian
 
 
@@ -37,23 +35,13 @@ def gaussian_prior(algorithm: SpreadGaussian, problem: Problem, drawn: bool, gen
         return as_state(nearest if not drawn else type(nearest).from_moments(start, nearest.moments()[1]))
     row = tuple(leaf[None, :1] for leaf in problem.rows)
     nothing = Batch(row, torch.zeros(1, 1, dtype=row_dtype(problem.rows), device=start.device))
-    prior = local_laplace(algorithm, problem, nothing, start.new_ones(1), start)
+    prior = local_laplace(algorithm.derivatives(), problem, nothing, start.new_ones(1), start)
     if not bool(prior.is_proper().all()):
         raise ModelError(
             "every belief begins as the prior, which has no Gaussian approximation here (it is improper or "
             "flat at its mode); use weighting='exact' with start='consensus', or a proper prior"
         )
     return as_state(prior if not drawn else type(prior).from_moments(start, prior.moments()[1]))
-
-
-def with_prior(algorithm: SpreadGaussian, problem: Problem, points: Tensor, moments: Moments, share: Tensor) -> Moments:
-    """The likelihood's moments and the prior's, times each agent's share."""
-    if not bool((share != 0).any()):
-        return moments
-    prior = algorithm.derivatives().of_prior(problem, points)
-    return Moments(
-        *(part + extra * with_trailing_axes(share, part) for part, extra in zip(moments, prior, strict=True))
-    )
 
 
 def unit_spread(q: Gaussian) -> Tensor:

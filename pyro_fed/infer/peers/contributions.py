@@ -85,6 +85,6 @@ class PeerContributions(SiteContributions):
         """Sums over a line cannot be checked without a server; nor can changes that are no site's."""
         if self.algorithm.start == "consensus":
             return "its start adds up log-likelihoods that nobody can check: start='local', or 'prior'"
-        if not self.algorithm.keeps_site or self.algorithm.solver.from_averaging:
+        if not self.algorithm.keeps_site or self.algorithm.solver.by_gradients:
             return "the agents' changes are those of no sites: weighting='exact', batch_size=None, update='newton'"
         return ""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice
-from pyro_fed.density.rows.batches import Batch, ClientData, row_dtype
+from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.infer.peers.peer_gaussian import PeerGaussian
 
 
@@ -49,12 +49,11 @@ class CountedRows(PeerGaussian):
         """Whether the answer depends on the centrality: the exact weighting's does."""
         return self.weighting == "exact"
 
-    def rows_of_round(self, data: ClientData, next_row: Tensor) -> tuple[Batch, Tensor]:
-        """This round's rows, (C, m), at weight one, and where the next round begins."""
+    def rows_of_round(self, data: ClientData, next_row: Tensor) -> tuple[ClientData, Tensor]:
+        """This round's rows, and where the next round begins."""
         if self.batch_size is None:
-            return data.full_batch(), next_row
+            return data, next_row
         position = next_row[:, None] + torch.arange(self.batch_size, device=next_row.device)
-        valid = position < data.num_rows[:, None]
         index = data.row_index.gather(1, position.clamp_max(data.row_index.shape[1] - 1))
-        batch = Batch(tuple(leaf[index] for leaf in data.rows), valid.to(row_dtype(data.rows)) * data.power)
-        return batch, torch.minimum(position[:, -1] + 1, data.num_rows)
+        last = torch.minimum(position[:, -1] + 1, data.num_rows)
+        return data._replace(row_index=index, num_rows=last - next_row), last

@@ -14,22 +14,18 @@ its mode moves exactly as Newton's step would in the directions that the data in
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
+from pyro_fed.density.derivatives.derivatives import Derivatives
 from pyro_fed.density.derivatives.moments import Moments
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch
-from pyro_fed.infer.sites.gaussian_sites import site_of
+from pyro_fed.infer.sites.gaussian_sites import site_of, with_prior
 from pyro_fed.ops.cholesky import equilibrated_cholesky
-from pyro_fed.ops.entries import choose, with_trailing_axes
+from pyro_fed.ops.entries import choose
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.matrices import positive_part
-
-if TYPE_CHECKING:
-    from pyro_fed.infer.sites.gaussian_sites import GaussianAlgorithm
 
 #: First λ, and by how much it falls after a step that helps and rises after one that does not.
 LAMBDA_START, LAMBDA_FALL, LAMBDA_RISE = 1e-2, 0.2, 8.0
@@ -38,15 +34,20 @@ SCALE_FLOOR = 1e-12
 
 
 def local_laplace(
-    algorithm: GaussianAlgorithm, problem: Problem, batch: Batch, share: Tensor, start: Tensor, num_steps: int = 60
+    derivatives: Derivatives,
+    problem: Problem,
+    batch: Batch,
+    share: Tensor | None,
+    start: Tensor,
+    num_steps: int = 60,
 ) -> Gaussian:
     """Laplace sites of C agents.
 
     Args:
-        algorithm: its `derivatives` are used.
+        derivatives: how scores and curvatures are computed.
         problem: the model.
         batch: the agents' rows, weight (C, n).
-        share: c_i, the prior's share of each agent, (C,).
+        share: c_i, the prior's share of each agent, (C,); None is zero.
         start: starting points, (C, D).
         num_steps: Levenberg-Marquardt steps, at most.
 
@@ -55,12 +56,14 @@ def local_laplace(
     """
 
     def at(points: Tensor) -> Moments:
-        from_data = algorithm.derivatives().of_likelihood(problem, points[None], batch)
-        prior = algorithm.derivatives().of_prior(problem, points[None])
-        return Moments(*(p + q * with_trailing_axes(share, p) for p, q in zip(from_data, prior, strict=True)))
+        from_data = derivatives.of_likelihood(problem, points[None], batch)
+        return with_prior(derivatives, problem, points[None], from_data, share)
 
     place, here = start, at(start)
-    damping, going = torch.full_like(share, LAMBDA_START), torch.ones_like(share, dtype=torch.bool)
+    damping, going = (
+        torch.full_like(start[:, 0], LAMBDA_START),
+        torch.ones(len(start), dtype=torch.bool, device=start.device),
+    )
     for _ in range(num_steps):
         step, proper = _step(here, damping)
         unseen = (step * here.score).sum(-1) <= torch.finfo(step.dtype).eps * here.value.abs()

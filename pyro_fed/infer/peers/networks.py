@@ -22,6 +22,8 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.density.traits import LARGE_DIM
+from pyro_fed.infer.ep.tilted import IVON, Received
+from pyro_fed.infer.ep.tilted.base import numerics_of
 from pyro_fed.infer.peers.peer_sites import public_belief
 from pyro_fed.infer.sites.gaussian_sites import (
     POINT_NUMBERS,
@@ -29,11 +31,11 @@ from pyro_fed.infer.sites.gaussian_sites import (
     as_state,
     flat_site,
     gaussian,
+    is_finite,
     site_of,
     spread_points,
     where,
 )
-from pyro_fed.infer.sites.online_newton import OnlineNewton
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import DiagGaussian
 
@@ -70,7 +72,7 @@ def first_states(
 
 def step(
     algorithm: SpreadGaussian,
-    update: OnlineNewton,
+    solver: IVON,
     damping: float,
     problem: Problem,
     shared: State,
@@ -82,8 +84,8 @@ def step(
     """Public beliefs of C agents, what changes in their states, and the fractions of their changes that were made.
 
     Args:
-        algorithm: its points are used for the prior's expectations.
-        update: settings of the steps.
+        algorithm: its derivatives are used.
+        solver: the agents' inference.
         damping: δ.
         problem: the model's densities.
         shared: the agents' beliefs, and `centrality`.
@@ -99,11 +101,11 @@ def step(
     prior = _prior(algorithm, problem, under)
     new = likelihood
     if bool(known.any()):
-        new = update.fit(problem, under, under / likelihood, data, noise)
+        numerics = numerics_of(algorithm, problem)
+        new = solver.infer(problem, numerics, Received(under, under / likelihood), data, noise).site
     if not bool(known.all()):
-        new = where(known, new, _first_site(update, problem, prior, local, v, data, noise))
-    usable = new.precision.isfinite().all(-1) & new.eta.isfinite().all(-1)
-    new = where(usable, new, likelihood)
+        new = where(known, new, _first_site(solver, problem, prior, local, v, data, noise))
+    new = where(is_finite(new), new, likelihood)
     each = share.unsqueeze(-1)
     mine = type(prior)(prior.precision * each, prior.eta * each)
     change = (new / likelihood) * (mine / gaussian(local, "prior_"))
@@ -133,7 +135,7 @@ def _prior(algorithm: SpreadGaussian, problem: Problem, q: Gaussian) -> Gaussian
 
 
 def _first_site(
-    update: OnlineNewton,
+    solver: IVON,
     problem: Problem,
     prior: Gaussian,
     local: State,
@@ -143,6 +145,6 @@ def _first_site(
 ) -> DiagGaussian:
     """A site at an agent's own point, so that with the prior's share its mean is there."""
     point = local["start"]
-    precision = update.curvature(problem, point, prior.precision, 1 / v, data, noise)
+    precision = solver.curvature(problem, point, prior.precision, 1 / v, data, noise)
     pull = (prior.precision * point - prior.eta) * v.unsqueeze(-1)
     return DiagGaussian(precision, precision * point + pull)

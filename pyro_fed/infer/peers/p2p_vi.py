@@ -5,9 +5,10 @@ Every round, agent i
     1. updates its belief by its own data,  b_i = argmin_π KL(π || q_i) + E_π[-log f(D_i)]           (3)
     2. sends b_i to its neighbours and takes the weighted product,  q_i = Π_j b_j^(W_ij) / Z          (4), (8)
 
-Update (3) is solved by `steps` expected Newton steps (natural gradients of the ELBO), in closed form
-where the model is conjugate: the site of a batch, t, is the quadratic with E_π[∇ log f] and E_π[∇² log f],
-and b_i = q_i t. Or by Bayes by backprop, as in Section V: u steps of Adam on a Gaussian guide (`guides.fitting`).
+Update (3) is solved by a tilted inference, as at clients of FedEP (`ep.tilted`): by default by an expected Newton
+step (a natural gradient of the ELBO), in closed form where the model is conjugate: the site of a batch, t, is the
+quadratic with E_π[∇ log f] and E_π[∇² log f], and b_i = q_i t. Or by Bayes by backprop, as in Section V: u steps of
+Adam on a Gaussian guide (`guides.fitting`).
 Letters: W `graph`, v `centrality`, q_i `shared`, b_i message, t_i `local`.
 
 Weighting. As published, beliefs end near  p(θ) Π_j p(D_j | θ)^(v_j)  after each datum was used once: about
@@ -41,6 +42,7 @@ from dataclasses import dataclass, replace
 from typing import Self, cast
 
 import torch
+from torch import Tensor
 
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.contributions import Contributions
@@ -50,16 +52,22 @@ from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused, resolve
 from pyro_fed.density.derivatives.derivatives import Kind
+from pyro_fed.density.derivatives.few_rows import of_some_rows
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
 from pyro_fed.graph import Graph
+from pyro_fed.infer.ep.tilted import IVON, Received, TiltedInference
+from pyro_fed.infer.ep.tilted.base import numerics_of
 from pyro_fed.infer.peers import networks
+from pyro_fed.infer.peers.acceleration import look_ahead, nothing_known
 from pyro_fed.infer.peers.contributions import PeerContributions
 from pyro_fed.infer.peers.counted_rows import CountedRows
 from pyro_fed.infer.peers.peer_burn_in import PeerBurnIn
-from pyro_fed.infer.peers.update import Name, Newton, Update
-from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
+from pyro_fed.infer.peers.peer_sites import new_site, public_belief, seen_whole, without_distribution
+from pyro_fed.infer.peers.update import Newton, Update
+from pyro_fed.infer.sites.gaussian_sites import as_state, flat_like, gaussian, is_finite, where
+from pyro_fed.ops.gaussian import Gaussian
 
 #: Share of their disagreement that agents have after a round's consensus where rounds are accelerated and none is set.
 SEEN_WHOLE = 1e-4
@@ -101,7 +109,7 @@ class P2PVI(CountedRows):
         update: how Eq. (3) is solved: `pf.update.Newton` (expected Newton steps, closed form where conjugate),
             `pf.update.SVI` (Adam on the ELBO with a Gaussian guide, Bayes by backprop), or `pf.update.IVON` (gradients
             alone, taken on models of more than 1000 parameters where none is set), or its name for the defaults:
-            "newton", "svi", "ivon".
+            "newton", "svi", "ivon"; or any other of `pf.tilted`, which needs start="prior".
         batch_size: rows a round, each used once, in order; None takes all rows in every round. Of "newton" alone; the
             minibatches of Adam are a setting of `pf.update.SVI`.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
@@ -117,13 +125,13 @@ class P2PVI(CountedRows):
         >>> published = pf.P2PVI(weighting="paper", update=pf.update.SVI(steps=47), gossip_steps=1)
     """
 
-    update: Update | Name = Newton()
+    update: Update | TiltedInference | str = Newton()
 
     def __post_init__(self) -> None:
         super().__post_init__()
         resolve(self, "update", Update)
         self._check_start()
-        self.solver.check(self)
+        self._check_update()
         if not self._ends:
             refuse_unused(
                 self,
@@ -132,12 +140,38 @@ class P2PVI(CountedRows):
                 "tolerance",
             )
 
+    def _check_update(self) -> None:
+        """Refuse settings that have no effect with this update, or contradict it."""
+        solver = self.solver
+        remembers = solver.newton_steps and solver.memory not in (1, Newton.memory)
+        if remembers and not (self.accelerates and self.gossip_steps is None):
+            raise SettingError(
+                f"P2PVI: memory={solver.memory} has no effect: acceleration is of single, undamped steps with "
+                "weighting='exact', all rows in every round and complete consensus (steps=1, damping=1, "
+                "batch_size=None, gossip_steps=None)"
+            )
+        if solver.newton_steps:
+            return
+        if self.start in ("consensus", "local"):
+            raise SettingError(
+                f"P2PVI: update={solver.kind()!r} works around a proper belief: it needs start='prior', which is also "
+                f"what 'auto' takes; received {self.start!r}"
+            )
+        unused = ("num_points",) if solver.takes_curvature else ("num_points", "curvature")
+        refuse_unused(self, "it is a setting of Newton steps; use update='newton'", *unused)
+        refuse_unused(self, "minibatches of this update are a setting of its own, as pf.update.SVI's", "batch_size")
+        if solver.needs_diagonal and self.covariance != "diag":
+            raise SettingError(
+                f"P2PVI: {solver!r} moves each parameter of a diagonal belief by itself: it needs covariance='diag'; "
+                f"received {self.covariance!r}"
+            )
+
     def _check_start(self) -> None:
         if self.weighting == "exact" and self.start == "draw":
             raise SettingError(
                 "P2PVI: start='draw' puts a false prior mean into the answer; it needs weighting='paper'"
             )
-        averages = self.solver.from_averaging
+        averages = self.solver.by_gradients
         if (self.start == "fedavg") != (averages and self.start != "auto") or (averages and self.weighting == "paper"):
             raise SettingError(
                 "P2PVI: update='ivon' begins at the point that averaging finds, start='fedavg', which is also what "
@@ -151,9 +185,9 @@ class P2PVI(CountedRows):
             )
 
     @property
-    def solver(self) -> Update:
+    def solver(self) -> TiltedInference:
         """How Eq. (3) is solved: the setting `update` as an instance."""
-        return cast(Update, self.update)
+        return cast(TiltedInference, self.update)
 
     @property
     def kind(self) -> Kind:
@@ -162,7 +196,7 @@ class P2PVI(CountedRows):
 
     def default_rounds(self, num_clients: int) -> int:
         """At most 100; the run stops when the agents agree and have stopped moving. Of "ivon", as it has them set."""
-        return self.solver.default_rounds
+        return self.solver.agents_rounds
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """Averaging over the graph for "ivon"; Newton's method over the graph unless each agent starts by itself."""
@@ -186,7 +220,12 @@ class P2PVI(CountedRows):
             return shared, local
         shared, local = super().init(problem, num_clients, generator, start)
         local["next_row"] = torch.zeros(num_clients, dtype=torch.int64, device=shared["eta"].device)
-        return shared, local | self.solver.remembered(self, gaussian(shared))
+        if self.accelerates:
+            strict = torch.zeros_like(shared["eta"][:, 0], dtype=torch.bool)
+            local |= {**nothing_known(gaussian(shared), self.solver.memory), "strict": strict}
+        if self.solver.round_decay != 1:
+            local["pace"] = torch.ones(num_clients, dtype=torch.float64, device=shared["eta"].device)
+        return shared, local
 
     def on_graph(self, graph: Graph) -> Self:
         """Where a round's consensus is not complete, an agent does not see what a round's step was."""
@@ -194,10 +233,17 @@ class P2PVI(CountedRows):
         complete = graph.active(0) is None and not graph.random and self.gossip_steps is None
         return peers if complete else peers.unaccelerated()
 
+    @property
+    def accelerates(self) -> bool:
+        """Whether sites are taken where Anderson acceleration points to: single, undamped steps, seen whole."""
+        single = self.keeps_site and self.solver.newton_steps == 1 and self.damping == 1
+        return single and self.solver.memory > 1
+
     def unaccelerated(self) -> Self:
         """With an update that remembers no rounds."""
-        plain = self.solver.unaccelerated()
-        return self if plain == self.solver else replace(self, update=plain)
+        if self.solver.memory == 1:
+            return self
+        return replace(self, update=replace(cast(Newton, self.update), memory=1))
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
         """The update's."""
@@ -206,17 +252,49 @@ class P2PVI(CountedRows):
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
-        """Eq. (3): the public beliefs of C agents."""
-        new = self.solver.step(self, problem, shared, local, data, noise)
-        next_row = new.local.get("next_row", local["next_row"])
+        """Eq. (3): the public beliefs b_i = q_i (t_i^new / t_i)^(s / v_i) of C agents."""
+        held = self.first_share(shared, local)
+        if self.start == "fedavg":
+            solver = cast(IVON, self.solver)
+            belief, news, made = networks.step(self, solver, self.damping, problem, shared, local, held, data, noise)
+        else:
+            belief, news, made = self._tilted_step(problem, shared, local, held, data, noise)
+        next_row = news.get("next_row", local["next_row"])
         left = data.num_rows - next_row if self.batch_size else torch.zeros_like(next_row)
-        info = {"fraction": new.fraction, "rows_left": left.double(), **self.traces(gaussian(shared))}
-        return as_state(new.belief), new.local, info
+        info = {"fraction": made, "rows_left": left.double(), **self.traces(gaussian(shared))}
+        return as_state(belief), {**news, "prior_share": held}, info
+
+    def _tilted_step(
+        self, problem: Problem, shared: State, local: State, held: Tensor, data: ClientData, noise: Noise
+    ) -> tuple[Gaussian, State, Tensor]:
+        """b_i, what changes in the agents' states, and the fraction s of each site's change that is made, (C,)."""
+        q, weight = gaussian(shared), self.weight(shared)
+        old = gaussian(local) if self.keeps_site else flat_like(q)  # as published a site is added to those before
+        rows, next_row = self.rows_of_round(data, local["next_row"])
+        news = {"next_row": next_row}
+        at, lost = q, without_distribution(q, gaussian(local))
+        if self.accelerates:
+            at, history = look_ahead(q, local)
+            news |= history | {"strict": local["strict"] | lost}
+        if "pace" in local:
+            news["pace"] = local["pace"] * self.solver.round_decay
+        share = held if self.keeps_site else torch.where(local["prior_share"] == 0, held, 0.0)
+        numerics, received = numerics_of(self, problem, share), Received(at, at / old, local.get("pace"))
+        answer, known = new_site(self.solver, problem, numerics, received, rows, noise, local, weight, lost)
+        improper = ~answer.usable & is_finite(answer.site)  # what is not finite is sent: the round refuses it
+        site, proper = where(improper, old, answer.site), known & q.is_proper()
+        change = site / old
+        if self.accelerates:
+            belief, fraction = seen_whole(q, old, site, weight, proper, news["strict"])
+        else:
+            belief, fraction = public_belief(q, change**weight, proper, self.damping)
+        kept = old * change**fraction if self.keeps_site else gaussian(local)
+        return belief, {**as_state(kept), **news}, fraction * answer.usable
 
     @property
     def left_apart(self) -> float:
         """Less where rounds are accelerated: what agents disagree about is no part of a round's step."""
-        return SEEN_WHOLE if self.gossip_tolerance is None and self.solver.accelerates(self) else super().left_apart
+        return SEEN_WHOLE if self.gossip_tolerance is None and self.accelerates else super().left_apart
 
     @property
     def _ends(self) -> bool:
@@ -240,6 +318,7 @@ class P2PVI(CountedRows):
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
         """Another target than the posterior, and rows that no round has reached."""
         notes = [*self._other_target(record), *super().warnings(record, problem)]
+        notes += of_some_rows(problem, self.solver.few_rows)
         left = record.last("rows_left")
         if left.sum() == 0:
             return notes

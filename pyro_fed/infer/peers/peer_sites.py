@@ -27,12 +27,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pyro_fed.algorithm.contract import Noise
 from pyro_fed.algorithm.states import State
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import Batch
-from pyro_fed.infer.peers.beliefs import unit_spread, with_prior
+from pyro_fed.density.rows.batches import ClientData
+from pyro_fed.infer.ep.tilted import Numerics, Received, Tilted, TiltedInference
+from pyro_fed.infer.peers.beliefs import unit_spread
 from pyro_fed.infer.peers.local_laplace import local_laplace
-from pyro_fed.infer.sites.gaussian_sites import SpreadGaussian, gaussian, likelihood_points, site_of, where
+from pyro_fed.infer.sites.gaussian_sites import gaussian, site_of, where, with_prior
 from pyro_fed.ops.backtrack import backtrack, move
 from pyro_fed.ops.gaussian import Gaussian
 
@@ -40,43 +42,26 @@ from pyro_fed.ops.gaussian import Gaussian
 CONCAVE = 1e-9
 
 
-def expected_site(
-    algorithm: SpreadGaussian, problem: Problem, q: Gaussian, batch: Batch, share: Tensor, points: Tensor
-) -> Gaussian:
-    """Sites of C agents' log-likelihoods and prior shares, by an expected Newton step at q.
-
-    Args:
-        algorithm: its derivatives are used.
-        problem: the model.
-        q: proper Gaussians, (C,).
-        batch: the agents' rows, weight (C, n).
-        share: c_i, (C,).
-        points: of the expectations, (S, C, D); q's mean alone for Laplace's.
-    """
-    derivatives = algorithm.derivatives()
-    found = derivatives.under_batch(problem, q, len(points), batch) if len(points) > 1 else None
-    moments = found or derivatives.of_likelihood(problem, points, batch)
-    return site_of(with_prior(algorithm, problem, points, moments, share), q.mean())
-
-
 def new_site(
-    algorithm: SpreadGaussian,
+    solver: TiltedInference,
     problem: Problem,
-    q: Gaussian,
-    batch: Batch,
-    share: Tensor,
+    numerics: Numerics,
+    received: Received,
+    data: ClientData,
+    noise: Noise,
     local: State,
     weight: Tensor,
     lost: Tensor,
-) -> tuple[Gaussian, Tensor]:
+) -> tuple[Tilted, Tensor]:
     """Sites under the beliefs, or else the anchors; an agent's own Laplace approximation where both are improper.
 
     Args:
-        algorithm: its points and derivatives are used.
+        solver: how a site is found under a belief; only one by Newton steps under one that is improper.
         problem: the model.
-        q: beliefs, (C,), proper or not.
-        batch: the agents' rows, weight (C, n).
-        share: c_i, the prior's share of each agent, (C,).
+        numerics: how derivatives are computed; with the prior's share of each agent.
+        received: beliefs, (C,), proper or not, and these without the agents' own sites.
+        data: the agents' rows.
+        noise: the solver's.
         local: the agents' states, with `anchor_*` and `start`.
         weight: 1 / v_i, (C,).
         lost: (C,) `without_distribution`.
@@ -84,27 +69,33 @@ def new_site(
     Returns:
         sites, and (C,) whether the belief was proper.
     """
+    q = received.q
     known = q.is_proper()
-    if bool(known.all()):
-        points = likelihood_points(problem, q, algorithm.num_points)
-        return expected_site(algorithm, problem, q, batch, share, points), known
-    anchor = gaussian(local, "anchor_")
+    if bool(known.all()) or not solver.newton_steps:
+        return solver.infer(problem, numerics, received, data, noise), known
+    anchor, usable = gaussian(local, "anchor_"), torch.ones_like(known)
     anchored = anchor.is_proper()
     under = where(known, q, where(anchored, anchor, type(q).from_moments(local["start"], unit_spread(q))))
-    if bool((known | anchored).any()):
-        site = expected_site(algorithm, problem, under, batch, share, algorithm.points(under))
-        held = anchored & ~known & ~lost & ~site.is_proper()
-        if bool(held.any()):
-            laplace = expected_site(algorithm, problem, under, batch, share, under.mean()[None])
-            site = where(held, _proper_first_sites(under, site, laplace, weight), site)
-        if bool((lost & anchored).any()):
-            site = where(lost & anchored, _proper_first_sites(under, site, under ** (1.0 / weight), weight), site)
-    if bool((known | anchored).all()):
-        return site, known
-    own = local_laplace(algorithm, problem, batch, share, local["start"])
-    if not bool((known | anchored).any()):
-        return own, known
-    return where(known | anchored, site, own), known
+    found = known | anchored
+    own = None
+    if not bool(found.all()):
+        own = local_laplace(numerics.derivatives, problem, data.full_batch(), numerics.prior_share, local["start"])
+        if not bool(found.any()):
+            return Tilted(own, usable, {}), known
+    site = site_of(numerics.expected(problem, under, data), under.mean())
+    held = anchored & ~known & ~lost & ~site.is_proper()
+    if bool(held.any()):
+        site = where(held, _proper_first_sites(under, site, _at_mean(problem, numerics, under, data), weight), site)
+    if bool((lost & anchored).any()):
+        site = where(lost & anchored, _proper_first_sites(under, site, under ** (1.0 / weight), weight), site)
+    return Tilted(site if own is None else where(found, site, own), usable, {}), known
+
+
+def _at_mean(problem: Problem, numerics: Numerics, q: Gaussian, data: ClientData) -> Gaussian:
+    """Sites of the scores and curvatures at the means alone, Laplace's, (C,)."""
+    point = q.mean()[None]
+    moments = numerics.derivatives.of_likelihood(problem, point, data.full_batch())
+    return site_of(with_prior(numerics.derivatives, problem, point, moments, numerics.prior_share), q.mean())
 
 
 def without_distribution(q: Gaussian, old: Gaussian) -> Tensor:

@@ -36,6 +36,8 @@ from pyro_fed.errors import SettingError
 from pyro_fed.graph import Consensus, FixedGraph, Graph
 from pyro_fed.graph import consensus_rounds as rounds_of_gap
 from pyro_fed.graph.analysis import second_eigenvalue
+from pyro_fed.infer.ep.tilted import Newton, Received
+from pyro_fed.infer.ep.tilted.base import numerics_of
 from pyro_fed.infer.peers.peer_gaussian import PeerGaussian
 from pyro_fed.infer.peers.peer_sites import new_site, public_belief, without_distribution
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
@@ -125,8 +127,9 @@ class P2PPushSum(PeerGaussian):
         q, old, agents, mass = _ratio(shared), gaussian(local), local["agents"], shared["mass"]
         share = self.first_share({**shared, "centrality": 1.0 / agents}, local)
         lost = without_distribution(q, old)
-        site, known = new_site(self, problem, q, data.full_batch(), share, local, agents, lost)
-        change = site / old
+        numerics, received = numerics_of(self, problem, share), Received(q, q / old)
+        answer, known = new_site(Newton(), problem, numerics, received, data, noise, local, agents, lost)
+        change = answer.site / old
         belief, fraction = public_belief(q, change ** (agents / mass), known & q.is_proper(), self.damping)
         news = {**as_state(old * change**fraction), "prior_share": share}
         figures = {"fraction": fraction, "mass": mass, **self.traces(q)}

@@ -35,7 +35,7 @@ from pyro_fed.density.noncentred import effects_of
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.traits import FULL_DIM, LARGE_DIM
 from pyro_fed.errors import SettingError
-from pyro_fed.ops.entries import choose
+from pyro_fed.ops.entries import choose, with_trailing_axes
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import STRUCTURES
 from pyro_fed.ops.matrices import times
@@ -222,6 +222,24 @@ def site_of(moments: Moments, mean: Tensor) -> Gaussian:
     return STRUCTURES["full" if full else "diag"](moments.curvature, moments.score + times(moments.curvature, mean))
 
 
+def with_prior(
+    derivatives: Derivatives, problem: Problem, points: Tensor, moments: Moments, share: Tensor | None
+) -> Moments:
+    """A likelihood's moments and those of the prior, times each client's share.
+
+    Args:
+        derivatives: how the prior's are computed.
+        problem: the model's densities.
+        points: of the expectations, (S, C, D).
+        moments: of the likelihoods, (C,).
+        share: (C,); None is zero.
+    """
+    if share is None or not bool((share != 0).any()):
+        return moments
+    prior = derivatives.of_prior(problem, points)
+    return Moments(*(part + own * with_trailing_axes(share, part) for part, own in zip(moments, prior, strict=True)))
+
+
 def at_mean(q: Gaussian, mean: Tensor) -> Gaussian:
     """The Gaussian of the same precision with another mean."""
     still = type(q)(q.precision, torch.zeros_like(q.eta))
@@ -241,6 +259,11 @@ def kept_where(keep: Tensor, sites: Gaussian) -> Gaussian:
 def where(condition: Tensor, yes: Gaussian, no: Gaussian) -> Gaussian:
     """The Gaussians of one batch where a condition (C,) holds, and those of another elsewhere."""
     return type(yes)(choose(condition, yes.precision, no.precision), choose(condition, yes.eta, no.eta))
+
+
+def is_finite(q: Gaussian) -> Tensor:
+    """Whether all natural parameters are finite numbers, of each of a batch (C,), or of one, ()."""
+    return q.precision.flatten(q.eta.dim() - 1).isfinite().all(-1) & q.eta.isfinite().all(-1)
 
 
 def absolute(q: Gaussian, floor: float = MIN_CURVATURE) -> tuple[Gaussian, Tensor]:

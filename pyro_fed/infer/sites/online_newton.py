@@ -65,7 +65,7 @@ class OnlineNewton:
         largest_factor: by which a round changes a parameter's precision, up or down.
         most_gain: c, nats a row that a step may promise; a score that promises more is cut.
         spread: of the draws, in SDs of q̂; far below one scores and curvatures are those at its mean, Laplace's.
-        rounds: of a run that is given no number of them; SDs begin narrow and widen over many.
+        rounds: of a run that is given no number of them; None is the algorithm's own number.
     """
 
     steps: int = 10
@@ -78,11 +78,11 @@ class OnlineNewton:
     largest_factor: float = 4.0
     most_gain: float = 1.0
     spread: float = 1.0
-    rounds: int = 40
+    rounds: int | None = None
 
     def __post_init__(self) -> None:
-        check_at_least(self, 1, "steps", "pairs", "rounds")
-        check_at_least(self, 1, "batch_size", allow_none=True)
+        check_at_least(self, 1, "steps", "pairs")
+        check_at_least(self, 1, "batch_size", "rounds", allow_none=True)
         check_positive(self, "rate", "longest", "most_gain", "spread")
         check_between(self, "largest_factor", 1, math.inf)
         check_between(self, "momentum", 0, 1, "[)")

@@ -14,6 +14,7 @@ from pyro_fed.density.derivatives.fisher import fisher_information
 from pyro_fed.density.rows.batches import draw_anew, draw_epochs, epoch_length
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.ep.tilted import Received
+from pyro_fed.infer.ep.tilted.base import numerics_of
 from pyro_fed.infer.sites.gaussian_sites import gaussian
 from pyro_fed.ops.gaussian_structures import DiagGaussian
 from pyro_fed.policy import resolve
@@ -54,8 +55,8 @@ def inferred(client):
 
     picks = type(every[0][1])(*(stacked([noise[1][i] for noise in every]) for i in range(2)))
     rows = unequal().client_data()
-    found = client.infer(unequal().problem, algorithm._numerics(unequal().problem), given, rows, ((), picks))
-    samples, _ = client.samples(unequal().problem, algorithm._numerics(unequal().problem), given, rows, ((), picks))
+    found = client.infer(unequal().problem, numerics_of(algorithm, unequal().problem), given, rows, ((), picks))
+    samples, _ = client.samples(unequal().problem, numerics_of(algorithm, unequal().problem), given, rows, ((), picks))
     return found.site.product(given.cavity), samples, given, rows, every
 
 

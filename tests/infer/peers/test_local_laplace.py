@@ -34,7 +34,8 @@ def found(monkeypatch, fed, covariance="full"):
     clients = fed.num_clients
     share, start = torch.ones(clients).double(), torch.zeros(clients, fed.problem.dim, dtype=torch.float64)
     with torch.no_grad():
-        site = local_laplace(algorithm, fed.problem, fed.client_data().full_batch(), share, start, STEPS)
+        batch = fed.client_data().full_batch()
+        site = local_laplace(algorithm.derivatives(), fed.problem, batch, share, start, STEPS)
     return site, len(looks)
 
 

@@ -49,6 +49,39 @@ def test_all_rows_in_every_round_count_once(name: str) -> None:
     assert idata.attrs["converged"] == 1
 
 
+@pytest.mark.parametrize("update", ["laplace", pf.tilted.Laplace(steps=2), pf.tilted.Newton(steps=2)])
+def test_agents_solve_by_any_tilted_inference(update: object) -> None:
+    """The belief stands for FedEP's q, and the belief without the agent's site for its cavity."""
+    algorithm = KeptVI(update=update, start="prior", damping=0.5, tolerance=1e-10)
+    mean, covariance, _ = beliefs(algorithm, federation(), pf.graph.ring(4), num_rounds=120)
+    want_mean, want_covariance = exact(*data())
+    torch.testing.assert_close(mean, want_mean.expand(4, -1), atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(covariance, want_covariance.expand(4, -1, -1), atol=1e-7, rtol=1e-6)
+
+
+def test_agents_and_clients_share_their_solvers() -> None:
+    assert pf.update.IVON is pf.tilted.IVON
+    assert issubclass(pf.update.Newton, pf.tilted.Newton) and issubclass(pf.update.SVI, pf.tilted.TiltedInference)
+    assert set(pf.update.Update.kinds()) == set(pf.tilted.TiltedInference.kinds())
+    assert pf.P2PVI(update="svi").update == pf.update.SVI() and pf.FedEP(client="svi").client == pf.tilted.SVI()
+    assert pf.P2PVI(update="ivon").default_rounds(3) == 20 and pf.FedEP(client="ivon").default_rounds(3) == 40
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: pf.FedEP(client=pf.update.Newton(memory=2)), "client must be one of pf.tilted"),
+        (lambda: pf.P2PVI(update="laplace", start="consensus"), "update='laplace' works around a proper belief"),
+        (lambda: pf.P2PVI(update="mcmc", num_points=64), "num_points=64 has no effect"),
+        (lambda: pf.P2PVI(update="ivon", curvature="fisher"), "curvature='fisher' has no effect"),
+        (lambda: pf.P2PVI(update=pf.update.Newton(memory=2, steps=2)), "memory=2 has no effect"),
+    ],
+)
+def test_settings_without_effect_on_an_update_are_refused(make: object, message: str) -> None:
+    with pytest.raises(pf.SettingError, match=message):
+        make()
+
+
 def test_rotating_groups_end_at_the_pooled_posterior() -> None:
     mean, covariance, _ = beliefs(KeptVI(**SHARP), federation(5), pf.graph.rotating_stars(4, 2), num_rounds=300)
     want_mean, want_covariance = exact(*data())

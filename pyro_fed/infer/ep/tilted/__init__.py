@@ -18,7 +18,7 @@ All are imported here, not when they are asked for: `TiltedInference.kinds` know
 """
 
 from pyro_fed.conventions.doors import public_dir
-from pyro_fed.infer.ep.tilted.base import Name, Numerics, Received, Tilted, TiltedInference
+from pyro_fed.infer.ep.tilted.base import Numerics, Received, Tilted, TiltedInference
 from pyro_fed.infer.ep.tilted.chain import MCMC, Chain, Identity
 from pyro_fed.infer.ep.tilted.ivon import IVON
 from pyro_fed.infer.ep.tilted.laplace import Laplace
@@ -35,7 +35,6 @@ __all__ = [
     "Fisher",
     "Identity",
     "Laplace",
-    "Name",
     "Newton",
     "Numerics",
     "Received",

@@ -8,7 +8,7 @@ An inference has its own settings alone; how derivatives are computed comes from
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import ClassVar, Literal, NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -20,14 +20,19 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import Variant
 from pyro_fed.density.derivatives.derivatives import Derivatives
+from pyro_fed.density.derivatives.moments import Moments
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.sites.gaussian_sites import absolute, at_mean, site_of
+from pyro_fed.infer.sites.gaussian_sites import (
+    SpreadGaussian,
+    absolute,
+    at_mean,
+    likelihood_points,
+    site_of,
+    with_prior,
+)
 from pyro_fed.ops.gaussian import Gaussian
-
-#: The kinds by the names that the setting `client` knows them under.
-Name = Literal["newton", "laplace", "fisher", "mcmc", "identity", "ngvi", "svi", "ivon"]
 
 
 class Received(NamedTuple):
@@ -36,10 +41,12 @@ class Received(NamedTuple):
     Attributes:
         q: the global q, the same for all, with batch (C,).
         cavity: their cavities q_-k, with batch (C,).
+        pace: factors of the rate of stochastic steps in this round, (C,); None is one.
     """
 
     q: Gaussian
     cavity: Gaussian
+    pace: Tensor | None = None
 
 
 class Tilted(NamedTuple):
@@ -63,11 +70,40 @@ class Numerics(NamedTuple):
         derivatives: scores and curvatures in the algorithm's structure.
         exact: the same with full Hessians, where the model is small enough for them; else `derivatives`.
         num_points: Sobol points for expectations.
+        prior_share: power of the prior that is part of each client's likelihood, (C,); None is zero.
     """
 
     derivatives: Derivatives
     exact: Derivatives
     num_points: int
+    prior_share: Tensor | None = None
+
+    def expected(self, problem: Problem, q: Gaussian, data: ClientData) -> Moments:
+        """Expected log-likelihoods, scores and curvatures of C clients under their Gaussians.
+
+        Args:
+            problem: the model's densities.
+            q: proper, (C,).
+            data: the clients' rows.
+        """
+        found = self.derivatives.under(problem, q.mean(), q.root(), self.num_points, data) if q.dense else None
+        if found is not None and self.prior_share is None:
+            return found
+        points = likelihood_points(problem, q, self.num_points)
+        moments = found or self.derivatives.of_likelihood(problem, points, data.full_batch())
+        return with_prior(self.derivatives, problem, points, moments, self.prior_share)
+
+
+def numerics_of(algorithm: SpreadGaussian, problem: Problem, prior_share: Tensor | None = None) -> Numerics:
+    """How an algorithm has derivatives and expectations computed for a model.
+
+    Args:
+        algorithm: whose settings say it.
+        problem: the model's densities.
+        prior_share: see `Numerics`.
+    """
+    derivatives = algorithm.derivatives()
+    return Numerics(derivatives, derivatives.exact(problem.dim), algorithm.num_points, prior_share)
 
 
 class TiltedInference(Variant):
@@ -80,10 +116,19 @@ class TiltedInference(Variant):
     what: ClassVar[str] = "tilted inference"
     door: ClassVar[str] = "pf.tilted"
 
-    #: Whether a few points are tried first for the prior's expectations, which are enough for a Gaussian prior.
-    few_prior_points: ClassVar[bool] = False
+    #: Whether it works by gradients alone, for networks: agents begin where averaging ends, and a few points are tried
+    #: first for the prior's expectations, which are enough for a Gaussian prior.
+    by_gradients: ClassVar[bool] = False
+    #: Whether it minimises the client's free energy, KL(q̂ ‖ p_k q_-k).
+    minimises_free_energy: ClassVar[bool] = False
+    #: Whether curvatures of likelihoods are computed as the algorithm's setting `curvature` says.
+    takes_curvature: ClassVar[bool] = True
     #: Rows of all clients by which it works; None is all.
     few_rows: int | None = None
+    #: Of an agent without a server (`pf.update`): rounds that the acceleration of its steps remembers.
+    memory: int = 1
+    #: Of an agent without a server: factor of the rate from one round to the next.
+    round_decay: float = 1.0
 
     def by_few_rows(self, count: int) -> Self:
         """The same by so many rows of all clients.
@@ -107,8 +152,23 @@ class TiltedInference(Variant):
 
     @property
     def default_rounds(self) -> int:
-        """Rounds of a run that is given no number of them, where the inference is random."""
+        """Rounds of a run with a server that is given no number of them, where the inference is random."""
         return 20
+
+    @property
+    def agents_rounds(self) -> int:
+        """The same without a server, at most."""
+        return 100
+
+    @property
+    def isotropic(self) -> bool:
+        """Whether the precision of q̂ is the cavity's and a multiple of the identity."""
+        return False
+
+    @property
+    def needs_diagonal(self) -> bool:
+        """Whether its settings are those of a diagonal q."""
+        return False
 
     @property
     def deterministic(self) -> bool:

@@ -302,6 +302,11 @@ class Identity(Chain):
         super().__post_init__()
         check_positive(self, "scale", allow_none=True)
 
+    @property
+    def isotropic(self) -> bool:
+        """With a given scale."""
+        return self.scale is not None
+
     def infer(self, problem: Problem, numerics: Numerics, received: Received, data: ClientData, noise: Noise) -> Tilted:
         """Sites of scaled identity covariance."""
         samples, factor = self.samples(problem, numerics, received, data, noise)

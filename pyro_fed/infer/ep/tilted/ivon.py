@@ -45,21 +45,31 @@ class IVON(OnlineNewton, TiltedInference):
         largest_factor: by which a round changes a parameter's precision, up or down.
         most_gain: nats a row that a step may promise; a score that promises more is cut.
         spread: of the draws, in SDs of q̂; far below one scores and curvatures are those at its mean, Laplace's.
-        rounds: of a run that is given no number of them; SDs begin narrow and widen over many.
+        rounds: of a run that is given no number of them; None is 40 with a server, and 20 of agents without one, whose
+            beliefs move by all that they have changed and not by the mean of the clients' changes. SDs begin narrow and
+            widen over many.
 
     References:
         Shen et al. (2024), Variational learning is effective for large deep networks. Lin et al. (2020).
 
     Example:
         >>> pf.run(pf.FedEP(client=pf.tilted.IVON(steps=50), covariance="diag"), fed)
+        >>> pf.run(pf.P2PVI(update="ivon", covariance="diag"), fed, graph=pf.graph.ring(5))
     """
 
-    few_prior_points: ClassVar[bool] = True
+    by_gradients: ClassVar[bool] = True
+    minimises_free_energy: ClassVar[bool] = True
+    takes_curvature: ClassVar[bool] = False
 
     @property
     def default_rounds(self) -> int:
         """As `rounds`."""
-        return self.rounds
+        return self.rounds or 40
+
+    @property
+    def agents_rounds(self) -> int:
+        """As `rounds`."""
+        return self.rounds or 20
 
     def infer(self, problem: Problem, numerics: Numerics, received: Received, data: ClientData, noise: Noise) -> Tilted:
         """Sites from the last step.

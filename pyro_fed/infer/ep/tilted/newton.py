@@ -16,7 +16,7 @@ fraction, as `FedEP`'s server does (`ascent`).
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.infer.ep import ascent
 from pyro_fed.infer.ep.tilted.base import Numerics, Received, Tilted, TiltedInference
-from pyro_fed.infer.sites.gaussian_sites import likelihood_points, moments_of, moves, site_of, where
+from pyro_fed.infer.sites.gaussian_sites import is_finite, moments_of, moves, site_of, where
 from pyro_fed.ops.backtrack import MIN_FRACTION, backtracked_step, move
 from pyro_fed.ops.gaussian import Gaussian
 
@@ -70,6 +70,8 @@ class Newton(TiltedInference):
         >>> pf.run(pf.FedEP(client=pf.tilted.Newton(steps=5)), fed)
     """
 
+    minimises_free_energy: ClassVar[bool] = True
+
     steps: int = 1
     enough: float = 0.0
     few_rows: int | None = None
@@ -92,12 +94,12 @@ class Newton(TiltedInference):
         """Sites of the last step."""
         if self.few_rows is not None:
             data = pick_rows(problem, data, self.few_rows)[0]
-        moments = _expected_moments(problem, numerics, received.q, data)
+        moments = numerics.expected(problem, received.q, data)
         site, value = site_of(moments, received.q.mean()), moments.value
         if self.steps > 1:
             q_hat, value = self._climbed(problem, numerics, received, data, moments)
             site = q_hat.quotient(received.cavity)
-        finite = site.precision.flatten(1).isfinite().all(1) & site.eta.isfinite().all(1)
+        finite = is_finite(site)
         return Tilted(site, finite, {"expected_log_lik": torch.where(finite, value, torch.nan)})
 
     def _climbed(
@@ -110,7 +112,7 @@ class Newton(TiltedInference):
         top, radius, rest = torch.full_like(value, -torch.inf), torch.full_like(value, torch.inf), length + REST
         for number in range(self.steps):
             if number:
-                moments = _expected_moments(problem, numerics, q_hat, data)
+                moments = numerics.expected(problem, q_hat, data)
                 value = torch.where(moving, moments.value, value)
             gain = _gain(q_hat, received.cavity, moments)
             fell = moving & top.isfinite() & ~(gain >= top - FALL)
@@ -129,16 +131,9 @@ class Newton(TiltedInference):
                 break
         far = moving & (length > LONG_STEP_SDS)
         if bool(far.any()):  # long steps, of whose end nothing is known
-            gain = _gain(q_hat, received.cavity, _expected_moments(problem, numerics, q_hat, data))
+            gain = _gain(q_hat, received.cavity, numerics.expected(problem, q_hat, data))
             q_hat = _either(far & ~(gain >= top - FALL), start, q_hat)
         return q_hat, value
-
-
-def _expected_moments(problem: Problem, numerics: Numerics, q: Gaussian, data: ClientData) -> Moments:
-    """Expected log-likelihoods, scores and curvatures of the clients under their Gaussians, (C,)."""
-    derivatives, count = numerics.derivatives, numerics.num_points
-    found = derivatives.under(problem, q.mean(), q.root(), count, data) if q.dense else None
-    return found or derivatives.of_likelihood(problem, likelihood_points(problem, q, count), data.full_batch())
 
 
 def _gain(q: Gaussian, cavity: Gaussian, moments: Moments) -> Tensor:

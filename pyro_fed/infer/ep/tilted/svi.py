@@ -7,6 +7,7 @@ density, with its inverse curvature A A' as covariance, so that the step size ha
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -41,6 +42,8 @@ class SVI(TiltedInference):
     Example:
         >>> pf.run(pf.FedEP(client=pf.tilted.SVI(steps=100)), fed)
     """
+
+    minimises_free_energy: ClassVar[bool] = True
 
     steps: int = 300
     step_size: float = 0.03
