@@ -6,6 +6,7 @@ from algorithms import line, line_data, unequal_lines
 
 import pyro_fed as pf
 from pyro_fed.errors import SettingError
+from pyro_fed.policy import resolve
 
 #: Of quadratics one Newton step is the end.
 ONE = pf.tilted.Laplace(steps=1, fractions=(1.0,))
@@ -58,6 +59,22 @@ def test_they_do_not_stop_early_among_many_clients(algorithm):
     idata = ended(algorithm, 300, pf.Federation(line, line_data(), plate="data", num_clients=8))
     assert idata["federation"].sizes["round"] < 150  # by its own criterion
     assert_exact(draws_of(idata))
+
+
+def test_a_change_of_the_prior_s_site_that_is_no_number_is_not_taken_by_admm():
+    """As a client's: t_0 stays, the clients' changes are taken, and the round counts as held back."""
+    fed = unequal_lines()
+    algorithm = resolve(pf.BayesADMM(start="prior"), fed.problem.traits).algorithm
+    shared, _ = algorithm.init(fed.problem, 3, torch.Generator().manual_seed(0), None)
+    changes = {"precision": torch.eye(2).double().expand(3, 2, 2), "eta": torch.ones(3, 2).double()}
+    broken = shared | {
+        name: torch.full_like(shared[name], torch.nan) for name in ("prior_delta_eta", "prior_delta_precision")
+    }
+    messages = {**changes, "usable": torch.ones(3, dtype=torch.bool)}
+    after, plain = (algorithm.combine(state, messages, torch.ones(3)) for state in (broken, shared))
+    assert after.keys() == plain.keys() and float(after["cut"]) == 1 and float(plain["cut"]) == 0
+    for name in after.keys() - {"cut"}:
+        torch.testing.assert_close(after[name], plain[name], rtol=0, atol=0, equal_nan=True)
 
 
 def test_fedlap_stops_within_its_tolerance_of_the_mode():

@@ -29,7 +29,7 @@ Deviations: the prior's λ_0 is a site of its own where the prior is not Gaussia
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from torch import Tensor
@@ -45,8 +45,16 @@ from pyro_fed.errors import SettingError
 from pyro_fed.infer.ep.contributions import ADMMContributions
 from pyro_fed.infer.ep.pvi import TEN_STEPS
 from pyro_fed.infer.ep.settings import HAND_WRITTEN, Converging, WarmStarted
+from pyro_fed.infer.ep.states import Server
 from pyro_fed.infer.ep.tilted import Received, Tilted, TiltedInference
-from pyro_fed.infer.sites.gaussian_sites import as_state, flat_site, gaussian
+from pyro_fed.infer.sites.gaussian_sites import (
+    as_state,
+    flat_like,
+    flat_site,
+    gaussian,
+    is_finite,
+    kept_where,
+)
 from pyro_fed.ops.backtrack import backtrack
 from pyro_fed.ops.gaussian import Gaussian
 
@@ -114,20 +122,22 @@ class BayesADMM(Converging, WarmStarted):
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """The server's average, and how far it is ahead of the product of the sites."""
-        q, sent, ahead = gaussian(shared), self.changes_of(messages).product_over(0), gaussian(shared, "ahead_")
-        prior = gaussian(shared, "prior_delta_")
-        whole = sent.power(2.0).product(prior).quotient(ahead).power(1 / (1 + self.rho * int(shared["num_clients"])))
-        taken = float(backtrack(q, whole))
+        server, ahead, sent = Server.of(shared), gaussian(shared, "ahead_"), self.changes_of(messages).product_over(0)
+        known = is_finite(server.prior_change)
+        prior_change = kept_where(known, server.prior_change)
+        share = 1 / (1 + self.rho * int(server.num_clients))
+        whole = sent.power(2.0).product(prior_change).quotient(ahead).power(share)
+        taken = backtrack(server.q, whole)
         step = whole.power(taken)
-        told = messages["usable"].double()
-        return {
-            **shared,
-            **as_state(q.product(step)),
-            **as_state(gaussian(shared, "prior_").product(prior), "prior_"),
-            **as_state(ahead.product(step).quotient(sent).quotient(prior), "ahead_"),
-            "fractions": told,
-            "cut": (told.new_tensor(taken) < 1).double(),
-        }
+        return replace(
+            server,
+            q=server.q.product(step),
+            prior=server.prior.product(prior_change),
+            prior_change=flat_like(server.q),  # it was this round's
+            fractions=messages["usable"].double(),
+            cut=(~known | (taken < 1)).double(),
+            memory=server.memory | as_state(ahead.product(step).quotient(sent).quotient(prior_change), "ahead_"),
+        ).state()
 
     def part_taken(self, after: State) -> float:
         """1 / (1 + ρ K) of the whole step."""

@@ -10,8 +10,8 @@ from torch import Tensor
 from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contributions import BoundedMessages, SentMessages
 from pyro_fed.algorithm.states import State
-from pyro_fed.infer.laplace.laplace_point import aim_point
 from pyro_fed.infer.laplace.line import held_values
+from pyro_fed.infer.laplace.states import Server
 from pyro_fed.infer.sites.contributions import SiteContributions
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
 from pyro_fed.ops.gaussian import Gaussian
@@ -41,16 +41,17 @@ class LaplaceContributions(SiteContributions):
 
     def bounded_messages(self, limits: Bounded, shared: State, ledger: State, sent: SentMessages) -> BoundedMessages:
         """Sites within the limits, and of the line's values no more than these sites and the cohort explain."""
-        point = aim_point(shared)
-        found = limits.sites(gaussian(shared, "prior_"), gaussian(sent.messages), point, sent.own_rows)
+        server = Server.of(shared)
+        point = server.line.end
+        found = limits.sites(server.prior, gaussian(sent.messages), point, sent.own_rows)
         values, start = held_values(
-            found.sites, point, self._along(shared, point), sent.messages["values"], limits.pull, sent.own_rows
+            found.sites, point, self._along(server), sent.messages["values"], limits.pull, sent.own_rows
         )
         usable = sent.messages["usable"]
         usable = torch.full_like(usable, bool(usable.double().mean() > 0.5))  # not as one client says
         # Values go on from where those of the round before have come to: the median level is another at another point,
         # and the posterior's mass there would be compared with that of other levels.
-        known = shared["value"] - shared["prior_value"][self._shortest]
+        known = server.value - server.prior_value[self._shortest]
         level = torch.where(known.isfinite(), known - start, 0.0) / len(values)
         return BoundedMessages(
             shared,
@@ -73,7 +74,7 @@ class LaplaceContributions(SiteContributions):
         fractions: tuple[float, ...] = self.algorithm.fractions
         return fractions.index(min(fractions))
 
-    def _along(self, shared: State, point: Tensor) -> Tensor:
+    def _along(self, server: Server) -> Tensor:
         """Where the line's points lie from the one aimed at, the nearest to the present point last, (L + 1, D)."""
-        fractions = point.new_tensor([*self.algorithm.fractions, self.algorithm.fractions[self._shortest]])
-        return (fractions - shared["aim"]).unsqueeze(-1) * shared["direction"]
+        fractions = server.point.new_tensor([*self.algorithm.fractions, self.algorithm.fractions[self._shortest]])
+        return (fractions - server.aim).unsqueeze(-1) * server.direction

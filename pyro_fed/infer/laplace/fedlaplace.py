@@ -27,7 +27,7 @@ Letters: θ `point`, d `direction`, s_j `fractions`, H `precision`; sites as in 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -49,7 +49,8 @@ from pyro_fed.density.scores import clients_log_likelihoods, prior_values
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.averaging.burn_in import BurnIn
 from pyro_fed.infer.laplace.contributions import LaplaceContributions
-from pyro_fed.infer.laplace.laplace_point import ESCAPING, aim_point, semidefinite, state_after_arrival
+from pyro_fed.infer.laplace.laplace_point import ESCAPING, semidefinite, state_after_arrival
+from pyro_fed.infer.laplace.states import Line, Server, first_server
 from pyro_fed.infer.sites.gaussian_sites import (
     GaussianAlgorithm,
     absolute,
@@ -71,8 +72,6 @@ SHORT = 0.01
 AIM_SHARE = 0.5
 #: Units in the last place of f that a step may lose: rounding explains these.
 ROUNDING_UNITS = 64.0
-#: What the server sends.
-SENT = ("point", "direction", "aim")
 
 
 @explains_unknown
@@ -152,66 +151,44 @@ class FedLaplace(GaussianAlgorithm):
             point = problem.init(1, generator)[0].to(site.eta)
         elif start is not None:
             point = start.shared["point"].to(site.eta)
-        trials = point.new_zeros(len(self.fractions))
-        shared = {
-            "point": point,
-            "direction": torch.zeros_like(point),
-            "value": point.new_tensor(-torch.inf),
-            "decrement": point.new_tensor(torch.inf),
-            "length": point.new_tensor(torch.inf),
-            "fall": point.new_zeros(()),
-            "indefinite": point.new_zeros(()),
-            "most_mass": point.new_tensor(-torch.inf),
-            "best_point": point,
-            "rough_mass": point.new_tensor(-torch.inf),
-            "rough_point": point,
-            "fruitless": point.new_zeros(()),
-            "back": point.new_zeros(()),
-            "aim": torch.ones_like(point[0]),
-            "transformed": problem.transformed.to(point),
-            "num_clients": torch.tensor(num_clients),
-            "prior_value": trials,
-            **as_state(site),
-            **as_state(site, "prior_"),
-            "rounding": point.new_tensor(ROUNDING_UNITS * torch.finfo(problem.dtype).eps),
-        }
-        return shared, as_state(flat_site(problem, structure, num_clients))
+        rounding = ROUNDING_UNITS * torch.finfo(problem.dtype).eps
+        server = first_server(point, site, problem.transformed, num_clients, len(self.fractions), rounding)
+        return server.state(), as_state(flat_site(problem, structure, num_clients))
 
     def prepare(self, problem: Problem, shared: State) -> State:
         """The prior's part: values on the line, and its site at the aim."""
-        found = self.of_the_prior(problem, {name: shared[name][None] for name in SENT})
+        found = self.of_the_prior(problem, Line(*(part[None] for part in Line.of(shared))))
         return {**shared, **{name: value[0] for name, value in found.items()}}
 
-    def of_the_prior(self, problem: Problem, asked: State) -> State:
+    def of_the_prior(self, problem: Problem, line: Line) -> State:
         """The prior's part at C states.
 
         Args:
             problem: the model's densities.
-            asked: what the server sends, (C, ...).
+            line: what the server sends, (C, ...).
         """
-        points, line = self._trial_points(asked)
-        moments = self.derivatives().of_prior(problem, points)
-        values = problem.mapped(prior_values, (0,))(line.to(problem.dtype)).double()
-        return {"prior_value": values, **as_state(site_of(moments, points[0]), "prior_")}
+        moments = self.derivatives().of_prior(problem, line.end[None])
+        values = problem.mapped(prior_values, (0,))(line.trials(self.fractions).to(problem.dtype)).double()
+        return {"prior_value": values, **as_state(site_of(moments, line.end), "prior_")}
 
     def download(self, shared: State, clients: Tensor) -> State:
         """The point, the direction and the aim."""
-        return super().download({name: shared[name] for name in SENT}, clients)
+        return super().download(Line.of(shared)._asdict(), clients)
 
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
         """Log-likelihoods on the line, and a site at the aim."""
-        points, line = self._trial_points(shared)
+        line = Line.of(shared)
         if self.few_rows is not None:
             data = pick_rows(problem, data, self.few_rows)[0]
         derivatives = self.derivatives()
-        moments = derivatives.under(problem, points[0], None, 1, data)
+        moments = derivatives.under(problem, line.end, None, 1, data)
         if moments is None:
-            moments = derivatives.of_likelihood(problem, points, data.full_batch())
-        values = clients_log_likelihoods(problem, line.to(problem.dtype), data)
+            moments = derivatives.of_likelihood(problem, line.end[None], data.full_batch())
+        values = clients_log_likelihoods(problem, line.trials(self.fractions).to(problem.dtype), data)
         usable = moments.finite()
-        site = kept_where(usable, site_of(moments, points[0]))
+        site = kept_where(usable, site_of(moments, line.end))
         lowest = torch.finfo(values.dtype).min
         message = {
             "values": values.nan_to_num(nan=lowest, posinf=lowest, neginf=lowest),
@@ -219,12 +196,6 @@ class FedLaplace(GaussianAlgorithm):
             **as_state(site),
         }
         return message, as_state(site), {"indefinite": (~semidefinite(site)).double()}
-
-    def _trial_points(self, shared: State) -> tuple[Tensor, Tensor]:
-        """The point aimed at (1, C, D), and all points of the line (C, L, D)."""
-        fractions = shared["point"].new_tensor(self.fractions).unsqueeze(-1)
-        line = shared["point"].unsqueeze(1) + fractions * shared["direction"].unsqueeze(1)
-        return aim_point(shared).unsqueeze(0), line
 
     def objections(self, received: State, messages: State) -> message_limits.Objections:
         """Curvatures and scores far above the others'."""
@@ -236,40 +207,37 @@ class FedLaplace(GaussianAlgorithm):
         Raises:
             SettingError: not all clients took part, so that the sum is not the posterior's.
         """
-        expected = int(shared["num_clients"])
+        server, expected = Server.of(shared), int(shared["num_clients"])
         if len(weights) != expected:
             raise SettingError(
                 f"FedLaplace needs all {expected} clients in every round, received {len(weights)}: use schedule.All()"
             )
-        totals = shared["prior_value"] + messages["values"].sum(0)
-        lengths = totals.new_tensor(self.fractions) * (shared["direction"].abs() * shared["transformed"]).amax()
+        return self.next_server(server, messages).state()
+
+    def next_server(self, server: Server, messages: State) -> Server:
+        """The server's state after the round, see `combine`."""
+        totals = server.prior_value + messages["values"].sum(0)
+        lengths = totals.new_tensor(self.fractions) * (server.direction.abs() * server.transformed).amax()
         totals = torch.where(totals.isfinite() & (lengths <= LONGEST_LOG_STEP), totals, -torch.inf)
-        best, aimed = int(totals.argmax()), self.fractions.index(float(shared["aim"]))
-        gain, aimed_gain = float(totals[best] - shared["value"]), float(totals[aimed] - shared["value"])
-        slack = float(shared["rounding"] * totals[aimed].abs())
-        still = not bool(shared["direction"].any())
-        next_aim = shared["aim"] if still else torch.full_like(shared["aim"], self.fractions[best])
+        best, aimed = int(totals.argmax()), self.fractions.index(float(server.aim))
+        gain, aimed_gain = float(totals[best] - server.value), float(totals[aimed] - server.value)
+        slack = float(server.rounding * totals[aimed].abs())
+        still, whole = not bool(server.direction.any()), torch.ones_like(server.aim)
+        next_aim = server.aim if still else self.fractions[best] * whole
         good = still or aimed_gain >= max(AIM_SHARE * gain, 0.0) - slack
-        prior = gaussian(shared, "prior_")
-        known = bool(messages["usable"].all() & is_finite(prior))
+        known = bool(messages["usable"].all() & is_finite(server.prior))
         if good and bool(torch.isfinite(totals[aimed])) and known:
-            return state_after_arrival(shared, messages, totals[aimed]) | {"aim": next_aim}
-        told = bool(shared["indefinite"]) or not float(shared["decrement"]) <= SHORT or aimed_gain < -SHORT
+            return replace(state_after_arrival(server, gaussian(messages), totals[aimed]), aim=next_aim)
+        told = bool(server.indefinite) or not float(server.decrement) <= SHORT or aimed_gain < -SHORT
         if not (told or still) and known:
             if aimed == self.fractions.index(1.0):
-                return state_after_arrival(shared, messages, totals[aimed])
-            return {**shared, "aim": torch.ones_like(shared["aim"])}
+                return state_after_arrival(server, gaussian(messages), totals[aimed])
+            return replace(server, aim=whole)
         if gain > 0 and best != aimed:
-            point = shared["point"] + self.fractions[best] * shared["direction"]
-            return {
-                **shared,
-                "point": point,
-                "direction": torch.zeros_like(point),
-                "value": totals[best],
-                "aim": next_aim,
-            }
-        shorter = {name: shared[name] * min(self.fractions) for name in ("direction", "length")}
-        return {**shared, **shorter, "aim": torch.ones_like(shared["aim"])}
+            point = server.point + self.fractions[best] * server.direction
+            return replace(server, point=point, direction=torch.zeros_like(point), value=totals[best], aim=next_aim)
+        least = min(self.fractions)
+        return replace(server, direction=server.direction * least, length=server.length * least, aim=whole)
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """Length of the next Newton step in posterior SDs; whether H is indefinite; its fall; the climb's return."""

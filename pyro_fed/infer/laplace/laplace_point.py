@@ -6,13 +6,15 @@ See `fedlaplace` for the letters and the source.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.states import State
 from pyro_fed.density.problem import Problem
-from pyro_fed.infer.sites.gaussian_sites import MIN_CURVATURE, absolute, as_state, gaussian
+from pyro_fed.infer.laplace.states import Server
+from pyro_fed.infer.sites.gaussian_sites import MIN_CURVATURE, absolute
 from pyro_fed.ops.cholesky import equilibrated_cholesky
 from pyro_fed.ops.gaussian import Gaussian
 
@@ -66,21 +68,16 @@ def mode_level(state: State) -> float:
     return float(state["value"]) if "value" in state and not on_the_way else -math.inf
 
 
-def aim_point(state: State) -> Tensor:
-    """The point aimed at, (D,), or of several states (C, D)."""
-    return state["point"] + state["aim"].unsqueeze(-1) * state["direction"]
-
-
-def state_after_arrival(shared: State, messages: State, value: Tensor) -> State:
+def state_after_arrival(server: Server, sites: Gaussian, value: Tensor) -> Server:
     """The state at the point aimed at, whose curvature is known; or back where most mass was, where it has left that.
 
     Args:
-        shared: the state before the step.
-        messages: the clients' sites there, (K, ...).
+        server: the state before the step.
+        sites: the clients' there, (K,).
         value: the log posterior there.
     """
-    q = gaussian(messages).product_over(0).product(gaussian(shared, "prior_"))
-    point = aim_point(shared)
+    q = sites.product_over(0).product(server.prior)
+    point = server.line.end
     metric, indefinite = absolute(q)
     direction = type(q)(metric.precision, q.score(point)).mean()
     decrement = (direction * q.score(point)).sum().clamp_min(0).sqrt()
@@ -88,39 +85,35 @@ def state_after_arrival(shared: State, messages: State, value: Tensor) -> State:
         down = _outward(q, q.score(point))
         direction, decrement = direction + down, torch.where(down.any(), SADDLE, decrement)
     mass = value - metric.log_det() / 2
-    if bool(shared["back"]):  # to stay
+    if bool(server.back):  # to stay
         direction, decrement = torch.zeros_like(direction), torch.zeros_like(decrement)
-    elif bool(decrement > SADDLE) and (turned_to := _way_back(shared, mass)) is not None:
-        return {
-            **shared,
-            "point": turned_to,
-            "direction": torch.zeros_like(point),
-            "back": torch.ones_like(shared["back"]),
-        }
-    best, rough = ~indefinite & (mass > shared["most_mass"]), mass > shared["rough_mass"]
-    return {
-        **shared,
-        "most_mass": torch.where(best, mass, shared["most_mass"]),
-        "best_point": torch.where(best, point, shared["best_point"]),
-        "rough_mass": torch.where(rough, mass, shared["rough_mass"]),
-        "rough_point": torch.where(rough, point, shared["rough_point"]),
-        "fruitless": torch.where(rough, 0.0, shared["fruitless"] + 1),
-        "point": point,
-        "direction": direction,
-        "value": value,
-        "decrement": decrement,
-        "length": decrement,
-        "fall": _fall(shared, q),
-        "indefinite": indefinite.double(),
-        **as_state(q),
-    }
+    elif bool(decrement > SADDLE) and (turned_to := _way_back(server, mass)) is not None:
+        back = torch.ones_like(server.back)
+        return replace(server, point=turned_to, direction=torch.zeros_like(point), back=back)
+    best, rough = ~indefinite & (mass > server.most_mass), mass > server.rough_mass
+    return replace(
+        server,
+        most_mass=torch.where(best, mass, server.most_mass),
+        best_point=torch.where(best, point, server.best_point),
+        rough_mass=torch.where(rough, mass, server.rough_mass),
+        rough_point=torch.where(rough, point, server.rough_point),
+        fruitless=torch.where(rough, 0.0, server.fruitless + 1),
+        point=point,
+        direction=direction,
+        value=value,
+        decrement=decrement,
+        length=decrement,
+        fall=_fall(server, q),
+        indefinite=indefinite.double(),
+        q=q,
+    )
 
 
-def _way_back(shared: State, mass: Tensor) -> Tensor | None:
+def _way_back(server: Server, mass: Tensor) -> Tensor | None:
     """The point to which a climb comes back that has so little mass, (D,); None where it goes on."""
-    if bool((shared["fruitless"] >= POINTS) & (mass < shared["rough_mass"] - LOST_ROUGHLY)):
-        return shared["rough_point"]
-    return shared["best_point"] if bool(mass < shared["most_mass"] - LOST_MASS) else None
+    if bool((server.fruitless >= POINTS) & (mass < server.rough_mass - LOST_ROUGHLY)):
+        return server.rough_point
+    return server.best_point if bool(mass < server.most_mass - LOST_MASS) else None
 
 
 def _outward(q: Gaussian, score: Tensor) -> Tensor:
@@ -144,15 +137,15 @@ def _outward(q: Gaussian, score: Tensor) -> Tensor:
     return signs * away
 
 
-def _fall(shared: State, q: Gaussian) -> Tensor:
+def _fall(server: Server, q: Gaussian) -> Tensor:
     """How fast the curvature along a Newton step fell: minus its log ratio, a posterior SD; 0 of a shorter step."""
-    step, centred = shared["direction"], type(q)(q.precision, torch.zeros_like(q.eta))
+    step, centred = server.direction, type(q)(q.precision, torch.zeros_like(q.eta))
     # Of a Gaussian around zero: far from there two scores' difference would be rounding.
-    before, after = shared["length"].square(), -(step * centred.score(step)).sum()
-    length = shared["aim"] * shared["length"]
+    before, after = server.length.square(), -(step * centred.score(step)).sum()
+    length = server.aim * server.length
     known = before.isfinite() & (before > 0) & (after > 0) & step.any()
-    short = step.any() & ((shared["aim"] < 1) | (shared["length"] < shared["decrement"]))
-    return torch.where(short, 0.0, torch.where(known, (before / after).log() / length, shared["fall"]))
+    short = step.any() & ((server.aim < 1) | (server.length < server.decrement))
+    return torch.where(short, 0.0, torch.where(known, (before / after).log() / length, server.fall))
 
 
 def semidefinite(site: Gaussian) -> Tensor:

@@ -35,8 +35,8 @@ from pyro_fed.conventions.nested_settings import chosen_setting
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.graph import Consensus, Graph
-from pyro_fed.infer.laplace.fedlaplace import SENT, FedLaplace
-from pyro_fed.infer.laplace.laplace_point import aim_point
+from pyro_fed.infer.laplace.fedlaplace import FedLaplace
+from pyro_fed.infer.laplace.states import Line
 from pyro_fed.infer.peers.peer_burn_in import PeerBurnIn
 from pyro_fed.infer.sites.gaussian_sites import flat_site, gaussian
 from pyro_fed.ops.entries import with_trailing_axes
@@ -116,16 +116,15 @@ class ConsensusLaplace(Algorithm, OnGraph):
         """Each agent decides on the sums it knows, then answers at the point it chose."""
         states = [self._decide(_entry(shared, i), _entry(local, i)) for i in range(len(data.num_rows))]
         server = {name: torch.stack([state[name] for state in states]) for name in local}
-        asked = {name: server[name] for name in SENT}
-        server |= self.newton.of_the_prior(problem, asked)
-        message, _, info = self.newton.local_step(problem, asked, {}, data, noise)
+        line = Line.of(server)
+        server |= self.newton.of_the_prior(problem, line)
+        message, _, info = self.newton.local_step(problem, line._asdict(), {}, data, noise)
         v = shared["centrality"]
         unusable = (~message["usable"]).double()
         message = {**message, "values": message["values"].clamp_min(LOWEST_LOG_LIK), "unusable": unusable}
-        aim = aim_point(asked)
-        message["eta"] = gaussian(message).score(aim)
+        message["eta"] = gaussian(message).score(line.end)
         put_in = {name: message[name].double() / with_trailing_axes(v, message[name]) for name in SUMS}
-        return {**put_in, "aim": aim.double(), "decrement": server["decrement"].clamp_max(UNKNOWN)}, server, info
+        return {**put_in, "aim": line.end.double(), "decrement": server["decrement"].clamp_max(UNKNOWN)}, server, info
 
     def _decide(self, sums: State, server: State) -> State:
         """The server's part of a round, at one agent; nothing is known before the first."""

@@ -1,0 +1,146 @@
+"""The states of federated Newton's method with names and types; see `fedlaplace` for the letters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyro_fed.algorithm.states import State
+from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
+from pyro_fed.ops.gaussian import Gaussian
+
+
+class Line(NamedTuple):
+    """What the server sends: a point, Newton's direction from it, and the fraction of that which is aimed at.
+
+    Attributes:
+        point: θ, (D,) or (C, D).
+        direction: d, likewise.
+        aim: s, () or (C,).
+    """
+
+    point: Tensor
+    direction: Tensor
+    aim: Tensor
+
+    @classmethod
+    def of(cls, state: State) -> Line:
+        """Read it, from the server's state or from what of it was sent."""
+        return cls(*(state[name] for name in cls._fields))
+
+    @property
+    def end(self) -> Tensor:
+        """The point aimed at, (D,) or (C, D)."""
+        return self.point + self.aim.unsqueeze(-1) * self.direction
+
+    def trials(self, fractions: tuple[float, ...]) -> Tensor:
+        """The points at all fractions of the direction, (C, L, D)."""
+        shares = self.point.new_tensor(fractions).unsqueeze(-1)
+        return self.point.unsqueeze(1) + shares * self.direction.unsqueeze(1)
+
+
+@dataclass(frozen=True)
+class Server:
+    """What the server keeps.
+
+    Args:
+        point: θ.
+        direction: d; zero where curvature and score at θ are not known yet.
+        value: f(θ).
+        decrement: length of the next Newton step in SDs.
+        length: the same, of the part of it that is tried.
+        fall: minus the log ratio of the curvatures along the last step, a posterior SD.
+        indefinite: 1 where H was not positive definite.
+        most_mass: largest mass f |H|^(-1/2) of a point where H was positive definite, as a logarithm.
+        best_point: where that was.
+        rough_mass: the same of all points, by |H|.
+        rough_point: where that was.
+        fruitless: points since then.
+        back: 1 where the climb has left the mass and turned back.
+        aim: the fraction that is aimed at.
+        transformed: 1 for entries that are logarithms or logits, (D,).
+        num_clients: K, an integer.
+        prior_value: log p_0 at the line's points, (L,).
+        q: H and its η, at the last point whose curvature is known.
+        prior: the prior's site at the point aimed at.
+        rounding: share of f that is rounding.
+    """
+
+    point: Tensor
+    direction: Tensor
+    value: Tensor
+    decrement: Tensor
+    length: Tensor
+    fall: Tensor
+    indefinite: Tensor
+    most_mass: Tensor
+    best_point: Tensor
+    rough_mass: Tensor
+    rough_point: Tensor
+    fruitless: Tensor
+    back: Tensor
+    aim: Tensor
+    transformed: Tensor
+    num_clients: Tensor
+    prior_value: Tensor
+    q: Gaussian
+    prior: Gaussian
+    rounding: Tensor
+
+    @classmethod
+    def of(cls, shared: State) -> Server:
+        """Read the server's state."""
+        names = (field.name for field in fields(cls))
+        parts = {name: shared[name] for name in names if name not in ("q", "prior")}
+        return cls(**parts, q=gaussian(shared), prior=gaussian(shared, "prior_"))
+
+    def state(self) -> State:
+        """Write it."""
+        parts = {name: value for name, value in vars(self).items() if name not in ("q", "prior")}
+        return {**parts, **as_state(self.q), **as_state(self.prior, "prior_")}
+
+    @property
+    def line(self) -> Line:
+        """What is sent."""
+        return Line(self.point, self.direction, self.aim)
+
+
+def first_server(
+    point: Tensor, site: Gaussian, transformed: Tensor, num_clients: int, trials: int, rounding: float
+) -> Server:
+    """The server before the first round, of which nothing but the point is known.
+
+    Args:
+        point: θ.
+        site: one, in the structure of q.
+        transformed: which entries are logarithms or logits, (D,).
+        num_clients: K.
+        trials: fractions that the line search tries.
+        rounding: share of f that is rounding.
+    """
+    zero, unknown = point.new_zeros(()), point.new_tensor(-torch.inf)
+    return Server(
+        point=point,
+        direction=torch.zeros_like(point),
+        value=unknown,
+        decrement=-unknown,
+        length=-unknown,
+        fall=zero,
+        indefinite=zero,
+        most_mass=unknown,
+        best_point=point,
+        rough_mass=unknown,
+        rough_point=point,
+        fruitless=zero,
+        back=zero,
+        aim=torch.ones_like(point[0]),
+        transformed=transformed.to(point),
+        num_clients=torch.tensor(num_clients),
+        prior_value=point.new_zeros(trials),
+        q=site,
+        prior=site,
+        rounding=point.new_tensor(rounding),
+    )
