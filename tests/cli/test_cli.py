@@ -99,7 +99,7 @@ def test_show_prints_the_recipe_and_the_other_defaults(name):
     assert tomllib.loads(result.output) == tomllib.loads(original)
     assert "leaves at their defaults" in result.output
     if name == "fedep_m":
-        assert "# client.least_factor = 0.1" in result.output.splitlines()
+        assert "# client.shrinkage = 1.0" in result.output.splitlines()
 
 
 @pytest.mark.parametrize(

@@ -55,11 +55,8 @@ CASES = {
 
 #: Settings that are read or not as the data or the course of the run have it.
 BY_THE_DATA = {
-    "patience": "after so many passes",
-    "min_fall": "after `patience` passes",
-    "noise": "after a pass",
+    "end": "after a pass",
     "min_effective": "where the weights' tail is short",
-    "trusted_share": "where the weights have a long tail",
     "leapfrog_steps": "where the prior is not Gaussian",
     "step_size": "where the prior is not Gaussian",
     "levels": "where the prior is not Gaussian",

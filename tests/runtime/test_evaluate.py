@@ -21,7 +21,7 @@ def test_every_second_round_and_only_the_runs_own_phase():
         seen.append(idata.attrs["num_rounds"])
         return {"seen": len(seen)}
 
-    small = pf.DSVGD(num_particles=5, local_steps=4, noise=1e-6)
+    small = pf.DSVGD(num_particles=5, local_steps=4, end=pf.EndOfRun(noise=1e-6))
     idata = quiet(small, fed, num_rounds=5, evaluate=evaluate, evaluate_every=2)
     own = (idata.federation["phase"] == "DSVGD").values
     assert 0 < own.sum() < len(own)

@@ -22,7 +22,7 @@ from torch import Tensor
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown
-from pyro_fed.infer.ep.settings import HAND_WRITTEN, ONE_PASS, ClientOptimised, Controlled, WarmStarted
+from pyro_fed.infer.ep.settings import HAND_WRITTEN, ONE_PASS, ClientOptimised, Controlled, Damped, WarmStarted
 from pyro_fed.infer.ep.tilted import MCMC, Laplace, TiltedInference
 from pyro_fed.infer.sites.gaussian_sites import as_state, flat_like, gaussian
 from pyro_fed.ops.gaussian import Gaussian
@@ -87,7 +87,7 @@ class FedPA(WarmStarted, ClientOptimised, Controlled):
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class BCM(ClientOptimised):
+class BCM(Damped):
     """The Bayesian committee machine: one round, each client with the whole prior.
 
     Args:
@@ -98,12 +98,7 @@ class BCM(ClientOptimised):
         num_points: Sobol points for expectations under q; even.
         guide: in place of `covariance`, an automatic Gaussian guide of Pyro, class or instance.
         client: how a client approximates its own posterior: an inference of `pf.tilted`, or its name for its defaults.
-        damping: δ, in (0, 1]; with an optimiser, its learning rate. 1 is the committee machine.
-        server_optimiser: of Σ_k Δ_k: a `pf.optim` optimiser, or its name for the defaults: "sgd", "adagrad", "adam".
-            None adds the changes, each to the fraction that leaves q a distribution.
-        client_optimiser: the same, of each client's Δ_k.
-        changes: what the server's optimiser is given: the "sum" of the clients' changes, as Algorithm 3 says, or their
-            "mean", as the authors' code; the clients' optimisers are then given that share of their own.
+        damping: δ, in (0, 1]; 1 is the committee machine.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
 
     Raises:
@@ -119,6 +114,7 @@ class BCM(ClientOptimised):
     without: ClassVar[Mapping[str, str]] = {
         "num_guide_draws": HAND_WRITTEN,
         **dict.fromkeys(("start", "averaging", "warm_tolerance", "tolerance", "step_control"), ONE_PASS),
+        **dict.fromkeys(("server_optimiser", "client_optimiser", "changes"), "its one step is the product of sites"),
     }
 
     client: TiltedInference | str = Laplace()

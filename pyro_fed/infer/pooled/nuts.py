@@ -39,6 +39,9 @@ from pyro_fed.infer.pooled.nuts_diagnostics import trajectory_figures, trajector
 from pyro_fed.infer.pooled.nuts_kernel import STATISTICS, Stopped
 from pyro_fed.infer.sites.gaussian_sites import gaussian
 
+#: Factor of the SDs of a start from the Laplace approximation.
+OVERDISPERSION = 1.5
+
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
@@ -54,9 +57,8 @@ class NUTS(Algorithm):
         full_mass: adapt a dense mass matrix instead of a diagonal one.
         start: "uniform" on (-radius, radius) of the unconstrained scale, as in Stan; the "prior" (improper
             sites uniformly); or "laplace", draws of the Laplace approximation with its SDs times
-            `overdispersion`.
+            1.5.
         radius: half width of the uniform start, on the unconstrained scale; not of "laplace".
-        overdispersion: factor of the SDs of the start from the Laplace approximation; of that alone.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
 
     Raises:
@@ -86,19 +88,16 @@ class NUTS(Algorithm):
     full_mass: bool = False
     start: Literal["uniform", "prior", "laplace"] = "uniform"
     radius: float = 2.0
-    overdispersion: float = 1.5
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "num_samples", "num_chains", "max_tree_depth")
         check_at_least(self, 0, "warmup_steps")
-        check_positive(self, "radius", "overdispersion", "temperature")
+        check_positive(self, "radius", "temperature")
         check_between(self, "target_accept_prob", 0.0, 1.0)
         check_choice(self, "start", ("uniform", "prior", "laplace"))
         if self.start == "laplace":
-            refuse_unused(self, "start='laplace' takes overdispersion", "radius")
-        else:
-            refuse_unused(self, "only start='laplace' has it", "overdispersion")
+            refuse_unused(self, "start='laplace' takes draws of that", "radius")
 
     def default_rounds(self, num_clients: int) -> int:
         """One round: there is nobody to talk to."""
@@ -117,7 +116,7 @@ class NUTS(Algorithm):
             q = gaussian(start.shared)
             mean = q.mean()
             away = q.sample(self.num_chains, generator) - mean
-            points = (mean + self.overdispersion * away).to(problem.dtype)
+            points = (mean + OVERDISPERSION * away).to(problem.dtype)
         elif self.start == "uniform":
             points = (2 * torch.rand(shape, generator=generator, dtype=problem.dtype) - 1) * self.radius
         else:

@@ -21,6 +21,8 @@ from torch import Tensor
 
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.limits import MATTERS, SD_MATTERS
+from pyro_fed.conventions.nested_settings import Settings, explains_unknown
+from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
 from pyro_fed.ops.kernel_base import Kernel
 from pyro_fed.ops.stein import ksd_and_noise, moments_off
 
@@ -58,26 +60,43 @@ def unlike_draws(figures: Figures) -> bool:
     return not figures["ksd"] <= BY_CHANCE * figures["ksd_of_draws"]
 
 
-@dataclass(frozen=True)
-class EndOfRun:
-    """The rule by which a run of particles ends.
+@explains_unknown
+@dataclass(frozen=True, kw_only=True)
+class EndOfRun(Settings):
+    """When a run of particles ends: after a pass over the clients whose scores have nothing against the moments.
 
     Args:
-        noise: share of the discrepancy of exact draws at which it ends.
+        noise: share of the kernelised Stein discrepancy of N exact draws at which it ends.
         min_fall: it also ends when the discrepancy has not fallen by this share
         patience: for so many passes.
-        max_passes: passes at most.
+
+    Raises:
+        SettingError: a setting out of its range, or unknown.
+
+    References:
+        Liu, Lee & Jordan (2016), A kernelized Stein discrepancy for goodness-of-fit tests.
+
+    Example:
+        >>> idata = pf.run(pf.DSVGD(end=pf.EndOfRun(patience=5)), fed)
     """
 
-    noise: float
-    min_fall: float
-    patience: int
-    max_passes: int
+    noise: float = 0.05
+    min_fall: float = 0.05
+    patience: int = 3
 
-    def reached(self, figures: list[Figures]) -> bool | None:
+    def __post_init__(self) -> None:
+        check_positive(self, "noise")
+        check_between(self, "min_fall", 0, 1)
+        check_at_least(self, 1, "patience")
+
+    def reached(self, figures: list[Figures], max_passes: int) -> bool | None:
         """Whether the rounds so far are enough; None of particles that started apart, which have no criterion.
 
         Between basins the discrepancy rises and falls.
+
+        Args:
+            figures: of the rounds so far.
+            max_passes: passes at most.
         """
         if figures[-1]["apart"]:
             return None
@@ -93,7 +112,7 @@ class EndOfRun:
             return True
         if len(figures) <= self.patience * width or any(unlike_draws(each) for each in last):
             return False
-        if len(figures) >= self.max_passes * width:
+        if len(figures) >= max_passes * width:
             return True
         passes = [sum(f["ksd"] for f in figures[i : i + width]) for i in range(0, len(figures), width)]
         return min(passes[-self.patience :]) > (1.0 - self.min_fall) * min(passes[: -self.patience])

@@ -66,7 +66,7 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import chosen_setting, explains_unknown, refuse_unused
-from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
+from pyro_fed.conventions.setting_checks import check_at_least, check_choice
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, ClientData, batch_of, with_batches
 from pyro_fed.density.scores import clients_likelihood_scores
@@ -141,11 +141,7 @@ class DSVGD(ParticleAlgorithm, Indicators):
             elsewhere, with a check where the prior is proper and the model too large for Hessians.
         max_modes_dim: largest D for which "auto" looks for modes; of that alone.
         max_passes: passes over the clients, at most.
-        noise: the run ends when the KSD is at most this share of that of N exact draws, and the scores have nothing
-            against the moments.
-        min_fall: it also ends when `patience` passes together have not lowered the KSD by this share, under the same
-            condition.
-        patience: see `min_fall`.
+        end: when the run ends, as `pf.EndOfRun` says; not of particles that start apart, which have all their rounds.
         averaged_rounds: particles that started apart are returned at their mean over so many rounds, at least a pass.
 
     Raises:
@@ -170,17 +166,15 @@ class DSVGD(ParticleAlgorithm, Indicators):
     start: Literal["auto", "gaussian", "modes", "prior", "apart", "checked"] = "auto"
     max_modes_dim: int = 30
     max_passes: int = 20
-    noise: float = 0.05
-    min_fall: float = 0.05
-    patience: int = 3
+    end: EndOfRun = EndOfRun()
     averaged_rounds: int = 20
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self, "noise")
+        if not isinstance(self.end, EndOfRun):
+            raise SettingError(f"{type(self).__name__}: end must be a pf.EndOfRun, received {self.end!r}")
         check_choice(self, "start", ("auto", *BEGINNINGS))
-        check_at_least(self, 1, "max_passes", "max_modes_dim", "patience", "averaged_rounds")
-        check_between(self, "min_fall", 0, 1)
+        check_at_least(self, 1, "max_passes", "max_modes_dim", "averaged_rounds")
         if self.start != "auto":
             refuse_unused(self, "only start='auto' has the choice", "max_modes_dim")
         if self.start in ("gaussian", "modes", "prior"):
@@ -189,7 +183,7 @@ class DSVGD(ParticleAlgorithm, Indicators):
             refuse_unused(
                 self,
                 "particles that start apart have all their rounds: give num_rounds to run, or start='gaussian'",
-                *("noise", "min_fall", "patience"),
+                "end",
             )
             if isinstance(self.kernel, Balanced) and self.kernel != BALANCED:
                 raise SettingError(
@@ -414,7 +408,7 @@ class DSVGD(ParticleAlgorithm, Indicators):
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
         """Whether the discrepancy is that of exact draws or no longer falls, and the moments are at rest."""
-        return EndOfRun(self.noise, self.min_fall, self.patience, self.max_passes).reached(figures)
+        return self.end.reached(figures, self.max_passes)
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
         """Moments that the scores object to, and too few particles to span the space."""

@@ -66,9 +66,7 @@ class ParallelDSVGD(DSVGD):
             Hessians.
         max_modes_dim: largest D for which "auto" looks for modes; of that alone.
         max_passes: passes over the clients, at most.
-        noise: the run ends when the KSD is at most this share of that of N exact draws,
-        min_fall: or when the KSD of a pass has not fallen by this share
-        patience: for this many passes; in either case only if the scores have nothing against the moments.
+        end: when the run ends, as `pf.EndOfRun` says.
         averaged_rounds: of particles that start apart, which this algorithm has not; leave it at its default.
 
     Raises:

@@ -42,11 +42,7 @@ class SVGD(DSVGD):
             takes the Gaussian elsewhere, with a check where the prior is proper and the model too large for Hessians.
         max_modes_dim: largest D for which "auto" looks for modes; of that alone.
         max_passes: rounds at most.
-        noise: the run ends when the KSD is at most this share of that of N exact draws, and the scores have nothing
-            against the moments.
-        min_fall: it also ends when `patience` rounds together have not lowered the KSD by this share, under the same
-            condition.
-        patience: see `min_fall`.
+        end: when the run ends, as `pf.EndOfRun` says; not of particles that start apart, which have all their rounds.
         averaged_rounds: particles that started apart are returned at their mean over so many rounds.
 
     Raises:

@@ -45,9 +45,8 @@ from pyro_fed.algorithm.tempered import Tempered
 from pyro_fed.codes import cures
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.kinds import cast_checked
-from pyro_fed.conventions.limits import MATTERS
 from pyro_fed.conventions.nested_settings import explains_unknown
-from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
+from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import DivergenceError
@@ -90,10 +89,6 @@ class FedAIS(Tempered):
         spread: variance of log weights that all J temperatures are to leave.
         leapfrog_steps: leapfrog steps of an annealing transition.
         step_size: of the leapfrog steps, in SDs of q.
-        trusted_share: if the weights are worth at least this share of S, they hardly differ, and a Pareto k above
-            `LARGEST_PARETO_K` means nothing.
-        largest_error: the run warns of a mean or an SD that is off by more than this, in SDs, as parts of the draws
-            show. It does not warn of k alone, which may be the tail of what no mean depends on.
         min_effective: fewer effective draws than this are warned of.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α, the surrogates' too where they are a name.
 
@@ -124,16 +119,13 @@ class FedAIS(Tempered):
     spread: float = 0.1
     leapfrog_steps: int = 8
     step_size: float = 0.25
-    trusted_share: float = 0.95
-    largest_error: float = MATTERS
     min_effective: int = 400
 
     def __post_init__(self) -> None:
         check_at_least(self, 2, "num_proposals")
         check_at_least(self, 1, "levels", "leapfrog_steps", "min_effective")
-        check_positive(self, "flat", "spread", "step_size", "largest_error", "temperature")
+        check_positive(self, "flat", "spread", "step_size", "temperature")
         check_positive(self, "freedom", allow_none=True)
-        check_between(self, "trusted_share", 0, 1)
         check_surrogates(self)
 
     def default_rounds(self, num_clients: int) -> int:
@@ -227,7 +219,7 @@ class FedAIS(Tempered):
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
         """Clients that have not answered, and weights with too long a tail or of too few."""
-        return weight_findings(record, self.num_proposals, self.trusted_share, self.largest_error, self.min_effective)
+        return weight_findings(record, self.num_proposals, self.min_effective)
 
     def advice(self, problem: Problem, before: State) -> str:
         """The cure of log-likelihoods that are no numbers: other sites."""

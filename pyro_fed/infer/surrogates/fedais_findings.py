@@ -7,19 +7,22 @@ import math
 from pyro_fed.algorithm.record import Record
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
+from pyro_fed.conventions.limits import MATTERS
 from pyro_fed.ops.importance import LARGEST_PARETO_K
 
+#: If the weights are worth at least this share of the proposals, they hardly differ, and their tail means nothing.
+TRUSTED_SHARE = 0.95
 
-def weight_findings(
-    record: Record, num_proposals: int, trusted_share: float, largest_error: float, min_effective: int
-) -> list[Finding]:
+
+def weight_findings(record: Record, num_proposals: int, min_effective: int) -> list[Finding]:
     """Clients that have not answered, and weights with too long a tail or of too few.
+
+    A tail is found where a mean or an SD is off, too, as parts of the draws show: it may be that of what no mean
+    depends on.
 
     Args:
         record: what happened in the run.
         num_proposals: S.
-        trusted_share: share of S from which on weights hardly differ, and their tail means nothing.
-        largest_error: that a mean or an SD may have, in SDs, as parts of the draws show.
         min_effective: effective draws that are wanted.
     """
     latest, answered = record.latest, record.latest.get("answered", 0.0)
@@ -27,8 +30,8 @@ def weight_findings(
         return [sentences.clients_have_not_answered(share=answered)]
     k, effective = latest["pareto_k"], latest["effective_draws"]
     error = max(latest.get(name, math.inf) for name in ("mean_error", "sd_error"))
-    long_tail = k > LARGEST_PARETO_K and effective < trusted_share * num_proposals
-    if error > largest_error and (long_tail or effective >= min_effective):
+    long_tail = k > LARGEST_PARETO_K and effective < TRUSTED_SHARE * num_proposals
+    if error > MATTERS and (long_tail or effective >= min_effective):
         samplers = record.untried("FSGLD", "DSVGD", "NUTS")
         return [sentences.sites_do_not_fit(pareto_k=k, error=error, samplers=samplers)]
     if effective < min_effective:

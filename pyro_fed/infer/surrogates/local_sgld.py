@@ -2,12 +2,12 @@
 
     θ ← θ + h_s/2 ∇ log p(x_s | θ) + η,    q_s = N(mean, covariance of the draws)
 
-The paper gives no step size. Where none is given, h_s = `share_of_stable` × 4/λ_s, λ_s the largest curvature of
+The paper gives no step size. Where none is given, h_s = `SHARE_OF_STABLE` × 4/λ_s, λ_s the largest curvature of
 the client's log-likelihood, taken again `stages` times during burn-in.
 
 A likelihood that is flat or runs away in some direction (separable classes, fewer rows than parameters) is improper:
 its draws drift, and their covariance says how long the chain was and nothing of the likelihood. Where the curvature
-at the draws' mean, in units of their covariance, is below `confined` in some direction, the surrogate takes the
+at the draws' mean, in units of their covariance, is below `CONFINED` in some direction, the surrogate takes the
 positive part of the curvature as its precision instead, which is zero along flat directions: a tempered factor. The
 client is named in a warning. FSGLD stays unbiased with any surrogate.
 
@@ -30,7 +30,7 @@ from pyro_fed.algorithm.tempered import Tempered
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import chosen_setting, explains_unknown, refuse_unused
-from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
+from pyro_fed.conventions.setting_checks import check_at_least, check_choice, check_positive
 from pyro_fed.density.derivatives.derivatives import Derivatives, Structure
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData, batch_of, draw_minibatches, with_batches
@@ -42,6 +42,10 @@ from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import STRUCTURES
 from pyro_fed.ops.langevin import STABLE, langevin_step
 from pyro_fed.ops.matrices import positive_part, times
+
+#: The derived step as a share of the largest stable one; and the curvature at the draws' mean, in units of their
+#: covariance, below which a likelihood counts as improper and its surrogate is tempered (1 is a Gaussian likelihood).
+SHARE_OF_STABLE, CONFINED = 0.05, 0.1
 
 
 class Moments(NamedTuple):
@@ -78,9 +82,6 @@ class LocalSGLD(Tempered):
         stages: into how many parts burn-in is divided; a derived step is derived anew in each.
         batch_size: rows a step, weighted to all of the client's; None takes all.
         step_size: h_s, the variance of the injected noise; None derives it from the client's largest curvature.
-        share_of_stable: derived step as a share of the largest stable one, in (0, 1]; only without a `step_size`.
-        confined: curvature at the draws' mean, in units of their covariance, below which a likelihood counts as
-            improper and its surrogate is tempered; 1 is a Gaussian likelihood.
         covariance: "full", "diag", or "auto": full up to `full_dim` parameters.
         full_dim: largest D for which "auto" takes a full covariance; of that alone.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
@@ -103,8 +104,6 @@ class LocalSGLD(Tempered):
     stages: int = 10
     batch_size: int | None = None
     step_size: float | None = None
-    share_of_stable: float = 0.05
-    confined: float = 0.1
     covariance: Literal["auto", "full", "diag"] = "auto"
     full_dim: int = FULL_DIM
 
@@ -113,11 +112,8 @@ class LocalSGLD(Tempered):
         check_at_least(self, 1, "burn_in", "stages", "full_dim")
         check_at_least(self, 1, "batch_size", allow_none=True)
         check_positive(self, "step_size", allow_none=True)
-        check_positive(self, "confined", "temperature")
-        check_between(self, "share_of_stable", 0, 1)
+        check_positive(self, "temperature")
         check_choice(self, "covariance", ("auto", "full", "diag"))
-        if self.step_size is not None:
-            refuse_unused(self, "the step is not derived where step_size is given", "share_of_stable")
         if self.covariance != "auto":
             refuse_unused(self, "only covariance='auto' has the choice", "full_dim")
 
@@ -192,7 +188,7 @@ class LocalSGLD(Tempered):
         if self.step_size is not None:
             return position.new_full((len(position),), self.step_size)
         curvature = largest_likelihood_curvature(problem, position, data).abs()
-        return self.share_of_stable * STABLE / curvature.clamp_min(torch.finfo(position.dtype).eps)
+        return SHARE_OF_STABLE * STABLE / curvature.clamp_min(torch.finfo(position.dtype).eps)
 
     def _step(self, problem: Problem, carry: tuple[Tensor, Moments], const: Any, x: Any) -> tuple[Any, tuple[()]]:
         """θ' = θ + h/2 ∇ log p(x_s | θ) + √h ξ, and the moments with θ'."""
@@ -210,7 +206,7 @@ class LocalSGLD(Tempered):
         curvature = choose(usable, curvature, 0.0)
         mean = choose(usable, mean, 0.0)
         least = site.relative_change(structure(curvature, site.eta)).amin(-1)
-        tempered = ~(least >= self.confined)
+        tempered = ~(least >= CONFINED)
         soft = positive_part(curvature) if full else curvature.clamp_min(0)
         return where(tempered, structure(soft, times(soft, mean)), site), tempered
 

@@ -63,8 +63,8 @@ from pyro_fed.infer.ep.tilted.base import Numerics, Received, Tilted, TiltedInfe
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.matrices import times, times_transposed
 
-#: Of the sampler "sgd" where none is set.
-MOMENTUM = 0.9
+#: Of the sampler "sgd" where none is set; smallest correction of the sample precision's bias, for very few samples.
+MOMENTUM, LEAST_FACTOR = 0.9, 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,7 +209,6 @@ class MCMC(Chain):
         weight: in place of `shrinkage`, the share of the identity (or of G) in the covariance: "MCMC Shrinkage" of Guo
             et al.'s Table 7, where a small one trusts the sample covariance.
         scale: α_cov: the precision is scaled to the norm that `Identity` of this scale has. None leaves it as it is.
-        least_factor: smallest correction of the sample precision's bias, for very few samples.
 
     Raises:
         SettingError: a setting out of its range, unknown, or without effect beside the others.
@@ -224,15 +223,14 @@ class MCMC(Chain):
     shrinkage: float = 1.0
     weight: float | None = None
     scale: float | None = None
-    least_factor: float = 0.1
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self, "shrinkage", "least_factor")
+        check_positive(self, "shrinkage")
         check_positive(self, "scale", allow_none=True)
         if self.weight is not None:
             check_between(self, "weight", 0, 1, "[]")
-            refuse_unused(self, "weight says how far the covariance is shrunk", "shrinkage", "least_factor")
+            refuse_unused(self, "weight says how far the covariance is shrunk", "shrinkage")
 
     def infer(self, problem: Problem, numerics: Numerics, received: Received, data: ClientData, noise: Noise) -> Tilted:
         """Sites from the mean and covariance of the chain's samples."""
@@ -259,10 +257,10 @@ class MCMC(Chain):
         return site_from(tilted, received.cavity)
 
     def _unbiased(self, count: int, full: bool, mean: Tensor) -> float:
-        """Factor of the precision: 1 - (d + 2) / n, with d = 1 for a diagonal one; not below `least_factor`."""
+        """Factor of the precision: 1 - (d + 2) / n, with d = 1 for a diagonal one; not below `LEAST_FACTOR`."""
         correlation = max(0.0, 1 - self.step_size / 2) if self.sampler == "langevin" and self.preconditioned else 0.0
         effective = count * (1 - correlation) / (1 + correlation)
-        return max(1 - ((mean.shape[-1] if full else 1) + 2) / effective, self.least_factor)
+        return max(1 - ((mean.shape[-1] if full else 1) + 2) / effective, LEAST_FACTOR)
 
 
 @explains_unknown
