@@ -22,9 +22,9 @@ from pyro_fed.audit.evidence import Evidence
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.density.checks.blame import blame
-from pyro_fed.density.compiling.batched import vmap
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import PyroFedError
+from pyro_fed.ops.batched import vmap
 from pyro_fed.ops.entries import evenly
 
 #: Draws at which D is computed; and where the model is run one draw at a time.

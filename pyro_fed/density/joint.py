@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_fed.density.compiling.batched import vmap
 from pyro_fed.density.layout import Site
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.running.handlers import Source
 from pyro_fed.density.running.trace_sites import Message
+from pyro_fed.ops.batched import vmap
 
 
 @dataclass(frozen=True, eq=False)

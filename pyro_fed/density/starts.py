@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from pyro_fed.density.bound import RowDensities
-from pyro_fed.density.compiling.batched import vmap
 from pyro_fed.density.compiling.compiler import failure
 from pyro_fed.density.running.torch_modes import OutOfPlace
 from pyro_fed.density.running.trace_sites import Message
 from pyro_fed.errors import ModelError
+from pyro_fed.ops.batched import vmap
 
 #: Rows on which a start must have a finite log-likelihood.
 CHECK_ROWS = 64

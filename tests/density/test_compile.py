@@ -14,11 +14,11 @@ from algorithms import PAPER, SMALL, line, line_data, unequal_lines
 import pyro_fed as pf
 from pyro_fed.density.compiling import compiler as compiling
 from pyro_fed.density.compiling import process
-from pyro_fed.density.compiling.batched import quiet, vmap
 from pyro_fed.density.compiling.compiler import Compiler, choose_level, in_time, pays
 from pyro_fed.density.compiling.tracing import inductor, to_graph
 from pyro_fed.density.derivatives.rowwise import shared_curvature
 from pyro_fed.density.rows.batches import Batch
+from pyro_fed.ops.batched import quiet, vmap
 from pyro_fed.runtime.executors import Vectorised, Work
 
 #: Inductor's own imports use what torch has deprecated.

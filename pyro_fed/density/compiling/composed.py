@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, fx
 from torch.func import grad, vjp
 
-from pyro_fed.density.compiling.batched import vmap
 from pyro_fed.density.compiling.compiler import FAILURES
 from pyro_fed.density.compiling.predictors import (
     CHECK_ROWS,
@@ -39,6 +38,7 @@ from pyro_fed.density.compiling.predictors import (
 )
 from pyro_fed.density.compiling.tracing import to_graph
 from pyro_fed.density.problem import Problem
+from pyro_fed.ops.batched import vmap
 
 #: Numbers that rows share, for each parameter, that are worth it: products of matrices are as large as they are many.
 MAX_SHARED_RATIO = 2

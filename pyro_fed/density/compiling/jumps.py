@@ -27,7 +27,6 @@ import torch
 from torch import Tensor, fx
 from torch.func import grad_and_value, vjp
 
-from pyro_fed.density.compiling.batched import vmap
 from pyro_fed.density.compiling.compiler import FAILURES
 from pyro_fed.density.compiling.predictors import (
     CHECK_ROWS,
@@ -40,6 +39,7 @@ from pyro_fed.density.compiling.predictors import (
 )
 from pyro_fed.density.compiling.tracing import resizing_quietly, to_graph
 from pyro_fed.density.problem import Problem
+from pyro_fed.ops.batched import vmap
 
 #: The intervals at first: ends by powers of ten, so many a power, to both sides of zero.
 SMALLEST_POWER, LARGEST_POWER, PLACES_PER_POWER = -2, 4, 4

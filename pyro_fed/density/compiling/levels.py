@@ -7,11 +7,11 @@ from dataclasses import replace
 from torch import Tensor
 from torch.func import grad
 
-from pyro_fed.density.compiling.batched import vmap
 from pyro_fed.density.compiling.compiler import LEVELS, choose_level, maps
 from pyro_fed.density.compiling.mapping import trial
 from pyro_fed.density.compiling.process import with_process_cache
 from pyro_fed.density.problem import Problem
+from pyro_fed.ops.batched import vmap
 
 
 def with_known_structure(problem: Problem, mode: str) -> Problem:

@@ -19,10 +19,10 @@ from torch import Tensor, fx
 from torch.func import grad_and_value, vjp
 from torch.fx.node import map_arg
 
-from pyro_fed.density.compiling.batched import vmap
 from pyro_fed.density.compiling.compiler import FAILURES
 from pyro_fed.density.compiling.tracing import drop_dead, free_strides, pin_dtypes, resizing_quietly, to_graph
 from pyro_fed.density.problem import Problem
+from pyro_fed.ops.batched import vmap
 
 Rows = tuple[Tensor, ...]
 

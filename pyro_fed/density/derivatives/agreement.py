@@ -20,9 +20,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from pyro_fed.density.derivatives.moments import Moments
 from pyro_fed.density.derivatives.nodes import CLOSE, NEAR_SCORE_SDS, PAIRS, rule
 from pyro_fed.ops.entries import choose
+from pyro_fed.ops.moments import Moments
 from pyro_fed.ops.points import standardised_sobol
 
 #: Difference of two rules, in SDs and as a part of q's precision, with which the finer one is accepted.

@@ -23,13 +23,13 @@ from torch import Tensor
 
 from pyro_fed.density.compiling.composed import Composed, composed_structure
 from pyro_fed.density.compiling.predictors import CHECK_ROWS, Predictors
-from pyro_fed.density.derivatives.moments import Moments
 from pyro_fed.density.derivatives.nodes import CLOSE, PAIRS
 from pyro_fed.density.derivatives.row_sums import Sums, unwhiten_sums
 from pyro_fed.density.derivatives.rowwise import each_of, whitened_of
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BLOCK, Batch, ClientData
 from pyro_fed.ops.gaussian_structures import FullGaussian
+from pyro_fed.ops.moments import Moments
 
 #: SDs by which the pairs may move the score from that at the mean. What a parabola misses has this size at an SD, where
 #: derivatives of φ hardly vary, so that of a mean a small part of it is missed.

@@ -45,7 +45,6 @@ from pyro_fed.density.derivatives.agreement import (
 from pyro_fed.density.derivatives.composed_rows import at_each_composed, means_at, means_of_parabola, shares
 from pyro_fed.density.derivatives.fisher import fisher_information
 from pyro_fed.density.derivatives.kinks import with_kinks
-from pyro_fed.density.derivatives.moments import Moments
 from pyro_fed.density.derivatives.nodes import MANY_ROWS_A_PARAMETER
 from pyro_fed.density.derivatives.rowwise import (
     LEAST_STRUCTURE_WORK,
@@ -58,6 +57,7 @@ from pyro_fed.density.latents.ascent_starts import from_modes
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
 from pyro_fed.density.traits.record import FULL_DIM, NETWORK_NUMBERS
+from pyro_fed.ops.moments import Moments
 
 Structure = Literal["full", "diag"]
 Kind = Literal["hessian", "fisher"]

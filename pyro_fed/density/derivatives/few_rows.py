@@ -27,7 +27,6 @@ from torch import Tensor
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.density.derivatives.derivatives import Derivatives
-from pyro_fed.density.derivatives.moments import Moments
 from pyro_fed.density.derivatives.nodes import MANY_ROWS_A_PARAMETER
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
@@ -35,6 +34,7 @@ from pyro_fed.density.scores import clients_log_likelihoods
 from pyro_fed.density.traits import FULL_DIM, Traits
 from pyro_fed.ops.cholesky import equilibrated_cholesky
 from pyro_fed.ops.entries import evenly, with_trailing_axes
+from pyro_fed.ops.moments import Moments
 
 #: Rows of all clients that stand for all at first, and at least so many a parameter; `MORE` times as many where they do
 #: not.

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 from torch.func import jacrev, vjp
 
-from pyro_fed.density.compiling.batched import quiet
 from pyro_fed.density.observations import observation_distribution
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch
 from pyro_fed.density.running.trace_sites import without_event_dims
+from pyro_fed.ops.batched import quiet
 
 #: Three-point Gauss-Hermite rule for a standard normal, exact up to degree 5.
 NODES = (-(3.0**0.5), 0.0, 3.0**0.5)

@@ -21,10 +21,10 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from pyro_fed.density.derivatives.moments import Moments
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.scores import prior_scores_and_values
 from pyro_fed.ops.entries import evenly
+from pyro_fed.ops.moments import Moments
 
 #: Ends of the cells along a coordinate, in SDs.
 EDGES = torch.linspace(-4.5, 4.5, 25, dtype=torch.float64)

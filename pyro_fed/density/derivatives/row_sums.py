@@ -32,11 +32,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_fed.density.compiling.batched import vmap
 from pyro_fed.density.compiling.predictors import MOST_PREDICTORS, Predictors, curvatures
 from pyro_fed.density.derivatives.nodes import rule
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch
+from pyro_fed.ops.batched import vmap
 
 
 class Sums(NamedTuple):

@@ -78,6 +78,10 @@ class Search(ABC):
     def effects(self) -> tuple[str, ...]:
         """Names of the latents that have a form in units of their latent scale."""
 
+    @abstractmethod
+    def moving_supports(self) -> dict[str, list[str]]:
+        """Latents whose support depends on other latents, and on which."""
+
 
 @dataclass(frozen=True, eq=False)
 class Traits:
@@ -183,6 +187,11 @@ class Traits:
     def effects(self) -> tuple[str, ...]:
         """Names of the latents that have a form in units of their latent scale."""
         return self.search.effects()
+
+    @cached_property
+    def moving_supports(self) -> dict[str, list[str]]:
+        """Latents whose support depends on other latents, and on which, as of u ~ Uniform(0, theta)."""
+        return self.search.moving_supports()
 
     @property
     def scores_dtype(self) -> torch.dtype:

@@ -11,6 +11,7 @@ from pyro_fed.density.checks.funnels import latent_scales
 from pyro_fed.density.compiling.jumps import prior_turns, scores_jump, scores_turn
 from pyro_fed.density.compiling.layers import has_layers
 from pyro_fed.density.compiling.predictors import CHECK_ROWS, predictors
+from pyro_fed.density.edges import latents_of_moving_support
 from pyro_fed.density.latents.layered import check_affordable
 from pyro_fed.density.noncentred import effects_of
 from pyro_fed.density.observations import observation_distribution
@@ -83,6 +84,10 @@ class ModelSearch(Search):
     def effects(self) -> tuple[str, ...]:
         """Found in a run of the model at the origin."""
         return effects_of(self.problem)
+
+    def moving_supports(self) -> dict[str, list[str]]:
+        """Found in a run of the model at a random point."""
+        return latents_of_moving_support(self.problem.bound)
 
     def require_affordable(self) -> None:
         """By what a round would compute, see `latents.layered`."""

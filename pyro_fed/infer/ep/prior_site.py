@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from pyro_fed.density.derivatives.moments import Moments
 from pyro_fed.density.problem import Problem
 from pyro_fed.infer.ep.states import Server
 from pyro_fed.infer.ep.tilted import TiltedInference
@@ -24,6 +23,7 @@ from pyro_fed.infer.sites.gaussian_sites import (
     spread_points,
 )
 from pyro_fed.ops.gaussian import Gaussian
+from pyro_fed.ops.moments import Moments
 
 #: Widths of Gaussians, in those of q, under which a Gaussian prior has the same site.
 NEAR_AND_FAR = (1.0, 100.0)

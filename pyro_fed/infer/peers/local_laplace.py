@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from pyro_fed.density.derivatives.derivatives import Derivatives
-from pyro_fed.density.derivatives.moments import Moments
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch
 from pyro_fed.infer.sites.gaussian_sites import site_of, with_prior
@@ -26,6 +25,7 @@ from pyro_fed.ops.cholesky import equilibrated_cholesky
 from pyro_fed.ops.entries import choose
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.matrices import positive_part
+from pyro_fed.ops.moments import Moments
 
 #: First λ, and by how much it falls after a step that helps and rises after one that does not.
 LAMBDA_START, LAMBDA_FALL, LAMBDA_RISE = 1e-2, 0.2, 8.0

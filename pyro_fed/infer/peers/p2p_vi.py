@@ -65,7 +65,7 @@ from pyro_fed.infer.peers.contributions import PeerContributions
 from pyro_fed.infer.peers.counted_rows import CountedRows
 from pyro_fed.infer.peers.peer_burn_in import PeerBurnIn
 from pyro_fed.infer.peers.peer_sites import new_site, public_belief, seen_whole, without_distribution
-from pyro_fed.infer.peers.update import Newton, Update
+from pyro_fed.infer.peers.update import Newton, Update, check_update
 from pyro_fed.infer.sites.gaussian_sites import as_state, flat_like, gaussian, is_finite, where
 from pyro_fed.ops.gaussian import Gaussian
 
@@ -131,39 +131,13 @@ class P2PVI(CountedRows):
         super().__post_init__()
         resolve(self, "update", Update)
         self._check_start()
-        self._check_update()
+        check_update(self, self.solver, self.accelerates)
         if not self._ends:
             refuse_unused(
                 self,
                 "this update has no criterion of convergence, it takes all its rounds; one that has is update='newton' "
                 "with weighting='exact'",
                 "tolerance",
-            )
-
-    def _check_update(self) -> None:
-        """Refuse settings that have no effect with this update, or contradict it."""
-        solver = self.solver
-        remembers = solver.newton_steps and solver.memory not in (1, Newton.memory)
-        if remembers and not (self.accelerates and self.gossip_steps is None):
-            raise SettingError(
-                f"P2PVI: memory={solver.memory} has no effect: acceleration is of single, undamped steps with "
-                "weighting='exact', all rows in every round and complete consensus (steps=1, damping=1, "
-                "batch_size=None, gossip_steps=None)"
-            )
-        if solver.newton_steps:
-            return
-        if self.start in ("consensus", "local"):
-            raise SettingError(
-                f"P2PVI: update={solver.kind()!r} works around a proper belief: it needs start='prior', which is also "
-                f"what 'auto' takes; received {self.start!r}"
-            )
-        unused = ("num_points",) if solver.takes_curvature else ("num_points", "curvature")
-        refuse_unused(self, "it is a setting of Newton steps; use update='newton'", *unused)
-        refuse_unused(self, "minibatches of this update are a setting of its own, as pf.update.SVI's", "batch_size")
-        if solver.needs_diagonal and self.covariance != "diag":
-            raise SettingError(
-                f"P2PVI: {solver!r} moves each parameter of a diagonal belief by itself: it needs covariance='diag'; "
-                f"received {self.covariance!r}"
             )
 
     def _check_start(self) -> None:

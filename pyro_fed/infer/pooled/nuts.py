@@ -39,9 +39,6 @@ from pyro_fed.infer.pooled.nuts_diagnostics import trajectory_figures, trajector
 from pyro_fed.infer.pooled.nuts_kernel import STATISTICS, Stopped
 from pyro_fed.infer.sites.gaussian_sites import gaussian
 
-#: Factor of the SDs of a start from the Laplace approximation.
-OVERDISPERSION = 1.5
-
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +113,7 @@ class NUTS(Algorithm):
             q = gaussian(start.shared)
             mean = q.mean()
             away = q.sample(self.num_chains, generator) - mean
-            points = (mean + OVERDISPERSION * away).to(problem.dtype)
+            points = (mean + 1.5 * away).to(problem.dtype)
         elif self.start == "uniform":
             points = (2 * torch.rand(shape, generator=generator, dtype=problem.dtype) - 1) * self.radius
         else:

@@ -23,7 +23,6 @@ from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
-from pyro_fed.density.edges import latents_of_moving_support
 from pyro_fed.density.joint import JointProblem
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
@@ -130,7 +129,7 @@ class SVI(KeptDraws, Algorithm):
     def _refuse_moving_supports(self, problem: Problem) -> None:
         """Automatic guides take a support as it is at their first draw, and draw beyond it where it moves."""
         kind = self.guide if inspect.isclass(self.guide) else type(self.guide)
-        if not issubclass(kind, AutoGuide) or not (moving := latents_of_moving_support(problem.bound)):
+        if not issubclass(kind, AutoGuide) or not (moving := problem.traits.moving_supports):
             return
         name, on = next(iter(moving.items()))
         raise SettingError(

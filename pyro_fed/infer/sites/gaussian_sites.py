@@ -30,15 +30,14 @@ from pyro_fed.algorithm.tempered import Tempered
 from pyro_fed.conventions.nested_settings import chosen_setting
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice, check_positive
 from pyro_fed.density.derivatives.derivatives import Derivatives, Kind, Structure
-from pyro_fed.density.derivatives.moments import Moments
-from pyro_fed.density.noncentred import effects_of
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.traits import FULL_DIM, LARGE_DIM
+from pyro_fed.density.traits import FULL_DIM
 from pyro_fed.errors import SettingError
 from pyro_fed.ops.entries import choose, with_trailing_axes
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import STRUCTURES
 from pyro_fed.ops.matrices import times
+from pyro_fed.ops.moments import Moments
 from pyro_fed.ops.points import MOST_SOBOL_DIMS, standardised_random, standardised_sobol
 
 #: Smallest eigenvalue of a scaled curvature |H| where H is not positive definite.
@@ -72,8 +71,8 @@ class GaussianAlgorithm(Tempered):
 
     def advice(self, problem: Problem, before: State) -> str:
         """The cure of natural parameters that left the finite numbers: no step size, as the cause is the model's."""
-        funnel = set(effects_of(problem)) - set(problem.in_units_of_scale)
-        if not funnel and problem.dim <= LARGE_DIM and self.structure == "full" and problem.traits.layers:
+        funnel = set(problem.traits.effects) - set(problem.traits.in_units_of_scale)
+        if not funnel and self.structure == "full" and problem.traits.layers:
             return (
                 "the approximation that it starts at had not come to rest: a network's log density has many modes, and "
                 "full steps lead away from them; leave covariance, full_dim and start out, which takes diagonal "

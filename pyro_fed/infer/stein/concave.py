@@ -25,7 +25,6 @@ from torch.func import grad
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start, required_start
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.kinds import cast_checked
-from pyro_fed.density.compiling.batched import vmap
 from pyro_fed.density.compiling.predictors import CHECK_ROWS, Predictors, predictors
 from pyro_fed.density.derivatives.few_rows import first_row_count, pick_rows
 from pyro_fed.density.derivatives.rowwise import SMALLEST_PIECE, rounded_row_count
@@ -33,6 +32,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BLOCK, ClientData, row_pieces
 from pyro_fed.density.scores import prior_scores
 from pyro_fed.infer.sites.whitening import Coordinates, site_scores
+from pyro_fed.ops.batched import vmap
 from pyro_fed.ops.cholesky import symmetrised
 from pyro_fed.ops.gaussian_structures import FullGaussian
 from pyro_fed.ops.points import MOST_SOBOL_DIMS, standardised_sobol

@@ -76,9 +76,10 @@ from pyro_fed.infer.stein.at_rest import EndOfRun, stein_figures
 from pyro_fed.infer.stein.contributions import TurnContributions
 from pyro_fed.infer.stein.corrected_sites import Received, Site, TiltedTarget, scores_by_sites
 from pyro_fed.infer.stein.dsvgd_start import first_states
-from pyro_fed.infer.stein.pace import TURN_DIVISOR, state_with_pace
+from pyro_fed.infer.stein.pace import TURN_DIVISOR, with_pace
 from pyro_fed.infer.stein.particle_findings import particle_findings
 from pyro_fed.infer.stein.particles import ParticleAlgorithm
+from pyro_fed.infer.stein.states import Server
 from pyro_fed.infer.stein.survey import BEGINNINGS, Begin, Survey
 from pyro_fed.ops.balanced import Balanced
 from pyro_fed.ops.kernel_base import Kernel
@@ -381,29 +382,30 @@ class DSVGD(ParticleAlgorithm, Indicators):
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """Adopt what the client sent, and where the particles were on average of late."""
         self.require_one(weights)
-        adopted = {name: value[0] for name, value in messages.items()}
-        done = shared["pass"] + shared["pass_length"]
-        whole = (self.averaged_rounds * shared["pass_length"]).clamp_min(1.0)  # passes that are averaged
-        share = (shared["pass_length"] / torch.minimum(done, whole)).to(adopted["white"].dtype)
-        averaged = torch.lerp(shared["averaged"], adopted["white"], share)
-        return state_with_pace({**shared, **adopted, "averaged": averaged, "pass": done})
+        before = Server.of(shared)
+        server = before.adopting({name: value[0] for name, value in messages.items()})
+        done = before.passed + before.pass_length
+        whole = (self.averaged_rounds * before.pass_length).clamp_min(1.0)  # passes that are averaged
+        share = (before.pass_length / torch.minimum(done, whole)).to(server.white.dtype)
+        averaged = torch.lerp(before.averaged, server.white, share)
+        return with_pace(replace(server, averaged=averaged, passed=done)).state()
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """KSD, that of draws, errors of moments, spread in the Gaussian's SDs, effective number, move in these SDs."""
-        moved = (after["white"] - before["white"]).square().mean().sqrt()
+        old, new = Server.of(before), Server.of(after)
         return {
-            "ksd": float(after["ksd"]),
-            "ksd_of_draws": float(after["noise"]),
-            "mean_off": float(after["mean_off"]),
-            "sd_off": float(after["sd_off"]),
-            "spread": float(spread(after["white"]).mean()),
-            "effective_particles": float(effective_number(after["white"])),
-            "change": float(moved),
-            "pass": float(before["pass"]),
-            "modes": float(after["modes"]),
-            "apart": float(after["apart"]),
-            "near": float(after["near"]),
-            "steps": float(after["steps"]),
+            "ksd": float(new.ksd),
+            "ksd_of_draws": float(new.noise),
+            "mean_off": float(new.mean_off),
+            "sd_off": float(new.sd_off),
+            "spread": float(spread(new.white).mean()),
+            "effective_particles": float(effective_number(new.white)),
+            "change": float((new.white - old.white).square().mean().sqrt()),
+            "pass": float(old.passed),
+            "modes": float(new.modes),
+            "apart": float(new.apart),
+            "near": float(new.near),
+            "steps": float(new.steps),
         }
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
@@ -417,5 +419,6 @@ class DSVGD(ParticleAlgorithm, Indicators):
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
         """The particles, (1, N, D); those that started apart at their mean positions of late."""
-        white = shared["averaged"] if bool(shared["apart"]) else shared["white"]
-        return Coordinates(shared["mean"], shared["factor"]).model(white)[None]
+        server = Server.of(shared)
+        white = server.averaged if bool(server.apart) else server.white
+        return Coordinates(server.mean, server.factor).model(white)[None]

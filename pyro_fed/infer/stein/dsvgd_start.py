@@ -16,18 +16,7 @@ from pyro_fed.infer.stein.survey import residuals_at
 def first_states(problem: Problem, num_clients: int, start: Start, num_particles: int) -> tuple[State, State]:
     """The server's and the clients' states, with the clients' residuals at the particles.
 
-    The server's state has
-
-        white, averaged (N, D)                 the particles z, and their mean positions of late
-        history (N, D), steps ()               AdaGrad's state
-        mean, factor                           m and A of the coordinates
-        precision, eta, residuals (N, D)       Σ_j Λ_j, Σ_j η_j and Σ_j r_j: the product of all sites
-        ksd, noise, mean_off, sd_off ()        what the last client's target says of the particles, see `at_rest`
-        pass, pass_length ()                   passes so far, and what one client's turn is of one
-        pace, pass_ksd, lowest_ksd ()          see `pace`
-        modes, apart, near, census ()          what the survey has found
-
-    and that of a client precision, eta and residual, its site.
+    The server's is a `Server` (`states`), and that of a client precision, eta and residual, its site.
 
     Args:
         problem: the model's densities.

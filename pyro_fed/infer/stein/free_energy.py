@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from pyro_fed.density.compiling.batched import vmap
+from pyro_fed.ops.batched import vmap
 from pyro_fed.ops.kernel_base import Kernel
 
 

@@ -7,10 +7,13 @@ they only settle, and take half of a step again after each pass that leaves thei
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pyro_fed.algorithm.states import State
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.scores import prior_scores
 from pyro_fed.infer.sites.whitening import Coordinates
+from pyro_fed.infer.stein.states import Server
 
 #: Share of a step that draws of the posterior take.
 SETTLING = 0.25
@@ -44,21 +47,16 @@ def _narrower(problem: Problem, found: State) -> float:
     return max(1.0, float(size.median(0).values.max()) / NORMAL_MEDIAN)
 
 
-def state_with_pace(shared: State) -> State:
+def with_pace(server: Server) -> Server:
     """The server's state with the pace after a round: half of it where draws have ended a pass no nearer than before.
 
     Args:
-        shared: with the round's `ksd`, and `pass` counted up.
+        server: with the round's `ksd`, and `passed` counted up.
     """
-    if not bool(shared["census"]):
-        return shared
-    total, done = shared["pass_ksd"] + shared["ksd"], shared["pass"]
-    if float((done - done.round()).abs()) > 0.5 * float(shared["pass_length"]):
-        return {**shared, "pass_ksd": total}
-    nearer = bool(total < shared["lowest_ksd"])
-    return {
-        **shared,
-        "pass_ksd": total.new_zeros(()),
-        "lowest_ksd": total.minimum(shared["lowest_ksd"]),
-        "pace": shared["pace"] if nearer else 0.5 * shared["pace"],
-    }
+    if not bool(server.census):
+        return server
+    total, done = server.pass_ksd + server.ksd, server.passed
+    if float((done - done.round()).abs()) > 0.5 * float(server.pass_length):
+        return replace(server, pass_ksd=total)
+    pace = server.pace if bool(total < server.lowest_ksd) else 0.5 * server.pace
+    return replace(server, pass_ksd=total.new_zeros(()), lowest_ksd=total.minimum(server.lowest_ksd), pace=pace)

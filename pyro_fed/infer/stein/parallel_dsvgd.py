@@ -15,7 +15,7 @@ Letters: as in `dsvgd`; L_s `local_steps`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -30,7 +30,8 @@ from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.stein.contributions import ResidualContributions
 from pyro_fed.infer.stein.dsvgd import DSVGD
-from pyro_fed.infer.stein.pace import state_with_pace
+from pyro_fed.infer.stein.pace import with_pace
+from pyro_fed.infer.stein.states import Server
 
 #: Why a start without surrogates is refused.
 NO_SURROGATES = (
@@ -133,8 +134,9 @@ class ParallelDSVGD(DSVGD):
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """Take in the changes."""
-        passed = shared["pass"] + len(weights) * shared["pass_length"]
-        return {**shared, "residuals": shared["residuals"] + messages["change"].sum(0), "pass": passed}
+        server = Server.of(shared)
+        passed = server.passed + len(weights) * server.pass_length
+        return replace(server, residuals=server.residuals + messages["change"].sum(0), passed=passed).state()
 
     def contributions(self) -> Contributions:
         """The clients' residuals."""
@@ -143,4 +145,4 @@ class ParallelDSVGD(DSVGD):
     def refine(self, problem: Problem, shared: State) -> State:
         """L_s steps of SVGD at the server."""
         moved, figures = self.server_turn(problem, shared)
-        return state_with_pace({**shared, **moved, **figures})
+        return with_pace(Server.of(shared).adopting(moved | figures)).state()

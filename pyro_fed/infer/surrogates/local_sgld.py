@@ -2,14 +2,14 @@
 
     θ ← θ + h_s/2 ∇ log p(x_s | θ) + η,    q_s = N(mean, covariance of the draws)
 
-The paper gives no step size. Where none is given, h_s = `SHARE_OF_STABLE` × 4/λ_s, λ_s the largest curvature of
-the client's log-likelihood, taken again `stages` times during burn-in.
+The paper gives no step size. Where none is given, h_s = 0.05 × 4/λ_s, λ_s the largest curvature of the client's
+log-likelihood, taken again `stages` times during burn-in.
 
 A likelihood that is flat or runs away in some direction (separable classes, fewer rows than parameters) is improper:
 its draws drift, and their covariance says how long the chain was and nothing of the likelihood. Where the curvature
-at the draws' mean, in units of their covariance, is below `CONFINED` in some direction, the surrogate takes the
-positive part of the curvature as its precision instead, which is zero along flat directions: a tempered factor. The
-client is named in a warning. FSGLD stays unbiased with any surrogate.
+at the draws' mean, in units of their covariance, is below 0.1 in some direction (that of a Gaussian is 1), the
+surrogate takes the positive part of the curvature as its precision instead, which is zero along flat directions: a
+tempered factor. The client is named in a warning. FSGLD stays unbiased with any surrogate.
 
 Letters: h_s `step`, λ_s `curvature`.
 """
@@ -42,10 +42,6 @@ from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import STRUCTURES
 from pyro_fed.ops.langevin import STABLE, langevin_step
 from pyro_fed.ops.matrices import positive_part, times
-
-#: The derived step as a share of the largest stable one; and the curvature at the draws' mean, in units of their
-#: covariance, below which a likelihood counts as improper and its surrogate is tempered (1 is a Gaussian likelihood).
-SHARE_OF_STABLE, CONFINED = 0.05, 0.1
 
 
 class Moments(NamedTuple):
@@ -188,7 +184,7 @@ class LocalSGLD(Tempered):
         if self.step_size is not None:
             return position.new_full((len(position),), self.step_size)
         curvature = largest_likelihood_curvature(problem, position, data).abs()
-        return SHARE_OF_STABLE * STABLE / curvature.clamp_min(torch.finfo(position.dtype).eps)
+        return 0.05 * STABLE / curvature.clamp_min(torch.finfo(position.dtype).eps)
 
     def _step(self, problem: Problem, carry: tuple[Tensor, Moments], const: Any, x: Any) -> tuple[Any, tuple[()]]:
         """θ' = θ + h/2 ∇ log p(x_s | θ) + √h ξ, and the moments with θ'."""
@@ -206,7 +202,7 @@ class LocalSGLD(Tempered):
         curvature = choose(usable, curvature, 0.0)
         mean = choose(usable, mean, 0.0)
         least = site.relative_change(structure(curvature, site.eta)).amin(-1)
-        tempered = ~(least >= CONFINED)
+        tempered = ~(least >= 0.1)
         soft = positive_part(curvature) if full else curvature.clamp_min(0)
         return where(tempered, structure(soft, times(soft, mean)), site), tempered
 

@@ -25,11 +25,11 @@ from torch.nn.functional import one_hot
 
 from pyro_fed.algorithm.contract import Start
 from pyro_fed.conventions.calls import Checked
-from pyro_fed.density.compiling.batched import quiet
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.size import WORKED_NUMBERS
 from pyro_fed.errors import ModelError, SettingError
 from pyro_fed.infer.sites.gaussian_sites import gaussian
+from pyro_fed.ops.batched import quiet
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import DiagGaussian, FullGaussian
 from pyro_fed.ops.matrices import positive_part, times

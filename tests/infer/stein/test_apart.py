@@ -1,6 +1,7 @@
 """Where the Gaussian phase of DSVGD ends at no maximum, the particles start apart."""
 
 import warnings
+from dataclasses import fields
 
 import pyro
 import pyro.distributions as dist
@@ -12,6 +13,7 @@ from models import bnn_regression
 from pyro_fed.density.traits import Traits
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.stein.starting_points import gaussian_points, lowest_curvature
+from pyro_fed.infer.stein.states import Server
 from pyro_fed.ops.points import MOST_SOBOL_DIMS
 
 ROWS = 200
@@ -104,8 +106,9 @@ def test_particles_that_started_apart_are_returned_at_their_mean_of_late(clients
     algorithm = pf.DSVGD(num_particles=4, averaged_rounds=rounds)
     where = torch.randn(7, 4, 2, generator=torch.Generator().manual_seed(0))
     unit = {"mean": torch.zeros(2), "factor": torch.ones(2), "pass_length": torch.tensor(1.0 / clients)}
-    shared = {"white": torch.zeros(4, 2), "averaged": torch.zeros(4, 2), "pass": torch.tensor(0.0), **unit}
-    shared["census"] = torch.tensor(0.0)
+    parts = dict.fromkeys((field.name for field in fields(Server)), torch.tensor(0.0)) | unit
+    particles = {"white": torch.zeros(4, 2), "averaged": torch.zeros(4, 2), "account": {}}
+    shared = Server(**parts | particles).state()
     weights, window = torch.zeros(0), max(clients, rounds)
     for white in where:
         shared = algorithm.combine(shared, {"white": white[None]}, torch.ones(1))

@@ -20,7 +20,6 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import Variant
 from pyro_fed.density.derivatives.derivatives import Derivatives
-from pyro_fed.density.derivatives.moments import Moments
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
@@ -33,6 +32,7 @@ from pyro_fed.infer.sites.gaussian_sites import (
     with_prior,
 )
 from pyro_fed.ops.gaussian import Gaussian
+from pyro_fed.ops.moments import Moments
 
 
 class Received(NamedTuple):

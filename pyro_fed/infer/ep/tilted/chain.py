@@ -63,8 +63,8 @@ from pyro_fed.infer.ep.tilted.base import Numerics, Received, Tilted, TiltedInfe
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.matrices import times, times_transposed
 
-#: Of the sampler "sgd" where none is set; smallest correction of the sample precision's bias, for very few samples.
-MOMENTUM, LEAST_FACTOR = 0.9, 0.1
+#: Of the sampler "sgd" where none is set.
+MOMENTUM = 0.9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,10 +257,10 @@ class MCMC(Chain):
         return site_from(tilted, received.cavity)
 
     def _unbiased(self, count: int, full: bool, mean: Tensor) -> float:
-        """Factor of the precision: 1 - (d + 2) / n, with d = 1 for a diagonal one; not below `LEAST_FACTOR`."""
+        """Factor of the precision: 1 - (d + 2) / n, with d = 1 for a diagonal one; not below 0.1."""
         correlation = max(0.0, 1 - self.step_size / 2) if self.sampler == "langevin" and self.preconditioned else 0.0
         effective = count * (1 - correlation) / (1 + correlation)
-        return max(1 - ((mean.shape[-1] if full else 1) + 2) / effective, LEAST_FACTOR)
+        return max(1 - ((mean.shape[-1] if full else 1) + 2) / effective, 0.1)
 
 
 @explains_unknown

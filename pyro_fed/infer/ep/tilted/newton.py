@@ -25,7 +25,6 @@ from pyro_fed.algorithm.contract import Noise
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_between
 from pyro_fed.density.derivatives.few_rows import pick_rows
-from pyro_fed.density.derivatives.moments import Moments
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.infer.ep import ascent
@@ -33,6 +32,7 @@ from pyro_fed.infer.ep.tilted.base import Numerics, Received, Tilted, TiltedInfe
 from pyro_fed.infer.sites.gaussian_sites import is_finite, moments_of, moves, site_of, where
 from pyro_fed.ops.backtrack import MIN_FRACTION, backtracked_step, move
 from pyro_fed.ops.gaussian import Gaussian
+from pyro_fed.ops.moments import Moments
 
 #: A client's q̂ is at rest when no mean has moved by more than this many SDs in a step, and no SD by more than this
 #: share: a tenth of what the algorithm is asked for a round. Its fixed point is the same whatever this is.
