@@ -192,11 +192,10 @@ def test_ends_below_the_noise_of_draws_after_a_whole_pass(ksd, rounds, ends):
     """Two clients: a pass is two rounds, and both must find the moments right."""
     right = {"ksd": ksd, "ksd_of_draws": 1.0, "apart": 0.0, "mean_off": 0.1, "sd_off": 1.1}
     figures = [{**right, "pass": 0.5 * i} for i in range(rounds)]
-    assert pf.DSVGD(end=pf.EndOfRun(noise=0.05)).converged(figures) is ends
+    algorithm = pf.DSVGD(end=pf.EndOfRun(noise=0.05))
+    assert algorithm.converged(figures) is ends
     for wrong in ({"mean_off": 0.3}, {"sd_off": 1.3}, {"mean_off": math.nan}):
-        assert (
-            pf.DSVGD(end=pf.EndOfRun(noise=0.05)).converged([*figures[:-2], figures[-2] | wrong, figures[-1]]) is False
-        )
+        assert algorithm.converged([*figures[:-2], figures[-2] | wrong, figures[-1]]) is False
 
 
 def test_parallel_refuses_minibatches():
