@@ -43,8 +43,8 @@ patients.head()
 
 # %% [markdown]
 # The model is ordinary Pyro. Hospitals have a plate, which holds what each has of its own; patients have another, and
-# look their hospital's level up. Columns become arguments: text such as `hospital` arrives as the codes 0, 1, 2 ..., in
-# sorted order.
+# look their hospital's level up. Columns become arguments: text such as `hospital` looks up, `level[hospital]`, and is
+# compared with its labels, `hospital == "Basel"`; it is no number.
 
 
 # %%

@@ -54,6 +54,7 @@ from pyro_fed.federation.labels import (
     observed_counts,
     row_labels,
 )
+from pyro_fed.federation.numbering import warn_of_labels
 from pyro_fed.federation.pooling import first_look, parts_of, pool_clients
 from pyro_fed.federation.scaling import wide_enough
 from pyro_fed.federation.split_arguments import Shard, choose_shards
@@ -296,6 +297,7 @@ class Federation:
         if missing is None or seen is not None:
             warn_unsplit(self.problem, said)
         warn_of_odd_data(self.problem, clients, self.client_names, local_numbering)
+        warn_of_labels(self.problem, clients, self.client_names)
         check_labels(self.problem, self.dims, self.coords)
         self.coords |= owner_labels(arguments, plate, self.coords)
         self.coords |= label_coords(self.problem, self.dims, self.coords)

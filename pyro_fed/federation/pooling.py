@@ -10,8 +10,9 @@ from torch import Tensor
 
 from pyro_fed.density.checks.first_run import FirstRun, first_run
 from pyro_fed.density.rows.arguments import Arguments, flatten, parameter_names, positional
+from pyro_fed.density.rows.labelled import Labels
 from pyro_fed.density.running.handlers import Execution, FillLatents, Source, run_model
-from pyro_fed.errors import DataError, PyroFedError
+from pyro_fed.errors import DataError, PyroFedError, listed
 from pyro_fed.federation.argument_alignment import align_argument
 from pyro_fed.federation.data_checks import warn_duplicates
 from pyro_fed.federation.failures import explained_failures, no_such_plate
@@ -160,7 +161,7 @@ def pool_clients(
         _check_by_place(client, name)
     clients = _aligned_arguments(model, clients, names, kwargs)
     each = [flatten(model, args, kwargs) for args in clients]
-    labels = _all_labels(each)
+    labels = _all_labels(each, names)
     if any(arguments.labels != labels for arguments in each):
         each = [flatten(model, args, kwargs, labels) for args in clients]
     for arguments, name in zip(each, names, strict=True):
@@ -207,14 +208,30 @@ def _aligned_arguments(
     return list(zip(*parts, strict=True)) if parts else each
 
 
-def _all_labels(each: list[Arguments]) -> dict[str, tuple[Any, ...]]:
-    """Labels of categories over all clients, sorted; as they are where the clients agree."""
-    found: dict[str, tuple[Any, ...]] = {}
-    for arguments in each:
-        for name, labels in arguments.labels.items():
-            known = found.setdefault(name, labels)
-            if known != labels:
-                found[name] = tuple(sorted({*known, *labels}))
+def _all_labels(each: list[Arguments], names: Sequence[str]) -> dict[str, Labels]:
+    """Labels of categories over all clients: sorted, or in the order of the client that has an order and all of them.
+
+    Raises:
+        DataError: clients whose orders disagree.
+    """
+    found: dict[str, Labels] = {}
+    for argument in dict.fromkeys(name for arguments in each for name in arguments.labels):
+        held = {name: part.labels[argument] for name, part in zip(names, each, strict=True) if argument in part.labels}
+        ordered = {name: labels for name, labels in held.items() if labels.ordered}
+        if not ordered:
+            same = len(set(held.values())) == 1
+            found[argument] = next(iter(held.values())) if same else Labels(sorted(set().union(*held.values())))
+            continue
+        first, longest = max(ordered.items(), key=lambda one: len(one[1]))
+        for name, labels in held.items():
+            known = [label for label in longest if label in labels]
+            if len(known) < len(labels) or (labels.ordered and list(labels) != known):
+                raise DataError(
+                    f"argument '{argument}' has the labels [{listed(labels)}] at client {name} and the ordered "
+                    f"categories [{listed(longest)}] at client {first}: give all clients the same categories in the "
+                    f"same order, pandas.Categorical({argument}, categories=[...], ordered=True)"
+                )
+        found[argument] = longest
     return found
 
 

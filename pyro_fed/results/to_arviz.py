@@ -26,6 +26,7 @@ from pyro_fed.density.layout import name_dims
 from pyro_fed.density.observations import observed_values
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import in_chunks
+from pyro_fed.density.rows.labelled import Labels
 from pyro_fed.density.size import densities_at_once
 from pyro_fed.federation.federation import Federation
 from pyro_fed.ops.arviz_versions import group_of, make_result
@@ -223,6 +224,8 @@ def observed_data(federation: Federation, values: Mapping[str, Tensor]) -> xr.Da
 
 #: The attribute of `constant_data` with the labels for which codes stand.
 LABELS = "labels"
+#: That which names the arguments whose labels have an order that the user has said.
+ORDERED = "ordered"
 #: That which says in what order data frames had their columns.
 COLUMNS = "columns"
 
@@ -243,17 +246,21 @@ def constant_data(federation: Federation, values: Mapping[str, Tensor]) -> xr.Da
             data[f"{name}_values" if name in dims else name] = (dims, leaf.cpu().numpy())
     owners, labels = _owners(federation)
     coded = {name: list(values) for name, values in arguments.labels.items()}
-    told = {LABELS: coded, COLUMNS: arguments.orders(federation.problem.model)}
+    ordered = [name for name, values in arguments.labels.items() if values.ordered]
+    told = {LABELS: coded, ORDERED: ordered, COLUMNS: arguments.orders(federation.problem.model)}
     attrs = {name: json.dumps(value, ensure_ascii=False, default=str) for name, value in told.items() if value}
     return xr.Dataset({**owners, **data}, coords=labels, attrs=attrs)
 
 
-def labels_in(idata: InferenceData) -> dict[str, tuple[Any, ...]] | None:
+def labels_in(idata: InferenceData) -> dict[str, Labels] | None:
     """The labels for which codes stand, by the argument's name, from `constant_data`; None if it has none."""
     if "constant_data" not in idata:
         return None
-    text = group_of(idata, "constant_data").attrs.get(LABELS)
-    return None if text is None else {name: tuple(values) for name, values in json.loads(text).items()}
+    attrs = group_of(idata, "constant_data").attrs
+    if LABELS not in attrs:
+        return None
+    ordered = json.loads(attrs.get(ORDERED, "[]"))
+    return {name: Labels(values, ordered=name in ordered) for name, values in json.loads(attrs[LABELS]).items()}
 
 
 def columns_in(idata: InferenceData) -> dict[str, list[Any]]:

@@ -144,7 +144,7 @@ def test_shared_arguments_that_differ(first, second):
 
 
 def test_text_is_no_measurement():
-    with pytest.raises(pf.DataError, match=r"observed site 'y' \(Normal\).*argument 'y' is text.*numbers"):
+    with pytest.raises(pf.ModelError, match=r"argument 'y' is text .* site 'y' \(Normal\), which takes numbers"):
         build(linear, X, pd.Series(["yes", "no"] * 6 + ["no"]))
 
 

@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from pyro_fed.density.bound import BoundModel
 from pyro_fed.density.checks.dependence import run_at_random
+from pyro_fed.density.rows.labelled import plain
 from pyro_fed.density.running.trace_sites import Message, is_deterministic, sum_to_rows, without_event_dims
 
 #: Functions that pick elements: the places of the elements, of their dimension (None: the first) and of the index.
@@ -170,6 +171,7 @@ class _Picking(TorchFunctionMode):
         """
         if not isinstance(index, Tensor):
             return
+        index = plain(index)
         for number, codes in enumerate(self.columns):
             fits = self.found[number] < size and index.numel() == codes.numel() and len(codes)
             if fits and bool((index.detach().flatten() == codes.flatten()).all()):

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from pyro_fed.density.checks.blame import Line, current_line, line_text
+from pyro_fed.density.rows.labelled import plain
 from pyro_fed.errors import warn_user
 
 #: What may be negative in an index.
@@ -40,12 +41,12 @@ class NegativeLookups(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def _note(self, index: Tensor) -> None:
-        below = (index < 0).flatten()
+        below = (plain(index) < 0).flatten()
         if not bool(below.any()):
             return
         line = current_line()
         if line is not None:
-            self.found[line] = int(index.min()), int(below.sum()), len(below), int(below.nonzero()[0])
+            self.found[line] = int(plain(index).min()), int(below.sum()), len(below), int(below.nonzero()[0])
 
     def warn(self) -> None:
         """Say what was found."""

@@ -267,7 +267,6 @@ def _check_observed(bound: BoundModel, seen: FirstRun) -> None:
     for name, msg in seen.execution.trace.nodes.items():
         if msg["type"] != "sample" or not msg["is_observed"] or is_deterministic(msg):
             continue
-        _check_no_text(msg, arguments)
         try:
             density = msg["fn"].log_prob(msg["value"])
         except ValueError as error:
@@ -301,18 +300,6 @@ def _check_broadcastable(name: str, msg: Message) -> None:
             f"observed site '{name}': its data have the shape {found}, its distribution "
             f"{type(innermost(msg['fn'])).__name__} the shape {wanted}: give the model arguments with as many rows each"
         ) from error
-
-
-def _check_no_text(msg: Message, arguments: Arguments) -> None:
-    """Codes of labels are no measurements."""
-    if not arguments.labels or is_discrete(msg):
-        return
-    argument = _argument_of(msg["value"], arguments)
-    if argument is not None and argument in arguments.labels:
-        raise DataError(
-            f"observed site '{msg['name']}' ({type(innermost(msg['fn'])).__name__}) takes real numbers, but argument "
-            f"'{argument}' is text or categories, {listed(arguments.labels[argument])}: pass numbers"
-        )
 
 
 def _argument_of(value: Any, arguments: Arguments) -> str | None:

@@ -122,6 +122,7 @@ def mark_of(problem: Problem, level: str) -> bytes | None:
         type(problem).__name__,
         bound.model,
         (shared, arguments.names, arguments.sharded, repr(arguments.spec)),
+        [(name, list(labels), labels.ordered) for name, labels in sorted(arguments.labels.items())],
         rows,
         (bound.plate, bound.num_rows, bound.dtype, bound.constants, bound.in_double),
         (problem.num_rows, repr(problem.layout), repr(problem.quadrature), problem.writes, level),

@@ -17,7 +17,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from pyro_fed.density.rows.containers import Table, as_tree, is_column
-from pyro_fed.density.rows.leaves import Labels, read_leaf
+from pyro_fed.density.rows.labelled import Labels, labelled
+from pyro_fed.density.rows.leaves import LabelsByName, read_leaf
 from pyro_fed.density.rows.order import Orders, in_order, orders_of
 from pyro_fed.errors import DataError
 from pyro_fed.ops.entries import all_finite
@@ -44,7 +45,7 @@ class Arguments:
     names: tuple[str, ...]
     spec: Any
     sharded: tuple[int, ...] = ()
-    labels: Labels = field(default_factory=dict)
+    labels: LabelsByName = field(default_factory=dict)
     masked: tuple[str, ...] = ()
     axes: Mapping[int, int] = field(default_factory=dict)
 
@@ -173,6 +174,11 @@ class Arguments:
         """
         for i, axis in self.axes.items():
             leaves[i] = leaves[i].movedim(0, axis)
+        owners = {owner for owner, *_ in self.nested_by_name.values()}
+        for i, name in enumerate(self.names):
+            if name in self.labels and isinstance(leaves[i], Tensor):
+                # A client numbers its own groups: what says whose a row is has no labels there.
+                leaves[i] = labelled(leaves[i], Labels() if name in owners else self.labels[name], name)
         args, kwargs = pytree.tree_unflatten(leaves[: self.spec.num_leaves], self.spec)
         return args, kwargs
 
@@ -326,7 +332,7 @@ def flatten(
     model: Callable[..., Any],
     args: Any,
     kwargs: Mapping[str, Any] | None,
-    labels: Labels | None = None,
+    labels: LabelsByName | None = None,
     orders: Orders | None = None,
 ) -> Arguments:
     """Flatten a model's arguments; NumPy arrays, pandas and xarray objects, and lists of numbers become tensors.

@@ -1,7 +1,7 @@
 """One array of an argument as a tensor: masked and nullable arrays, categories, text.
 
 What is masked or missing becomes NaN, so that it is refused like NaN, or handled by the model like NaN. Text and
-categories become codes 0, 1, ..., with their labels kept. A column of None throughout is None.
+categories become codes 0, 1, ..., with their labels kept, see `labelled`. A column of None throughout is None.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from pyro_fed.density.rows.labelled import Labelled, Labels, plain
 from pyro_fed.errors import DataError, listed
 
-Labels = Mapping[str, tuple[Any, ...]]
+#: Labels that codes stand for, by the argument's name.
+LabelsByName = Mapping[str, Labels]
 #: How a date begins as text: 2024-03-01, 2024/3/1, 1.3.2024, 03/01/24.
 DATE = re.compile(r"\s*(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2}))(?!\d)")
 
@@ -32,7 +34,7 @@ class Leaf(NamedTuple):
     """
 
     value: Any
-    labels: tuple[Any, ...] | None = None
+    labels: Labels | None = None
     masked: bool = False
 
 
@@ -43,12 +45,12 @@ class UnknownLabelError(DataError):
         argument: its name.
     """
 
-    def __init__(self, argument: str, unknown: list[str], known: tuple[Any, ...]) -> None:
+    def __init__(self, argument: str, unknown: list[str], known: Labels) -> None:
         super().__init__(f"argument '{argument}' has the labels {listed(unknown)}, which are none of {listed(known)}")
         self.argument = argument
 
 
-def read_leaf(leaf: Any, name: str, known: Labels) -> Leaf:
+def read_leaf(leaf: Any, name: str, known: LabelsByName) -> Leaf:
     """A leaf as a tensor, where it is an array.
 
     Args:
@@ -59,6 +61,10 @@ def read_leaf(leaf: Any, name: str, known: Labels) -> Leaf:
     Raises:
         DataError: an array of what is no number, truth value or label; labels that are unknown or missing.
     """
+    if isinstance(leaf, Labelled):
+        return _recoded(plain(leaf), leaf.labels, name, known)
+    if isinstance(leaf, Tensor) and name in known:
+        raise DataError(_numbers_for_labels(name, known[name]))
     if isinstance(leaf, Tensor):
         return Leaf(_dense(leaf, name).cpu())  # checks look at it there; a run moves it, see `Problem.placed`
     if hasattr(leaf, "toarray") and hasattr(leaf, "nnz"):
@@ -127,24 +133,37 @@ def _of_pandas(series: Any) -> np.ndarray:
     return np.asarray(series.to_numpy())
 
 
-def _categories(series: Any, name: str, known: Labels) -> Leaf:
-    labels = tuple(series.cat.categories)
+def _categories(series: Any, name: str, known: LabelsByName) -> Leaf:
+    labels = Labels(series.cat.categories.tolist(), ordered=bool(series.cat.ordered))
     codes = series.cat.codes.to_numpy()
     if (codes < 0).any():
         raise DataError(_missing_label(name, int(np.argmax(codes < 0))))
-    if name in known and known[name] != labels:
-        return _leaf_of_labels(np.asarray(series, dtype=object), name, known[name])
-    return Leaf(torch.as_tensor(codes.astype(np.int64)), labels)
+    return _recoded(torch.as_tensor(codes.astype(np.int64)), labels, name, known)
 
 
-def _text(leaf: np.ndarray, name: str, known: Labels) -> Leaf:
+def _recoded(codes: Tensor, labels: Labels, name: str, known: LabelsByName) -> Leaf:
+    """A column with the codes of the labels that are known, where these are others than its own."""
+    if name not in known:
+        return Leaf(codes, labels)
+    if known[name] == labels:
+        return Leaf(codes, known[name])
+    values = np.empty(len(labels), dtype=object)
+    values[:] = labels
+    return _leaf_of_labels(values[codes.numpy()], name, known[name])
+
+
+def _text(leaf: np.ndarray, name: str, known: LabelsByName) -> Leaf:
     flat = leaf.ravel()
     if leaf.dtype.kind == "O":
         missing = pd.isna(flat)
         kept = flat[~missing]
         if len(flat) and not len(kept):
             return Leaf(None)
-        if len(kept) and all(isinstance(part, bool | int | float | np.number | np.bool_) for part in kept):
+        if (
+            name not in known
+            and len(kept)
+            and all(isinstance(part, bool | int | float | np.number | np.bool_) for part in kept)
+        ):
             numbers = np.where(missing, np.nan, np.where(missing, 0, flat).astype(float)) if missing.any() else flat
             whole = all(isinstance(part, int | np.integer) for part in flat)  # bools too
             return Leaf(
@@ -152,18 +171,22 @@ def _text(leaf: np.ndarray, name: str, known: Labels) -> Leaf:
             )
         if missing.any():
             raise DataError(_missing_label(name, int(np.argmax(missing))))
+    if name in known and not any(isinstance(label, str) for label in known[name]):
+        return _leaf_of_labels(leaf, name, known[name])  # categories that are numbers
     if not len(flat) and name not in known:
         raise DataError(
             f"argument '{name}' is text, or of dtype object, and has no rows, so that its labels are not known: leave "
             f"a client without rows out, or pass pandas.Categorical({name}, categories=[...])"
         )
     kinds = {type(part).__name__ for part in flat.tolist() if not isinstance(part, str)}  # NumPy's texts are text
+    if kinds and name in known:
+        raise DataError(_numbers_for_labels(name, known[name]))
     if kinds:
         raise DataError(
             f"argument '{name}' is an array of dtype {leaf.dtype} that holds {listed(sorted(kinds))}; expected "
             "numbers, truth values or text. Encode it as numbers, such as by `pandas.factorize`"
         )
-    labels = known.get(name) or tuple(sorted({str(part) for part in flat.tolist()}))
+    labels = known.get(name) or Labels(sorted({str(part) for part in flat.tolist()}))
     if all(_reads_as_number(label) for label in labels):
         raise DataError(
             f"argument '{name}' is text that reads as numbers ({listed(labels[:3])}, ...): convert it, "
@@ -187,13 +210,20 @@ def _reads_as_number(label: str) -> bool:
     return True
 
 
-def _leaf_of_labels(leaf: np.ndarray, name: str, labels: tuple[Any, ...]) -> Leaf:
+def _leaf_of_labels(leaf: np.ndarray, name: str, labels: Labels) -> Leaf:
     code = {label: number for number, label in enumerate(labels)}
     unknown = sorted({str(part) for part in leaf.ravel().tolist() if part not in code})
     if unknown:
         raise UnknownLabelError(name, unknown, labels)
     codes = [code[part] for part in leaf.ravel().tolist()]
-    return Leaf(torch.tensor(codes, dtype=torch.int64).reshape(leaf.shape), tuple(labels))
+    return Leaf(torch.tensor(codes, dtype=torch.int64).reshape(leaf.shape), labels)
+
+
+def _numbers_for_labels(name: str, labels: Labels) -> str:
+    return (
+        f"argument '{name}' holds numbers here, and text or categories elsewhere, [{listed(labels)}]: pass labels "
+        f"everywhere, such as {name} = {labels[0]!r} for the rows of that label"
+    )
 
 
 def _missing_label(name: str, row: int) -> str:

@@ -1,7 +1,8 @@
 """Calls of a model on its data that were written for NumPy and pandas, and are answered by tensors while it runs.
 
 A model that is given arrays may make tensors of them, `torch.tensor(df["x"].values)`, `torch.from_numpy(x)`. While it
-runs here they are tensors already, perhaps mapped over clients, of which torch would make none.
+runs here they are tensors already, mapped over clients perhaps, of which torch would make none. A comparison of numbers
+with text, `sex == "male"` of zeros and ones, which torch and pandas take for False everywhere, is refused.
 """
 
 from __future__ import annotations
@@ -51,6 +52,23 @@ def _notna(tensor: Tensor) -> Tensor:
     return ~torch.isnan(tensor)
 
 
+def _comparison(original: Callable[..., Any]) -> Callable[..., Any]:
+    """An operator for `torch.eq` or `torch.ne` that refuses text."""
+
+    def compare(tensor: Tensor, other: Any) -> Any:
+        if isinstance(other, str):
+            raise ValueError(
+                f"numbers are compared with the text {other!r:.40}, which none of them is: pass the column as text or "
+                "categories, or compare with a number"
+            )
+        try:
+            return original(tensor, other)
+        except TypeError:
+            return NotImplemented
+
+    return compare
+
+
 _SPARSE_VALUES = Tensor.values
 _METHODS: dict[str, Any] = {
     "values": property(_values),
@@ -62,6 +80,8 @@ _METHODS: dict[str, Any] = {
     "isnull": _isna,
     "notna": _notna,
     "notnull": _notna,
+    "__eq__": _comparison(torch.eq),
+    "__ne__": _comparison(torch.ne),
 }
 
 

@@ -7,7 +7,7 @@ value out it becomes one inside the support, which changes no density.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pyro.distributions as dist
 import torch
@@ -15,6 +15,7 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor
 from torch.distributions import biject_to, constraints
 
+from pyro_fed.density.rows.labelled import Labelled, Labels, plain
 from pyro_fed.density.running.trace_sites import Message, innermost, is_deterministic
 
 #: Distributions that take whole numbers as places in a table, or compare values exactly.
@@ -30,7 +31,11 @@ class ObservedValues(Messenger):
         self.filled = False
 
     def _pyro_sample(self, msg: Message) -> None:
-        if not msg["is_observed"] or not isinstance(msg["value"], Tensor) or is_deterministic(msg):
+        if not msg["is_observed"] or not isinstance(msg["value"], Tensor):
+            return
+        if isinstance(msg["value"], Labelled):
+            msg["value"] = _codes_as_outcome(msg["value"], msg)
+        if is_deterministic(msg):
             return
         value, fn = msg["value"], innermost(msg["fn"])
         if not value.is_floating_point() and not value.is_complex() and not isinstance(fn, PLACES):
@@ -40,6 +45,25 @@ class ObservedValues(Messenger):
             if mask is not None:
                 msg["value"] = _fill_missing(value, mask, msg["fn"])
                 self.filled = True
+
+
+def _codes_as_outcome(column: Labelled, msg: Message) -> Tensor:
+    """The codes of text or categories for a distribution of categories; of two or of ranks where they are ordered.
+
+    Args:
+        column: what is observed.
+        msg: of the site.
+    """
+    fn, labels = innermost(msg["fn"]), column.labels
+    if isinstance(fn, dist.Bernoulli | dist.OrderedLogistic):
+        if not labels.ordered and labels != Labels(range(len(labels))):
+            column.refuse(
+                f"observes it at site '{msg['name']}' ({type(fn).__name__}), though its labels have no order: say it, "
+                f"pandas.Categorical({column.argument}, categories=[...], ordered=True), or"
+            )
+    elif not isinstance(fn, dist.Categorical | dist.OneHotCategorical):
+        column.refuse(f"observes it at site '{msg['name']}' ({type(fn).__name__}), which takes numbers:")
+    return cast(Tensor, plain(column))
 
 
 def mask_of(msg: Message) -> Tensor | None:

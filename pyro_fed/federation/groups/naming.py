@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pyro_fed.density.rows.arguments import Arguments
-from pyro_fed.density.rows.leaves import Labels
+from pyro_fed.density.rows.labelled import Labels
+from pyro_fed.density.rows.leaves import LabelsByName
 from pyro_fed.errors import DataError, PyroFedError, SettingError, listed
 from pyro_fed.federation.labels import client_table, discrete, no_counts
 from pyro_fed.federation.partition.base import Partition
@@ -50,7 +51,7 @@ def named_labels(
     plate: str,
     coords: Mapping[str, Sequence[Any]] | None,
     partition: Partition | None,
-) -> Labels:
+) -> LabelsByName:
     """What codes of text and categories must stand for where the user names the elements that they number, in order.
 
     Text is coded by the labels that occur, in alphabetical order. These are not a plate's elements where a group has no
@@ -64,7 +65,7 @@ def named_labels(
         partition: where it is `ByGroup` of values that differ, these name the elements of a plate of groups.
 
     Returns:
-        The names for each argument whose labels are some of them, but not all in their order.
+        The names for each argument whose labels are some of them, whose order is said by them.
 
     Raises:
         SettingError: names in two orders, or categories in an order of their own that is another one.
@@ -84,7 +85,10 @@ def named_labels(
             names = {one for one in (given.get(plate, ()), by) if set(labels) & set(one)}
         else:
             names = {one for one in given.values() if set(labels) <= set(one)}
-        if labels in names or not names:
+        if not names:
+            continue
+        if labels in names:
+            found[name] = Labels(labels, ordered=True)
             continue
         if len(names) > 1 or (name not in owners and list(labels) != sorted(labels)):
             orders = " and ".join(f"[{listed(one)}]" for one in sorted(names))
@@ -93,7 +97,7 @@ def named_labels(
                 f"{orders}: the same names in another order; give all in the order of the codes, as in "
                 f"pandas.Categorical({name}, categories=[...])"
             )
-        found[name] = names.pop()
+        found[name] = Labels(names.pop(), ordered=True)
     return found
 
 

@@ -1,0 +1,278 @@
+"""Columns of text and categories while a model runs: they have labels, and are no numbers by themselves.
+
+    sex == "male", stage.isin(["III", "IV"])      comparisons with labels; what is none of the labels is refused
+    level[hospital], F.one_hot(stage, 3)          lookups, by the codes 0, 1, ... of the labels in their order
+    dose.map({"low": 1.0, "high": 4.0})           numbers, or latents, for labels
+    severity >= "medium"                          where the categories are ordered
+    stage.cat.codes                               the codes as numbers
+
+Everything else is refused, arithmetic first of all: the codes of text are in alphabetical order, by chance the one that
+the model means. Whether the numbering matters all the same is seen at the model's density, see `federation.numbering`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+from torch import Tensor
+
+from pyro_fed.conventions.spelling import closest
+from pyro_fed.errors import listed, shown
+
+
+class Labels(tuple[Any, ...]):
+    """What the codes 0, 1, ... stand for.
+
+    Attributes:
+        ordered: whether the user has said this order, by ordered categories or by names of elements.
+    """
+
+    ordered: bool
+
+    def __new__(cls, labels: Collection[Any] = (), ordered: bool = False) -> Labels:
+        self = super().__new__(cls, labels)
+        self.ordered = ordered
+        return self
+
+
+class Categories(NamedTuple):
+    """`series.cat` of a column.
+
+    Attributes:
+        codes: its codes as numbers.
+        categories: its labels.
+        ordered: whether their order has been said.
+    """
+
+    codes: Tensor
+    categories: Labels
+    ordered: bool
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+#: Functions that ask about a tensor, and no more of its numbers than how many labels there are or what is missing.
+FACTS = _names("""
+    size dim ndimension numel nelement __len__ stride is_contiguous is_floating_point is_complex get_device element_size
+    max amax unique isnan isfinite isinf
+""")
+#: Functions whose results are the same column in another form.
+FORMS = _names("""
+    __get__ __getitem__ reshape reshape_as view view_as unsqueeze squeeze expand expand_as broadcast_to flatten clone
+    detach contiguous to type long int cpu cuda movedim transpose permute t index_select repeat select narrow
+""")
+#: Functions that look up, count or add up by codes, which are not their first argument, and those where they may be.
+BY_CODES = _names("""
+    __getitem__ __setitem__ index_select gather take take_along_dim index_add index_add_ scatter_add scatter_add_
+    scatter scatter_ index_put index_put_ index_copy scatter_reduce
+""")
+OF_CODES = ("one_hot", "embedding", "bincount")
+EQUAL = {"eq": True, "__eq__": True, "ne": False, "__ne__": False}
+
+
+class Labelled(Tensor):
+    """Codes (n, ...) of labels, as a model gets them.
+
+    Attributes:
+        labels: what they stand for; empty where they number the groups at hand.
+        argument: its name, for messages.
+    """
+
+    labels: Labels
+    argument: str
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        name, first = getattr(func, "__name__", ""), args[0] if args else None
+        one = next((part for part in args if isinstance(part, Labelled)), None)
+        with torch._C.DisableTorchFunctionSubclass():
+            if name in EQUAL and one is not None:
+                return _equal(one, args[1] if one is first else first, EQUAL[name])
+            if name in FACTS or name in OF_CODES or (name in BY_CODES and one is not first):
+                return func(*args, **(kwargs or {}))
+            if name in FORMS and isinstance(first, Labelled):
+                found = func(*args, **(kwargs or {}))
+                if not isinstance(found, Tensor):
+                    return found
+                if not found.is_floating_point():
+                    return labelled(found, first.labels, first.argument)
+        kept = one if one is not None else _found_in((args, kwargs or {}))
+        kept.refuse(f"computes with it as a number ({name}):")
+
+    def refuse(self, what: str) -> NoReturn:
+        """Raise what says how to take this column.
+
+        Args:
+            what: the model does with it, up to the cures.
+        """
+        if not self.labels:
+            raise ValueError(
+                f"argument '{self.argument}' says to which group each row belongs, and the model {what} it is looked "
+                f"up by alone, level[{self.argument}]; for anything else pass the column again, as another argument"
+            )
+        label = self.labels[-1]
+        raise ValueError(
+            f"argument '{self.argument}' is text or categories, [{listed(self.labels)}], and the model {what} compare "
+            f"it with a label, ({self.argument} == {label!r}), look up by it, level[{self.argument}], give each label "
+            f"a number, {self.argument}.map({{{label!r}: 1.0, ...}}), or take the codes, {self.argument}.cat.codes"
+        )
+
+    def code(self, label: Any) -> int:
+        """The code of a label.
+
+        Args:
+            label: one of the labels.
+        """
+        known = isinstance(label, str | bool | int | float) and label in self.labels
+        if not self.labels or isinstance(label, Tensor):
+            self.refuse("compares it with numbers:" if isinstance(label, Tensor) else "compares it with labels:")
+        if not known:
+            raise ValueError(
+                f"argument '{self.argument}' is compared with {shown(label)}, which is none of its labels "
+                f"[{listed(self.labels)}], {closest(str(label), map(str, self.labels))} A label without rows is known "
+                f"where the column is pandas.Categorical({self.argument}, categories=[...]), which names all"
+            )
+        return self.labels.index(label)
+
+    def __eq__(self, other: Any) -> Any:
+        return _equal(self, other, True)
+
+    def __ne__(self, other: Any) -> Any:
+        return _equal(self, other, False)
+
+    def __lt__(self, other: Any) -> Any:
+        return self._ranks("<") < self.code(other)
+
+    def __le__(self, other: Any) -> Any:
+        return self._ranks("<=") <= self.code(other)
+
+    def __gt__(self, other: Any) -> Any:
+        return self._ranks(">") > self.code(other)
+
+    def __ge__(self, other: Any) -> Any:
+        return self._ranks(">=") >= self.code(other)
+
+    def _ranks(self, sign: str) -> Tensor:
+        if not self.labels.ordered:
+            self.refuse(f"compares it by {sign}, though its labels have no order:")
+        ranks: Tensor = plain(self)
+        return ranks
+
+    eq, ne, lt, le, gt, ge = __eq__, __ne__, __lt__, __le__, __gt__, __ge__  # type: ignore[assignment]
+
+    def isin(self, labels: Collection[Any]) -> Tensor:
+        """Where the column is one of some labels.
+
+        Args:
+            labels: some.
+        """
+        codes = [self.code(label) for label in labels]
+        table = [number in codes for number in range(len(self.labels))]
+        return torch.as_tensor(table, device=self.device)[plain(self)]
+
+    def map(self, values: Mapping[Any, Any] | Callable[[Any], Any]) -> Tensor:
+        """What stands for each row's label.
+
+        Args:
+            values: a number or a latent for each label.
+        """
+        if not self.labels:
+            self.refuse("maps its labels:")
+        if not callable(values):
+            missing = [label for label in self.labels if label not in values]
+            if missing:
+                raise ValueError(f"{self.argument}.map(...) has no value for the labels [{listed(missing)}]")
+            for label in values:
+                self.code(label)
+        each = [values(label) if callable(values) else values[label] for label in self.labels]
+        table = [torch.as_tensor(one, device=self.device) for one in each]
+        widest = table[0].dtype
+        for one in table:
+            widest = torch.promote_types(widest, one.dtype)
+        return torch.stack([one.to(widest) for one in table])[plain(self)]
+
+    @property
+    def cat(self) -> Categories:
+        """Codes as numbers, the labels, and whether their order has been said."""
+        return Categories(plain(self), self.labels, self.labels.ordered)
+
+    def astype(self, dtype: Any, *_: Any, **__: Any) -> Any:
+        """The column itself where text or categories are asked for.
+
+        Args:
+            dtype: as for pandas.
+        """
+        if dtype in ("category", "str", "object", str, object):
+            return self
+        if dtype in (int, "int", "int64", "long", torch.int64):
+            return self.long()
+        self.refuse(f"converts it to {getattr(dtype, '__name__', dtype)}:")
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([self[row] for row in range(len(self))])
+
+    def __hash__(self) -> int:
+        self.refuse("looks it up in a dictionary or set:")
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"<column '{self.argument}' of text, [{listed(self.labels)}], shape {tuple(self.shape)}>"
+
+    def __format__(self, _: str) -> str:
+        return repr(self)
+
+    def __deepcopy__(self, _: Any) -> Labelled:
+        return self.clone()  # type: ignore[return-value]
+
+    def __reduce_ex__(self, _: Any) -> Any:
+        return labelled, (plain(self), self.labels, self.argument)
+
+
+def labelled(codes: Tensor, labels: Labels, argument: str) -> Labelled:
+    """Codes as a model gets them.
+
+    Args:
+        codes: whole numbers from 0, any shape.
+        labels: what they stand for.
+        argument: its name.
+    """
+    made = codes.as_subclass(Labelled)
+    made.labels, made.argument = labels, argument
+    return made
+
+
+def plain(value: Any) -> Any:
+    """Codes as a tensor of numbers; any other value as it is.
+
+    Args:
+        value: anything.
+    """
+    if not isinstance(value, Labelled):
+        return value
+    with torch._C.DisableTorchFunctionSubclass():
+        return value.as_subclass(Tensor)
+
+
+def _equal(one: Labelled, other: Any, wanted: bool) -> Tensor:
+    codes = plain(one)
+    if isinstance(other, Labelled):
+        if not one.labels or one.labels != other.labels:
+            one.refuse(f"compares it with argument '{other.argument}', whose labels are [{listed(other.labels)}]:")
+        code: Any = plain(other)
+    elif isinstance(other, Tensor) and codes.shape[-1:] == (1,) and other.dim() == 1:
+        code = other  # one-hot: with all numbers from 0
+    else:
+        code = one.code(other)
+    found: Tensor = codes == code if wanted else codes != code
+    return found
+
+
+def _found_in(parts: Any) -> Labelled:
+    """The column among a function's arguments, in lists of them too."""
+    found: Labelled = next(part for part in torch.utils._pytree.tree_leaves(parts) if isinstance(part, Labelled))
+    return found

@@ -1,0 +1,175 @@
+"""What a model makes of columns of text: comparisons with labels, lookups, or numbers in an order that nobody has said.
+
+The codes of text are in alphabetical order. That is of no matter where the model compares with labels, and where each
+label looks up an element of its own that is alike in all else: number the labels anew, and the elements of the latents
+with them, and the density is the same. It is another one for `scale[severity]` of a table of constants, groups with a
+covariate of their own, ranks, sums over what stands before, and a first label that is the reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_fed.conventions.client_names import as_it_looks
+from pyro_fed.density.bound import BoundModel
+from pyro_fed.density.checks.lookups import Lookups, num_elements
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.arguments import Arguments
+from pyro_fed.density.rows.labelled import Labels
+from pyro_fed.density.running.shared import is_shared
+from pyro_fed.errors import listed, warn_user
+
+#: Relative difference of two sums of log densities in float64 that is rounding.
+ROUNDING = 1e-9
+
+
+class Use(Enum):
+    """What a model makes of a column of labels."""
+
+    NONE = "none"
+    COMPARED = "compared"
+    LOOKED_UP = "looked up"
+    NUMBERED = "numbered"
+
+
+def warn_of_labels(problem: Problem, clients: Sequence[Tensor], names: Sequence[str]) -> None:
+    """Warn of text whose numbering matters though nobody has said it, and of clients that code one thing in two ways.
+
+    Args:
+        problem: the model's densities, with the pooled arguments.
+        clients: each client's row positions.
+        names: the clients' names.
+    """
+    arguments = problem.arguments
+    if not arguments.labels:
+        return
+    uses = label_uses(problem.bound)
+    for name, use in uses.items():
+        labels = arguments.labels[name]
+        if use is Use.NUMBERED and not labels.ordered:
+            numbers = listed(f"{label!r} = {number}" for number, label in enumerate(labels))
+            warn_user(
+                f"the model depends on how the labels of argument '{name}' are numbered, and nobody has said that: it "
+                f"takes them in sorted order, {numbers}. Say the order, pandas.Categorical({name}, categories=[...], "
+                f"ordered=True), or take the labels themselves, ({name} == {labels[-1]!r}) or {name}.map({{...}})"
+            )
+    for name, labels in arguments.labels.items():
+        for text in _other_codings(name, labels, _labels_of_clients(arguments, name, clients), names, uses.get(name)):
+            warn_user(
+                f"{text}: these are different categories to the model. Where they are meant to be the same, write them "
+                f"alike at all clients, such as by column.map({{...}}); else name all of them at each client, "
+                "pandas.Categorical(column, categories=[...])"
+            )
+
+
+def label_uses(bound: BoundModel) -> dict[str, Use]:
+    """What the model makes of each column of labels.
+
+    Args:
+        bound: the model and its arguments.
+    """
+    bound = replace(bound, constants={k: v for k, v in bound.constants.items() if not is_shared(k)}).doubled()
+    lookups = Lookups(bound)
+    values = {name: site["value"].detach() for name, site in lookups.sites.items() if not site["is_observed"]}
+    arguments, found = bound.arguments, {}
+    before = _log_density(bound, values)
+    for name, labels in arguments.labels.items():
+        at, count = arguments.names.index(name), len(labels)
+        if count < 2:
+            continue
+        codes: Tensor = arguments.leaves[at]
+        leaves = [*arguments.leaves[:at], (codes + 1) % count, *arguments.leaves[at + 1 :]]
+        other = replace(arguments, leaves=tuple(leaves))
+        if _same(before, _log_density(replace(bound, arguments=other), values)):
+            found[name] = Use.NONE
+            continue
+        moved = Labels((labels[-1], *labels[:-1]), ordered=labels.ordered)
+        anew = replace(bound, arguments=replace(other, labels={**arguments.labels, name: moved}))
+        if _same(before, _log_density(anew, values)):
+            found[name] = Use.COMPARED
+            continue
+        turned = dict(values)
+        for size in {count, *num_elements(bound, [codes])} - set(range(count)):
+            order = torch.tensor([count - 1, *range(count - 1), *range(count, size)])
+            for latent, axis in lookups.axes(codes.flatten(), size) if codes.dim() == 1 else ():
+                turned[latent] = turned[latent].index_select(axis, order)
+        same = _same(before, _log_density(anew, turned))
+        found[name] = Use.LOOKED_UP if same else Use.NUMBERED
+    return found
+
+
+def _log_density(bound: BoundModel, values: Mapping[str, Tensor]) -> Tensor:
+    """Log densities of all sites with latents at these values, added up, (): those of rows with a weight of each."""
+
+    def source(msg: Any, transform: Any) -> Tensor:
+        z: Tensor = transform.inv(values[msg["name"]])
+        return z
+
+    with torch.no_grad():
+        nodes = bound.execute(source, bound.all_rows, densities=True).trace.nodes.values()
+    total = torch.zeros((), dtype=bound.dtype)
+    for node in nodes:
+        if isinstance(terms := node.get("log_prob"), Tensor):
+            weights = torch.linspace(1.0, 2.0, terms.numel()).reshape(terms.shape) if node["is_observed"] else 1.0
+            total = total + (weights * terms).sum()
+    return total
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return bool(torch.isclose(one, other, rtol=ROUNDING, atol=ROUNDING, equal_nan=True))
+
+
+def _labels_of_clients(arguments: Arguments, name: str, clients: Sequence[Tensor]) -> list[set[Any]]:
+    """The labels that each client has rows of."""
+    for column, nested, leaf in arguments.columns:
+        if column == name:
+            numbers = (leaf[arguments.rows_of(nested, rows)].unique().tolist() for rows in clients)
+            return [{arguments.labels[name][number] for number in each} for each in numbers]
+    return []
+
+
+def _other_codings(
+    name: str, labels: Labels, each: Sequence[set[Any]], names: Sequence[str], use: Use | None
+) -> Iterator[str]:
+    """What to say of clients that seem to have labels of their own for what others have too.
+
+    These are clients none of whose labels another one has, where the model compares with labels or where the others
+    share theirs (hospitals' own names are looked up, and no client has another's); and labels that abbreviate others,
+    with which no client has them together.
+    """
+    held = [(client, mine) for client, mine in zip(names, each, strict=False) if mine]
+    if labels.ordered or len(held) < 2:
+        return
+    seen = {who: {as_it_looks(str(label)).casefold() for label in mine} for who, mine in held}
+    apart = [(who, mine) for who, mine in held if not any(seen[who] & seen[other] for other in seen if other != who)]
+    if apart and (use is Use.COMPARED or len(apart) < len(held)):
+        who, mine = apart[-1]
+        other, theirs = next((who, mine) for who, mine in held if (who, mine) != apart[-1])
+        yield (
+            f"argument '{name}' has the labels [{listed(sorted(map(str, mine)))}] at client {who}, none of which "
+            f"another client has, such as {other} with [{listed(sorted(map(str, theirs)))}]"
+        )
+        return
+    pairs = [
+        (short, long)
+        for short in labels
+        for long in labels
+        if _abbreviates(short, long) and not any({short, long} <= mine for _, mine in held)
+    ]
+    if pairs and use is not Use.NONE:
+        texts = listed(f"{short!r} and {long!r}" for short, long in pairs)
+        yield f"argument '{name}' has the labels {texts}, never both at one client"
+
+
+def _abbreviates(short: Any, long: Any) -> bool:
+    """Whether one label is the beginning of another, in letters alone: "M" of "male", and not "site 1" of "site 12"."""
+    if not isinstance(short, str) or not isinstance(long, str):
+        return False
+    one, two = as_it_looks(short).casefold().rstrip("."), as_it_looks(long).casefold()
+    return one.isalpha() and two.isalpha() and len(one) < len(two) and two.startswith(one)
