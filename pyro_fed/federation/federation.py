@@ -223,7 +223,11 @@ class Federation:
             local_numbering=True,
             dims=dims,
             coords=with_group_names(
-                coords, plate, index, names if isinstance(clients, Mapping) else None, grouped=bool(rows)
+                coords,
+                plate,
+                index,
+                names if isinstance(clients, Mapping) and not owner_labels(arguments, plate, {}) else None,
+                grouped=bool(rows),
             ),
             quadrature=quadrature,
             said=shard is not None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -161,7 +162,8 @@ def pool_clients(
         _check_by_place(client, name)
     clients = _aligned_arguments(model, clients, names, kwargs)
     each = [flatten(model, args, kwargs) for args in clients]
-    labels = _all_labels(each, names)
+    owners = {parts if isinstance(parts, str) else next(iter(parts), "") for parts in (rows or {}).values()}
+    labels = {name: known for name, known in _all_labels(each, names).items() if name not in owners}
     if any(arguments.labels != labels for arguments in each):
         each = [flatten(model, args, kwargs, labels) for args in clients]
     for arguments, name in zip(each, names, strict=True):
@@ -181,7 +183,29 @@ def pool_clients(
     starts = [0, *torch.tensor(counts).cumsum(0).tolist()]
     leaves = [_pool_leaf(i, each, starts, names) for i in range(len(each[0].leaves))]
     index = [torch.arange(start, start + count) for start, count in zip(starts, counts, strict=False)]
-    return each[0].pooled(leaves, starts[-1]).with_client_rows(index), index
+    pooled = each[0].pooled(leaves, starts[-1]).with_client_rows(index)
+    return replace(pooled, labels={**pooled.labels, **_group_labels(each, names, owners)}), index
+
+
+def _group_labels(each: Sequence[Arguments], names: Sequence[str], owners: set[str]) -> dict[str, Labels]:
+    """Labels of what says whose a nested row is, client after client, as each numbers its own groups.
+
+    Raises:
+        DataError: a group that two clients have.
+    """
+    found = {}
+    for owner in owners & {name for arguments in each for name in arguments.labels}:
+        whose: dict[Any, str] = {}
+        for arguments, name in zip(each, names, strict=True):
+            for label in arguments.labels.get(owner, ()):
+                if label in whose:
+                    raise DataError(
+                        f"argument '{owner}' says to which group each row belongs, and clients {whose[label]} and "
+                        f"{name} both have the group {label!r}: a group is one client's, with all of its rows"
+                    )
+                whose[label] = name
+        found[owner] = Labels(whose)
+    return found
 
 
 def _check_by_place(client: Any, name: str) -> None:

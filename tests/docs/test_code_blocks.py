@@ -91,6 +91,7 @@ hospital_idx = torch.arange(24) % 12
 args = (torch.randn(24), hospital_idx, 12, torch.randn(24))
 names = ["Dresden", *"ABCDEFGHIJK"]
 x_new, zeros, zeros_and_ones = torch.randn(24), torch.zeros(24).long(), torch.arange(24) % 2
+dresden_and_ulm = ["Dresden", "Ulm"] * 12
 """,
         "args = (torch.randn(24), hospital_idx, torch.randn(12), torch.randn(24))",
     ),

@@ -2,7 +2,7 @@
 
 Latents inside the partitioned plate belong to its elements, the groups. An example is a hospital's own level a. New
 patients of a fitted hospital have its level. Patients of a new hospital have a level drawn from the population
-p(a | θ). The user says by labels which is which. Without labels:
+p(a | θ). The labels of the new rows say which is which, or the user does, by labels of the groups. Without labels:
 
 - If the rows are in a plate of their own and look up their group by its number (`a[hospital_idx]`), and if there are
   as many groups as were fitted, they are the fitted groups in their order.

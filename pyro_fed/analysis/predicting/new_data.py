@@ -13,6 +13,7 @@ from pyro_fed.analysis.predicting.drawing import ModelRun
 from pyro_fed.analysis.predicting.finite import has_finite_predictions, not_finite
 from pyro_fed.density.checks.blame import line_of
 from pyro_fed.density.rows.arguments import Arguments, flatten, parameter_names, with_held
+from pyro_fed.density.rows.labelled import Labels
 from pyro_fed.density.rows.leaves import UnknownLabelError
 from pyro_fed.errors import DataError, listed, shown
 from pyro_fed.federation.federation import Federation
@@ -46,8 +47,13 @@ def encode_arguments(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     idata: InferenceData,
-) -> Arguments:
+    present_alone: bool = False,
+) -> tuple[Arguments, list[Any] | None]:
     """Encode the new arguments with the text codes and the order of columns of the fit; `idata` may hold the labels.
+
+    An argument whose labels say whose each row is numbers groups: the fitted ones first, in their order, then new ones;
+    `present_alone` numbers only those that the new data have. With the arguments come the labels of the groups in the
+    order of their numbers, None if they have numbers alone.
 
     Raises:
         DataError: a label was not fitted, or an argument is text whose codes are not known.
@@ -63,16 +69,32 @@ def encode_arguments(
         # A list, even of one element, is a column if the argument had rows when it was fitted.
         args = tuple(np.asarray(arg, object) if isinstance(arg, list) and name in split else arg for name, arg in named)
     try:
-        arguments = flatten(function, args, kwargs, known, orders)
+        arguments = flatten(function, args, kwargs, {k: v for k, v in known.items() if k not in owners}, orders)
     except UnknownLabelError as error:
-        if error.argument not in owners:
-            raise
         raise DataError(
-            f"{error}. If groups were not fitted, number the groups of the new data from 0 in place of their labels, "
-            f"and say by groups which they are: groups='new', or a label for each group and None for a new one, such "
-            f"as groups=[{listed(map(repr, known[error.argument][:1]))}, None]"
+            f"{error}. What was not fitted has no latents: new groups are drawn from their population if they are "
+            f"elements of the partitioned plate, Federation(..., plate='groups', rows={{'data': '{error.argument}'}}), and "
+            "the federation is passed, predict(idata, fed, ...)"
         ) from error
-    if fitted is not None:
+    present = [
+        {labels[code] for code in leaf.unique().tolist()}
+        for name, leaf in zip(arguments.names, arguments.leaves, strict=True)
+        if name in owners and (labels := arguments.labels.get(name))
+    ]
+    groups = None
+    if isinstance(model, Federation) and fitted is not None:
+        if present:
+            here, before = set().union(*present), model.coords.get(model.problem.plate)
+            if before is None:
+                raise DataError(
+                    f"argument '{min(owners & arguments.labels.keys())}' has the labels {listed(sorted(here))}, but "
+                    "the groups had numbers alone when the model was fitted: name them, Federation(..., coords="
+                    f"{{'{model.problem.plate}': names}}), or pass numbers from 0, and say by groups= which they are"
+                )
+            groups = [label for label in before if label in here or not present_alone]
+            groups += sorted(here - set(groups))
+            numbers = dict.fromkeys(owners & arguments.labels.keys(), Labels(groups))
+            arguments = flatten(function, args, kwargs, {**known, **numbers}, orders)
         arguments = _as_fitted(arguments, fitted)
         _check_rows(arguments, fitted)
     unknown = sorted(set(arguments.labels) - set(known))
@@ -81,7 +103,7 @@ def encode_arguments(
             f"argument '{unknown[0]}' is text or a category, and this result does not say which codes it had when the "
             "model was fitted: pass the federation in place of the model, predict(idata, fed, ...), or the codes"
         )
-    return arguments
+    return arguments, groups
 
 
 def _as_fitted(arguments: Arguments, fitted: Arguments) -> Arguments:
@@ -135,11 +157,10 @@ def first_run(run: ModelRun, values: dict[str, Tensor], arguments: Arguments) ->
         coded = {name: len(labels) for name, labels in arguments.labels.items()}
         if not coded:
             raise
-        sizes = listed(f"'{name}' by 0 to {size - 1}" for name, size in coded.items())
+        sizes = listed(f"'{name}' of {size}" for name, size in coded.items())
         raise DataError(
-            f"predict: a code is beyond the sizes of the new data{line_of(error)}: {error}. Text and categories are "
-            f"coded as they were when the model was fitted, {sizes}: give the model as many elements as were fitted, "
-            "or number the groups of the new data from 0 in place of their labels, and name them by groups="
+            f"predict: the model looks up one of fewer elements than there are labels{line_of(error)}: {error}. The "
+            f"new data have the labels {sizes}: give the model as many elements"
         ) from error
 
 

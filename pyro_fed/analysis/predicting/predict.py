@@ -18,7 +18,7 @@ that group's draws: y_s ~ p(y | x, a_s, θ_s). A new group's latents are drawn f
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import xarray as xr
@@ -41,7 +41,7 @@ from pyro_fed.density.checks.sites import site_dims
 from pyro_fed.density.layout import name_dims
 from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.density.running.trace_sites import frame_of
-from pyro_fed.errors import DataError, PyroFedError, SettingError
+from pyro_fed.errors import DataError, PyroFedError, SettingError, listed, warn_user
 from pyro_fed.federation.federation import Federation
 from pyro_fed.ops.arviz_versions import group_of
 from pyro_fed.results.inference_data import InferenceData
@@ -73,7 +73,8 @@ def predict(
         groups: for a model with latents inside the plate (a hospital's own level), the groups that the new data
             belong to. "known": the fitted groups, in their order. "new": new groups, whose latents are drawn from the
             population. A list: a label for each element of the plate, None for a new group, such as
-            `groups=["Dresden", None]`. By default "known" if the observations are in a plate of their own and there
+            `groups=["Dresden", None]`. If the rows say their group by a label, fitted labels are known groups and
+            others are new ones; otherwise by default "known" if the observations are in a plate of their own and there
             are as many groups as were fitted; for other cases see `pyro_fed.analysis.predicting.groups`, which warns
             if it must guess.
         seed: seed of the draws.
@@ -90,6 +91,7 @@ def predict(
     Example:
         >>> pf.predict(idata, fed)["posterior_predictive"]              # the training rows
         >>> pf.predict(idata, model, (x_new, None))["posterior_predictive"]["y"]
+        >>> pf.predict(idata, fed, (x_new, ["Dresden", "Ulm"], 2, None))       # Ulm is new
         >>> pf.predict(idata, fed, (x_new, hospital_idx, 1, None), groups=["Dresden"])
     """
     new_rows = args is not None or bool(kwargs)
@@ -113,19 +115,34 @@ def predict(
     args, kwargs = given_arguments(model, args, kwargs)
     function = model.problem.model if isinstance(model, Federation) else model
     kept = dict(model.problem.bound.constants) if isinstance(model, Federation) else None
-    arguments = encode_arguments(model, function, args, kwargs, idata)
-    dtype = arguments.floating_dtype()
-    args, kwargs = arguments.call_arguments()  # NumPy arrays and pandas objects as tensors
     latents = {str(name): value for name, value in posterior.data_vars.items() if not new_rows or name not in hidden}
-    values = {name: flat(np.asarray(value.values), dtype) for name, value in latents.items()}
     split = split_plates(model.problem) if isinstance(model, Federation) else None
-    run = ModelRun(function, args, kwargs, dtype, hidden, kept, split)
-    first = _checked_first_run(
-        run, {name: value[0] for name, value in values.items()}, arguments, model if new_rows else None
-    )
+    plate = model.problem.plate if isinstance(model, Federation) else str(idata.attrs.get("plate", ""))
+
+    def run_on(arguments: Arguments) -> tuple[ModelRun, dict[str, Tensor], dict[str, Any]]:
+        dtype = arguments.floating_dtype()
+        values = {name: flat(np.asarray(value.values), dtype) for name, value in latents.items()}
+        # NumPy arrays and pandas objects as tensors
+        run = ModelRun(function, *arguments.call_arguments(), dtype, hidden, kept, split)
+        at = {name: value[0] for name, value in values.items()}
+        return run, values, _checked_first_run(run, at, arguments, model if new_rows else None)
+
+    arguments, labels = encode_arguments(model, function, args, kwargs, idata)
+    made = None
+    try:
+        made = run_on(arguments)
+    except (DataError, RuntimeError, ValueError, IndexError):
+        if labels is None:
+            raise
+    if labels is not None and (made is None or _plate_size(made[2], hidden, plate) != len(labels)):
+        # The new data may have those groups alone that have rows there: the size of the model's plate says so.
+        arguments, labels = encode_arguments(model, function, args, kwargs, idata, present_alone=True)
+        made = run_on(arguments)
+    run, values, first = cast(tuple[ModelRun, dict[str, Tensor], dict[str, Any]], made)
     found = None
     if new_rows:
-        plate = model.problem.plate if isinstance(model, Federation) else str(idata.attrs.get("plate", ""))
+        if labels is not None and groups is None and isinstance(model, Federation):
+            groups = _groups_of_labels(labels, model, _plate_size(first, hidden, plate))
         found = _fitted_groups(first, posterior, hidden, groups, plate)
         if found is not None and found.is_fitted.any():
             values |= run.keep(first, found, posterior)
@@ -135,6 +152,30 @@ def predict(
     known = {} if not new_rows or found is None or found.labels is None else {found.plate.name: found.labels}
     rows = _row_dims(first) if new_rows else frozenset()
     return make_inference_data(_groups(model, first, shaped, rows, known), dict(idata.attrs))
+
+
+def _groups_of_labels(labels: list[Any], federation: Federation, size: int) -> str | list[Any]:
+    """The label of each element of the plate, None for one that was not fitted or has no rows; "new" if all are new.
+
+    Args:
+        labels: of the groups, in the order of their numbers.
+        federation: whose plate has the labels of the fitted groups.
+        size: of the plate in the new data.
+    """
+    arguments, fitted = federation.problem.arguments, federation.coords[federation.problem.plate]
+    if arguments.row_names and labels[: len(fitted)] != list(fitted):
+        warn_user(
+            f"predict: the groups of the new data are [{listed(labels)}], in this order, and "
+            f"{listed(arguments.row_names)} must have their entries in it"
+        )
+    found = [label if label in fitted else None for label in labels] + [None] * (size - len(labels))
+    return found if any(label is not None for label in found) else NEW
+
+
+def _plate_size(first: dict[str, Any], hidden: Collection[str], plate: str) -> int:
+    """The size of the plate of the latents inside it; 0 where there are none."""
+    frames = [frame_of(first[name], plate) for name in sorted(hidden & first.keys())]
+    return next((int(frame.size) for frame in frames if frame is not None), 0)
 
 
 def _checked_first_run(run: ModelRun, values: dict[str, Tensor], arguments: Arguments, model: Any) -> dict[str, Any]:

@@ -119,8 +119,6 @@ def _check_index(arguments: Arguments, at: int, name: str, plate: str, sizes: Ma
     low, high = int(leaf.min()), int(leaf.max())
     if low < 0 or high >= groups:
         cure = f": subtract {low}" if high - low < groups else ""
-        if arguments.labels.get(arguments.names[at]) is not None:
-            cure = f". Its text has the same codes at all clients: give the numbers 0 to {groups - 1} in its place"
         between = next(
             (other for other, size in sizes.items() if other not in (plate, name) and size == high + 1), None
         )
