@@ -72,6 +72,11 @@ def model(t, c):
         pyro.sample("c", dist.Bernoulli(torch.exp(-rate * c)), obs=torch.ones_like(c))
 
 t, c = torch.rand(20) + 0.1, torch.rand(15) + 0.1
+
+import pandas
+grades = pandas.Categorical(["low", "medium", "high"] * 8, categories=["low", "medium", "high"], ordered=True)
+columns = {"ward": ["A", "B", "C"] * 8, "sex": ["male", "female"] * 12, "stage": ["I", "III", "IV", "I"] * 6}
+frame = pandas.DataFrame(columns | {"dose": ["low", "high"] * 12, "severity": grades, "y": torch.randn(24).numpy()})
 """,
     "docs/hierarchical.md": (
         """

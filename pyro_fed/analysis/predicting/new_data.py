@@ -73,7 +73,7 @@ def encode_arguments(
     except UnknownLabelError as error:
         raise DataError(
             f"{error}. What was not fitted has no latents: new groups are drawn from their population if they are "
-            f"elements of the partitioned plate, Federation(..., plate='groups', rows={{'data': '{error.argument}'}}), and "
+            f"elements of the partitioned plate, Federation(..., plate=..., rows={{'data': '{error.argument}'}}), and "
             "the federation is passed, predict(idata, fed, ...)"
         ) from error
     present = [
