@@ -92,8 +92,8 @@ def _check_numbers(column: pd.Series, what: str, name: str, other: str) -> None:
         raise DataError(f"{what} has no value at client {name}, and numbers at client {other}: leave it out everywhere")
     texts = [part for part in column.dropna() if isinstance(part, str)]
     if texts:
-        decimal = " (a decimal comma?)" if "," in texts[0] else ""
+        decimal = " (with decimal commas?)" if "," in texts[0] else ""
         raise DataError(
-            f"{what} is text at client {name}, such as {texts[0]!r:.40}{decimal}, and numbers at client {other}: "
+            f"{what} is text at client {name}{decimal}, and numbers at client {other}: "
             "convert it, such as by pandas.to_numeric, or pandas.read_csv(..., decimal=',')"
         )

@@ -148,7 +148,7 @@ def test_random_calls_succeed_or_are_refused(seed, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: pf.column_sums(torch.eye(2).to_sparse()), "rows must be"),
+        (lambda: pf.column_sums(torch.eye(2).to_sparse()), "'rows' is a sparse tensor"),
         (lambda: pf.metrics.log_predictive_density(torch.eye(2).to_sparse()), "log_prob must be"),
         (lambda: fuzzing.federation().client_data({1, 2}), "clients must be a list of"),
         (lambda: fuzzing.federation().client_data(torch.zeros(0, 2)), "clients must be a list of"),
@@ -172,7 +172,7 @@ def test_no_error_prints_rows():
         assert f"values of shape {tuple(value.shape)} ({type(value).__name__})" == shown(value)
         if not isinstance(value, torch.Tensor):
             with pytest.raises(SettingError) as caught:
-                pf.column_sums(value)
+                pf.pooled_moments(value)
             assert "471" not in str(caught.value)
     with pytest.raises(pf.DataError) as caught:
         pf.column_sums(torch.tensor(4711.0))

@@ -106,11 +106,11 @@ WRONG = {
     "stacked": (lambda df: torch.stack([df["sex"], df["ward"]]).sum(0), r"number \(stack\)"),
     "a typo": (lambda df: df["sex"] == "Male", "compared with 'Male' .* did you mean 'male'"),
     "a typo in isin": (lambda df: df["sex"].isin(["male", "femal"]), "'femal' .* did you mean 'female'"),
-    "a typo in map": (lambda df: df["sex"].map({"male": 1.0, "Female": 0.0}), "no value for the labels"),
+    "a typo in map": (lambda df: df["sex"].map({"male": 1.0, "Female": 0.0}), "no value for 1 of its labels"),
     "a code": (lambda df: df["sex"] == 1, "compared with 1"),
     "True": (lambda df: df["sex"] == True, "compared with True"),  # noqa: E712
     "None": (lambda df: df["sex"] == None, "compared with None"),  # noqa: E711
-    "another column": (lambda df: df["sex"] == df["grade"], "whose labels are"),
+    "another column": (lambda df: df["sex"] == df["grade"], r"which has \[high, low, medium\]"),
     "a column of numbers": (lambda df: df["sex"] == df["ward"], "with numbers"),
     "greater": (lambda df: df["grade"] > "low", "by >, though its labels have no order"),
     "a dictionary": (lambda df: {"male": 1.0}.get(df["sex"], 0.0), "dictionary"),
@@ -407,3 +407,17 @@ def test_covariates_of_groups_in_an_order_that_nobody_has_said():
     with pytest.warns(UserWarning, match=r"'hospital' are numbered.* 'Basel' = 0"):
         hospitals(lambda a, h, beds: a[h] + beds[h])
     hospitals(lambda a, h, beds: a[h] + beds[h], coords={"hospitals": ["Basel", "Chur", "Jena"]})
+
+
+def test_what_rows_are_called_is_not_printed():
+    """A column with a text of each row's own; numbers and dates as text."""
+    names = [f"patient 471{i}" for i in range(N)]
+    for column in (lambda df: df["sex"] * 1.0, lambda df: df["sex"] == "patient", lambda df: {}[df["sex"]]):
+        with pytest.raises(pf.ModelError, match="60 labels") as error:
+            federation(regression(column), FRAME.assign(sex=names))
+        assert "471" not in str(error.value)
+    texts = {"numbers": [f"4711.{i}" for i in range(N)], "dates": [f"2024-04-{i % 30:02}" for i in range(N)]}
+    for words, values in texts.items():
+        with pytest.raises(pf.DataError, match=f"reads as {words}") as error:
+            federation(regression(lambda df: df["x"]), FRAME.assign(sex=values))
+        assert "471" not in str(error.value) and "04-" not in str(error.value)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.conventions.spelling import closest
-from pyro_fed.errors import listed, shown
+from pyro_fed.errors import LISTED, listed, shown
 
 
 class Labels(tuple[Any, ...]):
@@ -116,12 +116,17 @@ class Labelled(Tensor):
                 f"argument '{self.argument}' says to which group each row belongs, and the model {what} it is looked "
                 f"up by alone, level[{self.argument}]; for anything else pass the column again, as another argument"
             )
-        label = self.labels[-1]
+        label = self.labels[-1] if len(self.labels) <= LISTED else "..."
         raise ValueError(
-            f"argument '{self.argument}' is text or categories, [{listed(self.labels)}], and the model {what} compare "
+            f"argument '{self.argument}' is text or categories, {self.names}, and the model {what} compare "
             f"it with a label, ({self.argument} == {label!r}), look up by it, level[{self.argument}], give each label "
             f"a number, {self.argument}.map({{{label!r}: 1.0, ...}}), or take the codes, {self.argument}.cat.codes"
         )
+
+    @property
+    def names(self) -> str:
+        """The labels for a message; of many, which may be what each row is called, their number."""
+        return f"[{listed(self.labels)}]" if len(self.labels) <= LISTED else f"{len(self.labels)} labels"
 
     def code(self, label: Any) -> int:
         """The code of a label.
@@ -133,9 +138,11 @@ class Labelled(Tensor):
         if not self.labels or isinstance(label, Tensor):
             self.refuse("compares it with numbers:" if isinstance(label, Tensor) else "compares it with labels:")
         if not known:
+            near = closest(str(label), map(str, self.labels))
+            meant = f"; {near.rstrip('?')}" if near.startswith("did") and len(self.labels) <= LISTED else ""
             raise ValueError(
-                f"argument '{self.argument}' is compared with {shown(label)}, which is none of its labels "
-                f"[{listed(self.labels)}], {closest(str(label), map(str, self.labels))} A label without rows is known "
+                f"argument '{self.argument}' is compared with {shown(label)}, which is none of its labels, "
+                f"{self.names}{meant}. A label without rows is known "
                 f"where the column is pandas.Categorical({self.argument}, categories=[...]), which names all"
             )
         return self.labels.index(label)
@@ -187,7 +194,9 @@ class Labelled(Tensor):
         if not callable(values):
             missing = [label for label in self.labels if label not in values]
             if missing:
-                raise ValueError(f"{self.argument}.map(...) has no value for the labels [{listed(missing)}]")
+                raise ValueError(
+                    f"{self.argument}.map(...) has no value for {len(missing)} of its labels, {self.names}"
+                )
             for label in values:
                 self.code(label)
         each = [values(label) if callable(values) else values[label] for label in self.labels]
@@ -221,7 +230,7 @@ class Labelled(Tensor):
         self.refuse("looks it up in a dictionary or set:")
 
     def __repr__(self) -> str:  # type: ignore[override]
-        return f"<column '{self.argument}' of text, [{listed(self.labels)}], shape {tuple(self.shape)}>"
+        return f"<column '{self.argument}' of text, {self.names}, shape {tuple(self.shape)}>"
 
     def __format__(self, _: str) -> str:
         return repr(self)
@@ -262,7 +271,7 @@ def _equal(one: Labelled, other: Any, wanted: bool) -> Tensor:
     codes = plain(one)
     if isinstance(other, Labelled):
         if not one.labels or one.labels != other.labels:
-            one.refuse(f"compares it with argument '{other.argument}', whose labels are [{listed(other.labels)}]:")
+            one.refuse(f"compares it with argument '{other.argument}', which has {other.names}:")
         code: Any = plain(other)
     elif isinstance(other, Tensor) and codes.shape[-1:] == (1,) and other.dim() == 1:
         code = other  # one-hot: with all numbers from 0

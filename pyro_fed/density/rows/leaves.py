@@ -189,12 +189,12 @@ def _text(leaf: np.ndarray, name: str, known: LabelsByName) -> Leaf:
     labels = known.get(name) or Labels(sorted({str(part) for part in flat.tolist()}))
     if all(_reads_as_number(label) for label in labels):
         raise DataError(
-            f"argument '{name}' is text that reads as numbers ({listed(labels[:3])}, ...): convert it, "
+            f"argument '{name}' is text that reads as numbers: convert it, "
             f"pandas.to_numeric({name}), or make it a category, pandas.Categorical({name}), if they are labels"
         )
     if all(DATE.match(label) for label in labels):
         raise DataError(
-            f"argument '{name}' is text that reads as dates ({listed(labels[:3])}, ...), whose codes would be no "
+            f"argument '{name}' is text that reads as dates, whose codes would be no "
             f"times: pass numbers, such as (pandas.to_datetime({name}) - pandas.Timestamp('2020-01-01')).dt.days, with "
             f"a date that is the same for all clients, make it a category, pandas.Categorical({name}), if they are "
             "labels, or leave the column out where the model does not read it"
