@@ -42,7 +42,7 @@ from pyro_fed.federation.groups.naming import (
     with_group_names,
     without_rows,
 )
-from pyro_fed.federation.groups.reading import group_arguments
+from pyro_fed.federation.groups.reading import group_arguments, with_column_names
 from pyro_fed.federation.groups.several_plates import AND, several_arguments
 from pyro_fed.federation.index_order import check_row_labels
 from pyro_fed.federation.labels import (
@@ -71,9 +71,10 @@ class Federation:
         kwargs: its keyword arguments.
         plate: name of the plate whose rows are split over the clients. If several plates of data are split, their
             names, `plate=("observed", "censored")`; rows are numbered plate after plate.
-        rows: for a plate of groups: the plates whose rows go with the groups, each with the argument that says to which
-            group a row belongs, `plate="county", rows={"obs": "county_idx"}`. If the lengths of arguments do not tell
-            which others belong to that plate, they follow: `{"obs": ("county_idx", "x", "y")}`.
+        rows: for a plate of groups: the plates whose rows go with the groups, each with the argument, or column
+            of a frame, that says to which group a row belongs, `plate="county", rows={"obs": "county_idx"}`. If
+            the lengths of arguments do not tell which others belong to that plate, they follow: `{"obs": ("county_idx",
+            "x", "y")}`.
         num_clients: how many clients; may be left out where the partition says it (ByGroup, Explicit).
         partition: how rows go to clients; IID by default.
         shard: names of the arguments that are split by rows; by default the tensors whose leading dimension is the
@@ -128,6 +129,7 @@ class Federation:
         plate = joint_plate_name(plate, rows)
         check_row_labels(model, args, kwargs, partition=partition)
         arguments = flatten(model, args, kwargs)
+        rows = with_column_names(arguments, rows)
         if named := named_labels(arguments, rows or {}, plate, coords, partition):
             arguments = flatten(model, args, kwargs, named)
         arguments = arguments.owned()  # before the model is run on them, which may write to what it is given

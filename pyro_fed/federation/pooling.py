@@ -17,7 +17,7 @@ from pyro_fed.errors import DataError, PyroFedError, listed
 from pyro_fed.federation.argument_alignment import align_argument
 from pyro_fed.federation.data_checks import warn_duplicates
 from pyro_fed.federation.failures import explained_failures, no_such_plate
-from pyro_fed.federation.groups.reading import check_rows, group_arguments
+from pyro_fed.federation.groups.reading import check_rows, group_arguments, with_column_names
 from pyro_fed.federation.groups.several_plates import AND, several_arguments
 from pyro_fed.federation.split_arguments import Shard, choose_shards
 
@@ -162,6 +162,7 @@ def pool_clients(
         _check_by_place(client, name)
     clients = _aligned_arguments(model, clients, names, kwargs)
     each = [flatten(model, args, kwargs) for args in clients]
+    rows = with_column_names(each[0], rows)
     owners = {parts if isinstance(parts, str) else next(iter(parts), "") for parts in (rows or {}).values()}
     labels = {name: known for name, known in _all_labels(each, names).items() if name not in owners}
     if any(arguments.labels != labels for arguments in each):

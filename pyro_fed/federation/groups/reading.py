@@ -60,6 +60,27 @@ def group_arguments(
     )
 
 
+def with_column_names(
+    arguments: Arguments, rows: Mapping[str, str | Sequence[str]] | None
+) -> dict[str, list[str]] | None:
+    """`rows` with columns of a frame, or keys of a dictionary, as arguments: "hospital" for "df['hospital']".
+
+    Args:
+        arguments: the flattened arguments.
+        rows: as the user gave it; a name that is no column, or one of several arguments, stays as it is.
+    """
+    if rows is None:
+        return None
+
+    def whole(name: str) -> str:
+        held = [argument for argument in arguments.names if argument.endswith(f"[{name!r}]")]
+        return held[0] if name not in arguments.names and len(held) == 1 else name
+
+    return {
+        plate: [whole(name) for name in ([parts] if isinstance(parts, str) else parts)] for plate, parts in rows.items()
+    }
+
+
 def check_rows(
     arguments: Arguments,
     plate: str,
