@@ -11,7 +11,7 @@ demo: $(STAMP)  ## DSVGD over ten clients with different label mixes, then feder
 	$(BIN)/pyro-fed run logistic_regression dsvgd --clients 10 --partition dirichlet:0.3 --seed 0 --out out/demo.nc
 	$(BIN)/pyro-fed compare logistic_regression dsvgd fedep fedais p2p_vi fsgld fedlaplace --reference nuts \
 		--set nuts.num_samples=1000 --set nuts.warmup_steps=500 --apart \
-		--clients 10 --partition dirichlet:0.3 --seed 0 --out out/report.html --results out/comparison
+		--clients 10 --partition dirichlet:0.3 --seed 0 --report out/report.html --out out/comparison
 
 # One thread a worker: two workers that fight for the cores are many times slower. Tests that ask for two threads wait
 # for the second one asleep.

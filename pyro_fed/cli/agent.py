@@ -26,7 +26,7 @@ EXTRA = "this needs the extra: pip install 'pyro_fed[agents]'"
 @options.rounds
 @options.assignments("KEY=VALUE", "gossip_tolerance=0.001")
 @options.seed
-@options.out_option("Write this agent's result (NetCDF, ArviZ).")
+@options.out
 @options.checkpoint
 @options.resume
 @click.option("--listen", metavar="HOST:PORT", help="Where to listen; default: the agent's address in the peers file.")

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 @options.apart
 @options.federation
 @options.assignments("RECIPE.KEY=VALUE", "nuts.num_samples=500")
-@options.out_option("Write the comparison as one HTML page.", options.PAGE)
 @options.results
+@options.report
 @options.executor
 @options.device
 @options.max_seconds
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 @options.quiet
 def compare(
     model: str, recipe_names: tuple[str, ...], reference: str | None, apart: bool, clients: int | None,
-    partition_text: str, assignments: tuple[str, ...], seed: int, out: Path | None, results_folder: Path | None,
+    partition_text: str, assignments: tuple[str, ...], seed: int, results_folder: Path | None, report: Path | None,
     executor_text: str, device: str | None, max_seconds: float | None, as_json: bool, verbose: bool, quiet: bool,
 ) -> None:  # fmt: skip
     """Compare several RECIPEs on a MODEL.
@@ -58,16 +58,16 @@ def compare(
 
     if apart and reference is None:
         raise SettingError("--apart runs the reference in a process of its own: give --reference, such as nuts")
-    if out is not None:
-        page.check_report(out)
+    if report is not None:
+        page.check_report(report)
     if results_folder is not None:
-        check_writable(results_folder / "comparison.json", "--results")
+        check_writable(results_folder / "comparison.json", "--out")
     module = library.load_model(model)  # which may import the recipes' algorithms
     chosen = _chosen_recipes(recipe_names, reference)
     algorithms = _algorithms(chosen, assignments)
     fed, test = build_federation(module, clients, partition_text, seed, device)
     if results_folder is not None:
-        check_savable(fed.problem, "--results")
+        check_savable(fed.problem, "--out")
     name_of_model, stem = Path(str(module.__file__)).stem, Path(reference).stem if reference else None
     split = {"clients": fed.num_clients, "partition": partition_text, "seed": seed}
     with ExitStack() as running:
@@ -96,14 +96,14 @@ def compare(
     click.echo(json_figures.as_json(values) if as_json else comparison_block(table))
     if results_folder is not None:
         _write_results(results_folder, results, json_figures.as_json(values))
-    if out is not None:
+    if report is not None:
         title = f"{name_of_model}: {len(results)} algorithms compared"
         lead = f"{page.clients_line(fed)} ({partition_text}), seed {seed}"
         lead += f"; ended in an error: {', '.join(errors)}" if errors else ""
         subject = {"title": title, "lead": lead, "command": typed_command()}
-        with kept_elsewhere(out) as place:
+        with kept_elsewhere(report) as place:
             page.write_report(place, table, results, fed, reference=compared_with, test=test, **subject)
-        click.echo(f"\nWritten to {out}: open it in a browser.", err=as_json)
+        click.echo(f"\nWritten to {report}: open it in a browser.", err=as_json)
     if errors:
         _end_with_errors(said, lost_reference=reference is not None and compared_with is None)
 

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from pyro_fed.recipes.recipe import Recipe
     from pyro_fed.results.inference_data import InferenceData
 
-#: Default number of rows of the posterior's table.
-SUMMARY_ROWS = 20
+#: Default number of parameters in the posterior's table.
+MAX_PARAMETERS = 20
 
 
 class _InputError(click.ClickException):
@@ -104,14 +104,15 @@ def main() -> None:
 @options.rounds
 @options.max_seconds
 @options.assignments("KEY=VALUE", "num_particles=50")
-@options.out_option("Write the result (NetCDF, ArviZ).")
+@options.out
 @options.report
 @click.option(
-    "--rows",
+    "--parameters",
+    "max_parameters",
     type=click.IntRange(min=1),
-    default=SUMMARY_ROWS,
+    default=MAX_PARAMETERS,
     show_default=True,
-    help="Rows of the posterior's table.",
+    help="Parameters in the posterior's table.",
 )
 @options.executor
 @options.device
@@ -124,7 +125,7 @@ def main() -> None:
 def run(
     model: str, recipe_name: str, clients: int | None, partition_text: str, rounds: int | None,
     max_seconds: float | None, assignments: tuple[str, ...], seed: int, out: Path | None, report: Path | None,
-    rows: int, executor_text: str, device: str | None, graph_text: str | None, checkpoint: Path | None,
+    max_parameters: int, executor_text: str, device: str | None, graph_text: str | None, checkpoint: Path | None,
     resume: bool, as_json: bool, verbose: bool, quiet: bool,
 ) -> None:  # fmt: skip
     """Run a RECIPE on a MODEL over clients; without one the recipe auto.
@@ -181,7 +182,7 @@ def run(
         with kept_elsewhere(report) as place:
             page.write_report(place, table, results, fed, title=title, lead=lead, test=test, command=typed_command())
     if not as_json:
-        click.echo(_answer_blocks(idata, rows))
+        click.echo(_answer_blocks(idata, max_parameters))
     measured = metrics.test_metrics(idata, fed, test) if test is not None else {}
     if as_json:
         click.echo(json_figures.as_json(json_figures.of_run(idata, measured)))
@@ -208,13 +209,13 @@ def _run_block(
     return "\n".join([terminal.heading("Run"), *lines])
 
 
-def _answer_blocks(idata: InferenceData, rows: int) -> str:
+def _answer_blocks(idata: InferenceData, max_parameters: int) -> str:
     """The blocks of text about an answer: the stages of a plan, the posterior, and doubts."""
     import pyro_fed as pf
     from pyro_fed.analysis.report import terminal
 
     steps = [terminal.steps_block(pf.steps(idata))] if "steps" in idata.attrs else []
-    return "\n".join([*steps, terminal.posterior_table(idata, rows), terminal.doubts_block(idata)])
+    return "\n".join([*steps, terminal.posterior_table(idata, max_parameters), terminal.doubts_block(idata)])
 
 
 main.add_command(bench)

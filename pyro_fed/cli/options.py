@@ -54,6 +54,20 @@ def _format_cure(path: Path) -> str:
     return "Tables are made of a result by arviz.from_netcdf(...).to_dataframe(), or by arviz.summary"
 
 
+def known_recipes(_: click.Context, __: click.Parameter, given: Any) -> Any:
+    """Recipes by name or path as they were given, once their files are found: before torch is imported.
+
+    Raises:
+        SettingError: there is no such file; the message names the closest recipes.
+    """
+    from pyro_fed.recipes.library import find_recipe
+
+    for name in given if isinstance(given, tuple) else (given,):
+        if name is not None:
+            find_recipe(name)
+    return given
+
+
 def complete_model(_: click.Context, __: click.Parameter, begun: str) -> list[CompletionItem]:
     """Models and files whose names begin so, for the shell's completion."""
     from pyro_fed.recipes import library
@@ -82,18 +96,28 @@ def _complete_names(described: dict[str, str], begun: str) -> list[CompletionIte
 model = click.argument("model", shell_complete=complete_model)
 
 #: The recipe: a name in the library or a file.
-recipe = click.argument("recipe_name", metavar="RECIPE", shell_complete=complete_recipe)
+recipe = click.argument("recipe_name", metavar="RECIPE", callback=known_recipes, shell_complete=complete_recipe)
 
 #: The recipe where there is a default.
-recipe_or_auto = click.argument("recipe_name", metavar="[RECIPE]", default="auto", shell_complete=complete_recipe)
+recipe_or_auto = click.argument(
+    "recipe_name", metavar="[RECIPE]", default="auto", callback=known_recipes, shell_complete=complete_recipe
+)
 
 #: Several of them.
-recipes = click.argument("recipe_names", metavar="RECIPE...", nargs=-1, required=True, shell_complete=complete_recipe)
+recipes = click.argument(
+    "recipe_names",
+    metavar="RECIPE...",
+    nargs=-1,
+    required=True,
+    callback=known_recipes,
+    shell_complete=complete_recipe,
+)
 
 #: The recipe whose result is the reference.
 reference = click.option(
     "--reference",
     metavar="RECIPE",
+    callback=known_recipes,
     shell_complete=complete_recipe,
     help="The recipe by whose result the others are measured, e.g. nuts.",
 )
@@ -135,17 +159,32 @@ seed = click.option(
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the partition and of the runs."
 )
 
+
+class ResultsFolder(click.Path):
+    """A folder for results; a name that ends like a page's is one that was meant for `--report`."""
+
+    def __init__(self) -> None:
+        super().__init__(file_okay=False, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """The path, after the check."""
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        if path.suffix.lower() in PAGE_ENDINGS:
+            self.fail(f"--out is the folder of the results; the page is --report {path.name}", param, ctx)
+        return path
+
+
 #: A folder for the results that are compared.
 results = click.option(
-    "--results",
+    "--out",
     "results_folder",
     metavar="DIR",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=ResultsFolder(),
     help="Write every result, DIR/RECIPE.nc, and the figures of the tables, DIR/comparison.json.",
 )
 
-#: A page about one run.
-report = click.option("--report", type=PAGE, help="Write a report on the result as one HTML page, with figures.")
+#: A page about one run, or several.
+report = click.option("--report", type=PAGE, help="Write a report as one HTML page, with figures.")
 
 #: Without progress bars.
 quiet = click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
@@ -233,9 +272,8 @@ def assignments(metavar: str, example: str) -> Callable[[Command], Command]:
     return click.option("--set", "assignments", metavar=metavar, multiple=True, help=text)
 
 
-def out_option(text: str, written: WritableFile = RESULT) -> Callable[[Command], Command]:
-    """The option `--out`, a file for the result in a format, with its text in `--help`."""
-    return click.option("--out", type=written, help=text)
+#: A file for the result.
+out = click.option("--out", type=RESULT, help="Write the result (NetCDF, ArviZ).")
 
 
 def federation(command: Command) -> Command:

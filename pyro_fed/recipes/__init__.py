@@ -1,6 +1,5 @@
 """Models and recipes by name or path: an algorithm and its settings as data, in one TOML file."""
 
-from pyro_fed.recipes.library import find_model, find_recipe, list_models, list_recipes, load_model
-from pyro_fed.recipes.recipe import Recipe, load
+from pyro_fed.conventions.doors import door
 
-__all__ = ["Recipe", "find_model", "find_recipe", "list_models", "list_recipes", "load", "load_model"]
+__getattr__, __dir__, __all__ = door(__name__, __file__)

@@ -270,7 +270,7 @@ def _result(plan: Plan, choice: Choice, trial: _Trial, finish: Finish) -> Infere
     trial.steps[answer.number].chosen = True
     found = last.result(answer.shared, answer.draws)
     more = {
-        "algorithm": type(plan).__name__,
+        "plan": type(plan).__name__,
         "settings": repr(all_settings(plan)),
         "chosen": answer.name,
         "steps": json.dumps([asdict(step) for step in trial.steps]),

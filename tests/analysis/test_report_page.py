@@ -57,7 +57,7 @@ def test_of_a_plan_the_page_says_what_it_chose_and_of_groups_the_rows_in_them(tm
     args, _ = surgery.load_data(num_hospitals=4)
     fed = pf.Federation(surgery.model, args, plate="hospital", rows={"patient": "hospital_idx"}, num_clients=2)
     idata = pf.run(pf.FedEP(), fed, num_rounds=1, compile="off", audit=False, progress=False)
-    idata.attrs |= {"algorithm": "Auto", "chosen": "FedEP", "settings": "{}"}
+    idata.attrs |= {"plan": "Auto", "chosen": "FedEP", "settings": "{}"}
     results = {"one": idata}
     pf.write_report(tmp_path / "page.html", pf.compare(results), results, fed)
     page = (tmp_path / "page.html").read_text(encoding="utf-8")

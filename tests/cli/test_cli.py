@@ -176,7 +176,7 @@ def test_rounds_without_a_recipe_are_those_of_all_it_tries(model_file, warnings_
 
 
 def test_run_measures_the_accuracy_of_a_classifier(warnings_shown):
-    result = call("run", "logistic_regression", "dsvgd_paper", "--clients", 3, "--quiet", "--rows", 2, *SMALL)
+    result = call("run", "logistic_regression", "dsvgd_paper", "--clients", 3, "--quiet", "--parameters", 2, *SMALL)
     assert result.exit_code == 0, result.output
     accuracy = next(line.split() for line in result.output.splitlines() if line.strip().startswith("accuracy"))
     assert 0 <= float(accuracy[1]) <= 100

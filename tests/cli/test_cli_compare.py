@@ -30,7 +30,7 @@ def compared(tmp_path_factory):
     folder = tmp_path_factory.mktemp("compare")
     (folder / "my_mean.py").write_text(CONJUGATE)
     page = folder / "new" / "report.html"
-    options = ("--reference", "nuts", "--clients", 2, "--quiet", "--out", page)
+    options = ("--reference", "nuts", "--clients", 2, "--quiet", "--report", page)
     result = call(folder / "my_mean.py", "svgd", *options)
     assert result.exit_code == 0, result.output
     return result.output, page
@@ -78,7 +78,7 @@ def test_a_run_that_ends_in_an_error_costs_no_other(tmp_path):
     (tmp_path / "my_mean.py").write_text(CONJUGATE)
     (tmp_path / "bad.toml").write_text(DIVERGES)
     given = [tmp_path / "my_mean.py", "svgd", tmp_path / "bad.toml", "--clients", 2, "--quiet"]
-    options = ["--json", "--out", tmp_path / "page.html", "--results", tmp_path / "kept"]
+    options = ["--json", "--report", tmp_path / "page.html", "--out", tmp_path / "kept"]
     result = call(*given, *options, cheap=["svgd"])
     assert result.exit_code == 1
     said = json.loads(result.stdout)

@@ -77,11 +77,12 @@ def shell(*arguments):
         (["run", "model.py", "recipe.toml", "--out", "/dev/full"], "No space left on device"),
         (["run", "model.py", "recipe.toml", "--out", "."], "is a directory"),
         (["run", "model.py", "recipe.toml", "--out", "model.py/below.nc"], "cannot be written"),
-        (["compare", "model.py", "recipe.toml", "--out", "/dev/full"], "No space left on device"),
+        (["compare", "model.py", "recipe.toml", "--report", "/dev/full"], "No space left on device"),
         (["run", "model.py", "recipe.toml", "--out", "a.csv"], "a NetCDF file, whatever its name: call it 'a.nc'"),
         (["run", "model.py", "recipe.toml", "--out", "a.zarr"], "to_zarr"),
         (["run", "model.py", "recipe.toml", "--report", "a.pdf"], "an HTML page, whatever its name: call it 'a.html'"),
-        (["compare", "model.py", "recipe.toml", "--out", "a.nc"], "an HTML page"),
+        (["compare", "model.py", "recipe.toml", "--report", "a.nc"], "an HTML page"),
+        (["compare", "model.py", "recipe.toml", "--out", "a.html"], "the results; the page is --report a.html"),
     ],
 )
 def test_one_line_and_exit_code_2(files, arguments, words):
@@ -92,7 +93,7 @@ def test_one_line_and_exit_code_2(files, arguments, words):
     assert "Run" not in result.output.split()  # nothing was begun
 
 
-@pytest.mark.parametrize("command", [("compare", "--out"), ("run", "--report")])
+@pytest.mark.parametrize("command", [("compare", "--report"), ("run", "--report")])
 def test_a_missing_extra_is_told_before_the_runs(files, monkeypatch, command):
     from importlib import util
 

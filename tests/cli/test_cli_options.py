@@ -1,6 +1,8 @@
 """Options of the shell for programs, machines and runs that go on."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 from click.testing import CliRunner
@@ -151,8 +153,19 @@ def test_a_page_names_no_folder_of_the_machine(monkeypatch, tmp_path):
         f"--out={tmp_path}/a.nc",
         "--report",
         "/elsewhere/b.html",
-        "--rows",
+        "--parameters",
         "3",
     ]
     monkeypatch.setattr("sys.argv", ["pyro-fed", *words])
-    assert typed_command() == "pyro-fed run models/mine.py --out=a.nc --report b.html --rows 3"
+    assert typed_command() == "pyro-fed run models/mine.py --out=a.nc --report b.html --parameters 3"
+
+
+@pytest.mark.parametrize(
+    "words", [["show", "fedpe"], ["run", "gaussian_mean", "fedpe"], ["compare", "a", "fedep", "fedpe"]]
+)
+def test_a_misspelt_recipe_is_answered_without_torch(words):
+    program = "import sys\nfrom pyro_fed.cli.main import main\ntry:\n    main(sys.argv[1:])\n"
+    program += "finally:\n    print('torch' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stdout.strip()) == (2, "False")
+    assert "no recipe 'fedpe': did you mean" in found.stderr and "'fedep'" in found.stderr

@@ -41,7 +41,7 @@ from rattler_build import Stage0Recipe, VariantConfig
 assert str(made.recipe.package.version) == sys.argv[2], made.recipe.package.version
 """
 TOOLS = ("build", "twine", "py-rattler-build")
-PAGE = ("compare", "gaussian_mean", "fedep", "--clients", "3", "--quiet", "--out", "page.html")
+PAGE = ("compare", "gaussian_mean", "fedep", "--clients", "3", "--quiet", "--report", "page.html")
 
 
 def faults(folder: Path) -> list[str]:

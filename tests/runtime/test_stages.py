@@ -70,7 +70,8 @@ def test_an_answer_without_doubts_ends_it_and_is_that_of_the_algorithm_alone():
     assert [(step["algorithm"], step["rounds"], step["chosen"]) for step in steps] == [
         ("FedEP", alone.federation.sizes["round"], True)
     ]
-    assert (idata.attrs["algorithm"], idata.attrs["chosen"], idata.attrs["doubts"]) == ("Listed", "FedEP", "")
+    names = [idata.attrs[name] for name in ("algorithm", "plan", "chosen", "doubts")]
+    assert names == ["FedEP", "Listed", "FedEP", ""]
 
 
 def test_what_has_been_run_is_not_run_again():

@@ -219,7 +219,9 @@ def test_a_terminal_that_closes_is_taken_for_ctrl_c_and_writing_there_is_no_erro
     import pty
 
     master, slave = pty.openpty()
-    own_session = f"import fcntl, os, signal, termios\nos.setsid()\nfcntl.ioctl({slave}, termios.TIOCSCTTY, 0)\n"
+    # Its parent may ignore SIGHUP, as `nohup make test` does, which processes inherit.
+    own_session = "import fcntl, os, signal, termios\nsignal.signal(signal.SIGHUP, signal.SIG_DFL)\nos.setsid()\n"
+    own_session += f"fcntl.ioctl({slave}, termios.TIOCSCTTY, 0)\n"
     command = [sys.executable, "-c", own_session + WAITS_FOR_THE_END, str(tmp_path / "said")]
     streams = {"stdin": slave, "stdout": slave, "stderr": slave, "pass_fds": (slave,)}
     with subprocess.Popen(command, **streams) as process:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import datetime
 import json
-import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -34,7 +33,7 @@ def settings(name: str, idata: InferenceData) -> list[Setting]:
     if "algorithm" not in idata.attrs:
         maker = idata.attrs.get("inference_library", "another library")
         return [Setting(name, f"made by {maker}", "not known", "", "")]
-    algorithm, text = str(idata.attrs["algorithm"]), str(idata.attrs.get("settings", ""))
+    algorithm, text = str(idata.attrs.get("plan", idata.attrs["algorithm"])), str(idata.attrs.get("settings", ""))
     known: Any = getattr(infer, algorithm, None)
     if "chosen" in idata.attrs:
         algorithm = f"{algorithm}, which chose {idata.attrs['chosen']}"
@@ -50,7 +49,7 @@ def settings(name: str, idata: InferenceData) -> list[Setting]:
 def _reasons(idata: InferenceData) -> dict[str, str]:
     """Setting → why it was chosen, for the algorithm whose result it is."""
     choices = json.loads(idata.attrs.get("choices", "[]"))
-    own = re.split(r"\W", str(idata.attrs.get("chosen", idata.attrs["algorithm"])))[0]
+    own = str(idata.attrs["algorithm"])
     return {one["setting"]: one["reason"] for one in choices if one["algorithm"] == own and one["override"]}
 
 

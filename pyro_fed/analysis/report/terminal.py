@@ -77,7 +77,7 @@ def posterior_table(idata: InferenceData, max_rows: int) -> str:
     left_out = len(table) - max_rows
     lines = [f"  {line}" for line in text.splitlines()]
     if left_out > 0:
-        lines.append(f"  ... and {left_out} more (all of them: --rows {len(table)})")
+        lines.append(f"  ... and {left_out} more (all of them: --parameters {len(table)})")
     return "\n".join([heading("Point, no posterior" if made == "point" else "Posterior"), *lines])
 
 
