@@ -76,9 +76,8 @@ def label_uses(bound: BoundModel) -> dict[str, Use]:
     """
     bound = replace(bound, constants={k: v for k, v in bound.constants.items() if not is_shared(k)}).doubled()
     lookups = Lookups(bound)
-    values = {name: site["value"].detach() for name, site in lookups.sites.items() if not site["is_observed"]}
-    arguments, found = bound.arguments, {}
-    before = _log_density(bound, values)
+    arguments, found = bound.arguments, dict[str, Use]()
+    before = _log_density(bound, lookups, {})
     for name, labels in arguments.labels.items():
         at, count = arguments.names.index(name), len(labels)
         if count < 2:
@@ -86,29 +85,37 @@ def label_uses(bound: BoundModel) -> dict[str, Use]:
         codes: Tensor = arguments.leaves[at]
         leaves = [*arguments.leaves[:at], (codes + 1) % count, *arguments.leaves[at + 1 :]]
         other = replace(arguments, leaves=tuple(leaves))
-        if _same(before, _log_density(replace(bound, arguments=other), values)):
+        if _same(before, _log_density(replace(bound, arguments=other), lookups, {})):
             found[name] = Use.NONE
             continue
         moved = Labels((labels[-1], *labels[:-1]), ordered=labels.ordered)
         anew = replace(bound, arguments=replace(other, labels={**arguments.labels, name: moved}))
-        if _same(before, _log_density(anew, values)):
+        if _same(before, _log_density(anew, lookups, {})):
             found[name] = Use.COMPARED
             continue
-        turned = dict(values)
+        turned: dict[str, Tensor] = {}
         for size in {count, *num_elements(bound, [codes])} - set(range(count)):
             order = torch.tensor([count - 1, *range(count - 1), *range(count, size)])
             for latent, axis in lookups.axes(codes.flatten(), size) if codes.dim() == 1 else ():
-                turned[latent] = turned[latent].index_select(axis, order)
-        same = _same(before, _log_density(anew, turned))
+                value = turned.get(latent, lookups.sites[latent]["value"].detach())
+                turned[latent] = value.index_select(axis, order)
+        same = _same(before, _log_density(anew, lookups, turned))
         found[name] = Use.LOOKED_UP if same else Use.NUMBERED
     return found
 
 
-def _log_density(bound: BoundModel, values: Mapping[str, Tensor]) -> Tensor:
-    """Log densities of all sites with latents at these values, added up, (): those of rows with a weight of each."""
+def _log_density(bound: BoundModel, lookups: Lookups, turned: Mapping[str, Tensor]) -> Tensor:
+    """Log densities of all sites added up, (), those of rows with a weight of each; infinite ones left out.
+
+    Args:
+        bound: the model and its arguments.
+        lookups: whose run has the latents' values.
+        turned: other values of some of them.
+    """
 
     def source(msg: Any, transform: Any) -> Tensor:
-        z: Tensor = transform.inv(values[msg["name"]])
+        name = msg["name"]
+        z: Tensor = transform.inv(turned[name]) if name in turned else lookups.places[name].detach()
         return z
 
     with torch.no_grad():
@@ -117,7 +124,7 @@ def _log_density(bound: BoundModel, values: Mapping[str, Tensor]) -> Tensor:
     for node in nodes:
         if isinstance(terms := node.get("log_prob"), Tensor):
             weights = torch.linspace(1.0, 2.0, terms.numel()).reshape(terms.shape) if node["is_observed"] else 1.0
-            total = total + (weights * terms).sum()
+            total = total + (weights * terms.nan_to_num(0.0, 0.0, 0.0)).sum()
     return total
 
 

@@ -421,3 +421,30 @@ def test_what_rows_are_called_is_not_printed():
         with pytest.raises(pf.DataError, match=f"reads as {words}") as error:
             federation(regression(lambda df: df["x"]), FRAME.assign(sex=values))
         assert "471" not in str(error.value) and "04-" not in str(error.value)
+
+
+def test_a_client_s_own_arguments_are_arguments_again():
+    frame = pd.DataFrame({"sex": SEX, "ward": FRAME["ward"], "y": (Y > 1).astype(int)})
+
+    def model(df):
+        b = pyro.sample("b", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", len(df)):
+            pyro.sample("y", dist.Bernoulli(logits=b * (df["sex"] == "male") + df["ward"]), obs=df["y"])
+
+    fed = federation(model, frame)
+    again = pf.Federation.from_clients(model, [fed.client_args(k)[0] for k in range(3)], plate="rows")
+    assert log_density(again) == pytest.approx(log_density(fed), rel=1e-12)
+    idata = pf.run(pf.FedEP(), fed, **QUIET)
+    one = pf.predict(idata, fed, *fed.client_args(0))["posterior_predictive"]["y"]
+    assert one.sizes["rows"] == len(fed.client_rows[0]) and pf.predict(idata, fed)["posterior_predictive"]["y"].size
+
+
+def test_densities_that_are_infinite_somewhere_do_not_hide_a_numbering():
+    def model(df):
+        s = pyro.sample("s", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", len(df)):
+            pyro.factor("wall", torch.where(df["x"] > 100.0 * s.abs(), -torch.inf, 0.0))
+            pyro.sample("y", dist.Normal(s * TABLE[df["grade"]], 1.0), obs=df["y"])
+
+    with pytest.warns(UserWarning, match=r"labels of argument 'df\['grade'\]' are numbered"):
+        federation(model)

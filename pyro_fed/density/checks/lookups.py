@@ -39,7 +39,7 @@ class Lookups:
     """
 
     def __init__(self, bound: BoundModel) -> None:
-        self.execution, _ = run_at_random(bound.doubled(), torch.Generator().manual_seed(0))
+        self.execution, self.places = run_at_random(bound.doubled(), torch.Generator().manual_seed(0))
         self.sites: dict[str, Message] = {
             name: site for name, site in self.execution.trace.nodes.items() if site["type"] == "sample"
         }

@@ -357,6 +357,8 @@ def _frame(value: Any) -> Node:
             f"a data frame has several columns called {', '.join(map(repr, twice))}: which is meant cannot be told; "
             "rename them, such as by df.columns = [...]"
         )
+    if isinstance(value, Table):  # a client's own arguments
+        return Node(TableKind(names, False), [value[name] for name in names])
     dtypes = {str(value[name].dtype) for name in names}
     if len(dtypes) == 1 and isinstance(value.to_numpy(), np.ndarray) and value.to_numpy().dtype.kind in "biuf":
         return Node(TableKind(names, True), [value.to_numpy()])
