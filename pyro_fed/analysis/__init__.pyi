@@ -12,5 +12,6 @@ from .judging.ksd import ksd as ksd
 from .judging.steps import steps as steps
 from .plots import *
 from .predicting.predict import predict as predict
+from .predicting.prior import prior_predict as prior_predict
 from .report.overview import Overview as Overview
 from .report.page import write_report as write_report

@@ -160,6 +160,7 @@ def targets():
                                                       "rows": None, "kwargs": None, "shard": None, "dtype": None,
                                                       "dims": None, "coords": None, "quadrature": None}, 15),
         "predict": (pf.predict, {"idata": result(), "model": federation(), "args": None, "kwargs": None, "seed": 0}, 9),
+        "prior_predict": (pf.prior_predict, {"federation": federation(), "num_draws": 5, "seed": 0}, 3),
         "ksd": (pf.ksd, {"idata": result(), "federation": federation(), "kernel": None, "num_draws": 20,
                          "statistic": "V", "seed": 0}, 10),
         "compare": (pf.compare, {"results": {"a": result()}, "reference": None, "federation": None, "test": None}, 4),

@@ -151,7 +151,7 @@ def predict(
     shaped = {name: value.reshape(*shape, *value.shape[1:]) for name, value in drawn.items()}
     known = {} if not new_rows or found is None or found.labels is None else {found.plate.name: found.labels}
     rows = _row_dims(first) if new_rows else frozenset()
-    return make_inference_data(_groups(model, first, shaped, rows, known), dict(idata.attrs))
+    return make_inference_data(datasets(model, first, shaped, rows, known), dict(idata.attrs))
 
 
 def _groups_of_labels(labels: list[Any], federation: Federation, size: int) -> str | list[Any]:
@@ -247,7 +247,7 @@ def _row_dims(first: dict[str, Any]) -> frozenset[str]:
     return frozenset(frame.name for site in first.values() if site["redrawn"] for frame in site["cond_indep_stack"])
 
 
-def _groups(
+def datasets(
     model: Any, sites: dict[str, Any], drawn: dict[str, Tensor], rows: Collection[str], known: Mapping[str, list[Any]]
 ) -> dict[str, xr.Dataset]:
     """The groups `posterior_predictive` and `observed_data` of the result, from draws (chain, draw, ...) by site.
