@@ -147,7 +147,8 @@ def test_groups_that_had_numbers_alone_have_no_labels():
 def test_a_label_without_latents_is_refused_with_the_model_that_has_them(fitted):
     fed, idata = fitted
     with pytest.raises(
-        pf.DataError, match=r"labels Bern, .* none of Basel, Chur, Jena\. What was not fitted has no latents"
+        pf.DataError,
+        match=r"labels Bern, .* none of Basel, Chur, Jena\. Comparisons and lookups know the labels of the fit",
     ):
         pf.predict(idata, fed, (NEW.assign(hospital=["Jena", "Bern"]),))
 

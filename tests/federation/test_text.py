@@ -96,6 +96,7 @@ def test_the_answer_is_that_of_a_column_of_zeros_and_ones():
     np.testing.assert_allclose(drawn, [a + b, a, a + b, a + b], atol=0.2)  # 1 / sqrt(1000 draws) is 0.03
 
 
+TABLE = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
 WRONG = {
     "times": (lambda df: df["sex"] * 1.0, r"'df\['sex'\]' is text .* number \(mul\): .* == 'male'"),
     "plus": (lambda df: 1 + df["sex"], r"number \(add\)"),
@@ -118,6 +119,18 @@ WRONG = {
     "a mean": (lambda df: df["sex"].mean(), r"number \(mean\)"),
     "numbers with text": (lambda df: df["ward"] == "male", "numbers are compared with the text 'male'"),
     "truth values with text": (lambda df: df["flag"] != "yes", "numbers are compared with the text 'yes'"),
+    "an in-place sum": (lambda df: torch.zeros(len(df)).add_(df["sex"]), r"number \(add_\)"),
+    "einsum": (lambda df: torch.einsum("n,n->n", df["sex"], df["x"]), r"number \(einsum\)"),
+    "bins": (lambda df: torch.bucketize(df["grade"], torch.tensor([0, 1])), r"number \(bucketize\)"),
+    "not": (lambda df: ~df["sex"], r"number \(bitwise_not\)|number \(__invert__\)"),
+    "a power": (lambda df: 2.0 ** df["grade"], "'grade'"),
+    "an index that is computed": (lambda df: TABLE[(df["grade"] + 1) % 3], r"number \(add\)"),
+    "a set": (lambda df: torch.tensor([sex in {"male", "m"} for sex in df["sex"]]), "dictionary or set"),
+    "NumPy": (lambda df: torch.as_tensor(np.asarray(df["sex"]) == "male"), "'sex'"),
+    "a density by hand": (lambda df: dist.Bernoulli(0.5).log_prob(df["sex"]), "'sex'"),
+    "a cross entropy": (lambda df: F.cross_entropy(torch.zeros(len(df), 3), df["grade"], reduction="none"), "'grade'"),
+    "a reported site": (lambda df: pyro.deterministic("seen", df["sex"]) * 0, "observes it at site 'seen'"),
+    "a weight": (lambda df: pyro.poutine.scale(lambda: df["x"], scale=df["sex"])(), "'sex'"),
     "a distribution": (lambda df: dist.Normal(df["sex"], 1.0).mean, "'sex'"),
 }
 
@@ -225,7 +238,6 @@ def two_classes(df, of):
         pyro.sample("sex", dist.Categorical(torch.stack([1 - p, p])), obs=df["sex"])
 
 
-TABLE = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
 NUMBERED = {
     "constants": (lookups, lambda df, b, s: s * TABLE[df["grade"]]),
     "codes": (lookups, lambda df, b, s: s * df["grade"].cat.codes),
@@ -236,6 +248,18 @@ NUMBERED = {
     "a prior of each": (with_prior, None),
     "classes": (classes, None),
     "two classes": (two_classes, None),
+    "take": (lookups, lambda df, b, s: s * torch.take(TABLE, df["grade"])),
+    "categories in another order": (
+        lookups,
+        lambda df, b, s: (df["grade"].unsqueeze(-1) == torch.tensor([2, 0, 1])).to(b.dtype) @ b,
+    ),
+    "one-hot sums": (lookups, lambda df, b, s: F.one_hot(df["grade"], 3).cumsum(1).to(b.dtype) @ b),
+    "a logit by code": (
+        lookups,
+        lambda df, b, s: torch.log_softmax(s * df["x"].unsqueeze(-1) * TABLE, -1).gather(-1, df["grade"].unsqueeze(-1))[
+            :, 0
+        ],
+    ),
     "a weight by code": (lookups, lambda df, b, s: s * torch.gather(TABLE, 0, df["grade"])),
 }
 

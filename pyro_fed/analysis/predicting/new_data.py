@@ -72,7 +72,8 @@ def encode_arguments(
         arguments = flatten(function, args, kwargs, {k: v for k, v in known.items() if k not in owners}, orders)
     except UnknownLabelError as error:
         raise DataError(
-            f"{error}. What was not fitted has no latents: new groups are drawn from their population if they are "
+            f"{error}. Comparisons and lookups know the labels of the fit alone: name all of them there, "
+            "pandas.Categorical(column, categories=[...]). New groups are drawn from their population if they are "
             f"elements of the partitioned plate, Federation(..., plate=..., rows={{'data': '{error.argument}'}}), and "
             "the federation is passed, predict(idata, fed, ...)"
         ) from error
