@@ -43,7 +43,7 @@ def test_posterior_table():
     assert float(row[1]) == 50
     assert float(row[2]) == pytest.approx(np.arange(101).std(ddof=1), abs=0.1)
     assert [line.split()[0] for line in lines[4:6]] == ["b[0]", "b[1]"]
-    assert lines[6] == "  ... and 2 more (all of them: --rows 5)"
+    assert lines[6] == "  ... and 2 more (all of them: --parameters 5)"
 
 
 def test_posterior_table_without_omission():
