@@ -18,15 +18,13 @@ from torch import Tensor
 
 from pyro_fed.conventions.client_names import as_it_looks
 from pyro_fed.density.bound import BoundModel
+from pyro_fed.density.checks.blame import RESULT_TOLERANCE
 from pyro_fed.density.checks.lookups import Lookups, num_elements
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.density.rows.labelled import Labels
 from pyro_fed.density.running.shared import is_shared
 from pyro_fed.errors import listed, warn_user
-
-#: Relative difference of two sums of log densities in float64 that is rounding.
-ROUNDING = 1e-9
 
 
 class Use(Enum):
@@ -129,7 +127,7 @@ def _log_density(bound: BoundModel, lookups: Lookups, turned: Mapping[str, Tenso
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
-    return bool(torch.isclose(one, other, rtol=ROUNDING, atol=ROUNDING, equal_nan=True))
+    return bool(torch.isclose(one, other, rtol=RESULT_TOLERANCE, atol=RESULT_TOLERANCE, equal_nan=True))
 
 
 def _labels_of_clients(arguments: Arguments, name: str, clients: Sequence[Tensor]) -> list[set[Any]]:
