@@ -10,6 +10,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from late import late
 from torch.nn import functional as F
 
 import pyro_fed as pf
@@ -23,6 +24,7 @@ DOSE = {"low": 1.0, "medium": 2.0, "high": 4.0}
 Y = 2.0 * (SEX == "male") + np.array([DOSE[grade] for grade in GRADE]) + 0.5 * X + RNG.normal(size=N)
 FRAME = pd.DataFrame({"sex": SEX, "grade": GRADE, "x": X, "y": Y, "flag": X > 0, "ward": RNG.integers(0, 3, N)})
 RANKED = FRAME.assign(grade=pd.Categorical(GRADE, categories=list(DOSE), ordered=True))
+process = late("pyro_fed.density.compiling.process")
 QUIET = {"progress": False, "audit": False, "num_rounds": 20}
 
 
@@ -364,13 +366,15 @@ def test_text_at_one_client_and_numbers_at_another():
 
 
 def test_compiled_steps_are_of_these_labels():
-    """Two federations of one model and one shape, whose codes stand for other labels."""
+    """Two federations of one model and one shape, whose codes stand for other labels but in the first rows."""
     model = regression(lambda df: df["sex"] == "male")
-    first = federation(model)
-    other = FRAME.assign(sex=np.where(MALE, "male", "none"))  # male is 0 here
-    want = pf.run(pf.FedEP(), first, **QUIET)["posterior"]["b"].mean()
-    got = pf.run(pf.FedEP(), federation(model, other), **QUIET)["posterior"]["b"].mean()
-    assert float(got) == pytest.approx(float(want), rel=1e-6)
+    frame = FRAME.assign(sex=np.where(np.arange(N) < N // 2, "female", np.where(MALE, "male", "unknown")))
+    other = frame.replace({"sex": {"unknown": "intersex"}})  # before male
+    other["y"] = frame["y"]
+    feds = [federation(model, one) for one in (frame, other)]
+    assert len({process.mark_of(fed.problem, "trace") for fed in feds}) == 2
+    answers = [pf.run(pf.FedEP(), fed, compile="trace", **QUIET)["posterior"]["b"].mean() for fed in feds]
+    assert float(answers[0]) == pytest.approx(float(answers[1]), rel=1e-6)
 
 
 def test_categories_of_numbers_and_columns_of_arrays():
