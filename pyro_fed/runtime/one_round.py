@@ -115,7 +115,7 @@ def _combined_messages(
     messages, corrections, reach = sent.messages, State(), 0.0
     if isinstance(combination, Middle):
         if isinstance(algorithm, SiteKeeping) and isinstance(combination, Shortened):
-            messages = algorithm.shortenable_part(messages)
+            messages = algorithm.clippable_part(messages)
             corrections = combination.corrections(messages) if algorithm.corrected else {}
         messages = combination(messages)
         reach = combination.reach(messages) if isinstance(combination, Shortened) else 0.0

@@ -36,7 +36,7 @@ class SiteKeeping(ABC):
             what each is told, (C, ...), and more figures for the record, (C,).
         """
 
-    def shortenable_part(self, messages: State) -> State:
+    def clippable_part(self, messages: State) -> State:
         """Messages without what a server that shortens them must not look at."""
         return messages
 

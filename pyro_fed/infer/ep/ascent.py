@@ -50,16 +50,16 @@ UNKNOWN = frozenset({"best_value", "radius", "prior_value", "level", "returned_t
 SHRINK, GROW = 0.25, 2.0
 #: The longest first radius, in SDs: steps of thousands of SDs say nothing about their own length.
 FIRST_RADIUS = 2.0
-#: Returns to a best q that no step from it has bettered by so many nats, before the end; but none is counted that has
-#: less than half the radius of those before it, which tries what has not been tried.
+#: Returns to a best q that no step has improved by `GAIN` nats, before the end. A return with less than half the
+#: previous radius restarts the count, because it tries a new step.
 RETURNS, GAIN, LESS = 3, 0.01, 0.5
 #: Rounds in which a network's bound has to rise by so many nats a row, which changes what it predicts of a row by a
 #: hundredth of a percent.
 RECENT, SLOW = 10, 1e-4
 #: The same in nats a parameter of rounds by a part of the rows: the posterior of four times as many is 1.7 SDs away in
-#: each direction, or 1.5 nats a parameter, whatever else they win.
+#: each direction, or 1.5 nats a parameter.
 START = 0.25
-#: A q that is this near to the best has its L, or what the clients said there was not so: it is kept.
+#: A q this near to the best must have nearly its L. If not, the best value was wrong, and q is kept.
 CLOSE = 0.02
 #: Nats a parameter that the log density may lose from a start's mode to its Gaussian: six times a Gaussian's own.
 WIDE = 3.0
@@ -121,7 +121,7 @@ class Climb:
         return q if bool(bound > self.best_value) else self.best
 
     def way_back(self, q: Gaussian, bound: Tensor, fall: float) -> tuple[Gaussian, Self] | None:
-        """The q to try in place of one that is no good, and what is remembered; None: q is good, or nothing helps.
+        """The q to try in place of one that is rejected, and the new state; None if q is accepted, or nothing helps.
 
         Args:
             q: the server's Gaussian.
@@ -146,9 +146,9 @@ class Climb:
         return self.best.product(self.onward.power(fraction)), replace(again, radius=q.eta.new_tensor(radius))
 
     def after_acceptance(self, q: Gaussian, bound: Tensor, move: Gaussian, fall: float) -> Self:
-        """What is remembered of a q that is good: it is the best, if it is, and the radius grows.
+        """Update the best q, and enlarge the radius.
 
-        So it is too where it was kept although L had fallen: the best value was not to be believed.
+        If q was kept although L is lower, the old best value was wrong, and is discarded.
 
         Args:
             q: the server's Gaussian.
@@ -188,7 +188,7 @@ class Climb:
 
 
 def first_climb(q: Gaussian) -> Climb:
-    """What is known before the first round: nothing; and the bound need not rise."""
+    """The state before the first round: no best q, an infinite radius, no gain required."""
     zero, one = flat_like(q), q.eta.new_ones(())
     return Climb(
         best=zero,
@@ -207,7 +207,7 @@ def first_climb(q: Gaussian) -> Climb:
 
 
 def of_network(level: float, rows: int, dim: int = 0) -> dict[str, float]:
-    """What is known of a network besides: entries of the server's state.
+    """Entries of the server's state for a network.
 
     Args:
         level: log density at the mode that it starts at.

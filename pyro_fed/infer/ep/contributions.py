@@ -3,8 +3,8 @@
 A site is held to the others', and the client is told what was cut of its change, so that it keeps what q has (see
 `algorithm.bounding`).
 
-The noise of privacy comes with changes. If a round takes the fraction δ of its messages, and undoes u of what q has
-of the rounds before, the noise's variance in q is, in units of that of one round's messages,
+Changes carry the noise of privacy. If a round takes the fraction δ of its messages, and replaces a share u of the
+earlier rounds' contribution to q, the noise's variance in q, in units of that of one round's messages, is
 
     v ← (1 - u)² v + δ²
 """
@@ -59,7 +59,7 @@ class EPContributions(SiteContributions):
     def bounded_messages(self, limits: Bounded, shared: State, ledger: State, sent: SentMessages) -> BoundedMessages:
         """Changes to sites within the limits; the clients are told what was cut, so that they keep these.
 
-        Clients that have not sent anything yet are no cohort.
+        Clients that have not sent a message yet are not compared.
 
         Raises:
             SettingError: the server does not know the clients' sites, or fewer than three have one.
@@ -89,10 +89,10 @@ class EPContributions(SiteContributions):
                 f"{type(self.algorithm).__name__}: an optimiser takes a part of each round's noise that changes with "
                 "the round, and the result's SDs could not have it: leave it out"
             )
-        return self.algorithm.without_memory_of_steps()
+        return self.algorithm.for_private_rounds()
 
     def noise_left(self, rounds: list[NoisyRound], num_clients: int) -> tuple[Any, float]:
-        """All that was taken, as the square root of v over the δ that is taken where nothing is held back."""
+        """SD of the accumulated noise, √v, in units of the unrestricted step δ."""
         variance, taken = 0.0, 1.0
         for one in rounds:
             taken = one.figures["fraction"]

@@ -1,4 +1,4 @@
-"""Expectation propagation over clients: the rounds of FedEP, PVI, FedSEP, FedPA, BCM, FedLap and their kin.
+r"""Expectation propagation over clients: the rounds of FedEP, PVI, FedSEP, FedPA, BCM, FedLap and their kin.
 
 Source: Guo et al., *Federated learning as variational inference*, Algorithms 1, 3 and 4; Vehtari et al. (2020). The
 answer is q = t_0 Π_k t_k, a product of Gaussian sites, so that a product is a sum of natural parameters. One round:
@@ -17,6 +17,7 @@ business of a step rule (`steps`), how q̂_k is found that of a tilted inference
 `start` (`settings`).
 
 Letters: q, t_0, Δ_0 and s_k are `Server`'s `q`, `prior`, `prior_change` and `fractions`; t_k is `local`; δ `damping`.
+Guo et al. write q_global, q_k and q̂_\k for q, t_k and q̂_k. The paper has δ alone: s_k = δ, unless a step is shortened.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class EP(SpreadGaussian, SiteKeeping):
         client: how the clients approximate their tilted densities.
     """
 
-    #: `settle` takes up what a server that shortened a message has cut of it.
+    #: If the server clips a message, it returns the correction, and `settle` applies it.
     corrected: ClassVar[bool] = True
     may_be_infinite: ClassVar[frozenset[str]] = step_control.UNKNOWN | ascent.UNKNOWN
 
@@ -80,10 +81,10 @@ class EP(SpreadGaussian, SiteKeeping):
     def __post_init__(self) -> None:
         super().__post_init__()
         resolve(self, "client", TiltedInference)
-        self._check_guide()
+        self._take_covariance_from_guide()
 
-    def _check_guide(self) -> None:
-        """Take the covariance from an automatic guide; other guides are refused."""
+    def _take_covariance_from_guide(self) -> None:
+        """Set `covariance` to that of an automatic guide; other guides are refused."""
         if self.guide is not None:
             object.__setattr__(self, "covariance", guided_covariance(self, self.guide, self.covariance))
 
@@ -93,7 +94,7 @@ class EP(SpreadGaussian, SiteKeeping):
         return gaussian(received).quotient(site)
 
     def old_site(self, received: State, local: State) -> Gaussian:
-        """t_k, the site that a client's change refers to, (C,)."""
+        """t_k, (C,), the site that the change is relative to: the client's own."""
         return gaussian(local)
 
     def tilted(self, problem: Problem, received: Received, data: ClientData, noise: Noise) -> Tilted:
@@ -121,7 +122,7 @@ class EP(SpreadGaussian, SiteKeeping):
         return message, {**local, **as_state(change, CHANGE)}, info
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """q ← q Π_k (Δ_k)^s_k and t_0 ← t_0 (Δ_0)^s_0, Algorithm 3, step 2."""
+        """q ← q Π_k (Δ_k)^s_k and t_0 ← t_0 (Δ_0)^s_0, Algorithm 3, step 2; of `weights` only the number is used."""
         server = Server.of(shared)
         changes = prepend_gaussian(server.prior_change, self.changes_of(messages))
         step = self.step_rule(len(weights)).step(server, changes, self.lower_bound(server, messages))
@@ -145,11 +146,11 @@ class EP(SpreadGaussian, SiteKeeping):
         if "weight" in told:
             change = change.power(told["weight"])
         taken, memory = self.client_steps(told, local, change)  # (Δ_k)^s_k
-        site = gaussian(local).power(1 - told["reset"])  # t_k; one where the server has gone back
+        site = gaussian(local).power(1 - told["reset"])  # t_k; a flat site (t_k = 1) if the server has reset
         return {**as_state(site.product(taken).product(gaussian(told, "share_"))), **memory}
 
     def client_steps(self, told: State, local: State, change: Gaussian) -> tuple[Gaussian, State]:
-        """What a client makes of its change, (Δ_k)^s_k, (C,), and what it remembers of that."""
+        """The damped change (Δ_k)^s_k, (C,), and the optimiser state to keep."""
         return change.power(told["fraction"]), {}
 
     # -- the rest of a round --------------------------------------------------------------------------------
@@ -169,7 +170,7 @@ class EP(SpreadGaussian, SiteKeeping):
             messages: of this round's clients.
 
         Returns:
-            None where the clients do not say, or their word is not to decide.
+            None if the clients did not send their log-likelihoods, or these must not be used.
         """
         if "value" not in messages:
             return None
@@ -205,14 +206,14 @@ class EP(SpreadGaussian, SiteKeeping):
         return False
 
     def objections(self, received: State, messages: State) -> message_limits.Objections:
-        """Changes beyond what q and the other clients' changes allow."""
+        """Reasons to reject messages, with the clients (C,) of each: changes too large beside q and the others'."""
         return self.solver.objections(gaussian(received), self.changes_of(messages), messages.get("value"))
 
     def begin_at(self, received: State, local: State, cavity: Gaussian) -> Gaussian:
         """Where the clients' inference begins, (C,): at q. FedLap's begins with curvatures of its own."""
         return gaussian(received)
 
-    # -- what a public algorithm may say otherwise ----------------------------------------------------------
+    # -- what public algorithms override --------------------------------------------------------------------
     @property
     def solver(self) -> TiltedInference:
         """How a client approximates its tilted density: the setting `client` as an instance."""
@@ -236,10 +237,10 @@ class EP(SpreadGaussian, SiteKeeping):
 
     @property
     def bound_is_known(self) -> bool:
-        """Whether clients say what the evidence's lower bound at q is made of, so that a step that lowers it is undone.
+        """Whether clients send E_q[log p_k], so that the server knows the lower bound and undoes steps that lower it.
 
-        They do where a change is one expected Newton step at the q that they were sent. Clients without sites
-        (`additive`) do not: their sums travel alone.
+        They do if a change is one expected Newton step at the q that they received. Clients without sites (`additive`)
+        send sums only.
         """
         return self.solver.newton_steps == 1 and not self.additive
 
@@ -281,7 +282,13 @@ class EP(SpreadGaussian, SiteKeeping):
         return as_state(sites)
 
     def regroup(self, problem: Problem, shared: State, local: State, origin: Tensor) -> tuple[State, State]:
-        """q = t_0 Π t_k of the clients that are there, each with the site that it had.
+        """Start from an earlier run with other clients: those still present keep their sites, new ones get a flat one.
+
+        Args:
+            problem: the model's densities.
+            shared: the server's state in the earlier run.
+            local: its clients' states.
+            origin: (K,) the number of each client in the earlier run, -1 for a new one.
 
         Raises:
             SettingError: the sites of those that are left make no distribution.
@@ -302,7 +309,7 @@ class EP(SpreadGaussian, SiteKeeping):
         return 50 if self.solver.deterministic else self.solver.default_rounds
 
     def part_taken(self, after: State) -> float:
-        """The part of a whole step that a round has taken; 1 where answers are random, of which none is the last."""
+        """The damping, by which `monitor` divides the change; 1 for random inference, whose rounds do not converge."""
         return self.damping_for(len(after["fractions"])) if self.solver.deterministic else 1.0
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
@@ -324,7 +331,7 @@ class EP(SpreadGaussian, SiteKeeping):
         }
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
-        """True where rounds are in vain or win too little: the last takes nothing of the clients' changes."""
+        """True if the run has returned to the best q repeatedly, or the bound has stopped rising."""
         return True if figures[-1].get("in_vain") or figures[-1].get("slow") else None
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
@@ -342,17 +349,17 @@ class EP(SpreadGaussian, SiteKeeping):
 
     # -- faulty clients, privacy ----------------------------------------------------------------------------
     def contributions(self) -> Contributions:
-        """The clients' sites."""
+        """What the server knows of each client's part in q; used to bound faulty clients and for privacy."""
         return EPContributions(self)
 
-    def shortenable_part(self, messages: State) -> State:
-        """Without the clients' log-likelihoods, by which one client could have a step taken back, see `Shortened`."""
+    def clippable_part(self, messages: State) -> State:
+        """η and Λ, without the expected log-likelihoods, by which a single client could have a step undone."""
         return without_value(messages)
 
-    def without_memory_of_steps(self) -> Self:
-        """For private rounds: with steps that do not depend on those before, which would follow the noise."""
+    def for_private_rounds(self) -> Self:
+        """This algorithm with steps that do not depend on earlier steps, which would follow the noise."""
         return self.controlled_by(self.control.evenly())
 
     def controlled_by(self, control: StepControl) -> Self:
-        """For private rounds: with another control of Newton steps; itself where users may not set that."""
+        """This algorithm with another control of Newton steps; itself if that is not a setting."""
         return self

@@ -17,9 +17,10 @@ at the same Sobol points for all clients. Its fixed point is the Gaussian of sma
 reached like Newton's method does, undamped, and it starts at the federated Laplace approximation. With
 `steps` > 1 the step is repeated at q̂_k, the cavity held fixed: partitioned variational inference.
 
-Deviations: a prior that is not Gaussian gets a site of its own at the server. Fractions are backtracked, never a
-precision repaired. With all clients at work single Newton steps are accelerated (`ops.anderson`): where the precision
-of one parameter follows the mean of another they alternate for ever, and a diagonal curvature oversteps.
+Deviations: a prior that is not Gaussian gets a site of its own at the server. Steps are shortened to keep q proper;
+precisions are never modified. With all clients at work single Newton steps are accelerated (`ops.anderson`), because
+they alternate for ever if the precision of one parameter follows the mean of another, and a diagonal curvature
+oversteps.
 
 The authors' code differs from their text in what Algorithm 3 sums: each Δ_k has a share of one over the clients of the
 round, `changes="mean"`, as the published recipes do: the sum with a learning rate of 0.5 and momentum 0.9 overshoots.
@@ -51,7 +52,7 @@ class FedEP(Converging, WarmStarted, ClientOptimised, Controlled, Guided):
         guide: in place of `covariance`, an automatic Gaussian guide of Pyro, class or instance; or a function whose
             global sites are exponential families, which is federated in their natural parameters.
         num_guide_draws: of a guide that is a function: draws of the fitted guide that are kept, of which `run` returns
-            each once; None keeps as many as it is asked for, and 4,000 at least.
+            each once; if None, the number requested, at least 4,000.
         client: how the clients approximate their tilted distributions: a `pf.tilted` inference with its settings, or
             its name for their defaults: "newton", "laplace", "fisher" (L), "mcmc" (M), "identity" (I), "ngvi" (V),
             "svi", "ivon". On models of more than 1000 parameters "ivon" is taken where none is set.
@@ -65,8 +66,8 @@ class FedEP(Converging, WarmStarted, ClientOptimised, Controlled, Guided):
         warm_tolerance: the federated Laplace approximation stops when its next step is shorter than this, in SDs;
             under an improper prior, at `FedLaplace`'s own tolerance.
         damping: δ, in (0, 1]; with an optimiser, its learning rate. None takes 1 for "newton", and else one over the
-            clients of the round: q is then the geometric mean of their tilted distributions, which no noise of theirs
-            compounds.
+            clients of the round: q is then the geometric mean of their tilted distributions, so that the clients' noise
+            averages out.
         step_control: how Newton steps are accelerated and held back.
         server_optimiser: of Σ_k Δ_k: a `pf.optim` optimiser, or its name for the defaults: "sgd", "adagrad", "adam".
             None adds the changes, each to the fraction that leaves q a distribution.

@@ -192,9 +192,9 @@ class FedLap(FedLapCov):
         kept = {"curvature": local["curvature"]} if "curvature" in local else {}
         return {**super().settle(told, local), **kept}
 
-    def shortenable_part(self, messages: State) -> State:
+    def clippable_part(self, messages: State) -> State:
         """Without the distances, by which one client could end a run."""
-        return {name: value for name, value in super().shortenable_part(messages).items() if name != "gap"}
+        return {name: value for name, value in super().clippable_part(messages).items() if name != "gap"}
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """As `FedEP`, and the bound; infinite where it is not known."""

@@ -15,8 +15,8 @@ from pyro_fed.infer.ep import ascent
 UNSETTLED_SDS = 1.0
 #: Steps of which less than this share could be taken, in so many of the last rounds, have come to an end of some kind.
 STALLED_FRACTION, STALLED_ROUNDS = 1e-3, 3
-#: What a pass over the clients may move q by, of what the one before it did, for the next to be foreseen: slower ones
-#: are many together. And the share of the tolerance that it is foreseen to take, for rates grow towards the end.
+#: A pass is extrapolated only if it moved q at most `FAST` times as far as the one before; the predicted move must be
+#: below `GROWING` times the tolerance, because rates grow towards the end.
 FAST, GROWING = 0.1, 0.5
 
 

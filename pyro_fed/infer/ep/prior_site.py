@@ -25,7 +25,7 @@ from pyro_fed.infer.sites.gaussian_sites import (
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.moments import Moments
 
-#: Widths of Gaussians, in those of q, under which a Gaussian prior has the same site.
+#: Multiples of q's SDs at which the prior's site is compared; a Gaussian prior has the same site at each.
 NEAR_AND_FAR = (1.0, 100.0)
 #: Change of the prior's site, relative to it, that is single precision's rounding.
 ROUNDING_SHARE = 1e-4

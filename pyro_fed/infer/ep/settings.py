@@ -315,12 +315,12 @@ class WarmStarted(EP):
             q, share = rows_first.as_of_more(q, prior, times, num_clients)
             sites = flat_site(problem, self.structure, num_clients).product(add_batch_axis(share))
         shared, local = self.first_states(problem, q, prior, sites)
-        return shared | self._known_of_network(problem, shared, start), local
+        return shared | self._network_thresholds(problem, shared, start), local
 
-    def without_memory_of_steps(self) -> Self:
-        """From the Laplace approximation in place of rounds by fewer rows, each of which has noise of its own."""
+    def for_private_rounds(self) -> Self:
+        """As in `EP`; start="few_rows" becomes "laplace", because each of its rounds would add noise."""
         lone = replace(self, start="laplace") if self.start == "few_rows" else self
-        return super(WarmStarted, lone).without_memory_of_steps()
+        return super(WarmStarted, lone).for_private_rounds()
 
     def _refuse_no_mode(self, problem: Problem, start: Start) -> None:
         """Refuse a federated Laplace approximation without a mode."""
@@ -332,8 +332,8 @@ class WarmStarted(EP):
                 "say nothing of it, nor do the priors. Give proper priors, or leave out what others express"
             )
 
-    def _known_of_network(self, problem: Problem, shared: State, start: Start) -> State:
-        """What the lower bound of a network is judged by."""
+    def _network_thresholds(self, problem: Problem, shared: State, start: Start) -> State:
+        """For a network, the state entries by which `ascent` judges starts and gains; empty for other models."""
         if "level" not in shared or not problem.traits.layers:
             return {}
         dim = problem.dim if self.solver.few_rows is not None else 0
@@ -363,9 +363,9 @@ class Guided(EP):
         else:
             refuse_unused(self, "it is a setting of a guide that is a function", "num_guide_draws")
 
-    def _check_guide(self) -> None:
+    def _take_covariance_from_guide(self) -> None:
         if not is_hand_written(self.guide):
-            super()._check_guide()
+            super()._take_covariance_from_guide()
 
     def delegate(self) -> Algorithm:
         """This algorithm, or with a hand-written guide the one that federates its own families.

@@ -10,8 +10,8 @@ however many points its expectations have. So the diagonal steps of a part of th
     δ is halved for good where ‖r‖_{P'⁻¹} > `growth` times the shortest so far, and beyond `reach` √D
 
 with P the precision before and P' after the step. Near the solution neither is felt. A full precision is Newton's, but
-from a wide q, such as the prior, the expected curvature of a likelihood that saturates is as small: it is held to the
-first rule, by halves.
+from a wide q, such as the prior, the expected curvature of a likelihood that saturates is as small. Only the first rule
+applies to it: the step is halved until it is within reach.
 
 Where the clients' log-likelihoods are not to be used (`combination.Bounded`), so that no step can be taken back, and
 nothing is accelerated, steps that turn back upon the one before are shortened by Aitken's rule (Irons & Tuck 1969),
@@ -24,8 +24,7 @@ product of sites within their limits.
 With all clients at work Anderson acceleration (`ops.anderson`) is added instead: it removes the long steps' modes in
 fewer rounds than holding back takes, up to a few hundred parameters; where it does not, a run says so when it ends.
 
-Where the clients say what the evidence's lower bound is made of, a step after which that has fallen is taken back: see
-`ascent`.
+If the clients send E_q[log p_k], a step after which the evidence's lower bound has fallen is taken back: see `ascent`.
 """
 
 from __future__ import annotations
@@ -116,7 +115,7 @@ class NewtonSteps(StepRule):
         control: the user's settings.
         damping: δ.
         accelerates: whether each client's change is one step at q itself, as the acceleration needs.
-        takes_back: whether the clients say what the bound is made of, so that a step that lowers it is undone.
+        takes_back: whether the clients send their parts of the bound, so that a step that lowers it is undone.
     """
 
     control: StepControl
@@ -166,17 +165,16 @@ class NewtonSteps(StepRule):
         return Step(new, prior_taken, fractions[1:], added, memory, cut=within < share)
 
     def _back_to(self, new: Gaussian, server: Server, changes: Gaussian, climb: Climb) -> Step:
-        """Another q, whose sites are all its equal shares, as before any round.
+        """Another q, whose sites are equal shares of it, as before any round.
 
-        What they had at the q that is given up says nothing, and a change from there could not be told from a dishonest
-        one.
+        Sites from the rejected q are of no use: clients' changes relative to them would look like outliers.
         """
         memory = {**server.memory, **climb.state(), **self._no_history(server.q)}
         skipped, added = new.eta.new_zeros(len(changes.eta) - 1), new.quotient(server.prior)
         return Step(new, flat_like(new), skipped, added, memory, cut=bool(server.cut), reset=True)
 
     def _held_back(self, server: Server, move: Gaussian, everyone: bool) -> tuple[float, State]:
-        """The share of the damping that a step may take which nobody can take back, and what is remembered of it."""
+        """The factor on δ for a step that cannot be undone later, and the new state."""
         q, memory, control = server.q, server.memory, self.control
         if everyone and q.dense and control.memory != 0:
             turned = _turning_state(memory, q, move)

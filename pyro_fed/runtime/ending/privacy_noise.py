@@ -139,4 +139,4 @@ def _silent(algorithm: Algorithm, context: Context, shared: State, clients: Tens
     _, local = algorithm.init(context.problem, context.federation.num_clients, torch.Generator().manual_seed(0), None)
     spec, *_ = expected_reply(algorithm, context.problem, data, local, work)
     found = {name: torch.zeros(len(clients), *expected.shape, dtype=expected.dtype) for name, expected in spec.items()}
-    return algorithm.shortenable_part(found) if isinstance(algorithm, SiteKeeping) else found
+    return algorithm.clippable_part(found) if isinstance(algorithm, SiteKeeping) else found

@@ -1,6 +1,6 @@
 """What a tilted inference is: from q and the cavity to a new Gaussian site, at many clients at once.
 
-    q̂_k ≈ p_k q_-k,    t_k = q̂_k / q_-k                        Guo et al., Algorithm 4, step 3; Section 2.2.2
+    q̂_k ≈ p_k q_-k,    t̂_k = q̂_k / q_-k                        Guo et al., Algorithm 4, step 3; Section 2.2.2
 
 An inference has its own settings alone; how derivatives are computed comes from the algorithm that asks (`Numerics`).
 """
