@@ -15,6 +15,7 @@ with a name in brackets belong to a capability that some algorithms take up (see
     feedback    what the server tells the clients about their messages (SiteKeeping)
     settle      what the clients keep, now that they know (SiteKeeping)
     monitor     figures of the round, `converged` whether to stop
+    conclude    the server's own work with the model after the last round
     sample      draws from the result
 
 States and messages are flat dictionaries of tensors. At a client everything has a leading axis C over the
@@ -250,6 +251,10 @@ class Algorithm(SettingsRepr, ABC):
         return Contributions(self)
 
     # -- the answer -----------------------------------------------------------------------------------------
+    def conclude(self, problem: Problem, shared: State) -> State:
+        """The server's own work with the model before draws are made, such as running a guide: its state."""
+        return shared
+
     @abstractmethod
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
         """Draws from the result, (chain, draw, D), unconstrained."""

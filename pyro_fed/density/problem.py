@@ -301,7 +301,7 @@ class Problem:
         def recording(msg: Message, transform: Any) -> Tensor:
             if msg["name"] not in self.sites:
                 return torch.zeros(transform.inverse_shape(msg["fn"].shape()), dtype=self.dtype)
-            z = source(msg, transform).detach()
+            z = source(msg, transform)
             parts[msg["name"]] = z.reshape(-1)
             return z
 

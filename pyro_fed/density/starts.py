@@ -81,7 +81,7 @@ def draw_starts(
     """
 
     def unconstrained(transform: Any, value: Tensor) -> Tensor:
-        z: Tensor = transform.inv(value.to(problem.bound.dtype))
+        z: Tensor = transform.inv(value.detach().to(problem.bound.dtype))
         return z
 
     def source(msg: Message, transform: Any) -> Tensor:
@@ -157,10 +157,22 @@ def _wide_enough(problem: RowDensities, points: list[Tensor]) -> Tensor:
 
 def _at_once(problem: RowDensities, source: Callable[[Message, Any], Tensor], count: int) -> Tensor | None:
     """So many draws (count, D) from one run of the model; None where it cannot be mapped over them."""
-    if problem.looped:
-        return None
-    mapped = vmap(lambda _: problem.collect(source), randomness="different")
-    found: list[Tensor] = []
+    found: Tensor | None = None if problem.looped else mapped_draws(lambda: problem.collect(source), count)
+    return found
+
+
+def mapped_draws(function: Callable[[], Any], count: int) -> Any:
+    """What a function that draws from torch's global generator gives `count` times, from one call mapped by `vmap`.
+
+    Args:
+        function: gives a pytree of tensors.
+        count: how many draws.
+
+    Returns:
+        The pytree with a leading axis (count, ...); None where the function cannot be mapped.
+    """
+    mapped = vmap(lambda _: function(), randomness="different")
+    found: list[Any] = []
     with OutOfPlace():
         failed = failure(lambda: found.append(mapped(torch.zeros(count))))
     return None if failed else found[0]

@@ -56,6 +56,7 @@ class Evaluation:
             return {}
         generator = seeding.torch_generator(seed, seeding.DRAWS)
         try:
+            shared = algorithm.conclude(problem, shared)
             draws = algorithm.sample(shared, self.num_draws, generator).to(problem.dtype)
         except ImproperGaussianError:
             return {}

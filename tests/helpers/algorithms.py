@@ -87,6 +87,8 @@ ALGORITHMS = [
         "FedAIS": lambda: pf.FedAIS(num_proposals=60, min_effective=10),
         "FedPA": lambda: pf.FedPA(client=pf.tilted.MCMC(**CHAIN)),
         "FedAvg": lambda: pf.FedAvg(chain_steps=5, batch_size=3),
+        "SFVI": lambda: pf.SFVI(num_steps=300, step_size=0.1),
+        "SFVI, averaged": lambda: pf.SFVI(num_steps=40, local_steps=4, num_particles=2),
         "FedProx": lambda: pf.FedProx(chain_steps=5, batch_size=3),
         "FedDyn": lambda: pf.FedDyn(chain_steps=5, batch_size=3),
         "FedLap": lambda: pf.FedLap(client=pf.tilted.Laplace(steps=1)),
@@ -136,6 +138,7 @@ _NEED_NOT = {
             "P2PVI, published",
             "P2PVI, by backpropagation",
         ),
+        "the mean of unequal clients' parameters": ("SFVI, averaged",),
         "chains of six steps, of published forms": ("FedEP (I)", "FedEP (M)", "FedEP (V)", "FedPA"),
     },
     "check_inputs_are_unchanged": {

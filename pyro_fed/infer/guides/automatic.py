@@ -1,8 +1,8 @@
-"""Pyro guides that FedEP can federate: automatic Gaussian guides, by the Gaussian family that they span.
+"""Pyro guides that FedEP can federate in natural parameters: automatic Gaussian guides, by the family that they span.
 
-`AutoDiagonalNormal` and `AutoNormal` are diagonal Gaussians on the unconstrained scale, `AutoMultivariateNormal` and
-`AutoLowRankMultivariateNormal` full ones: natural parameters of a product of low-rank factors have full rank, so the
-server keeps the full precision of the latter.
+`AutoDiagonalNormal` and `AutoNormal` are diagonal Gaussians on the unconstrained scale, `AutoMultivariateNormal` is a
+full one. Every other automatic guide is no exponential family with sites to multiply and divide, not even
+`AutoLowRankMultivariateNormal`: a product of low-rank factors has full rank. `SFVI` fits these as they are.
 """
 
 from __future__ import annotations
@@ -19,7 +19,11 @@ FAMILIES: dict[str, Literal["diag", "full"]] = {
     "AutoDiagonalNormal": "diag",
     "AutoNormal": "diag",
     "AutoMultivariateNormal": "full",
-    "AutoLowRankMultivariateNormal": "full",
+}
+#: What fits the other automatic guides, by their names; `SFVI(guide=...)` where none stands here.
+FITTED_BY = {
+    "AutoLaplaceApproximation": "FedLaplace(), which finds the mode and its Hessian",
+    "AutoDelta": "SFVI(guide=AutoDelta), whose answer is a point, the MAP estimate; FedLaplace() has its SDs as well",
 }
 
 
@@ -66,7 +70,6 @@ def covariance_of(owner: Any, guide: Any) -> Literal["diag", "full"]:
             return FAMILIES[base.__name__]
     name = getattr(guide, "__name__", kind.__name__)
     raise SettingError(
-        f"{type(owner).__name__}: guide {name} has no natural parameters that can be multiplied and divided, which "
-        f"federating it needs: expected one of {sorted(FAMILIES)} (class or instance). "
-        "Use AutoMultivariateNormal, or SVI(guide=...) on the pooled data"
+        f"{type(owner).__name__}: guide {name} has no natural parameters that can be multiplied and divided, as "
+        f"{sorted(FAMILIES)} have: use {FITTED_BY.get(name, f'SFVI(guide={name})')}"
     )

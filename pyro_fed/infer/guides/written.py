@@ -19,14 +19,13 @@ from torch import Tensor
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.running.handlers import run_by_pyro
 from pyro_fed.density.running.trace_sites import without_event_dims
-from pyro_fed.errors import SettingError, warn_user
+from pyro_fed.errors import SettingError
 from pyro_fed.infer.guides.exponential_families import FAMILIES, Family
+from pyro_fed.infer.guides.guide_sites import check_names, check_support, model_sites, sampled_sites
 from pyro_fed.infer.guides.param_store import own_params
 
-#: Draws of a site by which its support is compared with the model's.
-SUPPORT_DRAWS = 100
 #: What every refusal of a guide ends in.
-CURE = "use AutoMultivariateNormal, or SVI(guide=...) on the pooled data"
+CURE = "use SFVI(guide=...), which takes any guide that can be reparametrised, or AutoMultivariateNormal"
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,54 +143,27 @@ def read_guide(guide: Callable[..., Any], problem: Problem) -> GuideFamily:
     """
     name = getattr(guide, "__name__", type(guide).__name__)
     first, second = _run(guide, problem, 0), _run(guide, problem, 1)
-    _check_names(name, set(first), problem)
-    models = _model_sites(problem)
+    check_names(name, set(first), problem, CURE)
+    models = model_sites(problem)
     sites = []
     for site in problem.sites:
-        family, start = _family(name, site, first[site])
-        if not torch.equal(start, _family(name, site, second[site])[1]):
+        family, start = _family(name, site, first[site]["fn"])
+        if not torch.equal(start, _family(name, site, second[site]["fn"])[1]):
             raise SettingError(
                 f"guide {name}: the parameters of site '{site}' depend on another site's draw, so that q "
                 f"does not factorise; {CURE}"
             )
         support, transform = models[site]
-        with torch.random.fork_rng(devices=[]):
-            inside = bool(support.check(family.distribution(start).sample((SUPPORT_DRAWS,))).all())
-        if not inside:
-            raise SettingError(
-                f"guide {name}: site '{site}' ({family.kind.__name__}) draws values outside the model's "
-                f"support {support}; give it a family of that support"
-            )
+        check_support(name, first[site], support)
         sites.append(GuideSite(site, family, start, transform))
     return GuideFamily(tuple(sites))
 
 
-def _check_names(guide: str, found: set[str], problem: Problem) -> None:
-    expected, local = set(problem.sites), set(problem.layout.local)
-    unknown, missing = sorted(found - expected - local), sorted(expected - found)
-    if unknown or missing:
-        inside = f" and, inside plate '{problem.plate}', {sorted(local)}" if local else ""
-        raise SettingError(
-            f"guide {guide} lacks the sites {missing} and has {unknown} besides: the model's are "
-            f"{sorted(expected)}{inside}; {CURE}"
-        )
-    if found & local:
-        warn_user(
-            f"guide {guide}: its sites {sorted(found & local)}, inside plate '{problem.plate}', are not used: clients "
-            "integrate these latents out and draw them given the others at the end. A guide without them does as well"
-        )
-
-
 def _run(guide: Callable[..., Any], problem: Problem, seed: int) -> dict[str, Any]:
-    """The distributions of the guide's latent sites."""
+    """The messages of the guide's latent sites."""
     args, kwargs = problem.arguments.call_arguments()
     with own_params(seed), torch.no_grad(), run_by_pyro(problem.dtype, problem.bound.constants):
-        nodes = poutine.trace(guide).get_trace(*args, **kwargs).nodes
-    return {
-        name: node["fn"]
-        for name, node in nodes.items()
-        if node["type"] == "sample" and not node["is_observed"] and type(node["fn"]).__name__ != "_Subsample"
-    }
+        return sampled_sites(poutine.trace(guide).get_trace(*args, **kwargs))
 
 
 def _family(guide: str, site: str, fn: Any) -> tuple[Family, Tensor]:
@@ -204,15 +176,3 @@ def _family(guide: str, site: str, fn: Any) -> tuple[Family, Tensor]:
         f"guide {guide}: site '{site}' is a {type(fn).__name__}, which has no natural parameters that can "
         f"be multiplied and divided; expected one of {known}, or {CURE}"
     )
-
-
-def _model_sites(problem: Problem) -> dict[str, tuple[Any, Any]]:
-    """Each latent site's support and transform."""
-    found = {}
-
-    def source(msg: Any, transform: Any) -> Tensor:
-        found[msg["name"]] = (msg["fn"].support, transform)
-        return torch.zeros(transform.inverse_shape(msg["fn"].shape()), dtype=problem.dtype)
-
-    problem.collect(source)
-    return found

@@ -62,6 +62,7 @@ class Finish:
 
     def __call__(self, shared: State) -> InferenceData:
         """The judged result; doubts and notes are given as warnings."""
+        shared = self.algorithm.conclude(self.context.problem, shared)
         draws = self.drawn(shared)
         if hides_clients(self.context):
             draws = self.noisy(shared, draws)

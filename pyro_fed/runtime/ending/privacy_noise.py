@@ -63,6 +63,7 @@ def with_noise(algorithm: Algorithm, context: Context, shared: State, draws: Ten
     for state in states:
         generator = seeding.torch_generator(context.seed, seeding.DRAWS)  # common random numbers for all states
         try:
+            state = algorithm.conclude(context.problem, state)
             samples.append(algorithm.sample(state, num_draws, generator).to(draws.dtype))
         except ImproperGaussianError:
             continue

@@ -1,0 +1,247 @@
+"""Structured federated variational inference: any Pyro guide that can be reparametrised, fitted to clients' rows.
+
+Source: Hassan, Salomone & Mengersen (2023), *Federated variational inference methods for structured latent variable
+models*, Algorithms 1 (SFVI) and 2 (SFVI-Avg).
+
+    ELBO(φ) = E_q[log p_0(x) - log q_φ(x)]     the server's
+              + Σ_k E_q[log p_k(x)]            client k's
+    z_s = g_φ(ε_s)                             the same ε_s at the server and all clients, from the round's seed
+    ∇_φ ELBO ≈ 1/S Σ_s [∇_φ (log p_0 - log q_φ)(x_s) + (∂z_s/∂φ)' Σ_k ∇_z log p_k(z_s)]
+    φ ← φ + Adam(∇_φ ELBO)                                                                           local_steps = 1
+    φ_k ← φ after m steps of Adam on log p_0 - log q_φ + (N / N_k) log p_k,   φ ← Σ_k (N_k / N) φ_k  local_steps = m
+
+With one step a round a client's part of the gradient is ∂z/∂φ, which the server knows, times the scores at the draws:
+a client gets z (S, D) and sends its scores there (S, D). It does not run the guide, and messages do not grow with φ.
+The sum over clients is the gradient of `pyro.infer.Trace_ELBO` on the pooled data at the same ε.
+
+With several steps, clients run the guide, and send their change of φ. Where clients' rows are alike this needs fewer
+rounds. It ends elsewhere where they are not: the mean of the clients' best guides is not the best guide.
+
+Letters: φ `params`, S `num_particles`, m `local_steps`. Latents inside the plate are integrated out of log p_k, which
+is what the best of all local guides would give.
+
+Deviation: φ is averaged as it is, by rows; the paper takes Wasserstein barycentres of Gaussians, and means of clients.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from pyro.infer.autoguide import AutoDelta, AutoLaplaceApproximation, AutoMultivariateNormal
+from torch import Tensor
+
+from pyro_fed.algorithm.contract import Algorithm, Noise, Start
+from pyro_fed.algorithm.contributions import Contributions
+from pyro_fed.algorithm.states import State, prefixed, within
+from pyro_fed.conventions.nested_settings import explains_unknown
+from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import ClientData
+from pyro_fed.density.scores import clients_likelihood_scores
+from pyro_fed.errors import SettingError
+from pyro_fed.infer.averaging.contributions import StepContributions
+from pyro_fed.infer.averaging.optim import OPTIM, Adam
+from pyro_fed.infer.guides.kept_draws import KeptDraws
+from pyro_fed.infer.guides.program import GuideDraws, GuideProgram, guide_program
+
+#: Steep gradients of a start far away are forgotten within the rounds of a run.
+ADAM = Adam(betas=(0.9, 0.99), eps=1e-8)
+
+
+@explains_unknown
+@dataclass(frozen=True, kw_only=True)
+class SFVI(KeptDraws, Algorithm):
+    """Structured federated variational inference with any Pyro guide that can be reparametrised.
+
+    Where the guide is a Gaussian or another exponential family, `FedEP(guide=...)` finds its best member in a handful
+    of rounds. This takes some thousand, for flows, low-rank normals, guides with dependent sites, and others.
+
+    Args:
+        guide: an automatic guide, class or instance, a function of the model's arguments, or a `PyroModule`. The answer
+            of `AutoDelta` is a point, the MAP estimate.
+        num_steps: steps of Adam; a round has `local_steps` of them.
+        local_steps: m; with more than one, clients move the guide's parameters, and the server takes their mean.
+        num_particles: S, draws of the guide a step.
+        step_size: Adam's learning rate at the beginning, in the guide's own unconstrained units.
+        final_share: what share of the learning rate is left after `num_steps`; from their half on it falls
+            geometrically.
+        num_guide_draws: draws of the fitted guide that are kept, of which `run` returns each once; None keeps as many
+            as it is asked for, and 4,000 at least.
+
+    Raises:
+        SettingError: a setting out of its range, or unknown; a guide without the model's sites, with values outside of
+            their supports, or with a distribution that cannot be reparametrised.
+
+    References:
+        Hassan, Salomone & Mengersen (2023), Algorithms 1 and 2.
+
+    Example:
+        >>> idata = pf.run(pf.SFVI(guide=AutoIAFNormal), fed)
+        >>> idata = pf.run(pf.SFVI(guide=my_guide, local_steps=10), fed)
+    """
+
+    on_cpu: ClassVar[bool] = True
+    additive: ClassVar[bool] = True
+
+    guide: Any = AutoMultivariateNormal
+    num_steps: int = 2000
+    local_steps: int = 1
+    num_particles: int = 8
+    step_size: float = 0.02
+    final_share: float = 0.01
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least(self, 1, "num_steps", "local_steps", "num_particles")
+        check_positive(self, "step_size")
+        check_between(self, "final_share", 0, 1)
+        if _is_kind(self.guide, AutoLaplaceApproximation):
+            raise SettingError(f"{type(self).__name__}: guide AutoLaplaceApproximation is fitted by FedLaplace()")
+
+    def delegate(self) -> Algorithm:
+        """This algorithm, or with a guide that is a point the one whose answer is called so."""
+        if not _is_kind(self.guide, AutoDelta) or isinstance(self, PointSFVI):
+            return self
+        return PointSFVI(**{field.name: getattr(self, field.name) for field in fields(self)})
+
+    def default_rounds(self, num_clients: int) -> int:
+        """As many as have `num_steps` steps."""
+        return -(-self.num_steps // self.local_steps)
+
+    def program(self, problem: Problem) -> GuideProgram:
+        """The guide as a function of its parameters."""
+        return guide_program(self.guide, problem)
+
+    def init(
+        self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
+    ) -> tuple[State, State]:
+        """The guide as it begins."""
+        params = self.program(problem).start
+        zero = torch.zeros(self.num_particles, problem.dim, dtype=problem.dtype)
+        shared = {
+            "params": params,
+            "step": torch.tensor(0),
+            "seed": torch.randint(2**31, (), generator=generator),
+            "num_rows": torch.tensor(float(problem.num_rows), dtype=torch.float64),
+            "points": zero,
+            "delta": params if self.local_steps > 1 else zero.flatten(),
+            **prefixed(OPTIM, ADAM.init({"params": params}, self.step_size)),
+        }
+        return shared, {}
+
+    def prepare(self, problem: Problem, shared: State) -> State:
+        """The round's draws."""
+        if self.local_steps > 1:
+            return shared
+        return {**shared, "points": self._points(problem, shared["params"], shared)}
+
+    def download(self, shared: State, clients: Tensor) -> State:
+        """What clients receive: the round's draws, or the guide's parameters."""
+        names = ("points",) if self.local_steps == 1 else ("params", "step", "seed", "num_rows")
+        return super().download({name: shared[name] for name in names}, clients)
+
+    def local_step(
+        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
+    ) -> tuple[State, State, State]:
+        """The scores of a row at the draws, or the parameters' change in m steps."""
+        rows = data.num_rows.double().clamp_min(1)
+        if self.local_steps == 1:
+            scores = clients_likelihood_scores(problem, shared["points"], data)
+            return {"delta": scores.double().flatten(1) / rows.unsqueeze(-1)}, {}, {}
+        states = [{name: value[k] for name, value in shared.items()} for k in range(len(rows))]
+        for state in states:
+            state |= prefixed(OPTIM, ADAM.init({"params": state["params"]}, self.step_size))
+        for _ in range(self.local_steps):
+            points = torch.stack([self._points(problem, state["params"], state) for state in states])
+            scores = clients_likelihood_scores(problem, points, data)
+            share = (shared["num_rows"] / rows).reshape(-1, 1, 1)
+            states = [self._ascended(problem, *each) for each in zip(states, scores * share, strict=True)]
+        params = torch.stack([state["params"] for state in states])
+        return {"delta": params - shared["params"]}, {}, {}
+
+    def contributions(self) -> Contributions:
+        """The clients' steps."""
+        return StepContributions(self)
+
+    def combine(self, shared: State, messages: State, weights: Tensor) -> State:
+        """The mean over rows of what the clients sent; `refine` moves the guide by it."""
+        return {**shared, "delta": (weights.unsqueeze(-1) * messages["delta"]).sum(0)}
+
+    def refine(self, problem: Problem, shared: State) -> State:
+        """One step of Adam on the ELBO, or the mean of the clients' parameters."""
+        delta = shared["delta"]
+        if self.local_steps > 1:
+            return {**shared, "params": shared["params"] + delta, "step": shared["step"] + self.local_steps}
+        return self._ascended(problem, shared, shared["num_rows"] * delta.reshape(shared["points"].shape))
+
+    def conclude(self, problem: Problem, shared: State) -> State:
+        """Draws of the guide."""
+        seed = int(shared["seed"]) - 1
+        return {**shared, "draws": self.program(problem).points(shared["params"], self.kept_draw_count, seed)}
+
+    def monitor(self, before: State, after: State) -> dict[str, float]:
+        """Length of the step of the guide's parameters."""
+        return {"change": float((after["params"] - before["params"]).norm())}
+
+    def advice(self, problem: Problem, before: State) -> str:
+        """Shorter steps."""
+        return f"take a shorter step_size ({self.step_size:g} was taken), or a guide that begins nearer"
+
+    def _points(self, problem: Problem, params: Tensor, shared: State) -> Tensor:
+        """z of the step's ε."""
+        return self.program(problem).points(params, self.num_particles, _seed(shared))
+
+    def _ascended(self, problem: Problem, shared: State, scores: Tensor) -> State:
+        """A state after one step of Adam along the gradient of the ELBO, by scores of the likelihood (S, D)."""
+        objective = partial(elbo, problem, scores)
+        gradient = self.program(problem).gradient(shared["params"], self.num_particles, _seed(shared), objective)
+        rate = self.step_size * self.final_share ** max(0.0, 2 * int(shared["step"]) / self.num_steps - 1)
+        params = {"params": shared["params"]}
+        move, after = ADAM.step(params, {"params": gradient}, within(shared, OPTIM), rate)
+        step = {"params": shared["params"] + move["params"], "step": shared["step"] + 1}
+        return {**shared, **step, **prefixed(OPTIM, after)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PointSFVI(SFVI):
+    """What `SFVI(guide=AutoDelta)` runs: the MAP estimate, a point and no posterior."""
+
+    draws_are: ClassVar[str] = "point"
+
+    @property
+    def kept_draw_count(self) -> int:
+        """One."""
+        return 1
+
+
+def _is_kind(guide: Any, kind: type) -> bool:
+    """Whether a guide, class or instance, is of a kind."""
+    return issubclass(guide if inspect.isclass(guide) else type(guide), kind)
+
+
+def _seed(shared: State) -> int:
+    """Of a step's ε."""
+    return int(shared["seed"]) + int(shared["step"])
+
+
+def elbo(problem: Problem, scores: Tensor, draws: GuideDraws) -> Tensor:
+    """What has the gradient of the ELBO in the guide's parameters: the likelihood enters by its scores.
+
+    Args:
+        problem: the model's densities.
+        scores: of the log-likelihood at the draws, (S, D).
+        draws: of the guide.
+    """
+    log_prior = problem.vmap(partial(_log_prior, problem))(draws.z)
+    log_lik = (draws.z * scores.to(draws.z)).sum(-1)
+    return (log_prior.double() + log_lik.double() - draws.log_density.double()).mean()
+
+
+def _log_prior(problem: Problem, z: Tensor) -> Tensor:
+    """log p_0 of the sites' own values at z (D,), without the transforms' Jacobian, as the guide's densities are."""
+    outside, _ = problem.log_terms(z, problem.fewest_rows)
+    return sum((value for site, value in outside.items() if site), torch.zeros((), dtype=problem.dtype))
