@@ -10,6 +10,9 @@ and the prior's likewise, of log p_0 - log h. Both gradients are means over the 
 
     λ ← λ + s Σ_k (λ_k - old λ_k)        s the largest of δ, δ/2, δ/4, ... that leaves a distribution
 
+Where all clients are at work, steps are accelerated, and taken back where the evidence's bound has fallen, as those of
+Gaussians: see `guided_steps`. A step that is taken back forgets the sites.
+
 Letters: λ `natural`, F `fisher`, s `fraction`, δ `damping`. The draws use the same random numbers at all clients and in
 all rounds; away from conjugacy the error falls with the root of `num_points`.
 
@@ -24,7 +27,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.func import grad
+from torch.func import grad_and_value
 
 from pyro_fed.algorithm import message_limits
 from pyro_fed.algorithm.capabilities import SiteKeeping
@@ -38,9 +41,9 @@ from pyro_fed.conventions.setting_checks import check_at_least, check_between, c
 from pyro_fed.density.derivatives.derivatives import in_blocks
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
-from pyro_fed.density.scores import likelihood_scores
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.ep.findings import at_rest
+from pyro_fed.infer.ep.guided_steps import UNKNOWN, Path
 from pyro_fed.infer.guides.automatic import is_hand_written
 from pyro_fed.infer.guides.kept_draws import KeptDraws
 from pyro_fed.infer.guides.written import Draws, GuideFamily, read_guide
@@ -76,6 +79,7 @@ class GuidedFedEP(KeptDraws, Algorithm, SiteKeeping):
     """
 
     on_cpu: ClassVar[bool] = True
+    may_be_infinite: ClassVar[frozenset[str]] = UNKNOWN
 
     guide: Any
     num_points: int = 1024
@@ -119,7 +123,11 @@ class GuidedFedEP(KeptDraws, Algorithm, SiteKeeping):
             "sd": sd,
             "num_clients": torch.tensor(num_clients),
             "seed": torch.randint(2**31, (), generator=generator),
-            "draws": natural.new_zeros(self.kept_draw_count, problem.dim),
+            "fisher": torch.eye(len(natural), dtype=natural.dtype),
+            "bound": natural.new_zeros(()),
+            "added": torch.zeros_like(natural),
+            "reset": natural.new_zeros(()),
+            **Path.begin(natural).state(),
         }
         return shared, {
             "natural": natural.new_zeros(num_clients, len(natural)),
@@ -129,8 +137,13 @@ class GuidedFedEP(KeptDraws, Algorithm, SiteKeeping):
     def prepare(self, problem: Problem, shared: State) -> State:
         """The change of the prior's site."""
         draws = self._draws(problem, shared["natural"])
-        scores = problem.vmap(grad(problem.log_prior))(draws.z.to(problem.dtype)).double() - draws.base_score
-        return {**shared, "prior_delta": _site(draws, scores[None])[0] - shared["prior_natural"]}
+        scores, values = problem.vmap(grad_and_value(problem.log_prior))(draws.z.to(problem.dtype))
+        return {
+            **shared,
+            "prior_delta": _site(draws, (scores.double() - draws.base_score)[None])[0] - shared["prior_natural"],
+            "bound": (values.double() - draws.log_density).mean(),
+            "fisher": draws.fisher,
+        }
 
     def download(self, shared: State, clients: Tensor) -> State:
         """What clients receive: λ, the natural parameters of the guide."""
@@ -143,14 +156,20 @@ class GuidedFedEP(KeptDraws, Algorithm, SiteKeeping):
         draws, batch = self._draws(problem, shared["natural"][0]), data.full_batch()
         points = draws.z.unsqueeze(1).expand(-1, len(batch.weight), -1).to(problem.dtype)
         points = in_blocks(points, len(batch.weight) * batch.width() * problem.num_nodes)
-        _, (scores,) = problem.scan(self._scores, (), batch, points, len(points), BATCHES)
+        _, (scores, values) = problem.scan(self._scores, (), batch, points, len(points), BATCHES)
         delta = _site(draws, scores.transpose(0, 1).flatten(1, 2).double()) - local["natural"]
-        usable = delta.isfinite().all(1)
+        value = values.transpose(0, 1).flatten(1).double().mean(1)
+        usable = delta.isfinite().all(1) & value.isfinite()
         delta = torch.where(usable.unsqueeze(-1), delta, 0.0)
-        return {"delta": delta}, {**local, "delta": delta}, {"usable": usable.double()}
+        value = torch.where(usable, value, torch.finfo(value.dtype).min)
+        return {"delta": delta, "value": value}, {**local, "delta": delta}, {"usable": usable.double()}
 
     def _scores(self, problem: Problem, carry: Any, batch: Batch, points: Tensor) -> tuple[Any, Any]:
-        return carry, (likelihood_scores(problem, points, batch),)
+        def log_lik(z: Tensor) -> Tensor:
+            return problem.log_lik(z, batch)
+
+        scores, values = problem.vmap(grad_and_value(log_lik))(points)
+        return carry, (scores, values)
 
     def _draws(self, problem: Problem, natural: Tensor) -> Draws:
         return self.family(problem).draws(natural, self.num_points, DRAWS_SEED)
@@ -166,41 +185,56 @@ class GuidedFedEP(KeptDraws, Algorithm, SiteKeeping):
         return {
             **shared,
             "sum": messages["delta"].sum(0) + shared["prior_delta"],
+            "bound": messages["value"].sum() + shared["bound"],
             "share": shared["fraction"].new_tensor(count) / shared["num_clients"],
-            "fraction": shared["fraction"].new_tensor(self.damping),
         }
 
     def refine(self, problem: Problem, shared: State) -> State:
-        """λ moved by the largest fraction that leaves a distribution, or not at all."""
-        family, total, fraction = self.family(problem), shared["sum"], shared["fraction"]
-        while not family.proper(shared["natural"] + fraction * total):
-            fraction = fraction / 2
-            if fraction < MIN_FRACTION:
-                fraction = torch.zeros_like(fraction)
-                break
-        natural = shared["natural"] + fraction * total
-        mean, sd = family.moments(natural)
+        """λ moved by the largest fraction that leaves a distribution, or taken back."""
+        family, path, move, natural = self.family(problem), Path.of(shared), shared["sum"], shared["natural"]
+        zero, everyone = torch.zeros_like(shared["fraction"]), bool(shared["share"] >= 1)
+        fraction, added = zero + self.damping, torch.zeros_like(natural)
+        reset = everyone and path.has_fallen(shared["bound"])
+        if reset:
+            (new, path), fraction = path.back(family.proper), zero
+        else:
+            if everyone:
+                added, path = path.onwards(natural, move, shared["bound"], shared["fisher"], self.damping)
+                fraction = path.pace
+            if not family.proper(natural + fraction * move + added):
+                added = torch.zeros_like(natural)
+            while not family.proper(natural + fraction * move):
+                fraction = fraction / 2 if fraction > MIN_FRACTION else zero
+            new = natural + fraction * move + added
+        mean, sd = family.moments(new)
+        site = added / (shared["num_clients"] + 1)
         kept = {name: value for name, value in shared.items() if name != "sum"}
-        draws = family.sample(natural, self.kept_draw_count, int(shared["seed"]))
         return {
             **kept,
-            "draws": draws,
-            "natural": natural,
+            **path.state(),
+            "natural": new,
             "fraction": fraction,
+            "added": site,
+            "reset": zero + reset,
             "mean": mean,
             "sd": sd,
-            "prior_natural": shared["prior_natural"] + fraction * shared["prior_delta"],
+            "prior_natural": new if reset else shared["prior_natural"] + fraction * shared["prior_delta"] + site,
         }
 
+    def conclude(self, problem: Problem, shared: State) -> State:
+        """Draws of the guide."""
+        draws = self.family(problem).sample(shared["natural"], self.kept_draw_count, int(shared["seed"]))
+        return {**shared, "draws": draws}
+
     def feedback(self, after: State, clients: Tensor) -> tuple[State, State]:
-        """The fraction taken, the same of all."""
-        fraction = {"fraction": after["fraction"].expand(len(clients))}
-        return fraction, fraction
+        """The fraction taken, what each site has of the acceleration, and whether sites are forgotten."""
+        told = {name: after[name].expand(len(clients), *after[name].shape) for name in ("fraction", "added", "reset")}
+        return told, {"fraction": told["fraction"]}
 
     def settle(self, told: State, local: State) -> State:
         """The clients' sites moved by the fraction taken."""
-        moved = local["natural"] + told["fraction"].unsqueeze(-1) * local["delta"]
-        return {"natural": moved, "delta": local["delta"]}
+        moved = local["natural"] + told["fraction"].unsqueeze(-1) * local["delta"] + told["added"]
+        return {"natural": torch.where(told["reset"].unsqueeze(-1) > 0, 0.0, moved), "delta": local["delta"]}
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """Largest move of a site's mean in SDs, or change of a log SD; the fraction taken; the clients' share."""
@@ -208,6 +242,7 @@ class GuidedFedEP(KeptDraws, Algorithm, SiteKeeping):
         return {
             "change": float(move),
             "fraction": float(after["fraction"]),
+            "cut": float(after["reset"] > 0 or after["pace"] < self.damping),
             "share": float(after["share"]),
         }
 
@@ -227,5 +262,5 @@ class GuidedFedEP(KeptDraws, Algorithm, SiteKeeping):
 def _site(draws: Draws, scores: Tensor) -> Tensor:
     """F⁻¹ ∇_λ E[f] of C functions from their scores (C, S, D): (C, P)."""
     gradient = torch.einsum("csd,sdp->cp", scores, draws.jacobian) / len(draws.z)
-    site: Tensor = torch.linalg.solve(draws.fisher.T, gradient.T).T
+    site: Tensor = torch.linalg.solve_ex(draws.fisher.T, gradient.T).result.T  # not finite where F is singular
     return site

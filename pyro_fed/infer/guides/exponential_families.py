@@ -46,6 +46,11 @@ class Family(ABC):
     def proper(self, natural: Tensor) -> Tensor:
         """Whether each member can be normalised, (*batch,)."""
 
+    def draws(self, natural: Tensor) -> Tensor:
+        """One draw of each member (S, *batch, p), differentiable; of normal ones the second half mirrors the first."""
+        found: Tensor = self.distribution(natural).rsample()
+        return found
+
     def log_base(self, x: Tensor) -> Tensor:
         """Log of the base measure h at x, (*batch,)."""
         return x.new_zeros(x.shape[: x.dim() - self.event_dim])
@@ -65,6 +70,10 @@ class NormalFamily(Family):
         found: dist.Distribution = self.kind(natural[..., 0] * variance, variance.sqrt(), validate_args=False)
         return found
 
+    def draws(self, natural: Tensor) -> Tensor:
+        variance = -0.5 / natural[..., 1]
+        return natural[..., 0] * variance + variance.sqrt() * _mirrored(variance)
+
     def statistics(self, x: Tensor) -> Tensor:
         return torch.stack([x, x.square()], -1)
 
@@ -76,6 +85,9 @@ class LogNormalFamily(NormalFamily):
     """Log-normal distributions: the logarithm is normal, with its natural parameters."""
 
     kind = dist.LogNormal
+
+    def draws(self, natural: Tensor) -> Tensor:
+        return super().draws(natural).exp()
 
     def statistics(self, x: Tensor) -> Tensor:
         return super().statistics(x.log())
@@ -99,6 +111,11 @@ class MultivariateNormalFamily(Family):
         eta, precision = self._split(natural)
         mean = torch.linalg.solve(precision, eta.unsqueeze(-1)).squeeze(-1)
         return self.kind(mean, precision_matrix=precision, validate_args=False)
+
+    def draws(self, natural: Tensor) -> Tensor:
+        fn: Any = self.distribution(natural)
+        found: Tensor = fn.loc + times(fn.scale_tril, _mirrored(fn.loc))
+        return found
 
     def statistics(self, x: Tensor) -> Tensor:
         rows, columns = torch.tril_indices(x.shape[-1], x.shape[-1])
@@ -172,6 +189,12 @@ class DirichletFamily(Family):
 
     def proper(self, natural: Tensor) -> Tensor:
         return (natural > -1).all(-1)
+
+
+def _mirrored(like: Tensor) -> Tensor:
+    """Standard normal numbers (S, ...), the second half the first with the other sign."""
+    half = torch.randn_like(like[: (len(like) + 1) // 2])
+    return torch.cat([half, -half])[: len(like)].detach()
 
 
 #: Looked up by `isinstance`.

@@ -46,12 +46,14 @@ class Draws(NamedTuple):
         jacobian: dz/dλ, (S, D, P).
         fisher: mean of dT/dλ over the draws, (P, P).
         base_score: gradient in z of log h and of the transforms' log-Jacobian, (S, D).
+        log_density: of q on that scale, (S,).
     """
 
     z: Tensor
     jacobian: Tensor
     fisher: Tensor
     base_score: Tensor
+    log_density: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +86,8 @@ class GuideFamily:
         """Unconstrained draws, (count, D)."""
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(seed)
-            return self._values(natural.expand(count, -1))[1]
+            parts = zip(self.sites, self.split(natural.expand(count, -1)), strict=True)
+            return self._unconstrained([site.family.distribution(part).rsample() for site, part in parts])
 
     def draws(self, natural: Tensor, count: int, seed: int) -> Draws:
         """Draws with their derivatives; the same seed uses the same random numbers."""
@@ -102,27 +105,39 @@ class GuideFamily:
             jacobian, fisher = _rows(z, copies), _rows(statistics, copies).mean(0)
             leaf = z.detach().requires_grad_()
             base = torch.autograd.grad(self._log_base(leaf).sum(), leaf)[0]
-        return Draws(z.detach(), jacobian, fisher, base)
+        with torch.no_grad():
+            log_density = self._log_density(natural, z)
+        return Draws(z.detach(), jacobian, fisher, base, log_density)
 
     def _values(self, natural: Tensor) -> tuple[list[Tensor], Tensor]:
         """Values of each site, and all of them unconstrained and flat, for λ (S, P)."""
-        values = [
-            site.family.distribution(part).rsample() for site, part in zip(self.sites, self.split(natural), strict=True)
-        ]
-        flat = [
-            site.transform.inv(value).reshape(len(value), -1) for site, value in zip(self.sites, values, strict=True)
-        ]
-        return values, torch.cat(flat, -1)
+        values = [site.family.draws(part) for site, part in zip(self.sites, self.split(natural), strict=True)]
+        return values, self._unconstrained(values)
+
+    def _unconstrained(self, values: list[Tensor]) -> Tensor:
+        """Values of each site (S, ...), unconstrained and flat, (S, D)."""
+        parts = zip(self.sites, values, strict=True)
+        return torch.cat([site.transform.inv(value).reshape(len(value), -1) for site, value in parts], -1)
 
     def _log_base(self, z: Tensor) -> Tensor:
+        """Log of h and of the transforms' Jacobian at z (S, D), (S,)."""
+        return self._summed(z, [site.family.log_base for site in self.sites])
+
+    def _log_density(self, natural: Tensor, z: Tensor) -> Tensor:
+        """Log of q at z (S, D) on that scale, (S,)."""
+        parts = zip(self.sites, self.split(natural), strict=True)
+        return self._summed(z, [site.family.distribution(part).log_prob for site, part in parts])
+
+    def _summed(self, z: Tensor, terms: list[Callable[[Tensor], Tensor]]) -> Tensor:
+        """A function of each site's value and the transforms' log-Jacobian, summed over sites: z (S, D) → (S,)."""
         total, start = 0.0 * z.sum(-1), 0  # differentiable, also where nothing is added
-        for site in self.sites:
+        for site, term in zip(self.sites, terms, strict=True):
             shape = site.start.shape[:-1] + site.family.distribution(site.start).event_shape
             shape = site.transform.inverse_shape(shape)
             part = z[:, start : start + shape.numel()].reshape(-1, *shape)
             value = site.transform(part)
-            for term in (site.transform.log_abs_det_jacobian(part, value), site.family.log_base(value)):
-                total = total + term.reshape(len(z), -1).sum(1)
+            for one in (site.transform.log_abs_det_jacobian(part, value), term(value)):
+                total = total + one.reshape(len(z), -1).sum(1)
             start += shape.numel()
         return total
 
