@@ -157,24 +157,26 @@ def _wide_enough(problem: RowDensities, points: list[Tensor]) -> Tensor:
 
 def _at_once(problem: RowDensities, source: Callable[[Message, Any], Tensor], count: int) -> Tensor | None:
     """So many draws (count, D) from one run of the model; None where it cannot be mapped over them."""
-    found: Tensor | None = None if problem.looped else mapped_draws(lambda: problem.collect(source), count)
+    found: Tensor | None = (
+        None if problem.looped else mapped_draws(lambda _: problem.collect(source), torch.zeros(count))
+    )
     return found
 
 
-def mapped_draws(function: Callable[[], Any], count: int) -> Any:
-    """What a function that draws from torch's global generator gives `count` times, from one call mapped by `vmap`.
+def mapped_draws(function: Callable[[Tensor], Any], inputs: Tensor) -> Any:
+    """What a function that draws from torch's global generator gives of several inputs, from one call of `vmap`.
 
     Args:
-        function: gives a pytree of tensors.
-        count: how many draws.
+        function: of one input, gives a pytree of tensors.
+        inputs: (count, ...).
 
     Returns:
         The pytree with a leading axis (count, ...); None where the function cannot be mapped.
     """
-    mapped = vmap(lambda _: function(), randomness="different")
+    mapped = vmap(function, randomness="different")
     found: list[Any] = []
     with OutOfPlace():
-        failed = failure(lambda: found.append(mapped(torch.zeros(count))))
+        failed = failure(lambda: found.append(mapped(inputs)))
     return None if failed else found[0]
 
 

@@ -17,8 +17,10 @@ The sum over clients is the gradient of `pyro.infer.Trace_ELBO` on the pooled da
 With several steps, clients run the guide, and send their change of φ. Where clients' rows are alike this needs fewer
 rounds. It ends elsewhere where they are not: the mean of the clients' best guides is not the best guide.
 
-Letters: φ `params`, S `num_particles`, m `local_steps`. Latents inside the plate are integrated out of log p_k, which
-is what the best of all local guides would give.
+Latents inside the plate are integrated out of log p_k, which is what the best of all local guides would give. Where the
+guide has these sites, and takes any rows, its local part is used in place: see `guides.amortised`.
+
+Letters: φ `params`, S `num_particles`, m `local_steps`.
 
 Deviation: φ is averaged as it is, by rows; the paper takes Wasserstein barycentres of Gaussians, and means of clients.
 """
@@ -33,6 +35,7 @@ from typing import Any, ClassVar
 import torch
 from pyro.infer.autoguide import AutoDelta, AutoLaplaceApproximation, AutoMultivariateNormal
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.contributions import Contributions
@@ -40,11 +43,12 @@ from pyro_fed.algorithm.states import State, prefixed, within
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import ClientData
+from pyro_fed.density.rows.batches import Batch, ClientData
 from pyro_fed.density.scores import clients_likelihood_scores
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.averaging.contributions import StepContributions
 from pyro_fed.infer.averaging.optim import OPTIM, Adam
+from pyro_fed.infer.guides.amortised import local_gradients
 from pyro_fed.infer.guides.kept_draws import KeptDraws
 from pyro_fed.infer.guides.program import GuideDraws, GuideProgram, guide_program
 
@@ -131,7 +135,20 @@ class SFVI(KeptDraws, Algorithm):
             "delta": params if self.local_steps > 1 else zero.flatten(),
             **prefixed(OPTIM, ADAM.init({"params": params}, self.step_size)),
         }
-        return shared, {}
+        if not self.program(problem).amortised:
+            return shared, {}
+        if self.local_steps > 1:
+            raise SettingError(
+                f"{type(self).__name__}: local_steps={self.local_steps} moves parameters of global sites alone, and "
+                "this guide has sites inside the plate: leave local_steps out, or leave these sites out of the guide"
+            )
+        own = {"params": self.program(problem).own_start}
+        local = {**own, **prefixed(OPTIM, ADAM.init(own, self.step_size))}
+        return shared, {name: value.expand(num_clients, *value.shape) for name, value in local.items()}
+
+    def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
+        """A seed for draws of the client's own latents, where the guide has these."""
+        return torch.randint(2**31, (1,), generator=generator) if self.program(problem).amortised else ()
 
     def prepare(self, problem: Problem, shared: State) -> State:
         """The round's draws."""
@@ -141,7 +158,7 @@ class SFVI(KeptDraws, Algorithm):
 
     def download(self, shared: State, clients: Tensor) -> State:
         """What clients receive: the round's draws, or the guide's parameters."""
-        names = ("points",) if self.local_steps == 1 else ("params", "step", "seed", "num_rows")
+        names = ("points", "step") if self.local_steps == 1 else ("params", "step", "seed", "num_rows")
         return super().download({name: shared[name] for name in names}, clients)
 
     def local_step(
@@ -149,9 +166,22 @@ class SFVI(KeptDraws, Algorithm):
     ) -> tuple[State, State, State]:
         """The scores of a row at the draws, or the parameters' change in m steps."""
         rows = data.num_rows.double().clamp_min(1)
-        if self.local_steps == 1:
+        if self.local_steps == 1 and not local:
             scores = clients_likelihood_scores(problem, shared["points"], data)
             return {"delta": scores.double().flatten(1) / rows.unsqueeze(-1)}, {}, {}
+        if local:
+            steps = [
+                self._own_step(
+                    problem,
+                    *({name: value[k] for name, value in part.items()} for part in (shared, local)),
+                    data.of(slice(k, k + 1)),
+                    int(noise[0, k]),
+                )
+                for k in range(len(rows))
+            ]
+            scores = torch.stack([score for score, _ in steps])
+            after = {name: torch.stack([own[name] for _, own in steps]) for name in local}
+            return {"delta": scores.flatten(1) / rows.unsqueeze(-1)}, after, {}
         states = [{name: value[k] for name, value in shared.items()} for k in range(len(rows))]
         for state in states:
             state |= prefixed(OPTIM, ADAM.init({"params": state["params"]}, self.step_size))
@@ -162,6 +192,16 @@ class SFVI(KeptDraws, Algorithm):
             states = [self._ascended(problem, *each) for each in zip(states, scores * share, strict=True)]
         params = torch.stack([state["params"] for state in states])
         return {"delta": params - shared["params"]}, {}, {}
+
+    def _own_step(
+        self, problem: Problem, shared: State, local: State, data: ClientData, seed: int
+    ) -> tuple[Tensor, State]:
+        """The scores (S, D) of one client whose latents have a guide of their own, and its state after a step."""
+        batch = Batch(*pytree.tree_map(lambda part: part[0], tuple(data.full_batch())))
+        scores, gradient = local_gradients(self.program(problem), local["params"], shared["points"], batch, seed)
+        own = {"params": local["params"]}
+        move, after = ADAM.step(own, {"params": gradient}, within(local, OPTIM), self._rate(shared))
+        return scores, {"params": local["params"] + move["params"], **prefixed(OPTIM, after)}
 
     def contributions(self) -> Contributions:
         """The clients' steps."""
@@ -195,13 +235,16 @@ class SFVI(KeptDraws, Algorithm):
         """z of the step's ε."""
         return self.program(problem).points(params, self.num_particles, _seed(shared))
 
+    def _rate(self, shared: State) -> float:
+        """Adam's rate of a step."""
+        return self.step_size * self.final_share ** max(0.0, 2 * int(shared["step"]) / self.num_steps - 1)
+
     def _ascended(self, problem: Problem, shared: State, scores: Tensor) -> State:
         """A state after one step of Adam along the gradient of the ELBO, by scores of the likelihood (S, D)."""
         objective = partial(elbo, problem, scores)
         gradient = self.program(problem).gradient(shared["params"], self.num_particles, _seed(shared), objective)
-        rate = self.step_size * self.final_share ** max(0.0, 2 * int(shared["step"]) / self.num_steps - 1)
         params = {"params": shared["params"]}
-        move, after = ADAM.step(params, {"params": gradient}, within(shared, OPTIM), rate)
+        move, after = ADAM.step(params, {"params": gradient}, within(shared, OPTIM), self._rate(shared))
         step = {"params": shared["params"] + move["params"], "step": shared["step"] + 1}
         return {**shared, **step, **prefixed(OPTIM, after)}
 

@@ -28,7 +28,7 @@ def sampled_sites(trace: Any) -> dict[str, Any]:
     }
 
 
-def check_names(guide: str, found: set[str], problem: Problem, cure: str) -> None:
+def check_names(guide: str, found: set[str], problem: Problem, cure: str, warn: bool = True) -> None:
     """Refuse a guide that has not the model's global sites, or others; warn of those inside the plate.
 
     Args:
@@ -36,6 +36,7 @@ def check_names(guide: str, found: set[str], problem: Problem, cure: str) -> Non
         found: names of its sites, without auxiliary ones.
         problem: the model's densities.
         cure: the end of the message.
+        warn: whether those inside the plate are not used.
 
     Raises:
         SettingError: lists the sites.
@@ -48,7 +49,7 @@ def check_names(guide: str, found: set[str], problem: Problem, cure: str) -> Non
             f"guide {guide} lacks the sites {missing} and has {unknown} besides: the model's are "
             f"{sorted(expected)}{inside}; {cure}"
         )
-    if found & local:
+    if found & local and warn:
         warn_user(
             f"guide {guide}: its sites {sorted(found & local)}, inside plate '{problem.plate}', are not used: clients "
             "integrate these latents out and draw them given the others at the end. A guide without them does as well"

@@ -23,9 +23,10 @@ from pyro.infer.autoguide import AutoGuide
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from pyro_fed.density.compiling.compiler import failure
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.running.handlers import for_pyro, run_by_pyro
-from pyro_fed.density.running.trace_sites import innermost
+from pyro_fed.density.running.trace_sites import frame_of, innermost
 from pyro_fed.density.starts import mapped_draws
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.guides.guide_sites import check_names, check_support, model_sites, sampled_sites
@@ -58,20 +59,30 @@ class GuideProgram:
         problem: the model's densities.
         store: the state of Pyro's param store that the guide runs with.
         start: φ as the guide begins, (P,), float64.
+        own_start: ψ as the guide begins: parameters of sites inside the plate alone, where the guide has such.
         mappable: whether `vmap` may draw several times at once.
+        is_own: of each parameter, whether it is one of ψ.
+        amortised: whether the guide's sites inside the plate are used, on any rows.
     """
 
     guide: Callable[..., Any]
     problem: Problem
     store: dict[str, Any]
     start: Tensor
+    own_start: Tensor
     mappable: bool = True
+    is_own: tuple[bool, ...] = ()
+    amortised: bool = False
 
     @property
     def leaves(self) -> list[Tensor]:
-        """The parameters, unconstrained."""
-        found: list[Tensor] = list({id(leaf): leaf for leaf in self.store["params"].values()}.values())
-        return found
+        """The parameters φ, unconstrained."""
+        return [leaf for leaf, own in zip(_leaves(self.store), self.is_own, strict=True) if not own]
+
+    @property
+    def own_leaves(self) -> list[Tensor]:
+        """The parameters ψ, unconstrained."""
+        return [leaf for leaf, own in zip(_leaves(self.store), self.is_own, strict=True) if own]
 
     @contextmanager
     def draws(self, params: Tensor, count: int, seed: int) -> Iterator[GuideDraws]:
@@ -82,18 +93,29 @@ class GuideProgram:
             count: S.
             seed: of ε.
         """
-        with self._at(params, seed):
-            found = mapped_draws(self._draw, count) if self.mappable else None
+        with self.at(params, seed, self.own_start):
+            found = mapped_draws(self._draw, torch.zeros(count)) if self.mappable else None
             if found is None:
-                found = pytree.tree_map(lambda *parts: torch.stack(parts), *(self._draw() for _ in range(count)))
+                found = pytree.tree_map(lambda *parts: torch.stack(parts), *map(self._draw, torch.zeros(count)))
             values, log_density = found
             yield GuideDraws(self.problem.vmap(self.problem.unconstrain)(values), log_density, self.leaves)
 
-    def _draw(self) -> tuple[dict[str, Tensor], Tensor]:
-        """Values of the model's global sites, and the log density of all sites."""
-        args, kwargs = self.problem.arguments.call_arguments()
+    def _draw(self, _: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        """Values of the model's global sites, and the log density of all sites outside the plate."""
+        arguments = self.problem.arguments
+        args, kwargs = (
+            arguments.rebuild(self.problem.fewest_rows if arguments.rows else ())
+            if self.amortised
+            else arguments.call_arguments()
+        )
         trace = poutine.trace(self.guide).get_trace(*args, **kwargs)
-        return {name: trace.nodes[name]["value"] for name in self.problem.sites}, _log_density(trace)
+        return {name: trace.nodes[name]["value"] for name in self.problem.sites}, self._log_density(trace)
+
+    def _log_density(self, trace: Any) -> Tensor:
+        """log q_φ of a trace's sites outside the plate, auxiliary ones included."""
+        trace.compute_log_prob()
+        nodes = [node for node in sampled_sites(trace).values() if frame_of(node, self.problem.plate) is None]
+        return torch.stack([torch.as_tensor(node["log_prob_sum"]) for node in nodes]).sum()
 
     def points(self, params: Tensor, count: int, seed: int) -> Tensor:
         """z of `draws`, (S, D), without derivatives.
@@ -123,21 +145,33 @@ class GuideProgram:
         return flat(slopes)
 
     @contextmanager
-    def _at(self, params: Tensor, seed: int) -> Iterator[None]:
-        """The guide's parameters have the values φ, and afterwards those that they had before."""
-        before = self.start
+    def at(self, params: Tensor, seed: int, own: Tensor) -> Iterator[None]:
+        """The guide's parameters have the values φ and ψ, and afterwards those that they had before.
+
+        Args:
+            params: φ, (P,).
+            seed: of random numbers.
+            own: ψ.
+        """
         with own_params(seed), run_by_pyro(self.problem.dtype, self.problem.bound.constants):
             pyro.get_param_store().set_state(self.store)
-            self._write(params)
+            _write(self.leaves, params)
+            _write(self.own_leaves, own)
             try:
                 yield
             finally:
-                self._write(before)
+                _write(self.leaves, self.start)
+                _write(self.own_leaves, self.own_start)
 
-    def _write(self, params: Tensor) -> None:
-        leaves = self.leaves
-        for leaf, part in zip(leaves, params.split([leaf.numel() for leaf in leaves]), strict=True):
-            leaf.data.copy_(part.reshape(leaf.shape))
+
+def _leaves(store: dict[str, Any]) -> list[Tensor]:
+    """The tensors of a param store's state, each once."""
+    return list({id(leaf): leaf for leaf in store["params"].values()}.values())
+
+
+def _write(leaves: list[Tensor], values: Tensor) -> None:
+    for leaf, part in zip(leaves, values.split([leaf.numel() for leaf in leaves]), strict=True):
+        leaf.data.copy_(part.reshape(leaf.shape))
 
 
 def flat(parts: Any) -> Tensor:
@@ -147,7 +181,9 @@ def flat(parts: Any) -> Tensor:
 
 @lru_cache(maxsize=8)
 def guide_program(guide: Any, problem: Problem) -> GuideProgram:
-    """A guide of a problem's global sites; warns of sites inside the plate, which are not used.
+    """A guide of a problem.
+
+    Sites inside the plate are used where the guide runs on any rows; else a warning says that they are not.
 
     Args:
         guide: an automatic guide, class or instance, a function of the model's arguments, or a `PyroModule`.
@@ -166,17 +202,41 @@ def guide_program(guide: Any, problem: Problem) -> GuideProgram:
             guide = guide(poutine.block(model, hide=list(problem.layout.local)))
         trace = poutine.trace(guide).get_trace(*args, **kwargs)
         store = pyro.get_param_store().get_state()
-    _check_sites(name, trace, problem, isinstance(guide, AutoGuide))
-    program = GuideProgram(guide, problem, store, torch.zeros(0))
-    program = replace(program, start=flat(program.leaves))
-    with torch.no_grad(), program._at(program.start, 0):
-        mappable = mapped_draws(program._draw, 2) is not None
+    local = sampled_sites(trace).keys() & problem.layout.local.keys()
+    leaves, nothing = _leaves(store), torch.zeros(0, dtype=torch.float64)
+    program = GuideProgram(guide, problem, store, flat(leaves), nothing, False, (False,) * len(leaves), bool(local))
+    if local and (isinstance(guide, AutoGuide) or not _takes_any_rows(program)):
+        program = replace(program, amortised=False)
+    _check_sites(name, trace, problem, isinstance(guide, AutoGuide), program.amortised)
+    if program.amortised:
+        with torch.enable_grad(), program.draws(program.start, 1, 0) as drawn:
+            total = drawn.z.sum() + drawn.log_density.sum()
+            slopes = torch.autograd.grad(total, drawn.leaves, allow_unused=True)
+        program = replace(program, is_own=tuple(slope is None for slope in slopes))
+        program = replace(program, start=flat(program.leaves), own_start=flat(program.own_leaves))
+    with torch.no_grad(), program.at(program.start, 0, program.own_start):
+        mappable = mapped_draws(program._draw, torch.zeros(2)) is not None
     return replace(program, mappable=mappable)
 
 
-def _check_sites(guide: str, trace: Any, problem: Problem, automatic: bool) -> None:
+def _takes_any_rows(program: GuideProgram) -> bool:
+    """Whether the sites inside the plate follow the rows that the guide is given: parameters of each row do not."""
+    problem, sizes = program.problem, set[int]()
+
+    def one_row() -> None:
+        args, kwargs = problem.arguments.rebuild(problem.fewest_rows if problem.arguments.rows else ())
+        for node in sampled_sites(poutine.trace(program.guide).get_trace(*args, **kwargs)).values():
+            if (frame := frame_of(node, problem.plate)) is not None:
+                sizes.add(node["fn"].batch_shape[frame.dim])
+
+    with torch.no_grad(), program.at(program.start, 0, program.own_start):
+        return not failure(one_row) and sizes == {1}
+
+
+def _check_sites(guide: str, trace: Any, problem: Problem, automatic: bool, amortised: bool) -> None:
     nodes = sampled_sites(trace)
-    check_names(guide, {name for name, node in nodes.items() if not node["infer"].get("is_auxiliary")}, problem, CURE)
+    found = {name for name, node in nodes.items() if not node["infer"].get("is_auxiliary")}
+    check_names(guide, found, problem, CURE, warn=not amortised)
     for name, node in nodes.items():
         kind = innermost(node["fn"])
         if not (node["fn"].has_rsample or type(kind).__name__ == "Delta"):
@@ -187,10 +247,3 @@ def _check_sites(guide: str, trace: Any, problem: Problem, automatic: bool) -> N
     if not automatic:  # an automatic one draws on the model's own unconstrained scale
         for name, (support, _) in model_sites(problem).items():
             check_support(guide, nodes[name], support)
-
-
-def _log_density(trace: Any) -> Tensor:
-    """log q_φ of a trace's sites, auxiliary ones included."""
-    trace.compute_log_prob()
-    terms = [torch.as_tensor(node["log_prob_sum"]) for node in sampled_sites(trace).values()]
-    return torch.stack(terms).sum()
