@@ -31,6 +31,7 @@ from pyro.optim import PyroLRScheduler
 from torch import Tensor, nn
 
 import pyro_fed as pf
+from benchmarks.helpers.markdown import heading, row
 from pyro_fed.infer.guides.program import flat, guide_program
 
 F64 = torch.float64
@@ -272,9 +273,15 @@ def dependent(x: Tensor, y: Tensor) -> None:
 class Module(PyroModule):
     """A network from s to the means of w."""
 
+    net: Any
+    sd: Any
+    mean: Any
+    spread: Any
+
     def __init__(self) -> None:
         super().__init__()
-        self.net = PyroModule[nn.Linear](1, 3).double()
+        linear: Any = PyroModule[nn.Linear]
+        self.net = linear(1, 3).double()
         self.sd = PyroParam(torch.full((3,), 0.3, dtype=F64), positive)
         self.mean, self.spread = PyroParam(number(0)), PyroParam(number(0.2), positive)
 
@@ -442,8 +449,19 @@ def divergence(case: Case, fed: Any, params: Any, evidence: float) -> float:
 
 def lines_of_table(only: list[str], steps: int, particles: int, rate: float) -> Iterator[str]:
     """The rows of the table, as they end."""
-    yield "| guide | by | rounds | kB a client | s | mean | log SD | pooled: mean | log SD | apart, SDs | KL | pooled: KL |"
-    yield "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
+    figures_of = (
+        "rounds",
+        "kB a client",
+        "s",
+        "mean",
+        "log SD",
+        "pooled: mean",
+        "log SD",
+        "apart, SDs",
+        "KL",
+        "pooled: KL",
+    )
+    yield heading("guide", "by", *figures_of)
     for case in CASES:
         if only and not any(word.lower() in case.name.lower() or word == case.by for word in only):
             continue
@@ -458,11 +476,10 @@ def lines_of_table(only: list[str], steps: int, particles: int, rate: float) -> 
             theirs = errors(pool, mean, sd)
             other = f"{float(((draws.mean(0) - pool.mean(0)) / sd).abs().max()):.3f}"
             if evidence:
-                both = tuple(f"{divergence(case, fed, one, evidence[0]):.3f}" for one in (params, fitted))
-        yield (
-            f"| {case.name} | {case.by} | {figures['rounds']} | {figures['kB']:,.0f} | {figures['s']:.0f} | "
-            f"{mine[0]} | {mine[1]} | {theirs[0]} | {theirs[1]} | {other} | {both[0]} | {both[1]} |"
-        )
+                mine_kl, their_kl = (f"{divergence(case, fed, one, evidence[0]):.3f}" for one in (params, fitted))
+                both = mine_kl, their_kl
+        cost = (figures["rounds"], f"{figures['kB']:,.0f}", f"{figures['s']:.0f}")
+        yield row(case.name, case.by, *cost, *mine, *theirs, other, *both)
 
 
 def main() -> None:

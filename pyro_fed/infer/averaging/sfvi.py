@@ -170,18 +170,10 @@ class SFVI(KeptDraws, Algorithm):
             scores = clients_likelihood_scores(problem, shared["points"], data)
             return {"delta": scores.double().flatten(1) / rows.unsqueeze(-1)}, {}, {}
         if local:
-            steps = [
-                self._own_step(
-                    problem,
-                    *({name: value[k] for name, value in part.items()} for part in (shared, local)),
-                    data.of(slice(k, k + 1)),
-                    int(noise[0, k]),
-                )
-                for k in range(len(rows))
-            ]
-            scores = torch.stack([score for score, _ in steps])
-            after = {name: torch.stack([own[name] for _, own in steps]) for name in local}
-            return {"delta": scores.flatten(1) / rows.unsqueeze(-1)}, after, {}
+            found = [self._own_step(problem, shared, local, data, noise, k) for k in range(len(rows))]
+            scores = torch.stack([score.flatten() for score, _ in found])
+            after = {name: torch.stack([own[name] for _, own in found]) for name in local}
+            return {"delta": scores / rows.unsqueeze(-1)}, after, {}
         states = [{name: value[k] for name, value in shared.items()} for k in range(len(rows))]
         for state in states:
             state |= prefixed(OPTIM, ADAM.init({"params": state["params"]}, self.step_size))
@@ -194,14 +186,15 @@ class SFVI(KeptDraws, Algorithm):
         return {"delta": params - shared["params"]}, {}, {}
 
     def _own_step(
-        self, problem: Problem, shared: State, local: State, data: ClientData, seed: int
+        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise, k: int
     ) -> tuple[Tensor, State]:
-        """The scores (S, D) of one client whose latents have a guide of their own, and its state after a step."""
-        batch = Batch(*pytree.tree_map(lambda part: part[0], tuple(data.full_batch())))
-        scores, gradient = local_gradients(self.program(problem), local["params"], shared["points"], batch, seed)
-        own = {"params": local["params"]}
-        move, after = ADAM.step(own, {"params": gradient}, within(local, OPTIM), self._rate(shared))
-        return scores, {"params": local["params"] + move["params"], **prefixed(OPTIM, after)}
+        """Scores (S, D) of client k, whose latents have a guide of their own, and its state after a step of it."""
+        batch = Batch(*pytree.tree_map(lambda part: part[k], tuple(data.full_batch())))
+        state = {name: value[k] for name, value in local.items()}
+        own, points, rate = state["params"], shared["points"][k], self._rate(shared["step"][k])
+        scores, gradient = local_gradients(self.program(problem), own, points, batch, int(noise[0, k]))
+        move, after = ADAM.step({"params": own}, {"params": gradient}, within(state, OPTIM), rate)
+        return scores, {"params": own + move["params"], **prefixed(OPTIM, after)}
 
     def contributions(self) -> Contributions:
         """The clients' steps."""
@@ -235,16 +228,17 @@ class SFVI(KeptDraws, Algorithm):
         """z of the step's ε."""
         return self.program(problem).points(params, self.num_particles, _seed(shared))
 
-    def _rate(self, shared: State) -> float:
+    def _rate(self, step: Tensor) -> float:
         """Adam's rate of a step."""
-        return self.step_size * self.final_share ** max(0.0, 2 * int(shared["step"]) / self.num_steps - 1)
+        share: float = self.final_share ** max(0.0, 2 * int(step) / self.num_steps - 1)
+        return self.step_size * share
 
     def _ascended(self, problem: Problem, shared: State, scores: Tensor) -> State:
         """A state after one step of Adam along the gradient of the ELBO, by scores of the likelihood (S, D)."""
         objective = partial(elbo, problem, scores)
         gradient = self.program(problem).gradient(shared["params"], self.num_particles, _seed(shared), objective)
         params = {"params": shared["params"]}
-        move, after = ADAM.step(params, {"params": gradient}, within(shared, OPTIM), self._rate(shared))
+        move, after = ADAM.step(params, {"params": gradient}, within(shared, OPTIM), self._rate(shared["step"]))
         step = {"params": shared["params"] + move["params"], "step": shared["step"] + 1}
         return {**shared, **step, **prefixed(OPTIM, after)}
 
@@ -281,7 +275,8 @@ def elbo(problem: Problem, scores: Tensor, draws: GuideDraws) -> Tensor:
     """
     log_prior = problem.vmap(partial(_log_prior, problem))(draws.z)
     log_lik = (draws.z * scores.to(draws.z)).sum(-1)
-    return (log_prior.double() + log_lik.double() - draws.log_density.double()).mean()
+    found: Tensor = (log_prior.double() + log_lik.double() - draws.log_density.double()).mean()
+    return found
 
 
 def _log_prior(problem: Problem, z: Tensor) -> Tensor:

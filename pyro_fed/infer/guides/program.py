@@ -67,7 +67,7 @@ class GuideProgram:
 
     guide: Callable[..., Any]
     problem: Problem
-    store: dict[str, Any]
+    store: Any
     start: Tensor
     own_start: Tensor
     mappable: bool = True
@@ -102,13 +102,8 @@ class GuideProgram:
 
     def _draw(self, _: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         """Values of the model's global sites, and the log density of all sites outside the plate."""
-        arguments = self.problem.arguments
-        args, kwargs = (
-            arguments.rebuild(self.problem.fewest_rows if arguments.rows else ())
-            if self.amortised
-            else arguments.call_arguments()
-        )
-        trace = poutine.trace(self.guide).get_trace(*args, **kwargs)
+        args, kwargs = _one_row(self.problem) if self.amortised else self.problem.arguments.call_arguments()
+        trace: Any = poutine.trace(self.guide).get_trace(*args, **kwargs)
         return {name: trace.nodes[name]["value"] for name in self.problem.sites}, self._log_density(trace)
 
     def _log_density(self, trace: Any) -> Tensor:
@@ -164,7 +159,7 @@ class GuideProgram:
                 _write(self.own_leaves, self.own_start)
 
 
-def _leaves(store: dict[str, Any]) -> list[Tensor]:
+def _leaves(store: Any) -> list[Tensor]:
     """The tensors of a param store's state, each once."""
     return list({id(leaf): leaf for leaf in store["params"].values()}.values())
 
@@ -198,7 +193,7 @@ def guide_program(guide: Any, problem: Problem) -> GuideProgram:
     constants = problem.bound.constants
     with own_params(0), run_by_pyro(problem.dtype, constants), torch.enable_grad():
         if inspect.isclass(guide):
-            model = for_pyro(problem.model, constants, problem.arguments.incomplete)
+            model: Any = for_pyro(problem.model, constants, problem.arguments.incomplete)
             guide = guide(poutine.block(model, hide=list(problem.layout.local)))
         trace = poutine.trace(guide).get_trace(*args, **kwargs)
         store = pyro.get_param_store().get_state()
@@ -219,12 +214,17 @@ def guide_program(guide: Any, problem: Problem) -> GuideProgram:
     return replace(program, mappable=mappable)
 
 
+def _one_row(problem: Problem) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The model's arguments with as few rows as it can be run on."""
+    return problem.arguments.rebuild(problem.fewest_rows if problem.arguments.rows else ())
+
+
 def _takes_any_rows(program: GuideProgram) -> bool:
     """Whether the sites inside the plate follow the rows that the guide is given: parameters of each row do not."""
     problem, sizes = program.problem, set[int]()
 
     def one_row() -> None:
-        args, kwargs = problem.arguments.rebuild(problem.fewest_rows if problem.arguments.rows else ())
+        args, kwargs = _one_row(problem)
         for node in sampled_sites(poutine.trace(program.guide).get_trace(*args, **kwargs)).values():
             if (frame := frame_of(node, problem.plate)) is not None:
                 sizes.add(node["fn"].batch_shape[frame.dim])
