@@ -1,4 +1,4 @@
-"""Federated averaging: points instead of distributions, with adaptive optimisers at the server."""
+"""Averages: of points instead of distributions, with adaptive optimisers at the server, and of a guide's gradients."""
 
 from pyro_fed.conventions.doors import door
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pyro
 import torch
@@ -193,8 +193,8 @@ def guide_program(guide: Any, problem: Problem) -> GuideProgram:
     constants = problem.bound.constants
     with own_params(0), run_by_pyro(problem.dtype, constants), torch.enable_grad():
         if inspect.isclass(guide):
-            model: Any = for_pyro(problem.model, constants, problem.arguments.incomplete)
-            guide = guide(poutine.block(model, hide=list(problem.layout.local)))
+            model, kind = for_pyro(problem.model, constants, problem.arguments.incomplete), cast(Any, guide)
+            guide = kind(poutine.block(model, hide=list(problem.layout.local)))
         trace = poutine.trace(guide).get_trace(*args, **kwargs)
         store = pyro.get_param_store().get_state()
     local = sampled_sites(trace).keys() & problem.layout.local.keys()
