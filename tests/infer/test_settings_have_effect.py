@@ -31,6 +31,8 @@ CASES = {
     "UDSVGD": lambda: pf.UDSVGD(**SMALL),
     "FedLaplace": lambda: pf.FedLaplace(),
     "FedAIS": lambda: pf.FedAIS(num_proposals=60, surrogates=GIVEN),
+    "SFVI": lambda: pf.SFVI(num_steps=5, num_guide_draws=10),
+    "SFVI, averaged": lambda: pf.SFVI(num_steps=4, local_steps=2, num_guide_draws=10),
     "SVI": lambda: pf.SVI(num_steps=5, num_guide_draws=10),
     "NUTS": lambda: pf.NUTS(num_samples=10, warmup_steps=5, num_chains=1),
     "NUTS, laplace": lambda: pf.NUTS(num_samples=10, warmup_steps=5, num_chains=1, start="laplace"),

@@ -160,8 +160,8 @@ class GuideProgram:
 
 
 def _leaves(store: Any) -> list[Tensor]:
-    """The tensors of a param store's state, each once."""
-    return list({id(leaf): leaf for leaf in store["params"].values()}.values())
+    """The tensors of a param store's state, each once, by name: in what order a guide meets them may change."""
+    return list({id(leaf): leaf for _, leaf in sorted(store["params"].items())}.values())
 
 
 def _write(leaves: list[Tensor], values: Tensor) -> None:

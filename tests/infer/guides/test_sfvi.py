@@ -135,6 +135,16 @@ def test_draws_at_once_are_those_one_by_one(guide, federation):
         torch.testing.assert_close(left, right, rtol=1e-12, atol=1e-12)
 
 
+def test_the_parameters_of_an_instance_have_one_order(federation):
+    """A guide is read anew for each form of a problem, as with another compiler; its module is set up the first time."""
+    algorithm = sfvi.SFVI(guide=AutoLowRankMultivariateNormal(model, rank=1))
+    first, second = (
+        algorithm.program(problem) for problem in (federation.problem, dataclasses.replace(federation.problem))
+    )
+    assert first is not second
+    torch.testing.assert_close(first.start, second.start, rtol=0, atol=0)
+
+
 def counts(y):
     rate = pyro.sample("rate", dist.Gamma(number(2.0), number(0.5)))
     with pyro.plate("data", len(y)):
@@ -211,6 +221,20 @@ def test_a_map_guide_gives_a_point(federation):
     log_joint = poutine.trace(poutine.condition(model, data=point)).get_trace(X, Y).log_prob_sum()
     for slope in torch.autograd.grad(log_joint, list(point.values())):
         assert float(slope.abs().max()) < 0.3
+
+
+def test_one_faulty_client_is_held_within_the_cohort():
+    """Its rows are 30 further up, which moves s from 0.7 to 6 where all count."""
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(300, 2, generator=generator, dtype=F64)
+    y = x @ torch.tensor([1.0, -0.5], dtype=F64) + 0.7 * torch.randn(300, generator=generator, dtype=F64)
+    y[:30] += 30
+    parts = pf.partition.Explicit([range(30 * k, 30 * k + 30) for k in range(10)])
+    fed = pf.Federation(model, (x, y), plate="data", partition=parts, dtype=F64)
+    algorithm = pf.SFVI(guide=AutoNormal, num_steps=100, step_size=0.1)
+    with pytest.warns(UserWarning, match="client"):
+        idata = pf.run(algorithm, fed, combination=pf.combination.Bounded(), **QUIET)
+    assert 0.6 < float(idata["posterior"]["s"].mean()) < 0.9
 
 
 def normal_scale(x, y):
