@@ -94,10 +94,11 @@ class GuideProgram:
             seed: of ε.
         """
         with self.at(params, seed, self.own_start):
-            found = mapped_draws(self._draw, torch.zeros(count)) if self.mappable else None
-            if found is None:
-                found = pytree.tree_map(lambda *parts: torch.stack(parts), *map(self._draw, torch.zeros(count)))
-            values, log_density = found
+            if self.mappable:
+                values, log_density = mapped_draws(self._draw, torch.zeros(count))
+            else:
+                each = map(self._draw, torch.zeros(count))
+                values, log_density = pytree.tree_map(lambda *parts: torch.stack(parts), *each)
             yield GuideDraws(self.problem.vmap(self.problem.unconstrain)(values), log_density, self.leaves)
 
     def _draw(self, _: Tensor) -> tuple[dict[str, Tensor], Tensor]:
@@ -209,7 +210,9 @@ def guide_program(guide: Any, problem: Problem) -> GuideProgram:
             slopes = torch.autograd.grad(total, drawn.leaves, allow_unused=True)
         program = replace(program, is_own=tuple(slope is None for slope in slopes))
         program = replace(program, start=flat(program.leaves), own_start=flat(program.own_leaves))
-    with torch.no_grad(), program.at(program.start, 0, program.own_start):
+    if not isinstance(guide, AutoGuide):
+        _check_rows(name, program)
+    with torch.enable_grad(), program.at(program.start, 0, program.own_start):
         mappable = mapped_draws(program._draw, torch.zeros(2)) is not None
     return replace(program, mappable=mappable)
 
@@ -231,6 +234,20 @@ def _takes_any_rows(program: GuideProgram) -> bool:
 
     with torch.no_grad(), program.at(program.start, 0, program.own_start):
         return not failure(one_row) and sizes == {1}
+
+
+def _check_rows(guide: str, program: GuideProgram) -> None:
+    """Refuse global sites that follow the rows, which nobody has together."""
+    found: list[Tensor] = []
+    for one_row in (True, False):
+        alike = replace(program, amortised=one_row)
+        if failure(lambda: found.append(alike.points(program.start, 1, 0))):  # noqa: B023  # called at once
+            return
+    if not torch.equal(*found):
+        raise SettingError(
+            f"guide {guide}: its draws of {list(program.problem.sites)} change with the rows that it is given, and no "
+            "client has all of them: let them depend on parameters alone"
+        )
 
 
 def _check_sites(guide: str, trace: Any, problem: Problem, automatic: bool, amortised: bool) -> None:

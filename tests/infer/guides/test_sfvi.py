@@ -136,7 +136,7 @@ def test_draws_at_once_are_those_one_by_one(guide, federation):
 
 
 def test_the_parameters_of_an_instance_have_one_order(federation):
-    """A guide is read anew for each form of a problem, as with another compiler; its module is set up the first time."""
+    """A guide is read anew for each form of a problem, as with another compiler; it is set up the first time."""
     algorithm = sfvi.SFVI(guide=AutoLowRankMultivariateNormal(model, rank=1))
     first, second = (
         algorithm.program(problem) for problem in (federation.problem, dataclasses.replace(federation.problem))
@@ -231,7 +231,7 @@ def test_one_faulty_client_is_held_within_the_cohort():
     y[:30] += 30
     parts = pf.partition.Explicit([range(30 * k, 30 * k + 30) for k in range(10)])
     fed = pf.Federation(model, (x, y), plate="data", partition=parts, dtype=F64)
-    algorithm = pf.SFVI(guide=AutoNormal, num_steps=100, step_size=0.1)
+    algorithm = pf.SFVI(guide=AutoNormal, num_steps=60, step_size=0.15)
     with pytest.warns(UserWarning, match="client"):
         idata = pf.run(algorithm, fed, combination=pf.combination.Bounded(), **QUIET)
     assert 0.6 < float(idata["posterior"]["s"].mean()) < 0.9
@@ -251,9 +251,15 @@ def without_scale(x, y):
     pyro.sample("w", dist.Normal(torch.zeros(2, dtype=F64), 1.0).to_event(1))
 
 
+def of_the_rows(x, y):
+    pyro.sample("w", dist.Normal(y.mean() * torch.ones(2, dtype=F64), 1.0).to_event(1))
+    pyro.sample("s", dist.Gamma(number(3.0), number(1.0)))
+
+
 @pytest.mark.parametrize(
     ("guide", "message"),
     [
+        (of_the_rows, r"its draws of \['w', 's'\] change with the rows that it is given"),
         (normal_scale, r"site 's' \(Normal\) draws values outside the model's support .*its own support is Real"),
         (poisson_scale, r"site 's' \(Poisson\) cannot be reparametrised"),
         (without_scale, r"lacks the sites \['s'\]"),
