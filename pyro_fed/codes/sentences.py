@@ -101,8 +101,8 @@ def rounds_in_vain(returns: int, samplers: str) -> str:
     return (
         f"the last rounds were in vain: {returns} times steps from the best Gaussian, which is the result, led to "
         "where the evidence's lower bound is lower by more than step_control.fall. The curvature of the density is "
-        "another at every point, as where it has steps or several modes, or is that of a network. More rounds do not "
-        f"help: sample it, by {samplers}"
+        "another at every point, as where it has steps, an edge or several modes, or is that of a network. More rounds "
+        f"do not help: sample it, by {samplers}"
     )
 
 

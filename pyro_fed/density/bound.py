@@ -37,6 +37,7 @@ class BoundModel:
         in_double: whether what the model would compute in float32 is computed in float64.
         device: where its arguments have been moved to; None stands for the CPU.
         noticed: what runs have shown of the functions of torch that it calls, kept as they show it.
+        walls: names of sites whose density is zero beyond the constraints of their parameters, see `running.walls`.
     """
 
     model: Callable[..., Any] = field(repr=False)  # of a `PyroModule` it would draw, and of the arguments show rows
@@ -48,6 +49,7 @@ class BoundModel:
     in_double: bool = False
     device: torch.device | None = None
     noticed: Noticed = field(default_factory=Noticed, repr=False)
+    walls: set[str] = field(default_factory=set)
 
     def on(self, device: torch.device) -> BoundModel:
         """This model with its arguments on a device, where it is run.
@@ -129,6 +131,7 @@ class BoundModel:
                 members=self.arguments.members(rows),
                 incomplete=self.arguments.incomplete,
                 noticed=self.noticed,
+                walls=self.walls,
                 device=self.device,
             )
         self.noticed.looked |= densities and not validate

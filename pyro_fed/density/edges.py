@@ -9,8 +9,8 @@ so does a Pareto. The same is where the value moves over an edge that does not, 
 A value at the end of a closed support, an exact one under a Beta or a zero under a Gamma, has a density of zero or
 infinity wherever the latents are: one such row decides, and says nothing that was measured.
 
-A parameter beyond its constraint, such as the rate b x of a Poisson where that is negative, makes the density no
-number. It is looked for at draws of the prior.
+Beyond a parameter's constraint, such as where the rate b x of a Poisson is negative, there is no density, though torch
+may compute a number. Such a wall is looked for at draws of the prior.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ import torch
 from torch import Tensor
 from torch.distributions import MixtureSameFamily, TransformedDistribution, constraints
 
-from pyro_fed.density.bound import BoundModel
+from pyro_fed.density.bound import BoundModel, RowDensities
 from pyro_fed.density.checks.dependence import derivatives, run_at_random
-from pyro_fed.density.checks.first_run import FirstRun
-from pyro_fed.density.running.handlers import Source
+from pyro_fed.density.checks.first_run import MAX_TRIES, FirstRun, prior_draw
+from pyro_fed.density.running.handlers import Execution, Source
 from pyro_fed.density.running.observed_values import mask_of
 from pyro_fed.density.running.trace_sites import Message, innermost, is_deterministic
+from pyro_fed.density.running.walls import constrained_parameters, within_constraints
+from pyro_fed.density.starts import drawn_at_once
 from pyro_fed.errors import ModelError, listed, warn_user
 
 #: By how much latents are moved, unconstrained, to see whether rows leave the support.
@@ -38,8 +40,6 @@ EDGE_DRAWS = 32
 BOUNDS, VALUE = ("lower_bound", "upper_bound"), "value"
 #: Draws of the prior, and rows of each, at which parameters are looked at.
 DRAWS, ROWS = 4, 2048
-#: Unconstrained latents no further out than this: a heavy tail's draw overflows, and says nothing.
-MAX_PRIOR_DRAW = 10.0
 #: A parameter is beyond a bound by more than this, or by this part of it: less is rounding.
 BOUND_TOLERANCE = 1e-3
 
@@ -295,91 +295,84 @@ def _is_nonsense(bound: BoundModel, name: str) -> bool:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         for _ in range(EDGE_DRAWS):
-            msg = _run(bound, name, _prior_draw)
+            msg = _run(bound, name, prior_draw)
             if msg is not None and not _holds_all(msg) and bool(_support_and_nonsense(msg)[1].any()):
                 return True
     return False
 
 
-def is_suspect(seen: FirstRun) -> bool:
-    """Whether a probability is computed, which may leave [0, 1] unseen: torch clips it, and densities are numbers.
+def find_walls(problem: RowDensities, seen: FirstRun) -> list[str]:
+    """Put walls where the parameters of sites leave their constraints at draws of the priors.
+
+    The parameters are looked at where the model computes some that not every number may be.
 
     Args:
+        problem: the model's densities, which have these walls from then on.
         seen: the model's first run.
+
+    Returns:
+        what there is to say of each site.
     """
-    nodes = seen.execution.trace.nodes.values()
-    latents = list(seen.execution.filler.values.values())
-    for msg in nodes:
-        if msg["type"] == "sample" and msg["is_observed"] and not is_deterministic(msg):
-            given = vars(innermost(msg["fn"])).get("probs")
-            if isinstance(given, Tensor) and not any(_is_latent(given, one) for one in latents):
-                return True
-    return False
+    bound = problem.bound
+    latents = {value.untyped_storage().data_ptr() for value in seen.execution.filler.values.values()}
+    suspects = [
+        name
+        for name, msg in seen.execution.trace.nodes.items()
+        if msg["type"] == "sample"
+        and not is_deterministic(msg)
+        and any(value.untyped_storage().data_ptr() not in latents for *_, value in constrained_parameters(msg["fn"]))
+    ]
+    if not suspects or bound.walls:
+        return []
+    rows = bound.all_rows if bound.num_rows <= ROWS else tuple(leaf[:ROWS] for leaf in bound.rows)
 
+    def within(_: Tensor) -> Tensor:
+        nodes = bound.execute(prior_draw, rows).trace.nodes
+        return torch.stack([within_constraints(nodes[name]).all() for name in suspects])
 
-def _is_latent(value: Tensor, latent: Tensor) -> bool:
-    """Whether a value is a latent's own, broadcast as it may be."""
-    return value.untyped_storage().data_ptr() == latent.untyped_storage().data_ptr()
-
-
-def warn_of_parameters(bound: BoundModel) -> None:
-    """Warn of observed sites a parameter of which leaves its constraint at draws of the prior.
-
-    Args:
-        bound: the model and its arguments.
-    """
-    few = bound.num_rows <= ROWS
-    rows = bound.all_rows if few else tuple(leaf[:ROWS] for leaf in bound.rows)
-    told: set[str] = set()
+    found: dict[str, str] = {}
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        for _ in range(DRAWS):
+        torch.default_generator.manual_seed(0)
+        flags = drawn_at_once(problem, within, EDGE_DRAWS)
+        if flags is not None and bool(flags.all()):
+            return []
+        for _ in range(DRAWS if flags is None else MAX_TRIES):
             try:
-                trace = bound.execute(_prior_draw, rows).trace
+                execution = bound.execute(prior_draw, rows)
             except (RuntimeError, ValueError, IndexError, KeyError):  # what cannot be run in this way is refused after
-                return
-            for name, msg in trace.nodes.items():
-                observed = msg["type"] == "sample" and msg["is_observed"] and not is_deterministic(msg)
-                if observed and name not in told and (said := _parameter_out_of_bounds(msg)):
-                    told.add(name)
-                    warn_user(said)
+                break
+            for name in suspects:
+                if name not in found and (said := _beyond_constraint(execution, name)):
+                    found[name] = said
+            if flags is not None and len(found) >= int((~flags.all(0)).sum()):
+                break
+    bound.walls.update(found)
+    return list(found.values())
 
 
-def _prior_draw(msg: Message, transform: Any) -> Tensor:
-    """A draw of a latent's prior, unconstrained; near zero where it cannot be drawn from."""
-    shape = transform.inverse_shape(msg["fn"].shape())
-    try:
-        drawn: Tensor = transform.inv(msg["fn"].sample())
-    except (NotImplementedError, RuntimeError, ValueError):  # an improper prior, say
-        return torch.randn(shape)
-    return drawn.nan_to_num(0.0).clamp(-MAX_PRIOR_DRAW, MAX_PRIOR_DRAW)
-
-
-def _parameter_out_of_bounds(msg: Message) -> str:
-    """What there is to say of a site with a parameter beyond a bound; empty where all are within theirs."""
-    fn = innermost(msg["fn"])
-    for parameter, constraint in getattr(fn, "arg_constraints", {}).items():
-        value = vars(fn).get(parameter)  # those that are given: probs or logits
+def _beyond_constraint(execution: Execution, name: str) -> str:
+    """What there is to say of a site with a parameter beyond its constraint; empty where all are within theirs."""
+    msg = execution.trace.nodes[name]
+    if bool(within_constraints(msg).all()):
+        return ""
+    latents = {key: value for key, value in execution.filler.values.items() if value.numel() == 1 and key != name}
+    where = ", ".join(f"{key} = {float(value):.3g}" for key, value in latents.items())
+    for parameter, constraint, value in constrained_parameters(msg["fn"]):
         while hasattr(constraint, "base_constraint"):
             constraint = constraint.base_constraint
-        if not isinstance(value, Tensor) or not value.is_floating_point():
+        low, high = (getattr(constraint, edge, None) for edge in BOUNDS)
+        out = value < low - BOUND_TOLERANCE * (1 + abs(low)) if low is not None else torch.zeros_like(value).bool()
+        out = out | (value > high + BOUND_TOLERANCE * (1 + abs(high))) if high is not None else out
+        if not bool(out.any()) and (low is not None or high is not None or bool(constraint.check(value).all())):
             continue
-        low, high = (getattr(constraint, edge, None) for edge in ("lower_bound", "upper_bound"))
-        out = torch.zeros_like(value, dtype=torch.bool)
-        if low is not None:
-            out |= value < low - BOUND_TOLERANCE * (1 + abs(low))
-        if high is not None:
-            out |= value > high + BOUND_TOLERANCE * (1 + abs(high))
-        mask = msg["mask"]
-        if isinstance(mask, Tensor) and mask.shape == out.shape:
-            out &= mask
-        if bool(out.any()):
-            edges = (("at least", low), ("at most", high))
-            wanted = " and ".join(f"{side} {float(edge):g}" for side, edge in edges if edge is not None)
-            return (
-                f"observed site '{msg['name']}': {parameter} of {type(fn).__name__} is {float(value[out][0]):.3g} at a "
-                f"draw of the prior, where it has to be {wanted}: the likelihood is no number there, and a run that "
-                f"comes there fails. Write it by a link function, such as torch.exp(...) for a rate or a scale and "
-                "logits=... or torch.sigmoid(...) for a probability, or give latents a prior that keeps it within"
-            )
+        edges = (("at least", low), ("at most", high))
+        wanted = " and ".join(f"{side} {float(edge):g}" for side, edge in edges if edge is not None)
+        of = f"is {float(value[out][0]):.3g}" if bool(out.any()) else "is beyond its constraint"
+        return (
+            f"{'observed' if msg['is_observed'] else 'latent'} site '{name}': {parameter} of "
+            f"{type(innermost(msg['fn'])).__name__} {of} at a draw of the prior{f' ({where})' if where else ''}, where "
+            f"it has to be {wanted or constraint}: the density is taken for zero there. Write it by a link function, "
+            "such as torch.exp(...) for a rate or a scale and logits=... or torch.sigmoid(...) for a probability, or "
+            "give latents priors that keep it within, such as a bound of one that depends on the others"
+        )
     return ""

@@ -1,7 +1,8 @@
 """Where a density is no number within the support of its latents: the cause of many a run that cannot begin.
 
 A factor log(b - a) of two Normals, a square root of one, a distribution whose stated support is wider than where it has
-a density: nothing of this shows at the draws that a model's first run happens to make.
+a density: nothing of this shows at the draws that a model's first run happens to make. Nor does a derivative of few of
+many rows, of which `check_splits` looks at some.
 """
 
 from __future__ import annotations
@@ -10,30 +11,53 @@ from contextlib import suppress
 
 import torch
 
+from pyro_fed.density.checks.undefined import UndefinedError, refuse_undefined
 from pyro_fed.density.compiling.compiler import FAILURES
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import ModelError
 
 #: Draws of the prior at which densities are looked at, besides zero, where Newton's method begins; and rows of each.
 DRAWS, ROWS = 32, 64
+#: Of these the first at which derivatives are, of all rows, so many together.
+SLOPES, ROWS_TOGETHER = 4, 2048
 SEED = 0
 
 
 def nan_density_notes(problem: Problem) -> list[str]:
-    """A sentence on the site that has no finite density at most of some points of the latents' support; or none.
+    """A sentence on a site that has no finite density or derivative where the latents' support is; or none.
 
     Args:
         problem: the model's densities, with its rows.
     """
-    if problem.local_dim or problem.layout.discrete:
-        return []
     points = torch.zeros(1, problem.dim, dtype=problem.dtype)
     if not problem.layout.improper:
         with suppress(ModelError, *FAILURES):
             points = torch.cat([points, problem.init(DRAWS, torch.Generator().manual_seed(SEED), checked=False)])
+    points = points[points.isfinite().all(1)]
+    return _of_derivatives(problem, points[1 : 1 + SLOPES].double()) or _of_densities(problem, points)
+
+
+def _of_derivatives(problem: Problem, points: torch.Tensor) -> list[str]:
+    """A sentence on rows of which a density or a derivative is finite at none of the points."""
+    judged, generator = problem.doubled(), torch.Generator().manual_seed(SEED)
+    try:
+        for some in torch.arange(problem.num_rows).split(ROWS_TOGETHER) if len(points) else ():
+            local = torch.randn(len(points), len(some), problem.local_dim, generator=generator, dtype=torch.float64)
+            refuse_undefined(judged, points, tuple(leaf[some] for leaf in judged.rows), local, some)
+    except UndefinedError as error:
+        return [str(error)]
+    except FAILURES:  # where torch has no second derivative
+        pass
+    return []
+
+
+def _of_densities(problem: Problem, points: torch.Tensor) -> list[str]:
+    """A sentence on the site whose density is finite at the fewest of the points."""
+    if problem.local_dim or problem.layout.discrete:
+        return []
     rows, missed = tuple(leaf[:ROWS] for leaf in problem.rows), dict[str, int]()
     with suppress(*FAILURES):
-        for z in points[points.isfinite().all(1)]:
+        for z in points:
             for terms in problem.log_terms(z, rows):
                 for name, value in terms.items():
                     missed[name] = missed.get(name, 0) + int(not bool(value.isfinite().all()))

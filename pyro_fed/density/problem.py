@@ -36,7 +36,7 @@ from pyro_fed.density.rows.batches import Batch
 from pyro_fed.density.running.handlers import Execution, Source
 from pyro_fed.density.running.torch_modes import Writable
 from pyro_fed.density.running.trace_sites import Message, frame_of, is_deterministic, plate_of, sum_to_rows
-from pyro_fed.density.starts import central_start, draw_starts
+from pyro_fed.density.starts import central_start, draw_starts, feasible, regular_start
 from pyro_fed.density.traits.record import Search, Traits
 from pyro_fed.errors import DataError, ModelError
 
@@ -619,6 +619,11 @@ class Problem:
             )
         return self.init(num_samples, generator)
 
+    @cached_property
+    def regular_start(self) -> Tensor:
+        """Zeros, (D,), or a point at which density, score and curvature are finite, see `starts.regular_start`."""
+        return regular_start(self)
+
     def central_start(self, generator: torch.Generator) -> Tensor:
         """Where gradients are led from, (D,): near the prior's mean, or zeros where a flat prior has none.
 
@@ -628,8 +633,20 @@ class Problem:
             generator: source of randomness.
         """
         if self.layout.improper:
-            return torch.zeros(self.dim, dtype=self.dtype)
+            return self.regular_start
         return central_start(self, generator, self.traits.layers)
+
+    def feasible(self, points: Tensor, draw: Callable[[], Tensor]) -> Tensor:
+        """Points (S, D) of finite log density: these, or draws in place of those of none, see `starts.feasible`.
+
+        Args:
+            points: (S, D).
+            draw: another point, (D,).
+
+        Raises:
+            ModelError: no such point was found.
+        """
+        return feasible(self, points, draw)
 
     def init(
         self,

@@ -19,18 +19,19 @@ import torch
 from torch import Tensor
 
 from pyro_fed.density.bound import RowDensities
-from pyro_fed.density.compiling.compiler import failure
+from pyro_fed.density.checks.first_run import MAX_TRIES, SPREAD
+from pyro_fed.density.checks.points import RADIUS
+from pyro_fed.density.checks.undefined import slopes_and_bends
+from pyro_fed.density.compiling.compiler import FAILURES, failure
 from pyro_fed.density.running.torch_modes import OutOfPlace
 from pyro_fed.density.running.trace_sites import Message
 from pyro_fed.errors import ModelError
 from pyro_fed.ops.batched import vmap
 
-#: Rows on which a start must have a finite log-likelihood.
-CHECK_ROWS = 64
+#: Rows on which a start must have a finite log-likelihood, at least; and at most, of a model without latents of rows.
+CHECK_ROWS, MAX_REGULAR_ROWS = 64, 2048
 #: Starts whose densities are looked at together.
 STARTS_AT_ONCE = 64
-#: Draws tried for each start.
-MAX_TRIES = 100
 #: Draws of the prior whose mean is a central start: a tenth of the prior's SD from its mean, as the `init_scale` of
 #: Pyro's guides.
 CENTRAL_DRAWS = 100
@@ -96,15 +97,18 @@ def draw_starts(
 
     seed = int(torch.randint(2**62, (), generator=generator))
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        if not checked and (found := _at_once(problem, source, num_samples)) is not None:
+        torch.default_generator.manual_seed(seed)
+        if (
+            not checked
+            and (found := drawn_at_once(problem, lambda _: problem.collect(source), num_samples)) is not None
+        ):
             return found
-        torch.manual_seed(seed)  # what was drawn in vain
+        torch.default_generator.manual_seed(seed)  # what was drawn in vain
         points = torch.stack([problem.collect(source) for _ in range(num_samples)])
         if not checked or _all_finite(problem, points):
             return points
-        torch.manual_seed(seed)  # what is drawn again comes before the next start
-        return torch.stack([_first_finite(problem, source) for _ in range(num_samples)])
+        torch.default_generator.manual_seed(seed)  # what is drawn again comes before the next start
+        return torch.stack([_first_finite(problem, lambda: problem.collect(source)) for _ in range(num_samples)])
 
 
 def central_start(problem: RowDensities, generator: torch.Generator, layered: bool = False) -> Tensor:
@@ -132,6 +136,43 @@ def central_start(problem: RowDensities, generator: torch.Generator, layered: bo
     return _wide_enough(problem, [central[0], *means]) if layered else central[0]
 
 
+def regular_start(problem: RowDensities) -> Tensor:
+    """Zeros, (D,), or another point where log density, score or curvature are not finite there, or density beside it.
+
+    A formula such as (exp(c t) - 1) / c is no number exactly at c = 0, and a constraint that latents have in common
+    may not hold there, or end there. The next points are near zero, no two entries alike, then draws of the prior.
+    Where none is inside of all edges one on an edge is taken, else zeros, of which what uses them says what is wrong.
+
+    Args:
+        problem: the model's densities.
+    """
+    zeros, generator = torch.zeros(problem.dim, dtype=problem.bound.dtype), torch.Generator().manual_seed(0)
+    near = SPREAD * torch.randn(problem.dim, generator=generator, dtype=zeros.dtype)
+    beside = torch.stack([near, -near])
+    if _is_regular(problem, zeros) and _all_finite(problem, beside):
+        return zeros
+    draws = draw_starts(problem, MAX_TRIES, generator, None, RADIUS, checked=False)
+    found = [point for point in torch.cat([zeros[None], beside, draws]) if _is_regular(problem, point)]
+    inside = (point for point in found if _all_finite(problem, point + beside))
+    return next(inside, (found or [zeros])[0])
+
+
+def _is_regular(problem: RowDensities, point: Tensor) -> bool:
+    """Whether log density, score and curvature are finite, as far as torch can compute them, of rows from all over."""
+    rows = _some_rows(problem)
+
+    def density(z: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
+        prior, terms = problem.log_parts(z, rows)
+        value = prior + terms.sum()
+        return value, value
+
+    try:
+        slopes, bends, value = slopes_and_bends(density, point, point.new_zeros(0))
+    except FAILURES:  # no second derivative, or none at all
+        return _all_finite(problem, point[None])
+    return all(bool(part.isfinite().all()) for part in (value, *slopes, *bends))
+
+
 def _without_tails(drawn: Tensor) -> Tensor:
     """Draws (S, D), none farther from their median than `OUTLYING_DRAW_DISTANCE` times as far as half of them are."""
     middle = drawn.median(0).values
@@ -155,11 +196,15 @@ def _wide_enough(problem: RowDensities, points: list[Tensor]) -> Tensor:
     return points[found.index(max(found))]
 
 
-def _at_once(problem: RowDensities, source: Callable[[Message, Any], Tensor], count: int) -> Tensor | None:
-    """So many draws (count, D) from one run of the model; None where it cannot be mapped over them."""
-    found: Tensor | None = (
-        None if problem.looped else mapped_draws(lambda _: problem.collect(source), torch.zeros(count))
-    )
+def drawn_at_once(problem: RowDensities, draw: Callable[[Tensor], Tensor], count: int) -> Tensor | None:
+    """Results of `count` runs of the model that draw from its priors, from one mapped run; None if that is impossible.
+
+    Args:
+        problem: the model's densities.
+        draw: runs the model; its argument has no effect.
+        count: of runs.
+    """
+    found: Tensor | None = None if problem.looped else mapped_draws(draw, torch.zeros(count))
     return found
 
 
@@ -180,9 +225,37 @@ def mapped_draws(function: Callable[[Tensor], Any], inputs: Tensor) -> Any:
     return None if failed else found[0]
 
 
+def feasible(problem: RowDensities, points: Tensor, draw: Callable[[], Tensor]) -> Tensor:
+    """Points (S, D) at which the log density is finite: these, or others in place of those at which it is not.
+
+    Args:
+        problem: the model's densities.
+        points: (S, D).
+        draw: another point, (D,).
+
+    Raises:
+        ModelError: no such point was found in `MAX_TRIES` draws.
+    """
+    if _all_finite(problem, points):
+        return points
+    return torch.stack(
+        [point if _all_finite(problem, point[None]) else _first_finite(problem, draw) for point in points]
+    )
+
+
+def _some_rows(problem: RowDensities) -> tuple[Any, ...]:
+    """The rows whose densities are looked at, from all over; of few, all."""
+    count = len(problem.rows[0])
+    most = (
+        CHECK_ROWS if problem.local_dim else max(CHECK_ROWS, min(MAX_REGULAR_ROWS, MAX_CENTRAL_NUMBERS // problem.dim))
+    )
+    at = torch.linspace(0, count - 1, min(count, most)).long()
+    return tuple(leaf[at] for leaf in problem.rows)
+
+
 def _all_finite(problem: RowDensities, points: Tensor) -> bool:
     """Whether all starts will do; False too where the model cannot be mapped over them."""
-    rows = tuple(leaf[:CHECK_ROWS] for leaf in problem.rows)
+    rows = _some_rows(problem)
     parts: list[Tensor] = []
 
     def densities() -> None:
@@ -194,10 +267,10 @@ def _all_finite(problem: RowDensities, points: Tensor) -> bool:
     return all(bool(part.isfinite().all()) for part in parts)
 
 
-def _first_finite(problem: RowDensities, source: Callable[[Message, Any], Tensor]) -> Tensor:
-    rows = tuple(leaf[:CHECK_ROWS] for leaf in problem.rows)
+def _first_finite(problem: RowDensities, draw: Callable[[], Tensor]) -> Tensor:
+    rows = _some_rows(problem)
     for _ in range(MAX_TRIES):
-        z = problem.collect(source)
+        z = draw()
         if bool(z.isfinite().all()) and all(bool(part.isfinite().all()) for part in problem.log_parts(z, rows)):
             return z
     raise ModelError(

@@ -19,6 +19,7 @@ from pyro_fed.conventions.client_names import as_it_looks, check_shown_name
 from pyro_fed.density.build import build, rebuilt
 from pyro_fed.density.checks.first_run import FirstRun
 from pyro_fed.density.checks.sites import OutsideSupportError
+from pyro_fed.density.checks.undefined import UndefinedError
 from pyro_fed.density.joint import JointProblem
 from pyro_fed.density.latents.quadrature import Quadrature
 from pyro_fed.density.noncentred import NonCentred, noncentred_form
@@ -294,6 +295,11 @@ class Federation:
             if missing is None and error.row is None:
                 raise
             raise missing or DataError(f"{self._place(error.row or 0)}: {error}") from error
+        except UndefinedError as error:
+            if missing is not None and error.order == 0:
+                raise missing from error
+            error.args = (f"{self._holders(error.rows)}{error}",)
+            raise
         except Exception as error:  # of any kind: a model may fail on values that are missing as it likes
             meant = isinstance(error, ModelError) and not is_failure(error)
             if missing is None or meant:
@@ -319,6 +325,12 @@ class Federation:
             if len(at):
                 return f"client {name}, row {int(at[0]) if self._local_numbering else row}"
         return f"row {row}"
+
+    def _holders(self, rows: list[int]) -> str:
+        """Names of the clients that have some rows, and a first one, to begin a message with; empty without rows."""
+        each = zip(self.client_names, self.client_rows, strict=True)
+        held = [name for name, own in each if not set(rows).isdisjoint(own.tolist())]
+        return f"clients {listed(held)} (first: {self._place(rows[0])}): " if rows else ""
 
     # -- clients --------------------------------------------------------------------------------------------
     @property

@@ -148,12 +148,21 @@ def test_init_to_uniform_stays_within_its_radius():
     assert 0.4 < float(z.abs().max()) < 0.5
 
 
+def impossible_together(y):
+    """Each row is possible somewhere, and no two signs of rows are so together."""
+    a = pyro.sample("a", dist.Uniform(0.0, 1.0))
+    with pyro.plate("data", len(y)):
+        pyro.factor("f", torch.where((a > 0.5) == (y > 0), y, -torch.inf))
+
+
 def test_no_start_with_a_finite_density_says_so():
     def impossible(y):
         a = pyro.sample("a", dist.Uniform(0.0, 1.0))
         with pyro.plate("data", len(y)):
             pyro.factor("f", torch.where(a > 2, y, -torch.inf))
 
-    problem = pf.Federation(impossible, (Y,), plate="data", num_clients=1).problem
+    with pytest.raises(pf.ModelError, match=r"site 'f': the log density is not finite in 13 of the 13 rows .*factor"):
+        pf.Federation(impossible, (Y,), plate="data", num_clients=1)
+    problem = pf.Federation(impossible_together, (Y,), plate="data", num_clients=1).problem
     with pytest.raises(pf.ModelError, match="no starting point with a finite log density"):
         problem.init(1, torch.Generator().manual_seed(0))

@@ -343,7 +343,15 @@ def is_users(code: CodeType) -> bool:
     Args:
         code: of a frame.
     """
-    path = code.co_filename
+    return is_users_file(code.co_filename)
+
+
+def is_users_file(path: str) -> bool:
+    """As `is_users`, of a file.
+
+    Args:
+        path: of the file.
+    """
     if path.startswith(_FOREIGN):
         return False
     return not path.startswith(_STANDARD) or "site-packages" in path

@@ -27,15 +27,17 @@ from torch.utils import _pytree as pytree
 
 from pyro_fed.density.bound import RowDensities
 from pyro_fed.density.checks.blame import Stepping, blame, left_graph, line_of, line_text
-from pyro_fed.density.checks.first_run import FirstRun
+from pyro_fed.density.checks.first_run import MAX_TRIES, FirstRun
 from pyro_fed.density.checks.plate_tree import plate_tree
-from pyro_fed.density.checks.points import local_points, points
+from pyro_fed.density.checks.points import MAX_PRIOR_DRAW, RADIUS, local_points, points
 from pyro_fed.density.checks.shapes import rows_as_values
 from pyro_fed.density.checks.slopes import OF_STEPS, beside, check_slope, said_of, steps, without_derivative
 from pyro_fed.density.checks.source import as_arguments, held_data, held_sizes
-from pyro_fed.density.edges import is_suspect, warn_of_parameters
+from pyro_fed.density.checks.undefined import refuse_undefined, slopes_and_bends
+from pyro_fed.density.edges import find_walls
 from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.density.running.trace_sites import is_imputed
+from pyro_fed.density.starts import draw_starts
 from pyro_fed.errors import ModelError, PyroFedError, listed, warn_user
 
 #: Rows among which each row is looked at, at all points; where there are more, all rows at the first point too.
@@ -88,12 +90,16 @@ class _Sample(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """Densities as the pairs have them: outside the plate (R, P), inside it (R, P, 2); a gradient of all, (P, D)."""
+    """Densities as the pairs have them: outside the plate (R, P), inside it (R, P, 2); a gradient of all, (P, D).
+
+    `regular` (P,) says where these, and curvatures where they are computed, are finite.
+    """
 
     outside: Terms
     inside: Terms
     slope: Tensor
     size: Tensor
+    regular: Tensor
 
 
 def check_splits(problem: RowDensities, seen: FirstRun) -> None:
@@ -109,11 +115,15 @@ def check_splits(problem: RowDensities, seen: FirstRun) -> None:
     """
     try:
         with torch.random.fork_rng(devices=[]):  # what a model draws by itself is not to change what comes after
+            walls = find_walls(problem, seen)
             judged = problem.doubled()
             sample = _sample(judged, seen)
             with Stepping() as stepping:
                 whole, values = _run_all_rows_and_beside(judged, sample)
             _check_range(judged, seen, sample, whole)
+            if not bool(whole.regular[0]):
+                sample = _from_a_regular_point(judged, sample, whole.regular)
+                whole, values = _run_all_rows_and_beside(judged, sample)
             apart = _run_each_pair(judged, sample)
             _compare(judged, sample, whole, apart)
             _compare_with_all(judged, seen, sample, apart)
@@ -129,11 +139,15 @@ def check_splits(problem: RowDensities, seen: FirstRun) -> None:
             )
             if stepping.found and (stepped := steps(judged, sample.z[0])):
                 warn_user(f"{said_of(stepped)}. {OF_STEPS}")
+            if not bool(whole.regular.any()):
+                points = torch.cat([sample.z, _prior_draws(judged, sample)[: len(sample.z)]])
+                refuse_undefined(judged, points, sample.rows, sample.local.repeat(2, 1, 1), sample.at, walls)
             _check_imputed(judged, seen, sample, whole)
-            if is_suspect(seen) or any(bool(terms.isnan().any()) for terms in whole.inside.values()):
-                warn_of_parameters(problem.bound)
+            for said in walls:
+                warn_user(said)
     except ModelError as error:
-        raise ModelError(f"{error}{plate_tree(problem.bound)}") from error
+        error.args = (f"{error}{plate_tree(problem.bound)}",)
+        raise
     except RuntimeError as error:
         if (said := without_derivative(problem, error)) is None:
             raise
@@ -191,31 +205,56 @@ def _extremes(rows: tuple[Any, ...]) -> list[int]:
 
 
 # -- running the model ------------------------------------------------------------------------------------------
-def _run(problem: RowDensities, z: Tensor, rows: tuple[Any, ...], local: Tensor, weight: Tensor, share: float) -> Any:
-    """Gradient (D,) of the weighted sum of the rows' terms and a share of what is outside; and all terms."""
+def _run(
+    problem: RowDensities,
+    z: Tensor,
+    rows: tuple[Any, ...],
+    local: Tensor,
+    weight: Tensor,
+    share: float,
+    curved: bool = False,
+) -> Any:
+    """Gradient (D,) of the weighted sum of the rows' terms and a share of what is outside, and all terms.
 
-    def total(point: Tensor) -> tuple[Tensor, tuple[Terms, Terms]]:
-        outside, inside = problem.log_terms(point, rows, local)
+    With it the sum, and where curvatures are wanted what `slopes_and_bends` finds: all that is to be finite.
+    """
+
+    def total(point: Tensor, own: Tensor) -> tuple[Tensor, Any]:
+        outside, inside = problem.log_terms(point, rows, own)
         prior = sum(outside.values(), point.new_zeros(()))
-        return sum(((weight * terms).sum() for terms in inside.values()), share * prior), (outside, inside)
+        value = sum(((weight * terms).sum() for terms in inside.values()), share * prior)
+        return value, (value, outside, inside)
 
-    return grad(total, has_aux=True)(z)
+    if curved:
+        slopes, bends, (value, *terms) = slopes_and_bends(total, z, local)
+    else:
+        slope, (value, *terms) = grad(total, has_aux=True)(z, local)
+        slopes, bends = (slope,), ()
+    return slopes[0], (value, *slopes, *bends), terms
 
 
-def _run_all_rows(problem: RowDensities, sample: _Sample) -> _Run:
+def _run_all_rows(problem: RowDensities, sample: _Sample, curved: bool = False) -> _Run:
     """All rows of the sample at once, weighted as in the pairs."""
     pairs, weight = sample.pairs, sample.weight
     each = weight.new_zeros(len(sample.at)).index_add(0, pairs.flatten(), weight.flatten())  # (n,)
 
     def at_point(z: Tensor, local: Tensor) -> Any:
-        return _run(problem, z, sample.all_together, local, each, 1.0)
+        return _run(problem, z, sample.all_together, local, each, 1.0, curved)
 
-    slope, (outside, inside) = problem.vmap(at_point)(sample.z, sample.local)
+    try:
+        slope, parts, (outside, inside) = problem.vmap(at_point)(sample.z, sample.local)
+    except (RuntimeError, NotImplementedError):  # where torch has no second derivative, gradients are looked at alone
+        if not curved:
+            raise
+        return _run_all_rows(problem, sample)
     return _Run(
         {name: value.expand(len(pairs), -1) for name, value in outside.items()},
         {name: terms[:, pairs].movedim(1, 0) for name, terms in inside.items()},
         slope,
         slope.abs(),
+        torch.stack([part.isfinite().flatten(1).all(1) if part.dim() > 1 else part.isfinite() for part in parts]).all(
+            0
+        ),
     )
 
 
@@ -223,9 +262,31 @@ def _run_all_rows_and_beside(problem: RowDensities, sample: _Sample) -> tuple[_R
     """`_run_all_rows`, and the gradient at the points `beside` the first, in one run of the model."""
     here, first = slice(len(sample.z)), _at_first(sample, beside(sample.z[0]))
     both = sample._replace(z=torch.cat([sample.z, first.z]), local=torch.cat([sample.local, first.local]))
-    run = _run_all_rows(problem, both)
+    run = _run_all_rows(problem, both, curved=True)
     outside, inside = ({name: value[:, here] for name, value in terms.items()} for terms in run[:2])
-    return _Run(outside, inside, run.slope[here], run.size[here]), _totals(run, sample)[len(sample.z) :]
+    first_points = _Run(outside, inside, *(part[here] for part in run[2:]))
+    return first_points, _totals(run, sample)[len(sample.z) :]
+
+
+def _from_a_regular_point(problem: RowDensities, sample: _Sample, regular: Tensor) -> _Sample:
+    """The sample with a point first at which all is finite: one of its own, or a draw of the priors; as is without."""
+    if bool(regular.any()):
+        first = int(regular.float().argmax())
+        order = torch.tensor([first, *(point for point in range(len(regular)) if point != first)])
+        return sample._replace(z=sample.z[order], local=sample.local[order])
+    for draws in _prior_draws(problem, sample).split(len(sample.z)):
+        found = _run_all_rows(problem, _at_first(sample, draws), curved=True).regular
+        if bool(found.any()):
+            return sample._replace(z=torch.cat([draws[found][:1], sample.z[1:]]))
+    return sample
+
+
+def _prior_draws(problem: RowDensities, sample: _Sample) -> Tensor:
+    """Draws of the priors at which all may be finite, (P, D)."""
+    generator = torch.Generator().manual_seed(0)
+    return draw_starts(problem, MAX_TRIES, generator, None, RADIUS, checked=False).clamp(
+        -MAX_PRIOR_DRAW, MAX_PRIOR_DRAW
+    )
 
 
 def _total_and_slope(problem: RowDensities, sample: _Sample, points: Tensor) -> tuple[Tensor, Tensor]:
@@ -297,7 +358,7 @@ def _run_each_pair(problem: RowDensities, sample: _Sample) -> _Run:
         return problem.vmap(lambda z, own: _run(problem, z, rows, own, weight, share))(sample.z, local)
 
     try:
-        slope, (outside, inside) = problem.vmap(pair)(
+        slope, _, (outside, inside) = problem.vmap(pair)(
             tuple(leaf[pairs] for leaf in sample.rows), sample.local[:, pairs].movedim(1, 0), sample.weight
         )
     except PyroFedError:
@@ -306,7 +367,7 @@ def _run_each_pair(problem: RowDensities, sample: _Sample) -> _Run:
         if not problem.looped:
             raise
         raise _not_on_some(problem, error) from error
-    return _Run(outside, inside, slope.sum(0), slope.abs().sum(0))
+    return _Run(outside, inside, slope.sum(0), slope.abs().sum(0), slope.isfinite().all(2).all(0))
 
 
 def _not_on_some(problem: RowDensities, error: Exception) -> ModelError:
@@ -440,19 +501,23 @@ def _compare_with_all(problem: RowDensities, seen: FirstRun, sample: _Sample, ap
         return
     local = local_points(problem, seen, torch.arange(bound.num_rows))[0]
     local[sample.at] = sample.local[0]
-    outside, inside = problem.log_terms(sample.z[0], bound.all_rows, local)
+    each = local.new_ones(bound.num_rows)
+    slope, _, (outside, inside) = _run(problem, sample.z[0], bound.all_rows, local, each, 1.0)
+    if not bool(slope.isfinite().all()) and bool(apart.regular[0]):  # in rows that are none of the sample
+        everything = torch.arange(bound.num_rows)
+        for some in everything.split(REFERENCE_ROWS):
+            rows, own = tuple(leaf[some] for leaf in problem.rows), local[some].expand(len(sample.z), -1, -1)
+            refuse_undefined(problem, sample.z, rows, own, some)
     at = sample.at[sample.pairs]
     first = _Run(
         {name: value[:, :1] for name, value in apart.outside.items()},
         {name: terms[:, :1] for name, terms in apart.inside.items()},
-        apart.slope[:1],
-        apart.size[:1],
+        *(part[:1] for part in apart[2:]),
     )
     everything = _Run(
         {name: value.expand(len(at), 1) for name, value in outside.items()},
         {name: terms[at].unsqueeze(1) for name, terms in inside.items()},
-        first.slope,
-        first.size,
+        *first[2:],
     )
     for kind, name, off in _differences(everything, first):
         expected, found = _part_of_run(everything, kind, name), _part_of_run(first, kind, name)

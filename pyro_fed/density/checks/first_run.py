@@ -2,12 +2,14 @@
 
 From it come the plates' sizes, the sites, and, where nothing is enumerated, the densities that `factorisation` compares
 with those of some rows. The point is near zero, but not at it, where much of a model does not show: at w = 0 a
-regression is the same whatever its covariates.
+regression is the same whatever its covariates. Where distributions are not defined there, as a Beta of a mean and an SD
+that is too large, it is a draw of the priors at which they are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +22,9 @@ from pyro_fed.errors import PyroFedError
 
 #: Spread of the unconstrained points at which a model is checked.
 SPREAD = 0.1
+#: Draws of the priors that are tried where the model is defined neither near zero nor at it, and their largest entry,
+#: unconstrained: a heavy tail's draw overflows, and says nothing.
+MAX_TRIES, MAX_PRIOR_DRAW = 100, 10.0
 
 
 class FirstRun(NamedTuple):
@@ -37,7 +42,7 @@ class FirstRun(NamedTuple):
 
 
 def first_run(run: Callable[[Source], Execution], dtype: torch.dtype) -> FirstRun:
-    """A validated run near zero; at zero where Pyro's validation refuses that point (p + q < 1, say).
+    """A validated run near zero; at zero or a draw of the priors where Pyro's validation refuses that (p + q < 1, say).
 
     Args:
         run: runs the model on all rows, validated, with latents from its argument.
@@ -45,23 +50,64 @@ def first_run(run: Callable[[Source], Execution], dtype: torch.dtype) -> FirstRu
 
     Raises:
         ModelError: a site that cannot be handled.
-        Exception: whatever the model raises.
+        Exception: whatever the model raises, at zero where it runs at none of the points.
     """
     try:
         return _run_at(run, SPREAD, dtype)
     except PyroFedError:
         raise
     except (ValueError, RuntimeError):
-        return _run_at(run, 0.0, dtype)
+        try:
+            return _run_at(run, 0.0, dtype)
+        except PyroFedError:
+            raise
+        except (ValueError, torch.linalg.LinAlgError):
+            found = _at_a_prior_draw(run, dtype)
+            if found is None:
+                raise
+            return found
+
+
+def prior_draw(msg: Message, transform: Any) -> Tensor:
+    """A draw of a latent's prior, unconstrained; near zero where it cannot be drawn from.
+
+    Args:
+        msg: the site's message.
+        transform: from the unconstrained space.
+    """
+    shape = transform.inverse_shape(msg["fn"].shape())
+    try:
+        drawn: Tensor = transform.inv(msg["fn"].sample())
+    except (NotImplementedError, RuntimeError, ValueError):  # an improper prior, say
+        return torch.randn(shape)
+    return drawn.nan_to_num(0.0).clamp(-MAX_PRIOR_DRAW, MAX_PRIOR_DRAW)
+
+
+def _at_a_prior_draw(run: Callable[[Source], Execution], dtype: torch.dtype) -> FirstRun | None:
+    """A run at the first draw of the priors at which the model is defined; None where none was found."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        for _ in range(MAX_TRIES):
+            with suppress(ValueError, torch.linalg.LinAlgError):
+                return _run(run, lambda msg, transform: prior_draw(msg, transform).to(dtype), 1.0)
+    return None
 
 
 def _run_at(run: Callable[[Source], Execution], spread: float, dtype: torch.dtype) -> FirstRun:
     generator = torch.Generator().manual_seed(0)
+
+    def near(msg: Message, transform: Any) -> Tensor:
+        shape = transform.inverse_shape(msg["fn"].shape())
+        return spread * torch.randn(shape, generator=generator, dtype=dtype)
+
+    return _run(run, near, spread)
+
+
+def _run(run: Callable[[Source], Execution], latent: Source, spread: float) -> FirstRun:
     point: dict[str, Tensor] = {}
 
     def source(msg: Message, transform: Any) -> Tensor:
-        shape = transform.inverse_shape(msg["fn"].shape())
-        point[msg["name"]] = spread * torch.randn(shape, generator=generator, dtype=dtype)
+        point[msg["name"]] = latent(msg, transform)
         return point[msg["name"]]
 
     with NegativeLookups() as lookups:

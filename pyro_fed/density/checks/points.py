@@ -43,8 +43,8 @@ def _draw(seen: FirstRun, site: Site, generator: torch.Generator) -> Tensor:
     """A draw of a site's prior, unconstrained and flat; uniform where it cannot be drawn from."""
     msg = seen.execution.trace.nodes[site.name]
     uniform = RADIUS * (2 * torch.rand(site.size, generator=generator, dtype=torch.float64) - 1)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
+    with torch.random.fork_rng(devices=[]):  # torch.manual_seed would ask every kind of device, for 0.3 ms
+        torch.default_generator.manual_seed(int(torch.randint(2**62, (), generator=generator)))
         try:
             drawn = unconstraining(msg).inv(msg["fn"].sample()).flatten().double()
         except (NotImplementedError, RuntimeError, ValueError):  # an improper prior, say

@@ -6,6 +6,9 @@ at C clients at once, in float64 sums. The curvature is the negative Hessian (`"
 reverse mode), or the Fisher information of the likelihood (`"fisher"`, see `fisher`), which is never negative and costs
 no Hessian. `structure` "diag" keeps the diagonal alone.
 
+Points at which a density or a derivative is not finite, beyond an edge of where it is defined, are left out, and the
+logarithm of the others' share is part of the value: with it E_q[f] + H(q) is a bound of what q has within that edge.
+
 Points are worked through in blocks, so that memory stays near `MAX_BLOCK` numbers whatever the model.
 
 A row's curvature costs as many gradients as there are parameters, or values of its observation: where all rows at all
@@ -29,7 +32,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -324,11 +327,12 @@ class Derivatives:
         clients, dim = blocks.shape[1], blocks.shape[-1]
         zero = torch.zeros(clients, dtype=torch.float64, device=blocks.device)
         shape = (clients, dim, dim) if self.structure == "full" else (clients, dim)
-        carry = Moments(zero, zero.new_zeros(clients, dim), zero.new_zeros(shape))
-        total, _ = problem.scan(step, carry, const, blocks.to(problem.dtype), len(blocks), dims)
-        return Moments(*(part / count for part in total))
+        carry = _Total(Moments(zero, zero.new_zeros(clients, dim), zero.new_zeros(shape)), zero)
+        (sums, finite), _ = problem.scan(step, carry, const, blocks.to(problem.dtype), len(blocks), dims)
+        value, *others = (part / finite.reshape(-1, *[1] * (part.dim() - 1)) for part in sums)
+        return Moments(value + (finite / count).log(), *others)
 
-    def _likelihood_step(self, problem: Problem, total: Moments, batch: Batch, points: Tensor) -> tuple[Moments, Any]:
+    def _likelihood_step(self, problem: Problem, total: _Total, batch: Batch, points: Tensor) -> tuple[_Total, Any]:
         def at(z: Tensor) -> Moments:
             if self.kind == "fisher":
                 score, value = grad_and_value(lambda t: problem.log_lik(t, batch))(z)
@@ -348,7 +352,7 @@ class Derivatives:
 
         return total + problem.vmap(at)(points).double().sum(0), ()
 
-    def _prior_step(self, problem: Problem, total: Moments, _: Any, pairs: Tensor) -> tuple[Moments, Any]:
+    def _prior_step(self, problem: Problem, total: _Total, _: Any, pairs: Tensor) -> tuple[_Total, Any]:
         def at(pair: Tensor) -> Moments:
             z, signs = pair[0], pair[1]
             if self.structure == "full" or len(z) <= self.hessian_dim:
@@ -387,8 +391,22 @@ def _score_step(problem: Problem, total: Any, batch: Batch, points: Tensor) -> t
     return (total[0] + value.double().sum(0), total[1] + score.double().sum(0)), ()
 
 
-def _add(total: Moments, parts: Moments) -> Moments:
-    return Moments(*(t + p.double().sum(0) for t, p in zip(total, parts, strict=True)))
+class _Total(NamedTuple):
+    """Sums over the points at which all is finite, and how many these are."""
+
+    sums: Moments
+    finite: Tensor
+
+
+def _add(total: _Total, parts: Moments) -> _Total:
+    """With a block of points, (s, ...)."""
+    finite = parts.finite()
+
+    def summed(part: Tensor) -> Tensor:
+        return torch.where(finite.reshape(-1, *[1] * (part.dim() - 1)), part.double(), 0.0).sum(0)
+
+    sums = Moments(*(before + summed(part) for before, part in zip(total.sums, parts, strict=True)))
+    return _Total(sums, total.finite + finite.double().sum())
 
 
 def in_blocks(points: Tensor, work: int, most: int = MAX_BLOCK) -> Tensor:

@@ -40,13 +40,15 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.func import grad, vjp
+from torch.utils import _pytree as pytree
 
 from pyro_fed.conventions.calls import Checked
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.bound import RowDensities
-from pyro_fed.density.latents.ascent import Centre, Climber, Rows
+from pyro_fed.density.latents.ascent import Ascent, Centre, Climber, Rows
 from pyro_fed.density.latents.several_modes import MOST_STARTS, alive, log_shares, needed_starts
 from pyro_fed.density.latents.tails import Profile, line
+from pyro_fed.density.starts import draw_starts
 from pyro_fed.errors import SettingError
 from pyro_fed.ops.points import standardised_sobol
 from pyro_fed.ops.tiny import log_det_lower, solve_lower_transposed
@@ -86,6 +88,8 @@ class Quadrature(metaclass=Checked):
         tails: for one latent a row and at least 7 nodes: place the nodes by the density's tails, in place of
             Gauss-Hermite nodes by its curvature. None does so if only the latter err by more than `node_tolerance`, at
             random θ.
+        offset: from zero, where the ascent to the first mode of a row's latents begins, in no two latents alike. None
+            takes 0, or 0.05 where nodes are placed by tails, and where a density or a derivative is not finite at zero.
         starts: places from which modes of a row's latents are looked for, besides zero: unconstrained, a tuple of d
             numbers each. Each mode that is found is integrated by nodes of its own. () stands for a single mode; None
             finds at random θ whether there are more, and where.
@@ -117,6 +121,7 @@ class Quadrature(metaclass=Checked):
     order: int | None = None
     max_order: int = 21
     tails: bool | None = None
+    offset: float | None = None
     starts: tuple[tuple[float, ...], ...] | None = None
     node_tolerance: float = 1e-3
     gaussian_tolerance: float = 1e-3
@@ -155,8 +160,9 @@ class Quadrature(metaclass=Checked):
         theta = 2 * torch.rand(PROBES, problem.dim, generator=generator, dtype=problem.bound.dtype) - 1
         theta, at = PROBE_RADIUS * theta, torch.linspace(0, problem.bound.num_rows - 1, PROBE_ROWS).long().unique()
         rows = tuple(leaf[at] for leaf in problem.rows)
-        steps = self.mode_steps or self._steps(problem, theta, rows)
-        found = replace(self, mode_steps=steps)._for_modes(problem, theta, rows)
+        rule, theta, foot = self._with_feet(problem, theta, rows)
+        steps = self.mode_steps or rule._steps(problem, theta, rows, foot)
+        found = replace(rule, mode_steps=steps)._for_modes(problem, theta, rows)
         if self.order is None:
             gaussian = not found.starts and found._bend(problem, theta, rows) <= self.gaussian_tolerance
             order = min(GAUSSIAN_ORDER, self.max_order) if gaussian else found._sufficient_order(problem, theta, rows)
@@ -167,6 +173,23 @@ class Quadrature(metaclass=Checked):
             return replace(found, tails=False)
         found = replace(found, tails=True)  # its ascent starts elsewhere
         return replace(found, mode_steps=self.mode_steps or found._steps(problem, theta, rows))
+
+    def _with_feet(self, problem: RowDensities, theta: Tensor, rows: Rows) -> tuple[Quadrature, Tensor, Ascent]:
+        """These settings, θ (S, D) and the feet of the rows' ascents there, all finite.
+
+        Where they are not, ascents begin beside zero if no place is given, and draws of the priors are among θ.
+        """
+        foot = self._foot(problem, theta, rows)
+        finite = _is_finite(foot)
+        if bool(finite.all()):
+            return self, theta, foot
+        draws = draw_starts(problem, PROBES, torch.Generator().manual_seed(0), None, PROBE_RADIUS, checked=False)
+        theta = torch.cat([theta, draws])
+        rules = [self] if self.offset is not None else [self, replace(self, offset=ASCENT_OFFSET)]
+        tried = [(rule, rule._foot(problem, theta, rows)) for rule in rules]
+        rule, foot = max(tried, key=lambda one: int(_is_finite(one[1]).sum()))
+        finite = _is_finite(foot) if bool(_is_finite(foot).any()) else torch.ones_like(finite)
+        return rule, theta[finite], pytree.tree_map(lambda part: part[finite], foot)
 
     def _for_modes(self, problem: RowDensities, theta: Tensor, rows: Rows) -> Quadrature:
         """With the places from which all modes at θ (S, D) are found, where rows have several.
@@ -248,11 +271,19 @@ class Quadrature(metaclass=Checked):
                 return order
         return self.max_order
 
-    def _steps(self, problem: RowDensities, theta: Tensor, rows: Rows) -> int:
+    def _foot(self, problem: RowDensities, theta: Tensor, rows: Rows) -> Ascent:
+        """Where the ascents at several θ (S, D) begin."""
+        climber = self.climber(0)
+        found: Ascent = problem.vmap(lambda one: climber.foot(problem, one, rows, self._start(problem, one, rows)))(
+            theta
+        )
+        return found
+
+    def _steps(self, problem: RowDensities, theta: Tensor, rows: Rows, foot: Ascent | None = None) -> int:
         """Newton steps to the modes at several θ (S, D), and one more."""
         climber = self.climber(0)
         climb = problem.vmap(lambda one, state: climber.climb(problem, one, rows, state))
-        state = problem.vmap(lambda one: climber.foot(problem, one, rows, self._start(problem, one, rows)))(theta)
+        state = foot or self._foot(problem, theta, rows)
         steps = 0
         while steps < self.max_mode_steps - 1 and bool((climber.summit(state).decrement > self.mode_tolerance).any()):
             state, steps = climb(theta, state), steps + 1
@@ -470,9 +501,14 @@ class Quadrature(metaclass=Checked):
 
     def _start(self, problem: RowDensities, theta: Tensor, rows: Rows) -> Tensor:
         """Where the rows' ascents begin, (m, d)."""
-        return theta.new_full(
-            (len(rows[0]), problem.local_dim), ASCENT_OFFSET if self.by_tails(problem.local_dim) else 0.0
-        )
+        dim = problem.local_dim
+        offset = (ASCENT_OFFSET if self.by_tails(dim) else 0.0) if self.offset is None else self.offset
+        return (offset * (1 + torch.arange(dim, dtype=theta.dtype, device=theta.device) / dim)).expand(len(rows[0]), -1)
+
+
+def _is_finite(foot: Ascent) -> Tensor:
+    """At which θ log densities, scores and curvatures of all rows are finite, (S,)."""
+    return torch.stack([part.isfinite().flatten(1).all(1) for part in foot.here]).all(0)
 
 
 def gauss_hermite(order: int, dim: int) -> tuple[Tensor, Tensor]:

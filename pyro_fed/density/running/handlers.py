@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple, cast
 
@@ -27,6 +27,7 @@ from pyro_fed.density.running.safe_log import mappable_safe_log
 from pyro_fed.density.running.shared import keeping
 from pyro_fed.density.running.torch_modes import Noticed, placing, replacing
 from pyro_fed.density.running.trace_sites import Message, is_imputed, plate_of, row_axis, rows_first, unconstraining
+from pyro_fed.density.running.walls import put_walls
 from pyro_fed.errors import SettingError, listed, without_shapes
 
 #: Where this package's own handlers are from.
@@ -65,6 +66,7 @@ def run_model(
     declared: dict[str, int] | None = None,
     incomplete: bool = False,
     noticed: Noticed | None = None,
+    walls: Collection[str] = (),
     device: torch.device | None = None,
 ) -> Execution:
     """Run a model on some rows, with given values of its latents.
@@ -84,6 +86,7 @@ def run_model(
         declared: receives the plates' sizes as the model runs, also if it fails.
         incomplete: whether the data have NaN among them.
         noticed: known facts about the functions of torch that it calls.
+        walls: names of sites whose density is zero beyond the constraints of their parameters.
         device: device of its arguments; None for the CPU.
 
     Raises:
@@ -118,6 +121,7 @@ def run_model(
             raise plain from plain.__cause__
         if densities:
             trace.compute_log_prob(lambda _, site: not is_imputed(site, (filler.plate, *members)))
+            put_walls(trace, walls)
     return Execution(trace, filler, declared)
 
 

@@ -89,7 +89,8 @@ class FedLaplace(GaussianAlgorithm):
             parameters.
         tolerance: the run has converged when the next Newton step is shorter than this many posterior SDs,
             (d'Hd)^(1/2).
-        start: "zeros" on the unconstrained scale, a draw from the "prior", the point that averaging finds, "fedavg", or
+        start: "zeros" on the unconstrained scale (a point near them, or a draw of the prior, where the density or a
+            derivative is not finite there), a draw from the "prior", the point that averaging finds, "fedavg", or
             "auto": that of networks, whose log density is stationary at zeros and has many modes, most of them worse
             than what averaging finds, and zeros of all other models.
         fractions: of the Newton step that the line search tries; the first must be 1.
@@ -143,14 +144,13 @@ class FedLaplace(GaussianAlgorithm):
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """At zeros, a draw from the prior or what averaging has found, sites equal to one."""
+        """At zeros (`Problem.regular_start`), a draw from the prior or what averaging has found, sites equal to one."""
         structure = self.structure
         site = flat_site(problem, structure)
-        point = torch.zeros_like(site.eta)
         if self.start == "prior":
             point = problem.init(1, generator)[0].to(site.eta)
-        elif start is not None:
-            point = start.shared["point"].to(site.eta)
+        else:
+            point = (problem.regular_start if start is None else start.shared["point"]).to(site.eta)
         rounding = ROUNDING_UNITS * torch.finfo(problem.dtype).eps
         server = first_server(point, site, problem.transformed, num_clients, len(self.fractions), rounding)
         return server.state(), as_state(flat_site(problem, structure, num_clients))

@@ -108,16 +108,18 @@ class NUTS(Algorithm):
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
         """The starting points, (chains, 1, D), which are the draws until there are any."""
-        shape = (self.num_chains, problem.dim)
-        if start is not None:
-            q = gaussian(start.shared)
-            mean = q.mean()
-            away = q.sample(self.num_chains, generator) - mean
-            points = (mean + 1.5 * away).to(problem.dtype)
-        elif self.start == "uniform":
-            points = (2 * torch.rand(shape, generator=generator, dtype=problem.dtype) - 1) * self.radius
-        else:
-            points = problem.init(self.num_chains, generator, radius=self.radius)
+
+        def drawn(count: int) -> Tensor:
+            if start is not None:
+                q = gaussian(start.shared)
+                mean = q.mean()
+                return (mean + 1.5 * (q.sample(count, generator) - mean)).to(problem.dtype)
+            if self.start == "uniform":
+                unit = torch.rand(count, problem.dim, generator=generator, dtype=problem.dtype)
+                return (2 * unit - 1) * self.radius
+            return problem.init(count, generator, radius=self.radius)
+
+        points = problem.feasible(drawn(self.num_chains), lambda: drawn(1)[0])
         none = {name: points.new_zeros(self.num_chains, 1) for name in STATISTICS}
         return {"draws": points[:, None], **none}, {}
 

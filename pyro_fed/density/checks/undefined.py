@@ -1,0 +1,199 @@
+"""Where a log density, its gradient or its second derivative is no number, and the operation that makes it so.
+
+Torch computes derivatives of formulas: that of y log r at y = r = 0, of 0 ** k, or of a branch of torch.where that is
+not taken may be NaN where the density is a number. A row with such an operation has no derivative at any point, and an
+algorithm that follows derivatives fails at it, or leaves its client out: the model is refused. Other densities are not
+defined on a part of the space alone, such as beyond a bound that two latents have in common. Inference starts outside
+of that part (`starts`) and leaves it out of its averages.
+
+Whether all is finite is known from one gradient and one product with the Hessian over all rows (`slopes_and_bends`).
+Only where they are not are rows looked at one by one. The operation is what torch's anomaly mode says of one of them.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import grad, vjp
+
+from pyro_fed.density.bound import RowDensities
+from pyro_fed.density.checks.blame import Line, Statements, is_users_file, line_text
+from pyro_fed.density.running.handlers import run_model
+from pyro_fed.errors import ModelError, listed
+
+#: What is looked at: each only where those before it are finite.
+ORDERS = ("log density", "gradient of the log density", "second derivative of the log density")
+#: What torch's anomaly mode says of an operation, and of where it stands.
+_OPERATION, _FRAME = re.compile(r"(?:in|by) (\w+?)Backward\d*"), re.compile(r'File "([^"]+)", line (\d+), in (.+)')
+#: What to do, by the order.
+_NO_DENSITY = "give the latents a support on which it is, or these rows a likelihood under which they are possible"
+_NO_DERIVATIVE = (
+    "keep the operation away from its edge in these rows, such as rate.clamp_min(1e-30) in place of a rate of 0, or by "
+    "torch.where on what it takes and on what it makes: `safe = torch.where(edge, 1.0, x)`, then `torch.where(edge, "
+    "limit, f(safe))`; or leave out rows whose density is constant"
+)
+
+
+class UndefinedError(ModelError):
+    """A log density, or a derivative of it, that is not finite at any point that was looked at.
+
+    Attributes:
+        rows: numbers of the rows; none where what is outside the plate is not.
+        order: of the derivative, 0 where the density itself is not.
+    """
+
+    def __init__(self, message: str, rows: list[int], order: int) -> None:
+        super().__init__(message)
+        self.rows, self.order = rows, order
+
+
+def slopes_and_bends(
+    total: Callable[[Tensor, Tensor], tuple[Tensor, Any]], z: Tensor, local: Tensor
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], Any]:
+    """Gradients of a function of z and latents of rows, products of its Hessian and ones, and what else it returns.
+
+    Args:
+        total: of z (D,) and latents (m, d), with something else beside its value.
+        z: (D,).
+        local: (m, d).
+    """
+    if not local.numel():
+        slope, pull, aux = vjp(grad(lambda at: total(at, local), has_aux=True), z, has_aux=True)
+        return (slope,), pull(torch.ones_like(slope)), aux
+    slopes, pull, aux = vjp(grad(total, (0, 1), has_aux=True), z, local, has_aux=True)
+    return slopes, pull(tuple(map(torch.ones_like, slopes))), aux
+
+
+class _Finite(NamedTuple):
+    """At P points, whether density, gradient and second derivative are finite, of each row and outside of the plate."""
+
+    rows: Tensor  # (P, m, 3)
+    outside: Tensor  # (P, 1, 3)
+
+
+def refuse_undefined(
+    problem: RowDensities,
+    points: Tensor,
+    rows: tuple[Any, ...],
+    local: Tensor,
+    numbers: Tensor,
+    walls: Sequence[str] = (),
+) -> None:
+    """Refuse rows whose density, or a derivative of it, is not finite at any of some points.
+
+    Args:
+        problem: the model's densities, in float64.
+        points: (P, D).
+        rows: row tensors, each (m, ...).
+        local: (P, m, d) latents of the rows.
+        numbers: (m,) of the rows, for the error.
+        walls: what is known of sites whose density is zero on a part of the space.
+
+    Raises:
+        UndefinedError: names the site, the latents, the rows and the operation.
+    """
+    finite = _finite(problem, points, rows, local)
+    for order, what in enumerate(ORDERS):
+        for part in finite:
+            bad = ~part[..., order].any(0)
+            if not bool(bad.any()):
+                continue
+            row = int(bad.nonzero()[0])
+            at = int(part[:, row, order - 1].float().argmax()) if order else 0
+            one = tuple(leaf[row : row + 1] for leaf in rows)
+            name, latents, operation = _cause(problem, points[at], one, local[at, row : row + 1], order)
+            inside = part is finite.rows
+            of = f" in {int(bad.sum())} of the {len(bad)} rows that were looked at" if inside else ""
+            along = f" along {listed(map(repr, latents))}" if latents else ""
+            cure = _NO_DERIVATIVE if order else ". ".join(walls) or _NO_DENSITY
+            raise UndefinedError(
+                f"site '{name}': the {what}{along} is not finite{of}, near zero as where the priors have their mass"
+                f"{operation}: {cure}",
+                numbers[bad].tolist() if inside else [],
+                order,
+            )
+
+
+def _finite(problem: RowDensities, points: Tensor, rows: tuple[Any, ...], local: Tensor) -> _Finite:
+    def at(z: Tensor, own: Tensor, row: tuple[Any, ...], inside: bool) -> Tensor:
+        def total(point: Tensor, latents: Tensor) -> tuple[Tensor, Tensor]:
+            terms = problem.log_terms(point, row, latents)[inside]
+            value = sum((term.sum() for term in terms.values()), point.new_zeros(()))
+            return value, value
+
+        slopes, bends, value = slopes_and_bends(total, z, own)
+        found = [torch.stack([part.isfinite().all() for part in some]).all() for some in ((value,), slopes, bends)]
+        return torch.stack(found).cumprod(0).bool()
+
+    def looked_at(inside: bool, some: Tensor) -> Tensor:
+        each = tuple(leaf[some.unsqueeze(1)] for leaf in rows)
+        of_rows = problem.vmap(lambda z, own, row: at(z, own, row, inside), (None, 0, 0))
+        found: Tensor = problem.vmap(lambda z, own: of_rows(z, own, each))(points, local[:, some].unsqueeze(2))
+        return found
+
+    return _Finite(looked_at(True, torch.arange(len(rows[0]))), looked_at(False, torch.arange(1)))
+
+
+def _cause(
+    problem: RowDensities, z: Tensor, row: tuple[Any, ...], local: Tensor, order: int
+) -> tuple[str, list[str], str]:
+    """The site, the latents along which a derivative is not finite, and what there is to say of the operation."""
+    statements: dict[str, Line] = {}
+    at = z.detach().clone().requires_grad_(), local.detach().clone().requires_grad_()
+    with torch.enable_grad(), warnings.catch_warnings(record=True) as caught, Statements(statements):
+        warnings.simplefilter("always")
+        with torch.autograd.set_detect_anomaly(True):
+            outside, inside = problem.log_terms(at[0], row, at[1])
+        for name, term in (inside | outside).items():
+            if not order and not bool(term.isfinite().all()):
+                return name, [], _place(statements.get(name))
+            slopes = _derivative(term, at, order) if order and term.requires_grad else ()
+            if all(bool(slope.isfinite().all()) for slope in slopes):
+                continue
+            with torch.autograd.set_detect_anomaly(True), suppress(RuntimeError):
+                _derivative(term, at, order)
+            made = [match[1].lower() for warning in caught if (match := _OPERATION.search(str(warning.message)))]
+            place = _place(_line(caught) or statements.get(name))
+            return name, _latents(problem, *slopes), f", by {made[-1]}{place}" if made else ""
+    return next(iter(inside)), [], ""
+
+
+def _derivative(term: Tensor, at: tuple[Tensor, ...], order: int) -> tuple[Tensor, ...]:
+    """The gradient of a sum, or of the sum of its gradient."""
+    found: tuple[Tensor, ...] = (term,)
+    for _ in range(order):
+        total = torch.stack([part.sum() for part in found]).sum()
+        found = torch.autograd.grad(total, at, create_graph=True, materialize_grads=True)
+    return found
+
+
+def _latents(problem: RowDensities, slope: Tensor, own: Tensor) -> list[str]:
+    """Names of the latents along which a gradient is not finite."""
+    sites = [(site, slope[site.start : site.start + site.size]) for site in problem.sites.values()]
+    sites += [(site, own[:, site.start : site.start + site.row_size]) for site in problem.layout.local.values()]
+    return [site.name for site, part in sites if not bool(part.isfinite().all())]
+
+
+def _line(caught: list[warnings.WarningMessage]) -> Line | None:
+    """The model's line that anomaly mode has told of last; None where the operation stands in no line of its own."""
+    for warning in reversed(caught):
+        frames = _FRAME.findall(str(warning.message))
+        inside = [name for _, _, name in frames]
+        if run_model.__name__ not in inside:
+            continue
+        own = [
+            (path, int(number)) for path, number, _ in frames[inside.index(run_model.__name__) :] if is_users_file(path)
+        ]
+        if own:
+            return own[-1]
+    return None
+
+
+def _place(line: Line | None) -> str:
+    return f" at {line_text(line)}" if line else ""

@@ -1,0 +1,254 @@
+"""Densities, scores and curvatures that are no numbers at an edge: refused with site, rows and line, or right."""
+
+import math
+import warnings
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from scipy import special, stats
+
+import pyro_fed as pf
+from pyro_fed.density.nan_densities import nan_density_notes
+
+QUIET = {"seed": 0, "progress": False}
+
+
+def federated(model, *args, clients=3, **options):
+    return pf.Federation(model, args, plate="data", num_clients=clients, seed=0, **options)
+
+
+def moments(log_density, *axes):
+    """Means and SDs by quadrature on a grid."""
+    grids = np.meshgrid(*axes, indexing="ij")
+    with np.errstate(all="ignore"):
+        log_density = log_density(*grids)
+    weight = np.exp(log_density - np.nanmax(np.where(np.isfinite(log_density), log_density, np.nan)))
+    weight = np.where(np.isfinite(weight), weight, 0.0) / np.nansum(np.where(np.isfinite(weight), weight, 0.0))
+    means = [float((weight * grid).sum()) for grid in grids]
+    sds = [float((weight * (grid - mean) ** 2).sum() ** 0.5) for grid, mean in zip(grids, means, strict=True)]
+    return means, sds
+
+
+def assert_right(idata, names, expected, within=0.2):
+    """Means within so many SDs, and SDs within that share: of 1,000 draws three to six standard errors."""
+    for name, mean, sd in zip(names, *expected, strict=True):
+        values = idata["posterior"][name].values
+        assert abs(values.mean() - mean) < within * sd, (name, values.mean(), mean, sd)
+        assert abs(values.std() / sd - 1) < within, (name, values.std(), sd)
+
+
+# -- no derivative at any point ------------------------------------------------------------------------------------
+EXPOSURE = torch.tensor([3.0, 0.0, 5.0, 2.0, 0.0, 4.0, 1.0, 6.0]).double()
+COUNTS = torch.tensor([1.0, 0.0, 4.0, 0.0, 0.0, 2.0, 1.0, 3.0]).double()
+
+
+def hazard(exposure, count, guard=0.0):
+    rate = pyro.sample("rate", dist.Gamma(exposure.new_tensor(1.0), 1.0))
+    with pyro.plate("data", len(count)):
+        pyro.sample("y", dist.Poisson((rate * exposure).clamp_min(guard)), obs=count)
+
+
+def test_a_rate_of_zero_is_refused_with_its_clients_and_the_cure_is_right():
+    said = (
+        r"clients [\d, and]+ \(first: client \d, row 1\): site 'y': the gradient .* along 'rate' .* in 2 of the 8 rows"
+    )
+    with pytest.raises(pf.ModelError, match=said + r".* by xlogy at `pyro.sample\(\"y\".*clamp_min"):
+        federated(hazard, EXPOSURE, COUNTS)
+    idata = pf.fit(federated(hazard, EXPOSURE, COUNTS, 1e-30), **QUIET)
+    shape, rate = 1 + float(COUNTS.sum()), 1 + float(EXPOSURE.sum())
+    assert_right(idata, ["rate"], ([shape / rate], [shape**0.5 / rate]))
+
+
+def test_a_power_of_zero_is_refused_where_one_client_has_it():
+    dose = torch.tensor([0.0, 0.125, 0.25, 0.5, 1.0, 2.0]).double()
+
+    def model(dose, y):
+        slope = pyro.sample("slope", dist.Normal(dose.new_tensor(0.0), 2.0))
+        hill = pyro.sample("hill", dist.LogNormal(dose.new_tensor(1.0), 0.5))
+        with pyro.plate("data", len(y)):
+            power = dose**hill
+            pyro.sample("y", dist.Normal(slope * power / (0.3**hill + power), 0.1), obs=y)
+
+    said = (
+        r"clients \d \(first: client \d, row 0\): site 'y': the second derivative .* along 'hill' .* in 1 of the 6 rows"
+    )
+    with pytest.raises(pf.ModelError, match=said + r".* by pow at `power = dose\*\*hill`"):
+        federated(model, dose, dose / (0.3 + dose), clients=6)
+
+
+def test_no_value_of_a_row_is_in_the_message():
+    with pytest.raises(pf.ModelError) as caught:
+        federated(hazard, EXPOSURE * 0.7713, COUNTS)
+    assert "0.7713" not in str(caught.value) and "3.8565" not in str(caught.value)
+
+
+def test_few_rows_of_many_are_named_where_their_scores_are_not_finite():
+    exposure = torch.full((5000,), 2.0).double()
+    exposure[4321] = 0.0
+    with pytest.raises(pf.ModelError, match=r"client \d, row 4321\): site 'y': the gradient"):
+        federated(hazard, exposure, (exposure > 0).double())
+
+
+def test_few_rows_of_many_are_told_of_where_their_curvatures_are_not_finite():
+    """These are looked at once a run has failed."""
+    dose = torch.linspace(0.1, 1.0, 5000).double()
+    dose[4321] = 0.0
+
+    def model(dose, y):
+        hill = pyro.sample("hill", dist.LogNormal(dose.new_tensor(0.0), 0.5))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(dose**hill, 0.1), obs=y)
+
+    notes = nan_density_notes(federated(model, dose, dose).problem)
+    assert len(notes) == 1 and "second derivative" in notes[0] and "`pyro.sample" in notes[0]
+
+
+# -- no number at a point ------------------------------------------------------------------------------------------
+def growth(time, y):
+    """The mean is 0 / 0 at c = 0, where the search for a mode would start."""
+    c = pyro.sample("c", dist.Normal(time.new_tensor(0.0), 1.0))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal((torch.exp(c * time) - 1) / c, 0.5), obs=y)
+
+
+def test_a_removable_singularity_is_no_start():
+    time = torch.linspace(0.5, 2.0, 20).double()
+    y = time + 0.4 * torch.sin(9 * time)
+    fed = federated(growth, time, y)
+    start = fed.problem.regular_start
+    assert bool(start.all()) and bool(fed.problem.log_lik(start).isfinite())
+    t, v = time.numpy(), y.numpy()
+
+    def log_density(c):
+        return -(c**2) / 2 - (((np.expm1(c[:, None] * t) / c[:, None] - v) / 0.5) ** 2).sum(1) / 2
+
+    for algorithm in (pf.FedLaplace(), pf.FedEP()):
+        idata = pf.run(algorithm, fed, **QUIET)
+        assert_right(idata, ["c"], moments(log_density, np.linspace(-1.503, 1.5, 4000)))
+
+
+def test_a_removable_singularity_of_rows_latents_is_no_start():
+    """Slopes of rows are looked for from zero, where (exp(b t) - 1) / b is 0 / 0: as with the same, guarded."""
+
+    def guarded(b):
+        small = b.abs() < 1e-4
+        safe = torch.where(small, torch.ones_like(b), b)
+        return torch.where(small, 1 + b / 2, (torch.exp(safe) - 1) / safe)
+
+    def model(y, guard):
+        m = pyro.sample("m", dist.Normal(y.new_tensor(0.0), 1.0))
+        with pyro.plate("data", len(y)):
+            b = pyro.sample("b", dist.Normal(m, 0.5))
+            pyro.sample("y", dist.Normal(guarded(b) if guard else (torch.exp(b) - 1) / b, 0.3), obs=y)
+
+    y = torch.linspace(0.6, 2.2, 12).double()
+    problems = [federated(model, y, guard).problem for guard in (False, True)]
+    z = torch.tensor([[0.3], [-0.2]]).double()
+    torch.testing.assert_close(problems[0].log_lik(z), problems[1].log_lik(z), rtol=1e-4, atol=1e-4)
+
+
+# -- a part of the space ------------------------------------------------------------------------------------------
+TRIALS = torch.tensor([3.0, 5, 10, 15, 20, 100, 200, 300, 500, 1000]).double()
+HITS = torch.tensor([2.0, 5, 7, 13, 12, 81, 173, 222, 424, 761]).double()
+
+
+def by_mean_and_sd(trials, hits, checked=None):
+    """No Beta has this mean and SD where sd² ≥ mean (1 - mean); torch computes a number there."""
+    mean = pyro.sample("mean", dist.Beta(trials.new_tensor(1.0), 1.0))
+    sd = pyro.sample("sd", dist.HalfCauchy(trials.new_tensor(1.0)))
+    size = mean * (1 - mean) / sd**2 - 1
+    with pyro.plate("data", len(hits)):
+        p = dist.BetaBinomial(mean * size, (1 - mean) * size, trials, validate_args=checked)
+        pyro.sample("y", p, obs=hits)
+
+
+@pytest.mark.parametrize("checked", [None, False])
+def test_a_bound_that_two_parameters_share_is_a_wall(checked):
+    with pytest.warns(UserWarning, match=r"concentration\d of Beta.* is -.* at a draw of the prior \(mean = .*, sd = "):
+        fed = federated(by_mean_and_sd, TRIALS, HITS, checked)
+    mean, sd = np.linspace(0.002, 0.998, 300), np.linspace(0.002, 0.5, 300)
+
+    def log_density(mean, sd):
+        size = mean * (1 - mean) / sd**2 - 1
+        a, b = mean * size, (1 - mean) * size
+        pairs = zip(HITS.numpy(), TRIALS.numpy(), strict=True)
+        found = sum(special.betaln(a + y, b + n - y) - special.betaln(a, b) for y, n in pairs) - np.log1p(sd**2)
+        return np.where(size > 0, found, -np.inf)
+
+    z = torch.tensor([[1.0, math.log(0.6)]]).double()  # mean 0.73, and no such SD
+    assert float(fed.problem.log_lik(z)) == -math.inf
+    assert_right(pf.fit(fed, **QUIET), ["mean", "sd"], moments(log_density, mean, sd))
+
+
+def cumulative(x, y):
+    """Cumulative logits with a slope of each category: two may cross, and a probability be negative."""
+    cut = pyro.sample("cut", dist.Normal(x.new_tensor([-1.0, 1.0]), 0.5).to_event(1))
+    slope = pyro.sample("slope", dist.Normal(x.new_zeros(2), 0.5).to_event(1))
+    with pyro.plate("data", len(y)):
+        above = torch.sigmoid(cut - slope * x[:, None])
+        p = torch.stack([above[:, 0], above[:, 1] - above[:, 0], 1 - above[:, 1]], -1)
+        pyro.sample("y", dist.Categorical(probs=p), obs=y)
+
+
+def test_probabilities_that_may_be_negative_are_named_and_walls():
+    x = torch.linspace(-2, 2, 60).double()
+    y = torch.tensor([0, 1, 1, 2, 0, 1, 2, 1, 0, 2] * 6)
+    with pytest.warns(UserWarning, match="'y': probs of Categorical .*a draw of the prior"):
+        fed = federated(cumulative, x, y)
+    z = torch.tensor([[0.0, 0.1, 3.0, -3.0]]).double()
+    assert float(fed.problem.log_lik(z)) == -math.inf
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        nuts = pf.run(pf.NUTS(num_chains=1), fed, num_draws=1500, audit=False, **QUIET)["posterior"]
+    found = pf.fit(fed, **QUIET)["posterior"]
+    for name in ("cut", "slope"):
+        mean, sd = (getattr(nuts[name], kind)(("chain", "draw")) for kind in ("mean", "std"))
+        assert bool((abs(found[name].mean(("chain", "draw")) - mean) < 0.25 * sd).all())
+        assert bool((abs(found[name].std(("chain", "draw")) / sd - 1) < 0.25).all())
+
+
+def test_counts_without_overdispersion_are_right():
+    """1 / sqrt(concentration) goes to 0: the edge is where the counts are Poisson."""
+    y = torch.from_numpy(np.random.default_rng(7).poisson(1000, 300)).double()
+
+    def model(y):
+        mean = pyro.sample("mean", dist.LogNormal(y.new_tensor(math.log(900.0)), 0.5))
+        spread = pyro.sample("spread", dist.HalfNormal(y.new_tensor(1.0)))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.GammaPoisson(spread**-2, spread**-2 / mean), obs=y)
+
+    v = y.numpy()
+
+    def log_density(mean, spread):
+        size = spread**-2
+        found = stats.nbinom.logpmf(v[:, None, None], size, size / (size + mean)).sum(0)
+        return found - spread**2 / 2 - np.log(mean) - (np.log(mean) - math.log(900)) ** 2 / 0.5
+
+    expected = moments(log_density, np.linspace(985, 1015, 121), np.linspace(1e-4, 0.05, 150))
+    fed = federated(model, y)
+    assert_right(pf.fit(fed, **QUIET), ["mean", "spread"], expected)
+
+
+def test_an_order_that_a_factor_asks_for_is_right():
+    """log(b - a) is no number at zero, where Newton's method would begin, and on half of the space."""
+
+    def model(y):
+        a = pyro.sample("a", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        pyro.factor("order", torch.log(a[1] - a[0]))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(a.sum(), 0.3), obs=y)
+
+    y = torch.linspace(0.5, 1.5, 12).double()
+    fed = federated(model, y)
+
+    def log_density(a, b):
+        return -(a**2 + b**2) / 2 + np.log(np.maximum(b - a, 0)) - 12 * (a + b - 1) ** 2 / 2 / 0.09
+
+    (low, high), sds = moments(log_density, np.linspace(-5, 5, 801), np.linspace(-5, 5, 801))
+    values = pf.fit(fed, **QUIET)["posterior"]["a"].values.reshape(-1, 2)
+    assert np.all(abs(values.mean(0) - [low, high]) < 0.2 * np.array(sds))
+    assert np.all(abs(values.std(0) / np.array(sds) - 1) < 0.2)
+    assert "density of 'order' is no finite number at" in nan_density_notes(fed.problem)[0]
