@@ -301,27 +301,26 @@ def _is_nonsense(bound: BoundModel, name: str) -> bool:
     return False
 
 
-def find_walls(problem: RowDensities, seen: FirstRun) -> list[str]:
+def find_walls(problem: RowDensities, seen: FirstRun, computed: Collection[str]) -> list[str]:
     """Put walls where the parameters of sites leave their constraints at draws of the priors.
-
-    The parameters are looked at where the model computes some that not every number may be.
 
     Args:
         problem: the model's densities, which have these walls from then on.
         seen: the model's first run.
+        computed: sites with parameters that depend on latents, and may not be any number.
 
     Returns:
         what there is to say of each site.
     """
-    bound = problem.bound
+    bound, nodes = problem.bound, seen.execution.trace.nodes
     latents = {value.untyped_storage().data_ptr() for value in seen.execution.filler.values.values()}
-    suspects = [
-        name
-        for name, msg in seen.execution.trace.nodes.items()
-        if msg["type"] == "sample"
-        and not is_deterministic(msg)
-        and any(value.untyped_storage().data_ptr() not in latents for *_, value in constrained_parameters(msg["fn"]))
-    ]
+
+    def is_own(name: str) -> bool:
+        """Whether the parameters are latents themselves, broadcast as they may be."""
+        given = constrained_parameters(nodes[name]["fn"])
+        return all(value.untyped_storage().data_ptr() in latents for *_, value in given)
+
+    suspects = [name for name in nodes if name in computed and not is_own(name)]
     if not suspects or bound.walls:
         return []
     rows = bound.all_rows if bound.num_rows <= ROWS else tuple(leaf[:ROWS] for leaf in bound.rows)

@@ -154,7 +154,8 @@ def regular_start(problem: RowDensities) -> Tensor:
     draws = draw_starts(problem, MAX_TRIES, generator, None, RADIUS, checked=False)
     found = [point for point in torch.cat([zeros[None], beside, draws]) if _is_regular(problem, point)]
     inside = (point for point in found if _all_finite(problem, point + beside))
-    return next(inside, (found or [zeros])[0])
+    start: Tensor = next(inside, (found or [zeros])[0])
+    return start
 
 
 def _is_regular(problem: RowDensities, point: Tensor) -> bool:

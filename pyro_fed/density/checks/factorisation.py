@@ -37,6 +37,7 @@ from pyro_fed.density.checks.undefined import refuse_undefined, slopes_and_bends
 from pyro_fed.density.edges import find_walls
 from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.density.running.trace_sites import is_imputed
+from pyro_fed.density.running.walls import Computed
 from pyro_fed.density.starts import draw_starts
 from pyro_fed.errors import ModelError, PyroFedError, listed, warn_user
 
@@ -115,10 +116,11 @@ def check_splits(problem: RowDensities, seen: FirstRun) -> None:
     """
     try:
         with torch.random.fork_rng(devices=[]):  # what a model draws by itself is not to change what comes after
-            walls = find_walls(problem, seen)
             judged = problem.doubled()
             sample = _sample(judged, seen)
-            with Stepping() as stepping:
+            with Stepping() as stepping, Computed() as computed:
+                whole, values = _run_all_rows_and_beside(judged, sample)
+            if walls := find_walls(problem, seen, computed.names):
                 whole, values = _run_all_rows_and_beside(judged, sample)
             _check_range(judged, seen, sample, whole)
             if not bool(whole.regular[0]):
@@ -143,8 +145,8 @@ def check_splits(problem: RowDensities, seen: FirstRun) -> None:
                 points = torch.cat([sample.z, _prior_draws(judged, sample)[: len(sample.z)]])
                 refuse_undefined(judged, points, sample.rows, sample.local.repeat(2, 1, 1), sample.at, walls)
             _check_imputed(judged, seen, sample, whole)
-            for said in walls:
-                warn_user(said)
+            for wall in walls:
+                warn_user(wall)
     except ModelError as error:
         error.args = (f"{error}{plate_tree(problem.bound)}",)
         raise
@@ -504,8 +506,7 @@ def _compare_with_all(problem: RowDensities, seen: FirstRun, sample: _Sample, ap
     each = local.new_ones(bound.num_rows)
     slope, _, (outside, inside) = _run(problem, sample.z[0], bound.all_rows, local, each, 1.0)
     if not bool(slope.isfinite().all()) and bool(apart.regular[0]):  # in rows that are none of the sample
-        everything = torch.arange(bound.num_rows)
-        for some in everything.split(REFERENCE_ROWS):
+        for some in torch.arange(bound.num_rows).split(REFERENCE_ROWS):
             rows, own = tuple(leaf[some] for leaf in problem.rows), local[some].expand(len(sample.z), -1, -1)
             refuse_undefined(problem, sample.z, rows, own, some)
     at = sample.at[sample.pairs]

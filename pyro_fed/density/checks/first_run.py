@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # it is there
 
 from pyro_fed.density.checks.negative_lookups import NegativeLookups
 from pyro_fed.density.running.handlers import Execution, Source
@@ -61,7 +62,7 @@ def first_run(run: Callable[[Source], Execution], dtype: torch.dtype) -> FirstRu
             return _run_at(run, 0.0, dtype)
         except PyroFedError:
             raise
-        except (ValueError, torch.linalg.LinAlgError):
+        except (ValueError, LinAlgError):
             found = _at_a_prior_draw(run, dtype)
             if found is None:
                 raise
@@ -88,7 +89,7 @@ def _at_a_prior_draw(run: Callable[[Source], Execution], dtype: torch.dtype) -> 
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         for _ in range(MAX_TRIES):
-            with suppress(ValueError, torch.linalg.LinAlgError):
+            with suppress(ValueError, LinAlgError):
                 return _run(run, lambda msg, transform: prior_draw(msg, transform).to(dtype), 1.0)
     return None
 

@@ -63,10 +63,14 @@ def slopes_and_bends(
         z: (D,).
         local: (m, d).
     """
-    if not local.numel():
-        slope, pull, aux = vjp(grad(lambda at: total(at, local), has_aux=True), z, has_aux=True)
-        return (slope,), pull(torch.ones_like(slope)), aux
-    slopes, pull, aux = vjp(grad(total, (0, 1), has_aux=True), z, local, has_aux=True)
+    along = (0, 1) if local.numel() else (0,)
+    at = (z, local)[: len(along)]
+
+    def gradient(*at: Tensor) -> Any:
+        return grad(total, along, has_aux=True)(*at, *(z, local)[len(at) :])
+
+    found: Any = vjp(gradient, *at, has_aux=True)
+    slopes, pull, aux = found
     return slopes, pull(tuple(map(torch.ones_like, slopes))), aux
 
 

@@ -9,14 +9,17 @@ there, at no cost to all other sites.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from inspect import getattr_static
 from typing import Any
 
 import torch
+from pyro.poutine.messenger import Messenger
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor as is_wrapped
 from torch.distributions import constraints
 
 from pyro_fed.density.running.observed_values import mask_of
-from pyro_fed.density.running.trace_sites import Message, innermost
+from pyro_fed.density.running.trace_sites import Message, innermost, is_deterministic
 
 #: Constraints that hold of every number.
 UNCONSTRAINED = (constraints.real, constraints.real_vector)
@@ -30,12 +33,24 @@ def constrained_parameters(fn: Any) -> Iterator[tuple[str, Any, Tensor]]:
     """
     fn = innermost(fn)
     for name, constraint in getattr(fn, "arg_constraints", {}).items():
-        given = isinstance(
-            getattr(type(fn), name, None), property
-        )  # such as a Beta's; torch's lazy ones are no property
+        if constraint in UNCONSTRAINED or constraints.is_dependent(constraint):
+            continue
+        given = isinstance(getattr_static(fn, name, None), property)  # a Beta's; what torch computes lazily is none
         value = getattr(fn, name) if given else vars(fn).get(name)
-        if isinstance(value, Tensor) and not constraints.is_dependent(constraint) and constraint not in UNCONSTRAINED:
+        if isinstance(value, Tensor):
             yield name, constraint, value
+
+
+class Computed(Messenger):
+    """Notes the sites with constrained parameters that depend on what is mapped or differentiated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def _pyro_post_sample(self, msg: Message) -> None:
+        if not is_deterministic(msg) and any(is_wrapped(value) for *_, value in constrained_parameters(msg["fn"])):
+            self.names.add(msg["name"])
 
 
 def put_walls(trace: Any, names: Collection[str]) -> None:
