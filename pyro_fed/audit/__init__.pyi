@@ -3,7 +3,7 @@ from .audit import CHECKS as CHECKS
 from .audit import found_right as found_right
 from .audit import of_density as of_density
 from .audit import of_draws as of_draws
-from .chains.motion import Moments as Moments
+from .chains.moments import Moments as Moments
 from .draws_without_run import audit_draws as audit_draws
 from .evidence import Evidence as Evidence
 from .modes.angles import as_numbers as as_numbers

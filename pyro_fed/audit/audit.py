@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pyro_fed.audit.chains.motion import moments_verdict, wrong_moments
+from pyro_fed.audit.chains.moments import moments_verdict, wrong_moments
 from pyro_fed.audit.evidence import Evidence
 from pyro_fed.audit.modes.angles import findings_with_causes
 from pyro_fed.audit.modes.missed_modes import missed_modes

@@ -15,14 +15,15 @@ from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
 from pyro_fed.audit.chains.detour import Detour
 from pyro_fed.audit.chains.groups import EstimatedMoments, by_groups, groups
-from pyro_fed.audit.chains.motion import CLEAR, NEARLY_CLEAR, Moments, moments_by_chains, moments_verdict, wrong_moments
+from pyro_fed.audit.chains.moments import Moments, moments_verdict, wrong_moments
+from pyro_fed.audit.chains.motion import moments_by_chains
 from pyro_fed.audit.few_rows import on_few_rows
 from pyro_fed.audit.quantities import Quantities
 from pyro_fed.audit.tails import moments_by_weights
 from pyro_fed.audit.target import Target, for_checks
 from pyro_fed.audit.weighted_points import LARGEST_DIM, WeightedPoints, weighed_points
 from pyro_fed.conventions import seeding
-from pyro_fed.conventions.limits import Limits
+from pyro_fed.conventions.limits import NEAR_LIMIT_SHARE, Limits
 from pyro_fed.density.checks.blame import Line
 from pyro_fed.density.checks.slopes import steps
 from pyro_fed.density.problem import Problem
@@ -200,11 +201,11 @@ class Evidence:
         if bool(wrong_moments(weighed).any()):
             return EstimatedMoments(weighed, self.quantities.labels)
         both = weighed.where_told(found).unless_refuted(found)
-        if moments_verdict(both) is None and bool((both.excess > CLEAR).any()):
+        if moments_verdict(both) is None:
             generator = seeding.torch_generator(self.seed, seeding.AUDIT, 7)
             found = moments_by_chains(near, self.quantities, self.flat, generator, self.aim, again=True)
             both = weighed.where_told(found).unless_refuted(found)
-        by_chains = bool(wrong_moments(found).any()) and moments_verdict(both, NEARLY_CLEAR) is not False
+        by_chains = bool(wrong_moments(found).any()) and moments_verdict(both, NEAR_LIMIT_SHARE) is not False
         return EstimatedMoments(found if by_chains else both, self.quantities.labels)
 
     def _by_groups(self, parts: list[Tensor]) -> EstimatedMoments:

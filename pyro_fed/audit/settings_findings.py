@@ -12,7 +12,7 @@ import math
 from torch import Tensor
 
 from pyro_fed.algorithm.contract import Algorithm
-from pyro_fed.audit.chains.motion import margin
+from pyro_fed.audit.chains.moments import margin
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.limits import MATTERS

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from pyro_fed.audit.chains.hmc import SCORES
-from pyro_fed.audit.chains.motion import FEWEST_CHAINS, FIRST_JUDGEMENT
+from pyro_fed.audit.chains.motion import FEWEST_CHAINS
+from pyro_fed.audit.chains.sequential import LOOKS
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.density.problem import Problem
@@ -24,7 +25,7 @@ def not_audited(problem: Problem) -> list[Finding]:
     """
     if problem.dim <= LARGE_DIM:
         return []
-    operations = cost_of(problem).operations * SCORE * FEWEST_CHAINS * FIRST_JUDGEMENT * SCORES
+    operations = cost_of(problem).operations * SCORE * FEWEST_CHAINS * LOOKS[1] * SCORES
     if operations <= MOST_OPERATIONS:
         return []
     return [sentences.not_audited_by_size(parameters=problem.dim, operations=operations)]

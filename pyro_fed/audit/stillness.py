@@ -11,11 +11,11 @@ from collections.abc import Mapping
 import numpy as np
 
 from pyro_fed.audit.advice import cure
-from pyro_fed.audit.chains.motion import PLAIN, Moments, margin, wrong_moments
+from pyro_fed.audit.chains.moments import Moments, margin, wrong_moments
 from pyro_fed.audit.evidence import Evidence
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
-from pyro_fed.conventions.limits import SD_MATTERS, WRONG, Limits
+from pyro_fed.conventions.limits import NEAR_LIMIT_SHARE, SD_MATTERS, STANDARD_ERRORS, WRONG, Limits
 
 #: What the posterior's moments are estimated by.
 BY = {
@@ -24,8 +24,6 @@ BY = {
 }
 #: SDs, or a factor: a larger error is reported as "more than" this, since chains that move so far may not have arrived.
 LARGEST_REPORTED_ERROR = 3.0
-#: Part of the limits from which on an error is near them: a mean 0.2 SDs off, an SD of 0.84 or 1.2 times the right one.
-NEAR_LIMIT_SHARE = 0.8
 #: Standard errors within which an SD that is too small is taken to be at its limit. It is beyond it with a chance of
 #: one in six or more, since chains that remember the draws they began at see too little of what is missing.
 UNSURE = 1.0
@@ -83,7 +81,7 @@ def close_call(measured: Mapping[str, np.ndarray]) -> list[Finding]:
     Returns:
         One finding, or none.
     """
-    plain = _off(measured, WRONG, PLAIN)
+    plain = _off(measured, WRONG, STANDARD_ERRORS)
     if not plain.max() > NEAR_LIMIT_SHARE:
         return []
     return [sentences.moments_close_to_limits(*_worst(measured, plain))]
@@ -126,7 +124,7 @@ def at_limit(evidence: Evidence) -> list[Finding]:
         One finding, or none.
     """
     measured = evidence.moment_figures
-    plain = _off(measured, WRONG, PLAIN)
+    plain = _off(measured, WRONG, STANDARD_ERRORS)
     if not plain.max() > 0:
         return []
     at = plain * (plain + UNSURE * _noise(measured, WRONG) > 1) * (measured["sd_ratio"] > 1)
@@ -146,7 +144,7 @@ def perhaps_wrong(measured: Mapping[str, np.ndarray], aim: Limits) -> list[Findi
     Returns:
         One finding, or none.
     """
-    missed = _off(measured, aim, PLAIN)
+    missed = _off(measured, aim, STANDARD_ERRORS)
     if not missed.max() > 1:
         return []
     most = _off(measured, WRONG) + margin(missed.shape[1]) * _noise(measured, WRONG)

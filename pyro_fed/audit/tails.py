@@ -17,23 +17,20 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from pyro_fed.audit.chains.motion import LONG, Moments, kurtosis, told_by_tails
+from pyro_fed.audit.chains.moments import LONG, Moments, kurtosis, told_by_tails
+from pyro_fed.audit.chains.motion import CHAINS
 from pyro_fed.audit.quantities import Quantities
 from pyro_fed.audit.target import Target
 from pyro_fed.audit.weighted_points import WeightedPoints
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
-from pyro_fed.conventions.limits import SD_MATTERS
+from pyro_fed.conventions.limits import SD_MATTERS, STANDARD_ERRORS
 from pyro_fed.density.problem import Problem
 from pyro_fed.ops.entries import evenly
 from pyro_fed.ops.importance import LARGEST_PARETO_K, smoothed
 
 #: The fewest equally weighted points that the terms of a number's variance have to be worth.
 FEWEST_EFFECTIVE_POINTS = 50
-#: Let s be the standard error of the logarithm of an SD of as many exact draws. The SD is judged if `SIGMAS` s are less
-#: than what matters. If only one s is, it is judged if it is by more than `SIGMAS` s larger than the draws' SD, which
-#: means that the draws lack a tail.
-SIGMAS = 3
 #: The fewest draws that show the shape of a tail: a tenth of them are in it, and its k has a standard error of 0.2.
 FEWEST_OF_A_TAIL = 800
 #: Draws at which the fall of a density is measured; and how far from the median, in distances between the quartiles.
@@ -182,9 +179,9 @@ def moments_of_weighted_points(weights: Tensor, points: Tensor, draws: Tensor, d
     mean_error = (squares @ away).sqrt() / variance.sqrt()
     log_error = (squares @ (away - variance).square()).sqrt() / (2 * variance)
     chance = ((come - 1) / len(draws)).sqrt() / 2  # of as many exact draws
-    lacking = variance.log() / 2 > SIGMAS * torch.hypot(chance, log_error)
-    enough = (SIGMAS * chance <= math.log(SD_MATTERS)) | ((chance <= math.log(SD_MATTERS)) & lacking)
-    usable &= torch.where(own, enough, told_by_tails(left, come, dim))
+    lacking = variance.log() / 2 > STANDARD_ERRORS * torch.hypot(chance, log_error)
+    enough = (STANDARD_ERRORS * chance <= math.log(SD_MATTERS)) | ((chance <= math.log(SD_MATTERS)) & lacking)
+    usable &= torch.where(own, enough, told_by_tails(left, come, dim, CHAINS))
 
     def where_usable(figure: Tensor) -> Tensor:
         return torch.where(usable, figure, 0.0)

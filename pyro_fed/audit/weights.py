@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.audit.advice import cure
-from pyro_fed.audit.chains.motion import Moments, wrong_moments
+from pyro_fed.audit.chains.moments import Moments, wrong_moments
 from pyro_fed.audit.evidence import Evidence, moment_figures
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding

@@ -1,4 +1,4 @@
-"""When an answer is wrong: the same two numbers for every check, criterion and comparison."""
+"""When an answer is wrong, and what is no chance: the same numbers for every check, criterion and comparison."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ from typing import NamedTuple
 
 #: A mean that is off by more than this many of the posterior's SDs matters, and an SD by more than this factor.
 MATTERS, SD_MATTERS = 0.25, 1.25
+#: An estimate that is so many standard errors from a value plainly differs from it.
+STANDARD_ERRORS = 3.0
+#: Part of the limits from which on an error is near them: a mean 0.2 SDs off, an SD of 0.84 or 1.2 times the right one.
+NEAR_LIMIT_SHARE = 0.8
 
 
 class Limits(NamedTuple):

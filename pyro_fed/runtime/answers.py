@@ -15,11 +15,10 @@ from pyro_fed.algorithm.plan import Plan, Stage
 from pyro_fed.algorithm.record import BySums
 from pyro_fed.algorithm.states import State
 from pyro_fed.audit import off_aim
-from pyro_fed.audit.chains.motion import LONG, kurtosis
-from pyro_fed.audit.tails import SIGMAS
+from pyro_fed.audit.chains.moments import LONG, kurtosis
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding, Topic, doubts_among, is_about
-from pyro_fed.conventions.limits import Limits
+from pyro_fed.conventions.limits import STANDARD_ERRORS, Limits
 from pyro_fed.density.problem import Problem
 
 #: Two answers count as missing the same mass if they differ by less than about this share: Laplace's approximation, by
@@ -167,7 +166,7 @@ def _untold(plan: Plan, one: Answer, other: Answer) -> Tensor:
         torch.stack([(answer.tails - 1) / answer.draws[..., 0].numel() for answer in (one, other)]).sum(0).sqrt() / 2
     )
     long = torch.minimum(one.tails, other.tails) > LONG
-    return long & (SIGMAS * chance > math.log(plan.sd_factor))
+    return long & (STANDARD_ERRORS * chance > math.log(plan.sd_factor))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from torch.func import hessian
 import pyro_fed as pf
 from pyro_fed.algorithm.record import Record
 from pyro_fed.audit.chains.detour import Detour
-from pyro_fed.audit.chains.motion import moments_by_chains, wrong_moments
+from pyro_fed.audit.chains.moments import wrong_moments
+from pyro_fed.audit.chains.motion import moments_by_chains
 from pyro_fed.audit.evidence import Evidence, Unknown
 from pyro_fed.audit.few_rows import AGREE, on_few_rows, on_rows_alone
 from pyro_fed.audit.modes.missed_modes import missed_modes

@@ -5,7 +5,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from pyro_fed.audit.chains.motion import wrong_moments
+from pyro_fed.audit.chains.moments import wrong_moments
 from pyro_fed.audit.evidence import Evidence, Unknown
 from pyro_fed.federation.federation import Federation
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import pyro_fed as pf
-from pyro_fed.audit.chains.motion import FARTHEST_PLACE_SDS, Moments, moments, moments_by_chains, wrong_moments
+from pyro_fed.audit.chains.moments import FARTHEST_PLACE_SDS, Moments, moments_of_chains, wrong_moments
+from pyro_fed.audit.chains.motion import moments_by_chains
 from pyro_fed.audit.quantities import Quantities
 from pyro_fed.audit.target import Target
 from pyro_fed.conventions.limits import MATTERS
@@ -66,8 +67,8 @@ def test_places_beyond_the_range():
     places = momenta[None].clone()
     far = places.clone()
     far[0, 5, 1], far[0, 7, 2] = torch.inf, torch.nan
-    result, right = moments(begun, far, momenta[None]), moments(begun, places, momenta[None])
+    result, right = moments_of_chains(begun, far, momenta[None]), moments_of_chains(begun, places, momenta[None])
     torch.testing.assert_close(result.mean[0], right.mean[0])
     places[0, 5, 1] = FARTHEST_PLACE_SDS
-    torch.testing.assert_close(result.log_sd[1], moments(begun, places, momenta[None]).log_sd[1])
+    torch.testing.assert_close(result.log_sd[1], moments_of_chains(begun, places, momenta[None]).log_sd[1])
     assert float(result.excess[:, 2].sum()) == float(result.noise[:, 2].sum()) == 0.0

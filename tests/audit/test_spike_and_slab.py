@@ -12,7 +12,7 @@ import torch
 import pyro_fed as pf
 from pyro_fed.audit.audit import draws as of_these
 from pyro_fed.audit.audit import found_right
-from pyro_fed.audit.chains.motion import moments_verdict
+from pyro_fed.audit.chains.moments import moments_verdict
 from pyro_fed.audit.modes.missed_modes import missed_modes
 from tests.helpers.evidence import evidence_of
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyro_fed.audit.chains.motion import Moments
+from pyro_fed.audit.chains.moments import Moments
 
 #: The most groups; and how many times as long as the SD of the values on either side a gap has to be.
 MOST_GROUPS, GAP = 16, 4.0

@@ -35,7 +35,7 @@ import math
 import torch
 from torch import Tensor
 
-from pyro_fed.audit.chains.motion import CLEAR, DENSITIES
+from pyro_fed.audit.chains.motion import DENSITIES
 from pyro_fed.audit.evidence import Evidence
 from pyro_fed.audit.few_rows import OUTWARD_FACTOR, on_rows_alone
 from pyro_fed.audit.modes.climbs import (
@@ -52,7 +52,7 @@ from pyro_fed.audit.target import Target
 from pyro_fed.codes import cures, sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions import seeding
-from pyro_fed.conventions.limits import MATTERS, SD_MATTERS
+from pyro_fed.conventions.limits import MATTERS, NEAR_LIMIT_SHARE, SD_MATTERS, STANDARD_ERRORS
 from pyro_fed.density.images import images
 from pyro_fed.ops.entries import CANDIDATES, far_apart
 from pyro_fed.ops.importance import systematic
@@ -71,9 +71,8 @@ MOST_MODES, UNKNOWN_MODE_FACTOR = 16, 3.0
 #: Weighted points from which climbs begin. A mode with more than `EMPTY` of the mass belongs to every 95 % interval: it
 #: needs draws, whatever its absence does to means and SDs.
 FROM_WEIGHTED, EMPTY = 128, 0.025
-#: Weights determine a mass if the standard error of its logarithm is below `LARGEST_MASS_ERROR`. A difference of shares
-#: counts if it is more than `ERRORS` standard errors.
-LARGEST_MASS_ERROR, ERRORS = 0.3, 3
+#: Weights determine a mass if the standard error of its logarithm is below this.
+LARGEST_MASS_ERROR = 0.3
 #: Smallest SD of a site, where its draws are all the same; distances between places are counted in SDs.
 STOOD_STILL = 1e-12
 #: Modes may be each other's relabelling if log M differs by at most the first, and values by at most the second.
@@ -85,7 +84,7 @@ def missed_modes(evidence: Evidence, strict: bool = False) -> list[Finding]:
 
     Args:
         evidence: the result.
-        strict: also tell errors above the part `CLEAR` of what matters, whether or not chance could explain them.
+        strict: also tell errors near what matters, whether or not chance could explain them.
 
     Returns:
         One finding, with the share of the mass that has no draws, `lost`; or none.
@@ -267,7 +266,7 @@ def _log_masses(
     rough = torch.tensor([mode.log_mass for mode in modes], dtype=torch.float64)
     rough += (mass - rough)[told].mean() if bool(told.any()) else 0.0
     between = (mass - rough).abs() / 2
-    off = torch.where(told, ERRORS * error, math.log(ROUGH) + between)
+    off = torch.where(told, STANDARD_ERRORS * error, math.log(ROUGH) + between)
     return torch.where(told, mass, (mass + rough) / 2), off, told
 
 
@@ -301,7 +300,7 @@ def _distant_points(
 
 def _part(strict: bool) -> float:
     """The part of what matters (`MATTERS`, `SD_MATTERS`) from which on a difference is reported."""
-    return CLEAR if strict else 1.0
+    return NEAR_LIMIT_SHARE if strict else 1.0
 
 
 def _matters(target: Target, modes: list[Mode], more: Tensor, part: float) -> bool:

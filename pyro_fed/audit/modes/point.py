@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.contract import Algorithm
-from pyro_fed.audit.chains.motion import DENSITIES, wrong_moments
+from pyro_fed.audit.chains.moments import wrong_moments
+from pyro_fed.audit.chains.motion import DENSITIES
 from pyro_fed.audit.evidence import FEWEST_DRAWS, Evidence, Unknown
 from pyro_fed.audit.modes.climbs import CLIMB, LARGEST_DIM, SCORE_STEP, Mode, climb_ends, mode_by_newton
 from pyro_fed.audit.modes.missed_modes import missed_modes

@@ -1,0 +1,252 @@
+"""The posterior's means and SDs against a result's: the estimates, and what is wrong by more than chance.
+
+**By chains.** S chains (`hmc`) run from S draws. Take a coordinate, or a number that is a function of it, and
+standardise it by the result's own mean and SD. Then let
+
+    a    where a chain began             E a = 0, E a² = 1 over all draws of the result
+    b_t  the t-th momentum along it      E b = 0, E b² = 1
+    y    the place, averaged over the later half of the transitions
+
+y is regressed on a, a² - 1 and the averages of b_t and b_t² - 1 (control variates, whose means are known). The
+intercept estimates the mean of the moved draws; the same regression of y² estimates their second moment. What the
+controls explain is no noise. For a Gaussian posterior they explain nearly all, since half of a trajectory of length π/2
+is the momentum. The slope β on a (γ on a², for y²) says how much the chains remember of their start. The intercepts are
+divided by 1 - β (and 1 - γ), which for a Gaussian gives the limit of long chains.
+
+    mean error   E[y] / SD[y],      SD ratio   SD[y]
+
+Their standard errors follow from each chain's influence on all coefficients (the delta method), with residuals divided
+by one minus the chain's leverage (HC3 of MacKinnon and White, *Some heteroskedasticity-consistent covariance matrix
+estimators with improved finite sample properties*, J. Econometrics 29, 1985): chains in a long tail vary more.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from statistics import NormalDist
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from pyro_fed.conventions.limits import SD_MATTERS, STANDARD_ERRORS, WRONG, Limits
+
+#: Chance that a result just at the limit, in all coordinates, is called wrong.
+ALPHA = 0.1
+#: Memory of the start above which a chain says too little.
+MOST_MEMORY = 0.7
+#: Mean acceptance below which chains are stuck, though their steps are as short as they get.
+STUCK = 0.1
+#: Places are clamped to so many SDs of the draws: on a site's own scale a number may overflow.
+FARTHEST_PLACE_SDS = 1e6
+#: Kurtosis from which on tails are long: that of Student's t with 5 degrees of freedom.
+LONG = 9.0
+#: Smallest variance, in units of the draws', that is distinguished from zero.
+LEAST_VARIANCE = 1e-4
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Estimates of the posterior's means and SDs of F numbers, relative to the result's.
+
+    Where both standard errors of a number are zero, the number is not judged.
+
+    Args:
+        mean: the posterior's mean less the result's, in the posterior's SDs (F,).
+        mean_error: standard error of `mean` (F,).
+        log_sd: logarithm of the posterior's SD divided by the result's (F,).
+        log_sd_error: standard error of `log_sd` (F,).
+        accepted: mean acceptance of the chains' last trajectories.
+        whole: whether the chains' coordinates are whitened by the full covariance of enough draws.
+        by: what the estimates come from, "chains", or "weights" of points spread more widely than the draws.
+        places: where the chains have been in the later half of their transitions, in the model's coordinates (N, D);
+            None where the estimates come from weights.
+    """
+
+    mean: Tensor
+    mean_error: Tensor
+    log_sd: Tensor
+    log_sd_error: Tensor
+    accepted: float = 1.0
+    whole: bool = True
+    by: Literal["chains", "weights"] = "chains"
+    places: Tensor | None = None
+
+    @property
+    def excess(self) -> Tensor:
+        """Errors of the means and SDs (2, F) in units of the limits: 0 is right, 1 is at the limit."""
+        return self.against(WRONG)[0]
+
+    @property
+    def noise(self) -> Tensor:
+        """Standard errors of `excess` (2, F)."""
+        return self.against(WRONG)[1]
+
+    def against(self, limits: Limits) -> tuple[Tensor, Tensor]:
+        """Errors of the means and SDs (2, F), and their standard errors (2, F), in units of some limits.
+
+        Args:
+            limits: an error of 1 is at the limit, and 0 is right.
+        """
+        units = limits.mean_error, math.log(limits.sd_factor)
+        off = torch.stack([self.mean.abs() / units[0], self.log_sd.abs() / units[1]])
+        return off, torch.stack([self.mean_error / units[0], self.log_sd_error / units[1]])
+
+    def where_told(self, other: Moments) -> Moments:
+        """These estimates, with those of `other` in place of the numbers that are not judged here.
+
+        Args:
+            other: estimates of the same numbers.
+        """
+        told = self.mean_error > 0
+        return self._with(other, ~told, ~told)
+
+    def unless_refuted(self, chains: Moments) -> Moments:
+        """These estimates, with the chains' in place of numbers that chains have plainly moved further.
+
+        Chains that begin at the result's draws have a memory of these, so that they rather move too little than too
+        far.
+
+        Args:
+            chains: estimates of the same numbers.
+        """
+
+        def refuted(ours: Tensor, our_error: Tensor, theirs: Tensor, their_error: Tensor) -> Tensor:
+            further = (theirs - ours) * theirs.sign() > STANDARD_ERRORS * torch.hypot(our_error, their_error)
+            return further & (theirs.abs() > STANDARD_ERRORS * their_error)
+
+        mean = refuted(self.mean, self.mean_error, chains.mean, chains.mean_error)
+        sd = refuted(self.log_sd, self.log_sd_error, chains.log_sd, chains.log_sd_error)
+        return self._with(chains, mean, sd)
+
+    def _with(self, other: Moments, mean: Tensor, sd: Tensor) -> Moments:
+        """These estimates, with those of `other` where the masks `mean` and `sd` (F,) say so."""
+        return replace(
+            self,
+            mean=torch.where(mean, other.mean, self.mean),
+            mean_error=torch.where(mean, other.mean_error, self.mean_error),
+            log_sd=torch.where(sd, other.log_sd, self.log_sd),
+            log_sd_error=torch.where(sd, other.log_sd_error, self.log_sd_error),
+        )
+
+    @property
+    def stuck(self) -> bool:
+        """Whether chains could hardly move."""
+        return self.accepted < STUCK
+
+
+def margin(numbers: int, chance: float = ALPHA) -> float:
+    """The number of standard errors by which the worst of some means and SDs is off with a given probability.
+
+    An error is beyond a limit by more than chance if it is so many standard errors beyond it.
+
+    Args:
+        numbers: F, with a mean and an SD each.
+        chance: the probability, shared equally among the 2 F errors.
+    """
+    return -NormalDist().inv_cdf(chance / (2 * numbers))
+
+
+def moments_verdict(found: Moments, within: float = 1.0, chance: float = ALPHA) -> bool | None:
+    """Whether the result is wrong by more than chance: True; or right by more than chance: False; else None.
+
+    Args:
+        found: the estimates.
+        within: right means that all errors are within this part of the limits.
+        chance: the probability that a result just at the limits is called wrong.
+    """
+    off = margin(len(found.mean), chance) * found.noise
+    if bool((found.excess - off > 1).any()):
+        return True
+    return False if bool((found.excess + off < within).all()) else None
+
+
+def wrong_moments(found: Moments) -> Tensor:
+    """Which means and SDs are wrong, a mask (2, F), by the final estimates.
+
+    An error is called wrong if it is beyond the limit by more than chance, or if its estimate is beyond the limit and
+    plainly not zero.
+
+    Args:
+        found: the estimates.
+    """
+    plain = (found.excess > 1) & (found.excess > STANDARD_ERRORS * found.noise)
+    return (found.excess - margin(len(found.mean)) * found.noise > 1) | plain
+
+
+def moments_of_chains(begun: Tensor, places: Tensor, momenta: Tensor) -> Moments:
+    """The posterior's moments by regressions with control variates, see the module's header.
+
+    A number that is NaN at a draw or a place, or has no SD over the draws, is not judged: its standard errors are zero.
+    This happens on a site's own scale; the site's unconstrained numbers are judged all the same.
+
+    Args:
+        begun: a, where each chain began (S, F).
+        places: y before it is averaged, at T transitions (T, S, F).
+        momenta: b at the same transitions (T, S, F).
+    """
+    usable = begun.isfinite().all(0) & ~places.isnan().flatten(0, 1).any(0)
+    begun, places = (
+        torch.where(usable, begun, 0.0),
+        torch.where(usable, places.clamp(-FARTHEST_PLACE_SDS, FARTHEST_PLACE_SDS), 0.0),
+    )
+    ones = torch.ones_like(begun)
+    controls = [ones, begun, begun.square() - 1, momenta.mean(0), momenta.square().mean(0) - 1]
+    x = torch.stack(controls, -1).transpose(0, 1)  # (F, S, 5)
+    solve = torch.linalg.pinv(x.mT @ x) @ x.mT
+    first, memory, by_first, by_memory = _regression(solve, x, places.mean(0), 1)
+    mean, by_mean = first / (1 - memory), (by_first + first / (1 - memory) * by_memory) / (1 - memory)
+    square, kept, by_square, by_kept = _regression(solve, x, (places - first).square().mean(0), 2)
+    # If the memory of the start explained all of E[y²], there would be no slope: at most half of it is ascribed to
+    # that.
+    kept = torch.where(square - kept > LEAST_VARIANCE, kept, torch.minimum(kept, square / 2))
+    variance = ((square - kept) / (1 - kept)).clamp_min(LEAST_VARIANCE)
+    by_log_sd = (by_square - (1 - variance) * by_kept) / (1 - kept) / (2 * variance)
+    sd = variance.sqrt()
+    # The mean is in SDs of the posterior, whose error is part of its own.
+    errors = (by_mean - mean * by_log_sd) / sd, by_log_sd
+    found = mean / sd, errors[0].norm(dim=0), sd.log(), errors[1].norm(dim=0)
+    return Moments(*(torch.where(usable, figure, 0.0) for figure in found))
+
+
+def _regression(solve: Tensor, x: Tensor, y: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Least squares of y (S, F) on x: intercept and memory of the start (F,), each chain's influence on both (S, F).
+
+    Args:
+        solve: (x' x)⁻¹ x' (F, 5, S).
+        x: controls (F, S, 5).
+        y: what is explained.
+        start: the column of x whose coefficient is the memory, β or γ.
+    """
+    slope = solve @ y.T[..., None]
+    free = 1 - (x * solve.mT).sum(-1)  # less than one chain's share of a coefficient is rounding
+    left = (y.T - (x @ slope)[..., 0]) / free.clamp_min(1 / x.shape[1])
+    memory = slope[:, start, 0].clamp(0, MOST_MEMORY)
+    at_bound = memory != slope[:, start, 0]
+    return slope[:, 0, 0], memory, (solve[:, 0] * left).T, torch.where(at_bound, 0.0, (solve[:, start] * left).T)
+
+
+def told_by_tails(left: Tensor, come: Tensor, dim: int, chains: int) -> Tensor:
+    """Which SDs can be judged (F,): not those of draws with tails so long that few chains do not determine the SD.
+
+    With kurtosis k the logarithm of the SD of n draws has the standard error sqrt((k - 1) / n) / 2. If that is more
+    than what matters with one draw for each chain, the chains do not determine the SD, even if the draws are right.
+    There is an exception: if the places that chains reach have no long tails, the draws' tails are wrong, and the SD is
+    judged. The exception does not hold on a site's own scale; there the unconstrained number is judged all the same.
+
+    Args:
+        left: kurtosis of the draws (F,).
+        come: kurtosis of the posterior, as far as it is known (F,).
+        dim: how many of the numbers, the first ones, are unconstrained.
+        chains: number of chains.
+    """
+    own = torch.arange(len(left)) >= dim
+    most = 1 + chains * (2 * math.log(SD_MATTERS)) ** 2
+    return ~((left > most) & (come > LONG) | own & (torch.maximum(left, come) > most))
+
+
+def kurtosis(x: Tensor) -> Tensor:
+    """Kurtosis of each column of x (n, F): (F,); 3 for a Gaussian."""
+    squares = (x - x.mean(0)).square()
+    return squares.square().mean(0) / squares.mean(0).square()
