@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -21,7 +20,7 @@ from pyro_fed.audit.few_rows import on_few_rows
 from pyro_fed.audit.quantities import Quantities
 from pyro_fed.audit.tails import moments_by_weights
 from pyro_fed.audit.target import Target, for_checks
-from pyro_fed.audit.weighted_points import LARGEST_DIM, WeightedPoints, weighed_points
+from pyro_fed.audit.weighted_points import WeightedPoints, weighed_points
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.limits import NEAR_LIMIT_SHARE, Limits
 from pyro_fed.density.checks.blame import Line
@@ -136,7 +135,7 @@ class Evidence:
         is, a rounded difference of two probabilities may have a mass that is none.
         """
         near = self.few_rows_target
-        if near is None or self.chains is None or near.problem.dim > LARGEST_DIM:
+        if near is None or self.chains is None:
             return None
         found = self._by_importance(near, self.chains)
         if found is not None or near.problem.dtype != torch.float32 or near.few is not None:
@@ -234,21 +233,4 @@ class Evidence:
         """The figures of `moments` by name, with the parameters' names; empty where there are no moments."""
         if self.moments is None or self.moments.stuck:
             return {}
-        return moment_figures(self.moments, self.labels)
-
-
-def moment_figures(moments: Moments, labels: Sequence[str]) -> dict[str, np.ndarray]:
-    """Errors of means, ratios of SDs and their standard errors, (F,) each, by name, with the parameters' names.
-
-    Args:
-        moments: the posterior's means and SDs against the draws'.
-        labels: names of the numbers (F,).
-    """
-    ratio = moments.log_sd.exp()
-    figures = {
-        "mean_error": moments.mean,
-        "mean_error_se": moments.mean_error,
-        "sd_ratio": ratio,
-        "sd_ratio_se": ratio * moments.log_sd_error,
-    }
-    return {"parameter": np.array(labels)} | {name: values.numpy() for name, values in figures.items()}
+        return self.moments.figures(self.labels)

@@ -7,8 +7,8 @@ rows, c is nearly quadratic: its third derivatives are of order n^(-1/2). Its co
 differences of its gradient over `STEP` SDs to both sides along each axis. This takes 2 D + 1 scores of all rows.
 
 The approximation is then compared with the density of all rows, at the points of these differences and at some draws,
-moved `OUTWARD_FACTOR` times as far out. Where it differs by more than `AGREE` nats, as where single rows decide, four
-times as many rows are drawn. If a quarter of the rows does not agree, all rows are used.
+moved `OUTWARD_FACTOR` times as far out. Where it differs by more than `NEGLIGIBLE` nats, as where single rows decide,
+four times as many rows are drawn. If a quarter of the rows does not agree, all rows are used.
 
 The correction holds around the draws. A search far from them (`modes`) uses the few rows without it, and goes on with
 all rows from what it finds.
@@ -24,16 +24,15 @@ import torch
 from torch import Tensor
 
 from pyro_fed.audit.target import FewRows, Target
+from pyro_fed.conventions.limits import NEGLIGIBLE
 from pyro_fed.density.derivatives.few_rows import MORE, ROUNDING_UNITS, Quadratic, first_row_count, row_numbers
 from pyro_fed.ops.entries import evenly
+from pyro_fed.policy.audit import takes_full_matrices
 
-#: With more parameters than this the correction would take more scores of all rows than it saves.
-LARGEST_DIM = 100
 #: The distance, in SDs, over which differences are taken.
 STEP = 1.0
-#: Draws at which densities are compared; how much farther from the mean they are moved; and by how many nats the
-#: densities may differ, besides rounding.
-PROBES, OUTWARD_FACTOR, AGREE = 16, 1.5, 0.1
+#: Draws at which densities are compared; and how much farther from the mean they are moved.
+PROBES, OUTWARD_FACTOR = 16, 1.5
 
 
 def on_rows_alone(target: Target, generator: torch.Generator) -> Target:
@@ -58,14 +57,14 @@ def on_few_rows(target: Target, white: Tensor, generator: torch.Generator) -> Ta
         generator: source of randomness, by which rows are chosen.
     """
     order = _order(target, generator)
-    if order is None or target.problem.dim > LARGEST_DIM:
+    if order is None or not takes_full_matrices(target.problem.traits):
         return target
     eye = STEP * torch.eye(target.problem.dim, dtype=white.dtype)
     at = torch.cat([torch.zeros_like(white[:1]), eye, -eye, OUTWARD_FACTOR * white[evenly(len(white), PROBES)]])
     value, score = target(at)
     if not bool(value.isfinite().all()):
         return target
-    allowed = AGREE + ROUNDING_UNITS * torch.finfo(target.problem.dtype).eps * float(value.abs().max())
+    allowed = NEGLIGIBLE + ROUNDING_UNITS * torch.finfo(target.problem.dtype).eps * float(value.abs().max())
     for count in row_numbers(target.problem.dim, len(order)):
         found = _corrected_target(target, _alone(target, order[:count]), at, value, score)
         if bool(((found(at)[0] - value).abs() <= allowed).all()):

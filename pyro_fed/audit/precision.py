@@ -19,16 +19,15 @@ from torch import Tensor
 
 from pyro_fed.algorithm.contract import overrides
 from pyro_fed.audit.evidence import Evidence
-from pyro_fed.audit.target import TemperedDensity, for_checks, scores_at
+from pyro_fed.audit.target import TemperedDensity, for_checks, scores_at, whitening_factor
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
+from pyro_fed.conventions.limits import NEGLIGIBLE
 from pyro_fed.ops.entries import evenly
+from pyro_fed.policy.audit import compared_draws
 
-#: Draws at which both are computed. With many rows there are fewer, for `MOST_DENSITIES` densities of rows in all, but
-#: at least `FEWEST_COMPARED_DRAWS`.
-DRAWS, FEWEST_COMPARED_DRAWS, MOST_DENSITIES = 32, 4, 2_000_000
-#: Largest errors that are accepted: of the score, in SDs of a parameter, and of the log density, in nats.
-LARGEST_SCORE_ERROR, LARGEST_ERROR = 0.1, 0.1
+#: Draws at which both are computed, and the fewest, of many rows.
+DRAWS, FEWEST_COMPARED_DRAWS = 32, 4
 #: Largest relative error of the smallest variance that is accepted: 10 % of an SD.
 LARGEST_VARIANCE_ERROR = 0.2
 
@@ -48,12 +47,11 @@ def precision(evidence: Evidence) -> list[Finding]:
     finite = draws[draws.isfinite().all(1)]
     if problem.dtype != torch.float32 or len(finite) < 2:
         return []
-    number = max(FEWEST_COMPARED_DRAWS, min(DRAWS, MOST_DENSITIES // problem.evaluations))
-    z = finite[evenly(len(finite), number)]
+    z = finite[evenly(len(finite), compared_draws(problem.traits, FEWEST_COMPARED_DRAWS, DRAWS))]
     score, value = scores_at(for_checks(problem), z)
     single = score.double(), value.double()
     double = TemperedDensity().score_and_value(problem.doubled(), z.double(), problem.doubled().all_rows)
-    factor = _factor(finite.double())
+    factor = whitening_factor(finite.double())
     found = _errors(single, double, factor)
     if found is None and overrides(evidence.algorithm, "log_density"):
         found = _inversion(finite.double())
@@ -62,24 +60,13 @@ def precision(evidence: Evidence) -> list[Finding]:
     return [sentences.float32_is_not_enough(off=found)]
 
 
-def _factor(draws: Tensor) -> Tensor:
-    """L (D, D) with L L' the draws' covariance; their SDs where the draws are too few for that."""
-    sd = draws.std(0)
-    factor: Tensor
-    if len(draws) > 2 * draws.shape[1]:
-        factor, info = torch.linalg.cholesky_ex(draws.T.cov().reshape(len(sd), len(sd)))
-        if int(info) == 0:
-            return factor
-    return torch.diag(sd)
-
-
 def _errors(single: tuple[Tensor, Tensor], double: tuple[Tensor, Tensor], factor: Tensor) -> str | None:
     """What is wrong with scores (S, D) and log densities (S,) in float32, against float64; None if nothing is.
 
     Args:
         single: in float32.
         double: in float64.
-        factor: L (D, D), which whitens.
+        factor: L (D, D), or (D,), which whitens.
     """
     usable = double[1].isfinite() & double[0].isfinite().all(1)
     if not bool(usable.any()):
@@ -87,15 +74,15 @@ def _errors(single: tuple[Tensor, Tensor], double: tuple[Tensor, Tensor], factor
     broken = usable & ~(single[1].isfinite() & single[0].isfinite().all(1))
     if bool(broken.any()):
         return f"{int(broken.sum())} of {int(usable.sum())} draws have a density in float64 and none in float32"
-    score = float((((single[0] - double[0])[usable] @ factor).square().mean(0).sqrt()).max())
-    if score > LARGEST_SCORE_ERROR:
+    away = (single[0] - double[0])[usable]
+    away = away * factor if factor.dim() == 1 else away @ factor
+    score = float(away.square().mean(0).sqrt().max())
+    if score > NEGLIGIBLE:
         return f"rounding errors of the scores at its draws are worth {score:.2g} SDs of a parameter"
     off = (single[1] - double[1])[usable]
     spread = float(off.std()) if len(off) > 1 else 0.0
     return (
-        f"rounding errors of the log density vary by {spread:.2g} nats over its draws"
-        if spread > LARGEST_ERROR
-        else None
+        f"rounding errors of the log density vary by {spread:.2g} nats over its draws" if spread > NEGLIGIBLE else None
     )
 
 

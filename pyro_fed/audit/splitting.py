@@ -21,20 +21,18 @@ from torch import Tensor
 from pyro_fed.audit.evidence import Evidence
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
+from pyro_fed.conventions.limits import NEGLIGIBLE
 from pyro_fed.density.checks.blame import blame
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import PyroFedError
 from pyro_fed.ops.batched import vmap
 from pyro_fed.ops.entries import evenly
+from pyro_fed.policy.audit import compared_draws
 
-#: Draws at which D is computed; and where the model is run one draw at a time.
-DRAWS, LOOPED_DRAWS = 5, 2
+#: Draws at which D is computed, and the fewest, of many rows.
+DRAWS, FEWEST_COMPARED_DRAWS = 5, 2
 #: The most clients that are compared: the largest, the smallest, and others in between.
 MOST_CLIENTS = 12
-#: A difference of so many nats moves a posterior mean by less than a tenth of its SD.
-LARGEST_DIFFERENCE = 0.1
-#: Densities of rows computed for this, at most, where more than one draw is looked at.
-MOST_DENSITIES = 5_000_000
 
 Terms = dict[str, Tensor]
 #: Where a term belongs: "outside" or "inside" the plate, and its site's name ("": the support of a latent site).
@@ -57,8 +55,7 @@ def splitting(evidence: Evidence) -> list[Finding]:
     points = evidence.points[evidence.points.isfinite().all(1)].double()
     if not len(points):
         return []
-    most = min(LOOPED_DRAWS if problem.looped else DRAWS, max(1, MOST_DENSITIES // problem.evaluations))
-    z = points[evenly(len(points), most)]
+    z = points[evenly(len(points), compared_draws(problem.traits, FEWEST_COMPARED_DRAWS, DRAWS))]
     generator = torch.Generator().manual_seed(0)
     local = torch.randn(problem.bound.num_rows, problem.local_dim, generator=generator, dtype=torch.float64)
     with torch.random.fork_rng(devices=[]):
@@ -95,7 +92,7 @@ def _splitting_findings(evidence: Evidence, problem: Problem, z: Tensor, local: 
             worst[key] = max(worst.get(key, (-1.0, k)), (largest, k))
     key = max(off, key=lambda key: float(off[key].abs().max()))
     apart, client = float(off[key].abs().max()), worst[key][1]
-    if not apart > LARGEST_DIFFERENCE:
+    if not apart > NEGLIGIBLE:
         return []
     site = f"site '{key[1]}'" if key[1] else "the support of a latent site"
     return [

@@ -7,11 +7,14 @@ a limit, is reported too. That is no doubt, but the result is not exact.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from pyro_fed.audit.advice import cure
-from pyro_fed.audit.chains.moments import Moments, margin, wrong_moments
+from pyro_fed.audit.chains.moments import Moments, margin, worst_moment
 from pyro_fed.audit.evidence import Evidence
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
@@ -24,9 +27,6 @@ BY = {
 }
 #: SDs, or a factor: a larger error is reported as "more than" this, since chains that move so far may not have arrived.
 LARGEST_REPORTED_ERROR = 3.0
-#: Standard errors within which an SD that is too small is taken to be at its limit. It is beyond it with a chance of
-#: one in six or more, since chains that remember the draws they began at see too little of what is missing.
-UNSURE = 1.0
 
 
 def stillness(evidence: Evidence) -> list[Finding]:
@@ -43,27 +43,15 @@ def stillness(evidence: Evidence) -> list[Finding]:
         return []
     if found.stuck:
         return _stuck(evidence, found)
-    bad = wrong_moments(found)
-    if not bool(bad.any()):
+    worst = worst_moment(found)
+    if worst is None:
         return []
-    what, number = divmod(int((found.excess * bad).argmax()), len(found.mean))
-    name = evidence.labels[number]
-    beyond = found.by == "weights" and float(found.log_sd[number].exp()) > SD_MATTERS
-    by, cures = BY[found.by], [cure(evidence, beyond)]
-    if what == 0:
-        size, error = abs(float(found.mean[number])), float(found.mean_error[number])
-        return [
-            sentences.mean_is_off(
-                parameter=name, by=by, size=size, error=error, largest=LARGEST_REPORTED_ERROR, cures=cures
-            )
-        ]
-    ratio = float(found.log_sd[number].exp())
-    error = ratio * float(found.log_sd_error[number])
-    return [
-        sentences.sd_is_off(
-            parameter=name, by=by, ratio=ratio, error=error, largest=LARGEST_REPORTED_ERROR, cures=cures
-        )
-    ]
+    beyond = found.by == "weights" and float(found.log_sd[worst.number].exp()) > SD_MATTERS
+    said: dict[str, Any] = {"parameter": evidence.labels[worst.number], "by": BY[found.by], "error": worst.error}
+    said |= {"largest": LARGEST_REPORTED_ERROR, "cures": [cure(evidence, beyond)]}
+    if worst.of_mean:
+        return [sentences.mean_is_off(size=worst.size, **said)]
+    return [sentences.sd_is_off(ratio=worst.size, **said)]
 
 
 def _stuck(evidence: Evidence, found: Moments) -> list[Finding]:
@@ -117,6 +105,9 @@ def missed_aim(measured: Mapping[str, np.ndarray], aim: Limits) -> list[Finding]
 def at_limit(evidence: Evidence) -> list[Finding]:
     """An SD that is plainly too small, and as near to the limit as its standard error.
 
+    It is beyond the limit with a chance of one in six or more, since chains that remember the draws they began at see
+    too little of what is missing.
+
     Args:
         evidence: the result, without doubts.
 
@@ -127,9 +118,10 @@ def at_limit(evidence: Evidence) -> list[Finding]:
     plain = _off(measured, WRONG, STANDARD_ERRORS)
     if not plain.max() > 0:
         return []
-    at = plain * (plain + UNSURE * _noise(measured, WRONG) > 1) * (measured["sd_ratio"] > 1)
+    found = Moments.of_figures(measured)
+    at = plain * (plain + found.noise > 1) * (found.log_sd > 0)
     at[0] = 0.0  # the means
-    if not at.any():
+    if not bool(at.any()):
         return []
     return [sentences.sd_at_the_limit(*_worst(measured, at), cures=[cure(evidence)])]
 
@@ -147,41 +139,30 @@ def perhaps_wrong(measured: Mapping[str, np.ndarray], aim: Limits) -> list[Findi
     missed = _off(measured, aim, STANDARD_ERRORS)
     if not missed.max() > 1:
         return []
-    most = _off(measured, WRONG) + margin(missed.shape[1]) * _noise(measured, WRONG)
-    missed = missed * (missed > 1) * (most > 1)
-    if not missed.any():
+    found = Moments.of_figures(measured)
+    missed = missed * (missed > 1) * (found.excess + margin(len(found.mean)) * found.noise > 1)
+    if not bool(missed.any()):
         return []
     return [sentences.moments_may_be_off(*_worst(measured, missed))]
 
 
-def _off(measured: Mapping[str, np.ndarray], limits: Limits, errors: float = 0.0) -> np.ndarray:
+def _off(measured: Mapping[str, np.ndarray], limits: Limits, errors: float) -> Tensor:
     """Errors of means and SDs (2, F) in units of limits; 0 where one is below `errors` standard errors, or unknown."""
-    if not measured:
-        return np.zeros((2, 1))
-    ratio = np.maximum(measured["sd_ratio"], np.finfo(float).tiny)
-    units = np.array([[limits.mean_error], [np.log(limits.sd_factor)]])
-    off = np.abs(np.stack([measured["mean_error"], np.log(ratio)])) / units
-    return np.asarray(off * (off > errors * _noise(measured, limits)))
+    off, noise = Moments.of_figures(measured).against(limits)
+    return torch.where(off > errors * noise, off, 0.0)
 
 
-def _likely(measured: Mapping[str, np.ndarray], aim: Limits) -> np.ndarray:
+def _likely(measured: Mapping[str, np.ndarray], aim: Limits) -> Tensor:
     """Errors (2, F) in units of a finer aim; 0 where the error as a whole may be chance, among so many numbers.
 
     A better answer is looked for where there is plainly an error, even if it is not plainly beyond the aim: less than
     to call an answer wrong. A smaller error often means that few chains do not determine the SD of a long tail. The
     next answer would then be chosen by chance.
     """
-    return _off(measured, aim, margin(len(measured["mean_error"])) if measured else 0.0)
+    return _off(measured, aim, margin(len(Moments.of_figures(measured).mean)))
 
 
-def _noise(measured: Mapping[str, np.ndarray], limits: Limits) -> np.ndarray:
-    """Standard errors of means and of logarithms of SDs (2, F), in units of limits."""
-    ratio = np.maximum(measured["sd_ratio"], np.finfo(float).tiny)
-    units = np.array([[limits.mean_error], [np.log(limits.sd_factor)]])
-    return np.asarray(np.stack([measured["mean_error_se"], measured["sd_ratio_se"] / ratio]) / units)
-
-
-def _worst(measured: Mapping[str, np.ndarray], off: np.ndarray) -> tuple[str, str]:
+def _worst(measured: Mapping[str, np.ndarray], off: Tensor) -> tuple[str, str]:
     """The parameter with the largest of some errors (2, F), and a clause on that."""
     what, number = divmod(int(off.argmax()), off.shape[1])
     if what == 0:

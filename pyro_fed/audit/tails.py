@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from pyro_fed.audit.chains.moments import LONG, Moments, kurtosis, told_by_tails
-from pyro_fed.audit.chains.motion import CHAINS
 from pyro_fed.audit.quantities import Quantities
 from pyro_fed.audit.target import Target
 from pyro_fed.audit.weighted_points import WeightedPoints
@@ -28,6 +27,7 @@ from pyro_fed.conventions.limits import SD_MATTERS, STANDARD_ERRORS
 from pyro_fed.density.problem import Problem
 from pyro_fed.ops.entries import evenly
 from pyro_fed.ops.importance import LARGEST_PARETO_K, smoothed
+from pyro_fed.policy.audit import CHAINS
 
 #: The fewest equally weighted points that the terms of a number's variance have to be worth.
 FEWEST_EFFECTIVE_POINTS = 50

@@ -34,7 +34,8 @@ LARGEST_FULL = 500
 BATCH, SMALL_BATCH, LARGE_BATCH = 128, 32, 2048
 #: An SD smaller than this share of the largest is rounding.
 SMALLEST_SD_SHARE = 1e-10
-#: Half the distance over which scores are compared for a parameter's curvature, as a multiple of its size or of one.
+#: Half the distance over which scores are compared for a curvature: in the result's SDs, or as a multiple of a
+#: parameter's size or of one.
 SCORE_STEP = 1e-3
 
 
@@ -92,7 +93,7 @@ class Target:
             temperature: T of the likelihood, which is raised to the power 1 / T; 1 for the posterior.
         """
         z = draws.double()
-        return cls(for_checks(problem), z.mean(0), _factor(z), temperature)
+        return cls(for_checks(problem), z.mean(0), whitening_factor(z), temperature)
 
     @classmethod
     def around(cls, problem: Problem, point: Tensor, temperature: float = 1.0) -> Target:
@@ -264,8 +265,12 @@ def for_checks(problem: Problem) -> Problem:
     return replace(problem, compiler=problem.compiler.for_checks(), progress=False)
 
 
-def _factor(z: Tensor) -> Tensor:
-    """L of the draws (S, D), see the module's header: a Cholesky factor (D, D), or SDs (D,) of many parameters."""
+def whitening_factor(z: Tensor) -> Tensor:
+    """L of the draws, see the module's header: a Cholesky factor (D, D), or SDs (D,) of many parameters.
+
+    Args:
+        z: draws (S, D), float64.
+    """
     count, dim = z.shape
     sd = z.std(0)
     sd = sd.clamp_min(SMALLEST_SD_SHARE * float(sd.max()) if float(sd.max()) > 0 else 1.0)

@@ -24,6 +24,7 @@ from torch import Tensor
 from pyro_fed.audit.target import LARGE_BATCH, Target
 from pyro_fed.ops.adaptive_importance import COMPONENTS, FIT_STEPS, NOTHING, AdaptiveImportanceSampler, AdaptiveSettings
 from pyro_fed.ops.student_mixtures import Mixture, fitted
+from pyro_fed.policy.audit import rounds_of_weighted_points
 
 #: Points of a round, as many as are computed together; and the most rounds.
 POINTS, ROUNDS = LARGE_BATCH, 6
@@ -38,10 +39,6 @@ SETTINGS = AdaptiveSettings(enough=1000, longest_tail=0.5, second_moments=True)
 FIT_ON = 5 * COMPONENTS
 #: Points are used if they are worth at least so many.
 LEAST_EFFECTIVE_POINTS = 400
-#: With more parameters than this, importance weights are worth too little.
-LARGEST_DIM = 8
-#: The most densities of rows that may be computed, about two seconds.
-DENSITIES = 200_000_000
 
 
 @dataclass(frozen=True)
@@ -71,10 +68,9 @@ def weighed_points(
     Returns:
         None if the model is looped over or has too many parameters, or if the weights cannot be trusted.
     """
-    problem = target.problem
-    if problem.looped or problem.dim > LARGEST_DIM:
+    rounds = rounds_of_weighted_points(target.problem.traits, target.evaluations, POINTS, ROUNDS)
+    if not rounds:
         return None
-    rounds = 1 if target.evaluations * POINTS * ROUNDS > DENSITIES else ROUNDS
     first = _first(target, draws, from_prior, generator).shared_out(POINTS)
     sampler = AdaptiveImportanceSampler.start(SETTINGS, first, generator)
     for taken in range(1, rounds + 1):

@@ -4,22 +4,21 @@
 
 Pareto-smoothed weights (Vehtari et al. 2024) give the posterior's means and SDs where q covers the posterior's tails;
 Pareto's k says whether it does. Standard errors come from parts of the draws. The limits are those of the chains
-(`motion`).
+(`moments`).
 
 The check sees less than chains do: no modes far from the draws, and no tails where q has no draws.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from pyro_fed.audit.advice import cure
-from pyro_fed.audit.chains.moments import Moments, wrong_moments
-from pyro_fed.audit.evidence import Evidence, moment_figures
+from pyro_fed.audit.chains.moments import Moments, worst_moment
+from pyro_fed.audit.evidence import Evidence
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.ops.importance import LARGEST_PARETO_K, PARTS, smoothed
@@ -72,7 +71,7 @@ def judged_by_weights(evidence: Evidence, points: Tensor, log_density: Tensor) -
             )
         ]
     moments = weighted_moments(evidence.quantities(points), log_weights)
-    record.measured = moment_figures(moments, evidence.quantities.labels)
+    record.measured = moments.figures(evidence.quantities.labels)
     return _moments_off(evidence, moments)
 
 
@@ -102,14 +101,10 @@ def _against(numbers: Tensor, log_weights: Tensor) -> tuple[Tensor, Tensor]:
 
 def _moments_off(evidence: Evidence, found: Moments) -> list[Finding]:
     """The worst mean or SD, or none where all are within the limits."""
-    bad = wrong_moments(found)
-    if not bool(bad.any()):
+    worst = worst_moment(found)
+    if worst is None:
         return []
-    what, number = divmod(int((found.excess * bad).argmax()), len(found.mean))
-    name, cures = evidence.quantities.labels[number], [cure(evidence)]
-    if what == 0:
-        size, error = float(found.mean[number].abs()), float(found.mean_error[number])
-        return [sentences.mean_is_off_by_sums(parameter=name, size=size, error=error, cures=cures)]
-    ratio = math.exp(float(found.log_sd[number]))
-    error = ratio * float(found.log_sd_error[number])
-    return [sentences.sd_is_off_by_sums(parameter=name, ratio=ratio, error=error, cures=cures)]
+    name, cures = evidence.quantities.labels[worst.number], [cure(evidence)]
+    if worst.of_mean:
+        return [sentences.mean_is_off_by_sums(parameter=name, size=worst.size, error=worst.error, cures=cures)]
+    return [sentences.sd_is_off_by_sums(parameter=name, ratio=worst.size, error=worst.error, cures=cures)]

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 #: A mean that is off by more than this many of the posterior's SDs matters, and an SD by more than this factor.
 MATTERS, SD_MATTERS = 0.25, 1.25
+#: An error of so many SDs does not matter, nor one of the log density by so many nats: it moves a mean by less.
+NEGLIGIBLE = 0.1
 #: An estimate that is so many standard errors from a value plainly differs from it.
 STANDARD_ERRORS = 3.0
 #: Part of the limits from which on an error is near them: a mean 0.2 SDs off, an SD of 0.84 or 1.2 times the right one.

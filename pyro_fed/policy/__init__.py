@@ -8,6 +8,7 @@ model's traits (`Problem.traits`), and gives a value with its reason; a user's o
     explanation  pf.explain: what will be run, and why
     refusals     models that an algorithm cannot be run on
     run_settings what `run` itself chooses: threads, draws
+    audit        what the audit computes, and leaves out
     gaussian networks ep laplace stein surrogates langevin peers    the tables, by family
 """
 

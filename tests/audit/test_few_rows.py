@@ -12,10 +12,11 @@ from pyro_fed.audit.chains.detour import Detour
 from pyro_fed.audit.chains.moments import wrong_moments
 from pyro_fed.audit.chains.motion import moments_by_chains
 from pyro_fed.audit.evidence import Evidence, Unknown
-from pyro_fed.audit.few_rows import AGREE, on_few_rows, on_rows_alone
+from pyro_fed.audit.few_rows import on_few_rows, on_rows_alone
 from pyro_fed.audit.modes.missed_modes import missed_modes
 from pyro_fed.audit.quantities import Quantities
 from pyro_fed.audit.target import Target
+from pyro_fed.conventions.limits import NEGLIGIBLE
 from pyro_fed.density.derivatives.few_rows import ROWS
 
 N, DIM = 17_000, 3
@@ -79,8 +80,8 @@ def test_few_rows_have_the_density_and_the_score_of_all(many):
     assert few.few is not None and few.few.count == ROWS and few.evaluations == ROWS
     white = target.white(many[1][:200])
     (value, score), (few_value, few_score) = target(white), few(white)
-    assert float((few_value - value).abs().max()) < AGREE
-    assert float((few_score - score).norm(dim=1).max()) < AGREE
+    assert float((few_value - value).abs().max()) < NEGLIGIBLE
+    assert float((few_score - score).norm(dim=1).max()) < NEGLIGIBLE
     alone = on_rows_alone(target, torch.Generator().manual_seed(1))
     assert float((alone(white)[1] - score).norm(dim=1).min()) > 1  # what is missed is worth SDs: N / ROWS is 4
 
@@ -149,5 +150,5 @@ def test_effects_in_units_of_their_scale_are_by_few_rows_too():
     assert few.few is not None and by_few.evaluations == ROWS
     white = by_few.white(by_few.problem.to_noncentred(draws[:100]))
     (value, score), (few_value, few_score) = there(white), by_few(white)
-    torch.testing.assert_close(few_value, value, rtol=0, atol=AGREE)
-    torch.testing.assert_close(few_score, score, rtol=0, atol=AGREE)
+    torch.testing.assert_close(few_value, value, rtol=0, atol=NEGLIGIBLE)
+    torch.testing.assert_close(few_score, score, rtol=0, atol=NEGLIGIBLE)

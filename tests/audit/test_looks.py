@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from pyro_fed.audit import evidence
-from pyro_fed.audit.chains.moments import Moments, wrong_moments
-from pyro_fed.audit.chains.motion import CHAINS, _judgeable_sds
+from pyro_fed.audit.chains.moments import Moments, kurtosis, told_by_tails, wrong_moments
 from pyro_fed.infer.langevin.chain_diagnostics import r_hat_limit
+from pyro_fed.policy.audit import CHAINS
 
 
 def test_long_tails_on_a_sites_own_scale_are_not_judged():
@@ -18,9 +18,13 @@ def test_long_tails_on_a_sites_own_scale_are_not_judged():
     normal = torch.randn(1000, generator=generator, dtype=torch.float64)
     places = torch.randn(4 * CHAINS, generator=generator, dtype=torch.float64)
     long = torch.cat([places[:-1], places.new_full((1,), 60.0)])
-    draws, came = torch.stack([normal, normal], 1), torch.stack([long, long], 1).reshape(4, CHAINS, 2)
-    assert _judgeable_sds(draws, came, 1).tolist() == [True, False]
-    assert _judgeable_sds(draws, torch.stack([places, places], 1).reshape(4, CHAINS, 2), 1).tolist() == [True, True]
+    draws = torch.stack([normal, normal], 1)
+
+    def judged(values):
+        return told_by_tails(kurtosis(draws), kurtosis(torch.stack([values, values], 1)), 1, CHAINS).tolist()
+
+    assert judged(long) == [True, False]
+    assert judged(places) == [True, True]
 
 
 def test_r_hat_of_many_chains_says_what_it_says_of_four():

@@ -279,7 +279,7 @@ def test_the_cost_of_a_network_is_that_of_its_matrix_products(fed):
 
 def test_the_audit_says_what_it_has_not_checked(fed, monkeypatch):
     assert not_audited(separate_columns()[0].problem) == []
-    monkeypatch.setattr("pyro_fed.audit.size.MOST_OPERATIONS", 1.0)
+    monkeypatch.setattr("pyro_fed.policy.audit.MOST_OPERATIONS", 1.0)
     (said,) = not_audited(fed.problem)
     assert said.code == "not_audited_by_size" and "not audited: with 1,060 parameters" in said.text
 

@@ -39,7 +39,7 @@ import torch
 from scipy import special
 from torch import Tensor
 
-from pyro_fed.analysis.judging.ksd import Discrepancy, whiten_draws
+from pyro_fed.analysis.judging.ksd import FALSE_ALARMS, Discrepancy, whiten_draws
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 
@@ -47,8 +47,6 @@ from pyro_fed.codes.finding import Finding
 BLOCKS = 20
 #: A prior count is flagged if it differs from one by more than this: half a prior too much or too little.
 WRONG_BY = 0.5
-#: A prior count is flagged only if chance gives such a Student's t less often than this, where the count is right.
-FALSE_ALARMS = 0.005
 #: SDs are flagged whose median ratio to the Laplace approximation's is below this.
 LEAST_SPREAD = 0.5
 

@@ -34,8 +34,8 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from pyro_fed.analysis.judging.moments import LARGEST_MEAN_ERROR
 from pyro_fed.conventions.calls import checked, explained
+from pyro_fed.conventions.limits import MATTERS, NEGLIGIBLE
 from pyro_fed.density.compiling.compiler import threads
 from pyro_fed.density.rows.batches import Batch
 from pyro_fed.density.scores import likelihood_scores, prior_scores
@@ -47,10 +47,10 @@ from pyro_fed.ops.stein import ksd as stein_discrepancy
 from pyro_fed.results.to_arviz import unconstrained_draws
 
 #: SDs by which a mean is off in an answer that is just tolerated: in the worst coordinate, and in all others.
-TOLERATED_WORST_ERROR, TOLERATED_OTHER_ERRORS = LARGEST_MEAN_ERROR, 0.1
+TOLERATED_WORST_ERROR, TOLERATED_OTHER_ERRORS = MATTERS, NEGLIGIBLE
 #: Sets of random signs that give the distribution of the discrepancy by chance.
 RANDOM_SIGNS = 399
-#: Share of results with draws of the posterior itself for which the discrepancy exceeds chance.
+#: Share of results with draws of the posterior itself for which the discrepancy, or the prior's count, exceeds chance.
 FALSE_ALARMS = 0.005
 
 

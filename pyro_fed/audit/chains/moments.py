@@ -23,10 +23,12 @@ estimators with improved finite sample properties*, J. Econometrics 29, 1985): c
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
-from typing import Literal
+from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -92,6 +94,34 @@ class Moments:
         units = limits.mean_error, math.log(limits.sd_factor)
         off = torch.stack([self.mean.abs() / units[0], self.log_sd.abs() / units[1]])
         return off, torch.stack([self.mean_error / units[0], self.log_sd_error / units[1]])
+
+    def figures(self, labels: Sequence[str]) -> dict[str, np.ndarray]:
+        """Errors of means, ratios of SDs and their standard errors, (F,) each, by name, with the numbers' names.
+
+        Args:
+            labels: the numbers' names (F,).
+        """
+        ratio = self.log_sd.exp()
+        found = {"mean_error": self.mean, "mean_error_se": self.mean_error}
+        found |= {"sd_ratio": ratio, "sd_ratio_se": ratio * self.log_sd_error}
+        return {"parameter": np.array(labels)} | {name: values.numpy() for name, values in found.items()}
+
+    @classmethod
+    def of_figures(cls, measured: Mapping[str, np.ndarray]) -> Moments:
+        """The estimates from their `figures`; a single one that is right where there are none.
+
+        Args:
+            measured: the figures, or none.
+        """
+        if not measured:
+            none = torch.zeros(1, dtype=torch.float64)
+            return cls(none, none, none, none)
+        mean, mean_error, ratio, error = (
+            torch.from_numpy(np.asarray(measured[name], dtype=float))
+            for name in ("mean_error", "mean_error_se", "sd_ratio", "sd_ratio_se")
+        )
+        ratio = ratio.clamp_min(torch.finfo(ratio.dtype).tiny)
+        return cls(mean, mean_error, ratio.log(), error / ratio)
 
     def where_told(self, other: Moments) -> Moments:
         """These estimates, with those of `other` in place of the numbers that are not judged here.
@@ -175,6 +205,38 @@ def wrong_moments(found: Moments) -> Tensor:
     return (found.excess - margin(len(found.mean)) * found.noise > 1) | plain
 
 
+class WorstMoment(NamedTuple):
+    """The mean or SD that is wrong by most.
+
+    Args:
+        number: the number's, of F.
+        of_mean: whether it is a mean.
+        size: by how many SDs the mean is off, or the ratio of the posterior's SD to the result's.
+        error: standard error of `size`.
+    """
+
+    number: int
+    of_mean: bool
+    size: float
+    error: float
+
+
+def worst_moment(found: Moments) -> WorstMoment | None:
+    """The mean or SD that is wrong by most; None where none is.
+
+    Args:
+        found: the estimates.
+    """
+    wrong = wrong_moments(found)
+    if not bool(wrong.any()):
+        return None
+    what, number = divmod(int((found.excess * wrong).argmax()), len(found.mean))
+    if what == 0:
+        return WorstMoment(number, True, float(found.mean[number].abs()), float(found.mean_error[number]))
+    ratio = float(found.log_sd[number].exp())
+    return WorstMoment(number, False, ratio, ratio * float(found.log_sd_error[number]))
+
+
 def moments_of_chains(begun: Tensor, places: Tensor, momenta: Tensor) -> Moments:
     """The posterior's moments by regressions with control variates, see the module's header.
 
@@ -207,7 +269,8 @@ def moments_of_chains(begun: Tensor, places: Tensor, momenta: Tensor) -> Moments
     # The mean is in SDs of the posterior, whose error is part of its own.
     errors = (by_mean - mean * by_log_sd) / sd, by_log_sd
     found = mean / sd, errors[0].norm(dim=0), sd.log(), errors[1].norm(dim=0)
-    return Moments(*(torch.where(usable, figure, 0.0) for figure in found))
+    mean, mean_error, log_sd, log_sd_error = (torch.where(usable, figure, 0.0) for figure in found)
+    return Moments(mean, mean_error, log_sd, log_sd_error)
 
 
 def _regression(solve: Tensor, x: Tensor, y: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

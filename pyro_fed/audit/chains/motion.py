@@ -30,17 +30,7 @@ from pyro_fed.audit.target import DRAWS_A_DIMENSION, Target
 from pyro_fed.conventions.limits import Limits
 from pyro_fed.density.size import cost_of
 from pyro_fed.ops.entries import evenly
-
-#: Chains; fewer where they would compute more than `DENSITIES` densities of rows, about ten seconds, or where each
-#: score is a run of the model.
-CHAINS, FEWEST_CHAINS, DENSITIES = 128, 32, 1_000_000_000
-#: Chains of a second walk, for results whose error may matter but may also be chance: few chains hardly determine the
-#: SD of a long tail. There is no second walk if it could have fewer than `SECOND_WALK_FACTOR` times the first one's
-#: chains.
-MANY_CHAINS, SECOND_WALK_FACTOR = 2048, 4
-#: Where rows' own latents are integrated out, a density takes a search for each row's mode and a sum over nodes. Chains
-#: then compute at most `NUMBERS` numbers, about twenty seconds; a score costs `NUMBERS_A_SCORE` times a density.
-NUMBERS, NUMBERS_A_SCORE = 20_000_000_000, 3
+from pyro_fed.policy.audit import walks
 
 
 def moments_by_chains(
@@ -63,15 +53,17 @@ def moments_by_chains(
     """
     z = draws.double()
     detour = Detour.of(target, z, generator)
-    afford = _affordable(target)
-    wanted = FEWEST_CHAINS if target.problem.looped else min(max(afford // LOOKS[1], FEWEST_CHAINS), CHAINS)
+    problem = target.problem
+
+    def numbers() -> float:
+        return target.share * problem.num_rows * cost_of(problem).numbers
+
+    planned = walks(problem.traits, target.evaluations, numbers, SCORES, LOOKS[1], LOOKS[-1])
     walk = _Walk(target, detour, quantities, z, generator, aim)
-    many = min(MANY_CHAINS, afford // LOOKS[-1])
-    can = not target.problem.looped and many >= SECOND_WALK_FACTOR * wanted
-    if again and can:
-        return walk(many, LOOKS[-1])[0]
-    found, undecided = walk(wanted, max(afford // wanted, LOOKS[1]))
-    return walk(many, LOOKS[-1])[0] if undecided and can else found
+    if again and planned.more:
+        return walk(planned.more, LOOKS[-1])[0]
+    found, undecided = walk(planned.chains, planned.transitions)
+    return walk(planned.more, LOOKS[-1])[0] if undecided and planned.more else found
 
 
 @dataclass
@@ -132,7 +124,8 @@ class _Walk:
             been = target.model(torch.cat(places[later:]))
             values = quantities(been).unflatten(0, (-1, len(at)))
             found = moments_of_chains(begun, (values - self.centre) / self.scale, torch.stack(momenta[later:]))
-            known = _judgeable_sds(self.reported, values, target.problem.dim)
+            tails = kurtosis(self.reported), kurtosis(values.flatten(0, 1))
+            known = told_by_tails(*tails, target.problem.dim, len(at))
             found = replace(
                 found,
                 log_sd=found.log_sd * known,
@@ -143,20 +136,6 @@ class _Walk:
             )
             test.look(found)
         return found, test.verdict is None and not bool(wrong_moments(found).any())
-
-
-def _affordable(target: Target) -> int:
-    """The number of trajectories, of all chains together, that can be afforded."""
-    problem, afford = target.problem, DENSITIES // max(1, target.evaluations * SCORES)
-    if not problem.local_dim:
-        return afford
-    numbers = target.share * problem.num_rows * cost_of(problem).numbers * NUMBERS_A_SCORE * SCORES
-    return min(afford, int(NUMBERS / max(1.0, numbers)))
-
-
-def _judgeable_sds(draws: Tensor, places: Tensor, dim: int) -> Tensor:
-    """Which SDs can be judged (F,), from draws (S, F) and places (T, chains, F), see `told_by_tails`."""
-    return told_by_tails(kurtosis(draws), kurtosis(places.flatten(0, 1)), dim, places.shape[1])
 
 
 def _starts(count: int, wanted: int) -> Tensor:

@@ -49,7 +49,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.states import State
-from pyro_fed.conventions.limits import SD_MATTERS
+from pyro_fed.conventions.limits import SD_MATTERS, STANDARD_ERRORS
 from pyro_fed.infer.sites.gaussian_sites import gaussian, moments_of
 from pyro_fed.ops.cholesky import equilibrated_cholesky
 from pyro_fed.ops.gaussian import Gaussian
@@ -62,9 +62,9 @@ LEAST_SHARE = 1e-3
 #: as much as matters. With these limits 1 % of cohorts of ten honest clients of 8 rows have one that is named
 #: (`benchmarks.faults.naming`).
 OUTLYING_DISAGREEMENT, OUTLYING_NARROWING, OUTLYING_INFLUENCE = 4.0, 10.0, 2.5
-#: A client says the opposite of the others if `opposed` is more than this share of its disagreement, and more SDs than
-#: chance gives.
-OPPOSITE_SHARE, LEAST_OPPOSED_SDS = 0.8, 3.0
+#: A client says the opposite of the others if `opposed` is plainly above zero, and more than this share of its
+#: disagreement.
+OPPOSITE_SHARE = 0.8
 #: Fewest clients that are compared: of two, nobody can say which one stands apart.
 FEWEST_CLIENTS = 3
 #: The share of the clients, and at least one client, that is divided out before the others are compared again. Among
@@ -302,7 +302,7 @@ def _outlying_client_clause(found: Without, k: int, name: str, labels: list[str]
         f"factor {found.sd_ratio[k, most]:.2g}; it disagrees with the others by {found.disagreement[k]:.2g} SDs"
         + (
             f", {found.opposed[k]:.2g} of them towards the opposite of what these say"
-            if found.opposed[k] > OPPOSITE_SHARE * found.disagreement[k] and found.opposed[k] > LEAST_OPPOSED_SDS
+            if found.opposed[k] > OPPOSITE_SHARE * found.disagreement[k] and found.opposed[k] > STANDARD_ERRORS
             else ""
         )
     )

@@ -22,7 +22,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_fed.audit.clients.influence import FEWEST_CLIENTS, LEAST_OPPOSED_SDS, MOST_SAID, by_sites
+from pyro_fed.audit.clients.influence import FEWEST_CLIENTS, MOST_SAID, by_sites
+from pyro_fed.conventions.limits import STANDARD_ERRORS
 from pyro_fed.ops.gaussian import Gaussian
 
 #: α: the largest chance that an honest client of a cohort is named.
@@ -36,7 +37,7 @@ def mirrored_clients(
 ) -> dict[int, float]:
     """The clients whose rows are K / α times as likely under mirrored parameters, with log E_k.
 
-    E_k is computed of the clients whose sites point to the opposite by `LEAST_OPPOSED_SDS` SDs: an E_k that is large
+    E_k is computed of the clients whose sites point to the opposite by `STANDARD_ERRORS` SDs: an E_k that is large
     enough goes with that many. The client with the largest E_k is divided out before the others are looked at again,
     since it may have made honest clients look mirrored. If its E_k cannot be computed well, the search ends.
 
@@ -55,7 +56,7 @@ def mirrored_clients(
     fewest = max(FEWEST_CLIENTS, len(left) // 2 + 1)
     while len(left) >= fewest and len(found) < MOST_SAID and bool(q.is_proper()):
         rest = type(sites)(sites.precision[left], sites.eta[left])
-        asked = [left[i] for i in (by_sites(q, rest).opposed > LEAST_OPPOSED_SDS).nonzero()[0]]
+        asked = [left[i] for i in (by_sites(q, rest).opposed > STANDARD_ERRORS).nonzero()[0]]
         ratios = {k: ratio for k in asked if (ratio := _ratio(_without(q, sites, k), k, log_lik, generator))}
         most = max(ratios, key=lambda k: ratios[k].value, default=None)
         if most is None or not ratios[most].known or ratios[most].value <= least:

@@ -15,13 +15,13 @@ from pyro_fed.conventions.kinds import cast_checked
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, ClientData, in_chunks
 from pyro_fed.density.scores import log_likelihoods
-from pyro_fed.density.traits import FULL_DIM
 from pyro_fed.federation.federation import Federation
 from pyro_fed.infer import FedEP
 from pyro_fed.infer.sites.gaussian_sites import add_batch_axis, as_state, gaussian, site_of
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import STRUCTURES
 from pyro_fed.policy import resolve
+from pyro_fed.policy.audit import takes_full_matrices
 
 #: Variance of the Gaussian that stands for a point: over it the expected curvature is the curvature at the point.
 NARROW = 1e-8
@@ -65,7 +65,7 @@ def around(problem: Problem, draws: Tensor) -> Gaussian:
         draws: (S, D), unconstrained.
     """
     z = draws.double()
-    if problem.dim <= FULL_DIM and len(z) > 2 * z.shape[1]:
+    if takes_full_matrices(problem.traits) and len(z) > 2 * z.shape[1]:
         q: Gaussian = STRUCTURES["full"].from_moments(z.mean(0), torch.atleast_2d(torch.cov(z.T)))
         if bool(q.is_proper()):
             return q
@@ -140,7 +140,7 @@ def answer_and_sites(federation: Federation, draws: Tensor) -> State:
     if len(draws) > 1 and bool((draws != draws[0]).any()):
         at = around(problem, draws)
     else:
-        structure = "full" if problem.dim <= FULL_DIM else "diag"
+        structure = "full" if takes_full_matrices(problem.traits) else "diag"
         spread = draws.new_full((problem.dim,), NARROW, dtype=torch.float64)
         at = STRUCTURES[structure].from_moments(draws[0].double(), spread.diag() if structure == "full" else spread)
     q, sites = with_product(federation, at)

@@ -28,12 +28,12 @@ import torch
 from torch import Tensor
 
 from pyro_fed.audit.evidence import Evidence
-from pyro_fed.audit.modes.climbs import LARGEST_DIM
 from pyro_fed.audit.target import Target
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.density.layout import Site
 from pyro_fed.ops.entries import evenly
+from pyro_fed.policy.audit import affords
 
 #: Draws at which the ends are compared; and points inside the interval over which max f and min f are taken.
 DRAWS, WITHIN = 8, 7
@@ -89,7 +89,7 @@ def across_ends(evidence: Evidence) -> list[Angle]:
         evidence: the result.
     """
     problem, target = evidence.problem, evidence.target
-    if target is None or problem.looped or problem.dim > LARGEST_DIM:
+    if target is None or not affords(problem.traits):
         return []
     z = evidence.flat[evenly(len(evidence.flat), DRAWS)].double()
     ends = {side: _values(evidence, side * torch.full_like(z[:1], NEARER_LOGIT))[0] for side in (-1, 1)}

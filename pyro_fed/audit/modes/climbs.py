@@ -9,10 +9,8 @@ a constant the mode's mass is
 
     log M = f - log |H| / 2                                            (Laplace)
 
-Two rules save steps. Once a mode is known, a climb that has gone `EARLIEST_LINE_CHECK` steps ends if f rises all along
-the straight line from it to a mode: then no valley lies between them. And until the first mode is found, at each new
-mode, and for the last `NEWTON_CLIMBS` climbs, Newton's damped steps are used (`ops.newton_ascent`, driven by a loop):
-each takes one call for 2 D + 1 scores, and few steps are needed.
+Until the first mode is found, at each new mode, and for the last `NEWTON_CLIMBS` climbs, Newton's damped steps are used
+(`ops.newton_ascent`, driven by a loop): each takes one call for 2 D + 1 scores, and few steps are needed.
 
 The Stein family's search (`infer.stein.modes`) takes Newton's steps alone. There a round is dear, and clients have
 second derivatives; here a curvature costs 2 D + 1 scores, where a step of BFGS costs one. Its modes are the same one
@@ -27,15 +25,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyro_fed.audit.target import Target
+from pyro_fed.audit.target import SCORE_STEP, Target
 from pyro_fed.ops.newton_ascent import Damping, Look, NewtonAscent, newton_steps
 
 #: The most steps of a climb, and the length of the gradient, in the metric of B, at which it has arrived.
 CLIMB, ARRIVED_GRADIENT = 60, 0.05
-#: Steps after which a climb may end if a straight line leads to a mode, and steps between two looks at these lines.
-EARLIEST_LINE_CHECK, EVERY = 8, 4
-#: Places on the line to a mode at which f is computed, most near the climb; and a fall that is no valley, in nats.
-ALONG, SHALLOW = (1 / 16, 1 / 6, 2 / 5, 7 / 10), 0.1
 #: Climbs that go on by Newton's steps.
 NEWTON_CLIMBS = 2
 #: Longest step, in the result's SDs (from far away a quarter of the distance), and how often it is cut to a fifth.
@@ -44,15 +38,11 @@ LONGEST_STEP_SDS, MOST_STEP_CUTS = 3.0, 6
 ACROSS = 1e-10
 #: Modes nearer to each other than this, in the SDs of either, are one mode; a draw this near to a mode belongs to it.
 SAME_MODE_SDS = 2.0
-#: Half the distance over which scores are compared for the curvature, in the result's SDs.
-SCORE_STEP = 1e-3
 #: Newton's steps at most, the length of one, in the mode's SDs, at which it has arrived, and the first damping: climbs
 #: have come near a mode by then.
 NEWTON, STILL, DAMPING = 30, 0.05, 0.1
 #: Roundings of the log density by which it may fall in a step of Newton's.
 NEWTON_ROUNDINGS = 4
-#: More parameters than this are not searched: a curvature there costs as many scores.
-LARGEST_DIM = 50
 
 
 @dataclass(frozen=True)
@@ -180,7 +170,7 @@ def modes_by_climbs(target: Target, start: Tensor) -> tuple[list[Mode], dict[int
     modes: list[Mode] = []
     ends: dict[int, Tensor] = {}
     add_mode(modes, mode_by_newton(target, torch.zeros_like(start[0])))
-    for taken in range(1, CLIMB + 1):
+    for _ in range(CLIMB):
         climbs.move()
         done = climbs.arrived
         fresh = done
@@ -191,19 +181,9 @@ def modes_by_climbs(target: Target, start: Tensor) -> tuple[list[Mode], dict[int
                 add_mode(modes, mode_by_newton(target, climbs.w[climb]))
         for climb in done.nonzero()[:, 0].tolist():
             ends[int(number[climb])] = climbs.w[climb]
-        if (
-            modes
-            and taken >= EARLIEST_LINE_CHECK
-            and (taken - EARLIEST_LINE_CHECK) % EVERY == 0
-            and not bool(done.all())
-        ):
-            at = _without_valley(climbs, modes)
-            for climb in ((at >= 0) & ~done).nonzero()[:, 0].tolist():
-                ends[int(number[climb])] = modes[int(at[climb])].at
-            done = done | (at >= 0)
         climbs.keep(~done)
         number = number[~done]
-        if len(number) <= NEWTON_CLIMBS * (taken >= EARLIEST_LINE_CHECK):
+        if len(number) <= NEWTON_CLIMBS:
             break
     if len(number) <= NEWTON_CLIMBS:
         for climb, w in zip(number.tolist(), climbs.w, strict=True):
@@ -223,21 +203,6 @@ def add_mode(modes: list[Mode], mode: Mode | None) -> None:
     """
     if mode is not None and not any(same(mode, other) for other in modes):
         modes.append(mode)
-
-
-def _without_valley(climbs: Climbers, modes: list[Mode]) -> Tensor:
-    """For each climb, the number of the nearest mode if f rises all along the straight line to it, or -1: (M,)."""
-    nearest = torch.stack([mode.distance(climbs.w) for mode in modes]).argmin(0)
-    ends = torch.stack([mode.at for mode in modes])[nearest]
-    tops = torch.tensor([mode.height for mode in modes], dtype=ends.dtype)[nearest]
-    away = ends - climbs.w
-    share = torch.tensor(ALONG, dtype=ends.dtype)[:, None, None]
-    value, score = climbs.target((climbs.w + share * away).flatten(0, 1))
-    heights = torch.cat([climbs.value[None], value.unflatten(0, (len(ALONG), -1)), tops[None]])
-    slopes = torch.cat([climbs.score[None], score.unflatten(0, (len(ALONG), -1))])
-    gaps = torch.tensor([*ALONG, 1.0], dtype=ends.dtype).diff(prepend=torch.zeros(1, dtype=ends.dtype))
-    rises = (heights.diff(dim=0) > -SHALLOW).all(0) & ((slopes * away).sum(2) * gaps[:, None] > -SHALLOW).all(0)
-    return torch.where(rises, nearest, -1)
 
 
 def mode_by_newton(target: Target, w: Tensor) -> Mode | None:

@@ -17,19 +17,31 @@ from torch import Tensor
 
 from pyro_fed.audit.modes.climbs import Mode
 from pyro_fed.audit.target import Target
+from pyro_fed.ops.adaptive_importance import NOTHING
 from pyro_fed.ops.importance import log_mean
 
 #: Points for each mode; more, where a difference that would matter may be chance; degrees of freedom of the Student's
 #: t.
 MASS_POINTS, MANY_MASS_POINTS, FREEDOM = 512, 4096, 5
-#: A weight whose logarithm is so much less than the largest one counts as zero.
-NOTHING = 100.0
 
 
 def nearest(modes: list[Mode], white: Tensor) -> Tensor:
     """The number of the mode whose Gaussian has the largest density, at each of the points w (S, D): (S,)."""
     heights = [mode.height - mode.distance(white).square() / 2 for mode in modes]
     return torch.stack(heights).argmax(0)
+
+
+def student_points(count: int, dim: int, generator: torch.Generator) -> Tensor:
+    """Points (count, dim) of a Student's t with `FREEDOM` degrees of freedom around the origin.
+
+    Args:
+        count: how many.
+        dim: D.
+        generator: source of randomness.
+    """
+    normal = torch.randn(count, dim, generator=generator, dtype=torch.float64)
+    chi = torch.randn(count, FREEDOM, generator=generator, dtype=torch.float64).square().mean(1, keepdim=True)
+    return normal / chi.sqrt()
 
 
 def log_mass_by_weights(
@@ -48,10 +60,8 @@ def log_mass_by_weights(
         Laplace's log M with an infinite error where no point is nearest to this mode.
     """
     mode, dim = modes[number], len(modes[number].at)
-    normal = torch.randn(points, dim, generator=generator, dtype=torch.float64)
-    chi = torch.randn(points, FREEDOM, generator=generator, dtype=torch.float64).square().mean(1, keepdim=True)
     factor = torch.linalg.cholesky(mode.precision)
-    white = mode.at + torch.linalg.solve_triangular(factor.T, (normal / chi.sqrt()).T, upper=True).T
+    white = mode.at + torch.linalg.solve_triangular(factor.T, student_points(points, dim, generator).T, upper=True).T
     half = (FREEDOM + dim) / 2
     log_t = math.lgamma(half) - math.lgamma(FREEDOM / 2) - dim / 2 * math.log(FREEDOM * math.pi)
     log_t = log_t + factor.diagonal().log().sum() - half * (mode.distance(white).square() / FREEDOM).log1p()

@@ -35,32 +35,27 @@ import math
 import torch
 from torch import Tensor
 
-from pyro_fed.audit.chains.motion import DENSITIES
 from pyro_fed.audit.evidence import Evidence
 from pyro_fed.audit.few_rows import OUTWARD_FACTOR, on_rows_alone
 from pyro_fed.audit.modes.climbs import (
     CLIMB,
-    LARGEST_DIM,
     SAME_MODE_SDS,
     Mode,
     add_mode,
     mode_by_newton,
     modes_by_climbs,
 )
-from pyro_fed.audit.modes.masses import FREEDOM, MANY_MASS_POINTS, MASS_POINTS, log_mass_by_weights, nearest
+from pyro_fed.audit.modes.masses import MANY_MASS_POINTS, MASS_POINTS, log_mass_by_weights, nearest, student_points
 from pyro_fed.audit.target import Target
 from pyro_fed.codes import cures, sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions import seeding
-from pyro_fed.conventions.limits import MATTERS, NEAR_LIMIT_SHARE, SD_MATTERS, STANDARD_ERRORS
+from pyro_fed.conventions.limits import MATTERS, NEAR_LIMIT_SHARE, NEGLIGIBLE, SD_MATTERS, STANDARD_ERRORS
 from pyro_fed.density.images import images
 from pyro_fed.ops.entries import CANDIDATES, far_apart
 from pyro_fed.ops.importance import systematic
+from pyro_fed.policy.audit import affords, climbs
 
-#: Numbers of climbs: from draws of the prior, from points around the result, and from its draws.
-CLIMBS = 16, 8, 4
-#: Numbers of climbs where each density takes a run of the model.
-LOOPED_CLIMBS = 5, 3, 2
 #: How much wider than the draws the points around them are.
 SPREAD = 5.0
 #: Factor by which Laplace's masses may be wrong.
@@ -75,8 +70,8 @@ FROM_WEIGHTED, EMPTY = 128, 0.025
 LARGEST_MASS_ERROR = 0.3
 #: Smallest SD of a site, where its draws are all the same; distances between places are counted in SDs.
 STOOD_STILL = 1e-12
-#: Modes may be each other's relabelling if log M differs by at most the first, and values by at most the second.
-EQUAL_MASS, EQUAL = 0.1, 0.05
+#: Modes may be each other's relabelling if log M differs by at most `NEGLIGIBLE`, and values by at most this.
+EQUAL = 0.05
 
 
 def missed_modes(evidence: Evidence, strict: bool = False) -> list[Finding]:
@@ -90,15 +85,15 @@ def missed_modes(evidence: Evidence, strict: bool = False) -> list[Finding]:
         One finding, with the share of the mass that has no draws, `lost`; or none.
     """
     target, dim = evidence.target, evidence.problem.dim
-    if target is None or dim > LARGEST_DIM:
+    if target is None:
         return []
-    climbs = LOOPED_CLIMBS if evidence.problem.looped else CLIMBS
     generator = seeding.torch_generator(evidence.seed, seeding.AUDIT, 1)
     few = on_rows_alone(target, generator)
-    if few.evaluations * CLIMB * sum(climbs) > DENSITIES:
+    numbers = climbs(evidence.problem.traits, few.evaluations, CLIMB)
+    if numbers is None:
         return []
     white = target.white(evidence.points)
-    from_prior, from_around, from_draws = climbs
+    from_prior, from_around, from_draws = numbers
     at = torch.linspace(0, len(white) - 1, from_draws).long()
     own = white[at]
     far = _distant_points(evidence, target, from_prior, from_around, generator)
@@ -123,8 +118,8 @@ def missed_modes(evidence: Evidence, strict: bool = False) -> list[Finding]:
     lost = torch.where(torch.tensor(seen), 0.0, shares)
     if _matters(target, modes, lost / ROUGH, _part(strict)):
         return [_without_draws(evidence, target, modes, seen, shares)]
-    if evidence.problem.looped or evidence.problem.evaluations * MASS_POINTS * len(modes) > DENSITIES:
-        return []  # weights are hundreds of runs of the model
+    if not affords(evidence.problem.traits, MASS_POINTS * len(modes)):
+        return []
     return _wrong_shares(evidence, target, modes, seen, white, generator, strict)
 
 
@@ -211,7 +206,7 @@ def _wrong_shares(
         return bool(((held == 0) & (more > EMPTY)).any()) or _matters(target, modes, more, part)
 
     for points in (MASS_POINTS, MANY_MASS_POINTS):
-        if points > MASS_POINTS and evidence.problem.evaluations * points * len(modes) > DENSITIES:
+        if points > MASS_POINTS and not affords(evidence.problem.traits, points * len(modes)):
             break
         mass, error, told = _log_masses(target, modes, points, generator)
         shares = torch.softmax(mass, 0)
@@ -288,10 +283,7 @@ def _distant_points(
         from_around: number of points around the draws.
         generator: source of randomness.
     """
-    shape = from_around, evidence.problem.dim
-    normal = torch.randn(shape, generator=generator, dtype=torch.float64)
-    chi = torch.randn(from_around, FREEDOM, generator=generator, dtype=torch.float64).square().mean(1, keepdim=True)
-    around = SPREAD * normal / chi.sqrt()
+    around = SPREAD * student_points(from_around, evidence.problem.dim, generator)
     if evidence.from_prior is None:
         return [around]
     drawn = evidence.from_prior[: CANDIDATES * from_prior]
@@ -368,7 +360,7 @@ def _spread(evidence: Evidence, name: str) -> float:
 
 def _differ_by_labels(modes: list[Mode], places: dict[str, Tensor], i: int, j: int) -> bool:
     """Whether two modes are equal in mass, and in the values of every site but for their order."""
-    if abs(modes[i].log_mass - modes[j].log_mass) > EQUAL_MASS:
+    if abs(modes[i].log_mass - modes[j].log_mass) > NEGLIGIBLE:
         return False
     ordered = [(v[i].sort().values, v[j].sort().values) for v in places.values()]
     return all(torch.allclose(one, other, rtol=EQUAL, atol=EQUAL) for one, other in ordered)

@@ -19,16 +19,16 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.contract import Algorithm
-from pyro_fed.audit.chains.moments import wrong_moments
-from pyro_fed.audit.chains.motion import DENSITIES
+from pyro_fed.audit.chains.moments import worst_moment
 from pyro_fed.audit.evidence import FEWEST_DRAWS, Evidence, Unknown
-from pyro_fed.audit.modes.climbs import CLIMB, LARGEST_DIM, SCORE_STEP, Mode, climb_ends, mode_by_newton
+from pyro_fed.audit.modes.climbs import CLIMB, Mode, climb_ends, mode_by_newton
 from pyro_fed.audit.modes.missed_modes import missed_modes
-from pyro_fed.audit.target import Target, for_checks, scores_at
+from pyro_fed.audit.target import SCORE_STEP, Target, for_checks, scores_at
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.limits import MATTERS
+from pyro_fed.policy.audit import affords
 
 #: Draws of the prior from which climbs begin, where the climbs from the point and from the origin do not arrive.
 STARTS = 4
@@ -49,8 +49,7 @@ def off_mode(evidence: Evidence) -> list[Finding]:
     if evidence.algorithm.draws_are != "point":
         return []
     at = points.mean(0)
-    costly = problem.evaluations * (CLIMB + problem.dim) > DENSITIES
-    if problem.dim > LARGEST_DIM or problem.looped or costly:
+    if not affords(problem.traits, CLIMB + problem.dim):
         return _below(evidence, at)
     target = Target.around(problem, at, evidence.temperature)
     mode = _mode(target, at)
@@ -130,20 +129,17 @@ def _off_mean(evidence: Evidence, target: Target, mode: Mode, points: Tensor) ->
     drawn, at = quantities(draws), quantities(points).mean(0)
     away = (drawn.mean(0) - at) / (drawn.std(0) * found.log_sd.exp()) + found.mean
     found = replace(found, mean=away.nan_to_num(0.0))
-    bad = wrong_moments(found)
-    if not bool(bad.any()):
+    worst = worst_moment(found)
+    if worst is None:
         return [
             sentences.around_the_point(found=one.text, lost=float(one.figures["lost"])) for one in missed_modes(around)
         ]
-    what, number = divmod(int((found.excess * bad).argmax()), len(away))
-    name = quantities.labels[number]
-    many = f"{float(found.mean[number].abs()):.2f} ± {float(found.mean_error[number]):.2f}"
-    ratio = float(found.log_sd[number].exp())
-    if what == 0:
-        said = f"its mean of {sentences.quote_name(name)} is {many} posterior SDs away"
-    else:
-        factor = f"{ratio:.2f} ± {ratio * float(found.log_sd_error[number]):.2f}"
-        said = f"its SD of {sentences.quote_name(name)} is {factor} times the curvature's"
+    name, many = quantities.labels[worst.number], f"{worst.size:.2f} ± {worst.error:.2f}"
+    said = (
+        f"its mean of {sentences.quote_name(name)} is {many} posterior SDs away"
+        if worst.of_mean
+        else f"its SD of {sentences.quote_name(name)} is {many} times the curvature's"
+    )
     return [sentences.mode_is_not_the_mean(parameter=name, off=said)]
 
 
