@@ -22,11 +22,10 @@ called wrong with probability α or less, and results of one and a half times th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import NormalDist
 
 import torch
-from torch import Tensor
 
 from pyro_fed.audit.chains.moments import ALPHA, Moments, margin, moments_verdict
 from pyro_fed.conventions.limits import STANDARD_ERRORS, Limits
@@ -54,18 +53,21 @@ class SequentialTest:
 
     Attributes:
         looks: transitions before each look that is left.
-        verdict: of the last look: wrong, right, or None for undecided.
+        last: transitions before the last look.
+        share: transitions before the look that was made, as a part of these.
+        verdict: of that look: wrong, right, or None for undecided.
+        before: errors (2, F) at that look, in units of the limits; zero at first.
     """
 
     most: int
     aim: Limits | None = None
-    verdict: bool | None = None
-    before: Tensor = field(default_factory=lambda: torch.zeros(()))
 
     def __post_init__(self) -> None:
         self.looks = [until for until in LOOKS if until <= self.most]
         self.last = self.looks[-1]
         self.share = 0.0
+        self.verdict: bool | None = None
+        self.before = torch.zeros(())
 
     @property
     def until(self) -> int:
