@@ -266,9 +266,10 @@ def moments_of_chains(begun: Tensor, places: Tensor, momenta: Tensor) -> Moments
     variance = ((square - kept) / (1 - kept)).clamp_min(LEAST_VARIANCE)
     by_log_sd = (by_square - (1 - variance) * by_kept) / (1 - kept) / (2 * variance)
     sd = variance.sqrt()
-    # The mean is in SDs of the posterior, whose error is part of its own.
-    errors = (by_mean - mean * by_log_sd) / sd, by_log_sd
-    found = mean / sd, errors[0].norm(dim=0), sd.log(), errors[1].norm(dim=0)
+    # The mean is in SDs of the posterior, whose error is part of its own. Both are taken as independent: a far place in
+    # a long tail moves both, and would seem to tell their ratio well.
+    log_error = by_log_sd.norm(dim=0)
+    found = mean / sd, torch.hypot(by_mean.norm(dim=0), mean * log_error) / sd, sd.log(), log_error
     mean, mean_error, log_sd, log_sd_error = (torch.where(usable, figure, 0.0) for figure in found)
     return Moments(mean, mean_error, log_sd, log_sd_error)
 
