@@ -4,6 +4,8 @@ import functools
 import warnings
 
 import numpy as np
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 from conjugate import data, exact, federation, model
@@ -15,7 +17,7 @@ from pyro_fed.density.rows.batches import draw_anew, draw_epochs, epoch_length
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.ep.tilted import Received
 from pyro_fed.infer.ep.tilted.base import numerics_of
-from pyro_fed.infer.sites.gaussian_sites import gaussian
+from pyro_fed.infer.sites.gaussian_sites import gaussian, sobol
 from pyro_fed.ops.gaussian_structures import DiagGaussian
 from pyro_fed.policy import resolve
 
@@ -122,6 +124,45 @@ def test_fisher_is_equation_4_at_the_chain_s_mean(scale):
         fisher = fisher_information(unequal().problem, samples.mean(0)[k], one.full_batch(), "diag")
         torch.testing.assert_close(tilted.precision[k], scale * fisher + given.cavity.precision[k])
     torch.testing.assert_close(tilted.mean(), samples.mean(0))
+
+
+def chosen(x, y):
+    """A logistic regression, whose Fisher information Σ_i p_i (1 - p_i) x_i x_i' is another at each θ."""
+    w = pyro.sample("w", dist.Normal(x.new_zeros(3), 2.0).to_event(1))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
+
+
+@pytest.mark.parametrize("decay", [0.3, 0.8])
+def test_ngvi_is_algorithm_5(decay):
+    """s_t = β s_{t-1} + (1 - β) F/N_k, Σ_t = (N_k s_t + Λ_-k)⁻¹, F the mean of Fisher informations under N(μ, Σ_{t-1}).
+
+    s_0 is F(μ)/N_k, and the draws of the paper's line 6 are standardised Sobol points.
+    """
+    x, y = data()
+    fed = pf.Federation(chosen, (x, (y > 0).double()), plate="data", num_clients=1)
+    client = pf.tilted.NGVI(fisher_steps=3, fisher_samples=4, fisher_decay=decay, fisher_scale=1.5, **SGD)
+    algorithm = resolve(pf.FedEP(client=client, start="prior", covariance="diag"), fed.problem.traits).algorithm
+    cavity = torch.tensor([[0.5, 1.0, 2.0]], dtype=torch.float64)
+    q = DiagGaussian(2 * cavity, torch.tensor([[0.4, -0.2, 0.6]], dtype=torch.float64))
+    given = Received(q, DiagGaussian(cavity, 0.5 * q.eta))
+    picks = client.draw_noise(fed.problem, len(x), torch.Generator().manual_seed(0))[1]
+    noise = ((), type(picks)(*(part[:, None] for part in picks)))
+    arguments = (fed.problem, algorithm._numerics(fed.problem), given, fed.client_data(), noise)
+    mean = client.samples(*arguments)[0].mean(0)[0].numpy()
+
+    def fisher(theta):
+        p = 1 / (1 + np.exp(-x.numpy() @ theta))
+        return (p * (1 - p)) @ x.numpy() ** 2
+
+    rows, minus_k, points = len(x), cavity[0].numpy(), sobol(4, 3).numpy()
+    s = fisher(mean) / rows
+    for _ in range(3):
+        sd = (rows * s + minus_k) ** -0.5
+        s = decay * s + (1 - decay) * np.mean([fisher(mean + sd * point) / rows for point in points], 0)
+    tilted = client.infer(*arguments).site.product(given.cavity)
+    np.testing.assert_allclose(tilted.precision[0], 1.5 * rows * s + minus_k, rtol=1e-9)
+    np.testing.assert_allclose(tilted.mean()[0], mean, rtol=1e-9)
 
 
 def short_run(algorithm, executor="vectorised"):

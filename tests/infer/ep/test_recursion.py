@@ -69,6 +69,66 @@ def test_rounds_are_those_of_the_paper(fed, algorithm, damping, rounds, cavity_o
     assert abs(np.log(theta.std() * precision**0.5)) < 2e-3
 
 
+WORKING = ([0, 1], [2], [1, 2], [0], [2, 1])
+MOMENTUM = 0.6
+
+
+def written_out(rounds, *, server, client, mean=False, stateless=False, delta=0.3):
+    """q of Algorithm 1 with some clients a round: optimisers of Section 2.2.3 with momentum, FedSEP of 2.2.4."""
+    prior = np.array([PRIOR[1], PRIOR[0] * PRIOR[1]])
+    q, sites, servers, clients = prior.copy(), np.zeros((3, 2)), np.zeros(2), np.zeros((3, 2))
+    for i in range(rounds):
+        working, changes = WORKING[i % len(WORKING)], np.zeros((3, 2))
+        for k in working:
+            site = (q - prior) / 3 if stateless else sites[k]
+            changes[k] = laplace(COUNTS[CLIENTS[k]].sum(), len(CLIENTS[k]), *(q - site)) - site
+        share = 1 / len(working) if mean else 1.0
+        servers = server * servers + share * changes.sum(0)
+        q = q + delta * servers
+        for k in working:
+            clients[k] = client * clients[k] + share * changes[k]
+            sites[k] = sites[k] + delta * clients[k]
+    return q
+
+
+def momentum(value):
+    return pf.optim.SGD(momentum=value)
+
+
+FORMS = {
+    "some clients a round": (pf.FedEP, {}, {"server": 0.0, "client": 0.0}),
+    "both optimisers": (
+        pf.FedEP,
+        {"server_optimiser": momentum(MOMENTUM), "client_optimiser": momentum(0.2)},
+        {"server": MOMENTUM, "client": 0.2},
+    ),
+    "the server's, of the mean": (
+        pf.FedEP,
+        {"server_optimiser": momentum(MOMENTUM), "client_optimiser": momentum(0.0), "changes": "mean"},
+        {"server": MOMENTUM, "client": 0.0, "mean": True},
+    ),
+    "stateless": (pf.FedSEP, {}, {"server": 0.0, "client": 0.0, "stateless": True}),
+    "stateless, with an optimiser": (
+        pf.FedSEP,
+        {"server_optimiser": momentum(MOMENTUM)},
+        {"server": MOMENTUM, "client": 0.0, "stateless": True},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("rounds", [2, 5])
+@pytest.mark.filterwarnings("ignore")
+def test_optimisers_some_clients_and_the_average_site_are_those_of_the_paper(fed, name, rounds):
+    kind, settings, form = FORMS[name]
+    algorithm = kind(client="laplace", damping=0.3, start="prior", tolerance=1e-12, **settings)
+    idata = pf.run(algorithm, fed, num_rounds=rounds, schedule=pf.schedule.Explicit(WORKING), **QUIET)
+    precision, eta = written_out(rounds, **form)
+    theta = idata.posterior["theta"].values.ravel()
+    assert abs(theta.mean() - eta / precision) * precision**0.5 < 2e-3
+    assert abs(np.log(theta.std() * precision**0.5)) < 2e-3
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_a_fixed_point_has_each_client_s_tilted_mode(fed):
     """Where nothing moves q is the product of the prior and sites that are Laplace's at their own cavities."""

@@ -174,7 +174,5 @@ def test_udsvgd_is_algorithm_4(rounds):
     ids=["all", "in turn"],
 )
 def test_parallel_dsvgd_is_algorithm_5(schedule, scheduled):
-    start, end = run(
-        pf.PaperParallelDSVGD(**SITES, distill_steps=DISTILL, server_steps=SERVER), 4, schedule=schedule
-    )
+    start, end = run(pf.PaperParallelDSVGD(**SITES, distill_steps=DISTILL, server_steps=SERVER), 4, schedule=schedule)
     agree(end, algorithm_5(start, 4, scheduled))

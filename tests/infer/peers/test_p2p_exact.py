@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from conjugate import PRIOR_SD, KeptEP, KeptVI, beliefs, data, exact, federation
+from conjugate import NOISE_SD, PRIOR_SD, KeptEP, KeptVI, beliefs, data, exact, federation
 
 import pyro_fed as pf
 
@@ -145,6 +145,30 @@ def test_as_published_each_datum_counts_by_its_agent_s_centrality(matrix: list[l
     want_mean, want_covariance = exact(*data(), power=power)
     torch.testing.assert_close(mean, want_mean.expand(4, -1), atol=1e-7, rtol=1e-7)
     torch.testing.assert_close(covariance, want_covariance.expand(4, -1, -1), atol=1e-8, rtol=1e-7)
+
+
+@PUBLISHED
+@pytest.mark.filterwarnings("ignore:.* rows were never used", "ignore:not converged", "ignore:agents disagree")
+@pytest.mark.parametrize("rounds", [1, 2, 3])
+@pytest.mark.parametrize("matrix", [SECTION_V_A, DIRECTED])
+def test_as_published_a_round_is_equation_3_and_equation_8(matrix: list[list[float]], rounds: int) -> None:
+    """b_i = q_i × the likelihood of agent i's next rows; Λ_i = Σ_j W_ij Λ(b_j), and so Λ_i μ_i."""
+    fed, (x, y) = federation(), (part.numpy() for part in data())
+    algorithm = KeptVI(weighting="paper", batch_size=5, gossip_steps=1, num_points=16)
+    mean, covariance, _ = beliefs(algorithm, fed, pf.graph.from_matrix(matrix), num_rounds=rounds)
+    precision, eta = np.tile(np.eye(3) / PRIOR_SD**2, (4, 1, 1)), np.zeros((4, 3))
+    for t in range(rounds):
+        public_precision, public_eta = precision.copy(), eta.copy()
+        for i in range(4):
+            mine = np.asarray(fed.client_rows[i])[5 * t : 5 * t + 5]
+            public_precision[i] += x[mine].T @ x[mine] / NOISE_SD**2
+            public_eta[i] += x[mine].T @ y[mine] / NOISE_SD**2
+        for i in range(4):
+            precision[i] = sum(matrix[i][j] * public_precision[j] for j in range(4))
+            eta[i] = sum(matrix[i][j] * public_eta[j] for j in range(4))
+    for i in range(4):
+        np.testing.assert_allclose(covariance[i], np.linalg.inv(precision[i]), rtol=1e-7, atol=1e-9)
+        np.testing.assert_allclose(mean[i], np.linalg.solve(precision[i], eta[i]), rtol=1e-7, atol=1e-8)
 
 
 def test_as_published_data_used_again_count_again() -> None:
