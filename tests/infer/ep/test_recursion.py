@@ -129,6 +129,34 @@ def test_optimisers_some_clients_and_the_average_site_are_those_of_the_paper(fed
     assert abs(np.log(theta.std() * precision**0.5)) < 2e-3
 
 
+def tilted_by_moments(total, rows, precision, eta):
+    """arg min KL(q ‖ p_k q_-k) of Gaussians: Λ = n E_q[exp θ] + Λ_-k, and E_q of the tilted score is zero."""
+    mean, variance = 0.5, 0.2
+    for _ in range(500):
+        expected = rows * np.exp(mean + variance / 2)
+        variance = 1 / (expected + precision)
+        mean += variance * (total - expected + eta - precision * mean)
+    return np.array([1 / variance, mean / variance])
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 3, 5])
+@pytest.mark.filterwarnings("ignore")
+def test_partitioned_variational_inference_is_algorithm_2_of_kassab_and_simeone(fed, rounds):
+    """q_k = arg min KL(q ‖ p_k q / t_k), t_k ← t_k q_k / q, q ← q_k: one client in turn."""
+    settings = {"start": "prior", "num_points": 2048, "tolerance": 1e-12}
+    whole = pf.StepControl(reach=1e3)  # the second turn is longer than q's own reach
+    turns = pf.PVI(client=pf.tilted.Newton(steps=60), step_control=whole, **settings)
+    idata = pf.run(turns, fed, num_rounds=rounds, **QUIET)
+    q, sites = np.array([PRIOR[1], PRIOR[0] * PRIOR[1]]), np.zeros((3, 2))
+    for i in range(rounds):
+        k = i % 3
+        new = tilted_by_moments(COUNTS[CLIENTS[k]].sum(), len(CLIENTS[k]), *(q - sites[k]))
+        sites[k], q = sites[k] + new - q, new
+    theta = idata.posterior["theta"].values.ravel()
+    assert abs(theta.mean() - q[1] / q[0]) * q[0] ** 0.5 < 5e-3
+    assert abs(np.log(theta.std() * q[0] ** 0.5)) < 5e-3
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_a_fixed_point_has_each_client_s_tilted_mode(fed):
     """Where nothing moves q is the product of the prior and sites that are Laplace's at their own cavities."""

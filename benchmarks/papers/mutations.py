@@ -1,0 +1,510 @@
+"""Whether the tests find an error in an equation that the five papers publish: a sign, a factor or an index.
+
+    python -m benchmarks.papers.mutations [--only WORDS] [--list]
+
+Each mutation replaces one token of one function in a copy of the package, in a temporary folder, and runs the test file
+that has the equation's oracle. It prints "caught" where that file fails, else "NOT CAUGHT", and ends with 1 where one
+was not. The oracles pass on the copy as it is, which is tested first. About ten seconds a mutation on one core;
+`--only` takes the equations whose names have these words. Mutations of a package that was changed since must name
+their tokens anew: a token that does not stand exactly once in its function is an error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+#: What pytest ends with where tests have failed.
+TESTS_FAILED = 1
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One token for another.
+
+    Args:
+        function: file below `pyro_fed` and qualified name, "file.py:Class.method".
+        old: the token, which stands once in the function.
+        new: what takes its place.
+    """
+
+    function: str
+    old: str
+    new: str
+
+    def apply(self, package: Path) -> tuple[Path, str]:
+        """Write the mutated file; its path and its text before.
+
+        Raises:
+            ValueError: the token does not stand exactly once.
+        """
+        name, function = self.function.split(":")
+        path = package / name
+        text = path.read_text(encoding="utf-8")
+        first, last = _lines_of(text, function)
+        lines = text.splitlines(keepends=True)
+        body = "".join(lines[first:last])
+        if body.count(self.old) != 1:
+            raise ValueError(f"{self.function}: {self.old!r} stands {body.count(self.old)} times; expected once")
+        _write(path, "".join(lines[:first]) + body.replace(self.old, self.new) + "".join(lines[last:]))
+        return path, text
+
+
+@dataclass(frozen=True)
+class Equation:
+    """What a paper publishes.
+
+    Args:
+        name: paper and equation.
+        tests: arguments of pytest below `tests`: the file with the oracle, and what picks its tests.
+        mutations: function, old token and new token of each.
+    """
+
+    name: str
+    tests: tuple[str, ...]
+    mutations: tuple[tuple[str, str, str], ...]
+
+
+def _lines_of(text: str, function: str) -> tuple[int, int]:
+    """The first line and the one after the last of a function, from 0; without its docstring."""
+    node: ast.AST = ast.parse(text)
+    for name in function.split("."):
+        kinds = ast.ClassDef | ast.FunctionDef
+        node = next(child for child in ast.iter_child_nodes(node) if isinstance(child, kinds) and child.name == name)
+    assert isinstance(node, ast.FunctionDef) and node.end_lineno is not None
+    has_docstring = ast.get_docstring(node) is not None and len(node.body) > 1
+    return node.body[1 if has_docstring else 0].lineno - 1, node.end_lineno
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a module, and remove what Python has compiled of it, which may be of the same second and length."""
+    path.write_text(text, encoding="utf-8")
+    Path(importlib.util.cache_from_source(str(path))).unlink(missing_ok=True)
+
+
+STEIN = "infer/papers/test_stein_recursions.py"
+LANGEVIN = "infer/langevin/test_recursions.py"
+PARTICLES, PAPER, PARALLEL, UNCONSTRAINED = (
+    f"infer/{name}.py:" for name in ("stein/particles", "papers/dsvgd", "papers/parallel_dsvgd", "papers/udsvgd")
+)
+KERNELS, KDE, STEPS, EP = "ops/kernel_base.py:", "ops/kde.py:", "ops/step_sizes.py:", "infer/ep/"
+TILTED, GRADIENTS = "infer/ep/tilted/", "infer/langevin/gradients.py:"
+
+EQUATIONS = (
+    # -- Kassab and Simeone -------------------------------------------------------------------------------------
+    Equation(
+        "Kassab and Simeone, Eq. (8): the SVGD direction",
+        ("ops/test_ops_stein.py", "-k", "direction or velocity"),
+        (
+            (f"{KERNELS}ScalarKernel.velocity", "+ repulsion", "- repulsion"),
+            (f"{KERNELS}ScalarKernel.velocity", "particles.shape[-2]", "(particles.shape[-2] - 1)"),
+            (f"{KERNELS}RadialKernel.gram_and_repulsion", "2.0 *", "1.0 *"),
+            (f"{KERNELS}RadialKernel.gram_and_repulsion", "y, x)", "x, y)"),
+        ),
+    ),
+    Equation(
+        "Kassab and Simeone, Section 7: AdaGrad with momentum",
+        (STEIN, "-k", "algorithm_3"),
+        (
+            (f"{STEPS}AdaGrad.step", "(1.0 - self.momentum)", "(1.0 + self.momentum)"),
+            (f"{STEPS}AdaGrad.step", "rate * direction", "-rate * direction"),
+            (f"{STEPS}AdaGrad.step", "state.steps == 0", "state.steps == 1"),
+        ),
+    ),
+    Equation(
+        "Kassab and Simeone, Algorithm 3: SVGD",
+        (STEIN, "-k", "algorithm_3"),
+        (
+            ("infer/papers/svgd.py:PaperSVGD._scores", "self.temperature", "1.0"),
+            ("infer/papers/svgd.py:PaperSVGD._scores", "log_joint(z, batch, self.temperature)", "log_lik(z, batch)"),
+            (f"{PARTICLES}ParticleAlgorithm.move", "particles + pace", "particles - pace"),
+            ("infer/papers/svgd.py:PaperSVGD.local_step", 'local["steps"])\n', '0 * local["steps"])\n'),
+        ),
+    ),
+    Equation(
+        "Kassab and Simeone, Eq. (13) and (14): the tilted target",
+        (STEIN, "-k", "algorithm_1"),
+        (
+            (f"{PAPER}SiteParticles.tilted_scores", "- self.site_score", "+ self.site_score"),
+            (f"{PAPER}SiteParticles.tilted_scores", "/ self.temperature", "* self.temperature"),
+            (f"{PAPER}SiteParticles.tilted_scores", "(1.0 - is_prior) * density", "density"),
+            (f"{PAPER}SiteParticles.tilted_scores", "is_prior * log_prior", "log_prior"),
+            (f"{PAPER}SiteParticles.tilted_scores", 'shared["particles"]', "particles"),
+        ),
+    ),
+    Equation(
+        "Kassab and Simeone, Algorithm 1, Eq. (17): distillation",
+        (STEIN, "-k", "algorithm_1"),
+        (
+            (f"{PAPER}PaperDSVGD._distill_step", "+ self.site_score", "- self.site_score"),
+            (f"{PAPER}PaperDSVGD._distill_step", "- self.global_score", "+ self.global_score"),
+            (f"{PAPER}PaperDSVGD._distill_step", "kde_score(site, particles,", 'kde_score(site, shared["particles"],'),
+            (f"{PAPER}PaperDSVGD.local_step", '(local["site"], self', '(shared["particles"], self'),
+            (f"{PAPER}PaperDSVGD.site_score", "torch.zeros_like(score)", "score"),
+            (f"{PAPER}SiteParticles.global_score", "torch.where(is_prior,", "torch.where(~is_prior,"),
+        ),
+    ),
+    Equation(
+        "Kassab and Simeone, Algorithm 4, Eq. (10) and (15): sites of U-DSVGD",
+        (STEIN, "-k", "algorithm_4"),
+        (
+            (f"{UNCONSTRAINED}UDSVGD.site_score", "score + torch.where", "score - torch.where"),
+            (f"{UNCONSTRAINED}UDSVGD.site_score", '< site["turns"]', '<= site["turns"]'),
+            (f"{UNCONSTRAINED}UDSVGD.site_score", 'site["before"][0]', 'site["after"][0]'),
+            (f"{KDE}buffer_score_ratio", "- kde_score", "+ kde_score"),
+            (f"{UNCONSTRAINED}_remember", 'shared["particles"][:, None]', "particles[:, None]"),
+        ),
+    ),
+    Equation(
+        "Kassab and Simeone, Algorithm 5, Eq. (28) and (29): the server of Parallel-DSVGD",
+        (STEIN, "-k", "algorithm_5"),
+        (
+            (f"{PARALLEL}PaperParallelDSVGD._server_step", "+ likelihood", "- likelihood"),
+            (f"{PARALLEL}PaperParallelDSVGD._server_step", ".sum(0)", ".mean(0)"),
+            (f"{PARALLEL}PaperParallelDSVGD._server_step", "prior_scores(problem, particles) + ", ""),
+            (f"{PARALLEL}PaperParallelDSVGD._server_step", "visited[:, None, None]", "~visited[:, None, None]"),
+            (f"{PARALLEL}PaperParallelDSVGD.combine", 'sites[messages["client"]]', 'sites[: len(messages["client"])]'),
+        ),
+    ),
+    Equation(
+        "Kassab and Simeone, Section 7: the kernel density estimate",
+        ("ops/test_ops_kde.py",),
+        (
+            (f"{KDE}kde_score", "/ bandwidth**2", "/ bandwidth"),
+            (f"{KDE}kde_score", "x, centres) /", "centres, x) /"),
+            (f"{KDE}_log_kernels", "-0.5", "-1.0"),
+        ),
+    ),
+    Equation(
+        "Kassab and Simeone, Algorithm 2: PVI",
+        (f"{EP}test_recursion.py", "-k", "partitioned"),
+        (
+            (f"{TILTED}newton.py:Newton.infer", "q_hat.quotient(received.cavity)", "q_hat.quotient(received.q)"),
+            (f"{TILTED}newton.py:Newton._climbed", ".product(received.cavity)", ".product(received.q)"),
+            (f"{EP}expectation_propagation.py:EP.cavity", ".quotient(site)", ""),
+        ),
+    ),
+    # -- Yang, Liu and Kassab -----------------------------------------------------------------------------------
+    Equation(
+        "Yang et al., Eq. (8) to (10): the discrepancy",
+        ("ops/test_ops_stein.py", "-k", "matrix or statistic or ksd"),
+        (
+            (f"{KERNELS}ScalarKernel.stein_matrix", "+ first", "- first"),
+            (f"{KERNELS}ScalarKernel.stein_matrix", "+ self.trace", "- self.trace"),
+            (f"{KERNELS}ScalarKernel.stein_matrix", "particles, right)", "particles, left)"),
+            (f"{KERNELS}RadialKernel.trace", "-4.0", "-2.0"),
+        ),
+    ),
+    Equation(
+        "Yang et al., Algorithm 1, Eq. (17): selection by KSD",
+        ("algorithm/test_selection.py", "-k", "tilted or follows or unlike"),
+        (
+            (
+                f"{PAPER}SiteParticles._tilted_ksd",
+                "particles, shared, site, batch)",
+                "particles + 1, shared, site, batch)",
+            ),
+            (f"{PAPER}SiteParticles.tilted_scores", "/ self.temperature", "* self.temperature"),
+            (
+                "algorithm/schedule.py:Informed.choose",
+                "np.where(left, weights, 0.0)",
+                "np.where(left, weights**2, 0.0)",
+            ),
+            ("algorithm/schedule.py:Informed.choose", "p=odds / odds.sum()", "p=odds[::-1] / odds.sum()"),
+        ),
+    ),
+    Equation(
+        "Yang et al., Algorithm 2, Eq. (19), (21) and (24): selection by HIP",
+        ("algorithm/test_selection.py", "-k", "hip_is or follows"),
+        (
+            (f"{PARTICLES}ParticleAlgorithm.importance", "scores.mean(0)", "scores.sum(0)"),
+            (f"{PARTICLES}ParticleAlgorithm.importance", "particles, own, together", "particles, own, own"),
+            (f"{PARTICLES}ParticleAlgorithm.importance", ".clamp_min(0)", ".abs()"),
+            (f"{PAPER}SiteParticles.indicate", '"scores": scores / self', '"scores": scores * self'),
+        ),
+    ),
+    # -- Guo et al. ---------------------------------------------------------------------------------------------
+    Equation(
+        "Guo et al., Algorithms 1, 3 and 4: cavities, changes and messages",
+        (f"{EP}test_recursion.py", "-k", "rounds_are or optimisers"),
+        (
+            (f"{EP}expectation_propagation.py:EP.cavity", ".quotient(site)", ".product(site)"),
+            (f"{EP}expectation_propagation.py:EP.local_step", "new_site.quotient(site)", "new_site"),
+            (f"{EP}expectation_propagation.py:EP.client_steps", '.power(told["fraction"])', ""),
+            (f"{EP}steps.py:Backtracked.step", "changes.power(fractions)", "changes"),
+            (f"{EP}expectation_propagation.py:EP.settle", "site.product(taken)", "site.quotient(taken)"),
+            (f"{TILTED}base.py:site_from", "tilted.quotient(cavity)", "tilted"),
+        ),
+    ),
+    Equation(
+        "Guo et al., Section 2.2.3: optimisers of server and clients",
+        (f"{EP}test_recursion.py", "-k", "optimisers"),
+        (
+            (f"{EP}steps.py:Optimised.step", "(len(changes.eta) - 1)", "len(changes.eta)"),
+            (f"{EP}steps.py:optimised_site_steps", "change.eta[k]", "change.eta[0]"),
+            (f"{EP}settings.py:ServerOptimised.feedback", "1.0 / len(clients)", "1.0"),
+            ("infer/averaging/optim.py:Optimiser.step", "-deltas[name]", "deltas[name]"),
+        ),
+    ),
+    Equation(
+        "Guo et al., Section 2.2.4: the average site of FedSEP",
+        (f"{EP}test_recursion.py", "-k", "optimisers"),
+        (
+            (f"{EP}fedsep.py:FedSEP.download", 'int(shared["num_clients"])', "len(clients)"),
+            (f"{EP}fedsep.py:FedSEP.download", '.quotient(gaussian(shared, "prior_"))', ""),
+            (f"{EP}fedsep.py:FedSEP.old_site", 'gaussian(received, "average_")', "gaussian(received)"),
+        ),
+    ),
+    Equation(
+        "Guo et al., Algorithm 2: SG-MCMC, a sample an epoch",
+        (f"{EP}test_published_forms.py", "-k", "epoch"),
+        (
+            (f"{TILTED}chain.py:Chain._step", "+ eta -", "- eta -"),
+            (f"{TILTED}chain.py:Chain._step", "1.0 / num_rows", "2.0 / num_rows"),
+            (f"{TILTED}chain.py:Chain._step", "self.momentum) * velocity", "self.momentum) ** 2 * velocity"),
+            (f"{TILTED}chain.py:Chain._ends", "length - 1", "length - 2"),
+        ),
+    ),
+    Equation(
+        "Guo et al., Section 2.2.2: (I) the scaled identity and (M) samples with shrinkage",
+        (f"{EP}test_published_forms.py", "-k", "identity"),
+        (
+            (f"{TILTED}chain.py:Identity.infer", "data.num_rows.double()", "1.0 / data.num_rows.double()"),
+            (f"{TILTED}chain.py:_with_rows", "cavity.precision + ", ""),
+            (
+                f"{TILTED}chain.py:MCMC.infer",
+                "weight * _diagonal(factor) + (1 - weight)",
+                "(1 - weight) * _diagonal(factor) + weight",
+            ),
+            (f"{TILTED}chain.py:MCMC.infer", "max(1, count - 1)", "count"),
+        ),
+    ),
+    Equation(
+        "Guo et al., Eq. (4): (L) the Fisher information",
+        (f"{EP}test_published_forms.py", "-k", "equation_4"),
+        (
+            (f"{TILTED}ngvi.py:Fisher.infer", "self.fisher_scale * fisher", "fisher"),
+            (f"{TILTED}ngvi.py:_tilted", "fisher + cavity", "fisher - cavity"),
+            (f"{TILTED}ngvi.py:_tilted", "times(q.precision, mean)", "times(cavity.precision, mean)"),
+        ),
+    ),
+    Equation(
+        "Guo et al., Algorithm 5: (V) natural gradients",
+        (f"{EP}test_published_forms.py", "-k", "algorithm_5"),
+        (
+            (
+                f"{TILTED}ngvi.py:NGVI.infer",
+                "self.fisher_decay * fisher + (1 - self.fisher_decay) * average",
+                "(1 - self.fisher_decay) * fisher + self.fisher_decay * average",
+            ),
+            (f"{TILTED}ngvi.py:NGVI.infer", "(1 - self.fisher_decay)", "(1 + self.fisher_decay)"),
+            (f"{TILTED}ngvi.py:NGVI.infer", "spread_points(tilted,", "spread_points(received.q,"),
+            (f"{TILTED}ngvi.py:NGVI.infer", "range(self.fisher_steps)", "range(self.fisher_steps - 1)"),
+            (f"{TILTED}ngvi.py:NGVI.infer", "mean[None], batch", "received.q.mean()[None], batch"),
+        ),
+    ),
+    Equation(
+        "Al-Shedivat et al. and Tresp, as Guo et al. have them: cavities of FedPA and BCM",
+        (f"{EP}test_recursion.py", "-k", "rounds_are"),
+        (
+            (f"{EP}fedpa.py:FedPA.cavity", "flat_like(site)", "gaussian(received)"),
+            (f"{EP}fedpa.py:BCM.cavity", 'gaussian(received, "prior_")', "gaussian(received).quotient(site)"),
+            (f"{EP}fedpa.py:FedPA.cavity", "flat_like(site)", "site"),
+        ),
+    ),
+    # -- El Mekkaoui et al. -------------------------------------------------------------------------------------
+    Equation(
+        "El Mekkaoui et al., Eq. (1) and (2): SGLD",
+        (LANGEVIN, "-k", "sgld_is_equations_1"),
+        (
+            ("ops/langevin.py:drifted", "0.5 *", "1.0 *"),
+            ("ops/langevin.py:drifted", "position + ", "position - "),
+            ("ops/langevin.py:injected", "root *", "root**2 *"),
+            (f"{GRADIENTS}MinibatchScore.estimate", "log_prior + ", ""),
+        ),
+    ),
+    Equation(
+        "El Mekkaoui et al., Eq. (3) and (4): DSGLD",
+        (LANGEVIN, "-k", "dsgld"),
+        (
+            (f"{GRADIENTS}MinibatchScore.estimate", "self.inverse_f *", "1.0 *"),
+            (
+                f"{GRADIENTS}MinibatchScore.estimate",
+                "log_prior + self.inverse_f *",
+                "self.inverse_f * log_prior + self.inverse_f *",
+            ),
+            ("infer/langevin/start.py:new_clients", "1 / share", "share"),
+            ("infer/langevin/step_sizes.py:StepSizes.of_visit", "done + torch", "0 * done + torch"),
+        ),
+    ),
+    Equation(
+        "El Mekkaoui et al., Algorithm 1, Eq. (5) to (7): the conducive gradient",
+        (LANGEVIN, "-k", "algorithm_1"),
+        (
+            (f"{GRADIENTS}conducive_gradients", "product.score(at) - own", "product.score(at) + own"),
+            (f"{GRADIENTS}conducive_gradients", "product.precision - own", "product.precision + own"),
+            (f"{GRADIENTS}conducive_gradients", "1 / shares", "shares"),
+            (f"{GRADIENTS}conducive_gradients", "weight * (product.precision", "(product.precision"),
+            (f"{GRADIENTS}Conducive.at", "self.value - change", "self.value + change"),
+            (f"{GRADIENTS}ConduciveScore.estimate", "score + self", "score - self"),
+            (f"{GRADIENTS}conducive_gradients", "sites.product_over()", "sites.product_over().power(1 / len(shares))"),
+        ),
+    ),
+    Equation(
+        "SVRG-LD and SGLD-CV: control variates",
+        (LANGEVIN, "-k", "control_variate"),
+        (
+            (f"{GRADIENTS}ControlVariateScore.estimate", "here - there", "here + there"),
+            (f"{GRADIENTS}ControlVariateScore.estimate", "+ self.inverse_f * self.anchor", "+ self.anchor"),
+            (f"{GRADIENTS}ControlVariateScore.estimate", "prior_weight * log_prior", "log_prior"),
+        ),
+    ),
+    Equation(
+        "SAGA-LD",
+        ("infer/langevin/test_saga_ld.py", "-k", "recursion or equal or step"),
+        (
+            (f"{GRADIENTS}SagaScore.estimate", "- memory.table[picks.position]", "+ memory.table[picks.position]"),
+            (f"{GRADIENTS}SagaScore.estimate", "self.inverse_f * memory", "0 * memory"),
+            (f"{GRADIENTS}SagaScore.estimate", "+ change.sum(0)", "- change.sum(0)"),
+        ),
+    ),
+    Equation(
+        "Deng et al.: federated averaging Langevin dynamics",
+        (LANGEVIN, "-k", "fald"),
+        (
+            ("infer/langevin/fald.py:FALD.local_step", "rsqrt()", "sqrt()"),
+            (
+                "infer/langevin/fald.py:FALD.visit_weights",
+                "f / f.sum(-1, keepdim=True)",
+                "f / f.sum(-1, keepdim=True) * 0 + 1 / f.shape[-1]",
+            ),
+            ("infer/langevin/fald.py:average", "value * with", "value / with"),
+        ),
+    ),
+    # -- Wang et al. --------------------------------------------------------------------------------------------
+    Equation(
+        "Wang et al., Eq. (3): the local update",
+        ("infer/peers/test_p2p_exact.py", "-k", "equation_3"),
+        (
+            ("infer/peers/update.py:Newton.step", "change**weight, proper", "change ** (2 * weight), proper"),
+            (
+                "infer/peers/counted_rows.py:CountedRows.weight",
+                'self.weighting == "exact"',
+                'self.weighting != "exact"',
+            ),
+            ("infer/peers/counted_rows.py:CountedRows.rows_of_round", "position[:, -1] + 1", "position[:, -1]"),
+        ),
+    ),
+    Equation(
+        "Wang et al., Eq. (4) and (8): consensus on natural parameters",
+        ("infer/peers/test_p2p_exact.py", "-k", "equation_3"),
+        (
+            ("ops/mixing.py:mix", "weights.astype(", "weights.T.astype("),
+            (
+                "infer/peers/peer_gaussian.py:PeerGaussian.combine",
+                "messages.items()",
+                "{**messages, 'eta': shared['eta']}.items()",
+            ),
+            ("graph/consensus.py:shifted_weights", "return weights\n", "return 0.9 * weights\n"),
+        ),
+    ),
+    Equation(
+        "Wang et al., Eq. (6): a finite set",
+        ("infer/peers/test_push_sum_and_finite.py", "-k", "recursion or bayes_rule"),
+        (
+            ("infer/papers/p2p_finite.py:P2PFinite.local_step", "belief + torch", "belief - torch"),
+            (
+                "infer/papers/p2p_finite.py:P2PFinite.local_step",
+                'self.weighting == "exact" else 1.0',
+                'self.weighting == "paper" else 1.0',
+            ),
+            (
+                "infer/papers/p2p_finite.py:P2PFinite.combine",
+                'mix(weights, messages["log_belief"])',
+                'mix(weights, messages["log_belief"].exp()).log()',
+            ),
+        ),
+    ),
+)
+
+
+class Copy:
+    """The repository in a temporary folder: the package is a copy, the rest links.
+
+    Args:
+        folder: of the copy.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Copy the package and its tests."""
+        self.folder = folder
+        for part in ROOT.iterdir():
+            if part.name in ("pyro_fed", "tests"):
+                shutil.copytree(part, folder / part.name)
+            elif not part.name.startswith(".") and part.name != "out":
+                (folder / part.name).symlink_to(part)
+
+    def passes(self, tests: tuple[str, ...]) -> bool:
+        """Whether the tests pass on the copy.
+
+        Raises:
+            RuntimeError: pytest has run no test, or has not run.
+        """
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-x",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            f"tests/{tests[0]}",
+            *tests[1:],
+        ]
+        environment = {**os.environ, "PYTHONPATH": str(self.folder)}
+        done = subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode not in (0, TESTS_FAILED):
+            raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+        return done.returncode == 0
+
+    def catches(self, mutation: Mutation, tests: tuple[str, ...]) -> bool:
+        """Whether the tests fail on the mutated copy, which is as before after them."""
+        path, text = mutation.apply(self.folder / "pyro_fed")
+        try:
+            return not self.passes(tests)
+        finally:
+            _write(path, text)
+
+
+def main() -> int:
+    """Try the mutations; 1 where one is not caught."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="equations whose names have these words")
+    parser.add_argument("--list", action="store_true", help="print the mutations and try none")
+    chosen = parser.parse_args()
+    missed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        copy = None if chosen.list else Copy(Path(folder))
+        for equation in (equation for equation in EQUATIONS if chosen.only.lower() in equation.name.lower()):
+            print(equation.name, flush=True)
+            if copy is not None and not copy.passes(equation.tests):
+                raise RuntimeError(f"{' '.join(equation.tests)} fails on the package as it is")
+            for mutation in (Mutation(*parts) for parts in equation.mutations):
+                caught = copy is None or copy.catches(mutation, equation.tests)
+                missed += not caught
+                word = "" if copy is None else "caught      " if caught else "NOT CAUGHT  "
+                print(f"  {word}{mutation.function}: {mutation.old!r} -> {mutation.new!r}", flush=True)
+    return int(missed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
