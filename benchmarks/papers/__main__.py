@@ -62,7 +62,7 @@ ITEMS = {
     "dsvgd_figure_14": logistic("14", 3, *SEEDS),
     "dsvgd_figure_15": logistic("15", 5, *SEEDS),
     "dsvgd_figure_6": Item("dsvgd", "Fig. 6, 17", "bnn_regression_rmse", minutes=15, needs_data=True),
-    "dsvgd_figure_7": Item("dsvgd", "Fig. 7, 18", "bnn_accuracy_by_round", ("--rounds", "10"), 1),
+    "dsvgd_figure_7": Item("dsvgd", "Fig. 7", "bnn_accuracy_by_round", ("--rounds", "10"), 1),
     "dsvgd_figure_8": Item("dsvgd", "Fig. 8, 19, 20", "calibration_digits", minutes=10),
     "selection_digits": Item("selection", "Fig. 2 to 5, network", "client_selection", ("--seeds", "3"), 6),
     "selection_100_units": Item(

@@ -1,4 +1,4 @@
-"""Accuracy of a network on digits by round, in the form of Figures 7 and 18 of Kassab and Simeone.
+"""Accuracy of a network on digits by round, in the form of Figure 7 of Kassab and Simeone.
 
     python -m benchmarks.papers.bnn_accuracy_by_round [--seeds 1] [--clients 2,20] [--rounds 20] [--out FILE]
 

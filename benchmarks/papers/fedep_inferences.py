@@ -2,13 +2,13 @@
 
     python -m benchmarks.papers.fedep_inferences [--rounds 60] [--burn-in 60] [--only NAME,...] [--tags]
 
-Softmax regression on scikit-learn's digits in place of CIFAR-100, StackOverflow and EMNIST-62, which cannot be shipped:
+Softmax regression on scikit-learn's digits in place of CIFAR-100, StackOverflow and EMNIST-62:
 100 clients of at most three classes, ten of them a round, each method by its recipe in `inference/`, which begins with
 FedAvg (Table 7); fewer rounds. One fold of five. Accuracy and ECE of 15 bins of the last round's predictions, marginal
 (averaged over 50 draws) and at the draws' mean (the point), beside FedAvg's. (L), (V) and FedSEP are run with the
 Fisher information once, as the equations and the recipes have it, and 500 times (`x500`), as the authors' commands do.
 
---tags: Table 3 in small, for StackOverflow's 342,477 users, which cannot be shipped: texts as counts of words with
+--tags: Table 3 in small, in place of StackOverflow's 342,477 users: texts as counts of words with
 several tags each (scikit-learn's `make_multilabel_classification`, 4,000 texts of 100 words, 20 tags, 2 a text), by
 logistic regression of every tag, 400 users sorted into by their first tag (Dirichlet 0.3), ten a round, so that most
 take part once or never: FedSEP with each client inference, FedPA and FedAvg. Precision, recall, micro and macro F1 of

@@ -6,7 +6,7 @@
 5    log-likelihood by round, K = 4, each client with 40 % of one label and 10 % of the other
 11   after ten rounds, K = 2, N = 100, beside NPV with ten components and PMD with 500 particles
 12   against the number N of particles, K = 2, ten rounds, and after fewer rounds
-13   log-likelihood a test row by round, in place of Figure 4's accuracy (and of Figure 16's on the other data sets)
+13   log-likelihood a test row by round, in place of Figure 4's accuracy (Figure 16 is that on other data sets)
 14   after ten rounds, K = 2, against the number L of local steps
 15   by round, K = 100 with 20 at random a round for P-DSVGD, N = 6
 

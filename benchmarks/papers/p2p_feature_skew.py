@@ -2,7 +2,7 @@
 
     python -m benchmarks.papers.p2p_feature_skew [--agents 20] [--rounds 200]
 
-scikit-learn's digits in place of FEMNIST's writers, which cannot be shipped: within each digit the images are sorted by
+scikit-learn's digits in place of FEMNIST's writers: within each digit the images are sorted by
 their first principal component and cut, so that every agent has all ten digits in its own hand
 (`partition.FeatureSkew`). A complete graph with W_ij = 1/N, local epochs E = 1 and B = 10 as in the paper, a network of
 30 hidden units for its convolutions. FedAvg has the same batches and epochs, at the rate that is best of three.

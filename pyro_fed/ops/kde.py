@@ -3,7 +3,7 @@
 Source: Kassab & Simeone, *Federated generalized Bayesian learning via distributed Stein variational
 gradient descent*, Section 7 (Gaussian kernel, bandwidth 0.55), Eq. (10), (14)-(15) and Appendix A.2.
 
-    q(theta) = 1/N Σ_n N(theta | theta_n, lambda² I)                                                (A.2)
+    q(theta) = 1/N Σ_n N(theta | theta_n, lambda² I)                                        (Algorithm 1)
     ∇ log q(theta) = Σ_n w_n (theta_n - theta) / lambda²,   w = softmax_n(-||theta - theta_n||² / 2 lambda²)
     ∇ log t(theta) = Σ_j [∇ log q_j(theta) - ∇ log q_{j-1}(theta)]                                   (10), (15)
 

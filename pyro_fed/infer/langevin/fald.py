@@ -1,6 +1,6 @@
 """Federated averaging Langevin dynamics: all chosen clients in parallel, then averaged.
 
-Source: Deng et al. (2022), *On convergence of federated averaging Langevin dynamics*; Plassard et al. (2023),
+Source: Deng et al. (2022), *On convergence of federated averaging Langevin dynamics*; Plassier et al. (2023),
 *Federated averaging Langevin dynamics*, for control variates against the clients' drift. In a round client c of
 the chosen set makes T steps from the server's θ,
 
@@ -13,7 +13,7 @@ likelihoods all clients have the same linear score, and the average is exact for
 
 Letters: f_c `probabilities`, p_c `weight`, T `local_steps`, h `step_size`, α `alpha`.
 Deviations: none of the noise is shared by the clients (the source's ρ is 0), and the conducive gradient takes the
-place of Plassard's stochastic control variates. Those of `langevin.langevin` hold too, as settings.
+place of Plassier's stochastic control variates. Those of `langevin.langevin` hold too, as settings.
 
 A client's own noise, h T / p_c in posterior variances, is 1/p_c times the average's: scores that are not linear
 average to another one there, and the bias goes with h T and the number of clients. Where no step size is given a round
@@ -96,7 +96,7 @@ class FALD(ConduciveVisits):
         SettingError: a setting out of its range, unknown, or without effect beside the others.
 
     References:
-        Deng, Zhang, Ma, Song, Zhang & Lin (2022), On convergence of federated averaging Langevin dynamics. Plassard,
+        Deng, Zhang, Ma, Song, Zhang & Lin (2022), On convergence of federated averaging Langevin dynamics. Plassier,
         Vono, Durmus & Moulines (2023), Federated averaging Langevin dynamics.
 
     Example:
