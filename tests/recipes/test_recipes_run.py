@@ -80,7 +80,7 @@ BOUNDS = {
     "consensus_mc": (2.0, 0.5, 1.6),  # averages of unequal clients' draws, exact where their shares are Gaussian
     "dsgld": (8.0, 0.3, 3.0),  # clients that differ, and one chain of 1,600 steps
     "dsgld_annealed": (11.0, 0.05, 3.0),  # the same, and a step that falls tenfold
-    "dsvgd_paper": (200.0, 0.05, 20.0),  # without a floor a site whose score points away drives its particles on
+    "dsvgd_paper": (9.0, 0.5, 4.0),  # without a floor a site whose score points away drives its particles on
     "fald": (1.0, 0.5, 1.6),  # cut short
     "fedavg": (6.0, 0.0, 0.0),  # the likelihood's mode, which a rate of 0.01 has not reached
     "fedep_i": (2.5, 0.8, 8.0),  # alpha_cov of 0.05 a row is the precision, where the rows' own is 0.2 to 2
@@ -98,14 +98,14 @@ BOUNDS = {
     "p2p_finite": (2.5, 0.0, 2.0),  # what is left of 1,000 draws of the prior
     "p2p_vi_paper": (1.5, 0.3, 2.0),  # SDs on their way down: rows used again in every round count again
     "pmd_paper": (5.0, 0.0, 5.0),  # few particles of the prior survive the first minibatch
-    "pdsvgd_paper": (15.0, 0.1, 20.0),  # as dsvgd_paper
+    "pdsvgd_paper": (5.0, 0.5, 11.0),  # as dsvgd_paper
     "saga_ld": (1.0, 0.5, 1.6),  # one chain of 1,600 steps
     "sgld_paper": (9.0, 0.05, 3.0),  # as dsgld_annealed
     "summed_langevin": (1.5, 0.3, 2.0),  # cut short
     "svgd_paper": (8.0, 0.1, 3.0),  # AdaGrad's rate of 0.05 in units of the unconstrained scale, cut short
     "svi": (15.0, 0.1, 4.0),  # cut short
     "svrg_ld": (1.0, 0.5, 1.6),  # one chain of 1,600 steps
-    "udsvgd": (200.0, 0.05, 20.0),  # as dsvgd_paper
+    "udsvgd": (5.5, 0.5, 2.6),  # as dsvgd_paper
 }
 CUT_EP = ({"averaging.rounds": 5}, 20)
 CUT_STEIN = {"num_particles": 20, "local_steps": 40}
