@@ -159,7 +159,7 @@ EQUATIONS = (
         (STEIN, "-k", "algorithm_4"),
         (
             (f"{UNCONSTRAINED}UDSVGD.site_score", "score + torch.where", "score - torch.where"),
-            (f"{UNCONSTRAINED}UDSVGD.site_score", '< site["turns"]', '<= site["turns"]'),
+            (f"{UNCONSTRAINED}UDSVGD.site_score", 'where(site["from_prior"]', 'where(~site["from_prior"]'),
             (f"{UNCONSTRAINED}UDSVGD.site_score", 'site["before"][0]', 'site["after"][0]'),
             (f"{KDE}buffer_score_ratio", "- kde_score", "+ kde_score"),
             (f"{UNCONSTRAINED}_remember", 'shared["particles"][:, None]', "particles[:, None]"),

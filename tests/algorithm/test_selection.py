@@ -65,10 +65,14 @@ def test_hip_is_the_product_with_the_mean_of_all():
     x = shared["particles"]
     scores = own_scores(fed, x) / 2
     torch.testing.assert_close(reports["scores"], scores, rtol=1e-9, atol=1e-9)
-    # Lemma 3, Eq. (21): the sum of the products with every client is K times the product with their mean.
-    together = [sum(stein_inner_product(x, own, other, KERNEL) for other in scores) / len(scores) for own in scores]
-    expected = torch.stack(together).clamp_min(0)
-    torch.testing.assert_close(algorithm.importance("hip", shared, reports), expected, rtol=1e-8, atol=1e-8)
+    # Lemma 3, Eq. (21): the sum of the products with every client is K times the product with their mean. A negative
+    # product, here of the first client with a mean that the last one turns round, counts as zero.
+    for each in (scores, torch.cat([scores[:-1], -9 * scores[:1]])):
+        products = [sum(stein_inner_product(x, own, other, KERNEL) for other in each) / len(each) for own in each]
+        expected = torch.stack(products).clamp_min(0)
+        found = algorithm.importance("hip", shared, {"scores": each})
+        torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8)
+    assert expected[0] == 0 and expected[-1] > 0
 
 
 @pytest.mark.parametrize("schedule", [KSD(), HIP()], ids=["KSD", "HIP"])
