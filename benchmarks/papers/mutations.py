@@ -318,8 +318,8 @@ EQUATIONS = (
         (f"{EP}test_recursion.py", "-k", "rounds_are"),
         (
             (f"{EP}fedpa.py:FedPA.cavity", "flat_like(site)", "gaussian(received)"),
-            (f"{EP}fedpa.py:BCM.cavity", 'gaussian(received, "prior_")', "gaussian(received).quotient(site)"),
-            (f"{EP}fedpa.py:FedPA.cavity", "flat_like(site)", "site"),
+            (f"{EP}fedpa.py:BCM.cavity", 'gaussian(received, "prior_")', 'gaussian(received, "prior_").power(0.5)'),
+            (f"{EP}fedpa.py:FedPA.cavity", "flat_like(site)", "gaussian(received).power(0.1)"),
         ),
     ),
     # -- El Mekkaoui et al. -------------------------------------------------------------------------------------
@@ -371,7 +371,7 @@ EQUATIONS = (
     ),
     Equation(
         "SAGA-LD",
-        ("infer/langevin/test_saga_ld.py", "-k", "recursion or equal or step"),
+        ("infer/langevin/test_saga_ld.py", "-k", "algorithm_1"),
         (
             (f"{GRADIENTS}SagaScore.estimate", "- memory.table[picks.position]", "+ memory.table[picks.position]"),
             (f"{GRADIENTS}SagaScore.estimate", "self.inverse_f * memory", "0 * memory"),
@@ -412,8 +412,8 @@ EQUATIONS = (
             ("ops/mixing.py:mix", "weights.astype(", "weights.T.astype("),
             (
                 "infer/peers/peer_gaussian.py:PeerGaussian.combine",
-                "messages.items()",
-                "{**messages, 'eta': shared['eta']}.items()",
+                "mix(weights, value) for",
+                'value if name == "eta" else mix(weights, value) for',
             ),
             ("graph/consensus.py:shifted_weights", "return weights\n", "return 0.9 * weights\n"),
         ),
