@@ -12,7 +12,7 @@ from torch.func import grad, hessian
 
 import pyro_fed as pf
 from pyro_fed.density.latents.draws import draw_locals
-from pyro_fed.density.latents.quadrature import Quadrature
+from pyro_fed.density.latents.quadrature import ORDERS, Quadrature
 from pyro_fed.density.latents.tails import Profile, line
 from pyro_fed.runtime.ending.collecting import integral_findings, integration_error
 
@@ -90,7 +90,7 @@ def test_models_whose_integrals_are_accurate_keep_gauss_hermite_nodes(likelihood
 
     y = torch.tensor([0.0, 1, 1, 0, 1, 0, 0, 1]).double() + 4 * (likelihood == "Poisson")
     rule = pf.Federation(model, (y,), plate="group", num_clients=2).problem.quadrature
-    assert (rule.tails, rule.order) == (False, 21)
+    assert not rule.tails and rule.order in ORDERS  # as few as they need
 
 
 def test_a_rule_of_few_nodes_is_placed_by_the_curvature():

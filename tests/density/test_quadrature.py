@@ -153,6 +153,31 @@ def test_gaussian_effects_take_three_nodes_and_others_many(name, order):
     assert case.federation(order=5).problem.quadrature.order == 5
 
 
+def test_one_latent_takes_the_nodes_that_a_groups_log_likelihood_needs():
+    """Against 61 nodes at θ that were not looked at when the rule was chosen: groups of one row need more than of 50."""
+    generator = torch.Generator().manual_seed(0)
+
+    def model(y):
+        mu = pyro.sample("mu", dist.Normal(hierarchies.number(0), 1.0))
+        tau = pyro.sample("tau", dist.LogNormal(hierarchies.number(0), 0.5))
+        with pyro.plate("group", len(y)):
+            effect = pyro.sample("effect", dist.Normal(mu, tau))
+            pyro.sample("y", dist.Bernoulli(logits=effect.unsqueeze(-1)).expand(y.shape).to_event(1), obs=y)
+
+    orders = []
+    for count in (1, 50):
+        y = torch.bernoulli(torch.full((8, count), 0.3).double(), generator=generator)
+        found, exact = (
+            pf.Federation(model, (y,), plate="group", num_clients=2, quadrature=pf.Quadrature(**settings)).problem
+            for settings in ({}, {"order": 61, "max_order": 61})
+        )
+        for theta in points(2) - torch.tensor([1.0, 0.0]).double():
+            off = found.pointwise_log_lik(theta) - exact.pointwise_log_lik(theta)
+            assert float(off.abs().max()) < 2 * Quadrature().node_tolerance
+        orders.append(found.quadrature.order)
+    assert orders[1] < orders[0] <= Quadrature().max_order
+
+
 @pytest.mark.parametrize("quartic", [0.0, 1e-3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_slight_bend_of_one_latent_of_two_is_seen(quartic, dtype):

@@ -20,8 +20,8 @@ the model is read.
 what starts at random θ needed, and one more. A node that is a little off costs accuracy, not correctness.
 
 **The number of nodes** is found then too. Where x | θ, y_i is Gaussian (f_i is a parabola around its mode, at random θ)
-three nodes a dimension are enough. Elsewhere one latent gets many nodes, and several latents get as many as leave score
-and curvature of the log marginal likelihood unchanged.
+three nodes a dimension are enough. Elsewhere one latent gets as many as the log marginal likelihood of a row needs, and
+several latents get as many as leave its score and curvature unchanged.
 
 **Derivatives** in θ hold the nodes fixed: where the rule integrates well, it does so for nodes anywhere near, so that
 their own movement contributes nothing. The gradient is then Fisher's identity, E[∇f_i | y_i], the Hessian Louis's.
@@ -58,7 +58,7 @@ PROBES, PROBE_ROWS, PROBE_RADIUS = 16, 64, 2.0
 #: Nodes a dimension that integrate a Gaussian with its first two derivatives; and the distance from the mode, in SDs,
 #: at which a log density is compared with a parabola.
 GAUSSIAN_ORDER, GAUSSIAN_REACH = 3, 3.0
-#: Rules for several latents that are tried if it is no parabola, in nodes a dimension; and at how many θ and rows, for
+#: Rules that are tried if it is no parabola, in nodes a dimension; and for several latents at how many θ and rows, for
 #: models of at most how many parameters.
 ORDERS, NUM_PROBED_POINTS, PROBE_GROUPS, MAX_PROBED_DIM = (5, 7, 9, 11, 13), 2, 16, 32
 #: Numbers of θ and of rows at which modes are looked for.
@@ -82,8 +82,7 @@ class Quadrature(metaclass=Checked):
 
     Args:
         order: nodes a dimension; fewer if their product would be more than `max_nodes`. None takes 3 if the latents are
-            Gaussian given the rest. Otherwise it takes `max_order` for one latent, and for several as many as
-            `node_tolerance` asks for.
+            Gaussian given the rest. Otherwise it takes as many as `node_tolerance` asks for, or `max_order`.
         max_order: see `order`.
         tails: for one latent a row and at least 7 nodes: place the nodes by the density's tails, in place of
             Gauss-Hermite nodes by its curvature. None does so if only the latter err by more than `node_tolerance`, at
@@ -170,7 +169,8 @@ class Quadrature(metaclass=Checked):
         if self.tails is not None:
             return found
         if not found._errs(problem, theta, rows):
-            return replace(found, tails=False)
+            found = replace(found, tails=False)
+            return replace(found, order=self.order or found._enough_for_one(problem, theta, rows))
         found = replace(found, tails=True)  # its ascent starts elsewhere
         return replace(found, mode_steps=self.mode_steps or found._steps(problem, theta, rows))
 
@@ -227,6 +227,27 @@ class Quadrature(metaclass=Checked):
             return False
         as_given = self._largest_difference(values(replace(self, tails=False)), exact)
         return self._largest_difference(values(tails), exact) <= max(self.node_tolerance, as_given)
+
+    def _enough_for_one(self, problem: RowDensities, theta: Tensor, rows: Rows) -> int:
+        """The fewest nodes of `ORDERS` by which a row's log marginal likelihood at θ (S, D) is that by `order`.
+
+        Several latents have as many as they need already, and rows of several modes keep what they have.
+        """
+        most = self.places(1)
+        if problem.local_dim > 1 or self.starts:
+            return most
+
+        def values(order: int) -> Tensor:
+            rule = replace(self, order=order)
+            found: Tensor = problem.vmap(lambda one: rule.log_parts(problem, one, rows)[1])(theta)
+            return found
+
+        exact = values(most)
+        allowed = self.node_tolerance + MAX_ROUNDING_ERROR * torch.finfo(exact.dtype).eps * exact.abs()
+        for order in ORDERS:
+            if order < most and bool(((values(order) - exact).abs() <= allowed)[exact.isfinite()].all()):
+                return order
+        return most
 
     @staticmethod
     def _largest_difference(found: Tensor, exact: Tensor) -> float:
