@@ -154,7 +154,7 @@ def test_gaussian_effects_take_three_nodes_and_others_many(name, order):
 
 
 def test_one_latent_takes_the_nodes_that_a_groups_log_likelihood_needs():
-    """Against 61 nodes at θ that were not looked at when the rule was chosen: groups of one row need more than of 50."""
+    """Against 61 nodes at θ that were not looked at as the rule was chosen: groups of one row need more than of 50."""
     generator = torch.Generator().manual_seed(0)
 
     def model(y):

@@ -165,24 +165,35 @@ def some_rows(problem: Problem, count: int) -> Rows:
     return tuple(leaf[at] for leaf in problem.rows)
 
 
-def parts_of(graph: fx.GraphModule, dim: int, count: int, wide: bool) -> Predictors | None:
-    """The predictors that a graph of log-likelihoods (m,) of z (D,) and m rows shows; `wide` as for `predictors`."""
+def parts_of(graph: fx.GraphModule, dim: int, count: int, wide: bool, with_latents: bool = False) -> Predictors | None:
+    """The predictors that a graph of log-likelihoods (m,) of z (D,) and m rows shows; `wide` as for `predictors`.
+
+    `with_latents`: the first of the rows are their latents, in which predictors are linear too; then m may be the rows
+    of a nested plate, and entries of z that go elsewhere are `direct`.
+    """
     nodes = list(graph.graph.nodes)
     inputs = [node for node in nodes if node.op == "placeholder"]
+    linear_inputs = inputs[: 1 + with_latents]
     kind: dict[fx.Node, str] = {}
     of_rows: set[fx.Node] = set()
+    of_z = {inputs[0]}
     for node in nodes:
-        kind[node] = "linear" if node is inputs[0] else _kind(node, kind)
+        kind[node] = "linear" if node in linear_inputs else _kind(node, kind)
         if node in inputs[1:] or any(one in of_rows for one in node.all_input_nodes):
             of_rows.add(node)
-    ends = [n for n in nodes if kind[n] == "linear" and any(kind[user] == "other" for user in n.users)]
-    ours = _fewest_ends([node for node in ends if node in of_rows], kind, of_rows)
+        if any(one in of_z for one in node.all_input_nodes):
+            of_z.add(node)
+    ends = [n for n in nodes if kind[n] == "linear" and n in of_z and any(kind[user] == "other" for user in n.users)]
+    in_rows = [node for node in ends if node in of_rows]
+    if with_latents:
+        in_rows = [node for node in in_rows if tuple(node.meta["tensor_meta"].shape).count(count) == 1]
+    ours = _fewest_ends(in_rows, kind, of_rows)
     shapes = [tuple(node.meta["tensor_meta"].shape) for node in ours]
     if not ours or any(shape.count(count) != 1 for shape in shapes):
         return None
     axes = [shape.index(count) for shape in shapes]
     widths = [torch.Size(shape).numel() // count for shape in shapes]
-    direct = _direct(graph, [node for node in ends if node not in of_rows], dim)
+    direct = _direct(graph, [node for node in ends if node not in in_rows], dim)
     numbers = len(direct) + sum(widths)
     if (sum(widths) > MOST_PREDICTORS or numbers > MOST_NUMBERS) and not (wide and WIDE_SHARE * numbers <= dim):
         return None

@@ -12,6 +12,7 @@ In this room:
     composed_rows    rows whose predictors come out of layers
     nodes            quadrature nodes along a row's predictors
     agreement        whether two ways of computing the same averages agree
+    integrated       rows whose own latents are integrated out, by their predictors (Fisher, Louis)
     kinks            densities of the prior whose scores jump
     fisher           the Fisher information of a row's observations
     few_rows         log-likelihoods by few rows of each client, and what they miss

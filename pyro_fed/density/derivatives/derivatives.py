@@ -37,6 +37,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 from torch.func import grad_and_value, vjp
+from torch.utils import _pytree as pytree
 
 from pyro_fed.density.compiling.predictors import CHECK_ROWS, predictors
 from pyro_fed.density.derivatives.agreement import (
@@ -47,6 +48,7 @@ from pyro_fed.density.derivatives.agreement import (
 )
 from pyro_fed.density.derivatives.composed_rows import at_each_composed, means_at, means_of_parabola, shares
 from pyro_fed.density.derivatives.fisher import fisher_information
+from pyro_fed.density.derivatives.integrated import integrated
 from pyro_fed.density.derivatives.kinks import with_kinks
 from pyro_fed.density.derivatives.nodes import MANY_ROWS_A_PARAMETER
 from pyro_fed.density.derivatives.rowwise import (
@@ -202,7 +204,11 @@ class Derivatives:
         """`of_likelihood` where every row has its derivatives at every point."""
         width = points.shape[-1] if self.kind == "hessian" else 1
         blocks = in_blocks(points, points.shape[1] * batch.width() * width * problem.num_nodes)
-        return self._mean(problem, self._likelihood_step, blocks, batch, BATCHES, len(points))
+        step = self._likelihood_step
+        if problem.local_dim and self.structure == "full" and self.kind == "hessian":
+            found = integrated(problem, pytree.tree_map(lambda leaf: leaf[0], batch.rows))
+            step = step if found is None else found.add
+        return self._mean(problem, step, blocks, batch, BATCHES, len(points))
 
     def _may_be_straight(self, problem: Problem, count: int, batch: Batch) -> bool:
         """Whether so many rows a parameter make it likely that few points do, at a fraction of the cost."""

@@ -98,7 +98,7 @@ class Rowwise:
         if self.by_values and self.order != 1:
             values = vmap(lambda u, z: parts.rest(u, z, *picked))(us, zs) - parts.rest(centre, mean, *picked)
             means[1], means[3] = _of_values(shares, values * weight, nodes[:, len(at) :], own)
-        sums = _sums_of(slopes, of_t, means)
+        sums = sums_of(slopes, of_t, means)
         return Sums(*(t + p.double() for t, p in zip(total, sums, strict=True))), ()
 
     def add_points(
@@ -129,7 +129,7 @@ class Rowwise:
         """
         (rows, points), (index, weight) = const, piece
         slopes, of_t, each = self._parts(points, tuple(leaf[index] for leaf in rows), weight)
-        found = vmap(lambda *parts: _sums_of(slopes, of_t, parts))(*each)
+        found = vmap(lambda *parts: sums_of(slopes, of_t, parts))(*each)
         return Sums(*(t + p.double() for t, p in zip(total, found, strict=True))), ()
 
     def add_share(self, problem: Problem, total: Tensor, _: Any, share: tuple[Tensor, Batch]) -> tuple[Tensor, Any]:
@@ -146,7 +146,7 @@ class Rowwise:
     def _over(self, points: Tensor, rows: Any, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Value, score and curvature of one client's rows, summed over them and over points (s, D)."""
         slopes, of_t, each = self._parts(points, rows, weight)
-        return _sums_of(slopes, of_t, [part.sum(0) for part in each], self.diagonal)
+        return sums_of(slopes, of_t, [part.sum(0) for part in each], self.diagonal)
 
     def _parts(self, points: Tensor, rows: Any, weight: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         """Derivatives of predictors and of t in z, and `predictors.curvatures` at each point."""
@@ -222,7 +222,7 @@ def semidefinite_cholesky(matrix: Tensor) -> Tensor:
     return torch.stack([torch.stack(row, -1) for row in rows], -2)
 
 
-def _sums_of(
+def sums_of(
     slopes: Tensor, of_t: Tensor, means: Sequence[Tensor], diagonal: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Value, score and curvature of a piece of rows.

@@ -245,7 +245,7 @@ def offered_by_tails(
         noise: the randomness of the draw.
         rows: row tensors, each (m, ...).
     """
-    _, profile = problem.quadrature.profile(problem, theta, rows, centre)
+    profile = problem.quadrature.profile(problem, theta, rows, centre)
     uniform = torch.cat([noise.student, torch.special.ndtr(noise.normal).unsqueeze(0)]).squeeze(-1)
     places, log_slope, log_proposed = profile.inverse(uniform.to(centre.mode))
     values = problem.vmap(lambda place: problem.conditional_parts(theta, rows, place.unsqueeze(-1))[1])(places)
@@ -302,7 +302,7 @@ def _by_tails(
     problem: Problem, theta: Tensor, rows: tuple[Tensor, ...], centre: Centre, mode: int, uniform: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Proposals around one mode by uniform numbers (K, m), and their log densities: (K, m) each."""
-    _, profile = problem.quadrature.profile(problem, theta, rows, centre.at(mode), (centre, mode))
+    profile = problem.quadrature.profile(problem, theta, rows, centre.at(mode), (centre, mode))
     place, log_slope, log_density = profile.inverse(uniform)
     total = (
         torch.logsumexp(profile.log_weight, 0)

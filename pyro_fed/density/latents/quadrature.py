@@ -35,6 +35,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -47,7 +48,7 @@ from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.bound import RowDensities
 from pyro_fed.density.latents.ascent import Ascent, Centre, Climber, Rows
 from pyro_fed.density.latents.several_modes import MOST_STARTS, alive, log_shares, needed_starts
-from pyro_fed.density.latents.tails import Profile, line
+from pyro_fed.density.latents.tails import Line, Profile, line
 from pyro_fed.density.starts import draw_starts
 from pyro_fed.errors import SettingError
 from pyro_fed.ops.points import standardised_sobol
@@ -74,6 +75,16 @@ NEAR_STEPS = 3
 CONVERGED_DECREMENT = 0.1
 #: The relative error of a log density that may be rounding, in units of the dtype's.
 MAX_ROUNDING_ERROR = 64
+
+
+class Nodes(NamedTuple):
+    """Where the log joint densities f of m rows are taken, (Q, m, d), and what is added to each, (Q, m).
+
+    log p(y_i | θ) = log Σ_q exp(f_i(θ, x_iq) + log_weight_iq).
+    """
+
+    place: Tensor
+    log_weight: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -378,23 +389,41 @@ class Quadrature(metaclass=Checked):
             rows: row tensors, each (m, ...).
             begin: places near the modes of the rows' latents, (m, d), where there is one mode a row; zero by default.
         """
+        nodes = self.placed(problem, theta, rows, begin)
+        prior, values = problem.vmap(lambda place: problem.conditional_parts(theta, rows, place))(nodes.place)
+        return prior[0], torch.logsumexp(values + nodes.log_weight, 0)
+
+    def placed(self, problem: RowDensities, theta: Tensor, rows: Rows, begin: Tensor | None = None) -> Nodes:
+        """The nodes of the rows' latents at θ (D,), those of one mode after the other; constants for derivatives.
+
+        Args:
+            problem: the model's densities.
+            theta: (D,).
+            rows: row tensors, each (m, ...).
+            begin: as for `log_parts`.
+        """
         if self.starts:
-            prior, parts = self.log_masses(problem, theta, rows, self.centres(problem, theta, rows))
-            return prior, torch.logsumexp(parts, 0)
-        centre = self.centre(problem, theta, rows) if begin is None else self.centre_from(problem, theta, rows, begin)
+            centre = self.centres(problem, theta, rows)
+            each = [self._around(problem, theta, rows, centre.at(j), (centre, j)) for j in range(len(centre.mode))]
+            return Nodes(*(torch.cat(parts) for parts in zip(*each, strict=True)))
+        one = self.centre(problem, theta, rows) if begin is None else self.centre_from(problem, theta, rows, begin)
+        return self._around(problem, theta, rows, one)
+
+    def _around(
+        self, problem: RowDensities, theta: Tensor, rows: Rows, centre: Centre, part: tuple[Centre, int] | None = None
+    ) -> Nodes:
+        """The nodes around one mode of each row, (Q, m, ...); `part` is as for `profile`."""
         dim = centre.mode.shape[-1]
         if self.by_tails(dim):
-            prior, profile = self.profile(problem, theta, rows, centre)
-            return prior, torch.logsumexp(profile.log_weight, 0) + profile.line.log_step(self.places(1))
-        nodes, log_weights = (part.to(centre.mode) for part in self.nodes(dim))
-
-        def at(node: Tensor) -> tuple[Tensor, Tensor]:
-            place = centre.mode + solve_lower_transposed(centre.factor, node.expand_as(centre.mode))
-            return problem.conditional_parts(theta, rows, place)
-
-        prior, values = problem.vmap(at)(nodes)
-        terms = values + (log_weights + 0.5 * nodes.square().sum(-1)).unsqueeze(-1)
-        return prior[0], torch.logsumexp(terms, 0) - log_det_lower(centre.factor) + 0.5 * dim * math.log(2 * math.pi)
+            nodes = self._along(self._line(problem, theta, rows, centre, part))
+        else:
+            units, log_weights = (one.to(centre.mode) for one in self.nodes(dim))
+            log_weight = (log_weights + 0.5 * units.square().sum(-1)).unsqueeze(-1) - log_det_lower(centre.factor)
+            nodes = Nodes(centre.places_at(units.unsqueeze(1)), log_weight + 0.5 * dim * math.log(2 * math.pi))
+        if part is None:
+            return nodes
+        shares = problem.vmap(lambda place: log_shares(part[0], place)[part[1]])(nodes.place)
+        return nodes._replace(log_weight=nodes.log_weight + shares)
 
     def log_masses(self, problem: RowDensities, theta: Tensor, rows: Rows, centre: Centre) -> tuple[Tensor, Tensor]:
         """Log prior (), and the part of each row's log marginal likelihood that is each mode's, (J, m).
@@ -405,24 +434,34 @@ class Quadrature(metaclass=Checked):
             rows: row tensors, each (m, ...).
             centre: J modes and curvatures, (J, m, ...).
         """
-        count, dim = len(centre.mode), centre.mode.shape[-1]
-        if self.by_tails(dim):
-            found = [self.profile(problem, theta, rows, centre.at(j), (centre, j)) for j in range(count)]
-            masses = [torch.logsumexp(one.log_weight, 0) + one.line.log_step(self.places(1)) for _, one in found]
-            return found[0][0], torch.stack(masses)
-        nodes, log_weights = (part.to(centre.mode) for part in self.nodes(dim))
-        places = centre.places_at(nodes[:, None, None, :])
+        each = [self._around(problem, theta, rows, centre.at(j), (centre, j)) for j in range(len(centre.mode))]
+        nodes = Nodes(*(torch.cat(parts) for parts in zip(*each, strict=True)))
+        prior, values = problem.vmap(lambda place: problem.conditional_parts(theta, rows, place))(nodes.place)
+        return prior[0], torch.logsumexp((values + nodes.log_weight).unflatten(0, (len(each), -1)), 1)
 
-        def at(place: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            prior, values = problem.conditional_parts(theta, rows, place)
-            return prior, values, log_shares(centre, place)
+    def _line(
+        self, problem: RowDensities, theta: Tensor, rows: Rows, centre: Centre, part: tuple[Centre, int] | None
+    ) -> Line:
+        """Where nodes are placed by tails."""
+        here = theta.detach()
 
-        prior, values, shares = (part.unflatten(0, (-1, count)) for part in problem.vmap(at)(places.flatten(0, 1)))
-        own = shares.diagonal(dim1=1, dim2=2).movedim(-1, 1)
-        terms = values + own + (log_weights + 0.5 * nodes.square().sum(-1))[:, None, None]
-        return prior[0, 0], (
-            torch.logsumexp(terms, 0) - log_det_lower(centre.factor) + 0.5 * dim * math.log(2 * math.pi)
-        )
+        def log_density_at(x: Tensor) -> Tensor:
+            place = x.unsqueeze(-1)
+            found: Tensor = problem.conditional_parts(here, rows, place)[1]
+            return found + log_shares(part[0], place)[part[1]] if part else found
+
+        def look(places: Tensor) -> Tensor:
+            values: Tensor = problem.vmap(log_density_at)(places)
+            return values.detach()
+
+        return line(look, centre.mode[:, 0], 1 / centre.factor[:, 0, 0], self.places(1))
+
+    def _along(self, placed: Line) -> Nodes:
+        """The nodes of a line of tails."""
+        like = placed.centre
+        share = torch.linspace(0, 1, self.places(1), dtype=like.dtype, device=like.device).unsqueeze(-1)
+        place, log_slope = placed.at(share)
+        return Nodes(place.unsqueeze(-1), log_slope + placed.log_step(len(share)))
 
     def profile(
         self,
@@ -431,8 +470,8 @@ class Quadrature(metaclass=Checked):
         rows: Rows,
         centre: Centre,
         part: tuple[Centre, int] | None = None,
-    ) -> tuple[Tensor, Profile]:
-        """Log prior (), and the rows' densities along nodes that are placed by tails: constants for derivatives.
+    ) -> Profile:
+        """The rows' densities along nodes that are placed by tails.
 
         Args:
             problem: the model's densities.
@@ -441,29 +480,14 @@ class Quadrature(metaclass=Checked):
             centre: modes and curvatures.
             part: all modes and the number of this one, where only its share of the density is meant.
         """
-        here = theta.detach()
+        placed = self._line(problem, theta, rows, centre, part)
+        place, log_weight = self._along(placed)
 
-        def share(place: Tensor) -> Tensor | float:
-            return log_shares(part[0], place)[part[1]] if part else 0.0
+        def at(one: Tensor) -> Tensor:
+            value: Tensor = problem.conditional_parts(theta, rows, one)[1]
+            return value + log_shares(part[0], one)[part[1]] if part else value
 
-        def log_density_at(x: Tensor) -> Tensor:
-            found: Tensor = problem.conditional_parts(here, rows, x.unsqueeze(-1))[1] + share(x.unsqueeze(-1))
-            return found
-
-        def look(places: Tensor) -> Tensor:
-            values: Tensor = problem.vmap(log_density_at)(places)
-            return values.detach()
-
-        order = self.places(1)
-        placed = line(look, centre.mode[:, 0], 1 / centre.factor[:, 0, 0], order)
-
-        def at(along: Tensor) -> tuple[Tensor, Tensor]:
-            place, log_slope = placed.at(along)
-            prior, values = problem.conditional_parts(theta, rows, place.unsqueeze(-1))
-            return prior, values + share(place.unsqueeze(-1)) + log_slope
-
-        prior, log_weight = problem.vmap(at)(torch.linspace(0, 1, order, dtype=here.dtype, device=here.device))
-        return prior[0], Profile(placed, log_weight)
+        return Profile(placed, problem.vmap(at)(place) + log_weight - placed.log_step(len(place)))
 
     def centre(self, problem: RowDensities, theta: Tensor, rows: Rows) -> Centre:
         """Modes and curvatures of the rows' latents at θ (D,), by Newton's method; constants for derivatives.

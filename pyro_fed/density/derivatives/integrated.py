@@ -1,0 +1,195 @@
+"""Score and curvature of likelihoods whose rows' latents are integrated out, by their linear predictors.
+
+With f_i(θ, x) the log joint density of row i and its latents x, and ω_iq its posterior's weights at the nodes x_iq of
+`latents.quadrature`,
+
+    ∇ log p_i  = E_ω[∇f_i]                                                                    (Fisher's identity)
+    ∇² log p_i = E_ω[∇²f_i] + Cov_ω[∇f_i]                                                     (Louis' identity)
+
+A reverse pass over a reverse pass over the sum of nodes gives the same, one direction of θ after the other, each of
+them over all rows at all nodes. Where the observations depend on θ and x through few numbers that are linear in both
+(`compiling.predictors`), such as the patients' logits a_h + x_i'β of a hospital h with the effect a_h, derivatives are
+taken in these numbers alone, their means over the nodes as well, and one product with the covariates is made of the
+means at the end. Observations may be those of a plate nested in the rows'.
+
+Source: Louis (1982), *Finding the observed information matrix when using the EM algorithm*, JRSS B 44.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import jvp, vjp
+from torch.utils import _pytree as pytree
+
+from pyro_fed.density.compiling.batched import vmap
+from pyro_fed.density.compiling.compiler import FAILURES
+from pyro_fed.density.compiling.predictors import (
+    CHECK_ROWS,
+    Predictors,
+    curvatures,
+    is_the_model,
+    parts_of,
+    some_rows,
+    tidy_graph,
+)
+from pyro_fed.density.compiling.tracing import to_graph
+from pyro_fed.density.derivatives.moments import Moments
+from pyro_fed.density.derivatives.row_sums import sums_of
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.batches import Batch
+
+
+@dataclass(frozen=True)
+class Integrated:
+    """Sums over a client's rows of log marginal likelihoods and their derivatives.
+
+    Args:
+        parts: the predictors of the observations given the rows' latents.
+    """
+
+    parts: Predictors
+
+    def add(self, problem: Problem, total: Moments, batch: Batch, points: Tensor) -> tuple[Moments, Any]:
+        """The sum over points (s, D).
+
+        Args:
+            problem: the model's densities.
+            total: so far.
+            batch: the client's rows.
+            points: (s, D).
+        """
+        found = Moments(*self.at(problem, points, batch.rows, batch.weight, *batch.begin))
+        return Moments(*(t + p.double().sum(0) for t, p in zip(total, found, strict=True))), ()
+
+    def at(
+        self, problem: Problem, points: Tensor, rows: Any, weight: Tensor, begin: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Value (s,), score (s, D) and curvature (s, D, D) at points (s, D).
+
+        Args:
+            problem: the model's densities.
+            points: (s, D).
+            rows: the client's row tensors, each (m, ...).
+            weight: (m,).
+            begin: places near the modes of the rows' latents.
+        """
+        parts, leaves, owner = self.parts, pytree.tree_leaves(rows), owners(problem, rows)
+        chosen = list(parts.direct)
+        eye = torch.eye(points.shape[-1], dtype=points.dtype, device=points.device)
+        of_t, origin = eye[chosen], points.new_zeros(len(weight), problem.local_dim)
+        slopes = vmap(lambda z: parts.linear(z, origin, *leaves))(eye) - parts.linear(0 * eye[0], origin, *leaves)
+
+        def at(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            place, log_weight = problem.quadrature.placed(problem, z, rows, begin)
+
+            def look(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+                """Predictors (n, p), and of each row the log joint density (m,) with derivatives in u and in t."""
+                u, t = parts.linear(z, x, *leaves), z[chosen]
+
+                def log_joint(u: Tensor, t: Tensor) -> Tensor:
+                    whole = z.index_copy(0, torch.tensor(chosen, device=z.device), t) if chosen else z
+                    return parts.rest(u, whole, x, *leaves)
+
+                value, pull = vjp(lambda one: log_joint(one, t), u)
+                along = vmap(lambda e: jvp(lambda one: log_joint(u, one), (t,), (e,))[1])
+                return u, value, pull(torch.ones_like(value))[0], along(torch.eye(len(t)).to(t)) if chosen else t[:0]
+
+            us, values, of_u, by_t = vmap(look)(place)
+            values = values + log_weight
+            log_marginal = torch.logsumexp(values, 0)
+            posterior = (values - log_marginal).exp()  # (Q, m)
+            share = posterior * weight
+            means = vmap(lambda u, x, w: curvatures(parts, u, z, (x, *leaves), w))(us, place, share)
+            _, score, curvature = sums_of(slopes, of_t, [part.sum(0) for part in means])
+            scores = _to_groups(torch.einsum("qnp,dnp->qnd", of_u, slopes), owner, len(weight))  # (Q, m, D)
+            scores = scores + by_t.movedim(1, -1).to(scores) @ of_t if chosen else scores
+            away = scores - (posterior.unsqueeze(-1) * scores).sum(0)
+            spread = (away * share.unsqueeze(-1)).flatten(0, 1).mT @ away.flatten(0, 1)
+            return (log_marginal * weight).sum(), score, curvature - spread
+
+        found: tuple[Tensor, Tensor, Tensor] = vmap(at)(points)
+        return found
+
+
+def integrated(problem: Problem, rows: Any) -> Integrated | None:
+    """How rows of such shapes are integrated by their predictors; None where there are none, or too many to pay.
+
+    Args:
+        problem: the model's densities.
+        rows: a client's row tensors.
+    """
+
+    def checked() -> bool:
+        """Of a few rows, in double precision: rounding is most of what single precision leaves of a long sum."""
+        at = torch.arange(CHECK_ROWS) % len(problem.rows[0])
+        bound = problem.bound
+        few = replace(problem, bound=replace(bound, arguments=bound.arguments.alone(at))).doubled()
+        found = _find(few, some_rows(few, CHECK_ROWS))
+        if found is None:
+            return False
+
+        def ours(z: Tensor, rows: Any, weight: Tensor) -> tuple[Tensor, ...]:
+            value, score, curvature = found.at(few, z.unsqueeze(0), rows, weight)
+            return value[0], score[0], -curvature[0]
+
+        return is_the_model(few, ours)
+
+    if problem.looped or problem.layout.discrete or not problem.local_dim:
+        return None
+    if not problem.compiler.find_once("integrated", checked, problem):
+        return None
+    shapes = tuple(leaf.shape for leaf in pytree.tree_leaves(rows))
+    found: Integrated | None = problem.compiler.find_once(("integrated", shapes), lambda: _find(problem, rows), problem)
+    return found
+
+
+def owners(problem: Problem, rows: Sequence[Any]) -> Tensor | None:
+    """Whose each observation is that has predictors, (n,) of m rows; None where each row has one of its own.
+
+    Args:
+        problem: the model's densities.
+        rows: row tensors, each (m, ...).
+    """
+    members = problem.arguments.members(rows)
+    owner: Tensor | None = max((one.owner for one in members.values()), key=len) if members else None
+    return owner
+
+
+def _find(problem: Problem, rows: Any) -> Integrated | None:
+    leaves, spec = pytree.tree_flatten(rows)
+    groups, owner = len(rows[0]), owners(problem, rows)
+    count = groups if owner is None else len(owner)
+    if owner is not None and count == groups:
+        return None  # which axis is whose cannot be told
+    z, x = (torch.zeros(*shape, dtype=problem.dtype, device=leaves[0].device) for shape in _shapes(problem, groups))
+
+    def of_rows(point: Tensor, place: Tensor, *leaves: Tensor) -> Tensor:
+        return problem.conditional_parts(point, pytree.tree_unflatten(list(leaves), spec), place)[1].contiguous()
+
+    try:
+        graph = tidy_graph(to_graph(of_rows, (z, x, *leaves)))
+        parts = parts_of(graph, problem.dim, count, wide=True, with_latents=True)
+    except FAILURES:
+        return None
+    if parts is None or parts.width + len(parts.direct) >= problem.dim:
+        return None
+    return Integrated(parts)
+
+
+def _shapes(problem: Problem, groups: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Of θ and of the latents of so many rows."""
+    return (problem.dim,), (groups, problem.local_dim)
+
+
+def _to_groups(terms: Tensor, owner: Tensor | None, groups: int) -> Tensor:
+    """Sums over the observations of each row, (Q, m, D), of terms (Q, n, D)."""
+    if owner is None:
+        return terms
+    if groups == 1:
+        return terms.sum(1, keepdim=True)
+    return terms.new_zeros(len(terms), groups, terms.shape[-1]).index_add(1, owner, terms)
