@@ -29,7 +29,7 @@ from pyro_fed.density.checks.shapes import another_size
 from pyro_fed.density.compiling.compiler import Compiler
 from pyro_fed.density.compiling.loop_map import or_looped
 from pyro_fed.density.latents.discrete import sum_out
-from pyro_fed.density.latents.quadrature import Quadrature
+from pyro_fed.density.latents.quadrature import Near, Quadrature
 from pyro_fed.density.layout import Layout, Site
 from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.density.rows.batches import Batch
@@ -471,16 +471,16 @@ class Problem:
         """Each site inside the plate, at z (D,): the plate of rows that it is in, and the terms of all rows there."""
         return self.plate_terms(z, self.all_rows)
 
-    def log_parts(self, z: Tensor, rows: tuple[Tensor, ...], begin: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def log_parts(self, z: Tensor, rows: tuple[Tensor, ...], near: Near | None = None) -> tuple[Tensor, Tensor]:
         """Log prior with Jacobians, (), and log-likelihood of each row, (m,): z (D,), rows each (m, ...).
 
         Args:
             z: (D,) unconstrained vector.
             rows: row tensors, each (m, ...).
-            begin: places near the modes of the rows' latents, (m, local_dim); zero by default.
+            near: what is known of the rows' own latents near z; nothing by default.
         """
         if self.local_dim:
-            return self.quadrature.log_parts(self, z, rows, begin)
+            return self.quadrature.log_parts(self, z, rows, near)
         return self.conditional_parts(z, rows)
 
     def conditional_parts(
@@ -555,7 +555,7 @@ class Problem:
             return many
         if batch is None:
             return self.pointwise_log_lik(z).sum()
-        return (self.log_parts(z, batch.rows, *batch.begin)[1] * batch.weight).sum()
+        return (self.log_parts(z, batch.rows, *batch.near)[1] * batch.weight).sum()
 
     def log_joint(self, z: Tensor, batch: Batch, temperature: float = 1.0) -> Tensor:
         """log_prior + log_lik / temperature in one execution of the model: z (D,) → ().

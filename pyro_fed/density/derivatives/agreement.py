@@ -6,8 +6,9 @@ have S exactly. Where two rules that follow one another differ by less than `AGR
     R' Δ E[s]    and    R' ΔE[H] R,        S = R R',
 
 the shift of the mean in SDs and the change of the precision as a part of q's that the difference makes, the finer one
-is taken. The more rows, the narrower q and the straighter the score where q is. A client's own rows decide, not who is
-computed beside it.
+is taken. The mean alone misses what is of second order, and the next rule what is of fourth: there the square of the
+difference has to be less. The more rows, the narrower q and the straighter the score where q is. A client's own rows
+decide, not who is computed beside it.
 
 With very many rows a parameter a pair of points a parameter is tried first, m ± √D R e_j, which has q's mean and
 covariance and no more: where it and the mean alone differ by little, what it misses is the square of that.
@@ -52,7 +53,8 @@ def as_many_as_needed(points: Tensor, means: Callable[[Tensor], Moments]) -> Mom
     while spent + number <= count // TRIED_POINTS_DIVISOR:
         spread = (root @ standardised_sobol(number, dim).to(root).mT).movedim(2, 0)  # (number, C, D)
         finer = means((mean + spread).to(points.dtype).contiguous())
-        agree = _rule_difference(found, finer, root) < AGREE
+        difference = _rule_difference(found, finer, root)
+        agree = (difference.square() if spent == 1 else difference) < AGREE
         found = where_settled(settled, found, finer)
         settled = settled | agree
         if bool(settled.all()):

@@ -40,6 +40,7 @@ from pyro_fed.density.compiling.predictors import (
 from pyro_fed.density.compiling.tracing import to_graph
 from pyro_fed.density.derivatives.moments import Moments
 from pyro_fed.density.derivatives.row_sums import sums_of
+from pyro_fed.density.latents.quadrature import Near
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch
 
@@ -63,11 +64,11 @@ class Integrated:
             batch: the client's rows.
             points: (s, D).
         """
-        found = Moments(*self.at(problem, points, batch.rows, batch.weight, *batch.begin))
+        found = Moments(*self.at(problem, points, batch.rows, batch.weight, *batch.near))
         return Moments(*(t + p.double().sum(0) for t, p in zip(total, found, strict=True))), ()
 
     def at(
-        self, problem: Problem, points: Tensor, rows: Any, weight: Tensor, begin: Tensor | None = None
+        self, problem: Problem, points: Tensor, rows: Any, weight: Tensor, near: Near | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Value (s,), score (s, D) and curvature (s, D, D) at points (s, D).
 
@@ -76,7 +77,7 @@ class Integrated:
             points: (s, D).
             rows: the client's row tensors, each (m, ...).
             weight: (m,).
-            begin: places near the modes of the rows' latents.
+            near: what is known of the rows near the points.
         """
         parts, leaves, owner = self.parts, pytree.tree_leaves(rows), owners(problem, rows)
         chosen = list(parts.direct)
@@ -85,7 +86,7 @@ class Integrated:
         slopes = vmap(lambda z: parts.linear(z, origin, *leaves))(eye) - parts.linear(0 * eye[0], origin, *leaves)
 
         def at(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            place, log_weight = problem.quadrature.placed(problem, z, rows, begin)
+            place, log_weight = problem.quadrature.placed(problem, z, rows, near)
 
             def look(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
                 """Predictors (n, p), and of each row the log joint density (m,) with derivatives in u and in t."""

@@ -87,10 +87,12 @@ class Climber:
         """The beginning of the way."""
         return Ascent(place, look(problem, theta, rows, place), theta.new_ones(len(place)))
 
-    def climb(self, problem: RowDensities, theta: Tensor, rows: Rows, state: Ascent) -> Ascent:
-        """One step."""
+    def climb(
+        self, problem: RowDensities, theta: Tensor, rows: Rows, state: Ascent, part: Tensor | float = 1.0
+    ) -> Ascent:
+        """One step, or a part of it."""
         place, here, share = state
-        trial = place + share.unsqueeze(-1) * self.newton(here)[0]
+        trial = place + part * share.unsqueeze(-1) * self.newton(here)[0]
         there = look(problem, theta, rows, trial)
         better = there.value >= here.value
         chosen = Look(*(choose(better, new, old) for new, old in zip(there, here, strict=True)))

@@ -1,11 +1,16 @@
-"""Where the ascents to the modes of the rows' latents begin at many points: at the modes at the points' mean.
+"""What is known of the integrals over rows' latents where the points of one posterior are, found at a few of them.
 
-Each integral over a row's latents is centred at their mode given θ, which Newton's method climbs to. From zero that
-takes up to twelve steps, the same at every θ. Where the points θ are those of one posterior, the modes at their mean
-are near, and `NEAR_STEPS` steps lead from there to each of the others.
+Each integral is taken around the mode of the row's latents given θ, which Newton's method climbs to: from zero that
+takes up to twelve steps at every θ, and as many nodes as rows need at θ from anywhere. Where points θ are those of one
+posterior with the mean c, ascents begin near their ends, along the slope of the modes at c (the theorem of implicit
+functions, H the curvature of f in x),
 
-That they do is looked at where it is least likely, at the points that are farthest from the mean. A client whose rows'
-ascents are not at rest there begins at zero as before. Its own rows decide, not who is computed beside it.
+    x(θ) ≈ x(c) + H⁻¹ ∂²f/∂x∂θ (θ - c)
+
+so that one step or two arrive, and fewer nodes may do. Both are looked at where they are least likely to, at the points
+that are farthest from the mean: fewer nodes are taken where they hardly move the rows' log-likelihood (`AGREE`). A
+client whose rows are not integrated well there begins at zero as before, with all nodes. Its own rows decide, not who
+is computed beside it.
 """
 
 from __future__ import annotations
@@ -15,9 +20,21 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+from torch.func import grad, vjp
+from torch.utils import _pytree as pytree
 
-from pyro_fed.density.latents.quadrature import CONVERGED_DECREMENT, NEAR_STEPS
+from pyro_fed.density.latents.quadrature import (
+    CONVERGED_DECREMENT,
+    GAUSSIAN_ORDER,
+    NEAR_STEPS,
+    ORDERS,
+    Near,
+    Quadrature,
+    by_curvature,
+    gauss_hermite,
+)
 from pyro_fed.density.rows.batches import BATCHES, Batch
+from pyro_fed.ops.tiny import solve_lower, solve_lower_transposed
 
 if TYPE_CHECKING:
     from pyro_fed.density.problem import Problem
@@ -26,10 +43,13 @@ T = TypeVar("T")
 
 #: Points that are looked at, the farthest; and how many times as many there are at least, or it saves nothing.
 NUM_OUTERMOST_POINTS, MIN_POINTS_RATIO = 4, 4
+#: Nats by which fewer nodes may move the log-likelihood of all clients at one such point more than at the others, and
+#: by which they may move it at all of them, beyond so many roundings of its terms.
+AGREE, AGREE_LEVEL, ROUNDING_UNITS = 0.01, 0.05, 4
 
 
 class AscentStarts(NamedTuple):
-    """Rows with the places where ascents begin, and the clients whose ascents arrive from there, (C,)."""
+    """Rows with what is known of them, and the clients for whose rows it is enough, (C,)."""
 
     batch: Batch
     arrive: Tensor
@@ -59,7 +79,7 @@ def from_modes(
 
 
 def ascent_starts(problem: Problem, points: Tensor, batch: Batch) -> AscentStarts | None:
-    """The rows of C clients with places near the modes of their latents; None where none is near, or it saves nothing.
+    """The rows of C clients with what is known of them near points; None where nothing is, or it saves nothing.
 
     Args:
         problem: the model's densities.
@@ -67,31 +87,115 @@ def ascent_starts(problem: Problem, points: Tensor, batch: Batch) -> AscentStart
         batch: the clients' rows, each as often as its weight says.
     """
     rule, dim = problem.quadrature, problem.local_dim
-    if not dim or rule.starts or rule.by_tails(dim) or (rule.mode_steps or 0) <= NEAR_STEPS:
+    if not dim or rule.starts or ((rule.mode_steps or 0) <= NEAR_STEPS and not rule.by_tails(dim)):
         return None
     if points.shape[1] < MIN_POINTS_RATIO * NUM_OUTERMOST_POINTS:
         return None
     mean = points.double().mean(1, keepdim=True)
     sd = points.double().std(1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
     farthest = ((points - mean) / sd).square().sum(-1).topk(NUM_OUTERMOST_POINTS).indices
-    outermost = points.gather(1, farthest.unsqueeze(-1).expand(-1, -1, points.shape[2])).to(problem.dtype)
-    places = problem.mapped(_modes, (0, BATCHES), calls=0)(mean[:, 0].to(problem.dtype), batch)
-    found = batch._replace(begin=(places,))
-    left = problem.mapped(_remaining_sds, (0, BATCHES), calls=0)(outermost, found)
-    arrive = (left <= CONVERGED_DECREMENT).flatten(1).all(1)  # not a number is not
-    return AscentStarts(found, arrive) if bool(arrive.any()) else None
+    outermost = points.gather(1, farthest.unsqueeze(-1).expand(-1, -1, points.shape[2]))
+    probes = torch.cat([mean, outermost.double()], 1).to(problem.dtype)
+    place, slope = problem.mapped(_modes, (0, BATCHES), calls=0)(probes[:, 0], batch)
+    steps = torch.ones(len(points), NEAR_STEPS, dtype=problem.dtype, device=points.device)
+    near = Near(probes[:, 0], place, slope, steps)
+    left, differences, size = problem.mapped(_trial, (0, BATCHES), calls=0)(probes, batch._replace(near=(near,)))
+    there = (left <= CONVERGED_DECREMENT).transpose(1, 2).flatten(2).all(2)  # (C, steps); not a number is not
+    number = (~there).long().cumprod(1).sum(1) + 1
+    share = (batch.weight > 0).sum(1).double() / problem.num_rows
+    rounding = ROUNDING_UNITS * torch.finfo(problem.dtype).eps * size.double().amax(1)
+    level = differences.double().mean(1, keepdim=True)
+    apart = (differences - level).abs().amax(1)  # (C, rules)
+    enough = apart <= (AGREE * share + rounding).unsqueeze(1)
+    enough &= level[:, 0].abs() <= (AGREE_LEVEL * share + rounding).unsqueeze(1)
+    arrive = there.any(1) & enough.any(1)
+    if not bool(arrive.any()):
+        return None
+    most = int(number[arrive].max())
+    wanted = torch.arange(most, device=points.device) < number.unsqueeze(1)
+    nodes = _padded_rules(_rules(rule, dim), enough.long().argmax(1), arrive, steps)
+    return AscentStarts(batch._replace(near=(near._replace(steps=wanted.to(steps), nodes=nodes),)), arrive)
 
 
-def _modes(problem: Problem, theta: Tensor, batch: Batch) -> Tensor:
-    """The modes of the rows' latents at θ (D,), (m, d)."""
-    return problem.quadrature.centre(problem, theta, batch.rows).mode
+def one_client(rows: tuple[Tensor, ...], like: Tensor) -> Batch:
+    """Rows as the batch of a single client, (1, m, ...).
+
+    Args:
+        rows: row tensors, each (m, ...).
+        like: has the dtype of the weights.
+    """
+    return Batch(pytree.tree_map(lambda leaf: leaf.unsqueeze(0), rows), like.new_ones(1, len(rows[0])))
 
 
-def _remaining_sds(problem: Problem, points: Tensor, batch: Batch) -> Tensor:
-    """How many SDs of a row's latents ascents still have to go at points (P, D), (P, m); 0 of padding."""
+def first_client(near: Near) -> Near:
+    """What is known of the first of several clients.
 
-    def at(theta: Tensor) -> Tensor:
-        return problem.quadrature.centre_from(problem, theta, batch.rows, *batch.begin).decrement
+    Args:
+        near: of C clients, (C, ...) each.
+    """
+    found: Near = pytree.tree_map(lambda leaf: leaf[0], near)
+    return found
 
-    left: Tensor = problem.vmap(at)(points)
-    return torch.where(batch.weight > 0, left, 0.0)
+
+def _rules(rule: Quadrature, dim: int) -> list[tuple[Tensor, Tensor]]:
+    """Rules for N(0, I) that are tried, the coarsest first, at last the usual one where it is of that kind."""
+    usual = rule.num_nodes(dim)
+    orders = [order for order in (GAUSSIAN_ORDER, *ORDERS) if order**dim < usual]
+    return [gauss_hermite(order, dim) for order in orders] + ([] if rule.by_tails(dim) else [rule.nodes(dim)])
+
+
+def _padded_rules(
+    rules: list[tuple[Tensor, Tensor]], chosen: Tensor, arrive: Tensor, like: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Each client's rule, (C, Q, d) and (C, Q), with nodes without weight where others have more."""
+    most = max(len(rules[int(one)][1]) for one in chosen[arrive])
+    units, log_weights = [], []
+    for client, one in enumerate(chosen):
+        nodes, log_weight = rules[int(one)] if bool(arrive[client]) else rules[int(chosen[arrive][0])]
+        lacking = most - len(log_weight)
+        units.append(torch.nn.functional.pad(nodes, (0, 0, 0, lacking)))
+        log_weights.append(torch.nn.functional.pad(log_weight, (0, lacking), value=-torch.inf))
+    return torch.stack(units).to(like), torch.stack(log_weights).to(like)
+
+
+def _modes(problem: Problem, theta: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """The modes of the rows' latents at θ (D,), (m, d), and how they move with it, (m, d, D)."""
+    centre = problem.quadrature.centre(problem, theta, batch.rows)
+
+    def score(z: Tensor) -> Tensor:
+        found: Tensor = grad(lambda x: problem.conditional_parts(z, batch.rows, x)[1].sum())(centre.mode)
+        return found
+
+    pull = vjp(lambda cotangent: vjp(score, theta)[1](cotangent)[0], torch.zeros_like(centre.mode))[1]
+    eye = torch.eye(len(theta), dtype=theta.dtype, device=theta.device)
+    mixed = problem.vmap(lambda one: pull(one)[0])(eye)  # ∂²f/∂x∂θ, (D, m, d)
+    slope = solve_lower_transposed(centre.factor, solve_lower(centre.factor, mixed)).detach()
+    return centre.mode, torch.where(slope.isfinite(), slope, 0.0).movedim(0, -1)
+
+
+def _trial(problem: Problem, probes: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    """What ascents that begin near leave at points (P, D) after each step, in SDs of a row's latents, (P, steps, m).
+
+    And what rules with fewer nodes add to the rows' log-likelihood, (P, rules), and the size of its terms, (P,).
+    """
+    rule, (near,) = problem.quadrature, batch.near
+    climber = rule.climber(0)
+
+    def at(theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        state, left = climber.foot(problem, theta, batch.rows, near.place + near.slope @ (theta - near.theta)), []
+        for _ in near.steps:
+            state = climber.climb(problem, theta, batch.rows, state)
+            left.append(climber.summit(state).decrement)
+        centre = climber.summit(state)
+        tried = [by_curvature(centre, *one) for one in _rules(rule, problem.local_dim)]
+        every = [*tried, rule.around(problem, theta, batch.rows, centre)]
+        place = torch.cat([nodes.place for nodes in every])
+        values = problem.vmap(lambda x: problem.conditional_parts(theta, batch.rows, x)[1])(place)
+        parts = values.split([len(nodes.place) for nodes in every])
+        log_marginal = [torch.logsumexp(v + nodes.log_weight, 0) for v, nodes in zip(parts, every, strict=True)]
+        sums = torch.stack([(one * batch.weight).sum() for one in log_marginal])
+        size = (log_marginal[-1].abs() * batch.weight).sum()
+        return torch.where(batch.weight > 0, torch.stack(left), 0.0), sums[:-1] - sums[-1], size
+
+    found: tuple[Tensor, Tensor, Tensor] = problem.vmap(at)(probes)
+    return found

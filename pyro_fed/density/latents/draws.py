@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.density.latents.ascent import Centre
-from pyro_fed.density.latents.quadrature import CONVERGED_DECREMENT
+from pyro_fed.density.latents.ascent_starts import ascent_starts, first_client, one_client
 from pyro_fed.density.latents.several_modes import log_shares
 from pyro_fed.density.rows.batches import CHUNK
 from pyro_fed.ops.entries import evenly
@@ -130,19 +130,13 @@ def _chunks(problem: Problem, count: int, steps: int) -> list[Tensor]:
 def _centres(problem: Problem, theta: Tensor, rows: tuple[Tensor, ...]) -> Centre:
     """Modes and curvatures of the rows at every θ (S, D); from those at the mean where that leads to all of them."""
     rule, chunks = problem.quadrature, _chunks(problem, len(theta), 1)
-    find = problem.mapped(rule.centres if rule.starts else rule.centre, (0, None), calls=0)
-    if rule.starts:
+    known = ascent_starts(problem, theta.unsqueeze(0), one_client(rows, theta))
+    if known is None:
+        find = problem.mapped(rule.centres if rule.starts else rule.centre, (0, None), calls=0)
         found = [find(theta[chunk], rows) for chunk in chunks]
     else:
-        near, begin = (
-            problem.mapped(rule.centre_from, (0, None, None), calls=0),
-            find(theta.mean(0, keepdim=True), rows),
-        )
-        found = []
-        for chunk in chunks:
-            here = near(theta[chunk], rows, begin.mode[0])
-            there = bool((here.decrement <= CONVERGED_DECREMENT).all())  # not a number is not
-            found.append(here if there else find(theta[chunk], rows))
+        near, begin = problem.mapped(rule.centre_near, (0, None, None), calls=0), first_client(known.batch.near[0])
+        found = [near(theta[chunk], rows, begin) for chunk in chunks]
     return Centre(*(torch.cat(parts)[: len(theta)] for parts in zip(*found, strict=True)))
 
 

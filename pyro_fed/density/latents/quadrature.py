@@ -52,7 +52,7 @@ from pyro_fed.density.latents.tails import Line, Profile, line
 from pyro_fed.density.starts import draw_starts
 from pyro_fed.errors import SettingError
 from pyro_fed.ops.points import standardised_sobol
-from pyro_fed.ops.tiny import log_det_lower, solve_lower_transposed
+from pyro_fed.ops.tiny import log_det_lower, solve_lower, solve_lower_transposed
 
 #: What a model needs is found at so many θ, uniform on (-PROBE_RADIUS, PROBE_RADIUS), and so many rows.
 PROBES, PROBE_ROWS, PROBE_RADIUS = 16, 64, 2.0
@@ -68,7 +68,7 @@ MODES_PROBED, MODES_ROWS = 4, 32
 FEWEST_OF_TAILS, MANY_OF_TAILS = 7, 81
 #: Where the ascent to the modes of such latents starts: log densities with a kink at zero have no curvature there.
 ASCENT_OFFSET = 0.05
-#: Newton steps from the modes at one θ to those at another of the same posterior.
+#: Newton steps from the modes at one θ, moved along their slopes, to those at another of the same posterior, at most.
 NEAR_STEPS = 3
 #: Such an ascent has arrived where the next step is no longer than so many SDs of a row's latents. Single precision
 #: gives the mode of 500 values to 0.02.
@@ -85,6 +85,24 @@ class Nodes(NamedTuple):
 
     place: Tensor
     log_weight: Tensor
+
+
+class Near(NamedTuple):
+    """What is known of the integrals of m rows near one θ, see `ascent_starts`.
+
+    Attributes:
+        theta: there, (D,).
+        place: the modes there, (m, d).
+        slope: how they move with θ, (m, d, D).
+        steps: shares of the Newton steps from there to the modes at another θ, (k,): 1, or 0 where fewer are enough.
+        nodes: a rule for N(0, I) that is enough, (Q, d) and log weights (Q,), -inf where fewer are; () for the usual.
+    """
+
+    theta: Tensor
+    place: Tensor
+    slope: Tensor
+    steps: Tensor
+    nodes: tuple[Tensor, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -379,7 +397,7 @@ class Quadrature(metaclass=Checked):
 
     # -- the integral -----------------------------------------------------------------------------------------
     def log_parts(
-        self, problem: RowDensities, theta: Tensor, rows: Rows, begin: Tensor | None = None
+        self, problem: RowDensities, theta: Tensor, rows: Rows, near: Near | None = None
     ) -> tuple[Tensor, Tensor]:
         """Log prior (), and each row's log marginal likelihood (m,), at θ (D,).
 
@@ -387,39 +405,47 @@ class Quadrature(metaclass=Checked):
             problem: the model's densities.
             theta: (D,).
             rows: row tensors, each (m, ...).
-            begin: places near the modes of the rows' latents, (m, d), where there is one mode a row; zero by default.
+            near: what is known of the rows near θ; where it is not given ascents begin at zero.
         """
-        nodes = self.placed(problem, theta, rows, begin)
+        nodes = self.placed(problem, theta, rows, near)
         prior, values = problem.vmap(lambda place: problem.conditional_parts(theta, rows, place))(nodes.place)
         return prior[0], torch.logsumexp(values + nodes.log_weight, 0)
 
-    def placed(self, problem: RowDensities, theta: Tensor, rows: Rows, begin: Tensor | None = None) -> Nodes:
+    def placed(self, problem: RowDensities, theta: Tensor, rows: Rows, near: Near | None = None) -> Nodes:
         """The nodes of the rows' latents at θ (D,), those of one mode after the other; constants for derivatives.
 
         Args:
             problem: the model's densities.
             theta: (D,).
             rows: row tensors, each (m, ...).
-            begin: as for `log_parts`.
+            near: as for `log_parts`.
         """
+        if near is not None:
+            centre = self.centre_near(problem, theta, rows, near)
+            return by_curvature(centre, *near.nodes) if near.nodes else self.around(problem, theta, rows, centre)
         if self.starts:
             centre = self.centres(problem, theta, rows)
-            each = [self._around(problem, theta, rows, centre.at(j), (centre, j)) for j in range(len(centre.mode))]
+            each = [self.around(problem, theta, rows, centre.at(j), (centre, j)) for j in range(len(centre.mode))]
             return Nodes(*(torch.cat(parts) for parts in zip(*each, strict=True)))
-        one = self.centre(problem, theta, rows) if begin is None else self.centre_from(problem, theta, rows, begin)
-        return self._around(problem, theta, rows, one)
+        return self.around(problem, theta, rows, self.centre(problem, theta, rows))
 
-    def _around(
+    def around(
         self, problem: RowDensities, theta: Tensor, rows: Rows, centre: Centre, part: tuple[Centre, int] | None = None
     ) -> Nodes:
-        """The nodes around one mode of each row, (Q, m, ...); `part` is as for `profile`."""
+        """The nodes around one mode of each row.
+
+        Args:
+            problem: the model's densities.
+            theta: (D,).
+            rows: row tensors, each (m, ...).
+            centre: modes and curvatures.
+            part: as for `profile`.
+        """
         dim = centre.mode.shape[-1]
         if self.by_tails(dim):
             nodes = self._along(self._line(problem, theta, rows, centre, part))
         else:
-            units, log_weights = (one.to(centre.mode) for one in self.nodes(dim))
-            log_weight = (log_weights + 0.5 * units.square().sum(-1)).unsqueeze(-1) - log_det_lower(centre.factor)
-            nodes = Nodes(centre.places_at(units.unsqueeze(1)), log_weight + 0.5 * dim * math.log(2 * math.pi))
+            nodes = by_curvature(centre, *self.nodes(dim))
         if part is None:
             return nodes
         shares = problem.vmap(lambda place: log_shares(part[0], place)[part[1]])(nodes.place)
@@ -434,7 +460,7 @@ class Quadrature(metaclass=Checked):
             rows: row tensors, each (m, ...).
             centre: J modes and curvatures, (J, m, ...).
         """
-        each = [self._around(problem, theta, rows, centre.at(j), (centre, j)) for j in range(len(centre.mode))]
+        each = [self.around(problem, theta, rows, centre.at(j), (centre, j)) for j in range(len(centre.mode))]
         nodes = Nodes(*(torch.cat(parts) for parts in zip(*each, strict=True)))
         prior, values = problem.vmap(lambda place: problem.conditional_parts(theta, rows, place))(nodes.place)
         return prior[0], torch.logsumexp((values + nodes.log_weight).unflatten(0, (len(each), -1)), 1)
@@ -501,17 +527,23 @@ class Quadrature(metaclass=Checked):
         climber = self.climber(self.mode_steps or self.max_mode_steps)
         return climber.summit(climber.climbed(problem, theta, rows, self._start(problem, theta, rows)))
 
-    def centre_from(self, problem: RowDensities, theta: Tensor, rows: Rows, place: Tensor) -> Centre:
-        """Modes and curvatures of the rows' latents at θ (D,) from places (m, d) near them, in `NEAR_STEPS`.
+    def centre_near(self, problem: RowDensities, theta: Tensor, rows: Rows, near: Near) -> Centre:
+        """Modes of the rows' latents at θ (D,), from what is known near it, and curvatures a step before them.
 
         Args:
             problem: the model's densities.
             theta: (D,).
             rows: row tensors, each (m, ...).
-            place: where the ascents begin.
+            near: from where ascents begin.
         """
-        climber = self.climber(min(NEAR_STEPS, self.mode_steps or self.max_mode_steps))
-        return climber.summit(climber.climbed(problem, theta.detach(), rows, place))
+        here, climber = theta.detach(), self.climber(0)
+        state = climber.foot(problem, here, rows, near.place + near.slope @ (here - near.theta))
+        *before, last = near.steps.unbind()
+        for share in before:
+            state = climber.climb(problem, here, rows, state, share)
+        end = climber.summit(state)  # of the last step nothing is looked at but its beginning
+        step = last * solve_lower_transposed(end.factor, solve_lower(end.factor, state.here.score))
+        return end._replace(mode=(end.mode + step).detach())
 
     def centres(self, problem: RowDensities, theta: Tensor, rows: Rows) -> Centre:
         """Modes and curvatures of all modes that are looked for, (J, m, ...): by ascent from zero, then from `starts`.
@@ -554,6 +586,20 @@ class Quadrature(metaclass=Checked):
 def _is_finite(foot: Ascent) -> Tensor:
     """At which θ log densities, scores and curvatures of all rows are finite, (S,)."""
     return torch.stack([part.isfinite().flatten(1).all(1) for part in foot.here]).all(0)
+
+
+def by_curvature(centre: Centre, units: Tensor, log_weights: Tensor) -> Nodes:
+    """A rule for N(0, I) at the modes of rows and in the units of their curvatures there.
+
+    Args:
+        centre: modes and curvatures.
+        units: (Q, d).
+        log_weights: (Q,).
+    """
+    units, log_weights = units.to(centre.mode), log_weights.to(centre.mode)
+    log_weight = (log_weights + 0.5 * units.square().sum(-1)).unsqueeze(-1) - log_det_lower(centre.factor)
+    constant = 0.5 * units.shape[-1] * math.log(2 * math.pi)
+    return Nodes(centre.places_at(units.unsqueeze(1)), log_weight + constant)
 
 
 def gauss_hermite(order: int, dim: int) -> tuple[Tensor, Tensor]:

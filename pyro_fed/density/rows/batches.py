@@ -34,13 +34,13 @@ class Batch(NamedTuple):
     Attributes:
         rows: tuple of tensors, each (m, ...): the row-sharded leaves of the model's arguments.
         weight: (m,) multiplicity of each row's log-likelihood; 0 is padding, N_k/m rescales a minibatch.
-        begin: (m, d) places near the modes of the rows' own latents, the only one of a tuple; none where ascents to
-            these begin at zero (`density.latents.beginnings`).
+        near: what is known of the integrals over the rows' own latents where the batch is used, a
+            `latents.quadrature.Near`, the only one of a tuple; none where nothing is (`latents.ascent_starts`).
     """
 
     rows: tuple[Tensor, ...]
     weight: Tensor
-    begin: tuple[Tensor, ...] = ()
+    near: tuple[Any, ...] = ()
 
     def width(self) -> int:
         """Rows of each client, padding among them, or of the largest plate nested in them."""

@@ -16,6 +16,7 @@ from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions import seeding
 from pyro_fed.density.joint import JointProblem
+from pyro_fed.density.latents.ascent_starts import ascent_starts, first_client, one_client
 from pyro_fed.density.latents.draws import draw_locals
 from pyro_fed.density.latents.quadrature import Quadrature
 from pyro_fed.density.latents.several_modes import missed_mode_log_mass, needed_starts
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 MAX_COLLECTED = 100_000_000
 #: Draws of θ at which the integrals are checked; and the largest SD over these draws of the log-likelihood's error, in
 #: nats, that is accepted. An error that is the same everywhere changes nothing.
-CHECK_DRAWS, LARGEST_ERROR = 32, 0.1
+CHECK_DRAWS, LARGEST_ERROR = 16, 0.1
 #: The finer rule of that check: so many more nodes for each dimension, and so many times as many in all.
 MORE_NODES, MORE_TIMES = 20, 4
 #: Draws of θ, and rows, at which further modes are looked for; a mode counts if it has more than this share of its
@@ -123,12 +124,17 @@ def _missed_modes(problem: Problem, theta: Tensor) -> list[Finding]:
 
 def _log_lik_difference_sd(problem: Problem, theta: Tensor, rule: Quadrature, exact: Quadrature) -> float:
     """SD over draws (S, D) of the difference between two rules' pooled log-likelihoods; infinite where one is NaN."""
+    at = evenly(len(theta), CHECK_DRAWS)
+    rows = problem.all_rows
+    known = ascent_starts(problem, theta[at].unsqueeze(0), one_client(rows, theta))
+    near = None if known is None else first_client(known.batch.near[0])
+    own = near if near is None or rule == problem.quadrature else near._replace(nodes=())
+    finer = None if near is None else near._replace(nodes=())
 
     def error(one: Tensor) -> Tensor:
-        precise, found = (r.log_parts(problem, one, problem.all_rows)[1] for r in (exact, rule))
+        precise, found = exact.log_parts(problem, one, rows, finer)[1], rule.log_parts(problem, one, rows, own)[1]
         return (precise - found).sum()
 
-    at = evenly(len(theta), CHECK_DRAWS)
     pieces = in_chunks(theta[at], exact.num_nodes(problem.local_dim) * problem.widest)
     apart = float(torch.cat([problem.vmap(error)(piece) for piece in pieces]).std(correction=0))
     return math.inf if math.isnan(apart) else apart
