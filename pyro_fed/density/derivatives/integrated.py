@@ -96,7 +96,7 @@ class Integrated:
                     whole = z.index_copy(0, torch.tensor(chosen, device=z.device), t) if chosen else z
                     return parts.rest(u, whole, x, *leaves)
 
-                value, pull = vjp(lambda one: log_joint(one, t), u)
+                value, pull = vjp(lambda one: log_joint(one, t), u)[:2]
                 along = vmap(lambda e: jvp(lambda one: log_joint(u, one), (t,), (e,))[1])
                 return u, value, pull(torch.ones_like(value))[0], along(torch.eye(len(t)).to(t)) if chosen else t[:0]
 
