@@ -50,8 +50,11 @@ def test_derivatives_under_a_gaussian_climb_from_zero_once(fed, monkeypatch):
     monkeypatch.setattr(Quadrature, "centre", lambda *args: climbed.append(1) or centre(*args))
     found = derivatives.of_likelihood(problem, points, batch)
     assert len(climbed) <= 1  # at the mean; none where that step was traced
-    for one, other in zip(found, from_zero, strict=True):
-        assert torch.allclose(one, other, AGREE, AGREE)
+    sd = points.std(0)  # of each client's points: what these are known to matters, not a score far narrower than they
+    value, score, curvature = (one - other for one, other in zip(found, from_zero, strict=True))
+    assert float(value.abs().max()) < AGREE_LEVEL
+    assert float((score * sd).abs().max()) < AGREE
+    assert float((curvature * sd.unsqueeze(1) * sd.unsqueeze(2)).abs().max()) < AGREE
 
 
 def test_nothing_is_begun_where_it_saves_nothing(fed):
