@@ -122,9 +122,10 @@ def one(hospitals: int, patients: int, points: int, nodes: int) -> dict[str, flo
             num_clients=min(hospitals, 12),
         ),
     )
-    options = {"seed": 0, "progress": False, "audit": False, "log_likelihood": False}
     for name in ("first", "again"):
-        idata = seconds(name, lambda: pf.run(pf.FedEP(), fed, **options))
+        idata = seconds(
+            name, lambda: pf.run(pf.FedEP(), fed, seed=0, progress=False, audit=False, log_likelihood=False)
+        )
     log_tau = np.log(idata["posterior"]["tau"].values)
     by_hand = ByHand(hospitals, patients, points, nodes)
     mean, sd = seconds("by hand", by_hand.run)
