@@ -18,3 +18,20 @@ class Moments(NamedTuple):
     def finite(self) -> Tensor:
         """Whether everything that a client computed is finite: (C,)."""
         return torch.stack([part.reshape(len(part), -1).isfinite().all(1) for part in self]).all(0)
+
+
+class FiniteSums(NamedTuple):
+    """Sums over the points at which all is finite, and the number of these."""
+
+    sums: Moments
+    finite: Tensor
+
+    def add(self, parts: Moments) -> FiniteSums:
+        """With a block of points, each part (s, ...)."""
+        finite = parts.finite()
+
+        def summed(part: Tensor) -> Tensor:
+            return torch.where(finite.reshape(-1, *[1] * (part.dim() - 1)), part.double(), 0.0).sum(0)
+
+        sums = Moments(*(before + summed(part) for before, part in zip(self.sums, parts, strict=True)))
+        return FiniteSums(sums, self.finite + finite.double().sum())

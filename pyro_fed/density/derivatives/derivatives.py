@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -62,7 +62,7 @@ from pyro_fed.density.latents.ascent_starts import from_modes
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
 from pyro_fed.density.traits.record import FULL_DIM, NETWORK_NUMBERS
-from pyro_fed.ops.moments import Moments
+from pyro_fed.ops.moments import FiniteSums, Moments
 
 Structure = Literal["full", "diag"]
 Kind = Literal["hessian", "fisher"]
@@ -333,19 +333,21 @@ class Derivatives:
         clients, dim = blocks.shape[1], blocks.shape[-1]
         zero = torch.zeros(clients, dtype=torch.float64, device=blocks.device)
         shape = (clients, dim, dim) if self.structure == "full" else (clients, dim)
-        carry = _Total(Moments(zero, zero.new_zeros(clients, dim), zero.new_zeros(shape)), zero)
+        carry = FiniteSums(Moments(zero, zero.new_zeros(clients, dim), zero.new_zeros(shape)), zero)
         (sums, finite), _ = problem.scan(step, carry, const, blocks.to(problem.dtype), len(blocks), dims)
         value, *others = (part / finite.reshape(-1, *[1] * (part.dim() - 1)) for part in sums)
         return Moments(value + (finite / count).log(), *others)
 
-    def _likelihood_step(self, problem: Problem, total: _Total, batch: Batch, points: Tensor) -> tuple[_Total, Any]:
+    def _likelihood_step(
+        self, problem: Problem, total: FiniteSums, batch: Batch, points: Tensor
+    ) -> tuple[FiniteSums, Any]:
         def at(z: Tensor) -> Moments:
             if self.kind == "fisher":
                 score, value = grad_and_value(lambda t: problem.log_lik(t, batch))(z)
                 return Moments(value, score, fisher_information(problem, z, batch, self.structure))
             return self._hessian(problem, lambda t: problem.log_lik(t, batch), z)
 
-        return _add(total, problem.vmap(at)(points)), ()
+        return total.add(problem.vmap(at)(points)), ()
 
     def _curvature_step(self, problem: Problem, total: Tensor, _: Any, share: Any) -> tuple[Tensor, Any]:
         """The sum over a share's points of the curvature of its rows."""
@@ -358,7 +360,7 @@ class Derivatives:
 
         return total + problem.vmap(at)(points).double().sum(0), ()
 
-    def _prior_step(self, problem: Problem, total: _Total, _: Any, pairs: Tensor) -> tuple[_Total, Any]:
+    def _prior_step(self, problem: Problem, total: FiniteSums, _: Any, pairs: Tensor) -> tuple[FiniteSums, Any]:
         def at(pair: Tensor) -> Moments:
             z, signs = pair[0], pair[1]
             if self.structure == "full" or len(z) <= self.hessian_dim:
@@ -368,7 +370,7 @@ class Derivatives:
             none, apart = torch.zeros_like(value), _site_by_site(problem, signs)
             return Moments(value, score, -(apart * problem.vmap(lambda v: pull((v, none))[0])(apart)).sum(0))
 
-        return _add(total, problem.vmap(at)(pairs)), ()
+        return total.add(problem.vmap(at)(pairs)), ()
 
     def _hessian(self, problem: Problem, log_density: Any, z: Tensor) -> Moments:
         (score, value), pull = vjp(grad_and_value(log_density), z)[:2]
@@ -395,24 +397,6 @@ def _score_step(problem: Problem, total: Any, batch: Batch, points: Tensor) -> t
 
     score, value = problem.vmap(grad_and_value(log_lik))(points)
     return (total[0] + value.double().sum(0), total[1] + score.double().sum(0)), ()
-
-
-class _Total(NamedTuple):
-    """Sums over the points at which all is finite, and how many these are."""
-
-    sums: Moments
-    finite: Tensor
-
-
-def _add(total: _Total, parts: Moments) -> _Total:
-    """With a block of points, (s, ...)."""
-    finite = parts.finite()
-
-    def summed(part: Tensor) -> Tensor:
-        return torch.where(finite.reshape(-1, *[1] * (part.dim() - 1)), part.double(), 0.0).sum(0)
-
-    sums = Moments(*(before + summed(part) for before, part in zip(total.sums, parts, strict=True)))
-    return _Total(sums, total.finite + finite.double().sum())
 
 
 def in_blocks(points: Tensor, work: int, most: int = MAX_BLOCK) -> Tensor:

@@ -26,7 +26,6 @@ from torch import Tensor
 from torch.func import jvp, vjp
 from torch.utils import _pytree as pytree
 
-from pyro_fed.density.compiling.batched import vmap
 from pyro_fed.density.compiling.compiler import FAILURES
 from pyro_fed.density.compiling.predictors import (
     CHECK_ROWS,
@@ -38,11 +37,12 @@ from pyro_fed.density.compiling.predictors import (
     tidy_graph,
 )
 from pyro_fed.density.compiling.tracing import to_graph
-from pyro_fed.density.derivatives.moments import Moments
 from pyro_fed.density.derivatives.row_sums import sums_of
 from pyro_fed.density.latents.quadrature import Near
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch
+from pyro_fed.ops.batched import vmap
+from pyro_fed.ops.moments import FiniteSums, Moments
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Integrated:
 
     parts: Predictors
 
-    def add(self, problem: Problem, total: Moments, batch: Batch, points: Tensor) -> tuple[Moments, Any]:
+    def add(self, problem: Problem, total: FiniteSums, batch: Batch, points: Tensor) -> tuple[FiniteSums, Any]:
         """The sum over points (s, D).
 
         Args:
@@ -64,8 +64,7 @@ class Integrated:
             batch: the client's rows.
             points: (s, D).
         """
-        found = Moments(*self.at(problem, points, batch.rows, batch.weight, *batch.near))
-        return Moments(*(t + p.double().sum(0) for t, p in zip(total, found, strict=True))), ()
+        return total.add(Moments(*self.at(problem, points, batch.rows, batch.weight, *batch.near))), ()
 
     def at(
         self, problem: Problem, points: Tensor, rows: Any, weight: Tensor, near: Near | None = None
