@@ -470,7 +470,7 @@ def test_a_network_of_few_parameters_is_large_and_a_linear_model_is_not():
         pf.PVI(),
         pf.P2PVI(),
     ):  # cheap rounds, and more of them than a larger one has
-        assert as_run(algorithm, some.problem).default_rounds(2) == SMALL_ROUNDS > pf.tilted.IVON.rounds
+        assert as_run(algorithm, some.problem).default_rounds(2) == SMALL_ROUNDS > pf.tilted.IVON().default_rounds
     linear = pf.Federation(logistic, (wide, torch.rand(3000).round()), plate="data", num_clients=2)
     assert linear.problem.dim == 200 and not linear.problem.traits.large()
 
