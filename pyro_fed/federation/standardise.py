@@ -57,7 +57,6 @@ def column_sums(rows: Any) -> ColumnSums:
 
     Example:
         >>> sums = pf.column_sums(x)                    # at each client
-        >>> sums = pf.column_sums(frame[["age", "dose"]])
     """
     arguments = flatten(_take, (rows,), None)
     names = tuple(map(str, rows)) if isinstance(rows, pd.DataFrame | Mapping) else ()

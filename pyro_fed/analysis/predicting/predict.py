@@ -74,9 +74,9 @@ def predict(
             belong to. "known": the fitted groups, in their order. "new": new groups, whose latents are drawn from the
             population. A list: a label for each element of the plate, None for a new group, such as
             `groups=["Dresden", None]`. If the rows say their group by a label, fitted labels are known groups and
-            others are new ones; otherwise by default "known" if the observations are in a plate of their own and there
-            are as many groups as were fitted; for other cases see `pyro_fed.analysis.predicting.groups`, which warns
-            if it must guess.
+            others are new ones, as in `predict(idata, fed, (x_new, ["Dresden", "Ulm"], 2, None))`; otherwise by default
+            "known" if the observations are in a plate of their own and there are as many groups as were fitted; for
+            other cases see `pyro_fed.analysis.predicting.groups`, which warns if it must guess.
         seed: seed of the draws.
 
     Returns:
@@ -91,7 +91,6 @@ def predict(
     Example:
         >>> pf.predict(idata, fed)["posterior_predictive"]              # the training rows
         >>> pf.predict(idata, model, (x_new, None))["posterior_predictive"]["y"]
-        >>> pf.predict(idata, fed, (x_new, ["Dresden", "Ulm"], 2, None))       # Ulm is new
         >>> pf.predict(idata, fed, (x_new, hospital_idx, 1, None), groups=["Dresden"])
     """
     new_rows = args is not None or bool(kwargs)

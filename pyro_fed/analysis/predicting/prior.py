@@ -51,7 +51,7 @@ def prior_predict(federation: Federation, *, num_draws: int = 1000, seed: int = 
 
     Example:
         >>> prior = pf.prior_predict(fed)
-        >>> arviz.plot_ppc(prior, group="prior")                   # before the fit
+        >>> az.plot_ppc(prior, group="prior")                   # before the fit
         >>> idata.extend(prior)                                    # prior and posterior side by side
     """
     if num_draws < 1:

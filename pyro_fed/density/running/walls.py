@@ -15,25 +15,29 @@ from typing import Any
 import torch
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
-from torch._C._functorch import is_functorch_wrapped_tensor as is_wrapped
 from torch.distributions import constraints
 
 from pyro_fed.density.running.observed_values import mask_of
 from pyro_fed.density.running.trace_sites import Message, innermost, is_deterministic
 
-#: Constraints that hold of every number.
-UNCONSTRAINED = (constraints.real, constraints.real_vector)
+#: Constraints that need no wall: every number meets them, or torch computes no density beyond them.
+WITHOUT_WALL = (
+    constraints.real,
+    constraints.real_vector,
+    constraints.positive_definite,
+    constraints.positive_semidefinite,
+)
 
 
 def constrained_parameters(fn: Any) -> Iterator[tuple[str, Any, Tensor]]:
-    """Names, constraints and values of the parameters that a distribution is given, but for those of any value.
+    """Names, constraints and values of the parameters that a distribution is given, but for those that need no wall.
 
     Args:
         fn: of a site.
     """
     fn = innermost(fn)
     for name, constraint in getattr(fn, "arg_constraints", {}).items():
-        if constraint in UNCONSTRAINED or constraints.is_dependent(constraint):
+        if constraint in WITHOUT_WALL or constraints.is_dependent(constraint):
             continue
         given = isinstance(getattr_static(fn, name, None), property)  # a Beta's; what torch computes lazily is none
         value = getattr(fn, name) if given else vars(fn).get(name)
@@ -42,14 +46,14 @@ def constrained_parameters(fn: Any) -> Iterator[tuple[str, Any, Tensor]]:
 
 
 class Computed(Messenger):
-    """Notes the sites with constrained parameters that depend on what is mapped or differentiated."""
+    """Notes the sites with constrained parameters that depend on what is differentiated."""
 
     def __init__(self) -> None:
         super().__init__()
         self.names: set[str] = set()
 
     def _pyro_post_sample(self, msg: Message) -> None:
-        if not is_deterministic(msg) and any(is_wrapped(value) for *_, value in constrained_parameters(msg["fn"])):
+        if not is_deterministic(msg) and any(value.requires_grad for *_, value in constrained_parameters(msg["fn"])):
             self.names.add(msg["name"])
 
 
@@ -80,8 +84,19 @@ def within_constraints(site: Message) -> Tensor:
         within = within & constraint.check(value)
     within = within.expand(torch.broadcast_shapes(within.shape, shape))
     within = within.flatten(len(fn.batch_shape)).all(-1) if within.dim() > len(fn.batch_shape) else within
+    if _is_left_out(site):
+        return torch.ones_like(within)
     mask = mask_of(site)
     if mask is None:
         return within
     left_out = ~mask.bool()
     return within | (left_out.flatten(within.dim()).any(-1) if left_out.dim() > within.dim() else left_out)
+
+
+def _is_left_out(site: Message) -> bool:
+    """Whether a site has no density at all, by a mask of False."""
+    fn, masks = site["fn"], [site["mask"]]
+    while hasattr(fn, "base_dist"):
+        masks.append(getattr(fn, "_mask", None))
+        fn = fn.base_dist
+    return any(mask is False for mask in masks)

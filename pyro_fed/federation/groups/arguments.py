@@ -152,7 +152,8 @@ class GroupedArguments(Arguments):
         place = torch.full((self.num_groups,), -1)
         place[rows] = torch.arange(len(rows))
         for part in self.nested:
-            owner = place[self.leaves[part.index].long()]
+            groups = self.leaves[part.index].long()
+            owner = place.to(groups.device)[groups]
             mine = owner >= 0
             if not bool(mine.any()):
                 raise DataError(

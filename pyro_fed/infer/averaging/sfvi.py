@@ -40,6 +40,7 @@ from torch.utils import _pytree as pytree
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.states import State, prefixed, within
+from pyro_fed.algorithm.tempered import Tempered
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
 from pyro_fed.density.problem import Problem
@@ -58,7 +59,7 @@ ADAM = Adam(betas=(0.9, 0.99), eps=1e-8)
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class SFVI(KeptDraws, Algorithm):
+class SFVI(KeptDraws, Tempered):
     """Structured federated variational inference with any Pyro guide that can be reparametrised.
 
     Where the guide is a Gaussian or another exponential family, `FedEP(guide=...)` finds its best member in a handful
@@ -75,6 +76,7 @@ class SFVI(KeptDraws, Algorithm):
             geometrically.
         num_guide_draws: draws of the fitted guide that are kept, of which `run` returns each once; None keeps as many
             as it is asked for, and 4,000 at least.
+        temperature: α of generalised Bayes; the likelihood is raised to 1/α.
 
     Raises:
         SettingError: a setting out of its range, or unknown; a guide without the model's sites, with values outside of
@@ -84,8 +86,9 @@ class SFVI(KeptDraws, Algorithm):
         Hassan, Salomone & Mengersen (2023), Algorithms 1 and 2.
 
     Example:
+        >>> from pyro.infer.autoguide import AutoIAFNormal
         >>> idata = pf.run(pf.SFVI(guide=AutoIAFNormal), fed)
-        >>> idata = pf.run(pf.SFVI(guide=my_guide, local_steps=10), fed)
+        >>> idata = pf.run(pf.SFVI(guide=AutoIAFNormal, local_steps=10), fed)
     """
 
     on_cpu: ClassVar[bool] = True
@@ -101,7 +104,7 @@ class SFVI(KeptDraws, Algorithm):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least(self, 1, "num_steps", "local_steps", "num_particles")
-        check_positive(self, "step_size")
+        check_positive(self, "step_size", "temperature")
         check_between(self, "final_share", 0, 1)
         if _is_kind(self.guide, AutoLaplaceApproximation):
             raise SettingError(f"{type(self).__name__}: guide AutoLaplaceApproximation is fitted by FedLaplace()")

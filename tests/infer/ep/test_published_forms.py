@@ -148,7 +148,7 @@ def test_ngvi_is_algorithm_5(decay):
     given = Received(q, DiagGaussian(cavity, 0.5 * q.eta))
     picks = client.draw_noise(fed.problem, len(x), torch.Generator().manual_seed(0))[1]
     noise = ((), type(picks)(*(part[:, None] for part in picks)))
-    arguments = (fed.problem, algorithm._numerics(fed.problem), given, fed.client_data(), noise)
+    arguments = (fed.problem, numerics_of(algorithm, fed.problem), given, fed.client_data(), noise)
     mean = client.samples(*arguments)[0].mean(0)[0].numpy()
 
     def fisher(theta):
