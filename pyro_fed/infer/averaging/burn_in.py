@@ -1,4 +1,4 @@
-"""Federated averaging for some rounds, as the start of what refines its point."""
+"""Federated averaging for some rounds, as the start of an algorithm that refines its point."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class BurnIn(FedAvg):
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """As `FedAvg`, and the number of rounds so far."""
+        """The state of `FedAvg`, with the number of rounds so far."""
         shared, local = super().init(problem, num_clients, generator, start)
         return {**shared, "rounds_before": torch.tensor(0)}, local
 
@@ -74,7 +74,7 @@ class BurnIn(FedAvg):
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
-        """L steps of Adam, which starts afresh in every round."""
+        """Make L steps of Adam, which starts afresh in every round."""
         batch, dims = with_batches(data, self.batch_size)
         zero = torch.zeros_like(shared["point"])
         carry = (shared["point"], zero, zero, zero[:, 0])
@@ -93,11 +93,11 @@ class BurnIn(FedAvg):
         return (point + rate * mean / (square.sqrt() + self.eps), first, second, count), ()
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """As `FedAvg`, one round on."""
+        """Average as `FedAvg`, and count the round."""
         after = super().combine(shared, messages, weights)
         return {**after, "rounds_before": shared["rounds_before"] + 1}
 
     def default_rounds(self, num_clients: int) -> int:
-        """As set."""
+        """The setting `rounds`."""
         rounds: int = chosen_setting(self, "rounds")
         return rounds

@@ -1,4 +1,4 @@
-"""Contributions of the clients of an averaging: steps."""
+"""Contributions of the clients of an averaging algorithm: their steps."""
 
 from __future__ import annotations
 
@@ -12,21 +12,19 @@ from pyro_fed.algorithm.states import State
 
 @dataclass(frozen=True)
 class StepContributions(Contributions):
-    """Of `FedAvg` and its kin.
+    """Contributions to `FedAvg` and its kin, whose clients send their steps as `delta`.
 
-    Args:
-        algorithm: whose clients send their steps as `delta`.
-        obstacle: why these cannot be bounded, and the cure; "": they can.
+    `obstacle` says why the steps cannot be bounded, and the cure; it is empty if they can be.
     """
 
     obstacle: str = ""
 
     def bounding_obstacle(self) -> str | None:
-        """As given."""
+        """The reason why the steps cannot be bounded, and the cure; None if they can be."""
         return self.obstacle
 
     def bounded_messages(self, limits: Bounded, shared: State, ledger: State, sent: SentMessages) -> BoundedMessages:
-        """Steps whose every number is within the cohort's range."""
+        """Clip every number of a step to the cohort's range."""
         rows = sent.own_rows
         share = None if rows is None else relative_rows(rows.double())
         found, cut = within_cohort(sent.messages["delta"], limits.pull, share)

@@ -5,9 +5,9 @@
     θ_(t+1) = θ',    L_(t+1) = max(L', γ L_t)                             where h L' < 2 (1 + β)
     θ_(t+1) = θ_t,   L_(t+1) ≥ 2 (1 + β) / h,   v ← 0                    else
 
-with g the gradient of the client's objective. Steps of a fixed size h with momentum β leave a quadratic of curvature L
-for infinity where h L > 2 (1 + β); here none begins with more than half of that, and one that turns out to have had
-more, as where a rate is an exponential, is taken back. Below it steps are of size α, those of SGD. L_0 is that along
+with g the gradient of the client's objective. Steps of a fixed size h with momentum β on a quadratic of curvature L
+diverge if h L > 2 (1 + β). Here no step begins with more than half of that, and a step that turns out to have had more,
+as where a rate is an exponential, is taken back. Below the limit steps are of size α, those of SGD. L_0 is that along
 the first gradient, found a short way from the start.
 
 Source: Kim et al. (2024), *Adaptive federated learning with auto-tuned clients*, whose clients bound each step by that
@@ -27,14 +27,14 @@ from torch import Tensor
 
 from pyro_fed.density.problem import Problem
 
-#: What is left of a curvature after a step that has seen less.
+#: Share of a curvature that is left after a step along which the curvature is smaller.
 CURVATURE_MEMORY = 0.9
-#: How much shorter the step after one that was taken back is at most.
+#: Largest ratio of the next step's length to that of a step that was taken back.
 LARGEST_SHORTENING = 10.0
 
 
 class Descending(Protocol):
-    """An algorithm whose clients take such steps: its settings, and the gradient of one client's objective."""
+    """An algorithm whose clients take these steps: its settings, and the gradient of one client's objective."""
 
     @property
     def step_size(self) -> float:
@@ -46,19 +46,15 @@ class Descending(Protocol):
 
     @property
     def chain_steps(self) -> int:
-        """How many steps."""
+        """The number of steps."""
 
     def gradient(self, problem: Problem, point: Tensor, const: Any, picks: Any) -> Tensor:
-        """What a step follows, (D,); of all rows, `picks` is ()."""
+        """The gradient (D,) that a step follows; with all rows, `picks` is ()."""
 
 
 @dataclass(frozen=True)
 class Descent:
-    """The steps of an algorithm, equal where it is, so that they are traced once.
-
-    Args:
-        algorithm: whose settings and gradient they have.
-    """
+    """The steps with an algorithm's settings and gradient, which compare by these so that they are traced once."""
 
     algorithm: Descending
 
@@ -87,14 +83,9 @@ class Descent:
 
 
 def descent_ends(problem: Problem, algorithm: Descending, point: Tensor, const: Any, dims: Any) -> Tensor:
-    """Where the steps of C clients end, (C, D).
+    """The points (C, D) where the steps of C clients from `point` (C, D) end.
 
-    Args:
-        problem: the model's densities.
-        algorithm: whose steps they are.
-        point: where they begin, (C, D).
-        const: what their gradients need.
-        dims: client axes of `const`.
+    `const` is what their gradients need, `dims` its client axes.
     """
     still, descent = torch.zeros_like(point), Descent(algorithm)
     (_, score, curvature), _ = problem.scan(descent.first, (point, still, still[:, 0]), const, (), 1, dims)
@@ -106,13 +97,13 @@ def descent_ends(problem: Problem, algorithm: Descending, point: Tensor, const: 
 
 
 def _curvature(point: Tensor, end: Tensor, change: Tensor) -> Tensor:
-    """L from a step and the gradients' change by it, (); none where the step is lost in rounding."""
+    """L (), from a step and the gradients' change by it; zero if the step is lost in rounding."""
     moved = (end - point).norm()
     seen = change.norm() / moved.clamp_min(torch.finfo(moved.dtype).tiny)
     return torch.where(moved >= _probing_step(point) / 2, seen, 0.0)
 
 
 def _probing_step(point: Tensor) -> Tensor:
-    """A step short enough to be straight, and long enough for a difference of gradients, ()."""
+    """A step () short enough for a straight line, and long enough for a difference of gradients."""
     shortest: Tensor = torch.finfo(point.dtype).eps ** 0.5 * (1 + point.norm())
     return shortest

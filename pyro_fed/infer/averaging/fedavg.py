@@ -43,8 +43,8 @@ from pyro_fed.infer.averaging.contributions import StepContributions
 from pyro_fed.infer.averaging.descent import descent_ends
 from pyro_fed.infer.averaging.optim import OPTIM, Adam, Optimiser
 
-#: Rounds whose steps are averaged, and how many times the middle's the last ones of a point on its way may be: steps of
-#: minibatches stay as long, and steps towards a point get shorter.
+#: Rounds whose steps are averaged, and the largest ratio of the last steps' mean to that of the middle ones: steps of
+#: minibatches keep their length, and steps towards a point get shorter.
 RECENT, GROWN = 10, 2.0
 
 
@@ -114,14 +114,14 @@ class FedAvg(Algorithm):
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """Near the prior's mean, further off where gradients vanish there, or at zeros where a flat prior has none."""
+        """Start near the prior's mean, further off if gradients vanish there, or at zeros if a prior has no mean."""
         point = problem.central_start(generator)
         optimiser = self._optimiser
         state = {} if optimiser is None else prefixed(OPTIM, optimiser.init({"point": point}, self.damping))
         return {"point": point, "num_rows": torch.tensor(problem.num_rows), **state}, {}
 
     def download(self, shared: State, clients: Tensor) -> State:
-        """What clients receive: the server's point."""
+        """The server's point, which clients receive."""
         return super().download({name: shared[name] for name in ("point", "num_rows")}, clients)
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
@@ -135,21 +135,16 @@ class FedAvg(Algorithm):
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
-        """L steps of SGD."""
+        """Make L steps of SGD."""
         batch, dims = with_batches(data, self.batch_size)
         const = ((data.num_rows, shared["num_rows"]), batch)
         point = self.descended(problem, shared["point"], const, noise, ((0, 0), dims))
         return {"delta": point - shared["point"]}, {}, {}
 
     def descended(self, problem: Problem, point: Tensor, const: Any, noise: Noise, dims: Any) -> Tensor:
-        """Where the L steps of C clients end, (C, D).
+        """The points (C, D) where the L steps of C clients from `point` (C, D) end.
 
-        Args:
-            problem: the model's densities.
-            point: where they begin, (C, D).
-            const: what `gradient` needs of the clients.
-            noise: minibatches.
-            dims: client axes of `const`.
+        `const` is what `gradient` needs of the clients, `dims` its client axes.
         """
         if self.batch_size is None:
             return descent_ends(problem, self, point, const, dims)
@@ -165,27 +160,15 @@ class FedAvg(Algorithm):
         return (point + moving * self.step_size * velocity, velocity), ()
 
     def gradient(self, problem: Problem, point: Tensor, const: Any, picks: Any) -> Tensor:
-        """The gradient that a client's step follows, (D,).
+        """The gradient (D,) that a client's step follows.
 
-        Args:
-            problem: the model's densities.
-            point: (D,).
-            const: the client's and all rows' numbers, and its data.
-            picks: the step's minibatch.
+        `const` holds the client's and all rows' numbers, and its data; `picks` is the step's minibatch.
         """
         (rows, total), data = const
         return self.score(problem, point, batch_of(data, picks), rows, total)
 
     def score(self, problem: Problem, point: Tensor, batch: Batch, rows: Tensor, total: Tensor) -> Tensor:
-        """The gradient of a client's objective, (D,).
-
-        Args:
-            problem: the model's densities.
-            point: (D,).
-            batch: the client's rows, or some of them.
-            rows: how many it has.
-            total: how many all clients have.
-        """
+        """The gradient (D,) of a client's objective; the client has `rows` rows, all clients `total`."""
 
         def objective(z: Tensor) -> Tensor:
             value: Tensor = problem.log_lik(z, batch) / rows.clamp_min(1)
@@ -195,7 +178,7 @@ class FedAvg(Algorithm):
         return found
 
     def objections(self, received: State, messages: State) -> message_limits.Objections:
-        """Steps far above the others', in units of the point."""
+        """Objections to steps far above the others', in units of the point."""
         size = message_limits.sizes(messages["delta"]) / (1 + message_limits.sizes(received["point"]))
         return message_limits.outlying_clients(size, "step")
 
@@ -204,7 +187,7 @@ class FedAvg(Algorithm):
         return StepContributions(self)
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """The average by rows, through the optimiser."""
+        """Average the steps by rows, and pass the average through the optimiser."""
         delta = (weights.unsqueeze(-1) * messages["delta"]).sum(0)
         if self._optimiser is None:
             return {**shared, "point": shared["point"] + self.damping * delta}
@@ -217,7 +200,7 @@ class FedAvg(Algorithm):
         return {"change": float((after["point"] - before["point"]).norm())}
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
-        """Steps that grow at the end, where the point is only on its way."""
+        """A warning if steps grow at the end, because the point has not converged."""
         steps = [figures["change"] for figures in record.figures if "change" in figures]
         if len(steps) < 4 * RECENT:
             return []

@@ -5,8 +5,7 @@ Source: Acar et al. (2021), *Federated learning based on dynamic regularization*
     θ_k ← about arg min f_k(θ) - g_k'θ + μ/2 ‖θ - θ_t‖²,    g_k ← g_k - μ (θ_k - θ_t)         a client
     h ← h - μ/K Σ_k (θ_k - θ_t),    θ_(t+1) = 1/|P| Σ_k θ_k - h/μ                             the server, P at work
 
-where h collects what the clients' pulls do, Σ_k g_k = K h. Where nothing moves θ_k = θ, h = 0 and ∇f_k = g_k:
-Σ_k ∇f_k = 0. With
+where h collects the clients' pulls, Σ_k g_k = K h. At a fixed point θ_k = θ, h = 0 and ∇f_k = g_k: Σ_k ∇f_k = 0. With
 
     f_k = -(K / N) log p_k - 1/N log p_0
 
@@ -70,33 +69,33 @@ class FedDyn(FedProx):
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """As `FedAvg`, and no pull."""
+        """The state of `FedAvg`, with pulls of zero."""
         shared, _ = super().init(problem, num_clients, generator, start)
         point = shared["point"]
         own = {"correction": torch.zeros_like(point), "num_clients": torch.tensor(num_clients)}
         return {**shared, **own}, {"linear": point.new_zeros(num_clients, len(point))}
 
     def download(self, shared: State, clients: Tensor) -> State:
-        """What clients receive: the server's point, and how many they are."""
+        """The server's point and the number of clients, which clients receive."""
         count = shared["num_clients"].expand(len(clients))
         return {**super().download(shared, clients), "num_clients": count}
 
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
-        """L steps of SGD on f_k, its pull and the proximal term."""
+        """Make L steps of SGD on f_k, the client's pull and the proximal term."""
         rows = shared["num_rows"] / shared["num_clients"]  # so that clients count by their rows, see the header
         point = self.minimised(problem, shared, local["linear"], data, noise, rows)
         delta = point - shared["point"]
         return {"delta": delta}, {"linear": local["linear"] - self.proximal * delta}, {}
 
     def contributions(self) -> Contributions:
-        """The clients' steps, which cannot be bounded: each client's pull follows its own, not what was taken of it."""
+        """The clients' steps, which cannot be bounded: a client's pull follows its own step, not the accepted part."""
         obstacle = "each client's pull follows the step that it has made, not what is taken of it; use FedAvg"
         return StepContributions(self, obstacle)
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """The mean of those at work, less the correction."""
+        """The mean over the clients of the round, less the correction."""
         delta = messages["delta"]
         correction = shared["correction"] - self.proximal * delta.sum(0) / shared["num_clients"]
         point = shared["point"] + delta.mean(0) - correction / self.proximal

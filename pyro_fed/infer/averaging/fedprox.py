@@ -10,7 +10,8 @@ Its fixed point is no mode where clients differ. With f_k = ½ (θ - m_k)' A_k (
 
     θ* = B⁻¹ Σ_k (N_k / N) (A_k + μ)⁻¹ A_k m_k,    B = Σ_k (N_k / N) (A_k + μ)⁻¹ A_k
 
-where the mode has A_k in place of (A_k + μ)⁻¹ A_k: right for μ → ∞ alone, where nothing moves. `FedDyn` has no bias.
+where the mode has A_k in place of (A_k + μ)⁻¹ A_k: which is right for μ → ∞ alone, where nothing moves. `FedDyn` has no
+bias.
 
 The prior is counted by default (MAP).
 """
@@ -68,22 +69,16 @@ class FedProx(FedAvg):
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
-        """L steps of SGD on f_k and the proximal term."""
+        """Make L steps of SGD on f_k and the proximal term."""
         point = self.minimised(problem, shared, torch.zeros_like(shared["point"]), data, noise, data.num_rows)
         return {"delta": point - shared["point"]}, {}, {}
 
     def minimised(
         self, problem: Problem, shared: State, linear: Tensor, data: ClientData, noise: Noise, rows: Tensor
     ) -> Tensor:
-        """Where the clients' steps end, (C, D).
+        """The points (C, D) where the clients' steps end.
 
-        Args:
-            problem: the model's densities.
-            shared: what the clients received.
-            linear: g_k (C, D), of a term -g_k'θ in the clients' objectives.
-            data: the clients' rows.
-            noise: minibatches.
-            rows: what the log-likelihoods are divided by, (C,).
+        `linear` is g_k (C, D), of a term -g_k'θ in the clients' objectives; `rows` (C,) divide the log-likelihoods.
         """
         batch, dims = with_batches(data, self.batch_size)
         anchor = shared["point"]
@@ -91,13 +86,10 @@ class FedProx(FedAvg):
         return self.descended(problem, anchor, const, noise, ((0, 0, 0, 0), dims))
 
     def gradient(self, problem: Problem, point: Tensor, const: Any, picks: Any) -> Tensor:
-        """The gradient of f_k, its linear and its proximal term, (D,).
+        """The gradient (D,) of f_k with its linear and proximal terms.
 
-        Args:
-            problem: the model's densities.
-            point: (D,).
-            const: what the log-likelihood is divided by, all rows' number, the anchor, the linear term; and the data.
-            picks: the step's minibatch.
+        `const` holds the divisor of the log-likelihood, the number of all rows, the anchor, the linear term, and the
+        data; `picks` is the step's minibatch.
         """
         (rows, total, anchor, linear), data = const
         score = self.score(problem, point, batch_of(data, picks), rows, total)

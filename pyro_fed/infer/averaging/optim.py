@@ -23,45 +23,32 @@ from pyro_fed.conventions.setting_checks import check_betas, check_between, chec
 __all__ = ["SGD", "Adagrad", "Adam", "Optimiser"]
 __dir__ = public_dir(__all__)
 
-#: Under which prefix a state holds an optimiser's.
+#: Prefix of an optimiser's entries in a state.
 OPTIM = "optim"
 
 
 class Optimiser(Variant):
-    """What an algorithm does with a change Δ in place of adding δ Δ."""
+    """How an algorithm applies a change Δ, in place of adding δ Δ."""
 
     what: ClassVar[str] = "optimiser"
     door: ClassVar[str] = "pf.optim"
 
     @abstractmethod
     def build(self, leaves: list[Tensor], rate: float) -> torch.optim.Optimizer:
-        """The optimiser of `torch.optim`, fresh.
-
-        Args:
-            leaves: parameters.
-            rate: learning rate.
-        """
+        """The optimiser of `torch.optim` with its learning rate, without a state."""
 
     def init(self, params: Mapping[str, Tensor], rate: float) -> dict[str, Tensor]:
-        """The state before the first step, flat: `{param}.{entry}`.
-
-        Args:
-            params: parameters by name.
-            rate: learning rate.
-        """
+        """The state before the first step, flat: `{param}.{entry}`."""
         state = self.step(params, {name: torch.zeros_like(value) for name, value in params.items()}, {}, rate)[1]
         return {name: torch.zeros_like(value) for name, value in state.items()}
 
     def step(
         self, params: Mapping[str, Tensor], deltas: Mapping[str, Tensor], state: Mapping[str, Tensor], rate: float
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """What to add to the parameters, and the new state.
+        """The changes to add to the parameters, and the new state.
 
-        Args:
-            params: parameters by name.
-            deltas: their changes Δ, which stand for the negative gradient.
-            state: from `init` or the step before.
-            rate: learning rate.
+        `deltas` are the parameters' changes Δ, which stand for the negative gradient; `state` is from `init` or the
+        step before.
         """
         with torch.enable_grad():
             leaves = {name: value.detach().clone().requires_grad_() for name, value in params.items()}

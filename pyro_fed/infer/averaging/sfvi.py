@@ -53,7 +53,7 @@ from pyro_fed.infer.guides.amortised import local_gradients
 from pyro_fed.infer.guides.kept_draws import KeptDraws
 from pyro_fed.infer.guides.program import GuideDraws, GuideProgram, guide_program
 
-#: Steep gradients of a start far away are forgotten within the rounds of a run.
+#: Adam's β₂: steep gradients of a distant start are forgotten within the rounds of a run.
 ADAM = Adam(betas=(0.9, 0.99), eps=1e-8)
 
 
@@ -110,13 +110,13 @@ class SFVI(KeptDraws, Tempered):
             raise SettingError(f"{type(self).__name__}: guide AutoLaplaceApproximation is fitted by FedLaplace()")
 
     def delegate(self) -> Algorithm:
-        """This algorithm, or with a guide that is a point the one whose answer is called so."""
+        """This algorithm, or `PointSFVI` if the guide is a point, because its result must be labelled a point."""
         if not _is_kind(self.guide, AutoDelta) or isinstance(self, PointSFVI):
             return self
         return PointSFVI(**{field.name: getattr(self, field.name) for field in fields(self)})
 
     def default_rounds(self, num_clients: int) -> int:
-        """As many as have `num_steps` steps."""
+        """As many rounds as make `num_steps` steps."""
         return -(-self.num_steps // self.local_steps)
 
     def program(self, problem: Problem) -> GuideProgram:
@@ -126,7 +126,7 @@ class SFVI(KeptDraws, Tempered):
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """The guide as it begins."""
+        """Start from the guide's initial parameters."""
         params = self.program(problem).start
         zero = torch.zeros(self.num_particles, problem.dim, dtype=problem.dtype)
         shared = {
@@ -150,17 +150,17 @@ class SFVI(KeptDraws, Tempered):
         return shared, {name: value.expand(num_clients, *value.shape) for name, value in local.items()}
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
-        """A seed for draws of the client's own latents, where the guide has these."""
+        """A seed for draws of the client's own latents, if the guide has these."""
         return torch.randint(2**31, (1,), generator=generator) if self.program(problem).amortised else ()
 
     def prepare(self, problem: Problem, shared: State) -> State:
-        """The round's draws."""
+        """Draw the round's points."""
         if self.local_steps > 1:
             return shared
         return {**shared, "points": self._points(problem, shared["params"], shared)}
 
     def download(self, shared: State, clients: Tensor) -> State:
-        """What clients receive: the round's draws, or the guide's parameters."""
+        """The round's draws, or the guide's parameters, which clients receive."""
         names = ("points", "step") if self.local_steps == 1 else ("params", "step", "seed", "num_rows")
         return super().download({name: shared[name] for name in names}, clients)
 
@@ -208,14 +208,14 @@ class SFVI(KeptDraws, Tempered):
         return {**shared, "delta": (weights.unsqueeze(-1) * messages["delta"]).sum(0)}
 
     def refine(self, problem: Problem, shared: State) -> State:
-        """One step of Adam on the ELBO, or the mean of the clients' parameters."""
+        """Make one step of Adam on the ELBO, or take the mean of the clients' parameters."""
         delta = shared["delta"]
         if self.local_steps > 1:
             return {**shared, "params": shared["params"] + delta, "step": shared["step"] + self.local_steps}
         return self._ascended(problem, shared, shared["num_rows"] * delta.reshape(shared["points"].shape))
 
     def conclude(self, problem: Problem, shared: State) -> State:
-        """Draws of the guide."""
+        """Draw from the guide."""
         seed = int(shared["seed"]) - 1
         return {**shared, "draws": self.program(problem).points(shared["params"], self.kept_draw_count, seed)}
 
@@ -224,20 +224,20 @@ class SFVI(KeptDraws, Tempered):
         return {"change": float((after["params"] - before["params"]).norm())}
 
     def advice(self, problem: Problem, before: State) -> str:
-        """Shorter steps."""
+        """Advise shorter steps."""
         return f"take a shorter step_size ({self.step_size:g} was taken), or a guide that begins nearer"
 
     def _points(self, problem: Problem, params: Tensor, shared: State) -> Tensor:
-        """z of the step's ε."""
+        """The points z of the step's ε."""
         return self.program(problem).points(params, self.num_particles, _seed(shared))
 
     def _rate(self, step: Tensor) -> float:
-        """Adam's rate of a step."""
+        """Adam's rate at a step."""
         share: float = self.final_share ** max(0.0, 2 * int(step) / self.num_steps - 1)
         return self.step_size * share
 
     def _ascended(self, problem: Problem, shared: State, scores: Tensor) -> State:
-        """A state after one step of Adam along the gradient of the ELBO, by scores of the likelihood (S, D)."""
+        """The state after one step of Adam along the gradient of the ELBO, by scores of the likelihood (S, D)."""
         objective = partial(elbo, problem, scores)
         gradient = self.program(problem).gradient(shared["params"], self.num_particles, _seed(shared), objective)
         params = {"params": shared["params"]}
@@ -248,13 +248,13 @@ class SFVI(KeptDraws, Tempered):
 
 @dataclass(frozen=True, kw_only=True)
 class PointSFVI(SFVI):
-    """What `SFVI(guide=AutoDelta)` runs: the MAP estimate, a point and no posterior."""
+    """`SFVI(guide=AutoDelta)`: the MAP estimate, a point and no posterior."""
 
     draws_are: ClassVar[str] = "point"
 
     @property
     def kept_draw_count(self) -> int:
-        """One."""
+        """One draw, the point."""
         return 1
 
 
@@ -264,18 +264,12 @@ def _is_kind(guide: Any, kind: type) -> bool:
 
 
 def _seed(shared: State) -> int:
-    """Of a step's ε."""
+    """The seed of a step's ε."""
     return int(shared["seed"]) + int(shared["step"])
 
 
 def elbo(problem: Problem, scores: Tensor, draws: GuideDraws) -> Tensor:
-    """What has the gradient of the ELBO in the guide's parameters: the likelihood enters by its scores.
-
-    Args:
-        problem: the model's densities.
-        scores: of the log-likelihood at the draws, (S, D).
-        draws: of the guide.
-    """
+    """A scalar whose gradient in the guide's parameters is the ELBO's: the likelihood enters by its scores (S, D)."""
     log_prior = problem.vmap(partial(_log_prior, problem))(draws.z)
     log_lik = (draws.z * scores.to(draws.z)).sum(-1)
     found: Tensor = (log_prior.double() + log_lik.double() - draws.log_density.double()).mean()

@@ -1,4 +1,4 @@
-"""The federated Laplace approximation: the posterior's mode and the curvature there; where others start."""
+"""The federated Laplace approximation: the posterior's mode and the curvature there, where other algorithms start."""
 
 from pyro_fed.conventions.doors import door
 

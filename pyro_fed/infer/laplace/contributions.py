@@ -19,28 +19,28 @@ from pyro_fed.ops.gaussian import Gaussian
 
 @dataclass(frozen=True)
 class LaplaceContributions(SiteContributions):
-    """Of `FedLaplace`."""
+    """Contributions of the clients of `FedLaplace`."""
 
     def client_sites(self, shared: State, local: State) -> State | None:
         """The expansions of the clients' log-likelihoods at the last point."""
         return as_state(gaussian(local)) if "eta" in local else None
 
     def client_sites_after(self, sites: State, messages: State, told: State) -> State | None:
-        """Those that were sent: each is a whole one."""
+        """The sites that were sent: each replaces the one before."""
         return as_state(gaussian(messages))
 
     def site_changes(self, shared: State, ledger: State, sent: SentMessages) -> Gaussian:
-        """From the expansions at the point before, or from nothing."""
+        """The differences from the expansions at the point before, or from flat sites."""
         sites, own = gaussian(sent.messages), self.client_sites(shared, ledger) if ledger else None
         old = sites.power(0.0) if own is None else gaussian({n: v[sent.clients] for n, v in own.items()})
         return sites.quotient(old)
 
     def bounding_obstacle(self) -> str | None:
-        """None: it can be bounded."""
+        """None: contributions can be bounded."""
         return ""
 
     def bounded_messages(self, limits: Bounded, shared: State, ledger: State, sent: SentMessages) -> BoundedMessages:
-        """Sites within the limits, and of the line's values no more than these sites and the cohort explain."""
+        """Sites within the limits, and values on the line no further apart than these sites and the cohort explain."""
         server = Server.of(shared)
         point = server.line.end
         found = limits.sites(server.prior, gaussian(sent.messages), point, sent.own_rows)
@@ -62,7 +62,7 @@ class LaplaceContributions(SiteContributions):
         )
 
     def substitute_messages(self, shared: State, ledger: State, messages: State, clients: Tensor) -> State | None:
-        """Those of clients without rows: a flat line and no site."""
+        """Messages of clients without rows: a flat line and no site."""
         flat = {
             name: torch.zeros_like(value[:1]).expand(len(clients), *value.shape[1:]) for name, value in messages.items()
         }
@@ -70,11 +70,11 @@ class LaplaceContributions(SiteContributions):
 
     @property
     def _shortest(self) -> int:
-        """Which of the fractions is nearest to the point itself."""
+        """The index of the fraction that is nearest to the point itself."""
         fractions: tuple[float, ...] = self.algorithm.fractions
         return fractions.index(min(fractions))
 
     def _along(self, server: Server) -> Tensor:
-        """Where the line's points lie from the one aimed at, the nearest to the present point last, (L + 1, D)."""
+        """The line's points relative to the one aimed at, the nearest to the present point last, (L + 1, D)."""
         fractions = server.point.new_tensor([*self.algorithm.fractions, self.algorithm.fractions[self._shortest]])
         return (fractions - server.aim).unsqueeze(-1) * server.direction

@@ -5,20 +5,19 @@ Source: Smola et al. (2003), *Laplace propagation*; Nocedal & Wright (2006), Sec
 
     θ ← θ + s d,    d = |H|⁻¹ ∇f(θ)
 
-A round: the server sends θ, d and an aim, one of the fractions s_j. Every client answers with its log-likelihood at
-θ + s_j d for every s_j (the line search), and with score and curvature at the aim. The aim is the fraction that was
-best in the round before, and 1 near the mode, so that a round is a Newton step. Where another fraction turns out much
-better the server goes there and asks again, with d = 0, but for steps that are too short for values to tell (`SHORT`).
-A climb that leaves the mass for a spike of the density ends back at the point around which it found most,
-f(θ) |H|^(-1/2).
+A round: the server sends θ, d and an aim, one of the fractions s_j. Every client sends its log-likelihood at θ + s_j d
+for every s_j (the line search), and score and curvature at the aim. The aim is the fraction that was best in the round
+before, and 1 near the mode, so that a round is a Newton step. If another fraction turns out much better the server goes
+there and asks again, with d = 0, except for steps that are too short for values to show it (`SHORT`). A mode search
+that leaves the mass for a spike of the density returns to the point around which it found most mass, f(θ) |H|^(-1/2).
 
 Of logarithms and logits (of positive and bounded sites) fractions longer than `LONGEST_LOG_STEP` do not count: far away
-a likelihood is flat, Newton's step to there as long as that is far, and what a density is at e^40 is rounding, as of
-the lgamma of a Dirichlet's parameters.
+a likelihood is flat, Newton's step to there is as long, and a density at e^40 is rounding, as of the lgamma of a
+Dirichlet's parameters.
 
 |H| has the eigenvalues of H in absolute value, after H is scaled to a diagonal of ±1 (so that no parameter's unit
-matters) and not below `MIN_CURVATURE`; where H is positive definite it is H, floor or no floor. With a diagonal
-structure H is its own diagonal.
+matters) and not below `MIN_CURVATURE`; if H is positive definite it is H, without the floor. With a diagonal structure
+H is its own diagonal.
 
 Letters: θ `point`, d `direction`, s_j `fractions`, H `precision`; sites as in `gaussian_sites`:
 Λ_k = -∇² log p_k(θ), η_k = ∇ log p_k(θ) + Λ_k θ.
@@ -65,12 +64,12 @@ from pyro_fed.ops.gaussian import Gaussian
 
 #: Longest step of an entry that is a logarithm or a logit: a factor of 5e8.
 LONGEST_LOG_STEP = 20.0
-#: Near the mode, a step of so many SDs is too short for values to tell about, up to as many nats: integrals over rows'
-#: own latents jump by 1e-4 nats where two modes of one become one, at a mode of all rows too. Newton's step is taken.
+#: Near the mode, the values of a step shorter than this many SDs are not reliable up to as many nats: integrals over
+#: rows' own latents jump by 1e-4 nats where two modes merge, also at a mode of all rows. Newton's step is then taken.
 SHORT = 0.01
-#: The step aimed at is taken where it gains at least this share of the best fraction's gain, since that saves a round.
+#: The step aimed at is taken if it gains at least this share of the best fraction's gain, because that saves a round.
 AIM_SHARE = 0.5
-#: Units in the last place of f that a step may lose: rounding explains these.
+#: Units in the last place of f that a step may lose, because rounding explains them.
 ROUNDING_UNITS = 64.0
 
 
@@ -134,17 +133,17 @@ class FedLaplace(GaussianAlgorithm):
             raise SettingError(f"FedLaplace: fractions must be positive and begin with 1, received {self.fractions}")
 
     def default_rounds(self, num_clients: int) -> int:
-        """At most 100; it stops by itself."""
+        """At most 100 rounds; the run stops when it has converged."""
         return 100
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
-        """The averaging, where it begins with one."""
+        """The averaging, if Newton's method begins with one."""
         return BurnIn() if chosen_setting(self, "start") == "fedavg" else None
 
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """At zeros (`Problem.regular_start`), a draw from the prior or what averaging has found, sites equal to one."""
+        """Start at zeros (`Problem.regular_start`), at a draw from the prior or an average, with sites equal to one."""
         structure = self.structure
         site = flat_site(problem, structure)
         if self.start == "prior":
@@ -156,29 +155,24 @@ class FedLaplace(GaussianAlgorithm):
         return server.state(), as_state(flat_site(problem, structure, num_clients))
 
     def prepare(self, problem: Problem, shared: State) -> State:
-        """The prior's part: values on the line, and its site at the aim."""
+        """Compute the prior's part: its values on the line, and its site at the aim."""
         found = self.of_the_prior(problem, Line(*(part[None] for part in Line.of(shared))))
         return {**shared, **{name: value[0] for name, value in found.items()}}
 
     def of_the_prior(self, problem: Problem, line: Line) -> State:
-        """The prior's part at C states.
-
-        Args:
-            problem: the model's densities.
-            line: what the server sends, (C, ...).
-        """
+        """The prior's part at C states; `line` is what the server sends, (C, ...)."""
         moments = self.derivatives().of_prior(problem, line.end[None])
         values = problem.mapped(prior_values, (0,))(line.trials(self.fractions).to(problem.dtype)).double()
         return {"prior_value": values, **as_state(site_of(moments, line.end), "prior_")}
 
     def download(self, shared: State, clients: Tensor) -> State:
-        """The point, the direction and the aim."""
+        """The point, the direction and the aim, which clients receive."""
         return super().download(Line.of(shared)._asdict(), clients)
 
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
-        """Log-likelihoods on the line, and a site at the aim."""
+        """Compute log-likelihoods on the line, and a site at the aim."""
         line = Line.of(shared)
         if self.few_rows is not None:
             data = pick_rows(problem, data, self.few_rows)[0]
@@ -198,11 +192,11 @@ class FedLaplace(GaussianAlgorithm):
         return message, as_state(site), {"indefinite": (~semidefinite(site)).double()}
 
     def objections(self, received: State, messages: State) -> message_limits.Objections:
-        """Curvatures and scores far above the others'."""
+        """Objections to curvatures and scores far above the others'."""
         return message_limits.outlying_sites(messages)
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """Choose the fraction; where it is the aim, make the next Newton direction.
+        """Choose the fraction; if it is the aim, compute the next Newton direction.
 
         Raises:
             SettingError: not all clients took part, so that the sum is not the posterior's.
@@ -240,7 +234,7 @@ class FedLaplace(GaussianAlgorithm):
         return replace(server, direction=server.direction * least, length=server.length * least, aim=whole)
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
-        """Length of the next Newton step in posterior SDs; whether H is indefinite; its fall; the climb's return."""
+        """Length of the next Newton step in SDs, whether H is indefinite, its fall, and whether the search returned."""
         return {
             "change": float(after["decrement"]),
             "indefinite": float(after["indefinite"]),
@@ -253,11 +247,11 @@ class FedLaplace(GaussianAlgorithm):
         return figures[-1]["change"] < self.tolerance
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
-        """Draws of Laplace's approximation, (1, num_draws, D); where H is indefinite, of `|H|` (see `warnings`)."""
+        """Draws of Laplace's approximation, (1, num_draws, D); if H is indefinite, with `|H|` (see `warnings`)."""
         return shared["point"] + self._centred(shared).even_sample(num_draws, generator)[None]
 
     def log_density(self, shared: State, draws: Tensor) -> Tensor | None:
-        """That of Laplace's approximation at the last point."""
+        """The log density of Laplace's approximation at the last point."""
         return self._centred(shared).log_factor(draws - shared["point"])
 
     def _centred(self, shared: State) -> Gaussian:
@@ -269,7 +263,7 @@ class FedLaplace(GaussianAlgorithm):
         return LaplaceContributions(self)
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
-        """A point that is not a maximum, or that is on its way to infinity."""
+        """Warnings about a point that is not a maximum, or that goes to infinity."""
         return [*self._no_maximum(record, problem), *of_some_rows(problem, self.few_rows)]
 
     def _no_maximum(self, record: Record, problem: Problem) -> list[Finding]:

@@ -18,31 +18,27 @@ from pyro_fed.infer.sites.gaussian_sites import MIN_CURVATURE, absolute
 from pyro_fed.ops.cholesky import equilibrated_cholesky
 from pyro_fed.ops.gaussian import Gaussian
 
-#: A curvature that falls by this log factor a posterior SD is that of a mode at infinity: there a Newton step keeps
-#: its length in the parameters' units while the posterior SDs grow. A Gamma density with shape a has a^(-1/2) on the
-#: log scale. A shorter step says nothing: over a kink, as of a network of ReLU units, the curvature falls at once.
+#: A curvature that falls by this log factor for each posterior SD is that of a mode at infinity: there a Newton step
+#: keeps its length in the parameters' units while the posterior SDs grow. A Gamma density with shape a has a^(-1/2) on
+#: the log scale. A shorter step shows nothing: at a kink, as of a network of ReLU units, the curvature falls at once.
 ESCAPING = 100.0
-#: Where the curvature is not positive definite a shorter Newton step than this, in SDs of |H|, is at a saddle.
+#: If the curvature is not positive definite, a Newton step shorter than this, in SDs of |H|, is at a saddle.
 SADDLE = 1.0
-#: A climb that has lost this many nats of mass, log f - log|H|^(1/2), since a point where H was positive definite, and
-#: is still on its way, has left the posterior for a spike: the density rises there for ever while its volume vanishes
-#: faster, as where a hierarchy's scale goes to zero. What it goes to holds less than a thousandth of the mass.
+#: A mode search that has lost this many nats of mass, log f - log|H|^(1/2), since a point where H was positive
+#: definite, and has not converged, has left the posterior for a spike: the density rises there without limit while its
+#: volume vanishes faster, as where a hierarchy's scale goes to zero. The spike holds less than a thousandth of the
+#: mass.
 LOST_MASS = 7.0
-#: The same where H was not positive definite: masses of |H| may be wrong by some nats. So many then, and so many points
-#: on the way without a larger one.
+#: The same where H was not positive definite, with a limit on the points without a larger mass: masses by |H| may be
+#: wrong by some nats.
 LOST_ROUGHLY, POINTS = 20.0, 5
 #: Units of rounding, of the model's dtype and for each parameter, that the smallest eigenvalue of a precision whose
-#: diagonal is scaled to one may have where there is no curvature; and parts of such a direction that are named.
+#: diagonal is scaled to one may have if there is no curvature; and parts of such a direction that are named.
 ROUNDING_UNITS, MOST_NAMED_PARTS, NAMED_PART = 10.0, 4, 0.1
 
 
 def flat_direction(q: Gaussian, problem: Problem) -> str:
-    """A direction of which neither data nor priors say anything, such as "'a' - 'b'"; empty where there is none.
-
-    Args:
-        q: the Gaussian at the mode.
-        problem: the model's densities.
-    """
+    """A direction that neither data nor priors inform, such as "'a' - 'b'", from the Gaussian at the mode; or ""."""
     if not q.dense:
         return ""
     scale = q.precision.diagonal().clamp_min(torch.finfo(torch.float64).tiny).rsqrt()
@@ -58,23 +54,18 @@ def flat_direction(q: Gaussian, problem: Problem) -> str:
 
 
 def mode_level(state: State) -> float:
-    """The log density at the point of a federated Laplace approximation, -inf where that is not told.
+    """The log density at the point of a federated Laplace approximation, -inf if that is not known.
 
-    Args:
-        state: the server's last one; that of a climb which has turned back and not arrived has the value of another
-            point.
+    The last state of a mode search that has turned back and not converged has the value of another point.
     """
     on_the_way = bool(state.get("back", False)) and bool(state["decrement"] > 0)
     return float(state["value"]) if "value" in state and not on_the_way else -math.inf
 
 
 def state_after_arrival(server: Server, sites: Gaussian, value: Tensor) -> Server:
-    """The state at the point aimed at, whose curvature is known; or back where most mass was, where it has left that.
+    """The state at the point aimed at, whose curvature is known; or at the point of most mass, if the search left it.
 
-    Args:
-        server: the state before the step.
-        sites: the clients' there, (K,).
-        value: the log posterior there.
+    `sites` are the clients' there, (K,), and `value` is the log posterior there.
     """
     q = sites.product_over(0).product(server.prior)
     point = server.line.end
@@ -110,16 +101,16 @@ def state_after_arrival(server: Server, sites: Gaussian, value: Tensor) -> Serve
 
 
 def _way_back(server: Server, mass: Tensor) -> Tensor | None:
-    """The point to which a climb comes back that has so little mass, (D,); None where it goes on."""
+    """The point (D,) to which a search returns that has lost the mass; None if it goes on."""
     if bool((server.fruitless >= POINTS) & (mass < server.rough_mass - LOST_ROUGHLY)):
         return server.rough_point
     return server.best_point if bool(mass < server.most_mass - LOST_MASS) else None
 
 
 def _outward(q: Gaussian, score: Tensor) -> Tensor:
-    """The way off a saddle: along the most negative curvature, one SD of |H| long, uphill where there is a slope.
+    """A step off a saddle: along the most negative curvature, one SD of |H| long, uphill if there is a slope.
 
-    Zero where no scaled curvature is below -`MIN_CURVATURE`: a flat direction is no way off.
+    It is zero if no scaled curvature is below -`MIN_CURVATURE`: a flat direction is no escape.
     """
     matrix = q.precision if q.dense else q.precision.diag_embed()
     scale = matrix.diagonal().abs().sqrt()
@@ -138,7 +129,7 @@ def _outward(q: Gaussian, score: Tensor) -> Tensor:
 
 
 def _fall(server: Server, q: Gaussian) -> Tensor:
-    """How fast the curvature along a Newton step fell: minus its log ratio, a posterior SD; 0 of a shorter step."""
+    """How fast the curvature along a Newton step fell: minus its log ratio for each SD; 0 for a shorter step."""
     step, centred = server.direction, type(q)(q.precision, torch.zeros_like(q.eta))
     # Of a Gaussian around zero: far from there two scores' difference would be rounding.
     before, after = server.length.square(), -(step * centred.score(step)).sum()

@@ -1,4 +1,4 @@
-"""Log-likelihoods along a line, at all steps of a line search at once, of clients that are not trusted."""
+"""Log-likelihoods of clients that are not trusted, along a line, at all steps of a line search at once."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pyro_fed.ops.gaussian import Gaussian
 def held_values(
     sites: Gaussian, point: Tensor, line: Tensor, values: Tensor, pull: float, rows: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Values on a line, (K, L), held to what the clients' sites say of them and the cohort's own departures from that.
+    """Values on a line (K, L), limited by the clients' sites and the cohort's departures, and their sum at `point`.
 
     Sites are quadratics, so that honest values depart from them by terms of third order, which are alike in size, row
-    for row. No client's level counts, which nothing could check: all are put at the median one.
+    for row. No client's level counts, because nothing could check it: all are put at the median one.
 
     Args:
         sites: within their limits, (K,).
@@ -24,9 +24,6 @@ def held_values(
         values: as sent, of the points, (K, L); the one nearest to the present point is the last in `line` again.
         pull: departures beyond so many SDs of the cohort's are cut.
         rows: of each client, (K,); None: as many.
-
-    Returns:
-        values (K, L), and their sum at the present point.
     """
     score, still = sites.score(point.expand_as(sites.eta)), torch.zeros_like(sites.eta)
     turned = torch.stack([type(sites)(sites.precision, still).score(each.expand_as(still)) for each in line], 1)

@@ -14,13 +14,7 @@ from pyro_fed.ops.gaussian import Gaussian
 
 
 class Line(NamedTuple):
-    """What the server sends: a point, Newton's direction from it, and the fraction of that which is aimed at.
-
-    Attributes:
-        point: θ, (D,) or (C, D).
-        direction: d, likewise.
-        aim: s, () or (C,).
-    """
+    """What the server sends: a point θ and Newton's direction d, both (D,) or (C, D), and the aim s, () or (C,)."""
 
     point: Tensor
     direction: Tensor
@@ -28,7 +22,7 @@ class Line(NamedTuple):
 
     @classmethod
     def of(cls, state: State) -> Line:
-        """Read it, from the server's state or from what of it was sent."""
+        """The line in a server's state, or in what clients receive of it."""
         return cls(*(state[name] for name in cls._fields))
 
     @property
@@ -44,7 +38,7 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class Server:
-    """What the server keeps.
+    """The server's state.
 
     Args:
         point: θ.
@@ -53,13 +47,13 @@ class Server:
         decrement: length of the next Newton step in SDs.
         length: the same, of the part of it that is tried.
         fall: minus the log ratio of the curvatures along the last step, a posterior SD.
-        indefinite: 1 where H was not positive definite.
+        indefinite: 1 if H was not positive definite.
         most_mass: largest mass f |H|^(-1/2) of a point where H was positive definite, as a logarithm.
-        best_point: where that was.
+        best_point: the point of `most_mass`.
         rough_mass: the same of all points, by |H|.
-        rough_point: where that was.
-        fruitless: points since then.
-        back: 1 where the climb has left the mass and turned back.
+        rough_point: the point of `rough_mass`.
+        fruitless: points since `rough_point`.
+        back: 1 if the search has left the mass and turned back.
         aim: the fraction that is aimed at.
         transformed: 1 for entries that are logarithms or logits, (D,).
         num_clients: K, an integer.
@@ -92,34 +86,29 @@ class Server:
 
     @classmethod
     def of(cls, shared: State) -> Server:
-        """Read the server's state."""
+        """The server's state from tensors by name."""
         names = (field.name for field in fields(cls))
         parts = {name: shared[name] for name in names if name not in ("q", "prior")}
         return cls(**parts, q=gaussian(shared), prior=gaussian(shared, "prior_"))
 
     def state(self) -> State:
-        """Write it."""
+        """The state as tensors by name."""
         parts = {name: value for name, value in vars(self).items() if name not in ("q", "prior")}
         return {**parts, **as_state(self.q), **as_state(self.prior, "prior_")}
 
     @property
     def line(self) -> Line:
-        """What is sent."""
+        """The line that is sent."""
         return Line(self.point, self.direction, self.aim)
 
 
 def first_server(
     point: Tensor, site: Gaussian, transformed: Tensor, num_clients: int, trials: int, rounding: float
 ) -> Server:
-    """The server before the first round, of which nothing but the point is known.
+    """The server before the first round, which knows only the point.
 
-    Args:
-        point: θ.
-        site: one, in the structure of q.
-        transformed: which entries are logarithms or logits, (D,).
-        num_clients: K.
-        trials: fractions that the line search tries.
-        rounding: share of f that is rounding.
+    `site` is a flat site in the structure of q, `transformed` (D,) says which entries are logarithms or logits,
+    `trials` is the number of fractions that the line search tries, and `rounding` the share of f that is rounding.
     """
     zero, unknown = point.new_zeros(()), point.new_tensor(-torch.inf)
     return Server(

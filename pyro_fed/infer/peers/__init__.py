@@ -1,4 +1,4 @@
-"""Without a server: agents on a graph who mix their beliefs with those of their neighbours."""
+"""Algorithms without a server: agents on a graph who mix their beliefs with those of their neighbours."""
 
 from pyro_fed.conventions.doors import door
 

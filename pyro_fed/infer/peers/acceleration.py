@@ -4,8 +4,8 @@
             points_*   points of the last M rounds, oldest first, (A, M, ...)
             moves_*    f = q_i - x_i of the same, with q_i the belief after the consensus
 
-Every agent keeps its own history. They agree as far as the beliefs do, and where they do not, only the points differ
-at which sites are taken.
+Every agent keeps its own history. The histories agree as far as the beliefs do; where they differ, only the points
+differ at which sites are taken.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Small functions on batches of Gaussian beliefs, one an agent."""
+"""Small functions on batches of Gaussian beliefs, one for each agent."""
 
 from __future__ import annotations
 
@@ -16,15 +16,10 @@ from pyro_fed.ops.gaussian import Gaussian
 
 
 def gaussian_prior(algorithm: SpreadGaussian, problem: Problem, drawn: bool, generator: torch.Generator) -> State:
-    """The prior, or its Laplace approximation where it is not Gaussian, as the entries (1, ...) of a state.
+    """The prior, or its Laplace approximation if it is not Gaussian, as the entries (1, ...) of a state.
 
-    Of a prior whose score jumps, which has none, the Gaussian of smallest KL(q ‖ prior).
-
-    Args:
-        algorithm: its `derivatives` are used.
-        problem: the model.
-        drawn: put one draw from the prior in place of its mean.
-        generator: source of the draw.
+    Of a prior whose score jumps, which has no Laplace approximation, it is the Gaussian of smallest KL(q ‖ prior). With
+    `drawn` one draw from the prior is put in place of its mean.
 
     Raises:
         ModelError: the prior has no Gaussian approximation.
@@ -51,10 +46,10 @@ def unit_spread(q: Gaussian) -> Tensor:
 
 
 def range_over_agents(values: Tensor) -> Tensor:
-    """Largest minus smallest of the agents', (A, D) -> (D,)."""
+    """Largest minus smallest of the agents' values, (A, D) -> (D,)."""
     return values.amax(0) - values.amin(0)
 
 
 def or_infinity(value: Tensor) -> float:
-    """A figure, infinite where it is undefined (beliefs that are not proper yet)."""
+    """A diagnostic as a number, infinite where it is undefined (beliefs that are not proper yet)."""
     return float(value) if bool(torch.isfinite(value)) else float("inf")

@@ -5,11 +5,11 @@ average consensus: agent i puts in its message divided by its centrality v_i, an
 agent holds Σ_i v_i (m_i / v_i) = Σ_i m_i, up to `gossip_tolerance` of the largest. All then take the same
 decision.
 
-Curvatures are told in single precision after a round's first step. That they say no more than where Newton's step
-points, and not where it is zero, takes some care: agents put in the scores g_i = η_i - P_i a_i at the points a_i of
-their sites, which are the same but for rounding, and those points. With ā their mean, Σ_i η_i = Σ_i g_i + P ā for the
-P that the agent has; rounding in it moves the step by its own share of it, and nothing where the scores cancel. (η
-itself, of condition number 1e5, put the mode 1e-3 SDs off for ever.)
+Curvatures are sent in single precision after a round's first step. So that their rounding affects only the direction of
+Newton's step, and not where it is zero, agents send the scores g_i = η_i - P_i a_i at the points a_i of their sites,
+which are the same but for rounding, and those points. With ā their mean, Σ_i η_i = Σ_i g_i + P ā for the P that the
+agent has; rounding in it moves the step by its own share of it, and not at all where the scores cancel. (η itself, with
+condition number 1e5, moved the mode by 1e-3 SDs.)
 
 It is where `P2PVI` starts by default: expectations under a belief need a belief, and an agent's own
 likelihood may be unbounded (as many parameters as rows) where the pooled one is not.
@@ -43,12 +43,11 @@ from pyro_fed.ops.entries import with_trailing_axes
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.mixing import mix
 
-#: What each agent knows of the sum over all agents.
+#: The sums over all agents that each agent knows.
 SUMS = ("values", "unusable", "precision", "eta")
-#: Stands for a step length that is not known yet, and for a log-likelihood of minus infinity: they must be
-#: mixed.
+#: Stands for a step length that is not known yet, and for a log-likelihood of minus infinity, which cannot be mixed.
 UNKNOWN, LOWEST_LOG_LIK = 1e6, -1e200
-#: Stands for the number of agents whose site cannot be used, before anything is known.
+#: Stands for the number of agents whose site cannot be used, before any is known.
 NOTHING_YET = -1.0
 
 
@@ -72,19 +71,19 @@ class ConsensusLaplace(Algorithm, OnGraph):
     gossip_tolerance: float = 1e-10
 
     def consensus_steps(self, graph: Graph, sleepers: bool) -> int:
-        """Until the sums agree."""
+        """As many steps as make the sums agree."""
         return self.consensus(graph, sleepers).steps
 
     def consensus(self, graph: Graph, sleepers: bool) -> Consensus:
-        """By the fewest messages; where agents may sleep, by steps that keep what is there of the sums."""
+        """The consensus with the fewest messages; if agents may sleep, steps that preserve the sums."""
         return graph.consensus(self.gossip_tolerance) if sleepers else graph.sums(self.gossip_tolerance)
 
     def default_rounds(self, num_clients: int) -> int:
-        """As Newton's method at a server."""
+        """At most as many rounds as Newton's method at a server."""
         return self.newton.default_rounds(num_clients)
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
-        """Averaging over the graph where Newton's method begins with one; its points are the same but for rounding."""
+        """Averaging over the graph if Newton's method begins so; agents' points are the same but for rounding."""
         if chosen_setting(self.newton, "start") != "fedavg":
             return None
         return PeerBurnIn(gossip_tolerance=self.gossip_tolerance)
@@ -92,7 +91,7 @@ class ConsensusLaplace(Algorithm, OnGraph):
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """Every agent at the same point, knowing nothing."""
+        """Start every agent at the same point, with no sums known."""
         server, _ = self.newton.init(problem, 1, generator, None)
         local = {name: value.expand(num_clients, *value.shape).clone() for name, value in server.items()}
         if start is not None:
@@ -113,7 +112,7 @@ class ConsensusLaplace(Algorithm, OnGraph):
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
-        """Each agent decides on the sums it knows, then answers at the point it chose."""
+        """Decide at each agent from the sums it knows, then evaluate at the point it chose."""
         states = [self._decide(_entry(shared, i), _entry(local, i)) for i in range(len(data.num_rows))]
         server = {name: torch.stack([state[name] for state in states]) for name in local}
         line = Line.of(server)
@@ -127,7 +126,7 @@ class ConsensusLaplace(Algorithm, OnGraph):
         return {**put_in, "aim": line.end.double(), "decrement": server["decrement"].clamp_max(UNKNOWN)}, server, info
 
     def _decide(self, sums: State, server: State) -> State:
-        """The server's part of a round, at one agent; nothing is known before the first."""
+        """The server's part of a round, at one agent; before the first round nothing is known."""
         if float(sums["unusable"]) == NOTHING_YET:
             return server
         site = _product_of_sites(sums)
@@ -136,11 +135,11 @@ class ConsensusLaplace(Algorithm, OnGraph):
         return self.newton.combine(server, {**total, "usable": everyone}, torch.ones(1))
 
     def objections(self, received: State, messages: State) -> message_limits.Objections:
-        """Messages far above the other agents'."""
+        """Objections to messages far above the other agents'."""
         return message_limits.outlying_sites(messages)
 
     def combine(self, shared: State, messages: State, weights: Any) -> State:
-        """Σ_j W_ij of everything."""
+        """Mix all entries, Σ_j W_ij m_j."""
         return {name: mix(weights, value) for name, value in messages.items()}
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
@@ -148,15 +147,15 @@ class ConsensusLaplace(Algorithm, OnGraph):
         return self.figures_of_witness(self.witness(before, after))
 
     def witness(self, before: State, after: State) -> State:
-        """The length that each agent knows."""
+        """The length of the Newton step that each agent knows."""
         return {"decrement": after["decrement"]}
 
     def figures_of_witness(self, told: State) -> dict[str, float]:
-        """The largest of them."""
+        """The largest of the agents' step lengths."""
         return {"change": float(told["decrement"].max())}
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
-        """As Newton's method at a server."""
+        """Whether the Newton step is negligible, as for Newton's method at a server."""
         return self.newton.converged(figures)
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:

@@ -1,4 +1,4 @@
-"""Contributions of agents without a server: changes of their sites, as all can tell from the beliefs that are sent."""
+"""Contributions of agents without a server: changes of their sites, which follow from the beliefs that are sent."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from pyro_fed.ops.gaussian import Gaussian
 
 @dataclass(frozen=True)
 class PeerContributions(SiteContributions):
-    """Of `P2PVI`."""
+    """Contributions of the agents of `P2PVI`."""
 
     def client_sites(self, shared: State, local: State) -> State | None:
-        """What the agents keep, where no share of the prior is in it."""
+        """The agents' sites, if they hold no share of the prior."""
         known = self.algorithm.keeps_site and self.algorithm.starts_at_prior
         return self.account_for_bounds(shared, local) if known else None
 
     def account_for_bounds(self, shared: State, local: State) -> State:
-        """What the agents keep, with its share of the prior where beliefs begin flat."""
+        """The agents' sites, with the prior's share if beliefs begin flat."""
         return as_state(gaussian(local))
 
     def client_sites_after(self, sites: State, messages: State, told: State) -> State | None:
-        """With what was taken of each belief's change, as neighbours can tell where all hear all."""
+        """The sites after the accepted changes of the beliefs, which neighbours can compute if all agents hear all."""
         if "taken_eta" not in told:
             return None
         return as_state(gaussian(sites) * gaussian(told, "taken_"))
@@ -42,15 +42,15 @@ class PeerContributions(SiteContributions):
         return gaussian(shared).product_over(0) ** (1.0 / len(shared["eta"]))
 
     def site_changes(self, shared: State, ledger: State, sent: SentMessages) -> Gaussian:
-        """The changes of the beliefs, each as large a part of the mean of all as its agent is of the graph."""
+        """The changes of the beliefs, each scaled by its agent's part of the graph."""
         mine = gaussian({name: shared[name][sent.clients] for name in ("precision", "eta")})
         return (gaussian(sent.messages) / mine) ** (1.0 / len(shared["eta"]))
 
     def bounded_messages(self, limits: Bounded, shared: State, ledger: State, sent: SentMessages) -> BoundedMessages:
         """Beliefs whose changes of the agents' sites are within the limits.
 
-        Where all hear all, every agent knows from the beliefs that were sent what each has put in so far: it is a
-        server of its own, and all come to the same verdict. Elsewhere `peers.screening` says who judges whom.
+        If all hear all, every agent knows from the beliefs that were sent what each has contributed so far: it acts as
+        its own server, and all reach the same verdict. Otherwise `peers.screening` decides who judges whom.
         """
         q, count = gaussian(shared), len(shared["eta"])
         mine = gaussian({name: shared[name][sent.clients] for name in ("precision", "eta")})
@@ -70,19 +70,19 @@ class PeerContributions(SiteContributions):
         )
 
     def substitute_messages(self, shared: State, ledger: State, messages: State, clients: Tensor) -> State | None:
-        """The agents' beliefs as they were: their sites do not change, and they hand on what they hear."""
+        """The agents' beliefs unchanged: their sites do not change, and they pass on what they receive."""
         return {name: shared[name][clients] for name in messages}
 
     def form_for(self, combination: Combination | None) -> Any:
-        """To be bounded, without acceleration.
+        """The algorithm without acceleration, if its contributions are bounded.
 
-        Anderson's rule takes the steps of the last rounds for those of one map, and goes on where they point to. Noise
-        that is new in every round is none: it would be followed up to five times as far as the limits let it.
+        Anderson's rule takes the steps of the last rounds for those of one map, and extrapolates them. Noise that is
+        new in every round violates this: it would be extrapolated up to five times as far as the limits allow.
         """
         return self.algorithm.unaccelerated() if isinstance(combination, Bounded) else self.algorithm
 
     def bounding_obstacle(self) -> str | None:
-        """Sums over a line cannot be checked without a server; nor can changes that are no site's."""
+        """The reason why contributions cannot be bounded, such as sums over a line, which need a server."""
         if self.algorithm.start == "consensus":
             return "its start adds up log-likelihoods that nobody can check: start='local', or 'prior'"
         if not self.algorithm.keeps_site or self.algorithm.solver.by_gradients:

@@ -1,6 +1,6 @@
-"""How often an agent's rows count in the beliefs: once whatever the graph, or as published; all in a round, or batches.
+"""How often an agent's rows count in the beliefs: once on any graph, or as published; all in a round, or in batches.
 
-See `p2p_vi` for what the weightings are.
+See `p2p_vi` for the weightings.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pyro_fed.infer.peers.peer_gaussian import PeerGaussian
 
 @dataclass(frozen=True, kw_only=True)
 class CountedRows(PeerGaussian):
-    """Beliefs to which each row contributes a number of times that is known.
+    """Beliefs to which each row contributes a known number of times.
 
     Args:
         weighting: "exact" or "paper".
@@ -46,11 +46,11 @@ class CountedRows(PeerGaussian):
 
     @property
     def needs_centrality(self) -> bool:
-        """Whether the answer depends on the centrality: the exact weighting's does."""
+        """Whether the answer depends on the centrality: that of the exact weighting does."""
         return self.weighting == "exact"
 
     def rows_of_round(self, data: ClientData, next_row: Tensor) -> tuple[ClientData, Tensor]:
-        """This round's rows, and where the next round begins."""
+        """This round's rows, and the row (C,) where the next round begins."""
         if self.batch_size is None:
             return data, next_row
         position = next_row[:, None] + torch.arange(self.batch_size, device=next_row.device)

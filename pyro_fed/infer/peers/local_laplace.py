@@ -3,7 +3,7 @@
     maximise  f_i(θ) = log p(D_i | θ) + c_i log p(θ)       by Levenberg-Marquardt, all agents at once
     (Λ + λ S) δ = ∇f_i,   Λ = -∇²f_i,   S = diag |Λ|       accepted where f_i rises
 
-An agent has arrived where a step would gain less, ∇f_i' δ, than what f_i is rounded by, so that no trial could tell it.
+An agent has converged when a step would gain less, ∇f_i' δ, than the rounding of f_i, so that no trial could show it.
 
 S makes the steps invariant to the scales of the coordinates. An agent whose rows leave directions open
 (fewer rows than parameters, a constant covariate) does not move in them, and its site is flat there.
@@ -27,9 +27,9 @@ from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.matrices import positive_part
 from pyro_fed.ops.moments import Moments
 
-#: First λ, and by how much it falls after a step that helps and rises after one that does not.
+#: First λ, and the factors by which it falls after a step that improves f_i and rises after one that does not.
 LAMBDA_START, LAMBDA_FALL, LAMBDA_RISE = 1e-2, 0.2, 8.0
-#: Smallest entry of S relative to the largest: coordinates that the data do not inform stay where they are.
+#: Smallest entry of S relative to the largest: coordinates that the data do not inform stay unchanged.
 SCALE_FLOOR = 1e-12
 
 
@@ -41,18 +41,10 @@ def local_laplace(
     start: Tensor,
     num_steps: int = 60,
 ) -> Gaussian:
-    """Laplace sites of C agents.
+    """Laplace sites (C,), not negative, by at most `num_steps` Levenberg-Marquardt steps from `start` (C, D).
 
-    Args:
-        derivatives: how scores and curvatures are computed.
-        problem: the model.
-        batch: the agents' rows, weight (C, n).
-        share: c_i, the prior's share of each agent, (C,); None is zero.
-        start: starting points, (C, D).
-        num_steps: Levenberg-Marquardt steps, at most.
-
-    Returns:
-        (C,) sites of non-negative precision.
+    `batch` has the agents' rows, weight (C, n); `share` is c_i, the prior's share of each agent, (C,), and None is
+    zero.
     """
 
     def at(points: Tensor) -> Moments:
@@ -80,7 +72,7 @@ def local_laplace(
 
 
 def _step(here: Moments, damping: Tensor) -> tuple[Tensor, Tensor]:
-    """(Λ + λ S)⁻¹ ∇f, zero where that is not positive definite; and (C,) whether it is."""
+    """(Λ + λ S)⁻¹ ∇f, zero if the matrix is not positive definite; and (C,) whether it is."""
     scale = _scale(here.curvature)
     if here.curvature.dim() == 2:
         damped = here.curvature + damping[:, None] * scale

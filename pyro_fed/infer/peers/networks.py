@@ -4,11 +4,11 @@
     2. its first site t_i has precision S_i + v_i Λ_0, S_i its curvature there, and mean m_i: beliefs b_i = t_i^(1/v_i)
        are those of a posterior whose agents are all like i, and consensus makes of them  q = Π t_i
     3. then  t_i = l_i p_0^(v_i)  and  l_i ← l_i (l̂_i / l_i)^(δ v_i),  with l̂_i the site by `sites.online_newton`
-       under the belief q_i, which has all other agents in it; the prior's part likewise
+       under the belief q_i, which has all other agents in it; and the same for the prior's part
 
-As everywhere, Σ_i v_i q_i = Σ_i t_i is kept (`peers.peer_gaussian`). An agent's belief moves by the whole of its own
-change, and consensus makes of all these their mean: that of the agents' tilted Gaussians, as in `FedEP` with δ = 1 / K,
-which no noise of theirs compounds.
+As in all peer algorithms, Σ_i v_i q_i = Σ_i t_i holds (`peers.peer_gaussian`). An agent's belief moves by the whole of
+its own change, and consensus takes the mean of all changes: that of the agents' tilted Gaussians, as in `FedEP` with δ
+= 1 / K, so that their noise does not compound.
 
 Letters: v_i `centrality`, Λ_0 the prior's precision, l_i `lik_*`, δ `damping`.
 """
@@ -39,25 +39,19 @@ from pyro_fed.infer.sites.gaussian_sites import (
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import DiagGaussian
 
-#: Variance about an agent's first point at which the prior is looked at.
+#: Variance about an agent's first point at which the prior is evaluated.
 NARROW = 1e-4
-#: Points of the prior's expectations, up to `LARGE_DIM` parameters and of more; a prior that is Gaussian on the
-#: unconstrained scale needs two. All curvature of a half-Cauchy scale's logarithm is at one place, which eight points
-#: miss under an SD of five: that widened it further, until it overflowed (a horseshoe in units of its scales).
+#: Points of the prior's expectations, up to `LARGE_DIM` parameters and of more. A prior that is Gaussian on the
+#: unconstrained scale needs two. The curvature of a half-Cauchy scale's logarithm is concentrated at one place, which
+#: eight points miss under an SD of five: that widened it further, until it overflowed (a horseshoe in units of its
+#: scales).
 PRIOR_POINTS, PRIOR_POINTS_OF_LARGE = 32, 8
 
 
 def first_states(
     problem: Problem, num_clients: int, start: Start | None, algorithm: SpreadGaussian
 ) -> tuple[State, State]:
-    """Flat beliefs and sites, and the points that averaging has found.
-
-    Args:
-        problem: the model's densities.
-        num_clients: agents.
-        start: final states of `PeerBurnIn`.
-        algorithm: what begins there.
-    """
+    """Flat beliefs and sites, and the points that averaging has found, from the final states of `PeerBurnIn`."""
     flat = flat_site(problem, "diag", num_clients)
     point = required_start(start, algorithm).shared["point"].double()
     local = {
@@ -81,18 +75,10 @@ def step(
     data: ClientData,
     noise: Noise,
 ) -> tuple[Gaussian, State, torch.Tensor]:
-    """Public beliefs of C agents, what changes in their states, and the fractions of their changes that were made.
+    """Public beliefs of C agents, changes of their states, and the fractions of their changes that were made.
 
-    Args:
-        algorithm: its derivatives are used.
-        solver: the agents' inference.
-        damping: δ.
-        problem: the model's densities.
-        shared: the agents' beliefs, and `centrality`.
-        local: the agents' states.
-        share: of the prior in each agent's site, (C,).
-        data: the agents' rows.
-        noise: of the steps.
+    `shared` holds the agents' beliefs and `centrality`, `share` (C,) that of the prior in each agent's site; `damping`
+    is δ.
     """
     q, likelihood, v = gaussian(shared), gaussian(local, "lik_"), shared["centrality"].to(torch.float64)
     known = q.is_proper()
@@ -118,9 +104,9 @@ def step(
 
 
 def _prior(algorithm: SpreadGaussian, problem: Problem, q: Gaussian) -> Gaussian:
-    """The prior's site by an expected Newton step under each agent's belief, of a precision that is not negative.
+    """The prior's site by an expected Newton step under each agent's belief, with non-negative precision.
 
-    A few agents at a time, as many as their points have room for: where all are in one process they are many numbers.
+    It is computed for a few agents at a time, to bound memory if all agents are in one process.
     """
     count = PRIOR_POINTS if q.dim <= LARGE_DIM else PRIOR_POINTS_OF_LARGE
     size = max(1, POINT_NUMBERS // (count * q.dim))
@@ -143,7 +129,7 @@ def _first_site(
     data: ClientData,
     noise: Noise,
 ) -> DiagGaussian:
-    """A site at an agent's own point, so that with the prior's share its mean is there."""
+    """A site at an agent's own point whose mean, with the prior's share, is that point."""
     point = local["start"]
     precision = solver.curvature(problem, point, prior.precision, 1 / v, data, noise)
     pull = (prior.precision * point - prior.eta) * v.unsqueeze(-1)

@@ -103,14 +103,14 @@ class P2PEP(PeerGaussian):
         return 50
 
     def warm_start(self, problem: Problem) -> Algorithm:
-        """P2PVI with the same settings: beliefs and sites."""
+        """`P2PVI` with the same settings, whose beliefs and sites are the start."""
         shared = {setting.name: getattr(self, setting.name) for setting in fields(PeerGaussian)}
         return P2PVI(**shared)
 
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
-        """New sites of C agents by their tilted moments."""
+        """Compute new sites of C agents by their tilted moments."""
         q, old = gaussian(shared), gaussian(local)
         matched, effective = self._tilted(problem, q, old, data.full_batch(), local["prior_share"])
         usable = q.is_proper() & (effective >= self.min_effective) & matched.is_proper()
@@ -123,7 +123,7 @@ class P2PEP(PeerGaussian):
     def _tilted(
         self, problem: Problem, q: Gaussian, site: Gaussian, batch: Batch, share: Tensor
     ) -> tuple[Gaussian, Tensor]:
-        """Gaussians of the tilted distributions' moments, and the share of effective points, (C,)."""
+        """Gaussians with the tilted distributions' moments, and the share of effective points, (C,)."""
         points = spread_points(q, self.tilted_points).transpose(0, 1)
         log_w = self._log_targets(problem, points, batch, share)
         log_w = log_w - type(site)(site.precision.unsqueeze(1), site.eta.unsqueeze(1)).log_factor(points)
@@ -152,7 +152,7 @@ class P2PEP(PeerGaussian):
         return values
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
-        """Agents whose tilted distribution lies elsewhere than the belief."""
+        """A warning about agents whose tilted distribution does not overlap the belief."""
         effective = record.last("effective_points")
         if len(effective) == 0 or effective.min() >= self.min_effective:
             return super().warnings(record, problem)

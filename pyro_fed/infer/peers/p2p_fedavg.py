@@ -69,39 +69,39 @@ class P2PFedAvg(FedAvg, OnGraph):
         refuse_unused(self, "agents mix by the graph; FedAvg has a server", "damping", "server_optimiser")
 
     def contributions(self) -> Contributions:
-        """The agents' steps, which cannot be bounded: points that agents mix remember what they were told."""
+        """The agents' steps, which cannot be bounded: the points that agents mix keep what they have received."""
         obstacle = "what a lie has moved no later round takes back; use FedAvg, or P2PVI, whose agents keep sites"
         return StepContributions(self, obstacle)
 
     def consensus_steps(self, graph: Graph, sleepers: bool) -> int:
-        """As many a round as `gossip_steps` says, on every graph."""
+        """The setting `gossip_steps`, on every graph."""
         return self.gossip_steps
 
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """Every agent at the same point."""
+        """Start every agent at the same point."""
         server, local = super().init(problem, num_clients, generator, start)
         return {"point": server["point"].expand(num_clients, -1).clone()}, local
 
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
-        """L steps of SGD; the message is where they end."""
+        """Make L steps of SGD; the message is their end."""
         total = torch.full_like(data.num_rows, problem.num_rows)
         message, local, info = super().local_step(problem, {**shared, "num_rows": total}, local, data, noise)
         return {"point": shared["point"] + message["delta"]}, local, info
 
     def objections(self, received: State, messages: State) -> message_limits.Objections:
-        """Points far from where the agents were, as `FedAvg`."""
+        """Objections to points far from where the agents were, as for `FedAvg`."""
         return super().objections(received, {"delta": messages["point"] - received["point"]})
 
     def combine(self, shared: State, messages: State, weights: Any) -> State:
-        """θ_i = Σ_j W_ij θ_j."""
+        """Mix the points: θ_i = Σ_j W_ij θ_j."""
         return {"point": mix(weights, messages["point"])}
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
-        """Largest step of an agent, and the largest distance of one from the mean."""
+        """Largest step of an agent, and the largest distance of an agent from the mean."""
         apart = (after["point"] - after["point"].mean(0)).norm(dim=-1).amax()
         return {
             "change": float((after["point"] - before["point"]).norm(dim=-1).amax()),

@@ -22,13 +22,14 @@ Data. `batch_size=None`: all of an agent's rows in every round. With a batch siz
 agent's next rows, in order, each once; its belief then waits for the others.
 
 Acceleration. After the consensus an agent sees what the step from the last point was, x → G(x) = q_i, and takes its
-next site not at q_i but where Anderson's rule points to from there (`peers.acceleration`). The sum of the sites, and so
-the posterior at which all come to rest, does not depend on where sites were taken on the way. That needs agents that
-agree: a hundredth of their disagreement left over, of changes that go into beliefs 1 / v_i times, made steps differ
-from agent to agent, and README's model took 58 rounds on a random graph of ten where it takes 23.
+next site not at q_i but at the point that Anderson's rule extrapolates from there (`peers.acceleration`). The sum of
+the sites, and so the posterior to which all converge, does not depend on where sites were taken on the way.
+Acceleration needs agents that agree: when a hundredth of their disagreement was left over (changes go into beliefs 1 /
+v_i times), steps differed from agent to agent, and README's model took 58 rounds on a random graph of ten instead of
+23.
 
-Scores that jump, as those of a median regression's rows, have no curvature at a point, of which a Laplace approximation
-could be made, and expected ones change over the SDs of the belief: agents begin at the prior then, where that is
+Scores that jump, as those of a median regression's rows, have no curvature at a point, so there is no Laplace
+approximation, and the expected curvature changes over the SDs of the belief. Agents then begin at the prior, if that is
 proper, and make half of a change in a round. (Whole changes overshoot, each by more than the last.)
 
 Ambiguous in the paper, and how it is read here: whether in Section V q^(t-1) stands fixed during the u local
@@ -69,9 +70,9 @@ from pyro_fed.infer.peers.update import Newton, Update, check_update
 from pyro_fed.infer.sites.gaussian_sites import as_state, flat_like, gaussian, is_finite, where
 from pyro_fed.ops.gaussian import Gaussian
 
-#: Share of their disagreement that agents have after a round's consensus where rounds are accelerated and none is set.
+#: Share of their disagreement that agents have after a round's consensus if rounds are accelerated and none is set.
 SEEN_WHOLE = 1e-4
-#: Beliefs that move by less than this, in SDs, have no more data to come.
+#: Beliefs that move by less than this, in SDs, expect no more data.
 STILL = 1e-9
 
 
@@ -160,20 +161,20 @@ class P2PVI(CountedRows):
 
     @property
     def solver(self) -> TiltedInference:
-        """How Eq. (3) is solved: the setting `update` as an instance."""
+        """The tilted inference that solves Eq. (3): the setting `update` as an instance."""
         return cast(TiltedInference, self.update)
 
     @property
     def kind(self) -> Kind:
-        """As `curvature` of Newton steps; other updates take no curvature of likelihoods."""
+        """The setting `curvature` of Newton steps; other updates take no curvature of likelihoods."""
         return super().kind if self.solver.takes_curvature else "hessian"
 
     def default_rounds(self, num_clients: int) -> int:
-        """At most 100; the run stops when the agents agree and have stopped moving. Of "ivon", as it has them set."""
+        """At most 100 rounds, until the agents agree and have converged; for "ivon", its own setting."""
         return self.solver.agents_rounds
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
-        """Averaging over the graph for "ivon"; Newton's method over the graph unless each agent starts by itself."""
+        """Averaging over the graph for "ivon"; otherwise Newton's method over it, unless agents start by themselves."""
         if self.start == "fedavg":
             return PeerBurnIn()
         return super().warm_start(problem)
@@ -181,7 +182,7 @@ class P2PVI(CountedRows):
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """Flat beliefs, or the prior at every agent; no row used.
+        """Start from flat beliefs, or from the prior at every agent; no row is used.
 
         Raises:
             SettingError: the beliefs have a full covariance, and "ivon" refines diagonal ones.
@@ -202,31 +203,31 @@ class P2PVI(CountedRows):
         return shared, local
 
     def on_graph(self, graph: Graph) -> Self:
-        """Where a round's consensus is not complete, an agent does not see what a round's step was."""
+        """Turn acceleration off if a round's consensus is not complete: agents then do not see whole steps."""
         peers = super().on_graph(graph)
         complete = graph.active(0) is None and not graph.random and self.gossip_steps is None
         return peers if complete else peers.unaccelerated()
 
     @property
     def accelerates(self) -> bool:
-        """Whether sites are taken where Anderson acceleration points to: single, undamped steps, seen whole."""
+        """Whether sites are taken at Anderson's points, which needs single, undamped steps that are seen whole."""
         single = self.keeps_site and self.solver.newton_steps == 1 and self.damping == 1
         return single and self.solver.memory > 1
 
     def unaccelerated(self) -> Self:
-        """With an update that remembers no rounds."""
+        """The algorithm with an update that keeps no history of rounds."""
         if self.solver.memory == 1:
             return self
         return replace(self, update=replace(cast(Newton, self.update), memory=1))
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
-        """The update's."""
+        """The noise of the update."""
         return self.solver.draw_noise(problem, num_rows, generator)
 
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
-        """Eq. (3): the public beliefs b_i = q_i (t_i^new / t_i)^(s / v_i) of C agents."""
+        """Solve Eq. (3): the public beliefs b_i = q_i (t_i^new / t_i)^(s / v_i) of C agents."""
         held = self.first_share(shared, local)
         if self.start == "fedavg":
             solver = cast(IVON, self.solver)
@@ -241,7 +242,7 @@ class P2PVI(CountedRows):
     def _tilted_step(
         self, problem: Problem, shared: State, local: State, held: Tensor, data: ClientData, noise: Noise
     ) -> tuple[Gaussian, State, Tensor]:
-        """b_i, what changes in the agents' states, and the fraction s of each site's change that is made, (C,)."""
+        """b_i, the changes of the agents' states, and the fraction s of each site's change that is made, (C,)."""
         q, weight = gaussian(shared), self.weight(shared)
         old = gaussian(local) if self.keeps_site else flat_like(q)  # as published a site is added to those before
         rows, next_row = self.rows_of_round(data, local["next_row"])
@@ -267,7 +268,7 @@ class P2PVI(CountedRows):
 
     @property
     def left_apart(self) -> float:
-        """Less where rounds are accelerated: what agents disagree about is no part of a round's step."""
+        """The share of disagreement left after a round; less with acceleration, which needs whole steps."""
         return SEEN_WHOLE if self.gossip_tolerance is None and self.accelerates else super().left_apart
 
     @property
@@ -276,13 +277,14 @@ class P2PVI(CountedRows):
         return self.solver.deterministic and (self.weighting == "exact" or self.batch_size is not None)
 
     def contributions(self) -> Contributions:
-        """The agents' sites, as all can follow them."""
+        """The agents' sites, which all agents can compute."""
         return PeerContributions(self)
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
-        """When agents agree and stand still: entirely still where data stream in.
+        """Whether agents agree and have converged; where data stream in, whether they do not move at all.
 
-        No criterion as published, where data used again count again; nor by stochastic steps.
+        There is no criterion for the published weighting, if data are used again and count again, nor for stochastic
+        steps.
         """
         if not self._ends:
             return None
@@ -290,7 +292,7 @@ class P2PVI(CountedRows):
         return settled if self.batch_size is None else settled and figures[-1]["change"] < STILL
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
-        """Another target than the posterior, and rows that no round has reached."""
+        """Warnings about a target other than the posterior, and about rows that no round has reached."""
         notes = [*self._other_target(record), *super().warnings(record, problem)]
         notes += of_some_rows(problem, self.solver.few_rows)
         left = record.last("rows_left")
@@ -301,7 +303,7 @@ class P2PVI(CountedRows):
         return [*notes, sentences.rows_never_used(rows=int(left.sum()), cures=[cure])]
 
     def _other_target(self, record: Record) -> list[Finding]:
-        """What the published weighting ends at in place of the posterior."""
+        """A warning about what the published weighting converges to in place of the posterior."""
         if self.weighting == "exact":
             return []
         agents = len(record.client_names)

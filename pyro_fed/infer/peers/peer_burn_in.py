@@ -1,4 +1,4 @@
-"""Averaging over a graph for some rounds, as the start of what refines its points."""
+"""Averaging over a graph for some rounds, as the start of an algorithm that refines its points."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from pyro_fed.infer.peers.p2p_fedavg import P2PFedAvg
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
 class PeerBurnIn(P2PFedAvg, BurnIn):
-    """`P2PFedAvg` on minibatches by Adam, for so many rounds where another algorithm begins with it.
+    """`P2PFedAvg` on minibatches by Adam, for the rounds with which another algorithm begins.
 
     Args:
         step_size: Adam's rate, from round `rising` on.
         batch_size: rows a step; None takes all.
         gossip_tolerance: disagreement that a round's consensus leaves, relative to what it was.
 
-    The others are those of `P2PFedAvg` and of `BurnIn`. The first two are said again: a dataclass of two bases has the
-    first one's defaults, and `P2PFedAvg`'s are for SGD.
+    The others are those of `P2PFedAvg` and of `BurnIn`. The first two are declared again: a dataclass of two bases has
+    the first one's defaults, and `P2PFedAvg`'s are for SGD.
     """
 
     step_size: float = BurnIn.step_size
@@ -37,26 +37,26 @@ class PeerBurnIn(P2PFedAvg, BurnIn):
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """Every agent at the same point, and how many rounds each has had."""
+        """Start every agent at the same point, with its number of rounds."""
         shared, local = super().init(problem, num_clients, generator, start)
         return shared, {**local, "rounds_before": torch.zeros(num_clients, dtype=torch.int64)}
 
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
-        """L steps of Adam, at the rate of the agent's own count of rounds."""
+        """Make L steps of Adam, at the rate of the agent's own count of rounds."""
         known = {**shared, "rounds_before": local["rounds_before"]}
         message, _, info = super().local_step(problem, known, local, data, noise)
         return message, {"rounds_before": local["rounds_before"] + 1}, info
 
     def consensus_steps(self, graph: Graph, sleepers: bool) -> int:
-        """As many a round as bring the agents together; one where groups take turns."""
+        """As many steps in a round as make the agents agree; one if groups take turns."""
         if graph.active(0) is not None:
             return 1
         return graph.consensus(self.gossip_tolerance).steps
 
     def consensus(self, graph: Graph, sleepers: bool) -> Consensus:
-        """The fewest of these."""
+        """The consensus with the fewest steps."""
         if graph.active(0) is not None:
             return super().consensus(graph, sleepers)
         return graph.consensus(self.gossip_tolerance)

@@ -4,13 +4,12 @@ Source: Wang et al., *Peer-to-peer variational federated learning over arbitrary
 Kia et al., *Tutorial on dynamic average consensus* (2019), for tracking.
 
     shared   precision (A, D, D) or (A, D), eta (A, D)      beliefs q_i, one an agent, float64
-    local    precision, eta likewise                        sites t_i
+    local    precision, eta, the same                        sites t_i
     message  precision, eta                                 public beliefs b_i
     q_i ← Σ_j W_ij b_j                                      on natural parameters, Eq. (8)
 
-**Nothing is lost, nothing is counted twice.** With v(t) = v(t+1) W(t), consensus keeps Σ_i v_i q_i, so what
-agent i adds to its belief ends in every belief with weight v_i(t). An agent whose site changes by δ_i
-therefore adds δ_i / v_i(t):
+**Every change counts once.** With v(t) = v(t+1) W(t), consensus keeps Σ_i v_i q_i, so a change that agent i adds to its
+belief enters every belief with weight v_i(t). An agent whose site changes by δ_i therefore adds δ_i / v_i(t):
 
     b_i = q_i + (t_i^new - t_i^old) / v_i(t)     ⟹     Σ_i v_i(t) q_i(t) = Σ_i t_i     in every round
 
@@ -62,9 +61,9 @@ from pyro_fed.ops.mixing import mix
 
 #: Agents whose means or log SDs differ by more than this, in SDs, at the end of a run do not agree.
 DISAGREEMENT = 0.1
-#: Length of the Newton step, in SDs, at which the start is near enough: sites are taken anew in every round after it.
+#: Length of the Newton step, in SDs, at which the start is close enough: later rounds take sites anew.
 START_TOLERANCE = 1e-2
-#: Share of their disagreement that agents have after a round's consensus, where none is set.
+#: Share of their disagreement that agents have after a round's consensus, if none is set.
 LEFT_APART = 1e-2
 #: Prior draws whose coordinate-wise median is the common starting point.
 START_DRAWS = 64
@@ -125,7 +124,7 @@ class PeerGaussian(SpreadGaussian, OnGraph):
         )
 
     def on_graph(self, graph: Graph) -> Self:
-        """This algorithm.
+        """This algorithm on a graph.
 
         Raises:
             GraphError: it starts from sums over all agents, and groups of them take turns.
@@ -139,11 +138,11 @@ class PeerGaussian(SpreadGaussian, OnGraph):
 
     @property
     def left_apart(self) -> float:
-        """The share of their disagreement that agents have after a round, with None resolved."""
+        """The share of their disagreement that agents have after a round; None gives the default."""
         return LEFT_APART if self.gossip_tolerance is None else self.gossip_tolerance
 
     def consensus_steps(self, graph: Graph, sleepers: bool) -> int:
-        """As set; exactness needs centrality that sleepers and failures do not change."""
+        """The number of steps as set; exactness needs a centrality that sleepers and failures do not change."""
         if (sleepers or graph.random) and not graph.keeps_centrality and self.needs_centrality:
             raise GraphError(
                 f"{type(self).__name__}: agents that are asleep change the centrality of a graph whose W is not "
@@ -157,7 +156,7 @@ class PeerGaussian(SpreadGaussian, OnGraph):
         return self.gossip_steps
 
     def consensus(self, graph: Graph, sleepers: bool) -> Consensus:
-        """The fewest that shrink disagreement by the tolerance; as many of W itself as `gossip_steps` says."""
+        """The fewest steps that shrink disagreement by the tolerance; or `gossip_steps` steps of W itself."""
         steps = self.consensus_steps(graph, sleepers)
         if self.gossip_steps is None and graph.active(0) is None:
             return graph.consensus(self.left_apart)
@@ -165,13 +164,13 @@ class PeerGaussian(SpreadGaussian, OnGraph):
 
     @property
     def needs_centrality(self) -> bool:
-        """Whether the answer depends on the centrality being what it is said to be."""
+        """Whether the answer depends on a correct centrality."""
         return True
 
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """Flat beliefs and sites, or those of the phase before."""
+        """Start from flat beliefs and sites, or from those of the phase before."""
         if start is not None and "anchor_eta" in start.local:
             return dict(start.shared), dict(start.local)
         flat = flat_site(problem, self.structure, num_clients)
@@ -204,16 +203,16 @@ class PeerGaussian(SpreadGaussian, OnGraph):
         return self.start in ("prior", "draw")
 
     def objections(self, received: State, messages: State) -> message_limits.Objections:
-        """Messages far above the other agents'."""
+        """Objections to messages far above the other agents'."""
         return message_limits.outlying_sites(messages)
 
     def combine(self, shared: State, messages: State, weights: Any) -> State:
-        """Eq. (8): q_i = Σ_j W_ij b_j on natural parameters."""
+        """Mix natural parameters as in Eq. (8): q_i = Σ_j W_ij b_j."""
         return {name: mix(weights, value) for name, value in messages.items()}
 
     # -- sites ----------------------------------------------------------------------------------------------
     def first_share(self, shared: State, local: State) -> Tensor:
-        """The prior's share that each agent's site holds, c_i: (C,); none where the beliefs hold it."""
+        """The prior's share that each agent's site holds, c_i: (C,); zero if the beliefs hold it."""
         share = local["prior_share"]
         if self.starts_at_prior:
             return torch.zeros_like(share)
@@ -221,7 +220,7 @@ class PeerGaussian(SpreadGaussian, OnGraph):
 
     # -- what the record shows ------------------------------------------------------------------------------
     def traces(self, q: Gaussian) -> State:
-        """Means and SDs at the beginning of the round, where they are kept."""
+        """Means and SDs at the beginning of the round, if they are recorded."""
         if not self.trace:
             return {}
         mean, sd = moments_of(q)
@@ -237,13 +236,13 @@ class PeerGaussian(SpreadGaussian, OnGraph):
         return {"moved": moves((old[0], old[1]), (mean, sd)).amax(-1), "mean": mean, "sd": sd}
 
     def figures_of_witness(self, told: State) -> dict[str, float]:
-        """The largest of the moves, and how far the beliefs are apart."""
+        """The largest of the moves, and the largest distance between the beliefs."""
         mean, sd = told["mean"], told["sd"]
         apart = torch.maximum(range_over_agents(mean) / sd.mean(0), range_over_agents(sd.log())).amax()
         return {"change": or_infinity(told["moved"].amax()), "disagreement": or_infinity(apart)}
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
-        """Whether all agents have stopped moving, and agree."""
+        """Whether all agents have converged, and agree."""
         return max(figures[-1]["change"], figures[-1]["disagreement"]) < self.tolerance
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
@@ -254,7 +253,7 @@ class PeerGaussian(SpreadGaussian, OnGraph):
         return gaussian(shared).require_proper("the agents' beliefs").even_sample(num_draws, generator).transpose(0, 1)
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
-        """Agents that disagree at the end, and sites that could not move."""
+        """Warnings about agents that disagree at the end, and about sites that could not move."""
         notes = list[Finding]()
         apart = record.latest.get("disagreement", 0.0)
         if apart > DISAGREEMENT:

@@ -7,17 +7,18 @@
 An agent whose belief is not yet proper cannot take expectations under it: its first site is taken under the
 Laplace approximation of `infer.consensus_laplace`, its anchor, or is its own (`infer.local_laplace`).
 
-First sites need not make a distribution: expected Hessians of a network are negative in some directions. The sites l_i
-of the curvature at the anchor's mean do, Π_i l_i being the anchor. So a first site of no precision of its own is
+The product of the first sites need not be a distribution: expected Hessians of a network are negative in some
+directions. That of the sites l_i of the curvature at the anchor's mean is one: Π_i l_i is the anchor. So a first site
+without a precision of its own is
 
     l_i (t_i / l_i)^s       s the largest share that leaves  anchor (t_i / l_i)^(s / v_i)  proper
 
 whose product is a mean of these, and proper.
 
-Sites that have a precision of their own may have a product with those that is none: every agent sees that after the
-consensus. From then on, until beliefs are proper, all agents' first sites are bent likewise, towards a_i, the agent's
-part anchor^(v_i) of the anchor in place of l_i: their product is the anchor, even where Newton's method has not come to
-rest and the l_i, curvatures at a point that is no mode, have none.
+The product of these with sites that have a precision of their own may not be a distribution: every agent sees that
+after the consensus. From then on, until beliefs are proper, all agents' first sites are bent in the same way, towards
+a_i, the agent's part anchor^(v_i) of the anchor in place of l_i: their product is the anchor, even if Newton's method
+has not converged, and the product of the l_i, curvatures at a point that is not a mode, is no distribution.
 
 Letters: c_i `share`, as in `infer.peer_gaussian`.
 """
@@ -38,7 +39,7 @@ from pyro_fed.infer.sites.gaussian_sites import gaussian, site_of, where, with_p
 from pyro_fed.ops.backtrack import backtrack, move
 from pyro_fed.ops.gaussian import Gaussian
 
-#: Negative precision of a site, as a part of the belief's, that is rounding.
+#: Negative precision of a site, as a part of the belief's, that is due to rounding.
 CONCAVE = 1e-9
 
 
@@ -53,7 +54,7 @@ def new_site(
     weight: Tensor,
     lost: Tensor,
 ) -> tuple[Tilted, Tensor]:
-    """Sites under the beliefs, or else the anchors; an agent's own Laplace approximation where both are improper.
+    """Sites under the beliefs, or else the anchors; an agent's own Laplace approximation if both are improper.
 
     Args:
         solver: how a site is found under a belief; only one by Newton steps under one that is improper.
@@ -99,12 +100,7 @@ def _at_mean(problem: Problem, numerics: Numerics, q: Gaussian, data: ClientData
 
 
 def without_distribution(q: Gaussian, old: Gaussian) -> Tensor:
-    """(C,) whether beliefs with sites in them are no distributions.
-
-    Args:
-        q: beliefs, (C,).
-        old: the agents' sites in them, flat before the first round.
-    """
+    """(C,) whether beliefs with sites in them are no distributions; `old`, the sites in them, are flat at first."""
     return ~q.is_proper() & (old.precision != 0).flatten(1).any(1)
 
 
@@ -116,16 +112,10 @@ def _proper_first_sites(anchor: Gaussian, site: Gaussian, base: Gaussian, weight
 
 
 def public_belief(q: Gaussian, delta: Gaussian, known: Tensor, damping: float) -> tuple[Gaussian, Tensor]:
-    """b = q δ^s, with the largest share s up to the damping that leaves a proper belief proper.
+    """b = q δ^s, with the largest share s up to `damping` that leaves a proper belief proper; and s (C,).
 
-    Args:
-        q: beliefs, (C,).
-        delta: δ, their changes, (C,).
-        known: (C,) whether the belief is proper.
-        damping: largest s.
-
-    Returns:
-        b, and s (C,): one for a belief that was flat, zero where the change would undo the belief.
+    `known` (C,) says which beliefs q are proper. s is one for a belief that was flat, and zero if the change would undo
+    the belief.
     """
     safe = where(known, q, type(q).from_moments(q.eta, unit_spread(q)))
     taken = backtrack(safe, delta, max_fraction=damping)
@@ -136,12 +126,12 @@ def public_belief(q: Gaussian, delta: Gaussian, known: Tensor, damping: float) -
 def seen_whole(
     q: Gaussian, old: Gaussian, site: Gaussian, weight: Tensor, known: Tensor, strict: Tensor
 ) -> tuple[Gaussian, Tensor]:
-    """b = q (t_new / t_old)^(s / v), where nobody looks at b itself but at the consensus of all.
+    """b = q (t_new / t_old)^(s / v), if agents use not b itself but the consensus of all.
 
-    That consensus is q Π_j (t_j,new / t_j,old)^s_j, to which a change goes once, and not 1 / v times as to b. Where an
-    agent's sites, new and old, have no negative precision, s is as large as leaves q (t_new / t_old)^s proper: if all
-    agents' sites are such their product with the prior is proper. Of others b has to be; and of all of them once their
-    product was not, which every agent sees.
+    That consensus is q Π_j (t_j,new / t_j,old)^s_j, which a change enters once, and not 1 / v times as in b. If an
+    agent's sites, new and old, have no negative precision, s is the largest that leaves q (t_new / t_old)^s proper: if
+    no agent's sites have, their product with the prior is proper. For other sites b has to be proper; and for all of
+    them once their product was not, which every agent sees.
 
     Args:
         q: beliefs, (C,).

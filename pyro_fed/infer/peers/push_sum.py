@@ -1,4 +1,4 @@
-"""Variational inference over directed graphs by PushSum: agents need to know how many hear them, and no more.
+"""Variational inference over directed graphs by PushSum: agents need to know only how many others hear them.
 
 Sources: Kempe, Dobra & Gehrke (2003), *Gossip-based computation of aggregate information*; Nedić & Olshevsky (2015),
 *Distributed optimization over time-varying directed graphs*. The sites are those of Wang et al., Eq. (3).
@@ -6,9 +6,9 @@ Sources: Kempe, Dobra & Gehrke (2003), *Gossip-based computation of aggregate in
     P_ij = 1 / d_j where i hears j, or i = j;    d_j = how many hear j, itself among them
     s_i ← Σ_j P_ij s_j,    w_i ← Σ_j P_ij w_j,    q_i = s_i / w_i          on natural parameters
 
-Columns of P sum to one: an agent shares out what it has, Σ_i s_i and Σ_i w_i are kept whatever happens, and each ratio
-s_i / w_i tends to the mean of what all have put in. With A agents, s_i gains A δ_i where agent i's site changes by δ_i,
-so that the mean is the product of all sites at all times, and the rounds end where those of `P2PVI` end.
+Columns of P sum to one: an agent distributes what it has, Σ_i s_i and Σ_i w_i are always preserved, and each ratio s_i
+/ w_i tends to the mean of all contributions. With A agents, s_i gains A δ_i if agent i's site changes by δ_i, so that
+the mean is the product of all sites at all times, and the rounds end where those of `P2PVI` end.
 
 `P2PVI` is exact on a directed graph too, but by its agents' centralities, v = v W, which take the whole graph to know
 and change with every link that fails. Here a link that fails is a share that its sender keeps.
@@ -89,33 +89,33 @@ class P2PPushSum(PeerGaussian):
 
     @property
     def begin(self) -> str:
-        """Each agent by itself, unless the prior is asked for."""
+        """The setting `start`, where "auto" is "local", each agent by itself."""
         return "local" if self.start == "auto" else self.start
 
     @property
     def needs_centrality(self) -> bool:
-        """Nothing depends on it."""
+        """False: the answer does not depend on the centrality."""
         return False
 
     def default_rounds(self, num_clients: int) -> int:
-        """At most 100; the run stops when the agents agree and have stopped moving."""
+        """At most 100 rounds; the run stops when the agents agree and have converged."""
         return 100
 
     def consensus_steps(self, graph: Graph, sleepers: bool) -> int:
-        """As set, or by the second eigenvalue of P."""
+        """The number of steps as set, or by the second eigenvalue of P."""
         if self.gossip_steps is not None or not isinstance(graph, FixedGraph):
             return super().consensus_steps(graph, sleepers)
         rate = second_eigenvalue(sparse.csr_array(shares_out(graph.matrix).T))
         return max(1, int(rounds_of_gap(1.0 - min(rate, 1.0), self.left_apart)))
 
     def consensus(self, graph: Graph, sleepers: bool) -> Consensus:
-        """Steps of P itself: polynomials of W have another pattern."""
+        """Steps of P itself, because polynomials of W have another pattern."""
         return Consensus((0.0,) * self.consensus_steps(graph, sleepers))
 
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """Flat beliefs, or the prior at every agent, each with mass one."""
+        """Start from flat beliefs, or from the prior at every agent, each with mass one."""
         shared, local = super().init(problem, num_clients, generator, start)
         one = torch.ones(num_clients, dtype=torch.float64, device=shared["eta"].device)
         return shared | {"mass": one}, local | {"agents": num_clients * one}
@@ -123,7 +123,7 @@ class P2PPushSum(PeerGaussian):
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
-        """Eq. (3) at each agent's ratio; the message is what it then has to share out."""
+        """Solve Eq. (3) at each agent's ratio; the message is what the agent then distributes."""
         q, old, agents, mass = _ratio(shared), gaussian(local), local["agents"], shared["mass"]
         share = self.first_share({**shared, "centrality": 1.0 / agents}, local)
         lost = without_distribution(q, old)
@@ -136,12 +136,12 @@ class P2PPushSum(PeerGaussian):
         return {**as_state(belief**mass), "mass": mass}, {**local, **news}, figures
 
     def objections(self, received: State, messages: State) -> message_limits.Objections:
-        """Ratios far above the other agents', or masses that are none."""
+        """Objections to ratios far above the other agents', or to masses that are not positive."""
         found = message_limits.outlying_sites(as_state(_ratio(messages)))
         return {**found, "a mass that is not positive": messages["mass"] <= 0}
 
     def combine(self, shared: State, messages: State, weights: Any) -> State:
-        """What the agents have been given: P s and P w.
+        """Add up the shares that each agent has received: P s and P w.
 
         Raises:
             SettingError: weights of one agent alone, from which nobody can tell how many hear the others.
@@ -155,7 +155,7 @@ class P2PPushSum(PeerGaussian):
         return {name: mix(shares, value) for name, value in messages.items()}
 
     def witness(self, before: State, after: State) -> State:
-        """Each agent's own move, and its means and SDs, of the ratios."""
+        """Each agent's own move, and the means and SDs of its ratio."""
         return super().witness(as_state(_ratio(before)), as_state(_ratio(after)))
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
@@ -163,7 +163,7 @@ class P2PPushSum(PeerGaussian):
         return super().sample(as_state(_ratio(shared)), num_draws, generator)
 
     def log_density(self, shared: State, draws: Tensor) -> Tensor | None:
-        """Of each agent's belief."""
+        """The log density of each agent's belief."""
         return super().log_density(as_state(_ratio(shared)), draws)
 
 
@@ -173,13 +173,9 @@ def _ratio(state: State) -> Gaussian:
 
 
 def shares_out(weights: Any) -> sparse.csr_array:
-    """P: what each agent gives to those that hear it, itself among them, in equal parts.
+    """P (C, C), what each agent gives to those that hear it, itself among them, in equal parts; columns sum to one.
 
-    Args:
-        weights: W (C, C), of which the pattern alone counts: i hears j where W_ij is not zero.
-
-    Returns:
-        (C, C), columns summing to one.
+    Only the pattern of W (C, C) counts: i hears j if W_ij is not zero.
     """
     heard = sparse.csr_array(weights != 0).astype(np.float64)
     heard = sparse.csr_array((heard + sparse.eye_array(heard.shape[0], format="csr")) != 0).astype(np.float64)

@@ -1,13 +1,13 @@
-"""Agents held to what their neighbours' neighbours say, where not all hear all.
+"""Limits on agents' changes by what their neighbours' neighbours send, on graphs where not all hear all.
 
-An agent's neighbours hear its belief before anybody has mixed it with others, and with it the change of its site. They
-tell each other what they have heard, so that each change is judged beside those of the agents at most two links away,
-among the sites that these have put in so far, and what all others have put in,
+An agent's neighbours receive its belief before it is mixed with others, and with it the change of its site. They
+forward it to each other, so that each change is judged beside those of the agents at most two links away, among the
+sites that these have contributed so far, and what all others have contributed,
 
     q / Π_j t_j      j the agents at most two links away, q the mean of their beliefs
 
-as `algorithm.bounding` says. What lies beyond its limits is cut back before it is mixed. An agent that hands on
-other mixtures than it has received is not seen by this: links between honest neighbours must be theirs.
+as `algorithm.bounding` does. Changes beyond its limits are cut back before they are mixed. This does not detect an
+agent that passes on other mixtures than it has received: links between honest neighbours must be their own.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def two_links(graph: Graph) -> Tensor:
 
 
 def centre_of(common: Gaussian, beliefs: Gaussian) -> Tensor:
-    """The mean of a belief, or the median of the means that were told where there is none yet, (D,)."""
+    """The mean of a belief, or the median of the means that were sent if it has none yet, (D,)."""
     return common.mean() if bool(common.is_proper()) else beliefs.mean().nan_to_num().quantile(0.5, 0)
 
 
@@ -83,7 +83,7 @@ def _held_neighbour_changes(
     beliefs: Gaussian,
     rows: Tensor | None,
 ) -> tuple[list[int], Gaussian, Tensor]:
-    """The places of those that sent something in a neighbourhood, their held changes, and by how much each was cut."""
+    """The agents in a neighbourhood that sent something, their held changes, and by how much each was cut."""
     if len(near) < MIN_COHORT:
         raise SettingError(
             f"Bounded: agents {list(near)} hear nobody else, and two cannot outvote one of them; give a graph with at "

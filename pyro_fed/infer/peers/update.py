@@ -41,12 +41,12 @@ class Update(TiltedInference):
 
     @classmethod
     def kinds(cls) -> dict[str, type[Any]]:
-        """Those of `pf.tilted`, and in their place those that agents have under the same name."""
+        """The classes of `pf.tilted`, replaced by those here that have the same name."""
         return TiltedInference.kinds() | super().kinds()
 
     @classmethod
     def includes(cls, value: object) -> bool:
-        """Those of `pf.tilted` too."""
+        """Whether a value is an update, or any `pf.tilted` inference."""
         return super().includes(value) or TiltedInference.includes(value)
 
 
@@ -119,7 +119,7 @@ class SVI(Update):
 
     @property
     def needs_diagonal(self) -> bool:
-        """With the parameters' own units."""
+        """Whether the fit is in the parameters' own units."""
         return self.units == "parameters"
 
     @property
@@ -134,11 +134,11 @@ class SVI(Update):
         )
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
-        """The guide's draws, and minibatches."""
+        """Draws of the guide, and minibatches."""
         return self.guide_fit.draw_noise(problem, num_rows, generator)
 
     def infer(self, problem: Problem, numerics: Numerics, received: Received, data: ClientData, noise: Noise) -> Tilted:
-        """Guides fitted to cavity × likelihood: Eq. (3) as published, where the cavity is q_i itself."""
+        """Fit guides to cavity × likelihood: Eq. (3) as published, where the cavity is q_i itself."""
         guide = self.guide_fit.fit(problem, received.q, received.cavity, data, noise, received.pace)
         return site_from(guide, received.cavity)
 
@@ -146,10 +146,7 @@ class SVI(Update):
 def check_update(agents: CountedRows, solver: TiltedInference, accelerates: bool) -> None:
     """Refuse settings of `P2PVI` that have no effect with an update, or contradict it.
 
-    Args:
-        agents: the algorithm.
-        solver: its update.
-        accelerates: whether its sites are taken where Anderson acceleration points to.
+    `accelerates` says whether sites are taken at Anderson's points.
 
     Raises:
         SettingError: names the setting and the cure.
