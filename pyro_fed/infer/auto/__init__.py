@@ -1,4 +1,4 @@
-"""Several algorithms in turn: the answer of the first one that nothing speaks against."""
+"""Several algorithms in turn: the result of the first one without doubts."""
 
 from pyro_fed.conventions.doors import door
 

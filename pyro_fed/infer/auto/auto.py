@@ -1,4 +1,4 @@
-"""The answer, not the choice: FedEP, and what else its answer's doubts ask for.
+"""FedEP, followed by further algorithms if its result is doubtful.
 
     with a server   FedEP → FedAIS of its sites → FedAIS around those draws → DSVGD → FedAIS of its particles → FSGLD
                     where a latent's scale is itself latent, before DSVGD: FedEP and both FedAIS on the non-centred
@@ -53,7 +53,7 @@ class Auto(Plan):
         aim_mean_error: the error of a mean that is aimed at, in SDs, as the audit's chains or the answer's own weights
             estimate it. An answer that misses an aim, but has no doubts, is followed by stages that may be better, see
             `refine`.
-        aim_sd_factor: the factor by which an SD may be off, as an aim likewise.
+        aim_sd_factor: the factor by which an SD may be off, also as an aim.
         refine: the most stages that are tried for a missed aim; 0: none.
 
     Raises:

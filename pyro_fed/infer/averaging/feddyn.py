@@ -47,7 +47,7 @@ class FedDyn(FedProx):
         unit: what `chain_steps` counts: "steps" or "epochs".
         prior: add the log prior, each client the same share of it.
         damping: refused: the server's step is the method's.
-        server_optimiser: refused likewise.
+        server_optimiser: refused as well.
         proximal: μ, on the scale of the log-likelihood a row.
 
     Raises:

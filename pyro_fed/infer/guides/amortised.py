@@ -3,8 +3,8 @@
     A_k(z, ψ_k) = E[log p(y_k, u_k | x) - log q_ψk(u_k | y_k, x)]       u_k by ε_k of the client, x the values at z
 
 Its gradient in z is client k's score in place of that of log p_k, and its gradient in ψ_k moves the client's own
-parameters. The guide is amortised: a function of the rows, such as a network. One that has parameters for each row
-would have to know which rows a client has.
+parameters. The guide is amortised: a function of the rows, such as a network. A guide with parameters for each row
+would need to know which rows a client has.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pyro_fed.infer.guides.program import GuideProgram, flat
 
 
 class _Substituted(Messenger):
-    """Global sites have the values that they are given; those inside the plate are drawn."""
+    """Give global sites their values, and draw those inside the plate."""
 
     def __init__(self, values: Mapping[str, Tensor], plate: str, constants: dict[str, Any]) -> None:
         super().__init__()
@@ -41,12 +41,7 @@ def local_gradients(
 ) -> tuple[Tensor, Tensor]:
     """Gradients of one client's A_k, a mean over draws, in the draws (S, D), times S, and in ψ_k, float64.
 
-    Args:
-        program: the guide.
-        own: ψ_k.
-        points: z, (S, D).
-        batch: the client's rows.
-        seed: of ε_k.
+    `own` is ψ_k, `points` are z (S, D), and `seed` is that of ε_k.
     """
     with program.at(program.start, seed, own), torch.enable_grad():
         z = points.detach().clone().requires_grad_()
@@ -64,12 +59,9 @@ def local_gradients(
 
 
 def local_bound(program: GuideProgram, z: Tensor, batch: Batch) -> Tensor:
-    """log p(y_k, u_k | x) - log q(u_k | y_k, x) of one draw of u_k, summed over a client's rows: ().
+    """log p(y_k, u_k | x) - log q(u_k | y_k, x) of one draw of u_k, summed over a client's rows: (); z is (D,).
 
-    Args:
-        program: the guide, within `at`.
-        z: (D,).
-        batch: the client's rows.
+    It is called within the program's `at`.
     """
     problem, rows = program.problem, batch.rows
     drawn = drawn_inside(program, problem.execute_at(z, rows).filler.values, rows)
@@ -91,13 +83,7 @@ def local_bound(program: GuideProgram, z: Tensor, batch: Batch) -> Tensor:
 
 
 def drawn_inside(program: GuideProgram, values: Mapping[str, Tensor], rows: tuple[Tensor, ...]) -> Any:
-    """The trace of a guide on some rows, its global sites given.
-
-    Args:
-        program: the guide, within `at`.
-        values: of the global sites.
-        rows: row tensors, each (m, ...).
-    """
+    """The trace of a guide on some rows (m, ...), with its global sites' values given; within the program's `at`."""
     problem = program.problem
     sharded = bool(problem.arguments.rows)
     args, kwargs = problem.arguments.rebuild(rows if sharded else ())

@@ -1,8 +1,8 @@
 """Pyro guides that FedEP can federate in natural parameters: automatic Gaussian guides, by the family that they span.
 
 `AutoDiagonalNormal` and `AutoNormal` are diagonal Gaussians on the unconstrained scale, `AutoMultivariateNormal` is a
-full one. Every other automatic guide is no exponential family with sites to multiply and divide, not even
-`AutoLowRankMultivariateNormal`: a product of low-rank factors has full rank. `SFVI` fits these as they are.
+full one. No other automatic guide is an exponential family with sites to multiply and divide, not even
+`AutoLowRankMultivariateNormal`: a product of low-rank factors has full rank. `SFVI` fits these directly.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FAMILIES: dict[str, Literal["diag", "full"]] = {
     "AutoNormal": "diag",
     "AutoMultivariateNormal": "full",
 }
-#: What fits the other automatic guides, by their names; `SFVI(guide=...)` where none stands here.
+#: The algorithm that fits another automatic guide, by the guide's name; by default `SFVI(guide=...)`.
 FITTED_BY = {
     "AutoLaplaceApproximation": "FedLaplace(), which finds the mode and its Hessian",
     "AutoDelta": "SFVI(guide=AutoDelta), whose answer is a point, the MAP estimate; FedLaplace() has its SDs as well",
@@ -34,12 +34,7 @@ def is_hand_written(guide: Any) -> bool:
 
 
 def guided_covariance(owner: Any, guide: Any, covariance: str) -> Literal["diag", "full"]:
-    """The covariance that an automatic guide says, in place of an open setting.
-
-    Args:
-        owner: the algorithm, for messages.
-        guide: class or instance.
-        covariance: the setting, "auto" where it is open.
+    """The covariance of an automatic guide, in place of the setting if that is "auto"; `owner` is for messages.
 
     Raises:
         SettingError: the guide is hand-written, has no Gaussian family, or not that of the setting.

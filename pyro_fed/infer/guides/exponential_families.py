@@ -25,7 +25,7 @@ from pyro_fed.ops.matrices import times
 
 
 class Family(ABC):
-    """One family; `event_dim` trailing dimensions of a value belong to one member."""
+    """A family of distributions; `event_dim` trailing dimensions of a value belong to one member."""
 
     kind: ClassVar[Any]
     event_dim = 0
@@ -36,7 +36,7 @@ class Family(ABC):
 
     @abstractmethod
     def distribution(self, natural: Tensor) -> dist.Distribution:
-        """The member of parameters (*batch, p), whose `rsample` can be differentiated."""
+        """The members with parameters (*batch, p), whose `rsample` can be differentiated."""
 
     @abstractmethod
     def statistics(self, x: Tensor) -> Tensor:
@@ -47,7 +47,7 @@ class Family(ABC):
         """Whether each member can be normalised, (*batch,)."""
 
     def draws(self, natural: Tensor) -> Tensor:
-        """One draw of each member (S, *batch, p), differentiable; of normal ones the second half mirrors the first."""
+        """One draw of each member (S, *batch, p), differentiable; for normal ones the second half mirrors the first."""
         found: Tensor = self.distribution(natural).rsample()
         return found
 
@@ -192,12 +192,12 @@ class DirichletFamily(Family):
 
 
 def _mirrored(like: Tensor) -> Tensor:
-    """Standard normal numbers (S, ...), the second half the first with the other sign."""
+    """Standard normal numbers (S, ...), whose second half is minus the first."""
     half = torch.randn_like(like[: (len(like) + 1) // 2])
     return torch.cat([half, -half])[: len(like)].detach()
 
 
-#: Looked up by `isinstance`.
+#: The families, which are looked up by `isinstance`.
 FAMILIES: tuple[Family, ...] = (
     LogNormalFamily(),
     NormalFamily(),

@@ -5,8 +5,7 @@
 with reparametrised gradients, as Pyro's `SVI` does with `Trace_ELBO` and an automatic Gaussian guide, or Bayes by
 backprop for a network, for all clients of a round in one compiled step. The guide begins at a Gaussian of mean m and
 covariance A A', so that Adam's rate is in its SDs; with `units` "parameters" and a diagonal A a step of the location is
-one of θ, as where μ and log σ are what Adam moves (a step of log σ is the same in both). Adam starts afresh in every
-round.
+one of θ, as if Adam moves μ and log σ (a step of log σ is the same in both). Adam starts afresh in every round.
 
 Source: Kingma & Ba (2015), Adam; Blundell et al. (2015), *Weight uncertainty in neural networks*.
 
@@ -72,18 +71,10 @@ class GuideFit:
         noise: Noise,
         pace: Tensor | None = None,
     ) -> Gaussian:
-        """The guides of C clients.
+        """The guides of C clients, Gaussians (C,) of the structure of `start`, at which they begin.
 
-        Args:
-            problem: the model.
-            start: where the guides begin, (C,), proper.
-            cavity: c, (C,), proper or not.
-            data: the clients' rows.
-            noise: of `draw_noise`, (steps, C, ...).
-            pace: factors of Adam's rate, (C,); None is one.
-
-        Returns:
-            (C,) Gaussians of the structure of `start`.
+        `cavity` c (C,) may be improper; `noise` is of `draw_noise`, (steps, C, ...), and `pace` (C,) are factors of
+        Adam's rate, None for one.
         """
         mean, factor = start.mean(), start.root()
         rows, dims = with_batches(data, self.batch_size)
@@ -122,17 +113,10 @@ class GuideFit:
 
 
 def negative_elbo(problem: Problem, guide: tuple[Tensor, Tensor], frame: Frame, batch: Batch, draws: Tensor) -> Tensor:
-    """The negative evidence lower bound up to a constant, for one client.
+    """The negative evidence lower bound of one client up to a constant, ().
 
-    Args:
-        problem: the model's densities.
-        guide: a, (D,), and `raw`, (D,) or (D, D).
-        frame: precision and eta of the cavity, A, m.
-        batch: the client's rows.
-        draws: z, (S, D).
-
-    Returns:
-        A 0-d tensor.
+    `guide` is a, (D,), and `raw`, (D,) or (D, D); `frame` holds precision and eta of the cavity, A and m; `draws` are
+    z, (S, D).
     """
     loc, raw = guide
     precision, eta, factor, mean = frame
@@ -149,5 +133,5 @@ def negative_elbo(problem: Problem, guide: tuple[Tensor, Tensor], frame: Frame, 
 
 
 def lower(raw: Tensor) -> Tensor:
-    """Lower triangular, with the exponential of the diagonal: (..., D, D)."""
+    """A lower triangular matrix, with the exponential of the diagonal: (..., D, D)."""
     return torch.tril(raw, -1) + torch.diag_embed(raw.diagonal(dim1=-2, dim2=-1).exp())

@@ -1,4 +1,4 @@
-"""The sites of a guide against those of the model: names, and supports."""
+"""Comparison of a guide's sites with those of the model: names, and supports."""
 
 from __future__ import annotations
 
@@ -11,16 +11,12 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.running.trace_sites import innermost, unconstraining
 from pyro_fed.errors import SettingError, warn_user
 
-#: Unconstrained values, which together reach all of a support, up to rounding.
+#: Unconstrained values, which together cover a support, up to rounding.
 REACHING = (-16.0, -4.0, -1.0, 0.0, 1.0, 4.0, 16.0)
 
 
 def sampled_sites(trace: Any) -> dict[str, Any]:
-    """The messages of the sites of a guide's trace that are sampled, by name.
-
-    Args:
-        trace: of Pyro.
-    """
+    """The messages of the sampled sites in Pyro's trace of a guide, by name."""
     return {
         name: node
         for name, node in trace.nodes.items()
@@ -29,14 +25,10 @@ def sampled_sites(trace: Any) -> dict[str, Any]:
 
 
 def check_names(guide: str, found: set[str], problem: Problem, cure: str, warn: bool = True) -> None:
-    """Refuse a guide that has not the model's global sites, or others; warn of those inside the plate.
+    """Refuse a guide whose global sites are not the model's; warn about those inside the plate.
 
-    Args:
-        guide: its name.
-        found: names of its sites, without auxiliary ones.
-        problem: the model's densities.
-        cure: the end of the message.
-        warn: whether those inside the plate are not used.
+    `found` are the names of the guide's sites, without auxiliary ones; `cure` ends the message, and `warn` says whether
+    the sites inside the plate are not used.
 
     Raises:
         SettingError: lists the sites.
@@ -57,12 +49,7 @@ def check_names(guide: str, found: set[str], problem: Problem, cure: str, warn: 
 
 
 def check_support(guide: str, msg: Any, support: Any) -> None:
-    """Refuse a site whose distribution reaches beyond the model's support.
-
-    Args:
-        guide: its name.
-        msg: the site's message in a trace of the guide.
-        support: the model's.
+    """Refuse a site, with its message `msg`, whose distribution reaches beyond the model's support.
 
     Raises:
         SettingError: names the site and both supports.
@@ -77,18 +64,14 @@ def check_support(guide: str, msg: Any, support: Any) -> None:
 
 
 def _points_of(transform: Any, value: Tensor) -> list[Tensor]:
-    """Values that reach all of a support: those that a transform gives at points that are far away, and near."""
+    """Values that cover a support: those that a transform gives at points that are far away, and near."""
     shape = transform.inverse_shape(value.shape)
     signs = (1 - 2 * (torch.arange(shape.numel()) % 2)).reshape(shape).to(value.dtype)
     return [transform(size * part) for size in REACHING for part in (torch.ones_like(signs), signs)]
 
 
 def model_sites(problem: Problem) -> dict[str, tuple[Any, Any]]:
-    """Each latent site's support and transform.
-
-    Args:
-        problem: the model's densities.
-    """
+    """Each latent site's support and transform."""
     found = {}
 
     def source(msg: Any, transform: Any) -> Tensor:

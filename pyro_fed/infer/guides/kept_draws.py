@@ -1,4 +1,4 @@
-"""Draws of a fitted guide, which are made while it is at hand and kept: a state has no functions of Pyro's."""
+"""Draws of a fitted guide, made while it is available and stored, because a state has no functions of Pyro's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.setting_checks import check_at_least
 
-#: Draws that are kept where nobody asks for more: what the audit wants to see.
+#: Number of draws that are stored by default: as many as the audit uses.
 DEFAULT_KEPT_DRAWS = 4000
 
 
@@ -29,14 +29,14 @@ class KeptDraws:
         check_at_least(self, 1, "num_guide_draws", allow_none=True)
 
     def for_draws(self, num_draws: int) -> Self:
-        """Keeps so many, unless the settings say how many."""
+        """The algorithm with this number of draws, unless the settings give one."""
         if self.num_guide_draws is not None:
             return self
         return replace(self, num_guide_draws=max(num_draws, DEFAULT_KEPT_DRAWS))
 
     @property
     def kept_draw_count(self) -> int:
-        """S."""
+        """S, the number of draws that are stored."""
         return DEFAULT_KEPT_DRAWS if self.num_guide_draws is None else self.num_guide_draws
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:

@@ -1,4 +1,4 @@
-"""Pyro's global param store, and its global random numbers, for the time that a guide runs."""
+"""Pyro's global param store, and its global random numbers, while a guide runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 @contextmanager
 def own_params(seed: int) -> Iterator[None]:
-    """An empty param store and a seeded generator, both put back as they were."""
+    """An empty param store and a seeded generator; both are restored afterwards."""
     store = pyro.get_param_store()
     before = store.get_state()
     with torch.random.fork_rng(devices=[]):

@@ -3,8 +3,8 @@
     z_s = g_φ(ε_s),    log q_φ(x_s),    s = 1..S        with x the sites' values, z the same on the unconstrained scale
 
 φ are the guide's `pyro.param` values and the parameters of its modules on their unconstrained scales, as Pyro's own
-optimisers move them, so that constraints are kept. The guide runs in a param store of its own, whose tensors get the
-values of φ for the time of a run. Random numbers come from the seed: the same seed gives the same ε, whatever φ.
+optimisers move them, so that constraints are kept. The guide runs in a param store of its own, whose tensors have the
+values of φ during a run. Random numbers come from the seed: the same seed gives the same ε, whatever φ.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pyro_fed.errors import SettingError
 from pyro_fed.infer.guides.guide_sites import check_names, check_support, model_sites, sampled_sites
 from pyro_fed.infer.guides.param_store import own_params
 
-#: What a refusal of a guide's names ends in.
+#: End of the message that refuses a guide's names.
 CURE = "give it these sites, or take an automatic guide such as AutoMultivariateNormal"
 
 
@@ -55,13 +55,13 @@ class GuideProgram:
     """A guide of one problem.
 
     Args:
-        guide: as it is called.
+        guide: the callable.
         problem: the model's densities.
         store: the state of Pyro's param store that the guide runs with.
-        start: φ as the guide begins, (P,), float64.
-        own_start: ψ as the guide begins: parameters of sites inside the plate alone, where the guide has such.
+        start: the initial φ, (P,), float64.
+        own_start: the initial ψ: parameters of sites inside the plate alone, if the guide has such.
         mappable: whether `vmap` may draw several times at once.
-        is_own: of each parameter, whether it is one of ψ.
+        is_own: whether each parameter is one of ψ.
         amortised: whether the guide's sites inside the plate are used, on any rows.
     """
 
@@ -86,13 +86,7 @@ class GuideProgram:
 
     @contextmanager
     def draws(self, params: Tensor, count: int, seed: int) -> Iterator[GuideDraws]:
-        """Draws at φ; their gradients can be taken within the context.
-
-        Args:
-            params: φ, (P,).
-            count: S.
-            seed: of ε.
-        """
+        """S `count` draws at φ (P,); their gradients can be taken within the context. `seed` is that of ε."""
         with self.at(params, seed, self.own_start):
             if self.mappable:
                 values, log_density = mapped_draws(self._draw, torch.zeros(count))
@@ -114,25 +108,12 @@ class GuideProgram:
         return torch.stack([torch.as_tensor(node["log_prob_sum"]) for node in nodes]).sum()
 
     def points(self, params: Tensor, count: int, seed: int) -> Tensor:
-        """z of `draws`, (S, D), without derivatives.
-
-        Args:
-            params: φ, (P,).
-            count: S.
-            seed: of ε.
-        """
+        """z of `draws`, (S, D), without derivatives."""
         with torch.no_grad(), self.draws(params, count, seed) as found:
             return found.z.detach()
 
     def gradient(self, params: Tensor, count: int, seed: int, objective: Callable[[GuideDraws], Tensor]) -> Tensor:
-        """∇_φ of a function of draws, (P,), float64.
-
-        Args:
-            params: φ, (P,).
-            count: S.
-            seed: of ε.
-            objective: of the draws, a 0-d tensor.
-        """
+        """∇_φ (P,), float64, of a function of draws, `objective`, that returns a 0-d tensor; else as `draws`."""
         with torch.enable_grad(), self.draws(params, count, seed) as found:
             value = objective(found)
             if not value.requires_grad:
@@ -142,13 +123,7 @@ class GuideProgram:
 
     @contextmanager
     def at(self, params: Tensor, seed: int, own: Tensor) -> Iterator[None]:
-        """The guide's parameters have the values φ and ψ, and afterwards those that they had before.
-
-        Args:
-            params: φ, (P,).
-            seed: of random numbers.
-            own: ψ.
-        """
+        """A context in which the guide's parameters are φ (P,) and ψ, `own`, and random numbers come from `seed`."""
         with own_params(seed), run_by_pyro(self.problem.dtype, self.problem.bound.constants):
             pyro.get_param_store().set_state(self.store)
             _write(self.leaves, params)
@@ -161,7 +136,7 @@ class GuideProgram:
 
 
 def _leaves(store: Any) -> list[Tensor]:
-    """The tensors of a param store's state, each once, by name: in what order a guide meets them may change."""
+    """The tensors of a param store's state, each once, by name, because the order of their use may change."""
     return list({id(leaf): leaf for _, leaf in sorted(store["params"].items())}.values())
 
 
@@ -177,13 +152,9 @@ def flat(parts: Any) -> Tensor:
 
 @lru_cache(maxsize=8)
 def guide_program(guide: Any, problem: Problem) -> GuideProgram:
-    """A guide of a problem.
+    """The program of a guide: an automatic one, class or instance, a function of the model's arguments or a module.
 
-    Sites inside the plate are used where the guide runs on any rows; else a warning says that they are not.
-
-    Args:
-        guide: an automatic guide, class or instance, a function of the model's arguments, or a `PyroModule`.
-        problem: the model's densities.
+    Sites inside the plate are used if the guide runs on any rows; otherwise a warning says that they are not.
 
     Raises:
         SettingError: a site that cannot be reparametrised, one that the model lacks, a global site of the model that
@@ -218,12 +189,12 @@ def guide_program(guide: Any, problem: Problem) -> GuideProgram:
 
 
 def _one_row(problem: Problem) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The model's arguments with as few rows as it can be run on."""
+    """The model's arguments with as few rows as it can run on."""
     return problem.arguments.rebuild(problem.fewest_rows if problem.arguments.rows else ())
 
 
 def _takes_any_rows(program: GuideProgram) -> bool:
-    """Whether the sites inside the plate follow the rows that the guide is given: parameters of each row do not."""
+    """Whether the sites inside the plate follow the rows that the guide gets, which parameters for each row do not."""
     problem, sizes = program.problem, set[int]()
 
     def one_row() -> None:
@@ -237,7 +208,7 @@ def _takes_any_rows(program: GuideProgram) -> bool:
 
 
 def _check_rows(guide: str, program: GuideProgram) -> None:
-    """Refuse global sites that follow the rows, which nobody has together."""
+    """Refuse global sites that depend on the rows, which no process has together."""
     found: list[Tensor] = []
     for one_row in (True, False):
         alike = replace(program, amortised=one_row)

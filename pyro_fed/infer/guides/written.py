@@ -1,8 +1,8 @@
 """A hand-written guide as a product of exponential families, in one flat vector of natural parameters.
 
-The guide is run on the model's arguments, in a param store of its own, and gives its families, their shapes and where q
-begins. Its global sites have to be independent of each other. Its local ones, inside the plate, may depend on anything:
-they are left aside.
+A run of the guide on the model's arguments, in a param store of its own, gives its families, their shapes and the
+initial q. Its global sites have to be independent of each other. Its local ones, inside the plate, may depend on
+anything: they are not used.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from pyro_fed.infer.guides.exponential_families import FAMILIES, Family
 from pyro_fed.infer.guides.guide_sites import check_names, check_support, model_sites, sampled_sites
 from pyro_fed.infer.guides.param_store import own_params
 
-#: What every refusal of a guide ends in.
+#: End of every message that refuses a guide.
 CURE = "use SFVI(guide=...), which takes any guide that can be reparametrised, or AutoMultivariateNormal"
 
 
 @dataclass(frozen=True, eq=False)
 class GuideSite:
-    """One global site: its family, λ as the guide begins, (*batch, p), and the model's transform of its support."""
+    """One global site: its family, its initial λ, (*batch, p), and the model's transform of its support."""
 
     name: str
     family: Family
@@ -64,16 +64,16 @@ class GuideFamily:
 
     @property
     def start(self) -> Tensor:
-        """λ as the guide begins, (P,)."""
+        """The initial λ, (P,)."""
         return torch.cat([site.start.flatten() for site in self.sites])
 
     def split(self, natural: Tensor) -> list[Tensor]:
-        """λ (..., P) site by site, (..., *batch, p)."""
+        """λ (..., P) by site, (..., *batch, p)."""
         parts = torch.split(natural, [site.start.numel() for site in self.sites], -1)
         return [part.reshape(*part.shape[:-1], *site.start.shape) for part, site in zip(parts, self.sites, strict=True)]
 
     def proper(self, natural: Tensor) -> bool:
-        """Whether λ (P,) is a distribution."""
+        """Whether λ (P,) is that of a distribution."""
         parts = zip(self.sites, self.split(natural), strict=True)
         return bool(natural.isfinite().all()) and all(bool(site.family.proper(part).all()) for site, part in parts)
 
@@ -143,7 +143,7 @@ class GuideFamily:
 
 
 def _rows(outputs: Tensor, inputs: Tensor) -> Tensor:
-    """d outputs[s, a] / d inputs[s, b] as (S, A, B), where draw s depends on row s alone."""
+    """d outputs[s, a] / d inputs[s, b] as (S, A, B), if draw s depends on row s alone."""
     columns = [torch.autograd.grad(outputs[:, a].sum(), inputs, retain_graph=True)[0] for a in range(outputs.shape[1])]
     return torch.stack(columns, 1)
 

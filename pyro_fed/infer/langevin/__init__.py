@@ -1,4 +1,4 @@
-"""Langevin dynamics: Markov chains that travel from client to client, or run at each and are averaged."""
+"""Langevin dynamics: Markov chains that travel from client to client, or run at each client and are averaged."""
 
 from pyro_fed.conventions.doors import door
 

@@ -6,8 +6,8 @@ Each chain is split in half. With z the normal scores of a coordinate's ranks ov
     ESS    = m n / τ,    τ = -1 + 2 Σ_j P_j + ρ_2J⁺,    P_j = min over i ≤ j of ρ_2i + ρ_2i+1
 
 ρ_t the autocorrelations of all halves together, J the first pair whose sum is not positive (Geyer's initial monotone
-sequence). R-hat is the larger of that and the one of |draw - median|, which sees scales that differ. The numbers are
-ArviZ's, which computes one coordinate after the other and ranks three times.
+sequence). R-hat is the larger of this one and that of |draw - median|, which detects scales that differ. The numbers
+equal ArviZ's, which computes one coordinate after the other and ranks three times.
 """
 
 from __future__ import annotations
@@ -19,55 +19,40 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
-#: Numbers that are worked on at once: what stays in a processor's cache, and needs no new memory from the system.
+#: Numbers that are processed at once: an amount that stays in a processor's cache and needs no new memory.
 PIECE = 16_384
-#: Effective draws below which a run warns: so many a chain, as is usual, up to four chains.
+#: Effective draws below which a run warns: this many for each chain, as is usual, up to four chains.
 FEWEST_EFFECTIVE_A_CHAIN, USUAL_CHAINS = 100, 4
 
 
 def fewest_effective(num_chains: int) -> int:
-    """Effective draws of all chains together below which a run warns.
-
-    Args:
-        num_chains: how many there are.
-    """
+    """Number of effective draws of all `num_chains` chains together below which a run warns."""
     return FEWEST_EFFECTIVE_A_CHAIN * min(num_chains, USUAL_CHAINS)
 
 
 def r_hat_limit(num_chains: int) -> float:
-    """R-hat above which chains disagree: 1.01 of up to four chains, more of more.
+    """R-hat above which `num_chains` chains disagree: 1.01 for up to four chains, more for more.
 
-    The means of m halves of n draws each, worth e draws in all, have the variance m / e of the draws': R-hat² is about
-    1 + m / e. The limit is that of the fewest e that go without a warning, whatever the number of chains: their common
-    mean, and by the folded draws their SD, is off by e^(-1/2) then, 0.05 SDs. More chains are shorter, and each is less
-    sure of its own mean, not all of them of theirs.
-
-    Args:
-        num_chains: how many there are.
+    The means of m halves of n draws each, equivalent to e independent draws in all, have m / e times the variance of
+    the draws: R-hat² is about 1 + m / e. The limit is that of the smallest e without a warning, whatever the number of
+    chains: the error of their common mean, and by the folded draws of their SD, is then e^(-1/2), 0.05 SDs. With more
+    chains each is shorter and knows its own mean less well, but all together know theirs as well.
     """
     return math.sqrt(1 + 2 * num_chains / fewest_effective(num_chains))
 
 
 def chains_converged(num_chains: int, r_hat: float, ess: float, wanted: int) -> bool:
-    """Whether chains agree and have as many effective draws as wanted.
+    """Whether chains agree and have as many effective draws as wanted; a single chain agrees.
 
-    Args:
-        num_chains: how many there are; one alone agrees.
-        r_hat: the largest of all coordinates.
-        ess: the smallest, of all chains together.
-        wanted: effective draws.
+    `r_hat` is the largest over the coordinates, `ess` the smallest, of all chains together.
     """
     return ess >= wanted and (num_chains == 1 or r_hat <= r_hat_limit(num_chains))
 
 
 def rhat_and_ess(draws: Array) -> tuple[Array, Array]:
-    """R-hat (D,) and bulk ESS (D,), at least four draws a half.
+    """R-hat (D,) and bulk ESS (D,), float64, from finite draws (chain, draw, D) that are constant in no coordinate.
 
-    Args:
-        draws: (chain, draw, D), finite, in no coordinate constant.
-
-    Returns:
-        both, float64.
+    Each half of a chain has at least four draws.
     """
     size = max(1, PIECE // (draws.shape[0] * draws.shape[1]))
     pieces = [_of_few(draws[..., first : first + size]) for first in range(0, draws.shape[2], size)]
@@ -113,7 +98,7 @@ def _normal_scores(halves: Array) -> tuple[Array, Array]:
 
 @lru_cache(maxsize=2)
 def _scores_of(number: int) -> Array:
-    """Normal scores of all mean ranks that there can be among so many: 1, 1.5, 2, ..."""
+    """Normal scores of all mean ranks that are possible among `number` draws: 1, 1.5, 2, ..."""
     from scipy import special
 
     ranks = 1 + np.arange(2 * number - 1) / 2

@@ -1,7 +1,7 @@
-"""Chains at the server: where they are, which of their steps were kept, and what these say about convergence.
+"""Chains at the server: their positions, the steps that were kept, and convergence diagnostics.
 
-The draws live in buffers (chain, capacity, ...) that only ever grow at their end: a state of an earlier round shares
-the buffer and knows by its own `kept` how much of it is its own.
+The draws are in buffers (chain, capacity, ...) that only grow at their end: the state of an earlier round shares the
+buffer, and its own `kept` is the length of its part.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ from pyro_fed.infer.langevin.chain_diagnostics import rhat_and_ess
 from pyro_fed.infer.langevin.client_state import Visit
 from pyro_fed.ops.entries import evenly
 
-#: Draws a chain that the buffers have room for at first.
+#: Capacity of the buffers at first, in draws of a chain.
 FIRST_CAPACITY = 256
-#: Numbers that they have room for at first, where that is fewer draws.
+#: Capacity of the buffers at first, in numbers, if that is fewer draws.
 FIRST_NUMBERS = 10_000_000
-#: Coordinates that are judged, evenly spaced, where there are more.
+#: Largest number of coordinates that are judged; of more, evenly spaced ones are.
 JUDGED_COORDINATES = 2000
 #: R-hat and ESS are computed again when the number of draws has grown by this share,
 GROWTH = 1.25
-#: or, where the run ends at so many effective draws, when there should be as many by what there were, within these:
-#: of few effective draws their number is not known well.
+#: or, if the run ends at a number of effective draws, when the present rate predicts that number, within these limits:
+#: the rate is not known well from few effective draws.
 FORECAST = (1.05, 1.5)
-#: As long as there should be so many times as many, they grow by this share: the end is not within reach.
+#: While the predicted draws are more than this multiple of the present ones, they grow by this share.
 DISTANT_END_FACTOR, FAR_GROWTH = 4.0, 2.0
-#: Draws of all chains that are judged, evenly spaced, where there are more: the slowest coordinate, by which chains
-#: are judged, is far from having as many effective draws.
+#: Largest number of draws of all chains that are judged; of more, evenly spaced ones are. The slowest coordinate, which
+#: decides, has far fewer effective draws.
 JUDGED_DRAWS = 8_000
-#: Of those, at least so many for each effective draw that the run ends at.
+#: Smallest number of judged draws for each effective draw at which the run ends.
 JUDGED_FOR_ONE = 4
-#: Draws a chain before which R-hat and ESS say nothing.
+#: Number of draws of a chain below which R-hat and ESS are not computed.
 FEWEST_JUDGED_DRAWS = 8
 
 
 class Draws(NamedTuple):
-    """Draws of M chains, with what is known of each.
+    """Draws of M chains, with the client, gradient norm and step size of each.
 
     Attributes:
         draws: (M, n, D).
-        client: the client that the chain was at; -1 where it was at all of them, (M, n).
+        client: the client that the chain was at; -1 if it was at all of them, (M, n).
         gradient_norm: of the preconditioned score, (M, n).
         step_size: h, (M, n).
     """
@@ -56,16 +56,16 @@ class Draws(NamedTuple):
 
 
 class ChainStore(NamedTuple):
-    """The server's account of M chains.
+    """The server's record of M chains.
 
     Attributes:
         position: where the chains are, (M, D).
-        steps: how many each has made, ().
-        kept: draws of each that are kept, ().
+        steps: number of steps of each chain, ().
+        kept: number of draws of each that are kept, ().
         buffers: kept draws at their beginning, and room for more.
         r_hat: the largest of all coordinates when the chains were last judged; NaN before.
-        ess: the smallest then, of all chains together; NaN before.
-        judged: draws of a chain that were kept then, ().
+        ess: the smallest at that time, of all chains together; NaN before.
+        judged: draws of a chain that were kept at that time, ().
     """
 
     position: Tensor
@@ -87,23 +87,21 @@ class ChainStore(NamedTuple):
 
     @classmethod
     def of(cls, state: State) -> ChainStore:
-        """From the server's state."""
+        """The chains in the server's state."""
         buffers = Draws(*(state[f"kept_{name}"] for name in Draws._fields))
         return cls(buffers=buffers, **{name: state[name] for name in cls._fields if name != "buffers"})
 
     def state(self) -> State:
-        """As entries of the server's state."""
+        """The entries of the server's state."""
         entries = self._asdict()
         buffers: Draws = entries.pop("buffers")
         return entries | {f"kept_{name}": value for name, value in buffers._asdict().items()}
 
     def append(self, more: Draws, wanted: int | None = None) -> ChainStore:
-        """With more draws at the end, (M, n, ...).
+        """The chains with more draws (M, n, ...) at the end.
 
-        Args:
-            more: the draws.
-            wanted: effective draws of all chains that the run ends at, which those that are judged must be able to
-                show.
+        `wanted` is the number of effective draws of all chains at which the run ends; enough draws are judged to show
+        it.
         """
         count = more.draws.shape[1]
         if count == 0:
@@ -112,21 +110,17 @@ class ChainStore(NamedTuple):
         return self._replace(buffers=Draws(*buffers), kept=self.kept + count)._judge(wanted)
 
     def store(self, visits: Visit, local_steps: int, burn_in: int, thin: int, wanted: int | None) -> list[ChainStore]:
-        """The chains after each of R rounds: of steps t > burn_in, those that are multiples of `thin` are kept.
+        """The chains after each of R rounds, whose `visits` have the shapes (R, M, ...).
 
-        Args:
-            visits: of M chains in R rounds, (R, M, ...).
-            local_steps: T.
-            burn_in: first steps that are not kept.
-            thin: one step in so many is kept.
-            wanted: as for `append`.
+        Of steps t > `burn_in`, those that are multiples of `thin` are kept; T is `local_steps`, and `wanted` is as for
+        `append`.
         """
         rounds, _, sent = visits.draws.shape[:3]
         taken = self.steps + local_steps // sent * torch.arange(1, rounds * sent + 1)
         keep = (taken > burn_in) & (taken % thin == 0)
 
         def in_order(value: Tensor) -> Tensor:
-            """(R, M, n, ...) as (M, R n, ...), of the steps that are kept."""
+            """The kept steps of (R, M, n, ...) as (M, R n, ...)."""
             return value.transpose(0, 1).flatten(1, 2)[:, keep]
 
         client = visits.client.T.repeat_interleave(sent, 1)[:, keep]
@@ -139,16 +133,16 @@ class ChainStore(NamedTuple):
         return [*states[:-1], states[-1]._replace(r_hat=last.r_hat, ess=last.ess, judged=last.judged)]
 
     def next_look(self, wanted: int | None) -> int:
-        """How many draws a chain there are, an even number, when the chains are judged again."""
+        """Number of draws in a chain, an even number, at which the chains are judged again."""
         from_last = _growth(float(self.ess), wanted) * int(self.judged)
         return 2 * math.ceil(max(FEWEST_JUDGED_DRAWS, from_last) / 2)
 
     def sample(self, num_draws: int) -> Tensor:
-        """At most `num_draws` kept draws a chain, evenly spaced, (M, n, D); where they are if none is kept."""
+        """At most `num_draws` kept draws of each chain, evenly spaced, (M, n, D); the positions if none is kept."""
         return self.thinned(self.buffers.draws, num_draws) if int(self.kept) else self.position[:, None]
 
     def thinned(self, buffer: Tensor, num_draws: int) -> Tensor:
-        """What a buffer has of the draws that `sample` gives, (M, n, ...)."""
+        """The entries of a buffer for the draws of `sample`, (M, n, ...)."""
         kept = int(self.kept)
         if kept == 0:
             return buffer[:, :1]
@@ -156,11 +150,11 @@ class ChainStore(NamedTuple):
         return buffer[:, at]
 
     def figures(self) -> dict[str, float]:
-        """R-hat, the largest of all coordinates, ESS, the smallest, and draws that are kept of a chain."""
+        """The largest R-hat and the smallest ESS of the coordinates, and the number of kept draws of a chain."""
         return {"r_hat": float(self.r_hat), "ess": float(self.ess), "kept": float(self.kept)}
 
     def _judge(self, wanted: int | None) -> ChainStore:
-        """R-hat (largest) and ESS (smallest) over the coordinates, where there are enough new draws."""
+        """Compute R-hat (largest) and ESS (smallest) over the coordinates, if there are enough new draws."""
         kept = int(self.kept)
         if kept < self.next_look(wanted):
             return self
@@ -179,7 +173,7 @@ class ChainStore(NamedTuple):
 
 
 def _append_to_buffer(buffer: Tensor, value: Tensor, kept: int) -> Tensor:
-    """The buffer with values behind those that are kept, in twice the room where it is full."""
+    """The buffer with values after those that are kept, with its capacity doubled if it is full."""
     more = value.shape[1]
     if kept + more > buffer.shape[1]:
         room = buffer.new_zeros(len(buffer), max(buffer.shape[1], more), *buffer.shape[2:])
@@ -189,7 +183,7 @@ def _append_to_buffer(buffer: Tensor, value: Tensor, kept: int) -> Tensor:
 
 
 def _growth(ess: float, wanted: int | None) -> float:
-    """By what share the draws grow until they are judged again."""
+    """The share by which the draws grow until they are judged again."""
     if wanted is None or not ess > 0:
         return GROWTH
     least, most = FORECAST

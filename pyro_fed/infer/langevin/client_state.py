@@ -1,4 +1,4 @@
-"""What a client of a Langevin sampler keeps between visits, what it receives, and what it sends."""
+"""The state of a Langevin sampler's client between visits, what it receives, and what it sends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyro_fed.infer.langevin.gradients import Conducive, TrustRegion
 
 
 class ClientState(NamedTuple):
-    """A client's state, of several clients (C, ...); None where a sampler has no use for an entry.
+    """A client's state, of several clients (C, ...); None if a sampler does not use an entry.
 
     Attributes:
         inverse_f: 1/f_s.
@@ -20,7 +20,7 @@ class ClientState(NamedTuple):
         anchor: θ*, the mode of p(θ) Π q_s(θ), (D,).
         factor: A of the preconditioner A A', (D, D) or its diagonal (D,).
         anchor_score: gradient of all its rows' log-likelihood at θ*, (D,).
-        longest_step: how long a derived step may be here.
+        longest_step: the longest derived step at this client.
         pull: α g_s(θ*), (D,).
         pull_slope: α (P - P_s/f_s), (D, D) or (D,).
         metric: the posterior's precision, by which the distance from θ* is measured, (D, D) or (D,).
@@ -40,15 +40,15 @@ class ClientState(NamedTuple):
 
     @classmethod
     def of(cls, state: State) -> ClientState:
-        """From a dictionary of tensors, as the run keeps it."""
+        """The state from a dictionary of tensors."""
         return cls(**{name: state[name] for name in cls._fields if name in state})
 
     def state(self) -> State:
-        """As a dictionary of tensors, without what there is not."""
+        """A dictionary of tensors, without the entries that are None."""
         return {name: value for name, value in self._asdict().items() if value is not None}
 
     def with_conducive(self, conducive: Conducive) -> ClientState:
-        """With the conducive gradient."""
+        """The state with the conducive gradient."""
         region = conducive.region
         radius = {"metric": region.metric, "trust_radius": region.radius} if region else {}
         return self._replace(pull=conducive.value, pull_slope=conducive.slope, **radius)
@@ -63,22 +63,20 @@ class ClientState(NamedTuple):
         return Conducive(self.anchor, self.pull, self.pull_slope, TrustRegion(self.metric, self.trust_radius))
 
     def limit_step(self, step_size: Tensor, at: Tensor | slice = slice(None)) -> Tensor:
-        """h of visits: a derived one is as short as the client needs it.
+        """h of visits, no longer than each client allows.
 
-        Args:
-            step_size: of the chains.
-            at: which of these clients each chain is at, of its shape; chain by chain by default.
+        `at` gives the client of each chain, of the shape of `step_size`; by default chain c is at client c.
         """
         return step_size if self.longest_step is None else torch.minimum(step_size, self.longest_step[at])
 
 
 class Arrival(NamedTuple):
-    """What a client receives of each chain that visits it, (C, ...).
+    """What a client receives for each chain that visits it, (C, ...).
 
     Attributes:
         position: where the chain is, (C, D).
         client: the client's number, (C,).
-        steps: how many the chain has made, (C,).
+        steps: number of steps of the chain so far, (C,).
         step_size: h of its steps, before they fall or are shortened, (C,).
     """
 
@@ -89,16 +87,16 @@ class Arrival(NamedTuple):
 
     @classmethod
     def of(cls, received: State) -> Arrival:
-        """From what was received."""
+        """The arrival in a client's received state."""
         return cls(*(received[name] for name in cls._fields))
 
     def state(self) -> State:
-        """As it is sent."""
+        """The message to the client."""
         return self._asdict()
 
 
 class Visit(NamedTuple):
-    """What C visits send: where chains are, and every `stride`-th of their T steps; of R rounds (R, C, ...).
+    """What C visits send: the chains' positions, and every `stride`-th of their T steps; of R rounds (R, C, ...).
 
     Attributes:
         position: where the chain is, (C, D).
@@ -116,9 +114,9 @@ class Visit(NamedTuple):
 
     @classmethod
     def of(cls, messages: State) -> Visit:
-        """From a message."""
+        """The visits in a message."""
         return cls(*(messages[name] for name in cls._fields))
 
     def state(self) -> State:
-        """As a message."""
+        """The message of the visits."""
         return self._asdict()

@@ -2,8 +2,8 @@
 
     v_s(θ) + α g_s(θ)                                        Eq. (7) of el Mekkaoui et al.
 
-The server replays such a visit to the Gaussian of all sites, with the client's own random numbers, and judges it by
-that: how far it moved the answer, and what `Bounded` leaves of it. The equations are those of `held_visits`.
+The server replays such a visit to the Gaussian of all sites, with the client's own random numbers. The comparison shows
+how far the visit moved the result, and is the basis of the limits of `Bounded`. The equations are in `held_visits`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ConduciveVisits(VisitingLangevin):
         check_positive(self, "trust", allow_none=True)
 
     def equip(self, clients: ClientState, begin: Beginning, share: Tensor) -> ClientState:
-        """With α g_s of each client, Eq. (6)."""
+        """The clients' states with α g_s, Eq. (6)."""
         return give_conducive_gradients(super().equip(clients, begin, share), begin, share, self.alpha, self.trust)
 
     def build_gradient(self, client: ClientState, anchor: Tensor | None = None) -> Score:
@@ -55,7 +55,7 @@ class ConduciveVisits(VisitingLangevin):
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """As `Langevin` has it, and what visits are compared with: the surrogates' Gaussian, the cohort's errors."""
+        """Start as `Langevin`, and keep the surrogates' Gaussian and the cohort's errors, to compare visits with."""
         shared, local = super().init(problem, num_clients, generator, start)
         if self.contributions().bounding_obstacle():
             return shared, local
@@ -63,7 +63,7 @@ class ConduciveVisits(VisitingLangevin):
         return shared | reference(local["anchor"][0], local["factor"][0], mismatch), local
 
     def incomparable(self) -> str:
-        """Why a visit cannot be compared with one to the surrogates, and the cure; "" where it can."""
+        """The reason why a visit cannot be compared with one to the surrogates, and the cure; "" if it can."""
         if self.surrogates is None or not self.precondition:
             return "visits are compared with those to surrogates: give surrogates, and leave precondition=True"
         if self.batch_size is not None and not self.control_variate:
@@ -71,5 +71,5 @@ class ConduciveVisits(VisitingLangevin):
         return ""
 
     def contributions(self) -> Contributions:
-        """The visits beside the same visits to the surrogates."""
+        """The visits, which are compared with the same visits to the surrogates."""
         return VisitContributions(self)

@@ -1,7 +1,7 @@
-"""Contributions of the clients that chains visit, and noise that chains have from privacy.
+"""Contributions of the clients that chains visit, and noise of chains that comes from privacy.
 
-The server replays a visit to the Gaussian of all sites, with the client's own random numbers: beside that it judges how
-far the visit moved the answer, and what `Bounded` leaves of it. The equations are those of `held_visits`.
+The server replays a visit to the Gaussian of all sites, with the client's own random numbers. The comparison shows how
+far the visit moved the result, and is the basis of the limits of `Bounded`. The equations are in `held_visits`.
 """
 
 from __future__ import annotations
@@ -26,26 +26,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class VisitContributions(Contributions):
-    """Of `FSGLD`: visits beside the same visits to the surrogates."""
+    """Contributions to `FSGLD`: visits, which are compared with the same visits to the surrogates."""
 
     replayed_noise: ClassVar[frozenset[str]] = frozenset({"normal"})
 
     def visit_weights(self, shared: State, clients: Tensor) -> Tensor:
-        """p_c, the part of its chain that a visit has, (C,): all of it.
-
-        Args:
-            shared: the server's state.
-            clients: of the visits, (C,), or of several rounds (R, C).
-        """
+        """p_c, the part of its chain that each visit has, (C,), or (R, C) for R rounds: all of it."""
         return shared["position"].new_ones(clients.shape)
 
     def bounding_obstacle(self) -> str | None:
-        """A visit is compared with one to the surrogates, in their units."""
+        """The reason why a visit cannot be compared with one to the surrogates, or None."""
         why: str = self.algorithm.incomparable()
         return why
 
     def bounded_messages(self, limits: Bounded, shared: State, ledger: State, sent: SentMessages) -> BoundedMessages:
-        """Visits that are within reach of the same visits to the surrogates."""
+        """Limit visits to the reach of the same visits to the surrogates."""
         stride, midpoint = self.algorithm.stride, self.algorithm.midpoint
         steps, noise, _ = self._replay(shared, sent)
         held, cut = held_visits(shared, sent.messages, steps, noise, stride, midpoint, limits.pull)
@@ -53,14 +48,14 @@ class VisitContributions(Contributions):
         return BoundedMessages(shared, held | {"step_size": own.expand_as(held["step_size"])}, {}, cut)
 
     def client_shift_sds(self, shared: State, ledger: State, sent: SentMessages) -> Tensor:
-        """By where visits end besides where the same visits to the surrogates do; zero without surrogates."""
+        """Distances between the ends of visits and of the same visits to the surrogates; zero without surrogates."""
         if "held_mean" not in shared:
             return torch.zeros(len(sent.clients), dtype=torch.float64)
         steps, noise, weight = self._replay(shared, sent)
         return self._shifts([shared], sent.messages["position"][None], steps[None], noise[None], weight[None])[0]
 
     def client_shift_sds_of_rounds(self, before: Sequence[State], ledger: State, sent: SentMessages) -> Tensor | None:
-        """All visits of R rounds at once, where steps are alike and the noise is known."""
+        """Distances of all visits of R rounds at once, if their steps are equal and the noise is known."""
         if self.algorithm.decay or sent.noise is None or "held_mean" not in before[0]:
             return super().client_shift_sds_of_rounds(before, ledger, sent)
         weight = self.visit_weights(before[0], sent.clients)
@@ -70,15 +65,15 @@ class VisitContributions(Contributions):
         return self._shifts(before, sent.messages["position"], steps, noise, weight)
 
     def _shifts(self, before: Sequence[State], ends: Tensor, steps: Tensor, noise: Tensor, weight: Tensor) -> Tensor:
-        """`departures` of R rounds, (R, C), each for its part of its chain."""
+        """`departures` of R rounds, (R, C), each times its part of its chain."""
         chains = before[0]["position"].shape[0]
         start = torch.stack([shared["position"] for shared in before]).repeat_interleave(ends.shape[1] // chains, 1)
         return departures(before[0], start, ends, steps, noise, self.algorithm.midpoint) * weight
 
     def _replay(self, shared: State, sent: SentMessages) -> tuple[Tensor, Tensor, Tensor]:
-        """h of the steps (T,), the noise (C, T, D) and the parts (C,) of the visits of those who were asked.
+        """h of the steps (T,), the noise (C, T, D) and the parts (C,) of the visits, by the clients that were asked.
 
-        Not of whom a message says that it is from, nor of the part that it claims.
+        The client's number and the part that a message claims are not used.
         """
         weight = self.visit_weights(shared, sent.clients)
         shape, dtype = (self.algorithm.local_steps, shared["position"].shape[-1]), shared["position"].dtype
@@ -92,37 +87,37 @@ class VisitContributions(Contributions):
 
 @dataclass(frozen=True)
 class AveragedVisitContributions(VisitContributions):
-    """Of `FALD`, whose chains average the visits to all clients."""
+    """Contributions to `FALD`, whose chains average the visits to all clients."""
 
     def visit_weights(self, shared: State, clients: Tensor) -> Tensor:
-        """p_c, the client's share among those of its chain."""
+        """p_c, the client's share among the clients of its chain."""
         weight: Tensor = self.algorithm.visit_weights(shared, clients)
         return weight
 
     def bounding_obstacle(self) -> str | None:
-        """A visit is compared with one to the surrogates, which conducive gradients make alike."""
+        """The reason why a visit cannot be compared with one to the surrogates, which conducive gradients allow."""
         return super().bounding_obstacle() or (
             "" if self.algorithm.alpha else "without conducive gradients visits differ as lies do: alpha=1"
         )
 
     def bounded_messages(self, limits: Bounded, shared: State, ledger: State, sent: SentMessages) -> BoundedMessages:
-        """Visits within reach of the same visits to the surrogates, of the weights that the clients were given."""
+        """Limit visits to the reach of the same visits to the surrogates, with the weights that the server gave."""
         held = super().bounded_messages(limits, shared, ledger, sent)
         return held._replace(messages={**held.messages, "weight": self.visit_weights(shared, sent.clients)})
 
     def substitute_messages(self, shared: State, ledger: State, messages: State, clients: Tensor) -> State | None:
-        """Nothing: `stand_in` has their visits stay where they began, so that a round is shorter by their share."""
+        """None: with `stand_in` the visits end where they began, so that a round is shorter by their share."""
         return {}
 
 
 @dataclass(frozen=True)
 class SummedContributions(Contributions):
-    """Of `SummedLangevin`: the noise of privacy is a part of the chain's own."""
+    """Contributions to `SummedLangevin`, where the noise of privacy is a part of the chain's own."""
 
     noise_in_draws: ClassVar[bool] = True
 
     def form_for(self, combination: Combination | None) -> Any:
-        """With the noise of a private release in the place of as much of the chain's own.
+        """The algorithm with the noise of a private release in place of as much of the chain's own.
 
         Raises:
             SettingError: the step is longer than this noise allows, rows are not shortened as the combination says, or
@@ -152,5 +147,5 @@ class SummedContributions(Contributions):
         return replace(algorithm, released_noise=noise)
 
     def form_for_clients(self) -> Any:
-        """Without the noise, which the server alone knows."""
+        """The algorithm without the noise, which only the server knows."""
         return replace(self.algorithm, released_noise=0.0)

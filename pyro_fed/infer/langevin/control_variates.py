@@ -1,4 +1,4 @@
-"""Langevin samplers on minibatches, whose noise a control variate takes away.
+"""Langevin samplers on minibatches, whose noise a control variate reduces.
 
     Σ_batch w_i ∇ log p(x_i | θ)   becomes   Σ_batch w_i [∇ log p(x_i | θ) - ∇ log p(x_i | θ*)]
                                            + Σ_all ∇ log p(x_i | θ*)
@@ -8,7 +8,7 @@ its rows once, or the chain's own position when a visit begins, where it compute
 2016, Algorithm 2) at one client with visits as long as an epoch, which needs no mode.
 
 Deviation (`minibatches`): pieces of a permutation in place of draws anew in each step. Over an epoch their noise
-cancels, so that a chain whose visits last an epoch or more, 20 steps of ten in 200 rows say, has less of it.
+cancels, so that a chain whose visits last an epoch or more, such as 20 steps of ten in 200 rows, has less of it.
 """
 
 from __future__ import annotations
@@ -58,22 +58,22 @@ class CorrectedLangevin(Langevin):
 
     @property
     def needs_surrogates(self) -> bool:
-        """For a control variate at their mode."""
+        """Whether a control variate at the surrogates' mode is used."""
         return self.control_variate is True
 
     def draw_picks(self, num_rows: int, batch_size: int, generator: torch.Generator, dtype: torch.dtype) -> Minibatch:
-        """Pieces of permutations, or draws anew."""
+        """Pieces of permutations, or independent draws."""
         drawn = draw_anew if self.minibatches == "anew" else draw_minibatches
         return drawn(num_rows, batch_size, self.local_steps, generator, dtype)
 
     def build_gradient(self, client: ClientState, anchor: Tensor | None = None) -> Score:
-        """Eq. (4), with its control variate at θ* where the client knows the gradient of all rows there."""
+        """Eq. (4), with its control variate at θ* if the client knows the gradient of all rows there."""
         if anchor is None or client.anchor_score is None:
             return super().build_gradient(client)
         return ControlVariateScore(client.inverse_f, anchor, client.anchor_score)
 
     def equip(self, clients: ClientState, begin: Beginning, share: Tensor) -> ClientState:
-        """With room for the gradient of all rows at θ*, which first visits compute."""
+        """The clients' states with an entry for the gradient of all rows at θ*, which first visits compute."""
         if not self.control_variate or self.batch_size is None:
             return clients
         return clients._replace(anchor_score=begin.anchor.new_zeros(len(share), len(begin.anchor)))
@@ -85,7 +85,7 @@ class CorrectedLangevin(Langevin):
         return {"anchor_score": problem.mapped(likelihood_score, (0, BATCHES), calls=0)(client.anchor, batch)}
 
     def score_of_visit(self, problem: Problem, client: ClientState, position: Tensor, data: ClientData) -> Score:
-        """With θ* at the mode, or where the chains are; all rows of a client leave nothing to correct."""
+        """The estimate with θ* at the mode, or at the chains' positions; with all rows there is no correction."""
         if client.anchor_score is None or self.takes_all_rows(data):
             return self.build_gradient(client)
         if self.control_variate == "visit":
@@ -105,7 +105,7 @@ class CorrectedLangevin(Langevin):
         at: Tensor,
         noise: Noise,
     ) -> LocalRounds | None:
-        """As `Langevin` has it, where visits compute nothing of their own."""
+        """R rounds of visits as for `Langevin`, if visits compute nothing of their own."""
         if self.control_variate == "visit":
             return None
         return super().local_rounds(problem, received, local, data, clients, at, noise)

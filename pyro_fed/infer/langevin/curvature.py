@@ -19,22 +19,14 @@ from pyro_fed.infer.sites.power_iteration import power_iteration
 from pyro_fed.ops.langevin import STABLE
 from pyro_fed.ops.matrices import times, times_transposed
 
-#: A derived step that is beyond stability becomes this share of the largest stable one.
+#: A derived step that is unstable becomes this share of the largest stable one.
 STABLE_STEP_SHARE = 0.25
 
 
 def largest_curvature(problem: Problem, position: Tensor, score: Score, factor: Tensor, batch: Batch) -> Tensor:
-    """λ of each client's score at its chain's position.
+    """λ (C,) of each client's score at its chain's position (C, D); negative if the dominant curvature points outwards.
 
-    Args:
-        problem: the model's densities.
-        position: (C, D).
-        score: of the clients, from all rows.
-        factor: A, of the clients.
-        batch: all rows of the clients.
-
-    Returns:
-        (C,), negative where the dominant curvature points outwards.
+    `score`, `factor` (A) and `batch` (all rows) are of the clients.
     """
     product = problem.mapped(_curve, (0, 0, 0, 0, BATCHES), calls=0)
     return power_iteration(lambda v: product(position, v, score, factor, batch), position)
@@ -48,27 +40,17 @@ def _curve(problem: Problem, z: Tensor, direction: Tensor, score: Score, factor:
 
 
 def longest_steps(step_size: Tensor, curvature: Tensor) -> Tensor:
-    """How long derived steps may be at clients where they were beyond stability, (C,); infinite elsewhere.
+    """Longest derived steps at clients where a step h (C,) was unstable, from λ (C,); infinite elsewhere.
 
     A derived step fits the curvature where that was measured. A density that is steeper where a chain is, such as
-    exp(θ) where a Gaussian reaches far to the right, wants shorter ones.
-
-    Args:
-        step_size: h, (C,).
-        curvature: λ, (C,).
+    exp(θ) where a Gaussian reaches far to the right, needs shorter ones.
     """
     beyond = step_size * curvature >= STABLE
     return torch.where(beyond, STABLE_STEP_SHARE * STABLE / curvature, torch.inf)
 
 
 def check_step(name: str, step_size: Tensor, curvature: Tensor, clients: Tensor) -> None:
-    """Refuse steps beyond stability before they are made.
-
-    Args:
-        name: of the algorithm.
-        step_size: h, (C,).
-        curvature: λ, (C,).
-        clients: their numbers, (C,).
+    """Refuse steps h (C,) that are unstable at curvature λ (C,), before they are made; `name` is the algorithm's.
 
     Raises:
         SettingError: names the client, h λ and the largest stable step.

@@ -68,5 +68,5 @@ class DSGLD(VisitingLangevin):
     sweeps: bool = True
 
     def default_schedule(self) -> Schedule:
-        """One client a chain: in random sweeps, or drawn with probabilities f_s."""
+        """One client for each chain: in random sweeps, or drawn with probabilities f_s."""
         return one_client(self.sweeps, self.probabilities)

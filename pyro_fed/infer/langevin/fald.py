@@ -15,10 +15,10 @@ Letters: f_c `probabilities`, p_c `weight`, T `local_steps`, h `step_size`, α `
 Deviations: none of the noise is shared by the clients (the source's ρ is 0), and the conducive gradient takes the
 place of Plassier's stochastic control variates. Those of `langevin.langevin` hold too, as settings.
 
-A client's own noise, h T / p_c in posterior variances, is 1/p_c times the average's: scores that are not linear
-average to another one there, and the bias goes with h T and the number of clients. Where no step size is given a round
-before the first (`surrogates.own_noise`) measures it, and visits are so short that it is at most `visit_error`. One
-step a visit, `local_steps=1` with `midpoint=False`, has none.
+A client's own noise, h T / p_c in posterior variances, is 1/p_c times the average's: there the average of scores that
+are not linear is biased, and the bias grows with h T and the number of clients. If no step size is given, a round
+before the first (`surrogates.own_noise`) measures the bias, and visits are so short that it is at most `visit_error`.
+One step for each visit, `local_steps=1` with `midpoint=False`, has no bias.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class FALD(ConduciveVisits):
 
     @property
     def needs_surrogates(self) -> bool:
-        """Conducive gradients are made of them, and so is a control variate at their mode."""
+        """Whether surrogates are used, for conducive gradients or a control variate at their mode."""
         return self.alpha > 0 or super().needs_surrogates
 
     def default_schedule(self) -> Schedule:
@@ -135,7 +135,7 @@ class FALD(ConduciveVisits):
         return All()
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
-        """What fits the surrogates, and measures the clients' own noise where the step depends on it."""
+        """The fit of the surrogates, with a measurement of the clients' own noise if the step depends on it."""
         first = super().warm_start(problem)
         surrogates = first or self.surrogates
         if self.step_size is not None or self.visit_error is None or not isinstance(surrogates, Algorithm | Given):
@@ -143,18 +143,18 @@ class FALD(ConduciveVisits):
         return OwnNoise(surrogates=surrogates, probabilities=self.probabilities)
 
     def visit_length(self, num_clients: int, start: Start | None) -> float:
-        """The longest visit whose bias is small enough, where that is known."""
+        """The longest visit whose bias is small enough, if that is known."""
         known = {} if start is None else start.shared
         if self.visit_error is None or "shift" not in known:
             return self.visit_time
         return longest_parallel_visit(self.visit_error, known, self.local_steps, self.midpoint, self.visit_time)
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
-        """What all chains tell, and h T of a visit."""
+        """The diagnostics of all chains, and h T of a visit."""
         return {**super().monitor(before, after), "visit_time": self.local_steps * float(after["step_size"])}
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
-        """Those of all chains, the cure of visits that are short, and visits whose bias nobody has measured."""
+        """The warnings of all chains, the cure of short visits, and visits whose bias is not measured."""
         notes, visit = super().warnings(record, problem), record.latest["visit_time"]
         if self.step_size is not None:
             return notes
@@ -165,7 +165,7 @@ class FALD(ConduciveVisits):
         return notes
 
     def download(self, shared: State, clients: Tensor) -> State:
-        """Each chain's position to all clients that work for it, with their weights."""
+        """Each chain's position, with the weights, for all clients of that chain."""
         if len(clients) % self.num_chains:
             raise SettingError(
                 f"FALD: {len(clients)} clients cannot be shared out to {self.num_chains} chains: use a schedule that "
@@ -176,17 +176,17 @@ class FALD(ConduciveVisits):
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
-        """T steps with the client's share of the noise."""
+        """Make T steps with the client's share of the noise."""
         scaled = {**noise, "normal": noise["normal"] * shared["weight"].rsqrt().unsqueeze(-1)}
         message, news, info = super().local_step(problem, shared, local, data, scaled)
         return message | {"weight": shared["weight"]}, news, info
 
     def contributions(self) -> Contributions:
-        """The visits beside the same visits to the surrogates."""
+        """The visits, which are compared with the same visits to the surrogates."""
         return AveragedVisitContributions(self)
 
     def visit_weights(self, shared: State, clients: Tensor) -> Tensor:
-        """p_c of each visit, (C,): the client's share among those of its chain."""
+        """p_c of each visit, (C,): the client's share among the clients of its chain."""
         f = shared["share"][clients].unflatten(-1, (self.num_chains, -1))
         part: Tensor = (f / f.sum(-1, keepdim=True)).flatten(-2)
         return part
@@ -196,7 +196,7 @@ class FALD(ConduciveVisits):
         weight, visits = self._by_chain(messages["weight"]), Visit.of(messages)
 
         def averaged(value: Tensor) -> Tensor:
-            """Of each chain."""
+            """The average over the clients of each chain."""
             return average(self._by_chain(value), weight)
 
         # Every client was visited: the column says so by -1.
@@ -206,13 +206,13 @@ class FALD(ConduciveVisits):
         return self.states_after(shared, chains, visits)
 
     def onward(self, received: State, messages: State, clients: Tensor) -> State:
-        """The clients of a chain, which are the same ones, begin where those before them have ended on average."""
+        """The next visits of a chain's clients, which are the same ones, from the average of the last ones."""
         position, weight = (self._by_chain(messages[name].unsqueeze(0)) for name in ("position", "weight"))
         start = average(position, weight)[0].repeat_interleave(position.shape[2], 0)
         return super().onward(received, {**messages, "position": start}, clients)
 
     def visits_a_round(self, shared: State) -> int:
-        """All clients, for each chain."""
+        """One visit to every client, for each chain."""
         return self.num_chains * len(shared["share"])
 
     def _by_chain(self, value: Tensor) -> Tensor:
@@ -221,10 +221,5 @@ class FALD(ConduciveVisits):
 
 
 def average(value: Tensor, weight: Tensor) -> Tensor:
-    """The weighted sum over the clients of each chain, (R, M, K, ...) to (R, M, ...).
-
-    Args:
-        value: one a client.
-        weight: with sum one, (R, M, K).
-    """
+    """The weighted sum over the clients of each chain, (R, M, K, ...) to (R, M, ...); weights (R, M, K) sum to one."""
     return (value * with_trailing_axes(weight, value)).sum(2)

@@ -1,4 +1,4 @@
-"""What speaks against draws of Langevin chains, and the cures."""
+"""Warnings about the draws of Langevin chains, and the cures."""
 
 from __future__ import annotations
 
@@ -13,27 +13,22 @@ from pyro_fed.infer.langevin.chain_diagnostics import fewest_effective, r_hat_li
 from pyro_fed.infer.langevin.chain_store import FEWEST_JUDGED_DRAWS
 from pyro_fed.infer.surrogates.local_sgld import tempered_clients
 
-#: Why chains that have no R-hat have none where their steps are derived.
+#: Why chains whose steps are derived have no R-hat.
 TOO_NARROW = (
     "steps are scaled by the Gaussian's SDs, which are narrower there than the dtype can tell, as in "
     "the neck of a funnel, where a Gaussian says nothing of the rest. float64 and more rounds do not help: give "
     "parameters whose scale is itself unknown a form in which it is not (fed.noncentred)"
 )
-#: Share of the longest visit below which chains that are too short are told why.
+#: Share of the longest visit below which chains that are too short get the reason.
 SHORT = 0.5
 
 
 def chain_findings(
     record: Record, problem: Problem, num_chains: int, burn_in: int, step_size: float | None
 ) -> list[Finding]:
-    """Chains that disagree, too few effective draws, and clients whose surrogates are poor.
+    """Warnings about chains that disagree, too few effective draws, and clients whose surrogates are poor.
 
-    Args:
-        record: what happened in the run.
-        problem: the model's densities.
-        num_chains: M.
-        burn_in: as it was set.
-        step_size: h, as it was set; None where it was derived.
+    `step_size` is None if it was derived.
     """
     tempered, last = tempered_clients(record), record.latest
     if last.get("kept", 0) == 0:
@@ -61,7 +56,7 @@ def chain_findings(
 
 
 def _hint(record: Record, problem: Problem) -> list[Finding]:
-    """The non-centred form for a funnel, unless a plan tries it."""
+    """Advice to use the non-centred form for a funnel, unless a plan tries it."""
     hints = [] if NONCENTRED in record.planned else funnel_hint(problem)
     return [sentences.funnel_is_likely(hint=hint) for hint in hints]
 
@@ -69,13 +64,9 @@ def _hint(record: Record, problem: Problem) -> list[Finding]:
 def with_reason_of_short_visits(
     notes: list[Finding], visit: float, visit_time: float, visit_error: float
 ) -> list[Finding]:
-    """What speaks against FALD's chains, with the cure where the clients' own noise has made visits short.
+    """FALD's warnings `notes`, with the cure if the clients' own noise has made visits short.
 
-    Args:
-        notes: what speaks against them.
-        visit: h T.
-        visit_time: the longest that it may be.
-        visit_error: what the clients' own noise may move.
+    `visit` is h T, `visit_time` the longest possible, and `visit_error` the largest bias by the clients' own noise.
     """
     if not notes or visit >= SHORT * visit_time:
         return notes
@@ -88,17 +79,15 @@ def with_reason_of_short_visits(
 
 
 def unmeasured_noise(problem: Problem) -> Finding:
-    """FALD's visits, whose bias nobody has measured."""
+    """A warning about FALD's visits if their bias is not measured."""
     cure = "use FSGLD(), or local_steps=1 with midpoint=False, which has none"
     return sentences.noise_of_clients_unmeasured(parameters=problem.dim, cures=[cure])
 
 
 def step_advice(step_size: float, is_given: bool) -> str:
-    """The cure of a chain that left the finite numbers: a smaller step, or less noise from minibatches.
+    """The cure of a chain that became non-finite: a smaller step than h, or less noise from minibatches.
 
-    Args:
-        step_size: h that it had.
-        is_given: whether a user has given it.
+    `is_given` says whether the user has given the step.
     """
     reduce = "reduce step_size below its present" if is_given else "give a step_size below the derived"
     return f"{reduce} {step_size:.3g}, or raise batch_size"

@@ -17,19 +17,19 @@ Algorithm 1, and where it stands here:
         v_s(θ) + α g_s(θ), Eq. (7)              `ConduciveScore`, which `ConduciveVisits.build_gradient` asks for
     Reassign_chain: samples are stored          `TravellingChains.combine`, `ChainStore.store`
 
-Letters: α `alpha`; all others, and the deviations, as in `langevin.langevin`. Eq. (7) of the paper leaves out the
-prior, which Algorithm 1 has; it is kept here.
+Letters: α `alpha`; all others, and the deviations, as in `langevin.langevin`. Eq. (7) of the paper omits the prior,
+which Algorithm 1 has; it is included here.
 
-Deviation: where no step size is given, a round before the first (`surrogates.mismatch`) measures how far the
-surrogates' scores are from the clients', and visits are so short that no parameter's variance grows by more than
-`visit_error` from it (`ops.visits` has the derivation). It also measures the largest curvature λ that a chain meets at
-a client, and steps are at most `STABLE_STEP_SHARE` of 4/λ, from which on they diverge: a posterior may be
-steeper where the chains go than where it was measured.
+Deviation: if no step size is given, a round before the first (`surrogates.mismatch`) measures how far the surrogates'
+scores are from the clients', and visits are so short that no parameter's variance grows by more than `visit_error` from
+it (`ops.visits` has the derivation). It also measures the largest curvature λ that a chain meets at a client, and steps
+are at most `STABLE_STEP_SHARE` of 4/λ, above which they diverge: a posterior may be steeper where the chains go than
+where it was measured.
 
 Such visits have few steps of many rows rather than many of a few: five of 800 rows for forty of 100, as many rows and
-as much noise of minibatches (it goes with h/m), and an eighth of the calls. As many chains run at once as usually have
-clients to visit: rounds for the same number of effective draws fall with them, and what is sent does not. In sweeps
-each is at another client (`schedule.Shuffled`): nobody waits for one that has two.
+as much noise of minibatches (it is proportional to h/m), and an eighth of the calls. As many chains run at once as
+there usually are clients to visit: more chains need fewer rounds for the same number of effective draws, and send as
+much. In sweeps each chain is at another client (`schedule.Shuffled`), so that no client has two.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from pyro_fed.infer.surrogates.surrogates import Given
 from pyro_fed.ops.langevin import STABLE
 from pyro_fed.ops.visits import longest_visit
 
-#: Visits of all chains together where no effective draws are asked for; and rounds at most where they are.
+#: Visits of all chains together if no effective draws are asked for; and the largest number of rounds if they are.
 VISITS, MOST_ROUNDS = 1_200, 10_000
 
 
@@ -124,19 +124,19 @@ class FSGLD(ConduciveVisits):
 
     @property
     def needs_surrogates(self) -> bool:
-        """The conducive gradient is made of them."""
+        """True: the conducive gradient is made of surrogates."""
         return True
 
     def default_schedule(self) -> Schedule:
-        """One client a chain: in random sweeps, or drawn with probabilities f_s."""
+        """One client for each chain: in random sweeps, or drawn with probabilities f_s."""
         return one_client(self.sweeps, self.probabilities)
 
     def default_rounds(self, num_clients: int) -> int:
-        """At most 10,000 visits a chain where it ends by itself; else 1,200 of all chains together."""
+        """At most 10,000 visits of each chain if `target_ess` ends the run; else 1,200 of all chains together."""
         return -(-VISITS // self.num_chains) if self.target_ess is None else MOST_ROUNDS
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
-        """What fits the surrogates, and measures them where the step depends on it."""
+        """The fit of the surrogates, with a measurement of their errors if the step depends on it."""
         first = super().warm_start(problem)
         surrogates = first or self.surrogates
         if self.step_size is not None or not isinstance(surrogates, Algorithm | Given):
@@ -150,7 +150,7 @@ class FSGLD(ConduciveVisits):
         return longest_visit(self.visit_error, worst, num_clients, in_sweeps, self.visit_time)
 
     def derived_step(self, num_clients: int, start: Start | None) -> tuple[float, float]:
-        """h of visits that are short enough, and far enough from where steps diverge."""
+        """h of visits that are short enough, and whose steps are stable."""
         step, full = super().derived_step(num_clients, start)
         steepest = float(required_start(start, self).shared["curvature"])
         return min(step, STABLE_STEP_SHARE * STABLE / steepest), full

@@ -10,7 +10,7 @@ Source: el Mekkaoui et al., *Federated stochastic gradient Langevin dynamics*, E
 
 The control variate is taken at one point θ* (Baker et al., 2019), or where the chain is when a visit begins, which is
 SVRG-LD (Dubey et al., 2016, Algorithm 2). SAGA-LD (Algorithm 1 there) keeps the gradient g_i that each row had when it
-was last drawn: its memory, which a step hands on to the next. The f-weighted mean of each estimate over clients and
+was last drawn, in a memory that each step passes to the next. The f-weighted mean of each estimate over clients and
 minibatches is the posterior's score.
 
 With Gaussian surrogates g_s is linear, so that a client holds its value at one point θ* and its slope:
@@ -20,10 +20,10 @@ With Gaussian surrogates g_s is linear, so that a client holds its value at one 
 and one evaluation costs one product of a matrix and a vector, whatever the number of clients.
 
 Deviation (`trust`): beyond R posterior SDs from θ*, g_s is taken at the point of that distance in θ's direction.
-P - P_s/f_s is indefinite, so that far out g_s would drive a chain away exponentially while it stays at one client. The
-point is the same for all clients, so the f-weighted mean of g_s is still zero.
+P - P_s/f_s is indefinite, so that far from θ* g_s would drive a chain away exponentially while it stays at one client.
+The point is the same for all clients, so the f-weighted mean of g_s is still zero.
 
-Fields have a leading axis of clients where they stand beside others; in a step they are those of one client.
+Fields have a leading axis of clients outside of steps; in a step they are those of one client.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from pyro_fed.density.rows.batches import Batch
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.matrices import times_transposed
 
-#: What an estimate remembers from step to step, a pytree; () of all but `SagaScore`.
+#: State of an estimate from step to step, a pytree; () of all but `SagaScore`.
 Memory = Any
 
 
@@ -51,21 +51,13 @@ class Score(Protocol):
     ) -> tuple[Tensor, Memory]:
         """The estimate at θ, (D,), and the memory after it.
 
-        Args:
-            problem: the model's densities.
-            z: θ, (D,).
-            batch: the rows of the step, with their weights.
-            picks: which of the client's rows these are; () where they are all.
-            memory: of the step before.
+        `batch` has the rows of the step, with their weights; `picks` are their places among the client's rows, () if
+        they are all.
         """
 
 
 class MinibatchScore(NamedTuple):
-    """Eq. (4), of the rows of a step alone.
-
-    Attributes:
-        inverse_f: 1/f_s.
-    """
+    """Eq. (4), from the rows of a step alone; `inverse_f` is 1/f_s."""
 
     inverse_f: Tensor
 
@@ -82,7 +74,7 @@ class MinibatchScore(NamedTuple):
 
 
 class ControlVariateScore(NamedTuple):
-    """Eq. (4) with each row's gradient less the one at θ*, of which the sum over all rows is known.
+    """Eq. (4) with each row's gradient less the one at θ*, whose sum over all rows is known.
 
     Attributes:
         inverse_f: 1/f_s.
@@ -110,30 +102,21 @@ class ControlVariateScore(NamedTuple):
 
 
 class Table(NamedTuple):
-    """The memory of `SagaScore`.
-
-    Attributes:
-        table: g_i, (N, D).
-        table_sum: Σ g_i, (D,).
-    """
+    """The memory of `SagaScore`: g_i, (N, D), and Σ g_i, (D,)."""
 
     table: Tensor
     table_sum: Tensor
 
 
 class SagaScore(NamedTuple):
-    """Eq. (4) with each row's gradient less the one that it had when it was last drawn.
-
-    Attributes:
-        inverse_f: 1/f_s.
-    """
+    """Eq. (4) with each row's gradient less the one from when it was last drawn; `inverse_f` is 1/f_s."""
 
     inverse_f: Tensor
 
     def estimate(
         self, problem: Problem, z: Tensor, batch: Batch, picks: Any = (), memory: Memory = ()
     ) -> tuple[Tensor, Memory]:
-        """v_s(θ), and the table with the rows' gradients at θ in the place of their old ones, see `Score`."""
+        """v_s(θ), and the table with the rows' gradients at θ in place of their old ones, see `Score`."""
         # The table has each row once, at its power; the weight N/m that makes up for those not drawn comes after.
         once = Batch(batch.rows, batch.weight / picks.weight)
         change = row_scores(problem, z, once) - memory.table[picks.position]
@@ -144,18 +127,13 @@ class SagaScore(NamedTuple):
 
 
 class TrustRegion(NamedTuple):
-    """R posterior SDs about θ*.
-
-    Attributes:
-        metric: the posterior's precision, by which distances are measured, (D, D) or (D,).
-        radius: R.
-    """
+    """R posterior SDs (`radius`) about θ*; `metric`, the posterior's precision, (D, D) or (D,), measures distances."""
 
     metric: Tensor
     radius: Tensor
 
     def reach(self, offset: Tensor) -> Tensor:
-        """The part of a way from θ* that is within it."""
+        """The part of an offset from θ* that is within the region."""
         distance = (offset * times_transposed(self.metric, offset)).sum().sqrt()
         return (self.radius / distance).clamp_max(1.0)
 
@@ -167,7 +145,7 @@ class Conducive(NamedTuple):
         anchor: θ*, (D,).
         value: α g_s(θ*), (D,).
         slope: α (P - P_s/f_s), (D, D) or (D,).
-        region: beyond which it stops growing; () where it grows everywhere.
+        region: where it grows; () if it grows everywhere.
     """
 
     anchor: Tensor
@@ -186,12 +164,7 @@ class Conducive(NamedTuple):
 
 
 class ConduciveScore(NamedTuple):
-    """Eq. (7): an estimate v_s with the conducive gradient added.
-
-    Attributes:
-        unbiased: v_s.
-        conducive: α g_s.
-    """
+    """Eq. (7): an estimate v_s, `unbiased`, with the conducive gradient α g_s added."""
 
     unbiased: Score
     conducive: Conducive
@@ -205,18 +178,14 @@ class ConduciveScore(NamedTuple):
 
 
 def plus_conducive(unbiased: Score, conducive: Conducive | None) -> Score:
-    """Eq. (7), or the estimate alone where clients have no conducive gradient."""
+    """Eq. (7), or the estimate alone if clients have no conducive gradient."""
     return unbiased if conducive is None else ConduciveScore(unbiased, conducive)
 
 
 def conducive_gradients(sites: Gaussian, shares: Tensor, anchor: Tensor, weight: float) -> Conducive:
     """α g_s of all clients, everywhere linear, in the anchor's dtype.
 
-    Args:
-        sites: q_s, batch (K,).
-        shares: f_s, (K,).
-        anchor: θ*, (D,).
-        weight: α.
+    `sites` are q_s (K,), `shares` f_s (K,), `anchor` θ* (D,) and `weight` α.
     """
     own = sites.power(1 / shares.to(sites.eta.dtype))
     product = sites.product_over()

@@ -1,4 +1,4 @@
-"""What one client can do to a chain that visits it, where it is held to what surrogates say and the cohort departs.
+"""Limits on a client's effect on the chains that visit it, from the surrogates and the cohort's departures from them.
 
 A visit's randomness follows from the run's seed, the round and the client, so that the server can make the same visit
 to the Gaussian q = p Π_s q_s that it knows: p_t are that chain's positions. At a client whose score differs from q's by
@@ -6,12 +6,12 @@ e, in SDs of a parameter, the true positions z_t are
 
     z_t = p_t + O(t h / 2) e        h the step, in preconditioned time
 
-and what is sent is cut back to |z_t - p_t|_i ≤ R_i t h / 2 in SDs of θ_i. A chain is at one of K clients one part in K
-of its time, so that a liar moves the mean by at most R_i / K SDs in the long run. R_i is
+and the positions sent are cut back to |z_t - p_t|_i ≤ R_i t h / 2 in SDs of θ_i. A chain spends 1/K of its time at each
+of K clients, so that a malicious client moves the mean by at most R_i / K SDs in the long run. R_i is
 
     max(b m_i, `LEAST_REACH_SDS` K)   m_i the cohort's own departures, root mean square (`surrogates.mismatch`)
 
-Honest visits within it are left as they came, to the bit.
+Honest visits within R_i are unchanged, to the bit.
 """
 
 from __future__ import annotations
@@ -22,17 +22,15 @@ from torch import Tensor
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions import seeding
 
-#: What one client may move a mean in the long run, in SDs, however well the others' surrogates fit.
+#: Largest long-run effect of one client on a mean, in SDs, however well the others' surrogates fit.
 LEAST_REACH_SDS = 0.5
 
 
 def reference(mean: Tensor, root: Tensor, mismatch: Tensor | None) -> State:
-    """What the server keeps of q for this: its mean, a root of its covariance, and how far the cohort departs.
+    """The entries about q in the server's state: its mean (D,), a root of its covariance, and the cohort's departures.
 
-    Args:
-        mean: of q, (D,).
-        root: A of its covariance A A', (D, D) or (D,).
-        mismatch: mean square departures, (D,), in SDs; None where nobody has measured them.
+    `root` is A of the covariance A A', (D, D) or (D,); `mismatch` are mean square departures in SDs, (D,), None if they
+    are not measured.
     """
     known = torch.zeros_like(mean) if mismatch is None else mismatch.clamp_min(0).sqrt().to(mean.dtype)
     return {"held_mean": mean, "held_root": root, "held_departure": known}
@@ -41,7 +39,7 @@ def reference(mean: Tensor, root: Tensor, mismatch: Tensor | None) -> State:
 def held_visits(
     shared: State, messages: State, steps: Tensor, noise: Tensor, stride: int, midpoint: bool, pull: float
 ) -> tuple[State, Tensor]:
-    """Visits within reach, and by how many SDs each was beyond it, (C,).
+    """Visits cut back to the reach, and by how many SDs each was beyond it, (C,).
 
     Args:
         shared: the server's state, with `reference`.
@@ -49,7 +47,7 @@ def held_visits(
         steps: h of each step, (T,), in preconditioned coordinates.
         noise: of each chain's steps, (C, T, D).
         stride: steps between positions that were sent.
-        midpoint: whether a step's score is taken, and its draw kept, half of the noise further on.
+        midpoint: whether a step's score and its draw are taken half of the noise further on.
         pull: b.
     """
     mean, root = shared["held_mean"], shared["held_root"]
@@ -80,15 +78,15 @@ def held_visits(
 
 
 def departures(shared: State, start: Tensor, ends: Tensor, steps: Tensor, noise: Tensor, midpoint: bool) -> Tensor:
-    """By how many SDs visits end away from the same visits to the surrogates, (R, C); none of those that failed.
+    """Distances (R, C) in SDs of visits' ends from those of the same visits to the surrogates; zero if one failed.
 
-    A visit to a Gaussian is linear in its noise, z_T = Π_t (1 - h_t / 2) z_0 + Σ_t c_t ξ_t, so that its end is known
-    at once.
+    A visit to a Gaussian is linear in its noise, z_T = Π_t (1 - h_t / 2) z_0 + Σ_t c_t ξ_t, so that its end has a
+    closed form.
 
     Args:
         shared: the server's state, with `reference`.
         start: where the C visits of R rounds began, (R, C, D).
-        ends: where they ended, likewise.
+        ends: where they ended, (R, C, D).
         steps: h of each step, (R, T).
         noise: of each visit's steps, (R, C, T, D).
         midpoint: whether a step's score is taken half of the noise further on.
@@ -110,26 +108,18 @@ def departures(shared: State, start: Tensor, ends: Tensor, steps: Tensor, noise:
 
 
 def _each(values: Tensor, matrix: Tensor) -> Tensor:
-    """A x of (R, C, D), as one product a round: one of another shape may differ in its last bits."""
+    """A x of (R, C, D), as one product for each round: a product of another shape may differ in its last bits."""
     return torch.bmm(values, matrix.T.expand(len(values), *matrix.shape))
 
 
 def _inverse(root: Tensor) -> Tensor:
-    """Of an upper triangular matrix."""
+    """The inverse of an upper triangular matrix."""
     unit = torch.eye(len(root), dtype=root.dtype, device=root.device)
     found: Tensor = torch.linalg.solve_triangular(root, unit, upper=True)
     return found
 
 
 def visit_noise(seed: int, round: int, clients: Tensor, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
-    """The normal numbers of visits, as the clients draw them first, (C, T, D).
-
-    Args:
-        seed: of the run.
-        round: its number.
-        clients: (C,).
-        shape: T, D.
-        dtype: of the chains.
-    """
+    """The normal numbers of visits, as the clients draw them first, (C, T, D); `shape` is (T, D)."""
     generators = seeding.torch_generators(seed, seeding.client_keys(round, clients.tolist()))
     return torch.stack([torch.randn(shape, generator=generator, dtype=dtype) for generator in generators])

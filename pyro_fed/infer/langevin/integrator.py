@@ -4,9 +4,9 @@
     θ' = θ + h/2 A A' v(θ) + η                        (1) of el Mekkaoui et al., in coordinates A⁻¹ θ
     θ' = θ + h/2 A A' v(θ + η/2) + η                  midpoint, draws at θ + η/2
 
-G = A A' is the preconditioner, A = I in the papers. The midpoint rule takes the score, and keeps the draw, half a noise
-further (Leimkuhler & Matthews, 2013, in the form of Vilmart, 2015). With exact scores the variance at a Gaussian target
-is then exact for every stable h, where Eq. (1) is too wide by 1/(1 - hλ/4).
+G = A A' is the preconditioner, A = I in the papers. The midpoint rule takes the score and the draw half a noise further
+(Leimkuhler & Matthews, 2013, in the form of Vilmart, 2015). With exact scores the variance at a Gaussian target is then
+exact for every stable h, while that of Eq. (1) is too large by a factor of 1/(1 - hλ/4).
 """
 
 from __future__ import annotations
@@ -23,19 +23,14 @@ from pyro_fed.ops.langevin import drifted, injected, pulled
 
 
 class LangevinState(NamedTuple):
-    """A chain between two steps.
-
-    Attributes:
-        position: θ, (D,).
-        memory: of the score's estimate.
-    """
+    """A chain between two steps: its position θ, (D,), and the memory of the score's estimate."""
 
     position: Tensor
     memory: Memory = ()
 
 
 class Client(NamedTuple):
-    """What does not change over the steps of a visit.
+    """Constants of the steps of a visit.
 
     Attributes:
         score: estimates v.
@@ -49,12 +44,12 @@ class Client(NamedTuple):
 
 
 class StepInput(NamedTuple):
-    """What each step has of its own.
+    """Inputs of one step.
 
     Attributes:
         normal: ξ, (D,).
         step_size: h.
-        picks: the minibatch; () where all rows are taken.
+        picks: the minibatch; () if all rows are taken.
     """
 
     normal: Tensor
@@ -63,12 +58,7 @@ class StepInput(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """What a step leaves.
-
-    Attributes:
-        draw: where the chain is judged and kept, (D,).
-        norm: of the preconditioned score, |A' v|.
-    """
+    """Output of a step: the draw (D,) that is judged and kept, and the norm |A' v| of the preconditioned score."""
 
     draw: Tensor
     norm: Tensor
@@ -76,16 +66,12 @@ class Trace(NamedTuple):
 
 @dataclass(frozen=True)
 class Integrator:
-    """A step of Eq. (1), or of the midpoint rule.
-
-    Args:
-        midpoint: which of the two.
-    """
+    """A step of Eq. (1), or of the midpoint rule."""
 
     midpoint: bool
 
     def step(self, problem: Problem, state: LangevinState, client: Client, x: StepInput) -> tuple[LangevinState, Trace]:
-        """The chain after a step, and what it leaves."""
+        """The chain after a step, and the step's output."""
         noise = injected(x.step_size, x.normal, client.factor)
         where = state.position + 0.5 * noise if self.midpoint else state.position
         batch = batch_of(client.rows, x.picks)

@@ -4,16 +4,16 @@ Source: el Mekkaoui et al., *Federated stochastic gradient Langevin dynamics*, A
 
     θ_{t+1} = θ_t + h_t/2 v(θ_t) + η_t,    η_t ~ N(0, h_t I)                                          (1), (3), (5)
 
-A sampler is put together of
+A sampler is composed of
 
     the estimate v of the score       `gradients`: Eq. (4), a control variate, SAGA's table, conducive gradients (7)
     the step                          `integrator`: Eq. (1), its preconditioner, the midpoint rule
     the step sizes h_t                `step_sizes`, and `curvature` for the longest stable one
     T steps of a visit                `visits`
     the chains at the server          `travelling`, with `chain_store`
-    where they begin                  `start`: the surrogates' Gaussian, its mode θ* and a root A of its covariance
+    where chains begin                `start`: the surrogates' Gaussian, its mode θ* and a root A of its covariance
 
-`Langevin` joins them: `build_gradient` says which estimate a sampler has, `local_step` makes T steps with it.
+`Langevin` joins them: `build_gradient` returns the sampler's estimate, `local_step` makes T steps with it.
 
 Letters: θ `position`, h `step_size`, v `score`, f_s `probabilities`, m `batch_size`, T `local_steps`, q_s
 `surrogates`, S clients. Several chains run at once, each at its own client.
@@ -22,14 +22,14 @@ Deviations, all settings, all off in the papers' recipes, and those of `gradient
 
 * `precondition`: G = A A' in place of I, the covariance of the Gaussian p(θ) Π_s q_s(θ), so that one step size
   serves posteriors of any scale: in the coordinates A⁻¹θ the posterior is about N(0, I).
-* the step size where none is given, in preconditioned coordinates: min(`largest_step`, t / T), for visits of time t,
+* the default step size, in preconditioned coordinates: min(`largest_step`, t / T), for visits of time t,
   at most `visit_time`. During a visit the score has an error of its own, that of one client's surrogate, so that a
   visit must be short against the chain's own relaxation time, which is 2 there; `FSGLD` measures these errors and
-  chooses t by them. SGLD has no clients and takes `largest_step`. Where the step is shorter than for t = `visit_time`
-  burn-in has as many steps more.
-* `sweeps`: where f_s is uniform, clients in random sweeps (`schedule.Shuffled`) instead of drawn anew for each visit:
-  what one client's error does the others undo, see `ops.visits`.
-* `target_ess`: the run ends when the slowest coordinate has so many effective draws and R-hat is small.
+  chooses t by them. SGLD has no clients and takes `largest_step`. If the step is shorter than for t = `visit_time`,
+  burn-in is longer by the same factor.
+* `sweeps`: if f_s is uniform, clients in random sweeps (`schedule.Shuffled`) instead of drawn anew for each visit:
+  the errors of one client and the others cancel, see `ops.visits`.
+* `target_ess`: the run ends when the slowest coordinate has this many effective draws and R-hat is small.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ from pyro_fed.infer.langevin.visits import Visits
 from pyro_fed.infer.surrogates.phase import Surrogates, check_surrogates, surrogate_phase
 from pyro_fed.infer.surrogates.surrogates import shares
 
-#: Why settings of a derived step are refused beside a given one.
+#: Why settings of a derived step are refused beside a given step.
 STEP_GIVEN = "the step is not derived where step_size is given; leave step_size out"
 
 
@@ -123,43 +123,39 @@ class Langevin(TravellingChains):
     # -- the estimate of the score --------------------------------------------------------------------------
     @property
     def needs_surrogates(self) -> bool:
-        """Whether the estimate is made of surrogates."""
+        """Whether the estimate uses surrogates."""
         return False
 
     def build_gradient(self, client: ClientState, anchor: Tensor | None = None) -> Score:
-        """v: that of Eq. (4), unless a sampler has another one.
+        """v: that of Eq. (4), unless a sampler overrides it.
 
-        Args:
-            client: the clients' states.
-            anchor: θ*, where a control variate is taken; None takes none.
+        `client` are the clients' states; `anchor` is θ*, where a control variate is taken, None for none.
         """
         return MinibatchScore(client.inverse_f)
 
     @abstractmethod
     def draw_picks(self, num_rows: int, batch_size: int, generator: torch.Generator, dtype: torch.dtype) -> Minibatch:
-        """The minibatches of a visit to a client with more rows than one has, (T, m)."""
+        """The minibatches of a visit to a client with more rows than one minibatch, (T, m)."""
 
     # -- the step sizes -------------------------------------------------------------------------------------
     @property
     def step_sizes(self) -> StepSizes:
-        """How steps fall."""
+        """The rule by which steps fall."""
         return StepSizes(self.local_steps, self.decay, self.decay_offset)
 
     def derived_step(self, num_clients: int, start: Start | None) -> tuple[float, float]:
-        """h where none is given, in preconditioned coordinates, and the step of full length that burn-in counts."""
+        """The derived h in preconditioned coordinates, and the step of full length, to which burn-in refers."""
         return self.largest_step, self.largest_step
 
     def longer_burn_in(self, burn_in: int, times: float, num_clients: int) -> int:
-        """A burn-in so many times as long, but no more than half a run by default, which then has draws to judge."""
+        """A burn-in `times` as long, but no more than half a run by default, so that draws remain to be judged."""
         half = self.default_rounds(num_clients) * self.local_steps // 2
         return max(burn_in, min(math.ceil(burn_in * times), half))
 
     def adapt_steps(self, server: ServerState, visits: Visit) -> ServerState:
-        """A derived h as short as any client needed its steps, a burn-in longer by as much, and who has been visited.
+        """The server's state with h as short as any client needed, burn-in longer by as much, and the visited clients.
 
-        Args:
-            server: its state.
-            visits: of R rounds, (R, C, ...).
+        `visits` are of R rounds, (R, C, ...).
         """
         if server.visited is None:
             return server
@@ -173,17 +169,17 @@ class Langevin(TravellingChains):
 
     # -- start ----------------------------------------------------------------------------------------------
     def warm_start(self, problem: Problem) -> Algorithm | None:
-        """The algorithm that fits the surrogates, if one has to."""
+        """The algorithm that fits the surrogates, if they have to be fitted."""
         return surrogate_phase(self.surrogates, self.temperature)
 
     def client_shares(self, num_clients: int) -> Tensor:
-        """f_s, (K,), float64: how often a chain is at each client."""
+        """f_s, (K,), float64: the share of a chain's visits to each client."""
         return shares(None, num_clients)
 
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """Chains at draws of p(θ) Π q_s(θ), or of the prior where there are no surrogates."""
+        """Start chains at draws of p(θ) Π q_s(θ), or of the prior if there are no surrogates."""
         share = self.client_shares(num_clients).to(problem.dtype)
         if self.surrogates is None:
             begin = at_prior(problem, self.num_chains, generator)
@@ -200,13 +196,7 @@ class Langevin(TravellingChains):
         return ServerState(chains, torch.tensor(burn_in), h, share, visited).state(), clients.state()
 
     def equip(self, clients: ClientState, begin: Beginning, share: Tensor) -> ClientState:
-        """The clients with what their estimate of the score needs.
-
-        Args:
-            clients: their states.
-            begin: where the chains begin.
-            share: f_s, (K,).
-        """
+        """The clients' states with what their estimate of the score needs; `share` is f_s, (K,)."""
         return clients
 
     # -- a visit --------------------------------------------------------------------------------------------
@@ -223,7 +213,7 @@ class Langevin(TravellingChains):
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
-        """T steps of each chain at its client (`Update` of Algorithm 1)."""
+        """Make T steps of each chain at its client (`Update` of Algorithm 1)."""
         arrival = Arrival.of(shared)
         client, news = self.after_first_visit(problem, arrival, ClientState.of(local), data)
         score = self.score_of_visit(problem, client, arrival.position, data)
@@ -233,7 +223,7 @@ class Langevin(TravellingChains):
     def after_first_visit(
         self, problem: Problem, arrival: Arrival, client: ClientState, data: ClientData
     ) -> tuple[ClientState, State]:
-        """Clients that have been visited, and what is new to them: how long a step may be is found at a first visit.
+        """The clients' states after their first visits, which find the longest step, and the new entries.
 
         Raises:
             SettingError: a given step is beyond stability.
@@ -255,7 +245,7 @@ class Langevin(TravellingChains):
         return {}
 
     def score_of_visit(self, problem: Problem, client: ClientState, position: Tensor, data: ClientData) -> Score:
-        """The estimate that visits of chains at these positions go by."""
+        """The estimate that visits of chains at these positions use."""
         return self.build_gradient(client)
 
     def takes_all_rows(self, data: ClientData) -> bool:
@@ -269,12 +259,12 @@ class Langevin(TravellingChains):
 
     # -- several rounds at once -----------------------------------------------------------------------------
     def rounds_ahead(self, shared: State) -> int:
-        """As `TravellingChains` has it; one as long as clients are still to say how long a derived step may be."""
+        """The rounds until the chains are judged; one as long as clients have not found their longest derived steps."""
         visited = ServerState.of(shared).visited
         return 1 if visited is not None and not bool(visited.all()) else super().rounds_ahead(shared)
 
     def draw_noises(self, problem: Problem, num_rows: Tensor, generators: Iterator[torch.Generator]) -> Noise | None:
-        """What `draw_noise` draws for many visits, in one tensor, where clients take all of their rows."""
+        """The draws of `draw_noise` for many visits, in one tensor, if clients take all of their rows."""
         size = self.batch_size
         if size is not None and int(num_rows.max()) > size:
             return None
@@ -295,7 +285,7 @@ class Langevin(TravellingChains):
         at: Tensor,
         noise: Noise,
     ) -> LocalRounds | None:
-        """R visits of each chain, where all clients have been visited before: nothing but steps is left of them."""
+        """R visits of each chain, if all clients have been visited before, so that only steps are left."""
         arrival, client = Arrival.of(received), ClientState.of(local)
         if not bool(client.ready.all()):
             return None
@@ -305,9 +295,9 @@ class Langevin(TravellingChains):
 
     # -- what speaks against the draws ----------------------------------------------------------------------
     def advice(self, problem: Problem, before: State) -> str:
-        """The cure of a chain that left the finite numbers: a smaller step, or less noise from minibatches."""
+        """The cure of a chain that became non-finite: a smaller step, or less noise from minibatches."""
         return findings.step_advice(float(before["step_size"]), self.step_size is not None)
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
-        """Chains that disagree, too few effective draws, and clients whose surrogates are poor."""
+        """Warnings about chains that disagree, too few effective draws, and clients whose surrogates are poor."""
         return findings.chain_findings(record, problem, self.num_chains, self.burn_in, self.step_size)

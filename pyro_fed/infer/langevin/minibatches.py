@@ -1,4 +1,4 @@
-"""Minibatches of a visit, beside clients that take all of their rows."""
+"""Minibatches of a visit, for clients of which some take all of their rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyro_fed.density.rows.batches import Minibatch
 
 @lru_cache(maxsize=8)
 def no_picks(batch_size: int, dtype: torch.dtype) -> dict[str, Tensor]:
-    """What a client draws of minibatches that takes all its rows: `minibatches_at` makes them if others have some."""
+    """Empty minibatches of a client that takes all its rows: `minibatches_at` fills them if others have some."""
     return {
         "position": torch.zeros(0, batch_size, dtype=torch.int64),
         "weight": torch.zeros(0, batch_size, dtype=dtype),
@@ -20,13 +20,10 @@ def no_picks(batch_size: int, dtype: torch.dtype) -> dict[str, Tensor]:
 
 
 def minibatches_at(position: Tensor, weight: Tensor, num_rows: Tensor, steps: int) -> Minibatch:
-    """Minibatches (T, C, m), with all rows of the clients that have at most m: those drew none.
+    """Minibatches (T, C, m), T `steps`, with all rows for the clients that have at most m, which drew none.
 
-    Args:
-        position: of the rows drawn, (T, C, m), or (0, C, m) where no client has drawn any.
-        weight: of each, of the same shape.
-        num_rows: of each client, (C,).
-        steps: T.
+    `position` has the rows drawn, (T, C, m), or (0, C, m) if no client has drawn any; `weight` has the same shape, and
+    `num_rows` (C,).
     """
     slot = torch.arange(position.shape[-1], device=num_rows.device)
     rows = num_rows.unsqueeze(-1)

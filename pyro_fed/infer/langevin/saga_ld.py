@@ -12,9 +12,9 @@ chain does.
 Letters: g `table` (N, D) of each chain, Σ g `table_sum`, I_t `picks`, m `batch_size`; the others as in
 `langevin.langevin`.
 
-The minibatch's noise is that of how far gradients have changed since their rows were last drawn, and goes with the
-step, without SVRG-LD's gradient of all rows in every epoch; N times D numbers a chain are its price. With the
-deviations of `langevin.langevin` (preconditioner, midpoint, derived step), all off in `inference/saga_ld.toml`.
+The minibatch's noise comes from the gradients' changes since their rows were last drawn, and shrinks with the step,
+without SVRG-LD's gradient of all rows in every epoch. It costs N times D numbers for each chain. With the deviations of
+`langevin.langevin` (preconditioner, midpoint, derived step), all off in `inference/saga_ld.toml`.
 """
 
 from __future__ import annotations
@@ -89,25 +89,25 @@ class SAGALD(Langevin):
             raise SettingError("SAGALD: batch_size=None takes all rows, and there is nothing to correct; use SGLD")
 
     def draw_picks(self, num_rows: int, batch_size: int, generator: torch.Generator, dtype: torch.dtype) -> Minibatch:
-        """Each drawn without regard to the others."""
+        """Independent draws of rows."""
         return draw_anew(num_rows, batch_size, self.local_steps, generator, dtype)
 
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """Chains at draws of p(θ) Π q_s(θ), or of the prior, and room for their tables."""
+        """Start chains at draws of p(θ) Π q_s(θ), or of the prior, with empty tables."""
         shared, local = super().init(problem, num_clients, generator, start)
         room = shared["position"].new_zeros(self.num_chains, problem.num_rows, problem.dim)
         return shared | Table(room, torch.zeros_like(shared["position"]))._asdict(), local
 
     def download(self, shared: State, clients: Tensor) -> State:
-        """Slot i gets the end and the table of chain i."""
+        """Slot i receives the end and the table of chain i."""
         return super().download(shared, clients) | _tables_of(shared)._asdict()
 
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
-        """T steps of each chain; the table of its start in the first round."""
+        """Make T steps of each chain; in the first round, compute the table of its start."""
         if self.takes_all_rows(data):  # there is nothing to correct
             message, news, figures = super().local_step(problem, shared, local, data, noise)
             return message | _tables_of(shared)._asdict(), news, figures

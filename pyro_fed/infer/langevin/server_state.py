@@ -1,4 +1,4 @@
-"""What the server of a Langevin sampler keeps between rounds."""
+"""The state of a Langevin sampler's server between rounds."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pyro_fed.infer.langevin.client_state import Arrival
 
 
 class ServerState(NamedTuple):
-    """The server's state, as far as all samplers have it.
+    """The server's state that all samplers share.
 
     Attributes:
-        chains: where the chains are, and their draws.
+        chains: the chains' positions and draws.
         burn_in: first steps of each that are not kept, ().
         step_size: h of their steps, before they fall or are shortened, ().
-        share: f_s, how often a chain is at each client, (K,).
-        visited: which clients have had a visit, (K,); None where nobody asks.
+        share: f_s, the share of a chain's visits to each client, (K,).
+        visited: which clients have had a visit, (K,); None if it is not used.
     """
 
     chains: ChainStore
@@ -30,16 +30,16 @@ class ServerState(NamedTuple):
 
     @classmethod
     def of(cls, state: State) -> ServerState:
-        """From the run's dictionary."""
+        """The state from the run's dictionary."""
         return cls(ChainStore.of(state), **{name: state[name] for name in cls._fields[1:] if name in state})
 
     def state(self) -> State:
-        """As entries of the run's dictionary."""
+        """The entries of the run's dictionary."""
         entries = {name: value for name, value in self._asdict().items() if name != "chains" and value is not None}
         return self.chains.state() | entries
 
     def arrivals(self, clients: Tensor) -> Arrival:
-        """The chains, each to the client in its place, (M,), or to as many in a row, (M K,)."""
+        """The chains, each for the client in its place, (M,), or for as many in a row, (M K,)."""
         steps, step_size = (value.expand(len(clients)) for value in (self.chains.steps, self.step_size))
         position = self.chains.position
         return Arrival(position.repeat_interleave(len(clients) // len(position), 0), clients, steps, step_size)

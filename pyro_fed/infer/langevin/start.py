@@ -1,4 +1,4 @@
-"""Where chains begin, and what is known of the posterior there: at draws of p(θ) Π_s q_s(θ), or of the prior.
+"""Starts of chains at draws of p(θ) Π_s q_s(θ), or of the prior, and what is known of the posterior there.
 
 The covariance A A' of that Gaussian is the preconditioner, and its mode θ* is where control variates and conducive
 gradients are taken.
@@ -28,13 +28,13 @@ class FittedSurrogates(NamedTuple):
 
 
 class Beginning(NamedTuple):
-    """Where chains begin.
+    """The starts of chains.
 
     Attributes:
         position: of the M chains, (M, D).
         anchor: θ*, (D,).
         factor: A, (D, D) or its diagonal (D,).
-        gaussians: what is known of the posterior; () without surrogates.
+        gaussians: the surrogates and their product; () without surrogates.
     """
 
     position: Tensor
@@ -44,7 +44,7 @@ class Beginning(NamedTuple):
 
 
 def at_prior(problem: Problem, num_chains: int, generator: torch.Generator) -> Beginning:
-    """Draws of the prior."""
+    """Starts at draws of the prior."""
     zero = torch.zeros(problem.dim, dtype=problem.dtype)
     return Beginning(problem.init(num_chains, generator), zero, torch.ones_like(zero))
 
@@ -57,15 +57,10 @@ def at_surrogates(
     precondition: bool,
     generator: torch.Generator,
 ) -> Beginning:
-    """Draws of p(θ) Π_s q_s(θ).
+    """Starts at draws of p(θ) Π_s q_s(θ).
 
-    Args:
-        problem: the model's densities.
-        surrogates: `Given`, or the algorithm whose final states are `start`.
-        start: of that algorithm.
-        num_chains: M.
-        precondition: whether its covariance is the preconditioner.
-        generator: source of randomness.
+    `surrogates` is `Given`, or the algorithm whose final states are `start`; `precondition` says whether the Gaussian's
+    covariance is the preconditioner.
     """
     gaussians = FittedSurrogates(*fitted_surrogates(problem, surrogates, start))
     target = gaussians.target
@@ -75,15 +70,10 @@ def at_surrogates(
 
 
 def new_clients(begin: Beginning, share: Tensor) -> ClientState:
-    """The clients' states before their first visits.
-
-    Args:
-        begin: where the chains begin.
-        share: f_s, (K,).
-    """
+    """The clients' states before their first visits; `share` is f_s, (K,)."""
 
     def each(value: Tensor) -> Tensor:
-        """One for each client."""
+        """The value for each client."""
         return value.expand(len(share), *value.shape)
 
     return ClientState(1 / share, torch.zeros(len(share), dtype=torch.bool), each(begin.anchor), each(begin.factor))
@@ -92,14 +82,10 @@ def new_clients(begin: Beginning, share: Tensor) -> ClientState:
 def give_conducive_gradients(
     clients: ClientState, begin: Beginning, share: Tensor, alpha: float, trust: float | None
 ) -> ClientState:
-    """Clients that know their conducive gradients; as they were where there are no surrogates, or `alpha` is 0.
+    """The clients' states with conducive gradients; unchanged if there are no surrogates, or `alpha` is 0.
 
-    Args:
-        clients: of `new_clients`.
-        begin: where the chains begin.
-        share: f_s, (K,).
-        alpha: α, the weight of the conducive gradient.
-        trust: it stops growing at √D + trust posterior SDs from θ*; None: nowhere.
+    `share` is f_s (K,), `alpha` the weight α. The gradient stops growing at √D + `trust` posterior SDs from θ*; None:
+    nowhere.
     """
     if not begin.gaussians or not alpha:
         return clients

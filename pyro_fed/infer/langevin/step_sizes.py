@@ -1,10 +1,9 @@
-"""Step sizes h of chains: how they fall, and how long they may be at a client.
+"""Step sizes h of chains: their decrease, and their largest value at a client.
 
     h_t = h_0 (1 + t / b)^-γ          t steps of the chain before, b `decay_offset`, γ `decay`
 
-A step that is derived, and not given, is as short as the steepest client needs it (`curvature.longest_steps`). All
-clients have the same steps from the next round on: chains whose steps depend on the client that they are at have
-another stationary law.
+A derived step is as short as the steepest client needs (`curvature.longest_steps`). All clients have the same steps
+from the next round on: chains whose steps depend on the client that they are at have another stationary law.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from pyro_fed.ops.step_sizes import polynomial_step
 
-#: Shares of the chains' step that are one but for rounding, in any dtype: a client that needs a shorter one has at most
+#: Shares of the chains' step that are one up to rounding, in any dtype: a client that needs a shorter step has at most
 #: `curvature.SHORTENED` of it.
 SAME_STEP = 0.999
 
@@ -36,12 +35,7 @@ class StepSizes:
     decay_offset: float
 
     def of_visit(self, done: Tensor, step_size: Tensor) -> Tensor:
-        """h of each step of a visit, (T, ...).
-
-        Args:
-            done: steps that the chains have had, of the shape of `step_size` or ().
-            step_size: h_0, (...).
-        """
+        """h of each step of a visit, (T, ...), from h_0 (...) and the number of earlier steps, of that shape or ()."""
         if not self.decay:
             return step_size.expand(self.local_steps, *step_size.shape)
         steps = done + torch.arange(self.local_steps, device=done.device).reshape(-1, *[1] * done.dim())
@@ -51,13 +45,10 @@ class StepSizes:
         return found
 
     def shortest_share(self, done: Tensor, step_size: Tensor, stride: int, used: Tensor) -> float:
-        """The smallest share of its own length that a step had at a client; 1 where all steps were of full length.
+        """The smallest share of its full length that a step had at a client; 1 if all steps were of full length.
 
-        Args:
-            done: steps that the chains had before the first of R rounds, ().
-            step_size: h_0, ().
-            stride: steps between those that are looked at.
-            used: h of the steps that were made, (R, C, T / stride).
+        `done` is the number of steps before the first of R rounds, `stride` the steps between those compared, and
+        `used` h of the steps that were made, (R, C, T / stride).
         """
         each = done + self.local_steps * torch.arange(len(used))
         whole = self.of_visit(each, step_size.expand(len(used)))[stride - 1 :: stride]

@@ -1,33 +1,33 @@
-"""Langevin steps by sums of the clients' scores, of which the noise of differential privacy is the chain's own noise.
+"""Langevin steps by sums of the clients' scores, whose noise of differential privacy is the chain's own noise.
 
 Source: Wang, Fienberg & Smola (2015), *Privacy for free: posterior sampling and stochastic gradient Monte Carlo*, with
-the exact accountant of Gaussian noise (`algorithm.accountant`) in the place of theirs, and clients in the place of
-rows.
+the exact accountant of Gaussian noise (`algorithm.accountant`) in place of theirs, and clients in place of rows.
 
     θ' = θ + h/2 (∇ log p_0(θ) + S/α) + √(h - (h s / 2α)²) ξ,    S = Σ_k ∇ log p_k(θ) clipped + N(0, s² I)       (1)
 
 In a round every client sends its score at θ, and nothing else; the server knows the prior. With `pf.Private` the sum is
-released with noise of SD s = z r. Langevin steps need noise of variance h, and have (h s / 2α)² of it from there: they
-are those of the posterior at temperature α as long as h ≤ 4 α²/s², where the release brings all noise that the chain
-needs. That is the step taken where none is given. So the noise is in the draws, neither more nor less of it than the
-posterior's spread, and nothing is added afterwards; what clipping takes away is not in them.
+released with noise of SD s = z r. Langevin steps need noise of variance h, and the release provides (h s / 2α)² of it:
+the steps are those of the posterior at temperature α as long as h ≤ 4 α²/s², where the release provides all noise that
+the chain needs. That is the default step. So the noise in the draws is exactly the posterior's spread, and nothing is
+added afterwards; the draws lack what clipping removes.
 
 What it costs: θ is all that is released, and R rounds are R Gaussian mechanisms of noise multiplier z, or zero-
 concentrated privacy of ρ = R / 2z². In R steps of the length 4 α²/s² = 4 α²/(z r)² a posterior of precision λ, at
-temperature α, is gone through h R λ / 2α = 4 α λ ρ / r² times, whatever R: what ε buys is the chain's length in
-relaxation times. Too short a chain is told by its effective draws; the cure is a temperature, which makes it α times as
-long and the SDs √α times as wide. R decides how fine the steps are: hλ/α ≪ 4 is wanted, and the variance comes out
-1/(1 - hλ/4α) times what it should be, which the draws' own autocorrelation tells.
+temperature α, is traversed h R λ / 2α = 4 α λ ρ / r² times, whatever R: ε determines the chain's length in relaxation
+times. A chain that is too short has few effective draws; the cure is a temperature, which makes it α times as long and
+the SDs √α times as wide. R determines how fine the steps are: hλ/α ≪ 4 is desirable, and the variance is 1/(1 - hλ/4α)
+times the correct one, which the draws' own autocorrelation shows.
 
 With `unit="row"` of `pf.Private` each client shortens every row's score to `row_norm`, and rounds it towards zero to a
-grid of 2⁻²⁸ to 2⁻²⁷ of that, before it adds them up in float64. The sum of up to 2²⁵ rows is exact then, whatever their
-order: a row replaced by zero changes it by no more than `row_norm`, and not by what the others are rounded to besides
+grid of 2⁻²⁸ to 2⁻²⁷ of that, before it adds them up in float64. The sum of up to 2²⁵ rows is then exact, whatever their
+order: a row replaced by zero changes it by no more than `row_norm`, without a change in the rounding of the others
 (Casacuberta et al. 2022, *Widespread underestimation of sensitivity in differentially private libraries*).
 
-In a private run ξ comes from the operating system's secrets, as the release's noise does. ε does not rest on that: the
-release comes before it, and whoever takes ξ off θ' has S, which ε counts.
+In a private run ξ comes from the operating system's secrets, as the release's noise does. ε does not depend on that:
+the release precedes it, and subtracting ξ from θ' gives S, which ε covers.
 
-A round without some clients has K/C times the sum of the others, and a step as much shorter as its noise is louder.
+A round without some clients uses K/C times the sum of the others, and a step that is shorter by as much as its noise is
+larger.
 
 Letters: θ `position`, h `step_size`, α `temperature`, s `released_noise`, ξ `normal`, K clients, C of a round.
 """
@@ -69,11 +69,11 @@ class SummedState(NamedTuple):
     """The server's state.
 
     Attributes:
-        chains: where they are, and their draws.
+        chains: their positions and draws.
         prior_score: ∇ log p_0 there, (M, D).
-        step_size: h where all clients answer.
+        step_size: h if all clients answer.
         num_clients: K.
-        key: seeds ξ.
+        key: the seed of ξ.
     """
 
     chains: ChainStore
@@ -84,11 +84,11 @@ class SummedState(NamedTuple):
 
     @classmethod
     def of(cls, state: State) -> SummedState:
-        """From the run's dictionary."""
+        """The state from the run's dictionary."""
         return cls(ChainStore.of(state), *(state[name] for name in cls._fields[1:]))
 
     def state(self) -> State:
-        """As the run's dictionary."""
+        """The run's dictionary."""
         return self.chains.state() | dict(zip(self._fields[1:], self[1:], strict=True))
 
 
@@ -145,19 +145,19 @@ class SummedLangevin(Algorithm):
         check_at_least(self, 1, "target_ess", allow_none=True)
 
     def default_rounds(self, num_clients: int) -> int:
-        """At most 5,000; it ends by itself, see `target_ess`."""
+        """At most 5,000 rounds; the run ends at `target_ess` effective draws."""
         return 5000
 
     # -- privacy --------------------------------------------------------------------------------------------
     def contributions(self) -> Contributions:
-        """The noise of privacy, which is a part of the chain's own."""
+        """Contributions whose noise of privacy is a part of the chain's own."""
         return SummedContributions(self)
 
     # -- start ----------------------------------------------------------------------------------------------
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """Chains at draws of the prior.
+        """Start chains at draws of the prior.
 
         Raises:
             SettingError: there is neither a step nor noise that would give it a scale.
@@ -181,15 +181,15 @@ class SummedLangevin(Algorithm):
 
     # -- a round --------------------------------------------------------------------------------------------
     def prepare(self, problem: Problem, shared: State) -> State:
-        """The prior's score where the chains are."""
+        """Compute the prior's score at the chains' positions."""
         return {**shared, "prior_score": prior_scores(problem, shared["position"])}
 
     def download(self, shared: State, clients: Tensor) -> State:
-        """Where the chains are."""
+        """The chains' positions, which clients receive."""
         return super().download({"position": shared["position"]}, clients)
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
-        """None: a client's answer has no randomness."""
+        """Nothing: a client's answer has no randomness."""
         return ()
 
     def local_step(
@@ -200,7 +200,7 @@ class SummedLangevin(Algorithm):
         return {"score": scores}, {}, {}
 
     def _scores(self, problem: Problem, position: Tensor, batch: Batch) -> Tensor:
-        """The score of a client's likelihood at each chain, (M, D), its rows' scores shortened where that is asked."""
+        """The score of a client's likelihood at each chain, (M, D), with its rows' scores clipped if that is set."""
         if self.row_norm is None:
             return likelihood_scores(problem, position, batch)
         by_row = torch.stack([row_scores(problem, z, batch.rows) for z in position.unbind(0)], 1)  # (m, M, D)
@@ -209,11 +209,11 @@ class SummedLangevin(Algorithm):
         return step * (batch.weight[:, None, None] * short).sum(0)
 
     def objections(self, received: State, messages: State) -> message_limits.Objections:
-        """Scores far above the others'."""
+        """Objections to scores far above the others'."""
         return message_limits.outlying_clients(message_limits.sizes(messages["score"]), "score")
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """Eq. (1): K/C times the sum of C clients' scores, whose noise is as much louder, and the rest of the noise."""
+        """Make a step of Eq. (1), with K/C times the sum of C clients' scores, and the rest of the noise."""
         state, score = SummedState.of(shared), messages["score"]
         theta, scale = state.chains.position, int(state.num_clients) / len(score)
         h, s_over_alpha = float(state.step_size), scale * self.released_noise / self.temperature
@@ -238,24 +238,24 @@ class SummedLangevin(Algorithm):
         return torch.randn(at.shape, generator=generator, dtype=at.dtype).to(at.device)
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
-        """R-hat and ESS as they were last found, draws kept, and by what factor long steps widen the draws."""
+        """R-hat and ESS as last computed, the number of kept draws, and the factor by which steps widen the draws."""
         chains = ChainStore.of(after)
         judged = int(chains.judged) > int(ChainStore.of(before).judged)
         return chains.figures() | {"widened": widening(chains) if judged else math.nan}
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
-        """Whether there are as many effective draws as wanted; no criterion where an end would tell of rows."""
+        """Whether there are as many effective draws as wanted; None if the run's end would reveal facts about rows."""
         if self.released_noise or self.target_ess is None:
             return None
         last = figures[-1]
         return chains_converged(self.num_chains, last["r_hat"], last["ess"], self.target_ess)
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
-        """At most `num_draws` kept draws a chain, evenly spaced: (M, n, D)."""
+        """At most `num_draws` kept draws of each chain, evenly spaced: (M, n, D)."""
         return ChainStore.of(shared).sample(num_draws)
 
     def advice(self, problem: Problem, before: State) -> str:
-        """The cure of a chain that left the finite numbers: a shorter step than it had."""
+        """The cure of a chain that became non-finite: a shorter step."""
         step = f"{float(before['step_size']):.3g}"
         if self.step_size is not None:
             return f"reduce step_size below its present {step}"
@@ -265,17 +265,14 @@ class SummedLangevin(Algorithm):
         )
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
-        """Too few effective draws, chains that disagree, and steps that are too long for the posterior."""
+        """Warnings about too few effective draws, chains that disagree, and steps too long for the posterior."""
         return summed_chain_findings(record, self.num_chains, self.burn_in, bool(self.released_noise))
 
 
 def row_scores(problem: Problem, z: Tensor, rows: tuple[Tensor, ...]) -> Tensor:
-    """The gradient of each row's log-likelihood, (m, D): D backward passes through one, whatever the rows.
+    """The gradient of each row's log-likelihood, (m, D), at z (D,), by D backward passes, whatever the number of rows.
 
-    Args:
-        problem: the model's densities.
-        z: (D,).
-        rows: row tensors, each (m, ...).
+    `rows` are the row tensors, each (m, ...).
     """
     value, pull = vjp(lambda z: problem.log_parts(z, rows)[1], z)[:2]
     if len(value) <= len(z):

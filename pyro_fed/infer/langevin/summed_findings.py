@@ -1,7 +1,7 @@
-"""What speaks against draws of `SummedLangevin`: chains that are short or disagree, and steps that are too long.
+"""Warnings about draws of `SummedLangevin`: chains that are short or disagree, and steps that are too long.
 
-A step takes a direction of curvature λ to 1 - hλ/2 of what it was, which is its autocorrelation; its variance is
-1/(1 - hλ/4) times the posterior's.
+A step shrinks a direction of curvature λ by the factor 1 - hλ/2, which is its autocorrelation; its variance is 1/(1 -
+hλ/4) times the posterior's.
 """
 
 from __future__ import annotations
@@ -17,18 +17,14 @@ from pyro_fed.conventions.limits import SD_MATTERS
 from pyro_fed.infer.langevin.chain_diagnostics import fewest_effective, r_hat_limit
 from pyro_fed.infer.langevin.chain_store import ChainStore
 
-#: Draws for each parameter from which on the autocorrelation of every direction can be told.
+#: Draws for each parameter from which on the autocorrelation of every direction can be estimated.
 DRAWS_FOR_ONE = 20
 
 
 def summed_chain_findings(record: Record, num_chains: int, burn_in: int, is_private: bool) -> list[Finding]:
-    """Too few effective draws, chains that disagree, and steps that are too long for the posterior.
+    """Warnings about too few effective draws, chains that disagree, and steps that are too long for the posterior.
 
-    Args:
-        record: what happened in the run.
-        num_chains: M.
-        burn_in: rounds that are not kept.
-        is_private: whether the chain's noise comes with the messages.
+    `is_private` says whether the chain's noise comes with the messages.
     """
     last = record.latest
     if not last.get("kept"):
@@ -50,11 +46,7 @@ def summed_chain_findings(record: Record, num_chains: int, burn_in: int, is_priv
 
 
 def widening(chains: ChainStore) -> float:
-    """By what factor the steps make an SD too wide at most, from the draws; infinite where they hardly contract.
-
-    Args:
-        chains: with their draws.
-    """
+    """Largest factor by which the steps widen an SD, from the draws; infinite if they hardly contract."""
     draws = chains.buffers.draws[:, : int(chains.kept)].double()
     centred = (draws - draws.mean(1, keepdim=True)).cpu().numpy()
     least = least_autocorrelation(centred)
@@ -63,10 +55,9 @@ def widening(chains: ChainStore) -> float:
 
 
 def least_autocorrelation(centred: np.ndarray) -> float:
-    """The smallest lag-one autocorrelation of any direction, or of the coordinates where draws are few.
+    """The smallest lag-one autocorrelation in any direction, or of the coordinates if draws are few.
 
-    Args:
-        centred: (M, n, D), each chain about its mean.
+    `centred` is (M, n, D), each chain about its mean.
     """
     chains, draws, dim = centred.shape
     centred = centred / np.abs(centred).max()  # a chain that runs away is finite for long

@@ -1,10 +1,10 @@
-"""The server's part of Langevin chains: they are sent to clients, come back, and are kept.
+"""The server's part of Langevin chains: they are sent to clients, come back, and are stored.
 
     download    each chain goes to one client (`Reassign_chain` of el Mekkaoui et al., Algorithm 1)
     combine     where it ended, and those of its steps t > burn_in that are multiples of `thin`
     converged   R-hat is small, and there are `target_ess` effective draws of the slowest coordinate
 
-What a chain does at a client is not known here.
+The steps of a chain at a client are elsewhere.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from pyro_fed.infer.langevin.chain_store import ChainStore
 from pyro_fed.infer.langevin.client_state import Visit
 from pyro_fed.infer.langevin.server_state import ServerState
 
-#: Numbers that the noise of rounds that are had at once may have: 40 MB in single precision, and several times that
-#: while visits are replayed.
+#: Largest number of random numbers of rounds that are computed at once: 40 MB in single precision, and several times
+#: that while visits are replayed.
 NOISE_AHEAD = 10_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class TravellingChains(Tempered, Chains):
-    """Chains that are each at one client in a round.
+    """Chains that each visit one client in a round.
 
     Args:
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
         num_chains: M, chains that run at once.
         local_steps: T, steps a visit.
-        burn_in: first steps of each chain that are not kept.
-        thin: one step in so many is kept.
-        target_ess: the run ends when the slowest coordinate has so many effective draws (all chains together)
+        burn_in: first steps of each chain, which are not kept.
+        thin: one step in this many is kept.
+        target_ess: the run ends when the slowest coordinate has this many effective draws (all chains together)
             and R-hat is small; None runs all rounds.
     """
 
@@ -61,16 +61,16 @@ class TravellingChains(Tempered, Chains):
         check_at_least(self, 1, "target_ess", allow_none=True)
 
     def default_schedule(self) -> Schedule:
-        """One client a chain, in random sweeps."""
+        """One client for each chain, in random sweeps."""
         return Shuffled()
 
     def default_rounds(self, num_clients: int) -> int:
-        """At most 10,000 visits a chain; it ends by itself, see `target_ess`."""
+        """At most 10,000 visits of each chain; the run ends at `target_ess` effective draws."""
         return 10_000
 
     @property
     def num_slots(self) -> int:
-        """How many times a round the schedule is asked: once a chain."""
+        """The number of chains: the schedule is asked once for each."""
         return self.num_chains
 
     @property
@@ -79,12 +79,12 @@ class TravellingChains(Tempered, Chains):
         return math.gcd(self.thin, self.local_steps)
 
     def visits_a_round(self, shared: State) -> int:
-        """How many visits a round has: one a chain."""
+        """The number of visits in a round: one for each chain."""
         return self.num_chains
 
     # -- a round --------------------------------------------------------------------------------------------
     def download(self, shared: State, clients: Tensor) -> State:
-        """Slot i gets the end of chain i; kept draws stay at the server."""
+        """Slot i receives the end of chain i; kept draws stay at the server."""
         if len(clients) != self.num_chains:
             raise SettingError(
                 f"{type(self).__name__}: each of the {self.num_chains} chains visits one client a round, but the "
@@ -93,12 +93,12 @@ class TravellingChains(Tempered, Chains):
         return ServerState.of(shared).arrivals(clients).state()
 
     def objections(self, received: State, messages: State) -> message_limits.Objections:
-        """Ends that have grown far beyond where the chain was, or draws on the way there that have."""
+        """Objections to ends, or draws on the way, that have grown far beyond where the chain was."""
         start = {**received, "draws": received["position"].unsqueeze(1)}
         return message_limits.grown(start, messages)
 
     def stand_in(self, shared: State, messages: State, slots: Tensor, asked: Tensor) -> State:
-        """A chain whose visit failed stays where it was; its draws are its position, and say so by a norm of zero."""
+        """A visit that failed: the chain stays where it was, and its draws are its position, with a norm of zero."""
         filled = {
             name: value.new_zeros(len(asked), *value.shape[1:]).index_copy(0, slots, value)
             for name, value in messages.items()
@@ -125,10 +125,7 @@ class TravellingChains(Tempered, Chains):
     def states_after(self, shared: State, chains: Visit, visits: Visit) -> list[State]:
         """The server's state after each of R rounds.
 
-        Args:
-            shared: the state before them.
-            chains: what is kept, of M chains, (R, M, ...).
-            visits: what came, of C visits, (R, C, ...).
+        `chains` are those that are kept, (R, M, ...), and `visits` those that were received, (R, C, ...).
         """
         server = ServerState.of(shared)
         after = shared | self.adapt_steps(server, visits).state()
@@ -137,12 +134,12 @@ class TravellingChains(Tempered, Chains):
         return [after | one.state() for one in stores]
 
     def adapt_steps(self, server: ServerState, visits: Visit) -> ServerState:
-        """The server's state with what visits (R, C, ...) change besides the chains: nothing."""
+        """The server's state with other changes by visits (R, C, ...) than those of the chains: none."""
         return server
 
     # -- several rounds at once -----------------------------------------------------------------------------
     def rounds_ahead(self, shared: State) -> int:
-        """Rounds until the chains are judged, or as many as their noise has room for."""
+        """Rounds until the chains are judged, or as many as the memory for their noise allows."""
         server = ServerState.of(shared)
         chains, steps = server.chains, int(server.chains.steps)
         wanted = chains.next_look(self.target_ess) - int(chains.kept)
@@ -152,7 +149,7 @@ class TravellingChains(Tempered, Chains):
         return max(1, min(ahead, NOISE_AHEAD // numbers))
 
     def onward(self, received: State, messages: State, clients: Tensor) -> State:
-        """The chains go on from where they are."""
+        """The next visits of the chains, from their present positions."""
         steps = received["steps"] + self.local_steps
         return {**received, "position": messages["position"], "client": clients, "steps": steps}
 
@@ -169,7 +166,7 @@ class TravellingChains(Tempered, Chains):
         )
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
-        """At most `num_draws` kept draws a chain, evenly spaced: (M, n, D)."""
+        """At most `num_draws` kept draws of each chain, evenly spaced: (M, n, D)."""
         return ChainStore.of(shared).sample(num_draws)
 
     def sample_stats(self, shared: State, draws: Tensor) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Chains whose visits to clients must be short, as each client's score has an error of its own."""
+"""Chains whose visits to clients must be short, because each client's score has an error of its own."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ class VisitingLangevin(CorrectedLangevin):
         return shares(self.probabilities, num_clients)
 
     def derived_step(self, num_clients: int, start: Start | None) -> tuple[float, float]:
-        """h of visits of time h T, at most `largest_step`; of full length where h T is `visit_time`."""
+        """h of visits of time h T, at most `largest_step`; and of full length, for h T equal to `visit_time`."""
         visits = (self.visit_length(num_clients, start), self.visit_time)
         step, full = (min(self.largest_step, visit / self.local_steps) for visit in visits)
         return step, full
 
     def visit_length(self, num_clients: int, start: Start | None) -> float:
-        """h T where no step size is given."""
+        """h T if no step size is given."""
         return self.visit_time
 
 
 def one_client(sweeps: bool, probabilities: tuple[float, ...] | None) -> Schedule:
-    """One client a chain: in random sweeps where f_s is uniform, or drawn anew for each visit."""
+    """One client for each chain: in random sweeps if f_s is uniform, or drawn anew for each visit."""
     return Shuffled() if sweeps and probabilities is None else Categorical(probabilities)

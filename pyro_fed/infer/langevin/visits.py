@@ -1,4 +1,4 @@
-"""T steps of chains at clients: of one round, or of several rounds one after the other."""
+"""T steps of chains at clients: in one round, or in several rounds one after the other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pyro_fed.infer.langevin.step_sizes import StepSizes
 
 @dataclass(frozen=True)
 class Visits:
-    """How chains walk at clients.
+    """The steps of chains at clients.
 
     Args:
         integrator: a step.
@@ -46,16 +46,10 @@ class Visits:
         noise: Noise,
         memory: Memory = (),
     ) -> tuple[LangevinState, Visit, State]:
-        """C chains at C clients: where they end, what is sent, and figures.
+        """Make T steps of C chains at C clients: the chains' ends, the visits that are sent, and diagnostics.
 
-        Args:
-            problem: the model's densities.
-            arrival: the chains.
-            client: the clients' states.
-            score: their estimate of the score.
-            data: their rows.
-            noise: of all steps, (T, C, ...).
-            memory: of the estimate.
+        `noise` of all steps is (T, C, ...); `score` is the clients' estimate of the score, and `memory` is the
+        estimate's.
         """
         steps = self.step_sizes.of_visit(arrival.steps, client.limit_step(arrival.step_size))
         rows, axes = with_batches(data, self.batch_size)
@@ -81,7 +75,7 @@ class Visits:
         clients: Tensor,
         at: Tensor,
     ) -> LocalRounds:
-        """C chains in R rounds; arguments are those of `one_round`, of K clients, and those of `local_rounds`."""
+        """Make the steps of C chains in R rounds; arguments as for `one_round`, of K clients, and `local_rounds`."""
         rounds, length = len(at), self.step_sizes.local_steps
 
         def in_turn(value: Tensor) -> Tensor:
@@ -110,18 +104,13 @@ class Visits:
         return LocalRounds(received, visits.state(), {"gradient_norm": trace.norm.mean(0)})
 
     def _picks(self, noise: Noise, num_rows: Tensor) -> Any:
-        """The minibatches of visits, (T, C, m); () where all rows are taken.
-
-        Args:
-            noise: of the visits.
-            num_rows: of each one's client, (C,).
-        """
+        """The minibatches of visits, (T, C, m), from `num_rows` (C,) of their clients; () if all rows are taken."""
         if self.batch_size is None:
             return ()
         return minibatches_at(noise["position"], noise["weight"], num_rows, self.step_sizes.local_steps)
 
     def _sent(self, client: Tensor, position: Tensor, trace: Trace, steps: Tensor) -> Visit:
-        """What visits send.
+        """The visits that are sent.
 
         Args:
             client: the clients' numbers, (C,), or of several rounds (R, C), and so on.

@@ -1,4 +1,4 @@
-"""Algorithms that see all data: references for the others."""
+"""Algorithms that use all data in one place: references for the others."""
 
 from pyro_fed.conventions.doors import door
 

@@ -11,8 +11,8 @@ depend on how many there are.
 Letters: z unconstrained vector (D,), U potential, H = U + kinetic energy.
 
 Deviations from Pyro: one site "z" stands for all sites, so `full_mass=True` is one dense matrix over all of
-them. `energy` is H at the beginning of a trajectory, which is H at its end but for the integrator's error;
-`tree_depth` counts a last doubling that was cut short.
+them. `energy` is H at the beginning of a trajectory, which is H at its end up to the integrator's error; `tree_depth`
+counts a last doubling that was cut short.
 """
 
 from __future__ import annotations
@@ -97,17 +97,17 @@ class NUTS(Algorithm):
             refuse_unused(self, "start='laplace' takes draws of that", "radius")
 
     def default_rounds(self, num_clients: int) -> int:
-        """One round: there is nobody to talk to."""
+        """One round, because there is no communication."""
         return 1
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
-        """The mode and the curvature there, for `start="laplace"`."""
+        """Laplace's approximation, for `start="laplace"`."""
         return FedLaplace() if self.start == "laplace" else None
 
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """The starting points, (chains, 1, D), which are the draws until there are any."""
+        """Start from the starting points, (chains, 1, D), which stand for draws until there are any."""
 
         def drawn(count: int) -> Tensor:
             if start is not None:
@@ -124,13 +124,13 @@ class NUTS(Algorithm):
         return {"draws": points[:, None], **none}, {}
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
-        """A seed a chain, (chains,)."""
+        """A seed for each chain, (chains,)."""
         return torch.randint(2**62, (self.num_chains,), generator=generator)
 
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
-        """All chains from their starting points, one after the other.
+        """Run all chains from their starting points, one after the other.
 
         Raises:
             PartialWork: Ctrl-C with draws at hand: the chains that are whole, or else the draws of the first.
@@ -152,12 +152,12 @@ class NUTS(Algorithm):
         return message, {}, info
 
     def _message(self, found: State) -> tuple[State, State]:
-        """The chains (1, chains, S, ...) and figures of them, (1,)."""
+        """The chains (1, chains, S, ...) and their diagnostics, (1,)."""
         message = {name: value[None] for name, value in found.items()}
         return message, trajectory_figures(message, self.max_tree_depth)
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """The chains, as the one client that has all rows sends them."""
+        """Take the chains from the one client that has all rows."""
         return {name: value[0] for name, value in messages.items()}
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
@@ -165,11 +165,11 @@ class NUTS(Algorithm):
         return shared["draws"]
 
     def sample_stats(self, shared: State, draws: Tensor) -> dict[str, Tensor]:
-        """What ArviZ knows of a trajectory, each (chains, num_samples)."""
+        """The statistics of trajectories under ArviZ's names, each (chains, num_samples)."""
         stats = {name: shared[name] for name in STATISTICS}
         whole = {name: stats[name].long() for name in ("tree_depth", "n_steps")}
         return {**stats, **whole, "diverging": stats["diverging"].bool()}
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
-        """Divergences, saturated trees, chains that have not mixed, energies that are badly explored."""
+        """Warnings about divergences, saturated trees, chains that have not mixed, and badly explored energies."""
         return trajectory_warnings(record, problem)

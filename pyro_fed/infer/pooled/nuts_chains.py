@@ -1,10 +1,10 @@
-"""Chains of the No-U-Turn Sampler on a compiled density, and what they are asked for.
+"""Chains of the No-U-Turn Sampler on a compiled density, and their settings.
 
 Letters: z unconstrained vector (D,), U potential:
 
     U(z) = -(w log p(z) + log p(y | z) / α)
 
-with the prior to the power w (1, but for a share of it, as consensus Monte Carlo has) and the likelihood to 1/α.
+with the prior to the power w (1, or a share of it in consensus Monte Carlo) and the likelihood to 1/α.
 """
 
 from __future__ import annotations
@@ -26,18 +26,13 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch
 from pyro_fed.infer.pooled.nuts_kernel import CompiledNUTS, Density, Leaf, Stopped, leapfrog
 
-#: Leapfrog steps of a tree of five doublings, a usual one.
+#: Leapfrog steps of a tree of five doublings, a usual number.
 LEAPFROGS_A_DRAW = 31
 
 
 @dataclass(frozen=True)
 class Potential:
-    """U and its gradient.
-
-    Args:
-        temperature: α.
-        prior_power: w.
-    """
+    """U and its gradient, with α `temperature` and w `prior_power`."""
 
     temperature: float = 1.0
     prior_power: float = 1.0
@@ -64,13 +59,13 @@ class Potential:
 
 @dataclass(frozen=True)
 class Chains:
-    """How chains are run.
+    """Settings of chains.
 
     Args:
-        num_samples: draws kept of each chain.
-        warmup_steps: draws before those.
-        target_accept_prob: that the step size is adapted to.
-        max_tree_depth: at most 2^max_tree_depth - 1 leapfrog steps a draw.
+        num_samples: kept draws of each chain.
+        warmup_steps: draws before the kept ones.
+        target_accept_prob: acceptance to which the step size is adapted.
+        max_tree_depth: at most 2^max_tree_depth - 1 leapfrog steps for each draw.
         full_mass: adapt a dense mass matrix instead of a diagonal one.
         potential: U.
     """
@@ -83,17 +78,10 @@ class Chains:
     potential: Potential
 
     def run(self, problem: Problem, batch: Batch, points: Tensor, seeds: Tensor, label: str = "NUTS") -> State:
-        """Chains from their starting points, one after the other.
+        """Run chains one after the other: `draws` (chains, S, D) and `nuts_kernel.STATISTICS`, each (chains, S).
 
-        Args:
-            problem: the model's densities.
-            batch: the rows, with a client axis of one, (1, m, ...).
-            points: where they start, (chains, D).
-            seeds: of their randomness, (chains,).
-            label: of the progress bar.
-
-        Returns:
-            `draws` (chains, S, D) and `nuts_kernel.STATISTICS`, each (chains, S).
+        `batch` has a client axis of one, (1, m, ...); the chains start at `points` (chains, D) with `seeds` (chains,),
+        and `label` is the progress bar's.
 
         Raises:
             Stopped: Ctrl-C with draws at hand: the chains that are whole, or else the draws of the first.

@@ -1,4 +1,4 @@
-"""What trajectories of NUTS say of themselves: divergences, deep trees, mixing, and how energies are explored."""
+"""Diagnostics from the trajectories of NUTS: divergences, deep trees, mixing, and the exploration of energies."""
 
 from __future__ import annotations
 
@@ -12,21 +12,19 @@ from pyro_fed.density.checks.funnels import funnel_hint
 from pyro_fed.density.problem import Problem
 from pyro_fed.ops.arviz_versions import bfmi, ess, rhat
 
-#: Above this R-hat chains have not mixed (Vehtari et al. 2021); below this BFMI energies are explored badly.
+#: R-hat above which chains have not mixed (Vehtari et al. 2021); BFMI below which energies are explored badly.
 LARGEST_RHAT = 1.01
 SMALLEST_BFMI = 0.3
-#: More draws than this share with the deepest tree are worth a warning.
+#: Share of draws with the deepest tree above which a run warns.
 OFTEN_DEEPEST = 0.05
-#: Chains longer than this many draws are needed for R-hat, ESS and BFMI to mean something.
+#: Number of draws in a chain above which R-hat, ESS and BFMI are meaningful.
 FEWEST_DRAWS = 50
 
 
 def trajectory_figures(message: State, max_tree_depth: int) -> State:
     """Divergences, saturated trees, and the worst R-hat, ESS and BFMI, each (1,).
 
-    Args:
-        message: `draws` (1, chains, S, D), and `diverging`, `tree_depth` and `energy`, (1, chains, S).
-        max_tree_depth: the deepest tree.
+    `message` has `draws` (1, chains, S, D), and `diverging`, `tree_depth` and `energy`, (1, chains, S).
     """
     figures = {
         "divergences": message["diverging"].sum().double(),
@@ -50,12 +48,7 @@ def sampler_struggled(record: Record) -> bool:
 
 
 def trajectory_warnings(record: Record, problem: Problem) -> list[Finding]:
-    """Divergences, saturated trees, chains that have not mixed, energies that are badly explored; what may help.
-
-    Args:
-        record: of the run.
-        problem: the model's densities.
-    """
+    """Warnings, with cures, about divergences, saturated trees, chains that have not mixed and unexplored energies."""
     divergences, deepest, rhat, bfmi = _diagnosis(record)
     hints = funnel_hint(problem) if sampler_struggled(record) else []
     return [
@@ -68,7 +61,7 @@ def trajectory_warnings(record: Record, problem: Problem) -> list[Finding]:
 
 
 def _diagnosis(record: Record) -> tuple[float, float, float, float]:
-    """Divergences, share of the deepest trees, largest R-hat, smallest BFMI."""
+    """Number of divergences, share of the deepest trees, largest R-hat, smallest BFMI."""
 
     def last(name: str, default: float) -> float:
         values = record.last(name)

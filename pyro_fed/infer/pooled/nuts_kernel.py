@@ -1,15 +1,15 @@
 """Pyro's NUTS kernel with its leapfrog step as one compiled function.
 
-Pyro's kernel keeps the doubling, the adaptation and the random numbers; what is replaced is the tree that a doubling
-adds (its recursion, on flat vectors in place of dictionaries of sites: the same choices by the same random numbers),
-and its leaf:
+Pyro's kernel keeps the doubling, the adaptation and the random numbers; replaced are the tree that a doubling adds (its
+recursion, on flat vectors in place of dictionaries of sites: the same choices by the same random numbers), and its
+leaf:
 
     r½ = r - ε/2 ∇U(z),   z' = z + ε M⁻¹ r½,   r' = r½ - ε/2 ∇U(z'),   H' = U(z') + |p'|²/2,   p' = M^(-1/2)
     r'
 
 and what Pyro computes from H' (the weight of the leaf, its acceptance probability, whether it diverges).
-Letters as in Pyro: z position, r momentum, p `unscaled` momentum, M mass matrix, `root` M^(-1/2) (a vector
-where M is diagonal), ε `step`.
+Letters as in Pyro: z position, r momentum, p `unscaled` momentum, M mass matrix, `root` M^(-1/2) (a vector if M is
+diagonal), ε `step`.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from numpy.typing import NDArray
 from pyro.infer.mcmc.nuts import _TreeInfo
 from torch import Tensor
 
-#: What is reported of a trajectory, by ArviZ's names.
+#: Statistics of a trajectory, under ArviZ's names.
 STATISTICS = ("energy", "diverging", "acceptance_rate", "step_size", "tree_depth", "n_steps")
 #: The one site of the flat vector, and the name of its block of the mass matrix.
 SITE, BLOCK = "z", ("z",)
 
 
 class Leaf(NamedTuple):
-    """A leapfrog step's end: z, r, p, ∇U (D,), U, H's error, acceptance probability (); a run's have an axis before."""
+    """End of a leapfrog step: z, r, p, ∇U (D,), U, H's error, acceptance probability (); a run's have an axis more."""
 
     z: Tensor
     r: Tensor
@@ -69,14 +69,14 @@ class Tree(NamedTuple):
 
     Attributes:
         first: p of the first leaf, (D,).
-        last: the leaf at the far end.
-        proposal: one of them, drawn by their weights.
+        last: the leaf at the other end.
+        proposal: one of the leaves, drawn by their weights.
         momentum: the sum of all p, (D,).
         weight: log Σ exp -H, from H at the beginning of the trajectory.
         turning: whether it has made a U-turn.
-        diverging: whether H has.
+        diverging: whether H has diverged.
         acceptance: sum of the acceptance probabilities.
-        leaves: how many.
+        leaves: number of leaves.
     """
 
     first: NDArray[Any]
@@ -91,36 +91,20 @@ class Tree(NamedTuple):
 
 
 def turning(first: NDArray[Any], last: NDArray[Any], momentum: NDArray[Any]) -> bool:
-    """Whether a trajectory makes a U-turn (Betancourt 2017, A.4.2), as Pyro has it.
-
-    Args:
-        first: p at one end, (D,).
-        last: p at the other end, (D,).
-        momentum: the sum of p over all leaves, (D,).
-    """
+    """Whether a trajectory makes a U-turn (Betancourt 2017, A.4.2), from p at its ends and the sum of p, each (D,)."""
     along = momentum - (first + last) / 2
     return bool(first @ along <= 0 or last @ along <= 0)
 
 
 class Density(NamedTuple):
-    """The compiled functions of a run.
-
-    Args:
-        value_and_gradient: z (D,) → ∇U (D,), U ().
-        leapfrog: z, r, ∇U, root, step, energy → `Leaf`, each with an axis of one before.
-    """
+    """The compiled functions of a run: z → ∇U, U; and z, r, ∇U, root, step, energy → `Leaf`, with an axis of one."""
 
     value_and_gradient: Callable[[Tensor], tuple[Tensor, Tensor]]
     leapfrog: Callable[..., Leaf]
 
 
 class CompiledNUTS(mcmc.NUTS):
-    """Pyro's NUTS on compiled functions; it also says how each trajectory went.
-
-    Args:
-        density: the compiled functions.
-        options: those of Pyro's `NUTS`.
-    """
+    """Pyro's NUTS on compiled functions, with statistics of each trajectory; `options` are those of Pyro's `NUTS`."""
 
     def __init__(self, density: Density, **options: Any) -> None:
         untyped: Any = super()
@@ -143,7 +127,7 @@ class CompiledNUTS(mcmc.NUTS):
         tree_depth: int,
         energy_current: Tensor,
     ) -> _TreeInfo:
-        """The tree that a doubling adds; of its two ends only the far one is asked for, which stands for both."""
+        """The tree that a doubling adds; of its two ends only the new one is used, which stands for both."""
         step = energy_current.new_tensor([self.step_size * (1 if direction == 1 else -1)])
         root = self.mass_matrix_adapter._mass_matrix_sqrt_inverse[BLOCK].contiguous()
         self._along = root[None], step, energy_current.detach()[None]
@@ -166,7 +150,7 @@ class CompiledNUTS(mcmc.NUTS):
         )
 
     def _grow(self, z: Tensor, r: Tensor, gradient: Tensor, depth: int) -> Tree:
-        """A tree of so many doublings from z with momentum r, (1, D) each (Algorithm 6, `BuildTree`)."""
+        """A tree of `depth` doublings from z with momentum r, (1, D) each (Algorithm 6, `BuildTree`)."""
         if not depth:
             self.steps += 1
             leaf = self.density.leapfrog(z, r, gradient, *self._along)
@@ -200,7 +184,7 @@ class CompiledNUTS(mcmc.NUTS):
         return r, unscaled
 
     def _draw(self, params: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The next position, as Pyro's kernel finds it."""
+        """The next position, by Pyro's kernel."""
         untyped: Any = self
         found: dict[str, Tensor] = untyped.sample(params)
         return found
@@ -225,7 +209,7 @@ class CompiledNUTS(mcmc.NUTS):
         }
 
     def run(self, start: Tensor, warmup: int, samples: int, tick: Callable[[], Any]) -> dict[str, Tensor]:
-        """A chain from `start` (D,): `draws` (samples, D) and its statistics, each (samples,).
+        """Run a chain from `start` (D,): `draws` (samples, D) and its statistics, each (samples,).
 
         Raises:
             Stopped: Ctrl-C after warm-up; it has the draws so far.
@@ -264,7 +248,7 @@ def _columns(start: Tensor, kept: list[dict[str, Any]]) -> dict[str, Tensor]:
 
 
 class _WithGradient(torch.autograd.Function):
-    """A value whose gradient is known already, for the parts of Pyro's kernel that ask autograd."""
+    """A value whose gradient is known already, for the parts of Pyro's kernel that use autograd."""
 
     @staticmethod
     def forward(context: Any, z: Tensor, evaluate: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Tensor:

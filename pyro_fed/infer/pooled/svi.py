@@ -1,7 +1,7 @@
 """Centralised stochastic variational inference with Pyro's own `SVI` and guides: the papers' "GVI".
 
 The guide is an automatic one (class or instance) or a function of the model's arguments. It is fitted in a param store
-of its own, so that nothing of the user's is touched; its parameters travel between rounds as tensors, unconstrained.
+of its own, so that the user's store is unchanged; its parameters travel between rounds as tensors, unconstrained.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class SVI(KeptDraws, Algorithm):
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """Room for the guide's draws, zero until there are any.
+        """Start with zeros in place of the guide's draws.
 
         Raises:
             SettingError: a temperature, and latents of rows' own, of whose joint density the likelihood is no factor;
@@ -127,7 +127,7 @@ class SVI(KeptDraws, Algorithm):
         return {"draws": draws[None]}, {}, {"negative_elbo": torch.tensor([losses[-1]])}
 
     def _refuse_moving_supports(self, problem: Problem) -> None:
-        """Automatic guides take a support as it is at their first draw, and draw beyond it where it moves."""
+        """Refuse supports that move, because automatic guides use the support of their first draw."""
         kind = self.guide if inspect.isclass(self.guide) else type(self.guide)
         if not issubclass(kind, AutoGuide) or not (moving := problem.traits.moving_supports):
             return
@@ -139,7 +139,7 @@ class SVI(KeptDraws, Algorithm):
         )
 
     def _diverged(self, losses: list[float], model: Any, guide: Any, args: Any, kwargs: Any) -> DivergenceError:
-        """The error for an ELBO that is no number, with the sites that make it so."""
+        """The error for an ELBO that is NaN, with the sites that cause it."""
         first = next(number for number, loss in enumerate(losses, 1) if not math.isfinite(loss))
         with torch.no_grad():
             drawn = poutine.trace(guide).get_trace(*args, **kwargs)
@@ -155,7 +155,7 @@ class SVI(KeptDraws, Algorithm):
         )
 
     def _check_sites(self, problem: Problem, guide: Any, args: Any, kwargs: Any) -> None:
-        """Refuse a function that has not the model's latents, before it is fitted."""
+        """Refuse a function that does not have the model's latents, before it is fitted."""
         if isinstance(guide, AutoGuide):
             return
         nodes = poutine.trace(guide).get_trace(*args, **kwargs).nodes.items()
@@ -166,14 +166,14 @@ class SVI(KeptDraws, Algorithm):
             )
 
     def _tempered(self, problem: Problem) -> Any:
-        """The model as the densities have it, whose rows count by one over the temperature."""
+        """The model with rows that count by one over the temperature, as in the densities."""
         model = for_pyro(problem.model, problem.bound.constants, problem.arguments.incomplete)
         if self.temperature == 1:
             return model
         return RowsCount(1 / self.temperature, (problem.plate, *problem.arguments.nested_plates))(model)
 
     def _draws(self, problem: Problem, guide: Any, args: Any, kwargs: Any) -> Tensor:
-        """One after the other from the guide, and all at once through the model, which has their transforms: (S, D)."""
+        """Draws (S, D), one by one from the guide, and all at once through the model, which has their transforms."""
         with torch.no_grad():
             traces = [poutine.trace(guide).get_trace(*args, **kwargs).nodes for _ in range(self.kept_draw_count)]
             values = {name: torch.stack([nodes[name]["value"] for nodes in traces]) for name in problem.sites}
@@ -181,5 +181,5 @@ class SVI(KeptDraws, Algorithm):
         return vectors
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """The draws of the guide that the one client with all rows sends."""
+        """Take the draws of the guide from the one client with all rows."""
         return {"draws": messages["draws"][0]}

@@ -1,4 +1,4 @@
-"""Gaussian sites, which most families share, and what is made of them. Derivatives are those of `density.derivatives`.
+"""Gaussian sites, which most families share, and functions of them. Derivatives are those of `density.derivatives`.
 
 In this room:
 

@@ -1,4 +1,4 @@
-"""Contributions to answers that are products of Gaussian sites, q ∝ t_0 Π_k t_k."""
+"""Contributions to results that are products of Gaussian sites, q ∝ t_0 Π_k t_k."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pyro_fed.ops.gaussian import Gaussian
 
 @dataclass(frozen=True)
 class SiteContributions(Contributions, ABC):
-    """Clients' Gaussian sites, and how far their changes move the mean of q."""
+    """Clients' Gaussian sites, and the shifts of the mean of q by their changes."""
 
     def answer(self, shared: State) -> Gaussian:
         """The Gaussian q."""
@@ -28,7 +28,7 @@ class SiteContributions(Contributions, ABC):
         """The changes of the clients' sites that come with messages, (C,); arguments as of `client_shift_sds`."""
 
     def client_shift_sds(self, shared: State, ledger: State, sent: SentMessages) -> Tensor:
-        """By the changes of the sites."""
+        """Shifts of the mean of q in SDs by the changes of the sites."""
         return sds_moved(self.answer(shared), self.site_changes(shared, ledger, sent))
 
 
@@ -41,11 +41,11 @@ def held_changes(
     centre: Tensor,
     rows: Tensor | None = None,
 ) -> tuple[Gaussian, Tensor, Tensor]:
-    """Changes of sites after which no client's site is beyond the cohort's, (C,), by how much each was, and `widened`.
+    """Changes of sites (C,) after which no client's site is beyond the cohort's, by how much each was, and `widened`.
 
     Args:
         limits: the combination.
-        base: all of q that is no client's.
+        base: the factor of q without the clients' sites.
         sites: of all clients before the round, (K,); those of clients that have not sent anything yet are one.
         clients: (C,) whose changes these are.
         deltas: as sent, (C,).

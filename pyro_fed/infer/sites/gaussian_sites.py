@@ -5,7 +5,7 @@
 The format, on the flat unconstrained vector, always float64, "full" or "diag":
 
     shared   precision (D, D) or (D,), eta (D,)              q
-             prior_precision, prior_eta, likewise            t_0
+             prior_precision, prior_eta, the same             t_0
     local    precision (K, D, D) or (K, D), eta (K, D)       t_k, one a client; may be indefinite
 
 A prior that is not Gaussian on the unconstrained scale gets a site of its own, by the same expected Newton step
@@ -40,17 +40,17 @@ from pyro_fed.ops.matrices import times
 from pyro_fed.ops.moments import Moments
 from pyro_fed.ops.points import MOST_SOBOL_DIMS, standardised_random, standardised_sobol
 
-#: Smallest eigenvalue of a scaled curvature |H| where H is not positive definite.
+#: Smallest eigenvalue of a scaled curvature |H| if H is not positive definite.
 MIN_CURVATURE = 1e-6
-#: Numbers that the points of an expectation may have together; of large models there are fewer points.
+#: Largest total of numbers of the points of an expectation; large models have fewer points.
 POINT_NUMBERS = 1_000_000
-#: A Gaussian is no start where the log prior's expectation under it is this many nats a parameter below its value at
-#: the mean (half a nat for the Laplace approximation of a Gaussian), and its SDs are halved at most so often.
+#: A Gaussian is no start if the log prior's expectation under it is this many nats for each parameter below its value
+#: at the mean (half a nat for the Laplace approximation of a Gaussian); and the largest number of halvings of its SDs.
 FAR_FALL, NARROWINGS = 1e3, 20
-#: Points that there are at least; a density that is Gaussian on the unconstrained scale needs two.
+#: Smallest number of points; a density that is Gaussian on the unconstrained scale needs two.
 FEWEST_POINTS = 8
-#: How many times as many are taken where rows' scores jump: of 128 the sums of few rows change by 0.002 SDs as points
-#: pass over a jump, and runs do not come to rest.
+#: Factor on the number of points if rows' scores jump: with 128 points the sums of few rows change by 0.002 SDs as
+#: points pass over a jump, and runs do not converge.
 POINTS_OF_JUMPS = 8
 
 
@@ -70,7 +70,7 @@ class GaussianAlgorithm(Tempered):
     curvature: Literal["auto", "hessian", "fisher"] = "auto"
 
     def advice(self, problem: Problem, before: State) -> str:
-        """The cure of natural parameters that left the finite numbers: no step size, as the cause is the model's."""
+        """The cure of natural parameters that became non-finite: no step size, because the cause is the model."""
         funnel = set(problem.traits.effects) - set(problem.traits.in_units_of_scale)
         if not funnel and self.structure == "full" and problem.traits.layers:
             return (
@@ -94,15 +94,11 @@ class GaussianAlgorithm(Tempered):
 
     @property
     def structure(self) -> Structure:
-        """Full or diagonal: "full" or "diag"."""
+        """The structure of the covariance, "full" or "diag"."""
         return cast(Structure, chosen_setting(self, "covariance"))
 
     def derivatives(self, structure: Structure | None = None) -> Derivatives:
-        """How scores and curvatures are computed.
-
-        Args:
-            structure: in place of the algorithm's.
-        """
+        """How scores and curvatures are computed; `structure` replaces the algorithm's."""
         return Derivatives(structure or self.structure, self.kind, self.full_dim)
 
     @property
@@ -119,13 +115,13 @@ class GaussianAlgorithm(Tempered):
         return gaussian(shared).even_sample(num_draws, generator)[None]
 
     def log_density(self, shared: State, draws: Tensor) -> Tensor | None:
-        """That of q, or of every agent's."""
+        """The log density of q, or of every agent's q."""
         return gaussian(shared).log_factor(draws.transpose(0, 1)).T
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpreadGaussian(GaussianAlgorithm):
-    """Base of those that take expectations under q.
+    """Base of algorithms that take expectations under q.
 
     Args:
         num_points: Sobol points for expectations under q; even.
@@ -149,9 +145,9 @@ class SpreadGaussian(GaussianAlgorithm):
         return drop_batch_axis(site_of(self.derivatives().of_prior(problem, self.points(q)), q.mean()))
 
     def narrowed(self, problem: Problem, q: Gaussian) -> Gaussian:
-        """q () or (K,), with its SDs halved until the log prior falls off no further under it than `FAR_FALL`.
+        """q () or (K,), with its SDs halved until the log prior under it falls by no more than `FAR_FALL`.
 
-        Where a density rises without end, as a half-Cauchy scale's may, the curvature on the way tells SDs of 1e5 for
+        If a density rises without limit, as a half-Cauchy scale's may, the curvature on the way gives SDs of 1e5 for
         log scales; expectations under such a Gaussian overflow.
         """
         batch = q if q.eta.dim() > 1 else add_batch_axis(q)
@@ -167,7 +163,7 @@ class SpreadGaussian(GaussianAlgorithm):
 
 
 def gaussian(state: State, prefix: str = "") -> Gaussian:
-    """The Gaussian, or the batch of them, that a state holds under `{prefix}precision` and `{prefix}eta`."""
+    """The Gaussian, or batch of Gaussians, of a state's entries `{prefix}precision` and `{prefix}eta`."""
     precision, eta = state[f"{prefix}precision"], state[f"{prefix}eta"]
     return STRUCTURES["full" if precision.dim() > eta.dim() else "diag"](precision, eta)
 
@@ -178,7 +174,7 @@ def as_state(q: Gaussian, prefix: str = "") -> State:
 
 
 def moments_of(q: Gaussian) -> tuple[Tensor, Tensor]:
-    """Means (..., D) and SDs (..., D); NaN where improper."""
+    """Means (..., D) and SDs (..., D); NaN if q is improper."""
     mean, spread = q.moments()
     variance = spread.diagonal(dim1=-2, dim2=-1) if spread.dim() > mean.dim() else spread
     return mean, variance.sqrt()
@@ -190,7 +186,7 @@ def largest_move(before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor]) ->
 
 
 def moves(before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor]) -> Tensor:
-    """Moves of means in SDs of `after`, or changes of log SDs where these are larger, of the shape of the means."""
+    """Moves of means in SDs of `after`, or changes of log SDs if these are larger, of the shape of the means."""
     (old_mean, old_sd), (mean, sd) = before, after
     return torch.maximum(((mean - old_mean) / sd).abs(), (sd / old_sd).log().abs())
 
@@ -211,7 +207,7 @@ def add_batch_axis(q: Gaussian) -> Gaussian:
 
 
 def drop_batch_axis(q: Gaussian) -> Gaussian:
-    """Without the leading axis."""
+    """q without its leading axis."""
     return type(q)(q.precision[0], q.eta[0])
 
 
@@ -224,14 +220,9 @@ def site_of(moments: Moments, mean: Tensor) -> Gaussian:
 def with_prior(
     derivatives: Derivatives, problem: Problem, points: Tensor, moments: Moments, share: Tensor | None
 ) -> Moments:
-    """A likelihood's moments and those of the prior, times each client's share.
+    """A likelihood's moments plus those of the prior, times each client's share.
 
-    Args:
-        derivatives: how the prior's are computed.
-        problem: the model's densities.
-        points: of the expectations, (S, C, D).
-        moments: of the likelihoods, (C,).
-        share: (C,); None is zero.
+    `derivatives` says how the prior's are computed; `points` are (S, C, D), and `share` is (C,), None for zero.
     """
     if share is None or not bool((share != 0).any()):
         return moments
@@ -251,7 +242,7 @@ def prepend_gaussian(first: Gaussian, others: Gaussian) -> Gaussian:
 
 
 def kept_where(keep: Tensor, sites: Gaussian) -> Gaussian:
-    """The sites where `keep` (C,), and one elsewhere."""
+    """The sites where `keep` (C,) is true, and one elsewhere."""
     return type(sites)(choose(keep, sites.precision, 0.0), choose(keep, sites.eta, 0.0))
 
 
@@ -261,22 +252,15 @@ def where(condition: Tensor, yes: Gaussian, no: Gaussian) -> Gaussian:
 
 
 def is_finite(q: Gaussian) -> Tensor:
-    """Whether all natural parameters are finite numbers, of each of a batch (C,), or of one, ()."""
+    """Whether all natural parameters are finite, for each of a batch (C,), or for one, ()."""
     return q.precision.flatten(q.eta.dim() - 1).isfinite().all(-1) & q.eta.isfinite().all(-1)
 
 
 def absolute(q: Gaussian, floor: float = MIN_CURVATURE) -> tuple[Gaussian, Tensor]:
-    """|H| in place of an indefinite precision H, for directions and starting points, and where that was so.
+    """The Gaussian with |H| in place of an indefinite precision H, and whether H was indefinite, (...).
 
-    H is scaled to a diagonal of ±1, its eigenvalues are taken in absolute value and not below `floor`, and it is
-    scaled back. What is positive definite is returned as it is.
-
-    Args:
-        q: one Gaussian or a batch.
-        floor: smallest scaled eigenvalue.
-
-    Returns:
-        the Gaussian of precision |H| and the same eta, and whether H was indefinite, (...).
+    It is for directions and starting points. H is scaled to a diagonal of ±1, its eigenvalues are replaced by their
+    absolute values, at least `floor`, and it is scaled back. A positive definite H is returned unchanged.
     """
     proper = q.is_proper()
     if bool(proper.all()):
@@ -292,31 +276,25 @@ def absolute(q: Gaussian, floor: float = MIN_CURVATURE) -> tuple[Gaussian, Tenso
 
 
 def spread_points(q: Gaussian, count: int) -> Tensor:
-    """Standardised points under a batch of Gaussians (C,): (S, C, D); fewer than asked for beyond `POINT_NUMBERS`."""
+    """Standardised points under a batch of Gaussians (C,): (S, C, D); fewer than `count` beyond `POINT_NUMBERS`."""
     fewer = min(count, max(FEWEST_POINTS, POINT_NUMBERS // q.dim // 2 * 2))
     standard = sobol(fewer, q.dim).to(q.eta.device)
     return q.transform(standard.unsqueeze(1).expand(-1, *q.eta.shape))
 
 
 def likelihood_points(problem: Problem, q: Gaussian, count: int) -> Tensor:
-    """Points for expectations of rows: more where these jump from point to point, and cost no Hessian.
-
-    Args:
-        problem: the model's densities.
-        q: proper, (C,).
-        count: points where curvatures are Hessians.
-    """
+    """Points for expectations of rows under q (C,): more than `count`, those for Hessians, if rows' scores jump."""
     return spread_points(q, POINTS_OF_JUMPS * count if problem.traits.non_smooth_rows else count)
 
 
 @lru_cache(maxsize=8)
 def sobol(count: int, dim: int) -> Tensor:
-    """Standardised points, remembered: Sobol's, or pseudo-random ones in more dimensions than Sobol's sequence has."""
+    """Cached standardised points: Sobol's, or pseudo-random ones in more dimensions than Sobol's sequence has."""
     return standardised_sobol(count, dim) if dim <= MOST_SOBOL_DIMS else standardised_random(count, dim)
 
 
 def sds_moved(q: Gaussian, deltas: Gaussian) -> Tensor:
-    """By how many SDs of q changes (C,) of its parameters move its mean, the coordinate that moves most, (C,)."""
+    """By how many SDs of q changes (C,) of its parameters move its mean, in the coordinate that moves most, (C,)."""
     if not bool(q.is_proper()):
         return torch.zeros(len(deltas.eta), dtype=torch.float64)
     spread, pull = q.moments()[1], deltas.score(q.mean().expand_as(deltas.eta))

@@ -5,7 +5,7 @@ The improved variational online Newton method (IVON), each step at a few antithe
     g, ĥ    E_q̂[∇ log p_k] and E_q̂[-∇² log p_k], see `sites.antithetic`; no Hessian and no score of a single row
     P = S + Λ_-k
     S ← S + ρ (ĥ - S) + min(½ ρ² (ĥ - S)² / P, ρ |ĥ - S|)        which leaves P positive, whatever ĥ is;
-        and so far only that P stays within [P_0 / f, f P_0]
+        limited so that P stays within [P_0 / f, f P_0]
     r = g + η_-k - Λ_-k m,    r ← r min(1, √(c N_k / α ‖r‖²)),    ‖r‖² = Σ_i r_i² / P_i
     v ← β v + (1 - β) r
     m ← m + α_t v / P                                            at most `longest` SDs in a coordinate
@@ -17,16 +17,17 @@ for the term in ρ². Letters: Λ_-k and η_-k `cavity`, S `site`, P_0 the total
 Deviations: the prior is not a weight decay but part of the cavity, which holds the other clients' sites too; S begins
 as the site of the round before; draws are antithetic; the rate is in units of the Newton step and falls linearly to
 zero in a round, so that the noise of its last minibatches is not sent. The term in ρ² is no larger than that in ρ:
-where the draws of wide parameters make ĥ of a narrow one a thousand times P (a regression's noise scale beside its
-weights), its square would leave SDs that no run widens again. P is held to a factor f of what it was: ĥ of a unit that
-few rows reach has heavy tails, and the geometric mean of the clients' Gaussians is that of the one whose precision has
-risen twentyfold: every twentieth round moved a weight by five SDs, and took four points of accuracy from it.
+if the draws of wide parameters make ĥ of a narrow one a thousand times P (a regression's noise scale beside its
+weights), its square would leave SDs that no run widens again. P is limited to a factor f of its former value: ĥ of a
+unit that few rows reach has heavy tails, and a client whose precision rises twentyfold dominates the geometric mean of
+the clients' Gaussians: every twentieth round moved a weight by five SDs, and cost four points of accuracy.
 
-The score r of the mean is cut to where its own step promises a gain α ‖r‖² of c nats a row. N_k rows whose scores sum
-up to r have a curvature (the sum of their scores' squares) of at least ‖r‖² / N_k along the step, in units of P, and a
-longer step overshoots. A diagonal P does not know it: with many more parameters than rows, a minibatch's curvature
-along its own score is some 20 times P. Then each step was longer than the one before, ten steps moved all of a client's
-75,010 weights by one SD on average, and where that happened in the last rounds accuracy was 0.93 for 0.98.
+The score r of the mean is cut so that the predicted gain α ‖r‖² of its step is at most c nats for each row. N_k rows
+whose scores sum up to r have a curvature (the sum of their scores' squares) of at least ‖r‖² / N_k along the step, in
+units of P, and a longer step overshoots. A diagonal P does not show it: with many more parameters than rows, a
+minibatch's curvature along its own score is some 20 times P. Without the cut each step was longer than the one before,
+ten steps moved all of a client's 75,010 weights by one SD on average, and if that happened in the last rounds accuracy
+was 0.93 instead of 0.98.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from pyro_fed.infer.sites.antithetic import draw, draws_from_pool, score_and_cur
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import DiagGaussian
 
-#: Curvature that a row is taken to have where nothing is known of it.
+#: Assumed curvature of a row if nothing is known of it.
 FIRST_CURVATURE = 0.1
 
 
@@ -100,12 +101,8 @@ class OnlineNewton:
     def fit(self, problem: Problem, q: Gaussian, cavity: Gaussian, data: ClientData, noise: Noise) -> DiagGaussian:
         """The sites q̂_k / cavity of C clients after a round's steps, float64.
 
-        Args:
-            problem: the model's densities.
-            q: where the steps begin, diagonal, (C,).
-            cavity: what the likelihoods are multiplied by, (C,).
-            data: the clients' rows.
-            noise: of `draw_noise`, (steps, C, ...).
+        The steps begin at the diagonal q (C,); the likelihoods are multiplied by `cavity` (C,), and `noise` is of
+        `draw_noise`, (steps, C, ...).
         """
         draws, rates, picks = noise
         mean = q.mean().to(problem.dtype)
@@ -135,7 +132,7 @@ class OnlineNewton:
         return (mean + sd * step, site, velocity), ()
 
     def _cut(self, score: Tensor, sd: Tensor, batch: Batch) -> Tensor:
-        """The score of the mean, of which a step promises at most `most_gain` nats a weighted row: (D,)."""
+        """The score of the mean, cut so that a step predicts at most `most_gain` nats for each weighted row: (D,)."""
         length, most = (sd * score).norm(), (self.most_gain / self.rate * batch.weight.sum()).sqrt()
         longer = torch.maximum(length, most).clamp_min(torch.finfo(score.dtype).tiny)  # who has no rows has neither
         return score * (most / longer)
@@ -143,15 +140,10 @@ class OnlineNewton:
     def curvature(
         self, problem: Problem, point: Tensor, prior: Tensor, clients: Tensor, data: ClientData, noise: Noise
     ) -> Tensor:
-        """S_k ≈ E_q[-∇² log p_k] with q = N(point, 1 / (Λ_0 + K S_k)): as if all clients were alike; (C, D), float64.
+        """S_k ≈ E_q[-∇² log p_k] with q = N(point, 1 / (Λ_0 + K S_k)), as if all clients were alike; (C, D), float64.
 
-        Args:
-            problem: the model's densities.
-            point: (C, D).
-            prior: Λ_0 (C, D), positive.
-            clients: K (C,).
-            data: the clients' rows; who has none has no curvature.
-            noise: of `draw_noise`, (steps, C, ...).
+        `prior` is Λ_0 (C, D), positive, and `clients` K (C,); a client without rows has no curvature. `noise` is of
+        `draw_noise`, (steps, C, ...).
         """
         draws, _, picks = noise
         batch, dims = with_batches(data, self.batch_size)
@@ -164,7 +156,7 @@ class OnlineNewton:
         return found
 
     def _measure(self, problem: Problem, site: Tensor, const: Any, x: Any) -> tuple[Tensor, tuple[()]]:
-        """The curvature after one step of one client, which counts for all of them in the total."""
+        """The curvature after one step of one client, which stands for all of them in the total."""
         (point, prior, clients, pool), rows = const
         turns, picks = x
         total = prior + clients * site.clamp_min(0)
@@ -173,11 +165,11 @@ class OnlineNewton:
         return self._site_after_step(site, curvature, total / clients), ()
 
     def _site_after_step(self, site: Tensor, curvature: Tensor, total: Tensor) -> Tensor:
-        """S after a step towards a curvature of any sign, by which the total P stays positive: (D,).
+        """S after a step towards a curvature of any sign that keeps the total P positive: (D,).
 
-        Where K clients are taken to have this S, `total` is P / K: what they change of P is K times this step.
-        The term of second order is at most the step itself: P stays positive with it too, where a curvature's noise is
-        many times P, as beside a parameter that is far narrower than others, the square would multiply it by that.
+        If K clients are assumed to have this S, `total` is P / K: their change of P is K times this step. The term of
+        second order is at most the step itself. P stays positive with it too; if a curvature's noise is many times P,
+        as beside a parameter that is far narrower than others, the square would multiply P by as much.
         """
         away = (1 - self.curvature_memory) * (curvature - site)
         return site + away + torch.minimum(away.square() / (2 * total), away.abs())

@@ -19,14 +19,9 @@ ITERATIONS = 20
 
 
 def power_iteration(product: Callable[[Tensor], Tensor], like: Tensor) -> Tensor:
-    """The eigenvalue of largest absolute value of each of C symmetric matrices.
+    """The eigenvalue of largest absolute value of each of C symmetric matrices, (C,).
 
-    Args:
-        product: vectors (C, D) to their images under the matrices.
-        like: a tensor (C, D) of the vectors' dtype and device.
-
-    Returns:
-        (C,).
+    `product` maps vectors (C, D) to their images under the matrices; `like` (C, D) has the vectors' dtype and device.
     """
     tiny = torch.finfo(like.dtype).tiny
     direction, value = torch.ones_like(like), like.new_zeros(len(like))
@@ -39,15 +34,9 @@ def power_iteration(product: Callable[[Tensor], Tensor], like: Tensor) -> Tensor
 
 
 def largest_likelihood_curvature(problem: Problem, position: Tensor, data: ClientData) -> Tensor:
-    """Curvature of largest absolute value of each client's log-likelihood.
+    """Curvature of largest absolute value of each client's log-likelihood at `position` (C, D), (C,).
 
-    Args:
-        problem: the model's densities.
-        position: where, (C, D).
-        data: the clients' rows.
-
-    Returns:
-        (C,), positive where the log-likelihood is concave in that direction.
+    It is positive if the log-likelihood is concave in that direction.
     """
 
     def product(directions: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""A Gaussian for the prior, where nothing else is known: the start of FedEP without a warm start.
+"""A Gaussian for the prior: the start of FedEP without a warm start.
 
 The means and variances of a few draws from the prior, then expected Newton steps to the Gaussian of smallest
 KL(q ‖ prior); for a prior that is Gaussian on the unconstrained scale the first step is exact.
@@ -18,10 +18,10 @@ from pyro_fed.ops.gaussian_structures import STRUCTURES
 if TYPE_CHECKING:
     from pyro_fed.infer.sites.gaussian_sites import SpreadGaussian
 
-#: Draws of the prior behind the first means and variances, and the most Newton steps from there.
+#: Draws of the prior for the first means and variances, and the largest number of Newton steps from there.
 NUM_DRAWS = 32
 MAX_STEPS = 50
-#: The steps stop where q changes by less than this KL divergence.
+#: KL divergence between successive q below which the steps stop.
 SMALLEST_KL = 1e-12
 
 

@@ -1,8 +1,8 @@
-"""Whitened coordinates: where a Gaussian q = N(m, A A') is the standard normal.
+"""Whitened coordinates: those in which a Gaussian q = N(m, A A') is the standard normal.
 
     θ = m + A z,    ∇_z log p = A' ∇_θ log p,    N(η, Λ) in θ  →  A'ΛA, A'(η - Λ m) in z
 
-Letters: m `mean` (D,), A `factor`: (D, D), or (D,) where q is diagonal; z `white` coordinates.
+Letters: m `mean` (D,), A `factor`: (D, D), or (D,) if q is diagonal; z `white` coordinates.
 """
 
 from __future__ import annotations
@@ -65,11 +65,9 @@ class Coordinates(NamedTuple):
 
 
 def diagonal_coordinates(coordinates: Coordinates, site: Gaussian) -> tuple[Coordinates, DiagGaussian, Tensor | None]:
-    """Coordinates in which a factor is diagonal, the factor there, and the turn V: z becomes V'z, and N(0, I) stays.
+    """Coordinates in which a factor is diagonal, the factor there, and V: z becomes V'z, and N(0, I) stays.
 
-    Args:
-        coordinates: of one Gaussian.
-        site: the factor in them; where it is diagonal there is no turn.
+    `site` is the factor in `coordinates` of one Gaussian; if it is diagonal V is None.
     """
     if not site.dense:
         return coordinates, DiagGaussian(site.precision, site.eta), None

@@ -1,4 +1,4 @@
-"""Clients that sample posteriors of their own, once, and a server that puts their draws together."""
+"""Algorithms whose clients sample posteriors of their own, once, and whose server combines the draws."""
 
 from pyro_fed.conventions.doors import door
 

@@ -5,16 +5,16 @@ Sources: Scott et al. (2016), *Bayes and big data: the consensus Monte Carlo alg
 
     p(θ | y) ∝ Π_k p_k(θ),      p_k(θ) ∝ p(θ)^(1/K) p(y_k | θ)
 
-One round. Each client runs NUTS on p_k and sends its draws; `products` has the ways of putting them together. On the
-unconstrained scale, where the Jacobians belong to p(θ) and are shared out with it.
+One round. Each client runs NUTS on p_k and sends its draws; `products` has the ways of combining them. All is on the
+unconstrained scale, where the Jacobians belong to p(θ) and are divided with it.
 
-Where every p_k is Gaussian the default is exact. Else it is not, and by how much nobody can say from the draws alone:
-a skewed p_k (few rows, one label) moves the mean, since its tails enter with the weight of its middle. The draws of a
-client whose rows say little fill its share of the prior, which must be proper then.
+If every p_k is Gaussian the default is exact. Otherwise it has an error that the draws alone do not show: a skewed p_k
+(few rows, one label) moves the mean, because its tails enter with the weight of its centre. The draws of a client whose
+rows carry little information spread over its share of the prior, which must then be proper.
 
-Groups whose levels are integrated out, a few at each client, are such rows: they do not say that the levels' scale is
-not zero, and the share of the prior falls off by 1/K a unit of its logarithm. Averages of what fills it are no answer,
-and where the scale is less than the rounding of a level the density is none either: a run ends there.
+Groups whose levels are integrated out, a few at each client, are such rows: they do not exclude a scale of zero for the
+levels, and the share of the prior decays by only 1/K for each unit of the scale's logarithm. Averages of such draws are
+meaningless, and if the scale is less than the rounding of a level so is the density: the run then ends with an error.
 
 Deviations: draws are combined in the order in which the chains made them (as in Scott et al.), chain by chain, so that
 R-hat and ESS keep their meaning; NUTS stands for the papers' Gibbs and random-walk samplers.
@@ -108,13 +108,13 @@ class ConsensusMC(Algorithm):
         check_choice(self, "rule", RULES)
 
     def default_rounds(self, num_clients: int) -> int:
-        """One round is all."""
+        """One round."""
         return 1
 
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """The starting points, (chains, 1, D), which are the draws until there are any, and a seed of the server's."""
+        """Start from the starting points, (chains, 1, D), in place of draws, and a seed of the server's."""
         points = (
             2 * torch.rand(self.num_chains, problem.dim, generator=generator, dtype=problem.dtype) - 1
         ) * self.radius
@@ -122,18 +122,18 @@ class ConsensusMC(Algorithm):
         return {"draws": points[:, None], "num_clients": torch.tensor(num_clients), "seed": seed}, {}
 
     def download(self, shared: State, clients: Tensor) -> State:
-        """The starting points and the number of clients."""
+        """The starting points and the number of clients, which clients receive."""
         told = {"draws": shared["draws"][:, -1:], "num_clients": shared["num_clients"]}
         return Algorithm.download(self, told, clients)
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
-        """A seed a chain, (chains,)."""
+        """A seed for each chain, (chains,)."""
         return torch.randint(2**62, (self.num_chains,), generator=generator)
 
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
-        """All clients' chains at once.
+        """Run all clients' chains at once.
 
         Raises:
             ModelError: the clients' groups do not tell the scale of their levels.
@@ -162,7 +162,7 @@ class ConsensusMC(Algorithm):
         return DrawContributions(self)
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """Draws of the product of the clients' densities."""
+        """Draw from the product of the clients' densities."""
         draws = messages["draws"].double()  # (K, chains, S, D)
         precise = draws.flatten(1, 2)
         if self.rule in ("weighted", "uniform"):
@@ -178,12 +178,12 @@ class ConsensusMC(Algorithm):
         return shared["draws"]
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
-        """What the clients' trajectories say: divergences, chains that have not mixed."""
+        """Warnings from the clients' trajectories: divergences, and chains that have not mixed."""
         return trajectory_warnings(record, problem)
 
 
 def _place_watcher(problem: Problem, clients: int) -> Callable[[NDArray[Any]], None]:
-    """Looks at places (L, D) of chains, which have gone too far where groups' levels are all one but for rounding."""
+    """A check of the positions (L, D) of chains, which raises if all levels of groups are equal up to rounding."""
     least = math.log(torch.finfo(problem.dtype).eps)
     slopes = [(neck, neck.slope.numpy()) for neck in necks_of_rows(problem)]
 
@@ -197,7 +197,7 @@ def _place_watcher(problem: Problem, clients: int) -> Callable[[NDArray[Any]], N
 
 
 def _no_scale(neck: Neck, smallest: float, clients: int) -> ModelError:
-    """What is said of groups that do not tell the scale of their levels."""
+    """The error for groups that do not inform the scale of their levels."""
     return ModelError(
         f"ConsensusMC: a client's chain has come to a scale of '{neck.site}' of {smallest:.1g}, where its groups' "
         f"levels are the same but for rounding. A client's own groups do not keep {neck.scales} away from there, and "

@@ -15,14 +15,14 @@ from pyro_fed.infer.subposteriors import products
 
 @dataclass(frozen=True)
 class DrawContributions(Contributions):
-    """Of `ConsensusMC`."""
+    """Contributions to `ConsensusMC`."""
 
     def bounding_obstacle(self) -> str | None:
-        """None: they can be bounded."""
+        """None: contributions can be bounded."""
         return ""
 
     def bounded_messages(self, limits: Bounded, shared: State, ledger: State, sent: SentMessages) -> BoundedMessages:
-        """Draws moved and stretched so that their Gaussian is within the limits."""
+        """Draws shifted and scaled so that their Gaussian is within the limits."""
         draws = sent.messages["draws"]
         p = products.moments(draws.double().flatten(1, 2))
         nothing = type(p).zeros((), p.dim, device=p.eta.device)
@@ -34,11 +34,11 @@ class DrawContributions(Contributions):
         )
 
     def substitute_messages(self, shared: State, ledger: State, messages: State, clients: Tensor) -> State | None:
-        """Nothing: the product is the others', without these clients' shares of the prior."""
+        """None: the product is that of the other clients, without these clients' shares of the prior."""
         return {}
 
     def client_shift_sds(self, shared: State, ledger: State, sent: SentMessages) -> Tensor:
-        """By the Gaussian product of the draws' moments with and without the client's."""
+        """Shifts of the Gaussian product of the draws' moments if one client is left out."""
         p = products.moments(sent.messages["draws"].double().flatten(1, 2))
         whole = p.product_over(0)
         others = type(p)(whole.precision - p.precision, whole.eta - p.eta)

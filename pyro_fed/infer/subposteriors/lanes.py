@@ -1,14 +1,15 @@
-"""Chains of the No-U-Turn Sampler on many densities at once: one leapfrog step of all of them a call.
+"""Chains of the No-U-Turn Sampler on many densities at once: each call makes one leapfrog step of all of them.
 
 Sources: Hoffman & Gelman (2014), *The No-U-Turn Sampler*; Betancourt (2017), A.3.2 and A.4.2; Phan, Pradhan & Jankowiak
 (2019), *Composable effects for flexible and accelerated probabilistic programming in NumPyro*, Algorithm 2.
 
-A chain is a lane. Each goes at its own pace: who has ended a trajectory begins the next while others are in the middle
-of theirs, so that no lane waits, and all take as many calls as the busiest. The tree that a doubling adds is grown leaf
-by leaf: the n-th leaf is checked for a U-turn against the first leaf of each subtree that it completes, of which a lane
-keeps one a level. Weights, adaptation and their settings are those of Pyro's kernel (and Stan's): multinomial
-proposals, biased towards the new half; windows in which variances are estimated, at whose ends a new step size is
-looked for; dual averaging. A lane's random numbers are its own, so that its draws do not depend on the others.
+A chain is a lane, with its own pace: a lane that has ended a trajectory begins the next while others are in the middle
+of theirs, so that no lane waits, and all take as many calls as the one with the most steps. The tree that a doubling
+adds is grown leaf by leaf: the n-th leaf is checked for a U-turn against the first leaf of each subtree that it
+completes, and a lane keeps one of these for each level. Weights, adaptation and their settings are those of Pyro's
+kernel (and Stan's): multinomial proposals, biased towards the new half; windows in which variances are estimated, at
+whose ends a new step size is searched for; dual averaging. A lane's random numbers are its own, so that its draws do
+not depend on the others.
 
 Letters as in `pooled.nuts_kernel`: z position, r momentum, p `unscaled` momentum, `root` M^(-1/2), ε `step`; L lanes.
 """
@@ -35,44 +36,37 @@ from pyro_fed.infer.pooled.nuts_chains import LEAPFROGS_A_DRAW, Chains
 from pyro_fed.infer.pooled.nuts_kernel import STATISTICS, Leaf
 
 Array = NDArray[Any]
-#: Random numbers that a lane draws at a time, and those that a leapfrog step takes: for the leaf, the tree, the way on.
+#: Random numbers that a lane draws at a time, and those that a leapfrog step takes: for the leaf, the tree and the
+#: direction.
 BLOCK, EACH = 512, 3
 #: H's error above which a trajectory diverges, as in Pyro and Stan.
 DIVERGENCE_ERROR = 1000.0
-#: Ones in binary numbers of 16 digits.
+#: Number of ones in binary numbers of 16 digits.
 ONES = np.array([number.bit_count() for number in range(1 << 16)])
-#: Acceptance that a first step size is looked for at, doubling or halving; Pyro's.
+#: Acceptance at which the search for a first step size, by doubling or halving, ends; Pyro's.
 FIRST_ACCEPTANCE = 0.8
-#: Dual averaging: iterations that early ones are held back by, how fast averages forget, and how far steps may go.
+#: Dual averaging: iterations by which early ones are damped, how fast averages forget, and the scale of the steps.
 HELD_BACK, FORGETTING, SHRINKAGE = 10.0, 0.75, 0.05
-#: Draws that an estimated covariance is shrunk as if by, and towards what; Stan's.
+#: Number of draws by whose weight an estimated covariance is shrunk, and its target; Stan's.
 PRIOR_DRAWS, PRIOR_VARIANCE = 5.0, 1e-3
 
 
 @dataclass(frozen=True)
 class Lanes:
-    """Chains all at once.
+    """All chains at once.
 
-    Args:
-        how: they are run, but for one after the other.
-        watch: sees where all lanes are, (L, D), after each step, and may raise.
+    `how` has the settings of chains that run one after the other; `watch` gets the positions of all lanes (L, D) after
+    each step, and may raise.
     """
 
     how: Chains
     watch: Callable[[Array], None] = lambda z: None
 
     def run(self, problem: Problem, batch: Batch, points: Tensor, seeds: Tensor, label: str) -> State:
-        """Chains of K clients, n each.
+        """Run n chains for each of K clients: `draws` (K, n, S, D) and `nuts_kernel.STATISTICS`, each (K, n, S).
 
-        Args:
-            problem: the model's densities.
-            batch: the clients' rows, (K, m, ...).
-            points: where chains start, (K, n, D).
-            seeds: of their randomness, (K, n).
-            label: of the progress bar.
-
-        Returns:
-            `draws` (K, n, S, D) and `nuts_kernel.STATISTICS`, each (K, n, S).
+        `batch` has the clients' rows (K, m, ...); the chains start at `points` (K, n, D) with `seeds` (K, n), and
+        `label` is the progress bar's.
         """
         shape, how = points.shape[:2], self.how
         begun = problem.mapped(self.values_and_gradients, (0, BATCHES))
@@ -112,7 +106,7 @@ class Lanes:
 
 
 class Walk:
-    """L lanes on their way; all arrays have a lane's entry in front, and matrices D by D where mass is dense."""
+    """L lanes in progress; all arrays have a leading axis of lanes, and matrices are D by D if mass is dense."""
 
     ENDS: ClassVar = ("z", "r", "gradient")
 
@@ -148,11 +142,11 @@ class Walk:
 
     @property
     def has_unfinished_lanes(self) -> bool:
-        """Whether a lane is still on its way."""
+        """Whether a lane has not finished."""
         return bool((self.done < self.how.warmup_steps + self.how.num_samples).any())
 
     def step(self, leapfrog: Callable[..., Leaf], drawn: Callable[[str], Any]) -> None:
-        """One leapfrog step of all lanes, and what follows from it in each."""
+        """Make one leapfrog step of all lanes, and update each."""
         if self.cursor == BLOCK:
             self.uniform, self.cursor = np.stack([own.random((BLOCK, EACH)) for own in self.random]), 0
         chance, self.cursor = self.uniform[:, self.cursor], self.cursor + 1
@@ -175,7 +169,7 @@ class Walk:
             self._look(looked, leaf.error[looked])
 
     def _add(self, leaf: Any, chance: Array) -> Array:
-        """The leaf enters its tree; whether that has made a U-turn, (L,)."""
+        """Add the leaf to its tree; return whether that has made a U-turn, (L,)."""
         weight = np.logaddexp(self.new_weight, -leaf.error)
         taken = chance < np.exp(-leaf.error - weight)
         for name, value in self.new.items():
@@ -200,7 +194,7 @@ class Walk:
         return turned
 
     def _merge(self, at: Array, leaf: Any, chance: Array) -> Array:
-        """Whole new halves join their trees; whether a trajectory is over by that, one a lane of `at`."""
+        """Merge complete new halves into their trees; return whether that ends the trajectory, one a lane of `at`."""
         taken = at[chance < np.exp(self.new_weight[at] - self.weight[at])]
         for name, value in self.proposal.items():
             value[taken] = self.new[name][taken]
@@ -214,14 +208,14 @@ class Walk:
         return over
 
     def _turn(self, at: Array, chance: Array) -> None:
-        """The next doubling begins at one of the two ends."""
+        """Begin the next doubling at one of the two ends."""
         self.forward[at] = chance[at] < 0.5
         for name, value in self.end.items():
             value[at] = self.far[name][at, self.forward[at]]
         self.leaf[at], self.new_weight[at], self.new_momentum[at] = 0, -np.inf, 0.0
 
     def _draw(self, at: Array, diverged: Array) -> None:
-        """Trajectories that are over become draws; what is adapted by them is, and the next begin."""
+        """Turn complete trajectories into draws, adapt by them, and begin the next."""
         self.z[at], self.gradient[at] = self.proposal["z"][at], self.proposal["gradient"][at]
         self.potential[at] = self.proposal["potential"][at]
         accepted, number = self.acceptance[at] / self.leaves[at], self.done[at] - self.how.warmup_steps
@@ -243,7 +237,7 @@ class Walk:
         self._begin(at)
 
     def _begin(self, at: Array) -> None:
-        """Trajectories from where the lanes are, with momenta of their own."""
+        """Begin trajectories at the lanes' positions, with new momenta."""
         unscaled = np.stack([self.random[lane].standard_normal(self.z.shape[1]) for lane in at])
         root = self.root[at]
         unscaled = unscaled.astype(root.dtype)
@@ -263,7 +257,7 @@ class Walk:
 
     # -- adaptation -----------------------------------------------------------------------------------------
     def _look(self, at: Array, error: Array) -> None:
-        """Another step size, twice or half as long, until the first on the other side; then the chain goes on."""
+        """Double or halve the step size until the acceptance crosses the target; then continue the chain."""
         trend = np.where(-error > np.log(FIRST_ACCEPTANCE), 1.0, -1.0)
         found = (self.trend[at] != 0) & (self.trend[at] != trend)
         other = at[~found]
@@ -276,7 +270,7 @@ class Walk:
         self._begin(at)
 
     def _adapt(self, at: Array, accepted: Array) -> None:
-        """Dual averaging of the step size, the covariance of a window, and what its end brings."""
+        """Adapt the step size by dual averaging, a window's covariance, and the mass matrix at the window's end."""
         if not len(at):
             return
         self.count[at] += 1
@@ -296,7 +290,7 @@ class Walk:
                 self._rescale(ending)
 
     def _observe(self, at: Array) -> None:
-        """A draw more for the covariance (Welford)."""
+        """Add a draw to the covariance (Welford)."""
         self.seen[at] += 1
         before = self.z[at] - self.mean[at]
         self.mean[at] += before / self.seen[at, None]
@@ -304,7 +298,7 @@ class Walk:
         self.squares[at] += before[:, :, None] * after[:, None] if self.how.full_mass else before * after
 
     def _rescale(self, at: Array) -> None:
-        """The mass matrix of a window's covariance, for which a step size is looked for anew."""
+        """Set the mass matrix to a window's covariance, and search for a step size again."""
         if not len(at):
             return
         shape = (-1, *[1] * (self.root.ndim - 1))
@@ -328,6 +322,6 @@ def turning(first: Array, last: Array, momentum: Array) -> Array:
 
 
 def _ones(n: Array) -> Array:
-    """Ones in binary numbers below 2^32."""
+    """Number of ones in binary numbers below 2^32."""
     found: Array = ONES[n & 0xFFFF] + ONES[n >> 16]
     return found

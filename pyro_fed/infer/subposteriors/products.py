@@ -25,16 +25,14 @@ from torch import Tensor
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import FullGaussian
 
-#: Added to the diagonal of the draws' correlations, so that fewer draws than parameters are no error.
+#: Added to the diagonal of the draws' correlations, so that fewer draws than parameters cause no error.
 CORRELATION_JITTER = 1e-12
 
 
 def average_draws(draws: Tensor, *, weighted: bool = True) -> Tensor:
-    """One draw of the product for each s, (S, D).
+    """One draw of the product for each s, (S, D), from draws (K, S, D).
 
-    Args:
-        draws: (K, S, D).
-        weighted: by the inverse covariances; else all alike.
+    `weighted` says whether the inverse covariances are the weights; otherwise all weights are equal.
     """
     if not weighted:
         return draws.mean(0)
@@ -44,23 +42,13 @@ def average_draws(draws: Tensor, *, weighted: bool = True) -> Tensor:
 
 
 def gaussian(draws: Tensor, generator: torch.Generator) -> Tensor:
-    """As many draws of the product of Gaussians with the draws' moments, (S, D).
-
-    Args:
-        draws: (K, S, D).
-        generator: source of randomness.
-    """
+    """Draws (S, D) of the product of Gaussians with the moments of the draws (K, S, D)."""
     mean, factor = _product(draws)
     return mean + torch.randn(draws.shape[1:], generator=generator, dtype=draws.dtype) @ factor.T
 
 
 def nonparametric(draws: Tensor, generator: torch.Generator) -> Tensor:
-    """As many draws of the product of density estimates, (S, D): a Markov chain, a pass over all k for each.
-
-    Args:
-        draws: (K, S, D).
-        generator: source of randomness.
-    """
+    """Draws (S, D) of the product of density estimates of the draws (K, S, D): a Markov chain of passes over k."""
     number, count, dim = draws.shape
     precisions = _precisions(draws)
     together = torch.linalg.inv(precisions.sum(0))
@@ -101,7 +89,7 @@ def moments(draws: Tensor) -> FullGaussian:
 
 
 def stretch_draws(draws: Tensor, before: FullGaussian, after: Gaussian) -> Tensor:
-    """Draws (K, ..., D) of one Gaussian each, (K,), moved and stretched to those of another."""
+    """Draws (K, ..., D) of one Gaussian each, (K,), shifted and scaled to those of another."""
     shape = (len(draws), *[1] * (draws.dim() - 2), -1)
     away = draws - before.mean().reshape(shape)
     white = torch.einsum("kde,k...e->k...d", torch.linalg.inv(before.root()), away)

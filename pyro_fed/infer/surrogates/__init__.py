@@ -1,4 +1,4 @@
-"""Surrogates of the clients' likelihoods: made by short runs, corrected by importance weights, used by FSGLD."""
+"""Surrogates of the clients' likelihoods: from short runs, corrected by importance weights, used by FSGLD."""
 
 from pyro_fed.conventions.doors import door
 

@@ -1,4 +1,4 @@
-"""Contributions of clients that are asked at given points, which are held to what their surrogates say of these."""
+"""Contributions of clients at given points, limited by the clients' surrogates there."""
 
 from __future__ import annotations
 
@@ -21,20 +21,18 @@ from pyro_fed.algorithm.contributions import BoundedMessages, Contributions, Sen
 from pyro_fed.algorithm.states import State
 from pyro_fed.infer.sites.gaussian_sites import gaussian
 
-#: Under which names clients' states hold their sites.
+#: Prefix of the clients' sites in their states.
 HELD = "held_"
-#: Nats that a client's log-likelihood at a draw may be from its site's, however near the others' are to theirs: what
-#: departs by so much over all draws moves a mean by as many SDs at most.
+#: Distance in nats of a client's log-likelihood at a draw from its site's that is always allowed, however near the
+#: others' are to theirs: a departure of this size over all draws moves a mean by at most as many SDs.
 LEAST_DEPARTURE_NATS = 0.5
 
 
 @dataclass(frozen=True)
 class LogLikContributions(Contributions):
-    """Of `FedAIS`: log-likelihoods at its draws, beside the logarithms of the clients' sites.
+    """Contributions to `FedAIS`: log-likelihoods at its draws, beside the logarithms of the clients' sites.
 
-    Args:
-        algorithm: whose clients send them.
-        sites_known: whether clients have sites to compare with.
+    `sites_known` says whether clients have sites to compare with.
     """
 
     messages_alike: ClassVar[bool] = False
@@ -46,7 +44,7 @@ class LogLikContributions(Contributions):
         return {name: value for name, value in local.items() if name.startswith(HELD)}
 
     def bounding_obstacle(self) -> str | None:
-        """Log-likelihoods are compared with those of the clients' sites."""
+        """The reason why log-likelihoods cannot be compared with those of the clients' sites, or None."""
         if self.sites_known:
             return ""
         return "particles, chains and draws have no sites to compare log-likelihoods with: surrogates='auto'"
@@ -54,7 +52,7 @@ class LogLikContributions(Contributions):
     def bounded_messages(self, limits: Bounded, shared: State, ledger: State, sent: SentMessages) -> BoundedMessages:
         """Log-likelihoods no further from the clients' sites, draw by draw, than the cohort's are.
 
-        A client's level, the median difference over draws, moves the evidence alone; it is held to the cohort's too.
+        A client's level, the median difference over draws, moves only the evidence; it is limited by the cohort's too.
         """
         values = sent.messages["log_lik"]
         expected = _of_sites(shared, ledger, sent.clients)
@@ -75,14 +73,15 @@ class LogLikContributions(Contributions):
         return BoundedMessages(shared, message, {}, cut)
 
     def substitute_messages(self, shared: State, ledger: State, messages: State, clients: Tensor) -> State | None:
-        """The clients' sites at the draws: what each has said in the phase before."""
+        """The clients' sites at the draws, from the phase before."""
         values = _of_sites(shared, ledger, clients)
         return {"log_lik": values, "answered": values.new_ones(len(clients))}
 
     def client_shift_sds(self, shared: State, ledger: State, sent: SentMessages) -> Tensor:
-        """By the weights with the client's log-likelihoods and with its site in their place; NaN where none is known.
+        """Shifts by the client's log-likelihoods in place of its site; NaN if no site is known.
 
-        With neither in the weights the answer is another one, however honest the client: that would tell nothing.
+        Without both, the weights are those of another posterior, however honest the client, so that a comparison would
+        show nothing.
         """
         values, draws = sent.messages["log_lik"], shared["draws"].double()
         if not ledger:
@@ -104,25 +103,25 @@ def _of_sites(shared: State, ledger: State, clients: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class MeasuredContributions(Contributions):
-    """Of `Measuring`: what each client measures of its surrogate."""
+    """Contributions to `Measuring`: each client's measurement of its surrogate."""
 
     def bounding_obstacle(self) -> str | None:
-        """None: they can be bounded."""
+        """None: contributions can be bounded."""
         return ""
 
     def bounded_messages(self, limits: Bounded, shared: State, ledger: State, sent: SentMessages) -> BoundedMessages:
-        """What is within the cohort's range."""
+        """Measurements within the cohort's range."""
         held = {name: within_cohort(value, limits.pull)[0] for name, value in sent.messages.items()}
         return BoundedMessages(shared, held, {}, torch.zeros(len(sent.clients), dtype=torch.float64))
 
     def substitute_messages(self, shared: State, ledger: State, messages: State, clients: Tensor) -> State | None:
-        """What the median client measures."""
+        """The median client's measurement."""
         return {name: value.quantile(0.5, 0).expand(len(clients), *value.shape[1:]) for name, value in messages.items()}
 
 
 @dataclass(frozen=True)
 class SquareContributions(MeasuredContributions):
-    """Of `Mismatch`: squares and curvatures, which are not negative."""
+    """Contributions to `Mismatch`: squares and curvatures, which are not negative."""
 
     def bounded_messages(self, limits: Bounded, shared: State, ledger: State, sent: SentMessages) -> BoundedMessages:
         """Squares and curvatures within the cohort's range."""

@@ -1,16 +1,17 @@
-"""A wide part of the proposals, which bounds the weights where a posterior ends later than the sites and the prior say.
+"""A wide part of the proposals, which bounds the weights if a posterior is wider than the sites and the prior.
 
 A likelihood that is flat in a direction has no Gaussian site there, and none with the tails of `ops.student` either: a
-count's overdispersion on the logarithm's scale, a ridge. Draws of prior times sites then end before the posterior does,
-and what weights cannot see they cannot correct. So a share ε of proposals is wider than q, in q's whitened coordinates
+count's overdispersion on the logarithm's scale, a ridge. The draws of prior times sites are then narrower than the
+posterior, and weights cannot correct for regions without draws. So a share ε of proposals is wider than q, in q's
+whitened coordinates
 
     t(z) = Student's t of ν degrees of freedom and scale σ,     s = log t - log N(0, I),
 
     π_0 = N(0, I) exp b,   b = log((1 - ε) + ε exp s),
     π_1 = N(0, I) exp d',  d' = log((1 - ε) exp d + ε Z exp s),    Z = E_N exp d,
 
-so that weights of the posterior p against π_1 are at most p / (ε t): bounded wherever p falls faster than a power.
-Where p_0 t is right the share costs 1 / (1 - ε) of a draw's worth.
+so that weights of the posterior p against π_1 are at most p / (ε t): bounded if p falls faster than a power. If p_0 t
+is right the share multiplies the cost of an effective draw by 1 / (1 - ε).
 
 Source: Hesterberg (1995), *Weighted average importance sampling and defensive mixture distributions*; Owen and Zhou
 (2000), *Safe and effective importance sampling*.
@@ -28,20 +29,20 @@ from torch import Tensor
 
 from pyro_fed.ops.annealing import Difference, Ends, Slope
 
-#: Share of the proposals: as many as those of prior times sites, whose worth at most halves.
+#: Share of the proposals: as many as those of prior times sites, whose effective number at most halves.
 SHARE = 0.5
-#: Their scale in SDs of q: a variance too small by half is within it. Degrees of freedom: the least whole number of
-#: which t has a variance, for a posterior that has one.
+#: Their scale in SDs of q, which covers a variance that is too small by half; and degrees of freedom: the smallest
+#: whole number for which t has a variance, for a posterior that has one.
 WIDTH, FREEDOM = 1.5, 3.0
 
 
 class Defence(NamedTuple):
-    """By the logarithm of Z."""
+    """The mixtures with the wide part, which `level`, the logarithm of Z, determines."""
 
     level: float
 
     def draws(self, white: Tensor, generator: torch.Generator) -> Tensor:
-        """Draws of π_0 from as many of N(0, I), (S, D): the last share of them is spread out."""
+        """Draws of π_0 from as many of N(0, I), (S, D): the last share of them is widened."""
         count = int(SHARE * len(white))
         shape = torch.full((count, 1), FREEDOM / 2, dtype=torch.float64)
         chi = 2 * torch._standard_gamma(shape, generator=generator).to(white)
@@ -49,11 +50,7 @@ class Defence(NamedTuple):
         return torch.cat([white[: len(white) - count], wide])
 
     def ends(self, difference: Difference) -> Ends:
-        """d' and b with their gradients.
-
-        Args:
-            difference: d and its gradient.
-        """
+        """d' and b with their gradients, from d and its gradient."""
 
         def mixed(white: Tensor) -> tuple[Slope, Slope]:
             (value, slope), (wide, along) = difference(white), _wider(white)
@@ -66,7 +63,7 @@ class Defence(NamedTuple):
 
 
 def _wider(white: Tensor) -> tuple[Tensor, Tensor]:
-    """s, and how many times z its gradient is, each (S,)."""
+    """s, and the factor of its gradient to z, each (S,)."""
     dim, squared = white.shape[1], white.square().sum(-1)
     weight, reach = FREEDOM + dim, FREEDOM * WIDTH**2
     constant = math.lgamma(weight / 2) - math.lgamma(FREEDOM / 2) - dim / 2 * math.log(reach / 2)
@@ -75,7 +72,7 @@ def _wider(white: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _log_mixture(narrow: Tensor, wide: Tensor, level: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Logarithm of (1 - ε) exp d + ε Z exp s, (S,), and what d and s have of it, (S, 1)."""
+    """Logarithm of (1 - ε) exp d + ε Z exp s, (S,), and the shares of d and s in it, (S, 1)."""
     logs = torch.stack([narrow + math.log(1 - SHARE), wide + level + math.log(SHARE)])
     near, far = logs.softmax(0).unsqueeze(-1)
     return logs.logsumexp(0), near, far

@@ -1,26 +1,27 @@
-"""Federated importance sampling: Gaussian sites put right by one round in which clients send numbers alone.
+"""Federated importance sampling: Gaussian sites corrected by one round in which clients send only numbers.
 
     E_p f = Σ_s w_s f(z_s) / Σ_s w_s,        w_s = u_s Π_k p_k(z_s),        E w = ∫ p_0 Π_k p_k = p(y)
 
-After any algorithm that leaves a Gaussian site t_k at each client, the server, alone,
+After any algorithm that leaves a Gaussian site t_k at each client, the server
 
     1. draws z_s with the weights u_s = a_s / t(z_s) that make them those of the prior times the likelihoods, as far as
-       sites tell: p_0 t, annealed (`surrogates.proposals`);
-    2. sends them to all clients, who answer with log p_k(z_s), S numbers (of many rows by few, see `sites.few_rows`);
+       the sites are right: p_0 t, annealed (`surrogates.proposals`);
+    2. sends them to all clients, who send log p_k(z_s), S numbers (of many rows by few, see `sites.few_rows`);
     3. has  log w_s = log u_s + Σ_k log p_k(z_s),
 
 and smooths the weights (Vehtari et al. 2024). The result is S' draws of the weighted ones, and their mean is the
 evidence, for Bayes factors.
 
-Asymptotically exact for any sites, where FedEP's error stays; how far "asymptotically" is away the weights say
-themselves: a run warns where parts of the draws disagree about a mean or an SD by what matters. What a Gaussian cannot
-follow is mostly the prior (a precision that is shared by many weights), so that step 1 does most of the work without a
-message; likelihoods of many rows are near their sites. Weights cannot see a mode that the sites do not reach.
+The result is asymptotically exact for any sites, while FedEP's error stays. The weights themselves show how far it is
+from that limit: a run warns if parts of the draws disagree about a mean or an SD by a relevant amount. Mostly it is the
+prior that a Gaussian cannot follow (a precision that is shared by many weights), so that step 1 does most of the work
+without a message; likelihoods of many rows are near their sites. Weights cannot detect a mode that the sites do not
+reach.
 
-Particles and chains have no sites: where these are the surrogates, z_s are draws of a mixture around them. In few
-dimensions that follows any shape, and several modes. So are they where the surrogates are `FedAIS` itself: around its
-draws, chosen by their weights, which are raised to the power that leaves enough of them (adaptive importance sampling,
-as Cappé et al. 2004). What the first round saw nothing of, a mode, the second does not see either.
+Particles and chains have no sites: if they are the surrogates, z_s are draws of a mixture around them, which in few
+dimensions follows any shape, and several modes. If the surrogates are `FedAIS` itself, the mixture is around its draws,
+chosen by their weights, which are raised to the power that leaves enough of them (adaptive importance sampling, as
+Cappé et al. 2004). A mode that the first round misses is missed by the second too.
 
 None of the papers has this. Neal (2001) has the annealing, Yao et al. (2018) the use of k for an approximation, Cappé,
 Guillin, Marin & Robert (2004), *Population Monte Carlo*, proposals around weighted draws.
@@ -61,11 +62,11 @@ from pyro_fed.infer.surrogates.weighted_draws import WeightedDraws
 from pyro_fed.ops.entries import evenly
 from pyro_fed.ops.importance import flattened, systematic
 
-#: Particles, or draws, around which draws are proposed, at most.
+#: Largest number of particles, or draws, around which draws are proposed.
 MOST_POINTS = 400
-#: Effective draws that weights are to leave where proposals are made around weighted draws.
+#: Effective draws that the weights must leave if proposals are made around weighted draws.
 FEWEST_EFFECTIVE = 100
-#: Log-likelihood of a draw that is impossible: messages hold finite numbers.
+#: Log-likelihood of an impossible draw, because messages hold finite numbers.
 IMPOSSIBLE = -1e30
 
 
@@ -129,17 +130,17 @@ class FedAIS(Tempered):
         check_surrogates(self)
 
     def default_rounds(self, num_clients: int) -> int:
-        """One with all clients; it stops when each has answered."""
+        """One round with all clients; the run ends when each has answered."""
         return num_clients
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
-        """What fits the sites."""
+        """The algorithm that fits the sites."""
         return surrogate_phase(self.surrogates, self.temperature)
 
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """Step 1: proposals and log u_s, and at each client its site, where there are any."""
+        """Start with proposals and log u_s (step 1), and at each client its site, if there are sites."""
         if self._of_points:
             points = self._points(required_start(start, self), generator)
             proposals, sites = around_points(problem, points, self.num_proposals, generator), State()
@@ -154,7 +155,7 @@ class FedAIS(Tempered):
 
     @property
     def annealing(self) -> AnnealedProposals:
-        """How proposals are drawn by sites."""
+        """The settings of proposals by sites."""
         return AnnealedProposals(
             number=self.num_proposals,
             freedom=self.freedom,
@@ -167,13 +168,13 @@ class FedAIS(Tempered):
 
     @property
     def _of_points(self) -> bool:
-        """Whether the surrogates are points, and no sites."""
+        """Whether the surrogates are points instead of sites."""
         surrogates = self.surrogates
         points = isinstance(surrogates, Algorithm) and surrogates.draws_are in ("particles", "chains")
         return points or isinstance(surrogates, FedAIS)
 
     def _points(self, start: Start, generator: torch.Generator) -> Tensor:
-        """The points that particles, chains or weighted draws left, (N, D)."""
+        """The points of particles, chains or weighted draws, (N, D)."""
         surrogates = cast_checked(self.surrogates, Algorithm)
         if isinstance(surrogates, FedAIS):
             before = WeightedDraws.of(start.shared)
@@ -183,13 +184,13 @@ class FedAIS(Tempered):
         return points[evenly(len(points), MOST_POINTS)]
 
     def download(self, shared: State, clients: Tensor) -> State:
-        """The proposals, of which every client says its log-likelihood."""
+        """The proposals, for which every client sends its log-likelihoods."""
         return super().download({"draws": shared["draws"]}, clients)
 
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
-        """Step 2: log p_k(z_s), (C, S), float64, zero for who has answered before."""
+        """Compute log p_k(z_s) (step 2), (C, S), float64, zero for clients that have answered before."""
         found = log_likelihoods_beyond_rounding(problem, shared["draws"], data)
         values = with_few_impossible(found).clamp_min(IMPOSSIBLE)
         new = 1 - local["answered"]
@@ -197,11 +198,11 @@ class FedAIS(Tempered):
         return message, {"answered": torch.ones_like(new)}, {}
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """Step 3: the weights so far."""
+        """Update the weights (step 3)."""
         return WeightedDraws.of(shared).with_answers(messages["log_lik"], messages["answered"]).state()
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
-        """The shape of the weights, what they are worth and their mean, once all clients have answered."""
+        """The tail shape, effective number and mean of the weights, once all clients have answered."""
         return WeightedDraws.of(after).figures()
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
@@ -209,30 +210,30 @@ class FedAIS(Tempered):
         return figures[-1]["answered"] >= 1
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
-        """Proposals by their weights, (1, num_draws, D); heavy ones stand there several times."""
+        """Proposals by their weights, (1, num_draws, D); those with large weights occur several times."""
         return WeightedDraws.of(shared).sample(num_draws, generator)[None]
 
     # -- what speaks against the draws ----------------------------------------------------------------------
     def own_errors(self, figures: Mapping[str, float]) -> tuple[float, float]:
-        """As parts of the draws show."""
+        """The errors of a mean and an SD, by which parts of the draws disagree."""
         return figures.get("mean_error", 0.0), figures.get("sd_error", 0.0)
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
-        """Clients that have not answered, and weights with too long a tail or of too few."""
+        """Warnings about clients that have not answered, weights with too long a tail, and too few effective draws."""
         return weight_findings(record, self.num_proposals, self.min_effective)
 
     def advice(self, problem: Problem, before: State) -> str:
-        """The cure of log-likelihoods that are no numbers: other sites."""
+        """The cure of log-likelihoods that are NaN: other sites."""
         return "a log-likelihood is not a number at draws of the sites' Gaussian: give other surrogates"
 
     # -- what one client can do -----------------------------------------------------------------------------
     def contributions(self) -> Contributions:
-        """The clients' log-likelihoods beside their sites."""
+        """The clients' log-likelihoods, which are compared with their sites."""
         return LogLikContributions(self, sites_known=not self._of_points)
 
 
 def _check_known(proposals: Proposals) -> None:
-    """Refuse a prior that is no number at more than a few of the draws.
+    """Refuse a prior that is NaN at more than a few of the draws.
 
     Raises:
         DivergenceError: names how many, and the cures.

@@ -1,4 +1,4 @@
-"""What speaks against draws of `FedAIS`: weights with too long a tail, or that are worth few draws."""
+"""Warnings about draws of `FedAIS`: weights with too long a tail, or with few effective draws."""
 
 from __future__ import annotations
 
@@ -10,20 +10,16 @@ from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.limits import MATTERS
 from pyro_fed.ops.importance import LARGEST_PARETO_K
 
-#: If the weights are worth at least this share of the proposals, they hardly differ, and their tail means nothing.
+#: If the effective draws are at least this share of the proposals, weights hardly differ, and their tail is
+#: meaningless.
 TRUSTED_SHARE = 0.95
 
 
 def weight_findings(record: Record, num_proposals: int, min_effective: int) -> list[Finding]:
-    """Clients that have not answered, and weights with too long a tail or of too few.
+    """Warnings about clients that have not answered, and weights with too long a tail or too few effective draws.
 
-    A tail is found where a mean or an SD is off, too, as parts of the draws show: it may be that of what no mean
-    depends on.
-
-    Args:
-        record: what happened in the run.
-        num_proposals: S.
-        min_effective: effective draws that are wanted.
+    A long tail is reported only if parts of the draws also disagree about a mean or an SD, because it may belong to a
+    quantity that no mean depends on.
     """
     latest, answered = record.latest, record.latest.get("answered", 0.0)
     if answered < 1:

@@ -2,8 +2,8 @@
 
     θ ← θ + h_s/2 ∇ log p(x_s | θ) + η,    q_s = N(mean, covariance of the draws)
 
-The paper gives no step size. Where none is given, h_s = 0.05 × 4/λ_s, λ_s the largest curvature of the client's
-log-likelihood, taken again `stages` times during burn-in.
+The paper gives no step size. By default h_s = 0.05 × 4/λ_s, λ_s the largest curvature of the client's log-likelihood,
+taken again `stages` times during burn-in.
 
 A likelihood that is flat or runs away in some direction (separable classes, fewer rows than parameters) is improper:
 its draws drift, and their covariance says how long the chain was and nothing of the likelihood. Where the curvature
@@ -45,20 +45,14 @@ from pyro_fed.ops.matrices import positive_part, times
 
 
 class Moments(NamedTuple):
-    """Mean and spread of a chain's positions so far, by Welford's recursion: no large sums.
-
-    Attributes:
-        mean: (D,).
-        squares: sum of the squares about it, (D, D) or its diagonal (D,).
-        number: of positions, ().
-    """
+    """Mean (D,) and squares about it, (D, D) or their diagonal (D,), of `number` positions (Welford's recursion)."""
 
     mean: Tensor
     squares: Tensor
     number: Tensor
 
     def of_one_more(self, position: Tensor) -> Moments:
-        """With another position, (D,)."""
+        """The moments with another position, (D,)."""
         number = self.number + 1
         before = position - self.mean
         mean = self.mean + before / number
@@ -119,7 +113,7 @@ class LocalSGLD(Tempered):
 
     @property
     def structure(self) -> Structure:
-        """Full or diagonal: "full" or "diag"."""
+        """The structure of the surrogates' covariances, "full" or "diag"."""
         return cast(Structure, chosen_setting(self, "covariance"))
 
     def default_rounds(self, num_clients: int) -> int:
@@ -129,13 +123,13 @@ class LocalSGLD(Tempered):
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """All clients start at the same draw from the prior."""
+        """Start all clients at the same draw from the prior."""
         structure = self.structure
         shared = {"position": problem.init(1, generator)[0], **as_state(flat_site(problem, structure), "product_")}
         return shared, as_state(flat_site(problem, structure, num_clients))
 
     def download(self, shared: State, clients: Tensor) -> State:
-        """Where all clients' chains start."""
+        """The point where all clients' chains start."""
         return super().download({"position": shared["position"]}, clients)
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
@@ -165,7 +159,7 @@ class LocalSGLD(Tempered):
     def _walk(
         self, problem: Problem, position: Tensor, data: ClientData, noise: Noise, first: int, steps: int, keep: bool
     ) -> tuple[Tensor, Tensor]:
-        """Steps of all clients at one step size each: the last position, or mean and covariance of the draws."""
+        """Make steps of all clients at one step size each: the last position, or mean and covariance of the draws."""
         step = self._step_sizes(problem, position, data)
         picks = noise.get("picks")
         xs: dict[str, Any] = {"normal": noise["normal"][first : first + steps]}
@@ -187,14 +181,14 @@ class LocalSGLD(Tempered):
         return 0.05 * STABLE / curvature.clamp_min(torch.finfo(position.dtype).eps)
 
     def _step(self, problem: Problem, carry: tuple[Tensor, Moments], const: Any, x: Any) -> tuple[Any, tuple[()]]:
-        """θ' = θ + h/2 ∇ log p(x_s | θ) + √h ξ, and the moments with θ'."""
+        """Make a step, θ' = θ + h/2 ∇ log p(x_s | θ) + √h ξ, and add θ' to the moments."""
         (position, moments), (step, rows) = carry, const
         batch = batch_of(rows, x.get("picks"))
         position = langevin_step(position, grad(lambda z: problem.log_lik(z, batch))(position), step, x["normal"])
         return (position, moments.of_one_more(position)), ()
 
     def _surrogate(self, mean: Tensor, spread: Tensor, curvature: Tensor) -> tuple[Gaussian, Tensor]:
-        """Site of each client, and whether it is tempered."""
+        """The site of each client, and whether it is tempered."""
         full = spread.dim() > mean.dim()
         structure = STRUCTURES["full" if full else "diag"]
         site = structure.from_moments(mean, spread)
@@ -207,7 +201,7 @@ class LocalSGLD(Tempered):
         return where(tempered, structure(soft, times(soft, mean)), site), tempered
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """The product of the surrogates."""
+        """Multiply the surrogates."""
         return shared | as_state(gaussian(messages).product_over(), "product_")
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
@@ -216,12 +210,12 @@ class LocalSGLD(Tempered):
         return product.sample(num_draws, generator)[None]
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
-        """The clients with tempered surrogates."""
+        """A warning about the clients with tempered surrogates."""
         return tempered_clients(record)
 
 
 def tempered_clients(record: Record) -> list[Finding]:
-    """The clients with tempered surrogates, where there are any."""
+    """A warning that names the clients with tempered surrogates, if there are any."""
     names = [
         record.client_names[client]
         for r in record.rounds

@@ -1,4 +1,4 @@
-"""One round that measures something of the clients and their surrogates, before the run that depends on it."""
+"""One round that measures the clients' surrogates, before the run that depends on it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from pyro_fed.infer.surrogates.contributions import MeasuredContributions
 from pyro_fed.infer.surrogates.surrogates import Given, fitted_surrogates, one_each, shares
 from pyro_fed.ops.gaussian import Gaussian
 
-#: Numbers at all clients' points above which clients are measured one by one: 8 MB in double precision, many times.
+#: Total of numbers at all clients' points above which clients are measured one by one: 8 MB in double precision, many
+#: times.
 AT_ONCE = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measuring(Algorithm):
-    """One round of all clients at points under q = p Π_s q_s; it leaves the surrogates as they were.
+    """One round of all clients at points under q = p Π_s q_s; it does not change the surrogates.
 
     Args:
         surrogates: where they come from, an algorithm that leaves Gaussian sites, or `Given`.
@@ -46,26 +47,26 @@ class Measuring(Algorithm):
 
     @abstractmethod
     def unknown(self, q: Gaussian) -> State:
-        """What the server keeps of it before it is known."""
+        """The entries of the server's state before the measurement."""
 
     @abstractmethod
     def measured(
         self, problem: Problem, shared: State, local: State, data: ClientData, num_points: int
     ) -> tuple[State, State, State]:
-        """What some clients find at so many points; arguments and answer are those of `local_step`."""
+        """Measure some clients' surrogates at `num_points` points; other arguments and results as of `local_step`."""
 
     def default_rounds(self, num_clients: int) -> int:
         """One round, with all clients."""
         return 1
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
-        """What fits the surrogates."""
+        """The algorithm that fits the surrogates."""
         return self.surrogates if isinstance(self.surrogates, Algorithm) else None
 
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """q, and each client's surrogate."""
+        """Start from q, with each client's surrogate."""
         sites, target = fitted_surrogates(problem, self.surrogates, start)
         share = shares(self.probabilities, num_clients)
         local = as_state(one_each(sites, num_clients)) | {"share": share}
@@ -78,7 +79,7 @@ class Measuring(Algorithm):
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
-        """What each client finds; client by client where the numbers at all points are many."""
+        """Measure each client's surrogate, client by client if the numbers at all points are many."""
         count = affordable_points(problem, data.row_index.numel(), self.num_points)
         clients = len(shared["eta"])
         if clients == 1 or shared["eta"].numel() * count <= AT_ONCE:
@@ -89,15 +90,15 @@ class Measuring(Algorithm):
         return messages, new, figures
 
     def contributions(self) -> Contributions:
-        """What each client measures."""
+        """Each client's measurement."""
         return MeasuredContributions(self)
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """Sums over the clients."""
+        """Sum the measurements over the clients."""
         return shared | {name: value.sum(0) for name, value in messages.items()}
 
     def advice(self, problem: Problem, before: State) -> str:
-        """The cure of what is no number: other surrogates, or no measuring."""
+        """The cure of a measurement that is NaN: other surrogates, or no measurement."""
         return "the surrogates do not fit: give others (surrogates=), or a step_size, which need not measure them"
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
@@ -106,7 +107,7 @@ class Measuring(Algorithm):
 
 
 def pulls(q: Gaussian, scores: Tensor) -> Tensor:
-    """(C e)_i / sqrt(C_ii), by how many SDs scores e (S, K, D) move parameter i of Gaussians q (K,) of covariance C."""
+    """(C e)_i / sqrt(C_ii): shifts in SDs of parameter i of Gaussians q (K,), with covariance C, by e (S, K, D)."""
     spread = q.moments()[1]
     if spread.dim() == q.eta.dim():
         return spread.sqrt() * scores

@@ -1,15 +1,16 @@
-"""How far the clients' surrogates are from their likelihoods, in one round: what bounds FSGLD's visits.
+"""The distance of the clients' surrogates from their likelihoods, measured in one round: it bounds FSGLD's visits.
 
     e_s(θ) = 1/f_s [∇ log p(x_s | θ) - α ∇ log q_s(θ)] - (1 - α) Σ_r ∇ log q_r(θ)
 
-is what a chain's score at client s has of its own: the f-weighted mean over clients is that of the posterior. With C
-the covariance of the Gaussian q = p Π_s q_s, (C e_s)_i / sqrt(C_ii) pulls at parameter i, in its SDs. Each client
-sends their mean squares over standardised Sobol points under q, D numbers; the server keeps Σ_s f_s of them, which
-`ops.visits` turns into the longest visit. The squares are about zero, and so count what all clients' errors have in
-common, which does no harm: an upper bound, close for more than a few clients. The record has each client's worst.
+is the part of a chain's score that is specific to client s: the f-weighted mean over clients is that of the posterior.
+With C the covariance of the Gaussian q = p Π_s q_s, (C e_s)_i / sqrt(C_ii) pulls at parameter i, in its SDs. Each
+client sends their mean squares over standardised Sobol points under q, D numbers; the server keeps Σ_s f_s of them,
+which `ops.visits` turns into the longest visit. The squares are about zero, and so include the part that all clients'
+errors share, which is harmless: they are an upper bound, close for more than a few clients. The record has each
+client's worst.
 
-How long a step may be is decided by the largest curvature λ_s of a chain's score at a client, in coordinates in which
-q is N(0, I), A A' = C: of
+The longest step depends on the largest curvature λ_s of a chain's score at a client, in coordinates in which q is N(0,
+I), A A' = C: of
 
     I - 1/f_s A' [∇² log p(x_s | θ) + α P_s] A
 
@@ -42,7 +43,7 @@ from pyro_fed.ops.matrices import times
 
 @dataclass(frozen=True, kw_only=True)
 class Mismatch(Measuring):
-    """The round that measures the surrogates.
+    """The round that measures the surrogates' errors.
 
     Args:
         alpha: weight of the conducive gradient.
@@ -59,7 +60,7 @@ class Mismatch(Measuring):
         check_at_least(self, 1, "curved_points")
 
     def unknown(self, q: Gaussian) -> State:
-        """No errors, and the curvature of q."""
+        """Errors of zero, and the curvature of q."""
         return {"mismatch": torch.zeros_like(q.eta), "curvature": q.eta.new_ones(())}
 
     def measured(
@@ -96,9 +97,9 @@ class Mismatch(Measuring):
         return power_iteration(whitened, points.double()).abs().amax(-1)
 
     def contributions(self) -> Contributions:
-        """Squares and curvatures."""
+        """Squares and curvatures of the clients."""
         return SquareContributions(self)
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """The sum of the squares, and the largest curvature."""
+        """Sum the squares, and take the largest curvature."""
         return shared | {"mismatch": messages["mismatch"].sum(0), "curvature": messages["curvature"].amax(0)}

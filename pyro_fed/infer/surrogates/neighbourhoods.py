@@ -1,12 +1,12 @@
-"""A density around points that stand for a posterior: proposals for importance weights, of any shape and many modes.
+"""A density around points that represent a posterior: proposals for importance weights, of any shape and many modes.
 
     q(θ) = (1 - w) 1/N Σ_i t_ν(θ; θ_i, S_i) + w t_ν(θ; m, 2 S),    S_i = 1/k Σ_j∈N(i) (θ_j - θ_i)(θ_j - θ_i)'
 
 with Student's t of ν degrees of freedom (`ops.student_mixtures`), N(i) the k nearest points to θ_i, less those that are
 more than `FARTHEST_NEIGHBOUR` times as far as the median of them (a mode with fewer points than k has neighbours in
 another one), m and S the mean and covariance of all of them. A neighbourhood's own covariance follows bent, narrow and
-separate parts; the heavy tails, and the wide component, bound the weights where the points end. Distances are in SDs of
-all points. Where points lie on a line S_i gets a share of a round one, so that q is a density.
+separate parts; the heavy tails, and the wide component, bound the weights beyond the points. Distances are in SDs of
+all points. S_i includes a share of a spherical covariance, so that q is a density even if points lie on a line.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from pyro_fed.ops.student_mixtures import Mixture
 
 #: ν, w, and the wide component's covariance in units of that of all points.
 FREEDOM, WIDE_SHARE, WIDTH = 5, 0.1, 2.0
-#: k: this many a dimension, and at least so many.
+#: k: this many for each dimension, and the smallest k.
 NEIGHBOURS_A_DIMENSION, FEWEST_NEIGHBOURS = 3, 10
-#: Distance of a neighbour, in the median one, from which on it is none.
+#: Largest distance of a neighbour, in units of the median one.
 FARTHEST_NEIGHBOUR = 6.0
-#: Share of the mean variance of a neighbourhood that every direction of it gets, and of that of all points.
+#: Share of a spherical covariance in a neighbourhood's: of its mean variance, and of that of all points.
 ROUND, LEAST_VARIANCE_SHARE = 1e-2, 1e-6
 
 
 def around(points: Tensor) -> Mixture:
-    """The mixture around points (N, D), float64, its counts being shares; two points differ in every coordinate."""
+    """The mixture around points (N, D), float64, with counts as shares; two points differ in every coordinate."""
     points = points.double()
     count, dim = points.shape
     scale = points.std(0)

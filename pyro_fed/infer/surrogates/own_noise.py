@@ -1,23 +1,23 @@
-"""How far the clients' own noise takes the average of their visits, in one round: what bounds FALD's.
+"""The bias of the average of visits by the clients' own noise, measured in one round: it bounds FALD's visits.
 
-Clients that step in parallel from one point have noise of their own, 1/p_c times as loud as their average has. A visit
-of time t, in coordinates in which q = p Π_s q_s has covariance C, has client c at θ + √(u/p_c) C^½ ξ after the time u,
-and the average at θ + √u C^½ ξ. Scores that are not linear average to another one there:
+Clients that step in parallel from one point have noise of their own, with 1/p_c times the variance of their average's.
+A visit of time t, in coordinates in which q = p Π_s q_s has covariance C, has client c at θ + √(u/p_c) C^½ ξ after the
+time u, and the average at θ + √u C^½ ξ. The average of scores that are not linear differs there:
 
     δ(θ) = Σ_c p_c E[score_c(θ + √(u/p_c) C^½ ξ) - score_c(θ + √u C^½ ξ)]
          = u Σ_c p_c (1/p_c - 1) D_c(θ) + O(u²),        D_c = ½ (C : ∇²) score_c
 
-The chain dθ = (-(θ - m) + C δ(θ))/2 dt + C^½ dW about q has its parameter i moved, in SDs, and its variance
-widened, as a share, by
+The chain dθ = (-(θ - m) + C δ(θ))/2 dt + C^½ dW about q has a shift of parameter i, in SDs, and a relative increase of
+its variance, of
 
     E[(C δ)_i] / √C_ii        and        E[(C δ)_i (θ - m)_i] / C_ii
 
 to first order in δ, whose mean over a visit has the mean of u, `noise_time` t. Each client sends its own part of both
-over u, 2 D numbers; the server adds them up. Beyond the first order scores that grow steeply hold their clients back,
-so that they are upper bounds as a rule.
+over u, 2 D numbers; the server adds them up. Beyond the first order scores that grow steeply pull their clients back,
+so that they are usually upper bounds.
 
-E over ξ is the mean over random signs, D_c a second difference. Conducive gradients are linear, and have no part in it;
-the prior is in every client's score. One client alone has no noise that its average has not.
+E over ξ is the mean over random signs, D_c a second difference. Conducive gradients are linear, and do not contribute;
+the prior is in every client's score. For one client alone the noise is the average's.
 
 Letters: p_c `share`, E(C δ)_i / u √C_ii `shift`, E(C δ)_i (θ - m)_i / u C_ii `widening`.
 """
@@ -36,8 +36,8 @@ from pyro_fed.infer.sites.gaussian_sites import gaussian, spread_points
 from pyro_fed.infer.surrogates.measuring import Measuring, pulls
 from pyro_fed.ops.gaussian import Gaussian
 
-#: How far apart the scores of the second difference are taken, in SDs of q: near enough for curvature, and far enough
-#: for the rounding of scores in single precision, of some hundred SDs each, to be below a hundredth of it.
+#: Distance of the scores of the second difference, in SDs of q: small enough for curvature, and large enough for the
+#: rounding of scores in single precision, of some hundred SDs each, to be below a hundredth of it.
 SCORE_STEP_SDS = 0.3
 #: Seed of the signs, the same at all clients.
 SIGNS_SEED = 0
@@ -45,10 +45,10 @@ SIGNS_SEED = 0
 
 @dataclass(frozen=True, kw_only=True)
 class OwnNoise(Measuring):
-    """The round that measures what the clients' own noise does. Arguments are those of `Measuring`."""
+    """The round that measures the bias by the clients' own noise. Arguments are those of `Measuring`."""
 
     def unknown(self, q: Gaussian) -> State:
-        """Nothing is moved."""
+        """Shifts and widenings of zero."""
         return {"shift": torch.zeros_like(q.eta), "widening": torch.zeros_like(q.eta)}
 
     def measured(
@@ -74,27 +74,17 @@ class OwnNoise(Measuring):
 
 
 def noise_time(local_steps: int, midpoint: bool) -> float:
-    """The mean over a visit's scores of the time that noise had before each, as a share of the visit.
+    """The mean over a visit's scores of the time of noise before each, as a share of the visit.
 
-    Args:
-        local_steps: T.
-        midpoint: whether a score is taken half of the next noise further on, which has a quarter of its variance.
+    With `midpoint` a score is taken half of the next noise further on, which has a quarter of its variance.
     """
     return ((local_steps - 1) / 2 + 0.25 * midpoint) / local_steps
 
 
 def longest_parallel_visit(error: float, shared: State, local_steps: int, midpoint: bool, limit: float) -> float:
-    """The longest visit after which no mean is moved by more than `error` SDs, and no variance by more of its own.
+    """The longest visit t, at most `limit`, that shifts no mean by over `error` SDs, and widens no variance by more.
 
-    Args:
-        error: the largest that both may be.
-        shared: the server's, of `OwnNoise`.
-        local_steps: T.
-        midpoint: as in `noise_time`.
-        limit: longest visit at all.
-
-    Returns:
-        t, positive and at most `limit`.
+    `shared` is the server's state of `OwnNoise`; `error` is relative for variances, and `midpoint` as in `noise_time`.
     """
     worst = max(float(shared[name].abs().amax()) for name in ("shift", "widening"))
     rate = worst * noise_time(local_steps, midpoint)

@@ -1,4 +1,4 @@
-"""The phases that leave Gaussian sites at the clients, by the names that settings know them under."""
+"""The phases that leave Gaussian sites at the clients, by the names that settings use."""
 
 from __future__ import annotations
 
@@ -19,16 +19,12 @@ BY_NAME: dict[str, Algorithm] = {"laplace": FedLaplace(), "fedep": FedEP(), "loc
 NAMES = ("auto", *BY_NAME)
 
 
-#: What a setting `surrogates` may be.
+#: Allowed values of a setting `surrogates`.
 Surrogates = Algorithm | Given | Name | None
 
 
 def check_surrogates(owner: Any, *, allow_none: bool = False) -> None:
-    """A setting `surrogates`: an algorithm, `Given`, or a name.
-
-    Args:
-        owner: whose setting it is.
-        allow_none: whether it may be None.
+    """Refuse a setting `surrogates` of `owner` other than an algorithm, `Given`, a name, or None if that is allowed.
 
     Raises:
         SettingError: it is none of these.
@@ -44,11 +40,10 @@ def check_surrogates(owner: Any, *, allow_none: bool = False) -> None:
 
 
 def surrogate_phase(surrogates: Surrogates, temperature: float = 1.0) -> Algorithm | None:
-    """The algorithm that fits the surrogates, if one has to.
+    """The algorithm that fits the surrogates, if they have to be fitted.
 
-    Args:
-        surrogates: as the setting has it, where "auto" has been chosen for the model.
-        temperature: of the likelihood, which what a name stands for takes too where it can.
+    In `surrogates` "auto" has been resolved for the model; the algorithm of a name takes the likelihood's temperature
+    if it can.
     """
     if isinstance(surrogates, str):
         named: Any = BY_NAME[surrogates]

@@ -1,15 +1,14 @@
-"""Draws that a server proposes by what it knows of the clients, with their weights as far as it knows them.
+"""Draws that a server proposes from the clients' sites or from points, with the part of their weights that it knows.
 
 Of sites t_k and the Gaussian q, draws of N(0, I) in the coordinates that whiten q are taken to p_0 t by annealed
 importance sampling (`ops.annealing`), of weights a_s. t is Π_k t_k with the tails of Student's t (`ops.student`): where
 a likelihood falls more slowly than its Gaussian site, weights would have no variance. Half of the draws are wider than
-q, and stay so (`defence`): where the likelihood does not fall at all, as a ridge's does not, prior times sites ends
-before the posterior. With clients' likelihoods p_k the weights are w_s = u_s Π_k p_k(z_s),
+q, also after annealing (`defence`): if the likelihood does not fall at all, like a ridge's, prior times sites is
+narrower than the posterior. With clients' likelihoods p_k the weights are w_s = u_s Π_k p_k(z_s),
 
     u_s = a_s / t(z_s)
 
-Around points that stand for a posterior they are draws of a mixture q (`surrogates.neighbourhoods`), and nothing is
-annealed:
+Around points that represent a posterior they are draws of a mixture q (`surrogates.neighbourhoods`), without annealing:
 
     u_s = p_0(z_s) / q(z_s)
 
@@ -40,13 +39,7 @@ from pyro_fed.ops.student import Tails
 
 
 class Proposals(NamedTuple):
-    """Draws, and the weights that the server can give them.
-
-    Attributes:
-        draws: z_s, (S, D).
-        log_weights: log u_s, (S,), float64.
-        accepted: share of the annealing's transitions that were accepted, ().
-    """
+    """Draws z_s (S, D), their log u_s (S,), float64, and the acceptance rate of the annealing's transitions, ()."""
 
     draws: Tensor
     log_weights: Tensor
@@ -55,7 +48,7 @@ class Proposals(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class AnnealedProposals:
-    """How draws are taken to prior times sites.
+    """Settings of the annealing of draws to prior times sites.
 
     Args:
         number: S.
@@ -76,14 +69,7 @@ class AnnealedProposals:
     step_size: float
 
     def draw(self, problem: Problem, product: Gaussian, q: Gaussian, generator: torch.Generator) -> Proposals:
-        """Draws z_s with u_s = a_s / t(z_s).
-
-        Args:
-            problem: has the prior p_0.
-            product: Π_k t_k.
-            q: the Gaussian that is near p_0 Π_k t_k.
-            generator: source of randomness.
-        """
+        """Draws z_s with u_s = a_s / t(z_s); `product` is Π_k t_k, and q is near p_0 Π_k t_k."""
         whitened = Coordinates.of(q)
         coordinates, site, turn = diagonal_coordinates(whitened, whitened.site(product.to(torch.float64)))
         tails = Tails.of(site, self.freedom)
@@ -98,11 +84,8 @@ class AnnealedProposals:
     ) -> Annealed:
         """Whitened draws of p_0 t, with log a_s.
 
-        Args:
-            difference: log p_0 t - log q and its gradient.
-            q: gives the dimension, and where it is computed.
-            turn: of the whitened coordinates; None where there is none.
-            generator: source of randomness.
+        `difference` is log p_0 t - log q and its gradient; `turn`, if any, is the rotation of the whitened coordinates,
+        and q gives the dimension, dtype and device.
         """
         white = even_normals(self.number, q.dim, generator).to(q.eta.device)
         white = white if turn is None else white @ turn
@@ -126,12 +109,7 @@ def _difference(
 ) -> Difference:
     """log p_0 + log t - log q of whitened points, with its gradient.
 
-    Args:
-        problem: has the prior p_0.
-        coordinates: in which q is N(0, I), and t diagonal.
-        site: t there.
-        constant: log t - log q where q has its mean.
-        tails: of t.
+    In `coordinates` q is N(0, I) and t, `site`, is diagonal with `tails`; `constant` is log t - log q at q's mean.
     """
     # log t - log q is a quadratic form
     prior, curvature = problem.mapped(prior_scores_and_values, (0,)), site.precision - 1
@@ -149,14 +127,7 @@ def _difference(
 
 
 def around_points(problem: Problem, points: Tensor, number: int, generator: torch.Generator) -> Proposals:
-    """Draws z_s of a mixture q around points, with u_s = p_0(z_s) / q(z_s).
-
-    Args:
-        problem: has the prior p_0.
-        points: (N, D).
-        number: S.
-        generator: source of randomness.
-    """
+    """Draws z_s (S, D), S `number`, of a mixture q around points (N, D), with u_s = p_0(z_s) / q(z_s)."""
     q = around(points)
     draws = q.sample(number, FREEDOM, generator).to(problem.dtype)
     log_prior = torch.cat([problem.log_prior(piece).double() for piece in in_chunks(draws, problem.evaluations)])

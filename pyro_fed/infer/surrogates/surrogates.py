@@ -2,9 +2,9 @@
 
     q(θ) = Π_s q_s(θ),    q_s(θ) ≈ p(x_s | θ) up to a constant
 
-FSGLD stays unbiased whatever they are, so a surrogate need not be proper; the better it is the smaller the
-variance between clients (Theorem 2). They come from any algorithm that leaves a Gaussian site at each client
-(the format of `sites.gaussian_sites`), run as a phase of its own and sent once:
+FSGLD stays unbiased with any surrogates, so a surrogate need not be proper; the better it is the smaller the variance
+between clients (Theorem 2). They come from any algorithm that leaves a Gaussian site at each client (the format of
+`sites.gaussian_sites`), run as a phase of its own and sent once:
 
     FedEP()                 expected curvature under q (the default as far as its covariance is full)
     FedLaplace()            curvature at the joint mode (the default beyond)
@@ -34,12 +34,13 @@ from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import DiagGaussian, FullGaussian
 from pyro_fed.ops.matrices import positive_part, times
 
-#: Newton steps to the mode of p(θ) Π q_s(θ), and the step, in its SDs, at which they stop.
+#: Largest number of Newton steps to the mode of p(θ) Π q_s(θ), and the length of a step, in its SDs, at which they
+#: stop.
 NEWTON_STEPS = 50
 NEWTON_CLOSE = 1e-6
-#: Halvings of a Newton step that does not go uphill.
+#: Largest number of halvings of a Newton step that does not go uphill.
 HALVINGS = 40
-#: Seed of the signs that show whether latents are independent a priori, and the share of an entry that is rounding.
+#: Seed of the signs that show whether latents are independent a priori, and the relative rounding of an entry.
 SIGN_SEED, ROUNDING_SHARE = 0, 1e-4
 
 
@@ -106,10 +107,7 @@ class Given(metaclass=Checked):
 def fitted_surrogates(problem: Problem, surrogates: object, start: Start | None) -> tuple[Gaussian, Gaussian]:
     """The clients' surrogates, batch (K,), and the Gaussian p(θ) Π q_s(θ).
 
-    Args:
-        problem: the model's densities.
-        surrogates: `Given`, or the algorithm whose final states are `start`.
-        start: final states of the phase.
+    `surrogates` is `Given`, or the algorithm whose final states are `start`.
 
     Raises:
         SettingError: the phase left no Gaussian sites.
@@ -129,7 +127,7 @@ def fitted_surrogates(problem: Problem, surrogates: object, start: Start | None)
 
 
 def shares(probabilities: tuple[float, ...] | None, num_clients: int) -> Tensor:
-    """f_s, (K,), float64; uniform where none are given.
+    """f_s, (K,), float64; uniform by default.
 
     Raises:
         SettingError: not one a client.
@@ -142,7 +140,7 @@ def shares(probabilities: tuple[float, ...] | None, num_clients: int) -> Tensor:
 
 
 def one_each(sites: Gaussian, num_clients: int) -> Gaussian:
-    """The surrogates, of which there must be one a client.
+    """The surrogates, of which there must be one for each client.
 
     Raises:
         SettingError: there is not.
@@ -155,7 +153,7 @@ def one_each(sites: Gaussian, num_clients: int) -> Gaussian:
 def posterior_gaussian(problem: Problem, sites: Gaussian) -> Gaussian:
     """The Gaussian at the mode of p(θ) Π_s q_s(θ), with its curvature, by Newton's method.
 
-    Where the log prior is not concave, the outward part of its curvature counts as none.
+    If the log prior is not concave, the positive part of its second derivatives is left out.
 
     Raises:
         ModelError: there is no proper one; the posterior may be improper.
@@ -180,7 +178,7 @@ def posterior_gaussian(problem: Problem, sites: Gaussian) -> Gaussian:
 
 
 def _uphill(problem: Problem, product: Gaussian, z: Tensor, move: Tensor) -> Tensor:
-    """A Newton move, halved until log p(θ) + Σ log q_s(θ) does not fall; zero where none is left."""
+    """A Newton move, halved until log p(θ) + Σ log q_s(θ) does not fall; zero if no halving helps."""
 
     def value(z: Tensor) -> Tensor:
         return problem.log_prior(z.to(problem.dtype)).double() + product.log_factor(z)
@@ -194,7 +192,7 @@ def _uphill(problem: Problem, product: Gaussian, z: Tensor, move: Tensor) -> Ten
 
 
 def _finite_mean(product: Gaussian) -> Tensor:
-    """The product's mean, or zero where it has none."""
+    """The product's mean, or zero if it has none."""
     mean = product.mean()
     return mean if bool(torch.isfinite(mean).all()) else torch.zeros_like(mean)
 
@@ -209,10 +207,10 @@ def _prior_curvature(problem: Problem, z: Tensor, product: Gaussian) -> Tensor:
 
 
 def _diagonal(problem: Problem, z: Tensor) -> Tensor:
-    """The diagonal of ∇² log p(z), (D,), without the D² numbers of the whole.
+    """The diagonal of ∇² log p(z), (D,), without the D² numbers of the whole matrix.
 
-    Of independent latents it is all that there is, and signs s give it at once, as s ∇²(log p) s; that two s agree
-    tells so. Where they do not, rows are taken in blocks.
+    For independent latents the matrix is diagonal, and signs s give it in one product, as s ∇²(log p) s; two s that
+    agree show that. If they do not, rows are computed in blocks.
     """
     pull = vjp(grad(problem.log_prior), z)[1]
     generator = torch.Generator().manual_seed(SIGN_SEED)

@@ -1,4 +1,4 @@
-"""Draws with importance weights: what `FedAIS` has at the server, and what the weights say of themselves."""
+"""Draws with importance weights: the state of `FedAIS` at the server, and diagnostics of the weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.infer.surrogates.proposals import Proposals
 from pyro_fed.ops.importance import PARTS, log_mean, smoothed, systematic, weighted_errors
 
-#: Draws that a part of them must have for its own weights to be smoothed.
+#: Smallest number of draws of a part for its own weights to be smoothed.
 FEWEST_A_PART = 50
 
 
@@ -20,9 +20,9 @@ class WeightedDraws(NamedTuple):
 
     Attributes:
         draws: z_s, (S, D).
-        log_weights: log w_s by the clients that have answered, (S,).
+        log_weights: log w_s from the clients that have answered, (S,).
         accepted: share of the annealing's transitions that were accepted, ().
-        answered: how many clients have, ().
+        answered: number of clients that have answered, ().
         num_clients: K, ().
         proper: whether no prior is improper, ().
     """
@@ -36,33 +36,32 @@ class WeightedDraws(NamedTuple):
 
     @classmethod
     def begin(cls, proposals: Proposals, num_clients: int, proper: bool) -> WeightedDraws:
-        """Before a client has answered."""
+        """The state before any client has answered."""
         draws, log_weights, accepted = proposals
         number, is_proper = accepted.new_tensor(float(num_clients)), accepted.new_tensor(float(proper))
         return cls(draws, log_weights, accepted, accepted.new_zeros(()), number, is_proper)
 
     @classmethod
     def of(cls, state: State) -> WeightedDraws:
-        """From the run's dictionary."""
+        """The state from the run's dictionary."""
         return cls(*(state[name] for name in cls._fields))
 
     def state(self) -> State:
-        """As the run's dictionary."""
+        """The run's dictionary."""
         return self._asdict()
 
     def with_answers(self, log_lik: Tensor, answered: Tensor) -> WeightedDraws:
-        """With the log-likelihoods of more clients, log w_s + Σ_k log p_k(z_s).
+        """The state with the log-likelihoods of more clients: log w_s + Σ_k log p_k(z_s).
 
-        Args:
-            log_lik: (C, S), zero of who has answered before.
-            answered: 1 of who answers now, else 0, (C,).
+        `log_lik` (C, S) is zero for clients that have answered before; `answered` (C,) is 1 for those that answer now,
+        else 0.
         """
         return self._replace(log_weights=self.log_weights + log_lik.sum(0), answered=self.answered + answered.sum())
 
     def figures(self) -> dict[str, float]:
-        """The shape of the weights, what they are worth, their errors and their mean, once all clients have answered.
+        """The tail shape, effective number, errors and mean of the weights, once all clients have answered.
 
-        Where draws are few no errors are known, and an improper prior has no evidence.
+        If draws are few the errors are not known, and an improper prior has no evidence.
         """
         work = {"answered": float(self.answered / self.num_clients), "accepted": float(self.accepted)}
         if work["answered"] < 1:
@@ -76,6 +75,6 @@ class WeightedDraws(NamedTuple):
         return figures | work
 
     def sample(self, num_draws: int, generator: torch.Generator) -> Tensor:
-        """Draws by their smoothed weights, (num_draws, D); heavy ones stand there several times."""
+        """Draws by their smoothed weights, (num_draws, D); those with large weights occur several times."""
         weights = smoothed(self.log_weights).weights
         return self.draws[systematic(weights, num_draws, generator)]
