@@ -1,7 +1,7 @@
-"""Algorithms as papers have them, to compare with: the published settings and the papers' own comparators.
+"""Algorithms as published, for comparison: the published settings and the papers' own comparators.
 
 dsvgd, parallel_dsvgd, svgd, udsvgd  Kassab and Simeone's four algorithms; `stein` has the defaults of this package
-pmd, npv, gvi                        on pooled data: what that paper compares with
+pmd, npv, gvi                        on pooled data: the comparators of that paper
 p2p_finite                           Wang et al.'s agents on finitely many parameters; `peers` has the others
 """
 

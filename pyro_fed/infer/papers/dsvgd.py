@@ -14,22 +14,22 @@ t_k^(0) = 1, as Algorithm 1's first line says.
 Letters: θ `particles`, q `received` (the particles sent down), t `site` (local particles), α `temperature`,
 -L_k log-likelihood of client k, L `local_steps`, L' `distill_steps`, ε AdaGrad's step, λ `kde_bandwidth`.
 
-Deviation: `kde_floor`, which the authors' code has and the paper has not, lies under every KDE; its score then fades
-where the particles are far away. It is on by default, and off in the recipes, which are the paper's. Where it fades no
-prior is left in the targets here; the authors' code, which has the prior in every client's, counts it once a client.
-Scores are computed in log space.
+Deviation: `kde_floor`, which the authors' code has and the paper does not, lies under every KDE; its score then
+vanishes far from the particles. It is on by default, and off in the recipes, which are the paper's. Where it vanishes
+the targets here lose the prior; the authors' code, which has the prior in every client's target, counts it once for
+each client. Scores are computed in log space.
 
 With one particle there is neither repulsion nor a moment of second order: each client climbs its tilted density, and
 q^(i) is one Gaussian of variance λ². That is partitioned variational inference of such Gaussians (Appendix A.2).
 
-Limits: in many dimensions the KDE is dead: each particle sees its own old position alone. The record says how many
-neighbours it has (`kde_neighbours`), and a run whose KDE is dead warns. In few dimensions a site may be no density:
-where q^(i) is wider than q^(i-1) their ratio grows outwards, and the local particles of Eq. (17) run away. U-DSVGD,
-which distils nothing, is free of that (`benchmarks/papers/mixtures.py`).
+Limits: in many dimensions the KDE degenerates: each particle has only its own old position as a neighbour. The record
+has the number of neighbours (`kde_neighbours`), and a run whose KDE has degenerated warns. In few dimensions a site may
+be no density: if q^(i) is wider than q^(i-1) their ratio grows outwards, and the local particles of Eq. (17) diverge.
+U-DSVGD, which distils nothing, does not have this problem (`benchmarks/papers/mixtures.py`).
 
-A turn's figures have what the client's own likelihood, and its rows' share of the prior, say of the particles it
-received (`ops.stein.linear_identities`). Summed over the clients that is what the posterior says, and a run whose
-particles it puts elsewhere warns.
+A turn's figures have the identities of the client's own likelihood, and its rows' share of the prior, at the particles
+it received (`ops.stein.linear_identities`). Their sums over the clients are the posterior's, and a run whose particles
+violate them warns.
 """
 
 from __future__ import annotations
@@ -60,22 +60,22 @@ from pyro_fed.infer.stein.particles import ParticleAlgorithm
 from pyro_fed.ops.kde import effective_neighbours, kde_draws, kde_score
 from pyro_fed.ops.stein import ksd, largest_off, linear_identities, spread
 
-#: A KDE with fewer effective neighbours than this carries no more than the particle's own old position.
+#: A KDE with fewer effective neighbours than this has no more information than the particle's own old position.
 FEWEST_NEIGHBOURS = 2.0
-#: The KDE is called dead where it is so for more than the rest of the particles.
+#: The KDE has degenerated if this holds for more than the rest of the particles.
 ALIVE = 0.5
-#: Figures of every parameter, round and client are kept for at most so many parameters.
+#: Largest number of parameters for which figures of every parameter, round and client are kept.
 MOST_DIM = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
 class SiteParticles(ParticleAlgorithm, Indicators):
-    """Global particles at a server and one site a client, in turn: what DSVGD and U-DSVGD share.
+    """Global particles at a server and one site for each client, in turn: the base of DSVGD and U-DSVGD.
 
     Args:
         kde_bandwidth: λ, standard deviation of the KDE's Gaussian kernel.
         kde_floor: constant under the KDE, in units of a kernel's peak; 0 is the paper's.
-        draws: what the result has: "particles", or draws of the KDE q around them, whose average is the predictive of
+        draws: draws of the result: "particles", or draws of the KDE q around them, whose average is the predictive of
             Eq. (22) to (24).
     """
 
@@ -90,7 +90,7 @@ class SiteParticles(ParticleAlgorithm, Indicators):
         check_positive(self, "kde_bandwidth")
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
-        """The particles, (1, N, D), or so many draws of the KDE, (1, S, D), each particle's as often as the others'."""
+        """The particles, (1, N, D), or draws of the KDE, (1, S, D), equally many for each particle."""
         if self.draws == "particles":
             return super().sample(shared, num_draws, generator)
         return kde_draws(shared["particles"], num_draws, self.kde_bandwidth, generator)[None]
@@ -100,7 +100,7 @@ class SiteParticles(ParticleAlgorithm, Indicators):
         return max(20, 2 * num_clients)
 
     def default_schedule(self) -> Schedule:
-        """One client a round, in turn (Appendix C.1)."""
+        """One client in each round, in turn (Appendix C.1)."""
         return RoundRobin()
 
     @abstractmethod
@@ -108,7 +108,7 @@ class SiteParticles(ParticleAlgorithm, Indicators):
         """Score of a client's site at the particles: (N, D)."""
 
     def start_shared(self, problem: Problem, generator: torch.Generator) -> State:
-        """Particles drawn from the prior; `is_prior` says that q is the prior still."""
+        """Draw particles from the prior; `is_prior` says that q is still the prior."""
         particles = problem.init(self.num_particles, generator)
         return {"particles": particles, "is_prior": torch.tensor(True, device=particles.device)}
 
@@ -124,7 +124,7 @@ class SiteParticles(ParticleAlgorithm, Indicators):
     def move_global(
         self, problem: Problem, shared: State, site: State, data: ClientData, noise: Noise
     ) -> tuple[Tensor, State]:
-        """L steps towards the tilted target, Eq. (13): (C, N, D), and the steps' figures."""
+        """Make L steps towards the tilted target, Eq. (13): (C, N, D), and the steps' figures."""
         batch, dims = with_batches(data, self.batch_size)
         carry = (shared["particles"], self.start_optimiser(shared["particles"]))
         axes = (dict.fromkeys(shared, 0), dict.fromkeys(site, 0), dims)
@@ -185,7 +185,7 @@ class SiteParticles(ParticleAlgorithm, Indicators):
         return linear_identities(particles, own + share * prior_scores(problem, particles))
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
-        """A kernel density estimate in which particles see themselves alone, or particles that are elsewhere."""
+        """Warnings about a density estimate whose particles have no neighbours, and particles that are elsewhere."""
         alive = record.last("kde_alive")
         if self.num_particles > 1 and len(alive) > 0 and np.mean(alive) < ALIVE:
             dead = 1 - float(np.mean(alive))
@@ -197,7 +197,7 @@ class SiteParticles(ParticleAlgorithm, Indicators):
         return self._elsewhere(record, problem)
 
     def _elsewhere(self, record: Record, problem: Problem) -> list[Finding]:
-        """What the clients' last figures say of the particles."""
+        """A warning about particles that violate the posterior's identities, by the clients' last figures."""
         seen: dict[int, tuple[Tensor, Tensor]] = {}
         for past in reversed(record.rounds):
             if "mean_identity" in past.info:
@@ -264,7 +264,7 @@ class PaperDSVGD(SiteParticles):
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """All local particles start as the global ones, with sites equal to one."""
+        """Start all local particles at the global ones, with sites equal to one."""
         shared = self.start_shared(problem, generator)
         site = shared["particles"].expand(num_clients, -1, -1).clone()
         return shared, {"site": site, "visited": torch.zeros(num_clients, dtype=torch.bool, device=site.device)}

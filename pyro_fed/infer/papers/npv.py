@@ -7,13 +7,13 @@ Source: Gershman, Hoffman & Blei (2012), *Nonparametric variational inference*, 
     L_1(μ) = 1/N Σ_n [f(μ_n) - log q_n]
     L_2(μ, σ) = 1/N Σ_n [f(μ_n) + σ_n²/2 tr ∇²f(μ_n) - log q_n]
 
-A round climbs L_1 over the means, whose Hessians it leaves out, then L_2 over the variances, both by L-BFGS, as
-published. L_2 is a bound of the evidence where f is quadratic, and near one elsewhere.
+A round maximises L_1 over the means, without the Hessians there, then L_2 over the variances, both by L-BFGS, as
+published. L_2 is a bound of the evidence if f is quadratic, and otherwise close to one.
 
 Letters: N `num_components`, μ `means` (N, D), log σ² `log_variances` (N,), both on the unconstrained scale.
 
 Deviations: L-BFGS climbs over all means together, where the paper takes one component after the other. A component
-where f curves upwards (tr ∇²f >= 0) has no best variance: it keeps the one it has, and the run says so.
+where f curves upwards (tr ∇²f >= 0) has no best variance: it keeps the one it has, and the run warns.
 
 Limits: isotropic components do not follow a posterior whose scales differ, or that is correlated: many of them are
 needed for one long direction, and standard deviations come out too small.
@@ -41,7 +41,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
 from pyro_fed.ops.pairwise import squared_distances
 
-#: Steps of L-BFGS whose gradients it remembers.
+#: Number of steps whose gradients L-BFGS keeps.
 MEMORY = 10
 
 
@@ -83,25 +83,25 @@ class NPV(Algorithm):
         check_positive(self, "start_sd", "tolerance", "temperature")
 
     def default_rounds(self, num_clients: int) -> int:
-        """At most 50; it stops when the mixture rests."""
+        """At most 50 rounds; the run ends when the mixture has converged."""
         return 50
 
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """Means drawn from the prior."""
+        """Draw means from the prior."""
         means = problem.init(self.num_components, generator)
         level = 2 * math.log(self.start_sd)
         return {"means": means, "log_variances": torch.full_like(means[:, 0], level)}, {}
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
-        """None."""
+        """Nothing: a round has no randomness."""
         return ()
 
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
-        """L-BFGS over the means, then over the variances."""
+        """Maximise by L-BFGS over the means, then over the variances."""
         batch, means, level = data.full_batch(), shared["means"], shared["log_variances"]
         first = problem.mapped(self._first, (0, 0, BATCHES), calls=self.steps)
         means = _climb(lambda at: first(at, level, batch), means, self.steps)
@@ -148,7 +148,7 @@ class NPV(Algorithm):
         return height, trace
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """The mixture that the one client with all rows sends."""
+        """Take the mixture from the one client with all rows."""
         return {name: value[0] for name, value in messages.items()}
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
@@ -159,25 +159,25 @@ class NPV(Algorithm):
         return {"change": float(torch.maximum(moved, wider))}
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
-        """Whether the mixture rests."""
+        """Whether the mixture has converged."""
         return figures[-1]["change"] < self.tolerance
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
-        """Independent draws of the mixture, (1, num_draws, D), as many of each component as there are of any other."""
+        """Independent draws of the mixture, (1, num_draws, D), equally many of each component."""
         means, sd = shared["means"], (shared["log_variances"] / 2).exp()
         order = torch.arange(num_draws) % len(means)
         noise = torch.randn(num_draws, means.shape[1], generator=generator, dtype=means.dtype)
         return (means[order] + sd[order, None] * noise)[None]
 
     def log_density(self, shared: State, draws: Tensor) -> Tensor | None:
-        """Of the mixture."""
+        """The log density of the mixture."""
         level = shared["log_variances"]
         flat = draws.reshape(-1, draws.shape[-1]).to(level.dtype)
         found = _log_normals(squared_distances(flat, shared["means"]), level, draws.shape[-1]).logsumexp(-1)
         return found.reshape(draws.shape[:-1])
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
-        """Components whose variance nothing says."""
+        """A warning about components whose variance is not determined."""
         upwards = record.last("curving_up")
         if not len(upwards) or not upwards.sum():
             return []

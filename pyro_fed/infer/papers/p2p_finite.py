@@ -47,9 +47,9 @@ from pyro_fed.graph import Graph
 from pyro_fed.graph.consensus import MAX_TOLERANCE
 from pyro_fed.ops.mixing import mix
 
-#: Log-likelihood of a candidate that the rows rule out: it stays a number, which can be mixed, and has no mass.
+#: Log-likelihood of a candidate that the rows exclude: it is finite, so that it can be mixed, and has no mass.
 RULED_OUT = -1e12
-#: Draws of the prior that a posterior on them must be worth, and below which the run warns.
+#: Effective number of draws of the prior below which the run warns.
 FEWEST_EFFECTIVE_DRAWS = 50
 
 
@@ -112,7 +112,7 @@ class P2PFinite(Tempered, OnGraph):
 
     # -- over the graph -------------------------------------------------------------------------------------
     def consensus_steps(self, graph: Graph, sleepers: bool) -> int:
-        """As set, or as many as shrink disagreement; one where groups of agents take turns.
+        """The number of steps as set, or as many as shrink disagreement; one if groups of agents take turns.
 
         Raises:
             GraphError: sleepers or failures would change the weights of data.
@@ -128,13 +128,13 @@ class P2PFinite(Tempered, OnGraph):
 
     # -- the rounds -----------------------------------------------------------------------------------------
     def default_rounds(self, num_clients: int) -> int:
-        """At most 100; it stops when all rows are used and the agents agree."""
+        """At most 100 rounds; the run ends when all rows are used and the agents agree."""
         return 100
 
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """The candidates, with their prior at every agent.
+        """Start from the candidates, with their prior at every agent.
 
         Raises:
             ModelError: an improper prior, and no candidates.
@@ -166,7 +166,7 @@ class P2PFinite(Tempered, OnGraph):
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
-        """Eq. (6), or nothing where all rows are used."""
+        """Update by Eq. (6), or not at all when all rows are used."""
         position, belief = local["next_row"], shared["log_belief"]
         left = data.num_rows - position
         if bool((left > 0).any()):
@@ -178,7 +178,7 @@ class P2PFinite(Tempered, OnGraph):
         return {"log_belief": torch.log_softmax(belief, -1)}, {"next_row": position}, figures
 
     def _rows(self, data: ClientData, first: Tensor) -> tuple[Batch, Tensor]:
-        """This round's rows of each agent, (C, m), and where the next round begins."""
+        """This round's rows of each agent, (C, m), and the row at which the next round begins."""
         size = self.batch_size or data.row_index.shape[1]
         position = first[:, None] + torch.arange(size, device=first.device)
         valid = position < data.num_rows[:, None]
@@ -187,11 +187,11 @@ class P2PFinite(Tempered, OnGraph):
         return batch, torch.minimum(position[:, -1] + 1, data.num_rows)
 
     def objections(self, received: State, messages: State) -> message_limits.Objections:
-        """None: probabilities cannot grow beyond measure."""
+        """None: probabilities are bounded."""
         return {}
 
     def combine(self, shared: State, messages: State, weights: Any) -> State:
-        """Eq. (4): weighted means of log beliefs, normalised."""
+        """Mix by Eq. (4): weighted means of log beliefs, normalised."""
         return {"log_belief": torch.log_softmax(mix(weights, messages["log_belief"]), -1)}
 
     # -- what the record shows ------------------------------------------------------------------------------
@@ -210,7 +210,7 @@ class P2PFinite(Tempered, OnGraph):
         return self.figures_of_witness(self.witness(before, after))
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
-        """Whether nothing moves any more, and all agree; as long as there are rows, something does."""
+        """Whether nothing moves any more, and all agree; while rows are left, beliefs move."""
         return max(figures[-1]["change"], figures[-1]["disagreement"]) < self.tolerance
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
@@ -219,7 +219,7 @@ class P2PFinite(Tempered, OnGraph):
         return shared["candidates"].gather(1, chosen[..., None].expand(-1, -1, shared["candidates"].shape[-1]))
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
-        """Another target, rows that no round has reached, and draws of the prior that hardly meet the posterior."""
+        """Warnings about another target, rows that no round has reached, and prior draws that miss the posterior."""
         notes, left, worth = list[Finding](), record.last("rows_left"), record.last("effective")
         if self.weighting == "paper":
             notes.append(sentences.published_weighting_of_finitely_many())
@@ -234,10 +234,10 @@ class P2PFinite(Tempered, OnGraph):
 
 
 def _log_likelihoods(problem: Problem, points: Tensor, batch: Batch) -> Tensor:
-    """Of an agent's rows at the candidates: (M,)."""
+    """Log-likelihoods of an agent's rows at the candidates: (M,)."""
     return problem.log_lik(points, batch)
 
 
 def _effective_candidates(log_belief: Tensor) -> Tensor:
-    """How many equally likely candidates beliefs (C, M) are worth."""
+    """Effective number of candidates of beliefs (C, M): 1 / Σ p²."""
     return 1 / torch.softmax(log_belief, -1).square().sum(-1)

@@ -82,7 +82,7 @@ class PaperParallelDSVGD(PaperDSVGD):
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """As DSVGD; the server remembers every client's site."""
+        """Start as DSVGD; the server keeps every client's site."""
         shared, local = super().init(problem, num_clients, generator, start)
         shared |= {"sites": local["site"].clone(), "visited": local["visited"].clone()}
         return shared, local | {"client": torch.arange(num_clients)}
@@ -98,13 +98,13 @@ class PaperParallelDSVGD(PaperDSVGD):
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
-        """DSVGD's turn; the message is the new site."""
+        """Make DSVGD's turn; the message is the new site."""
         site = {name: local[name] for name in ("site", "visited")}
         _, kept, figures = super().local_step(problem, shared, site, data, noise)
         return {"site": kept["site"], "client": local["client"]}, kept | {"client": local["client"]}, figures
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """Put the new sites in the places of the old ones."""
+        """Replace the clients' old sites by the new ones."""
         sites, visited = shared["sites"].clone(), shared["visited"].clone()
         sites[messages["client"]] = messages["site"]
         visited[messages["client"]] = True
@@ -116,7 +116,7 @@ class PaperParallelDSVGD(PaperDSVGD):
         }
 
     def refine(self, problem: Problem, shared: State) -> State:
-        """L_s steps of SVGD towards the prior times all sites, Eq. (29)."""
+        """Make L_s steps of SVGD towards the prior times all sites, Eq. (29)."""
         particles = shared["particles"][None]
         carry = (particles, self.start_optimiser(particles))
         const = (shared["sites"][None], shared["visited"][None])
@@ -138,7 +138,7 @@ class _Share(Schedule):
     share: float
 
     def select(self, round: int, num_clients: int, rng: Any) -> list[int]:
-        """At least one client."""
+        """The selected clients, at least one."""
         return UniformRandom(max(1, round_half_up(self.share * num_clients))).select(round, num_clients, rng)
 
 

@@ -15,11 +15,11 @@ Deviations, both settings, both off in `inference/pmd_paper.toml`:
 * `bandwidth=None`: K_h has h times the particles' own covariance, with Silverman's h, and its centres are drawn towards
   the particles' mean by √(1 - h²) (Liu & West, 2001), so that the estimate is no wider than the particles. A number is
   the paper's: the SD of isotropic kernels, in the model's own units, which widens q by h² in every step.
-* `min_effective`: γ_t is lowered until the weights are worth that share of the particles. With all rows γ_1 = 1 is
-  importance sampling from the prior, which one particle survives.
+* `min_effective`: γ_t is lowered until the effective number of particles is that share of all. With all rows γ_1 = 1 is
+importance sampling from the prior, after which one particle has all weight.
 
-Limits: no gradient is used, and a kernel density estimate needs particles that grow exponentially with D. What is right
-for two parameters is hopeless for twenty.
+Limits: no gradient is used, and a kernel density estimate needs particles that grow exponentially with D. A method that
+works for two parameters fails for twenty.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, ClientData, batch_of, draw_anew, with_batches
 from pyro_fed.ops.step_sizes import polynomial_step
 
-#: Halvings of the interval in which the largest allowed γ is sought.
+#: Halvings of the interval in which the largest allowed γ is searched for.
 HALVINGS = 40
-#: Ridge of the particles' covariance, a share of its trace: it is singular where fewer than D of them have weight.
+#: Ridge of the particles' covariance, a share of its trace: it is singular if fewer than D of them have weight.
 RIDGE = 1e-8
-#: Share of the particles below which the last weights' worth is said to be too small.
+#: Share of effective particles below which the last weights get a warning.
 LEAST_EFFECTIVE_SHARE = 0.05
 
 
@@ -104,13 +104,13 @@ class PMD(Algorithm):
             refuse_unused(self, "the step is constant; give decay, such as 0.5", "decay_offset")
 
     def default_rounds(self, num_clients: int) -> int:
-        """Three rounds of `local_steps`."""
+        """Three rounds of `local_steps` steps."""
         return 3
 
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """Particles drawn from the prior, all of one weight; `steps` counts those made.
+        """Draw particles from the prior, with equal weights; `steps` counts the steps made.
 
         Raises:
             ModelError: the prior is improper.
@@ -120,7 +120,7 @@ class PMD(Algorithm):
         return {"particles": particles, "log_weights": level, "steps": torch.zeros_like(level[0])}, {}
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
-        """A uniform number a particle that chooses its centre, a normal vector that moves it there, and minibatches."""
+        """A uniform number for each particle that chooses its centre, a normal vector that moves it, and minibatches."""
         shape = (self.local_steps, self.num_particles)
         noise = {
             "uniform": torch.rand(shape, generator=generator, dtype=problem.dtype),
@@ -133,7 +133,7 @@ class PMD(Algorithm):
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
-        """Steps of mirror descent."""
+        """Make steps of mirror descent."""
         names = ("particles", "log_weights", "steps")
         rows, dims = with_batches(data, self.batch_size)
         carry = tuple(shared[name] for name in names)
@@ -166,7 +166,7 @@ class PMD(Algorithm):
         return target, prior
 
     def _allowed(self, gain: Tensor, wanted: Tensor) -> Tensor:
-        """The largest γ up to the wanted one whose weights are worth enough."""
+        """The largest γ up to `wanted` whose weights have a large enough effective number."""
         if self.min_effective is None:
             return wanted
         least, low, high = self.min_effective * self.num_particles, torch.zeros_like(wanted), wanted
@@ -193,11 +193,11 @@ class PMD(Algorithm):
         return mean + math.sqrt(1 - share**2) * offset, share * root
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """The particles that the one client with all rows sends."""
+        """Take the particles from the one client with all rows."""
         return {name: value[0] for name, value in messages.items()}
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
-        """How many particles the weights are worth, and the move of the mean in SDs."""
+        """The effective number of particles, and the move of the mean in SDs."""
         moments = [_moments(state["particles"], state["log_weights"].exp()) for state in (before, after)]
         change = ((moments[1][0] - moments[0][0]).abs() / moments[1][1]).amax()
         return {"change": float(change), "effective_particles": float(_effective_particles(after["log_weights"]))}
@@ -210,13 +210,13 @@ class PMD(Algorithm):
         return _drawn(self._estimate(particles, level), level, uniform, normal)[None]
 
     def log_density(self, shared: State, draws: Tensor) -> Tensor | None:
-        """Of the last q."""
+        """The log density of the last q."""
         q = self._estimate(shared["particles"], shared["log_weights"])
         flat = draws.reshape(-1, draws.shape[-1]).to(q[0].dtype)
         return _log_estimate(q, shared["log_weights"], flat).reshape(draws.shape[:-1])
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
-        """A step that was held back to the end, or weights that few particles have."""
+        """Warnings about a step that was limited to the end, and about weights that few particles have."""
         held, worth = record.last("step_taken"), record.last("effective")
         if not len(held):
             return []
@@ -228,7 +228,7 @@ class PMD(Algorithm):
 
 
 def _effective_particles(level: Tensor) -> Tensor:
-    """How many equally weighted particles normalised log weights (M,) are worth."""
+    """Effective number of particles with normalised log weights (M,)."""
     return 1 / level.exp().square().sum(-1)
 
 

@@ -62,13 +62,13 @@ class PaperSVGD(ParticleAlgorithm):
     pooled: ClassVar[bool] = True
 
     def default_rounds(self, num_clients: int) -> int:
-        """Ten rounds of `local_steps`."""
+        """Ten rounds of `local_steps` steps."""
         return 10
 
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """Particles from the prior, and AdaGrad's state kept over the rounds."""
+        """Draw particles from the prior, with AdaGrad's state, which is kept over the rounds."""
         particles = problem.init(self.num_particles, generator)
         optimiser = self.start_optimiser(particles[None])
         return {"particles": particles}, {"history": optimiser.history, "steps": optimiser.steps}
@@ -76,7 +76,7 @@ class PaperSVGD(ParticleAlgorithm):
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
-        """L steps on all rows."""
+        """Make L steps on all rows."""
         optimiser = AdaGradState(local["history"], local["steps"])
         const, dims = with_batches(data, self.batch_size)
         (particles, optimiser), gains = problem.scan(
@@ -111,7 +111,7 @@ class PaperSVGD(ParticleAlgorithm):
         return moments_off(particles, self._scores(problem, particles, batch))
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
-        """Moments that the scores at the particles object to."""
+        """A warning about moments that contradict the scores at the particles."""
         found = [record.last(name) for name in ("mean_off", "sd_off")]
         if not len(found[0]):
             return []

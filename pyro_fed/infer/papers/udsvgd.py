@@ -65,7 +65,7 @@ class UDSVGD(SiteParticles):
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """Empty buffers with room for one turn."""
+        """Start with empty buffers with room for one turn."""
         shared = self.start_shared(problem, generator)
         particles = shared["particles"]
         room = particles.new_zeros(num_clients, 1, *particles.shape)
@@ -78,7 +78,7 @@ class UDSVGD(SiteParticles):
         }
 
     def site_score(self, problem: Problem, particles: Tensor, site: State) -> Tensor:
-        """Eq. (15). The first slot's `before` is the prior where the client worked in the very first round."""
+        """The score of Eq. (15). The first slot's `before` is the prior if the client worked in the first round."""
         used = torch.arange(len(site["before"]), device=particles.device) < site["turns"]
         score = buffer_score_ratio(particles, site["after"], site["before"], used, self.kde_bandwidth, self.kde_floor)
         swap = kde_score(particles, site["before"][0], self.kde_bandwidth, self.kde_floor) - prior_scores(
@@ -99,7 +99,7 @@ class UDSVGD(SiteParticles):
 
 
 def _remember(local: State, shared: State, particles: Tensor) -> State:
-    """The buffers with one more turn, (C, V, N, D), grown to twice their room where they are full."""
+    """The buffers with one more turn, (C, V, N, D), of doubled size if they are full."""
     turns = local["turns"]
     before, after = local["before"], local["after"]
     if int(turns.max()) == before.shape[1]:

@@ -4,7 +4,7 @@ Source: Wang et al., *Peer-to-peer variational federated learning over arbitrary
 Kia et al., *Tutorial on dynamic average consensus* (2019), for tracking.
 
     shared   precision (A, D, D) or (A, D), eta (A, D)      beliefs q_i, one an agent, float64
-    local    precision, eta, the same                sites t_i
+    local    precision, eta, the same                       sites t_i
     message  precision, eta                                 public beliefs b_i
     q_i ← Σ_j W_ij b_j                                      on natural parameters, Eq. (8)
 

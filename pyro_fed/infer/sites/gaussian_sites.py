@@ -5,7 +5,7 @@
 The format, on the flat unconstrained vector, always float64, "full" or "diag":
 
     shared   precision (D, D) or (D,), eta (D,)              q
-             prior_precision, prior_eta, the same             t_0
+             prior_precision, prior_eta, the same            t_0
     local    precision (K, D, D) or (K, D), eta (K, D)       t_k, one a client; may be indefinite
 
 A prior that is not Gaussian on the unconstrained scale gets a site of its own, by the same expected Newton step

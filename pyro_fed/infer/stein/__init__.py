@@ -1,4 +1,4 @@
-"""Stein variational gradient descent: particles that pass through the clients, or stay on pooled data.
+"""Stein variational gradient descent: particles that visit the clients in turn, or use pooled data.
 
 In this room:
 

@@ -1,4 +1,4 @@
-"""When particles are at rest, and when a run ends.
+"""When particles have converged, and when a run ends.
 
 **When a run ends.** It ends after a pass over the clients in which the kernelised Stein discrepancy is a twentieth of
 that of N exact draws of the posterior (`ksd_and_noise`), or has stopped falling. To go on would fit the particles to
@@ -7,7 +7,7 @@ prior, they would drift outwards while the discrepancy falls.
 
 **When it has converged.** A small discrepancy does not show that the particles are right. Its reference, the
 discrepancy of exact draws, is computed at the particles, so that bad particles raise it; and with too small a step it
-stops falling at once. So a run goes on unless, besides, the scores at the particles say that no mean is off by
+stops falling at once. So a run goes on unless, in addition, the scores at the particles show that no mean is off by
 `MATTERS` SDs and no SD by the factor `SD_MATTERS` (`ops.stein.moments_off`, in units that no particle can stretch), and
 the discrepancy is not larger than that of exact draws by chance. A run that meets these two conditions after its last
 pass has converged too, even if its discrepancy is still falling.
@@ -26,24 +26,21 @@ from pyro_fed.conventions.setting_checks import check_at_least, check_between, c
 from pyro_fed.ops.kernel_base import Kernel
 from pyro_fed.ops.stein import ksd_and_noise, moments_off
 
-#: The squared discrepancy of exact draws exceeds this many times its mean in at most 5 % of cases. It is a weighted sum
+#: Factor on its mean that the squared discrepancy of exact draws exceeds in at most 5 % of cases. It is a weighted sum
 #: of squared normal numbers, whose tail is longest if it is a single one (Székely & Bakirov 2003), χ² with one degree.
 BY_CHANCE = 3.84
-#: The fewest steps in all of particles that start under the nearest Gaussian: the discrepancy hardly shows what a
-#: skewed parameter still lacks.
+#: Smallest total number of steps of particles that start under the nearest Gaussian: the discrepancy hardly shows the
+#: remaining error of a skewed parameter.
 LEAST_STEPS = 100
 
-#: A round's figures, by name.
+#: The figures of a round, by name.
 Figures = dict[str, float]
 
 
 def stein_figures(white: Tensor, scores: Tensor, kernel: Kernel) -> State:
-    """The particles' discrepancy, that of as many exact draws, and how far their moments are off.
+    """The particles' discrepancy, that of as many exact draws, and the errors of their moments.
 
-    Args:
-        white: whitened particles (N, D).
-        scores: of the posterior there, (N, D).
-        kernel: of the discrepancy.
+    `white` are whitened particles (N, D), `scores` those of the posterior there, (N, D).
     """
     found, noise = ksd_and_noise(white, scores, kernel)
     mean_off, sd_off = moments_off(white, scores)
@@ -51,7 +48,7 @@ def stein_figures(white: Tensor, scores: Tensor, kernel: Kernel) -> State:
 
 
 def moments_at_rest(figures: Figures) -> bool:
-    """Whether the scores at the particles have nothing against their means and standard deviations."""
+    """Whether the scores at the particles are consistent with their means and standard deviations."""
     return figures["mean_off"] <= MATTERS and figures["sd_off"] <= SD_MATTERS
 
 
@@ -90,13 +87,9 @@ class EndOfRun(Settings):
         check_at_least(self, 1, "patience")
 
     def reached(self, figures: list[Figures], max_passes: int) -> bool | None:
-        """Whether the rounds so far are enough; None of particles that started apart, which have no criterion.
+        """Whether the rounds so far are enough; None for particles that started apart, which have no criterion.
 
-        Between basins the discrepancy rises and falls.
-
-        Args:
-            figures: of the rounds so far.
-            max_passes: passes at most.
+        Between basins the discrepancy rises and falls. `max_passes` is the largest number of passes.
         """
         if figures[-1]["apart"]:
             return None

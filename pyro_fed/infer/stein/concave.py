@@ -1,16 +1,15 @@
-"""Whether a posterior is seen to have one mode: a Gaussian prior, and rows that are concave in their linear predictors.
+"""Whether a posterior provably has one mode: a Gaussian prior, and rows that are concave in their linear predictors.
 
     log p(y_i | z) = f_i(u_i),     u_i = A_i z + b_i              (`predictors`)
 
 A sum of concave functions of linear ones is concave, and one with a Gaussian prior has a single maximum, so that no
-search from many places finds another. A function is concave where each of its tangents lies above it,
+search from many places finds another. A function is concave if each of its tangents lies above it,
 
     f_i(v) ≤ f_i(u) + ∇f_i(u)'(v - u)     for all u, v
 
-The clients look at all pairs of `POINTS` points, spread over `REACH` times the prior's SDs around its mean, and of the
-known mode: of a row's few predictors these are a grid, from one end of what the prior takes them to be to the other.
-What bends the other way there, or has a kink or a jump upwards, shows in some pair; one row of one client is enough,
-and modes are searched as ever.
+The clients compare all pairs of `POINTS` points, spread over `REACH` times the prior's SDs around its mean, and of the
+known mode: of a row's few predictors these are a grid over the prior's range. A convex part, or an upward kink or jump,
+shows in some pair; if one row of one client has one, modes are searched as usual.
 """
 
 from __future__ import annotations
@@ -37,20 +36,20 @@ from pyro_fed.ops.cholesky import symmetrised
 from pyro_fed.ops.gaussian_structures import FullGaussian
 from pyro_fed.ops.points import MOST_SOBOL_DIMS, standardised_sobol
 
-#: Points whose tangents are compared, and how many of the prior's SDs one of them is spread over.
+#: Number of points whose tangents are compared, and the number of the prior's SDs over which one of them is spread.
 POINTS, REACH = 16, 2.0
-#: A tangent may lie below by so many units in the last place of what it is made of, and of a nat, which values of a
-#: log(1 + exp(u)) are rounded to; the prior's scores may be off a Gaussian's by so many.
+#: Tolerance of a tangent below, in units in the last place of its terms, and of a nat, to which values of a log(1 +
+#: exp(u)) are rounded; and of the difference between the prior's scores and a Gaussian's.
 ROUNDING_UNITS = 64.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class OneMode(Algorithm):
-    """One question to the clients, between the search for one mode and that for others.
+    """One check by the clients, between the search for one mode and that for others.
 
     Args:
         newton: the search for one mode.
-        by_few_rows: whether few rows of each client are asked; None asks few where rows are many.
+        by_few_rows: whether few rows of each client are checked; None checks few if rows are many.
     """
 
     draws_are: ClassVar[str] = "point"
@@ -61,7 +60,7 @@ class OneMode(Algorithm):
     by_few_rows: bool | None = None
 
     def default_rounds(self, num_clients: int) -> int:
-        """One."""
+        """One round."""
         return 1
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
@@ -71,7 +70,7 @@ class OneMode(Algorithm):
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """Where tangents are compared."""
+        """Start from the points at which tangents are compared."""
         start = required_start(start, self)
         mode, spread = start.shared["point"], cast_checked(spread_points(problem), Tensor)
         return start.shared | {
@@ -80,26 +79,26 @@ class OneMode(Algorithm):
         }, start.local
 
     def download(self, shared: State, clients: Tensor) -> State:
-        """The points."""
+        """The points, which clients receive."""
         return super().download({"pairs": shared["pairs"]}, clients)
 
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
-        """How many tangents lie below; where rows are many, of a few of them, by which modes are searched."""
+        """Count the tangents that lie below; if rows are many, of the few rows by which modes are searched."""
         rows = pick_rows(problem, data, first_row_count(problem.dim))[0] if self.by_few_rows else data
         return {"bent": count_tangents_below(problem, shared["pairs"], rows)}, local, {}
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """All clients' number."""
+        """Sum the clients' counts."""
         return {**shared, "bent": messages["bent"].sum(0)}
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
-        """The number."""
+        """The number of tangents that lie below."""
         return {"bent": float(after["bent"])}
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
-        """After the answer."""
+        """Whether all clients have answered."""
         return True
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
@@ -108,16 +107,12 @@ class OneMode(Algorithm):
 
 
 def is_only(found: State) -> bool:
-    """Whether the known mode is the only one, by what clients have said; not where they have not been asked."""
+    """Whether the known mode is the only one, by the clients' counts; false if they were not asked."""
     return "bent" in found and not bool(found["bent"])
 
 
 def spread_points(problem: Problem) -> Tensor | None:
-    """Points (P, D) at which tangents are compared; None where the prior is no Gaussian, or rows have no predictors.
-
-    Args:
-        problem: the model's densities.
-    """
+    """Points (P, D) at which tangents are compared; None if the prior is no Gaussian, or rows have no predictors."""
 
     def find() -> Tensor | None:
         if problem.layout.improper or problem.dim > MOST_SOBOL_DIMS:
@@ -130,7 +125,7 @@ def spread_points(problem: Problem) -> Tensor | None:
 
 
 def _under_gaussian(problem: Problem) -> Tensor | None:
-    """Points under the prior, `REACH` times as wide; None where that is no Gaussian."""
+    """Points under the prior, `REACH` times as wide; None if it is no Gaussian."""
     eye = torch.eye(problem.dim, dtype=problem.dtype, device=problem.rows[0].device)
     ends = prior_scores(problem, torch.cat([torch.zeros_like(eye[:1]), eye])).double()
     precision, eta = symmetrised(ends[0] - ends[1:]), ends[0]
@@ -145,12 +140,9 @@ def _under_gaussian(problem: Problem) -> Tensor | None:
 
 
 def count_tangents_below(problem: Problem, points: Tensor, data: ClientData) -> Tensor:
-    """How many pairs of points of C clients' rows have a tangent that lies below the row's log-likelihood, (C,).
+    """Numbers of pairs of points (C, P, D) at which a tangent lies below the log-likelihood of a client's row, (C,).
 
-    Args:
-        problem: the model's densities, of rows that have predictors.
-        points: (C, P, D).
-        data: the clients' rows.
+    The problem's rows have predictors.
     """
     clients, count = points.shape[:2]
     most = max(SMALLEST_PIECE, BLOCK // (clients * count**2))
@@ -167,24 +159,17 @@ def count_tangents_below(problem: Problem, points: Tensor, data: ClientData) -> 
 
 @dataclass(frozen=True)
 class Tangents:
-    """Counts tangents of rows that lie below.
-
-    Args:
-        parts: the model's predictors.
-    """
+    """A count of rows' tangents that lie below, by the predictors `parts` of the model."""
 
     parts: Predictors
 
     def add(
         self, problem: Problem, total: Tensor, const: tuple[Any, Tensor], piece: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Any]:
-        """Those of a piece of one client's rows.
+        """The count with a piece of one client's rows.
 
-        Args:
-            problem: the model's densities.
-            total: so far.
-            const: the row tensors, and the points (P, D).
-            piece: the rows' numbers (b,), and their weights (b,), zero for padding.
+        `const` holds the row tensors and the points (P, D); `piece` holds the rows' numbers (b,) and their weights
+        (b,), zero for padding.
         """
         (rows, points), (index, weight) = const, piece
         picked = tuple(leaf[index] for leaf in rows)

@@ -1,6 +1,6 @@
-"""Contributions of clients to particles: residuals of their scores beside their Gaussian sites', and turns of a client.
+"""Contributions of clients to particles: residuals of their scores from their Gaussian sites', and turns of a client.
 
-A client's residual is held to the cohort's; where a turn is the client's own work, the particles are held to the
+A client's residual is limited by the cohort's. If a client makes the turn itself, the particles are limited by the
 server's own turn towards all sites (see `held_turns`).
 """
 
@@ -22,23 +22,23 @@ from pyro_fed.infer.stein.held_turns import held_particles, held_residuals
 
 @dataclass(frozen=True)
 class TurnContributions(Contributions):
-    """Of `DSVGD`, whose clients take turns with the particles."""
+    """Contributions to `DSVGD`, whose clients take turns with the particles."""
 
     def account_for_bounds(self, shared: State, local: State) -> State:
-        """The residuals that the phase begins with."""
+        """The residuals at the beginning of the phase."""
         return {"residual": local["residual"]}
 
     def bounding_obstacle(self) -> str | None:
-        """A turn is compared with one towards the clients' sites."""
+        """The reason why a turn cannot be compared with one towards the clients' sites, or None."""
         if self.algorithm.start == "gaussian":
             return ""
         return "turns are compared with those towards Gaussian sites: start='gaussian'"
 
     def bounded_messages(self, limits: Bounded, shared: State, ledger: State, sent: SentMessages) -> BoundedMessages:
-        """The client's residual within the cohort's, and its particles within reach of the server's own turn.
+        """Limit the client's residual by the cohort's, and its particles to the reach of the server's own turn.
 
-        What a client says of its residual follows what it said before: the server keeps that (`claimed`) beside what it
-        took of it (`taken`).
+        A client's message about its residual builds on its earlier messages: the server keeps these (`claimed`) beside
+        the accepted part (`taken`).
         """
         algorithm = self.algorithm
         algorithm.require_one(sent.clients)
@@ -60,16 +60,16 @@ class TurnContributions(Contributions):
         return BoundedMessages(after, held, {}, found.cut + beyond)
 
     def client_shift_sds(self, shared: State, ledger: State, sent: SentMessages) -> Tensor:
-        """By where the particles are on average after the turn, in SDs of the Gaussian that they are whitened by."""
+        """Shifts of the particles' mean by the turn, in SDs of the Gaussian that whitens them."""
         return (sent.messages["white"].mean(-2) - shared["white"].mean(-2)).abs().amax(-1).double()
 
 
 @dataclass(frozen=True)
 class ResidualContributions(TurnContributions):
-    """Of `ParallelDSVGD`, whose particles are the server's own: clients send changes of their residuals alone."""
+    """Contributions to `ParallelDSVGD`, whose server moves the particles: clients send changes of their residuals."""
 
     def bounded_messages(self, limits: Bounded, shared: State, ledger: State, sent: SentMessages) -> BoundedMessages:
-        """Changes after which no client's residual is beyond the cohort's."""
+        """Limit changes so that no client's residual is beyond the cohort's."""
         state = _with_account(shared, ledger)
         claimed = state["claimed"][sent.clients] + sent.messages["change"]
         found = held_residuals(state["taken"], sent.clients, claimed, sent.rows, limits.pull)
@@ -78,12 +78,12 @@ class ResidualContributions(TurnContributions):
         return BoundedMessages(after, {"change": change}, {}, found.cut)
 
     def client_shift_sds(self, shared: State, ledger: State, sent: SentMessages) -> Tensor:
-        """By the changes of the residuals: one of e on average moves the mean by e."""
+        """Shifts by the changes of the residuals: one of e on average moves the mean by e."""
         return sent.messages["change"].mean(-2).abs().amax(-1).double()
 
 
 def _with_account(shared: State, ledger: State) -> State:
-    """The server's state with what clients said of their residuals, and what was taken of it."""
+    """The server's state with the residuals that clients sent, and their accepted parts."""
     if "claimed" in shared:
         return shared
     residual = ledger["residual"].to(shared["residuals"])
@@ -91,21 +91,21 @@ def _with_account(shared: State, ledger: State) -> State:
 
 
 def _ledger_after_messages(state: State, clients: Tensor, claimed: Tensor, taken: Tensor) -> State:
-    """The server's account after some clients' messages, (C, N, D)."""
+    """The server's record after some clients' messages, (C, N, D)."""
     new = {"claimed": claimed, "taken": taken}
     return {**state, **{name: state[name].index_copy(0, clients, value) for name, value in new.items()}}
 
 
 @dataclass(frozen=True)
 class SurveyContributions(Contributions):
-    """Of `Survey`: the clients' scores at its points, beside their sites'."""
+    """Contributions to `Survey`: the clients' scores at its points, which are compared with their sites'."""
 
     def account_for_bounds(self, shared: State, local: State) -> State:
         """The clients' sites in whitened coordinates."""
         return {name: local[name] for name in ("precision", "eta")}
 
     def bounding_obstacle(self) -> str | None:
-        """Scores are compared with those of the clients' sites."""
+        """The reason why scores cannot be compared with those of the clients' sites, or None."""
         if self.algorithm.begin == "gaussian":
             return ""
         return (
@@ -114,7 +114,7 @@ class SurveyContributions(Contributions):
         )
 
     def bounded_messages(self, limits: Bounded, shared: State, ledger: State, sent: SentMessages) -> BoundedMessages:
-        """Scores, none further from its client's site than the cohort's; the server keeps them for later phases."""
+        """Limit scores so that none is further from its client's site than the cohort's; the server keeps them."""
         expected = site_scores(ledger["precision"], ledger["eta"], shared["white"])
         residual = sent.messages["scores"] - expected[sent.clients]
         found = held_residuals(torch.zeros_like(expected), sent.clients, residual, sent.rows, limits.pull)

@@ -1,10 +1,10 @@
-"""Gaussian sites that are corrected at each particle, and the tilted target that they make for a client.
+"""Gaussian sites that are corrected at each particle, and the resulting tilted target of a client.
 
     ∇ log t_{k,n}(z) = η_k - Λ_k z + r_{k,n}                                   site of client k at particle n
     log p̃_k = log p_0 + w_k log p_k / α + Σ_{j≠k} log t_j                      target of client k, Eq. (11)
 
-in coordinates z that whiten a Gaussian. w_k is one. Where particles started apart there are no sites, and the client's
-rows stand for all: w_k = n / n_k.
+in coordinates z that whiten a Gaussian. w_k is one. If particles started apart there are no sites, and the client's
+rows represent all rows: w_k = n / n_k.
 
 Letters: Λ `precision`, η `eta`, r `residual`, w `own_weight`.
 """
@@ -36,7 +36,7 @@ class Site(NamedTuple):
 
     @classmethod
     def of(cls, local: State) -> Site:
-        """A client's, from its state."""
+        """The site in a client's state."""
         return cls(local["precision"], local["eta"], local["residual"])
 
     def surrogate_scores(self, white: Tensor) -> Tensor:
@@ -44,20 +44,20 @@ class Site(NamedTuple):
         return site_scores(self.precision, self.eta, white)
 
     def corrected(self, own: Tensor, white: Tensor) -> Site:
-        """With the residual that makes it exact at particles (..., N, D), from the likelihood's scores `own` there."""
+        """The site, made exact at particles (..., N, D) by its residual, from the likelihood's scores `own` there."""
         return self._replace(residual=own - self.surrogate_scores(white))
 
 
 class Received(NamedTuple):
-    """What a client is sent but for AdaGrad's state; leading axes are clients.
+    """What a client receives, without AdaGrad's state; leading axes are clients.
 
     Args:
         white: particles z (..., N, D).
         coordinates: of z.
         sites: Π_j t_j.
-        pace: share of a step that is taken, (...).
-        apart: one where particles started apart, and have no sites, (...).
-        near: one where particles started under the Gaussian nearest to a posterior of one mode, (...).
+        pace: factor of a step, (...).
+        apart: one if particles started apart, and have no sites, (...).
+        near: one if particles started under the Gaussian nearest to a posterior of one mode, (...).
     """
 
     white: Tensor
@@ -69,7 +69,7 @@ class Received(NamedTuple):
 
     @classmethod
     def of(cls, shared: State) -> Received:
-        """From the server's state, or from what of it was sent."""
+        """The entries in the server's state, or in what a client receives of it."""
         white = shared["white"]
         sites = Site(shared["precision"], shared["eta"], shared["residuals"])
         coordinates = Coordinates(shared["mean"], shared["factor"])
@@ -77,7 +77,7 @@ class Received(NamedTuple):
 
 
 class TiltedTarget(NamedTuple):
-    """The target p̃_k of a client, but for its likelihood; leading axes are clients.
+    """The target p̃_k of a client, without its likelihood; leading axes are clients.
 
     Args:
         coordinates: of z.
@@ -91,13 +91,7 @@ class TiltedTarget(NamedTuple):
 
     @classmethod
     def of(cls, received: Received, own: Site, all_by_own: Tensor) -> TiltedTarget:
-        """Each client's target.
-
-        Args:
-            received: what the clients were sent.
-            own: their sites.
-            all_by_own: rows of all clients over their own, n / n_k (...).
-        """
+        """Each client's target, from its own site; `all_by_own` is n / n_k (...), all clients' rows over its own."""
         sites, apart = received.sites, received.apart
         residual = (1.0 - apart)[:, None, None] * (sites.residual - own.residual)
         others = Site(sites.precision - own.precision, sites.eta - own.eta, residual)
@@ -105,6 +99,6 @@ class TiltedTarget(NamedTuple):
 
 
 def scores_by_sites(problem: Problem, white: Tensor, coordinates: Coordinates, sites: Site) -> Tensor:
-    """Scores of log p_0 + Σ_j log t_j at particles (N, D): no rows are taken."""
+    """Scores of log p_0 + Σ_j log t_j at particles (N, D), without any rows."""
     prior = coordinates.pull(prior_scores(problem, coordinates.model(white)))
     return prior + sites.surrogate_scores(white) + sites.residual

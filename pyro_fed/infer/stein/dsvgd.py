@@ -9,7 +9,7 @@ with the prior p_0, client k's likelihood p_k and site t_k, and particles z_n in
 **A round** visits one client.
 
     1. The server sends client k the particles and Π_j t_j.                                     `download`, `Received`
-    2. The client takes its own site out, which gives the tilted target p̃_k, Eq. (11).          `TiltedTarget`
+    2. The client divides by its own site, which gives the tilted target p̃_k, Eq. (11).         `TiltedTarget`
     3. L steps of SVGD move the particles towards p̃_k, Eq. (13).                                `_steps_by_rows`
     4. Its new site is exact where the particles are now, in place of Eq. (17).                 `Site.corrected`
     5. It sends particles and Π_j t_j back, and the server adopts them.                         `combine`
@@ -91,20 +91,20 @@ from pyro_fed.ops.step_sizes import AdaGradState
 #: coordinate, its site with the particles' own residuals can replace its rows during a turn: over a whole SD the error
 #: is at most this share of the posterior's score at one SD, and the next turn removes it.
 STRAIGHT = 0.1
-#: One kernel object for all defaults, so that equal settings are equal.
+#: One kernel object for all defaults, so that equal settings compare as equal.
 BALANCED = Balanced()
 #: Particles, and AdaGrad's state.
 Carry = tuple[Tensor, AdaGradState]
 
 
 class Arrival(NamedTuple):
-    """What a client knows when the particles reach it; leading axes are clients.
+    """The data of a turn when the particles reach a client; leading axes are clients.
 
     Args:
-        received: what it was sent.
+        received: what the client received.
         target: p̃_k.
         own: scores of its likelihood at the particles, (C, N, D).
-        site: t_k, which is exact at these.
+        site: t_k, which is exact at the particles.
     """
 
     received: Received
@@ -157,7 +157,7 @@ class DSVGD(ParticleAlgorithm, Indicators):
         >>> idata = pf.run(pf.DSVGD(start="apart"), fed, num_rounds=200)  # a neural network
     """
 
-    #: Scores at the particles tell less than exact chains where the particles are in modes far apart.
+    #: Scores at the particles are less informative than exact chains if the particles are in modes far apart.
     provisional: ClassVar[frozenset[str]] = frozenset({sentences.particles_are_off.code})
 
     local_steps: int = 20
@@ -193,15 +193,15 @@ class DSVGD(ParticleAlgorithm, Indicators):
                 )
 
     def default_rounds(self, num_clients: int) -> int:
-        """`max_passes` over the clients; it stops by itself."""
+        """`max_passes` passes over the clients; the run ends when it has converged."""
         return self.max_passes * num_clients
 
     def default_schedule(self) -> Schedule:
-        """One client a round, in turn."""
+        """One client in each round, in turn."""
         return RoundRobin()
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
-        """The Gaussian or the search for modes, and the scores where the particles start."""
+        """The Gaussian or the search for modes, with the scores at the particles' starting points."""
         begin: Begin = chosen_setting(self, "start")
         return self.survey()(num_particles=self.num_particles, begin=begin, temperature=self.temperature)
 
@@ -212,11 +212,11 @@ class DSVGD(ParticleAlgorithm, Indicators):
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """Particles where the survey says, with the clients' residuals known there."""
+        """Start particles from the survey's points, where the clients' residuals are known."""
         return first_states(problem, num_clients, required_start(start, self), self.num_particles)
 
     def download(self, shared: State, clients: Tensor) -> State:
-        """Everything but the server's figures."""
+        """The server's state without its figures, which clients receive."""
         names = (
             "white",
             "residuals",
@@ -236,7 +236,7 @@ class DSVGD(ParticleAlgorithm, Indicators):
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
-        """L steps of SVGD towards the client's tilted target, Eq. (13), then its site where the particles are now."""
+        """Make L steps of SVGD towards the client's tilted target, Eq. (13), and correct its site at the end."""
         arrival = self.arrival(problem, shared, local, data)
         received, target, _, site = arrival
         figures, steps = self.figures_at(problem, arrival), self._turn(shared)
@@ -253,7 +253,7 @@ class DSVGD(ParticleAlgorithm, Indicators):
         return message, {**local, "residual": site.residual}, info
 
     def arrival(self, problem: Problem, shared: State, local: State, data: ClientData) -> Arrival:
-        """What clients know when the particles reach them."""
+        """The data of a turn when the particles reach the clients."""
         received, site = Received.of(shared), Site.of(local)
         all_by_own = problem.num_rows / data.num_rows.clamp_min(1).to(problem.dtype)
         own = self.likelihood_scores(problem, received.coordinates, received.white, data)
@@ -279,7 +279,7 @@ class DSVGD(ParticleAlgorithm, Indicators):
     def _steps_by_rows(
         self, problem: Problem, arrival: Arrival, carry: Carry, steps: int, data: ClientData, noise: Noise
     ) -> tuple[Carry, Any]:
-        """Steps of SVGD, Eq. (13), towards p̃_k, whose likelihood is that of the client's rows."""
+        """Make steps of SVGD, Eq. (13), towards p̃_k, with the likelihood of the client's rows."""
         rows, dims = with_batches(data, self.batch_size)
         const, mover = (arrival.target, arrival.received.pace, rows), self.mover(arrival.received)
         found: tuple[Carry, Any] = problem.scan(mover._step_by_rows, carry, const, noise, steps, (0, 0, dims))
@@ -293,7 +293,7 @@ class DSVGD(ParticleAlgorithm, Indicators):
     def _steps_by_sites(
         self, problem: Problem, received: Received, residual: Tensor, carry: Carry, steps: int
     ) -> tuple[Carry, Any]:
-        """Steps of SVGD towards the prior and all clients' sites, with the residuals Σ_j r_j."""
+        """Make steps of SVGD towards the prior and all clients' sites, with the residuals Σ_j r_j."""
         const = (received.coordinates, received.sites._replace(residual=residual), received.pace)
         found: tuple[Carry, Any] = problem.scan(self._step_by_sites, carry, const, (), steps)
         return found
@@ -304,14 +304,14 @@ class DSVGD(ParticleAlgorithm, Indicators):
         return self.stepped(white, scores_by_sites(problem, white, coordinates, sites), optimiser, pace)
 
     def _turn(self, shared: State) -> int:
-        """Steps of a turn."""
+        """Number of steps in a turn."""
         near = self.batch_size is None and bool(shared["near"].any())
         return -(-self.local_steps // TURN_DIVISOR) if near else self.local_steps
 
     def _straight(self, problem: Problem, received: Received, site: Site, data: ClientData) -> bool:
-        """Whether the client's site stands for its rows while the particles move, see `STRAIGHT`.
+        """Whether the client's site can replace its rows while the particles move, see `STRAIGHT`.
 
-        One client has a turn, so that none decides for another.
+        It is judged only when a single client has a turn, so that no client decides for another.
         """
         if self.batch_size is not None or bool(received.apart.any()):
             return False
@@ -319,13 +319,13 @@ class DSVGD(ParticleAlgorithm, Indicators):
         return bool((varies <= STRAIGHT * data.num_rows / problem.num_rows).all())
 
     def mover(self, received: Received) -> Self:
-        """This algorithm with the kernel that fits the start: far apart, particles share no linear map."""
+        """This algorithm with the kernel that fits the start: particles that are far apart share no linear map."""
         apart = bool(received.apart.any()) and isinstance(self.kernel, Balanced)
         return replace(self, kernel=MEDIAN_RBF) if apart else self
 
     # -- what is known of the particles -----------------------------------------------------------------------
     def figures_at(self, problem: Problem, arrival: Arrival) -> State:
-        """What each client's target says of the particles that it received, see `stein_figures`."""
+        """The diagnostics of the particles by each client's target, see `stein_figures`."""
         received, target, own, _ = arrival
         found: State = problem.mapped(self.mover(received)._figures, (0, 0, 0))(received.white, target, own)
         return found
@@ -344,7 +344,7 @@ class DSVGD(ParticleAlgorithm, Indicators):
         return shared["white"]
 
     def objections(self, received: State, messages: State) -> message_limits.Objections:
-        """Besides what has grown beyond measure, an optimiser's state that no turn leaves behind."""
+        """Objections to entries that have grown without bound, and to an optimiser's state that no turn produces."""
         found = super().objections(received, messages)
         if "history" not in messages:  # where the server has it
             return found
@@ -361,11 +361,9 @@ class DSVGD(ParticleAlgorithm, Indicators):
         return TurnContributions(self)
 
     def server_turn(self, problem: Problem, shared: State) -> tuple[State, State]:
-        """L steps of the server towards the prior and all clients' sites: particles and optimiser, and what is judged.
+        """Make the server's L steps towards the prior and all clients' sites: particles and optimiser, and the figures.
 
-        Args:
-            problem: the model's densities; its prior alone is asked.
-            shared: the server's state.
+        Only the problem's prior is used.
         """
         one = {name: value[None] for name, value in shared.items()}
         received = Received.of(one)
@@ -380,7 +378,7 @@ class DSVGD(ParticleAlgorithm, Indicators):
         return stein_figures(white, scores_by_sites(problem, white, coordinates, sites), self.kernel)
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """Adopt what the client sent, and where the particles were on average of late."""
+        """Adopt what the client sent, and update the particles' mean positions."""
         self.require_one(weights)
         before = Server.of(shared)
         server = before.adopting({name: value[0] for name, value in messages.items()})
@@ -409,16 +407,16 @@ class DSVGD(ParticleAlgorithm, Indicators):
         }
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
-        """Whether the discrepancy is that of exact draws or no longer falls, and the moments are at rest."""
+        """Whether the discrepancy is that of exact draws or no longer falls, and the moments have converged."""
         return self.end.reached(figures, self.max_passes)
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
-        """Moments that the scores object to, and too few particles to span the space."""
+        """Warnings about moments that contradict the scores, and too few particles to span the space."""
         usual = self.default_rounds(len(record.client_names))
         return particle_findings(record, self.num_particles, problem.dim, usual)
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
-        """The particles, (1, N, D); those that started apart at their mean positions of late."""
+        """The particles, (1, N, D); for those that started apart, their recent mean positions."""
         server = Server.of(shared)
         white = server.averaged if bool(server.apart) else server.white
         return Coordinates(server.mean, server.factor).model(white)[None]

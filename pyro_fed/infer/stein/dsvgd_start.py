@@ -1,4 +1,4 @@
-"""The first states of DSVGD, from what the survey leaves."""
+"""The first states of DSVGD, from the survey's final states."""
 
 from __future__ import annotations
 
@@ -14,16 +14,7 @@ from pyro_fed.infer.stein.survey import residuals_at
 
 
 def first_states(problem: Problem, num_clients: int, start: Start, num_particles: int) -> tuple[State, State]:
-    """The server's and the clients' states, with the clients' residuals at the particles.
-
-    The server's is a `Server` (`states`), and that of a client precision, eta and residual, its site.
-
-    Args:
-        problem: the model's densities.
-        num_clients: K.
-        start: the survey's last states.
-        num_particles: N.
-    """
+    """The server's state (`Server`) and the clients' sites, with residuals at the particles, from the survey's states."""
     found, sites = start.shared, gaussian(start.local)
     if bool(found["apart"]):  # no surrogates
         found, sites = found | as_state(gaussian(found).power(0.0)), sites.power(0.0)

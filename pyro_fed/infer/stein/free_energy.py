@@ -1,4 +1,4 @@
-"""By how much a step of Stein variational gradient descent changes the entropy of the particles' density.
+"""The change of the entropy of the particles' density by a step of Stein variational gradient descent.
 
 Source: Liu & Wang (2016), *Stein variational gradient descent*, Lemma 1 and Theorem 3.1; Kassab & Simeone, Theorem 2;
 Yang, Liu & Kassab, Lemmas 1 and 2.
@@ -7,10 +7,10 @@ Yang, Liu & Kassab, Lemmas 1 and 2.
     F(q) = E_q[-log p̃] - H[q],    d/dε F(T q) = -S(q, p̃) at ε = 0
 
 A step is a map of the whole space, known at every θ and not only at the particles, so that the change of the entropy of
-the density that they stand for needs no estimate of that density: its mean over the particles is all. Theorem 2 and the
-lemmas are about such changes; the entropy itself, of the first particles, is the prior's or the start's.
+the density that they represent needs no estimate of that density: a mean over the particles is enough. Theorem 2 and
+the lemmas are about such changes; the entropy itself, of the first particles, is the prior's or the start's.
 
-With AdaGrad ε is a number a particle and coordinate. It is taken as constant around the particle.
+With AdaGrad ε is a number for each particle and coordinate. It is taken as constant around the particle.
 
 Letters: ε `rates`, φ as in `ops.stein`, S the squared KSD (V-statistic).
 """
@@ -26,16 +26,10 @@ from pyro_fed.ops.kernel_base import Kernel
 
 
 def entropy_gain(particles: Tensor, scores: Tensor, kernel: Kernel, rates: Tensor | float) -> Tensor:
-    """Mean over the particles of log |det(I + ε ∇φ)|.
+    """Mean over the particles (N, D), before the step, of log |det(I + ε ∇φ)|, (), in nats.
 
-    Args:
-        particles: (N, D), before the step.
-        scores: gradients of the target's log density at the particles, (N, D).
-        kernel: a kernel, fitted here as in `svgd_direction`.
-        rates: ε, (N, D) or a number.
-
-    Returns:
-        A 0-d tensor, in nats.
+    `scores` (N, D) are gradients of the target's log density at the particles, `kernel` is fitted here as in
+    `svgd_direction`, and `rates` is ε, (N, D) or a number.
     """
     field = kernel.fit(particles, scores)
     axes = torch.eye(particles.shape[-1], dtype=particles.dtype, device=particles.device)

@@ -1,4 +1,4 @@
-"""What one client can do to particles, where its scores are held to what its surrogate and the cohort's say.
+"""Limits on a client's effect on particles, from its surrogate and the cohort's residuals.
 
 Of client k's score at the n-th particle the server knows the surrogate's and, from what k has sent, the residual
 
@@ -9,13 +9,13 @@ in SDs of the Gaussian that the particles are whitened by: a residual of e moves
     R_k ≤ max(b ρ_k^(1/2) med_j R_j / ρ_j^(1/2), `LEAST_REACH_SDS`)
 
 with ρ the rows over the median client's, at least 1 for R_k; and beyond twice that bound as in `algorithm.bounding`.
-Where the particles go is validated by the server: it makes the turn itself, towards the prior and all clients' sites
-with the residuals it had, and takes the client's particles as far as they are within one turn's longest way of its own,
+The server validates the new particles: it makes the turn itself, towards the prior and all clients' sites with the
+residuals it had, and takes those of the client's particles that are within one turn's longest move from its own,
 
     L h (1 + t / `decay_offset`)^-`decay`
 
-else its own. AdaGrad's state and the figures by which a run ends are the server's own. The clients that come next have
-exact scores of their own there, so that a turn which was shorter or longer than it should have been is made up for.
+otherwise its own. AdaGrad's state and the figures by which a run ends are the server's own. The next clients have exact
+scores of their own at these particles, which makes up for a turn that was too short or too long.
 """
 
 from __future__ import annotations
@@ -27,31 +27,22 @@ from torch import Tensor
 
 from pyro_fed.algorithm.bounding import LARGEST_DISTANCE, median_of, redescending, relative_rows
 
-#: What one client may move a mean, in SDs, however well the others' surrogates fit.
+#: Largest effect of one client on a mean, in SDs, however well the others' surrogates fit.
 LEAST_REACH_SDS = 0.5
 
 
 class HeldResiduals(NamedTuple):
-    """Residuals within the limit.
-
-    Args:
-        residuals: (C, N, D).
-        cut: by how many SDs each was beyond it, (C,).
-    """
+    """Residuals (C, N, D) within the limit, and by how many SDs each was beyond it, `cut` (C,)."""
 
     residuals: Tensor
     cut: Tensor
 
 
 def held_residuals(known: Tensor, clients: Tensor, sent: Tensor, rows: Tensor | None, pull: float) -> HeldResiduals:
-    """What clients sent, held to the cohort.
+    """Residuals (C, N, D) that clients sent, limited by the cohort's.
 
-    Args:
-        known: residuals of all clients as they were last taken, (K, N, D).
-        clients: (C,) that sent new ones.
-        sent: (C, N, D).
-        rows: of all clients, (K,); None: as many each.
-        pull: b.
+    `known` are the residuals of all clients that were last accepted, (K, N, D); `rows` (K,) are the clients' numbers of
+    rows, None if they are equal, and `pull` is b.
     """
     everyone = known.clone()
     everyone[clients] = sent.to(known)
@@ -65,7 +56,7 @@ def held_residuals(known: Tensor, clients: Tensor, sent: Tensor, rows: Tensor | 
 
 
 def held_particles(sent: Tensor, own: Tensor, reach: Tensor) -> tuple[Tensor, Tensor]:
-    """A client's particles (N, D) where they are within `reach` of the server's; and by how much they were not."""
+    """A client's particles (N, D) if within `reach` of the server's, else these; and by how much they were not."""
     away = (sent - own).abs()
     beyond = (away.amax() - reach).double().clamp(0, LARGEST_DISTANCE)
     return (sent if float(beyond) == 0 else own), beyond

@@ -1,22 +1,23 @@
-"""Where the posterior's mass is: weighted draws of a mixture that learns, round by round.
+"""The location of the posterior's mass: weighted draws of a mixture that adapts, round by round.
 
-The Laplace approximation at each mode is not the posterior where this is bent (a banana), is a funnel, or has mass far
-from any mode. Particles that start from it are whitened by the wrong covariance, and move slowly. So half of
-`POINTS` points are drawn around the modes, and half from a mixture fitted to draws of the prior. The clients send
-their log-likelihoods there. With q = Σ_j n_j t_j, the density of all points drawn so far, the weights are
+The Laplace approximation at each mode is wrong if the posterior is curved (a banana), is a funnel, or has mass far from
+any mode. Particles that start from it are whitened by the wrong covariance, and move slowly. So half of `POINTS` points
+are drawn around the modes, and half from a mixture fitted to draws of the prior. The clients send their log-likelihoods
+there. With q = Σ_j n_j t_j, the density of all points drawn so far, the weights are
 
     w_s ∝ p(z_s) / q(z_s)
 
 **The modes' approximations are enough** if they share most of their mass with the posterior. With l for their density,
 and w and l / q normalised over the points, the mass shared is ∫ min(p, l), about Σ_s min(w_s, l_s / q_s). If it is at
 least `FITS`, particles start from the modes' Gaussians. There is one exception: a part of the mass larger than
-`LARGEST_FAR_MASS` is so far from all modes that particles would not come there, as a slab's beside its spike, or that
-of a mode which no climb has found.
+`LARGEST_FAR_MASS` is so far from all modes that particles would not reach it, such as a slab's beside its spike, or
+that of a mode which the search has missed.
 
 **Otherwise** this is adaptive multiple importance sampling (`ops.adaptive_importance`), driven by rounds, until the
-points are enough (`SETTINGS`). While few points carry all the weight, a fit rests on `A_DIMENSION` a dimension.
+points are enough (`SETTINGS`). While few points carry all the weight, a fit uses `A_DIMENSION` points for each
+dimension.
 
-Only values are needed, no derivatives: a client sends one number a point in each round.
+Only values are needed, no derivatives: a client sends one number for each point in each round.
 
 Letters: z `census_points`, p `census_value` (log), n, m and F of t as in `ops.student_mixtures`.
 """
@@ -44,25 +45,25 @@ from pyro_fed.ops.cholesky import equilibrated_cholesky
 from pyro_fed.ops.importance import LARGEST, LARGEST_PARETO_K
 from pyro_fed.ops.student_mixtures import Mixture, fitted
 
-#: The most parameters for which weights are tried.
+#: Largest number of parameters for which weights are tried.
 MOST_DIM = 12
 
-#: Points of a round, and the most rounds.
+#: Points of a round, and the largest number of rounds.
 POINTS, ROUNDS = 1024, 10
-#: Points worth so many equal ones are enough: means are then known to 0.07 SD.
+#: Effective number of points that is enough: means are then known to 0.07 SD.
 SETTINGS = AdaptiveSettings(enough=200, longest_tail=LARGEST_PARETO_K)
-#: They say too little to start from if they are worth fewer equal ones than this.
+#: Effective number of points below which they are too uninformative for a start.
 LEAST_EFFECTIVE_POINTS = 50
-#: Points a dimension that a fit rests on.
+#: Points for each dimension that a fit uses.
 A_DIMENSION = 10.0
-#: The modes' approximations are enough if they share at least so much of their mass with the posterior, and at most so
-#: much of the posterior's mass is far from all modes.
+#: The modes' approximations are enough if they share at least this much of their mass with the posterior, and at most
+#: this much of the posterior's mass is far from all modes.
 FITS, LARGEST_FAR_MASS = 0.75, 0.01
-#: Draws of the prior, at a run of the model each, and how many there are for each component that is fitted to them.
+#: Draws of the prior, each of which runs the model, and their number for each component that is fitted to them.
 PRIOR_DRAWS, A_COMPONENT = 48, 12
-#: A point is too far from a mode for particles to come there if it is more than √D plus so many of its SDs away.
+#: A point is too far from a mode for particles to reach it if it is more than √D plus this many of its SDs away.
 FAR_SDS = 4.0
-#: Log-likelihood of points where the data cannot be. It is finite, so that a sum over clients is.
+#: Log-likelihood of impossible points. It is finite, so that a sum over clients is.
 IMPOSSIBLE = -1e300
 
 
@@ -71,7 +72,7 @@ class AdaptiveImportance(Algorithm):
     """Weighted points of the posterior.
 
     Args:
-        first_points: drawn in the first round; None takes a quarter of `POINTS` where rows are many.
+        first_points: number of points of the first round; None takes a quarter of `POINTS` if rows are many.
         temperature: the likelihood is raised to 1/temperature.
     """
 
@@ -88,7 +89,7 @@ class AdaptiveImportance(Algorithm):
         check_positive(self, "temperature")
 
     def default_rounds(self, num_clients: int) -> int:
-        """`ROUNDS`; it stops when the points are worth enough."""
+        """`ROUNDS` rounds; the run ends when there are enough effective points."""
         return ROUNDS
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
@@ -98,7 +99,7 @@ class AdaptiveImportance(Algorithm):
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """The first points: of the modes, and of a fit to draws of the prior."""
+        """Draw the first points: around the modes, and from a fit to draws of the prior."""
         start = required_start(start, self)
         count: int = chosen_setting(self, "first_points")
         half = count // 2
@@ -118,13 +119,13 @@ class AdaptiveImportance(Algorithm):
         return shared | {name: torch.tensor(value, dtype=torch.float64) for name, value in figures.items()}, start.local
 
     def download(self, shared: State, clients: Tensor) -> State:
-        """The points."""
+        """The points, which clients receive."""
         return super().download({"census_trial": shared["census_trial"]}, clients)
 
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
-        """The log-likelihood at the points."""
+        """Compute the log-likelihood at the points."""
         found = clients_log_likelihoods(problem, shared["census_trial"].to(problem.dtype), data)
         return {"value": found.nan_to_num(nan=IMPOSSIBLE, neginf=IMPOSSIBLE, posinf=IMPOSSIBLE)}, local, {}
 
@@ -133,7 +134,7 @@ class AdaptiveImportance(Algorithm):
         return {**shared, "census_new": messages["value"].sum(0) / self.temperature}
 
     def refine(self, problem: Problem, shared: State) -> State:
-        """Weigh all points, and draw the next ones."""
+        """Weight all points, and draw the next ones."""
         sampler = sampler_of(shared)
         new = problem.log_prior(sampler.trial.to(problem.dtype)).double() + shared["census_new"]
         known = (new > IMPOSSIBLE / 2) & (new < LARGEST)
@@ -158,11 +159,11 @@ class AdaptiveImportance(Algorithm):
         return shared | as_state(sampler)
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
-        """How many equal points all are worth, the shape of the weights' tail, and how well the modes fit, by two."""
+        """The effective number of points, the shape of the weights' tail, and the fit of the modes by two measures."""
         return {name: float(after[f"census_{name}"]) for name in ("worth", "k", "fits", "beyond")}
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
-        """Whether the modes fit, or the points are worth enough."""
+        """Whether the modes fit, or there are enough effective points."""
         return are_enough(figures[-1])
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
@@ -171,13 +172,13 @@ class AdaptiveImportance(Algorithm):
 
 
 def modes_as_mixture(found: State) -> Mixture:
-    """Laplace's approximation at each mode that `Modes` found; its counts are the shares."""
+    """The mixture of Laplace's approximations at the modes that `Modes` found, with the shares as counts."""
     modes, precisions, shares = modes_of(found, Modes.tolerance, Modes.same_mode)
     return Mixture(shares, modes, torch.linalg.cholesky(equilibrated_cholesky(precisions).inverse()))
 
 
 def far_from(modes: Mixture, points: Tensor) -> Tensor:
-    """Which points (S, D) are more than √D + `FAR_SDS` SDs from each mode: (S,)."""
+    """Whether points (S, D) are more than √D + `FAR_SDS` SDs from each mode: (S,)."""
     near = torch.zeros(len(points), dtype=torch.bool)
     for centre, factor in zip(modes.centres, modes.factors, strict=True):
         away = torch.linalg.solve_triangular(factor, (points - centre).mT, upper=False)
@@ -195,7 +196,7 @@ def _modes_fit(fits: float, beyond: float) -> bool:
 
 
 def weighted_points_of(found: State) -> tuple[Tensor, Tensor] | None:
-    """The points (S, D) and their weights (S,), where they say more than the modes; None where they do not."""
+    """The points (S, D) and their weights (S,), if they improve on the modes; otherwise None."""
     if "census_points" not in found or _modes_fit(float(found["census_fits"]), float(found["census_beyond"])):
         return None
     if bool(found["census_worth"] < LEAST_EFFECTIVE_POINTS):
@@ -204,24 +205,24 @@ def weighted_points_of(found: State) -> tuple[Tensor, Tensor] | None:
 
 
 def widening(dim: int) -> float:
-    """How much wider proposals are than a fit: √2 in one dimension, less in many, where width costs more."""
+    """Factor by which proposals are wider than a fit: √2 in one dimension, less in many, where width costs more."""
     return math.sqrt(1 + dim**-0.5)
 
 
 def as_state(sampler: AdaptiveImportanceSampler) -> State:
-    """The sampler's tensors as the state names them."""
+    """The sampler's tensors under their names in the state."""
     proposals = {f"census_{name}": part for name, part in sampler.proposals._asdict().items()}
     points = {"census_trial": sampler.trial, "census_points": sampler.points, "census_value": sampler.log_density}
     return {**points, **proposals}
 
 
 def sampler_of(shared: State) -> AdaptiveImportanceSampler:
-    """The sampler of which a state has the tensors."""
+    """The sampler with the tensors of a state."""
     proposals = Mixture(*(shared[f"census_{name}"] for name in Mixture._fields))
     points = (shared[f"census_{name}"] for name in ("trial", "points", "value"))
     return AdaptiveImportanceSampler(SETTINGS, proposals, *points)
 
 
 def _generator(seed: Tensor) -> torch.Generator:
-    """Of the points that are drawn next."""
+    """The generator of the next points."""
     return seeding.torch_generator(int(seed), seeding.SERVER)

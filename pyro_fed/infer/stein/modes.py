@@ -1,6 +1,6 @@
 """Modes of a federated posterior: Newton's method from many points at once.
 
-Particles that start around one mode never reach another. So all modes are looked for first: M points θ climb the log
+Particles that start around one mode never reach another. So all modes are searched for first: M points θ climb the log
 density f = log p_0 + Σ_k log p_k. They start at the mode that `FedLaplace` has found, at its `images`, and at draws of
 the prior (half of these are chosen among many draws to be far apart, `ops.entries.far_apart`).
 
@@ -8,9 +8,9 @@ the prior (half of these are chosen among many draws to be far apart, `ops.entri
 each. For each point the server keeps the new position if f has risen, else the old one, and proposes the next one by a
 damped Newton step (`ops.newton_ascent`, with its letters).
 
-**Many rows.** A phase before climbs with few rows of each client that stand for all (`sites.few_rows`), since far from
-a mode only the direction matters. Climbs with all rows then start at the modes that these few rows have, and at the
-known mode.
+**Many rows.** An earlier phase climbs with few rows of each client that represent all (`sites.few_rows`), because far
+from a mode only the direction matters. Climbs with all rows then start at the modes that these few rows have, and at
+the known mode.
 
 **One mode.** If the model's structure shows that the posterior has one mode (`concave`), no other point climbs.
 
@@ -47,7 +47,7 @@ from pyro_fed.ops.cholesky import equilibrated_cholesky
 from pyro_fed.ops.entries import CANDIDATES, choose, far_apart, with_trailing_axes
 from pyro_fed.ops.newton_ascent import Damping, Look, NewtonAscent
 
-#: Rounds of a search, for which the structure of rows is looked for once.
+#: Rounds of a search, for which the structure of rows is determined once.
 USUAL_ROUNDS = 10
 
 
@@ -57,13 +57,13 @@ class Modes(Algorithm):
 
     Args:
         num_starts: number of draws of the prior that climb, chosen among `CANDIDATES` times as many.
-        max_rounds: the most rounds; starts that have not settled by then are dropped.
+        max_rounds: largest number of rounds; starts that have not settled by then are dropped.
         tolerance: a start has settled when its next undamped step is shorter than this many posterior SDs.
         same_mode: points closer than this many SDs are one mode.
         first_damping: λ at the start.
         growth: λ grows by this factor after a fall, and shrinks by it after a rise.
-        by_few_rows: climb by few rows of each client; the phase before, where these are many.
-        after: what goes before: "few_rows" (climbs by few rows) or "one_mode" (the search for one).
+        by_few_rows: climb by few rows of each client; the earlier phase, if rows are many.
+        after: the earlier phase: "few_rows" (climbs by few rows) or "one_mode" (the search for one).
     """
 
     draws_are: ClassVar[str] = "particles"
@@ -84,11 +84,11 @@ class Modes(Algorithm):
         check_positive(self, "tolerance", "same_mode", "first_damping", "growth")
 
     def default_rounds(self, num_clients: int) -> int:
-        """`max_rounds`; it stops when all starts have settled."""
+        """`max_rounds` rounds; the run ends when all starts have settled."""
         return self.max_rounds
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
-        """With many rows the climbs by few rows; else the search for one mode, or for whether it is the only one."""
+        """With many rows the search by few rows; else the search for one mode, or the check that it is the only one."""
         if chosen_setting(self, "after") == "few_rows":
             return replace(self, by_few_rows=True, after="one_mode")
         return self.newton() if spread_points(problem) is None else self.question()
@@ -98,16 +98,16 @@ class Modes(Algorithm):
         return FedLaplace()
 
     def question(self) -> Algorithm:
-        """The phase that finds one mode and asks whether it is the only one."""
+        """The phase that finds one mode and checks whether it is the only one."""
         return OneMode(newton=self.newton())
 
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """The points from which climbs start.
+        """Start from the points of the mode search.
 
-        The known mode; and, unless it is the only one, the modes of few rows where there are any, else draws of the
-        prior and the known mode's images.
+        They are the known mode; and, unless it is the only one, the modes of few rows if there are any, else draws of
+        the prior and the known mode's images.
         """
         start = required_start(start, self)
         found = start.shared
@@ -126,20 +126,20 @@ class Modes(Algorithm):
         return found | climbs._asdict() | _of_prior(prior) | usable, start.local
 
     def prepare(self, problem: Problem, shared: State) -> State:
-        """The prior at the trial points."""
+        """Compute the prior at the trial points."""
         look = look_at_prior(problem, shared["trial"].to(problem.dtype))
         usable = look.finite()
         kept = Look(*(choose(usable, part, 0.0) for part in look))
         return shared | _of_prior(kept) | {"prior_usable": usable}
 
     def download(self, shared: State, clients: Tensor) -> State:
-        """The trial points, at which every client looks."""
+        """The trial points, which clients receive."""
         return super().download({"trial": shared["trial"]}, clients)
 
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
-        """The log-likelihood at the trial points, with its derivatives."""
+        """Compute the log-likelihood at the trial points, with its derivatives."""
         points = shared["trial"].to(problem.dtype)
         if self.by_few_rows:
             few, times = pick_rows(problem, data, first_row_count(problem.dim))
@@ -158,7 +158,7 @@ class Modes(Algorithm):
         return shared | climbs.tell(look, usable, Damping(self.growth))._asdict()
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
-        """The longest next step in SDs, and how many starts have settled."""
+        """The longest next step in SDs, and the number of starts that have settled."""
         settled = float((after["length"] < self.tolerance).double().mean())
         return {"change": float(after["length"].amax()), "settled": settled}
 
@@ -193,7 +193,7 @@ def look_at_prior(problem: Problem, points: Tensor) -> Look:
 
 
 def look_at_likelihood(problem: Problem, points: Tensor, data: ClientData) -> Look:
-    """C clients' log-likelihoods at points (C, M, D): by their rows' structure, or in pieces, where rows are many."""
+    """C clients' log-likelihoods at points (C, M, D): by their rows' structure, or in pieces, if rows are many."""
     clients, count, dim = points.shape
     # With one point, `FedLaplace` has looked for the structure before: asking for it costs nothing.
     if count == 1 or problem.num_rows * dim * count * USUAL_ROUNDS >= LEAST_STRUCTURE_WORK:
@@ -230,5 +230,5 @@ def _look(problem: Problem, log_density: Callable[[Tensor], Tensor], points: Ten
 
 
 def _of_prior(look: Look) -> State:
-    """The look at the prior as the state names it."""
+    """The prior's values under their names in the state."""
     return {f"prior_look_{name}": value for name, value in look._asdict().items()}

@@ -1,8 +1,8 @@
 """The Gaussian nearest to a posterior of one mode, in KL(q ‖ p), after the search for modes.
 
 Particles that begin under Laplace's approximation have to be carried to the posterior's mean and SDs turn by turn, and
-its sites stand for the other clients meanwhile. `FedEP` has both in a few rounds. Where the search has found several
-modes, or q has not come to rest in these rounds, Laplace's approximation stands.
+its sites represent the other clients meanwhile. `FedEP` finds both in a few rounds. If the search has found several
+modes, or q has not converged in these rounds, Laplace's approximation is used.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from pyro_fed.infer.ep.fedep import FedEP
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian, largest_move, moments_of
 from pyro_fed.infer.stein.modes import Modes, modes_of
 
-#: Rounds that a posterior near a Gaussian needs are four to eight; one that takes more is none.
+#: A posterior near a Gaussian needs four to eight rounds; one that needs more than these is not near a Gaussian.
 ROUNDS = 12
-#: What the search for modes has found, which the particles' start needs.
+#: Results of the mode search that the particles' start needs.
 OF_MODES = ("points", "value", "curvature", "length", "point", "back")
-#: Laplace's approximation, by these names.
+#: Entries of Laplace's approximation, by these names.
 LAPLACE = "laplace_"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Nearest(FedEP):
-    """`FedEP` from the one mode that was found, as far as a start needs it.
+    """`FedEP` from the one mode that was found, as accurate as a start needs.
 
     Args:
-        tolerance: q is at rest when no mean moves by more than this many SDs in a round, and no SD by more than this
+        tolerance: q has converged when no mean moves by more than this many SDs in a round, and no SD by more than this
             share.
     """
 
@@ -41,7 +41,7 @@ class Nearest(FedEP):
     tolerance: float = 0.02
 
     def default_rounds(self, num_clients: int) -> int:
-        """Those of a posterior that is near a Gaussian."""
+        """The rounds that a posterior near a Gaussian needs."""
         return ROUNDS
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
@@ -49,13 +49,13 @@ class Nearest(FedEP):
         return self.modes()
 
     def modes(self) -> Algorithm:
-        """Of the clients' posterior."""
+        """The search for modes of the clients' posterior."""
         return Modes()
 
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """At Laplace's sites, with what the search has found, and these sites beside."""
+        """Start from Laplace's sites, and keep these and the results of the search."""
         start = required_start(start, self)
         whole = Start(start.shared | {"fall": torch.zeros(())}, start.local)  # no end of a climb ends the run
         shared, local = super().init(problem, num_clients, generator, whole)
@@ -67,28 +67,27 @@ class Nearest(FedEP):
         return shared | found | before | figures, local | as_state(gaussian(start.local), LAPLACE)
 
     def combine(self, shared: State, messages: State, weights: torch.Tensor) -> State:
-        """As `FedEP`, and how far q has moved."""
+        """Combine as `FedEP`, and record the move of q."""
         after = super().combine(shared, messages, weights)
         return after | {"moved": largest_move(moments_of(gaussian(shared)), moments_of(gaussian(after)))}
 
     def settle(self, told: State, local: State) -> State:
-        """As `FedEP`, and Laplace's sites as they are."""
+        """Settle the clients' states as `FedEP`, and keep Laplace's sites."""
         return super().settle(told, local) | {name: local[name] for name in local if name.startswith(LAPLACE)}
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
-        """As `FedEP`, and how many modes there are."""
+        """The figures of `FedEP`, and the number of modes."""
         return super().monitor(before, after) | {"modes": float(after["modes"])}
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
-        """Whether q is at rest, or there are several modes, of which no Gaussian is near the whole."""
+        """Whether q has converged, or there are several modes, which no Gaussian approximates."""
         return figures[-1]["modes"] != 1 or super().converged(figures)
 
 
 def nearest_of(start: Start) -> Start:
-    """Where particles start: the Gaussian where it has come to rest at the one mode, or else Laplace's approximation.
+    """The particles' start: the Gaussian if it has converged at the one mode, or else Laplace's approximation.
 
-    Args:
-        start: the last states of the phase before, whatever that was.
+    `start` has the last states of the phase before, whichever it was.
     """
     found = start.shared
     if f"{LAPLACE}eta" not in found or is_at_rest(found):
@@ -98,5 +97,5 @@ def nearest_of(start: Start) -> Start:
 
 
 def is_at_rest(found: State) -> bool:
-    """Whether the Gaussian has come to rest at the one mode."""
+    """Whether the Gaussian has converged at the one mode."""
     return "moved" in found and bool(found["modes"] == 1) and bool(found["moved"] < Nearest.tolerance)

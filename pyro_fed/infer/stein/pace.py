@@ -1,8 +1,8 @@
-"""What share of a step particles take that start near the posterior, and how it shrinks.
+"""Factor of the steps of particles that start near the posterior, and its decrease.
 
 AdaGrad's first steps have one size, however near the target is. Particles that start under the Gaussian nearest to a
 posterior of one mode only have to find its shape. Those that start at weighted points of the posterior are draws of it:
-they only settle, and take half of a step again after each pass that leaves their discrepancy no lower.
+they only settle, and their factor halves after each pass that does not lower their discrepancy.
 """
 
 from __future__ import annotations
@@ -15,31 +15,26 @@ from pyro_fed.density.scores import prior_scores
 from pyro_fed.infer.sites.whitening import Coordinates
 from pyro_fed.infer.stein.states import Server
 
-#: Share of a step that draws of the posterior take.
+#: Factor of the steps of draws of the posterior.
 SETTLING = 0.25
-#: Share of a step that particles take which start under the nearest Gaussian; they have half as many steps a turn.
+#: Factor of the steps of particles that start under the nearest Gaussian; their turns have half as many steps.
 NEAREST_STEP_SHARE, TURN_DIVISOR = 0.4, 2
 #: Median size of a standard normal number.
 NORMAL_MEDIAN = 0.6745
 
 
 def first_pace(problem: Problem, found: State) -> float:
-    """The share of a step that particles take at first.
-
-    Args:
-        problem: the model's densities.
-        found: the survey's last state.
-    """
+    """The factor of the particles' first steps; `found` is the survey's last state."""
     if bool(found["census"]):
         return SETTLING / _narrower(problem, found)
     return NEAREST_STEP_SHARE if bool(found["near"]) else 1.0
 
 
 def _narrower(problem: Problem, found: State) -> float:
-    """How many times as narrow as all particles together the density is around them, at least one.
+    """Ratio, at least one, of the scale of all particles together to that of the density around them.
 
-    The score of N(0, 1) has the median `NORMAL_MEDIAN` in size, that of modes a tenth as wide ten times that. Steps of
-    a part of the whole's SD would carry particles from one to the next.
+    The score of N(0, 1) has the median `NORMAL_MEDIAN` in size, that of modes a tenth as wide ten times that. Steps in
+    proportion to the whole's SD would carry particles from one mode to the next.
     """
     coordinates = Coordinates(found["mean"], found["factor"])
     prior = prior_scores(problem, coordinates.model(found["white"]).to(problem.dtype)).double()
@@ -48,10 +43,9 @@ def _narrower(problem: Problem, found: State) -> float:
 
 
 def with_pace(server: Server) -> Server:
-    """The server's state with the pace after a round: half of it where draws have ended a pass no nearer than before.
+    """The server's state with the factor after a round: halved if draws have ended a pass no nearer than before.
 
-    Args:
-        server: with the round's `ksd`, and `passed` counted up.
+    The state has the round's `ksd`, and `passed` is counted up.
     """
     if not bool(server.census):
         return server

@@ -1,14 +1,14 @@
-"""Accurate parallel DSVGD: scheduled clients renew their sites, and the server moves the particles.
+"""Accurate parallel DSVGD: scheduled clients update their sites, and the server moves the particles.
 
 Kassab & Simeone's Algorithm 5 with the sites of `dsvgd`, Gaussian surrogates corrected at each particle, in
 place of kernel density estimates: a scheduled client sends its residual at the server's particles,
 
     r_{k,n} = ∇ log p_k(z_n) - (η_k - Λ_k z_n)
 
-and the server makes L_s steps of SVGD towards log p_0 + Σ_k log t_{k,n}, with p_0 exact. Particles at rest
-have exact scores, so the fixed point is that of SVGD on the pooled data. With one server step a round and all
-clients this is distributed SVGD itself; the surrogates are what makes more steps a round worth while. A round
-with all clients costs as many bytes as a pass of `DSVGD`, and takes one exchange in place of K.
+and the server makes L_s steps of SVGD towards log p_0 + Σ_k log t_{k,n}, with p_0 exact. Once the particles have
+converged their scores are exact, so the fixed point is that of SVGD on the pooled data. With one server step a round
+and all clients this is distributed SVGD itself; with the surrogates more steps in each round are useful. A round with
+all clients costs as many bytes as a pass of `DSVGD`, and takes one exchange in place of K.
 
 Letters: as in `dsvgd`; L_s `local_steps`.
 """
@@ -99,7 +99,7 @@ class ParallelDSVGD(DSVGD):
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """As `DSVGD` with surrogates.
+        """Start as `DSVGD` with surrogates.
 
         Raises:
             SettingError: the Gaussian phase ended at no maximum, so that there are none.
@@ -111,7 +111,7 @@ class ParallelDSVGD(DSVGD):
         return super().init(problem, num_clients, generator, start)
 
     def default_rounds(self, num_clients: int) -> int:
-        """`max_passes`; it stops by itself."""
+        """`max_passes` rounds; the run ends when it has converged."""
         return self.max_passes
 
     def default_schedule(self) -> Schedule:
@@ -119,21 +119,21 @@ class ParallelDSVGD(DSVGD):
         return All()
 
     def download(self, shared: State, clients: Tensor) -> State:
-        """What `DSVGD` sends, less the server's own optimiser."""
+        """What `DSVGD` sends, without the server's own optimiser."""
         received = super().download(shared, clients)
         return {name: value for name, value in received.items() if name not in ("history", "steps")}
 
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
-        """The change of the client's residual."""
+        """Compute the change of the client's residual."""
         arrival = self.arrival(problem, shared, local, data)
         figures, residual = self.figures_at(problem, arrival), arrival.site.residual
         change = {"change": residual - local["residual"]}
         return change, {**local, "residual": residual}, {"client_ksd": figures["ksd"]}
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """Take in the changes."""
+        """Add the changes to the residuals."""
         server = Server.of(shared)
         passed = server.passed + len(weights) * server.pass_length
         return replace(server, residuals=server.residuals + messages["change"].sum(0), passed=passed).state()
@@ -143,6 +143,6 @@ class ParallelDSVGD(DSVGD):
         return ResidualContributions(self)
 
     def refine(self, problem: Problem, shared: State) -> State:
-        """L_s steps of SVGD at the server."""
+        """Make L_s steps of SVGD at the server."""
         moved, figures = self.server_turn(problem, shared)
         return with_pace(Server.of(shared).adopting(moved | figures)).state()

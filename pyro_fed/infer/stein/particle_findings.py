@@ -1,4 +1,4 @@
-"""What speaks against particles: collapse, too few of them, and moments that the scores object to."""
+"""Warnings about particles: collapse, too few of them, and moments that contradict the scores."""
 
 from __future__ import annotations
 
@@ -11,20 +11,13 @@ from pyro_fed.ops.stein import PARTICLES_PER_COORDINATE
 
 #: Spread of the particles, in SDs of the Gaussian of `survey`, below which they have collapsed.
 COLLAPSED_SPREAD = 0.5
-#: Fewer particles than this have too short tails to stand for a marginal that is not Gaussian: points at a Gaussian's
-#: quantiles have a kurtosis of 1.5 where there are three and of 2.1 where there are eight, in place of 3.
+#: Fewer particles than this have tails too short for a marginal that is not Gaussian: points at a Gaussian's quantiles
+#: have a kurtosis of 1.5 if there are three and of 2.1 if there are eight, in place of 3.
 FEWEST_PARTICLES = 8
 
 
 def particle_findings(record: Record, num_particles: int, dim: int, usual_rounds: int) -> list[Finding]:
-    """What a run's last figures say against its particles: one finding, or none.
-
-    Args:
-        record: of the run.
-        num_particles: N.
-        dim: D.
-        usual_rounds: rounds that a run has by default.
-    """
+    """A warning about a run's particles from its last figures, or none; `usual_rounds` is the default of rounds."""
     latest, rounds = record.latest, len(record.figures)
     if not latest or latest["apart"]:
         return []
@@ -45,7 +38,7 @@ def particle_findings(record: Record, num_particles: int, dim: int, usual_rounds
 
 
 def _cure(record: Record, had_few_rounds: bool) -> str:
-    """What to do about particles that are not at rest."""
+    """The cure of particles that have not converged."""
     if had_few_rounds:
         return "Give them more rounds (num_rounds)"
     return (

@@ -1,4 +1,4 @@
-"""What SVGD and its distributed forms share: settings, particles at a server, and their figures."""
+"""Settings, particles at a server, and diagnostics that SVGD and its distributed forms share."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ParticleAlgorithm(Algorithm):
 
     draws_are: ClassVar[str] = "particles"
     indicators: ClassVar[tuple[str, ...]] = ("ksd", "hip")
-    #: Those without which it makes no sense.
+    #: Settings without which recording the entropy makes no sense.
     fewest_particles: ClassVar[int] = 2
 
     num_particles: int = 100
@@ -75,7 +75,7 @@ class ParticleAlgorithm(Algorithm):
         )
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
-        """Minibatches of a round's steps, or nothing where all rows are taken."""
+        """Minibatches of a round's steps, or nothing if all rows are taken."""
         if self.batch_size is None:
             return ()
         return draw_minibatches(num_rows, self.batch_size, self.local_steps, generator, problem.dtype)
@@ -135,7 +135,7 @@ class ParticleAlgorithm(Algorithm):
     def stepped(
         self, particles: Tensor, scores: Tensor, optimiser: AdaGradState, pace: Tensor | float = 1.0
     ) -> tuple[tuple[Tensor, AdaGradState], tuple[Tensor, ...]]:
-        """One SVGD step as the step of a scan, with what it adds to the entropy where that is asked for."""
+        """One SVGD step as the step of a scan, with its change of the entropy if that is recorded."""
         moved, after = self.move(particles, scores, optimiser, pace)
         if not self.entropy:
             return (moved, after), ()
@@ -143,5 +143,5 @@ class ParticleAlgorithm(Algorithm):
         return (moved, after), (entropy_gain(particles, scores, self.kernel, rates),)
 
     def entropy_figures(self, gains: tuple[Tensor, ...]) -> State:
-        """What the steps of a scan, (L, C), have added to the entropy; nothing where it is not asked for."""
+        """The changes of the entropy by the steps of a scan, (L, C); empty if they are not recorded."""
         return {"entropy_gain": gains[0].sum(0)} if gains else {}

@@ -1,4 +1,4 @@
-"""Points where particles start, and what the scores at such points say of a Gaussian."""
+"""Points where particles start, and the curvature that the scores at such points show."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pyro_fed.ops.gaussian_structures import FullGaussian
 from pyro_fed.ops.importance import systematic
 from pyro_fed.ops.points import MOST_SOBOL_DIMS, SOBOL_HALF_CELL
 
-#: Points drawn of a weighted sample are moved by this share of the way between two others: coinciding particles would
-#: never part.
+#: Share of the way between two other points by which draws of a weighted sample are moved, because coinciding particles
+#: would never separate.
 JITTER = 0.1
-#: Sets of draws to choose from.
+#: Number of sets of draws from which one is chosen.
 SETS = 200
 
 
 def lowest_curvature(points: Tensor, scores: Tensor) -> float:
-    """Smallest eigenvalue of H on the span of the points (N, D), from the scores -H z there; -inf where not finite."""
+    """Smallest eigenvalue of H on the span of the points (N, D), from the scores -H z there; -inf if not finite."""
     left, sizes, right = torch.linalg.svd(points, full_matrices=False)
     rank = min(len(points) - 1, points.shape[1])  # the points have mean zero
     curvature = -(left.mT @ scores @ right.mT)[:rank, :rank] / sizes[:rank, None]
@@ -55,7 +55,7 @@ def gaussian_points(count: int, dim: int, seed: int) -> Tensor:
 
 
 def mixture_points(modes: Tensor, precisions: Tensor, shares: Tensor, count: int, seed: int) -> Tensor:
-    """`count` points under Laplace approximations at modes (C, D), at each its share: (count, D)."""
+    """`count` points under Laplace approximations at modes (C, D), divided by the modes' shares: (count, D)."""
     edges = torch.cat([shares.new_zeros(1), shares.cumsum(0)]).mul(count).round().long()
     edges[-1] = count
     parts = []
@@ -71,8 +71,8 @@ def whitened_resample(
 ) -> tuple[Coordinates, Tensor]:
     """Coordinates in which weighted points (S, D) have mean zero and covariance one, and `count` draws of them.
 
-    A draw is moved a little along the line between two other draws, ter Braak's (2006) jump of differential evolution.
-    Of `SETS` sets of such draws that one is taken whose mean and covariance are nearest to the weighted points'.
+    A draw is moved slightly along the line between two other draws, ter Braak's (2006) jump of differential evolution.
+    Of `SETS` sets of such draws, that with mean and covariance nearest to the weighted points' is taken.
     """
     mean = weights @ points
     offset = points - mean

@@ -1,4 +1,4 @@
-"""What the server of DSVGD and its relatives keeps between rounds, with names and types."""
+"""The server's state of DSVGD and its relatives between rounds, with names and types."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pyro_fed.algorithm.states import State
 
 @dataclass(frozen=True)
 class Server:
-    """The particles, the product of all sites, and what is known of both.
+    """The particles, the product of all sites, and their diagnostics.
 
     Args:
         white: the particles z, (N, D).
-        averaged: their mean positions of late, (N, D).
+        averaged: their recent mean positions, (N, D).
         residuals: Σ_j r_j at the particles, (N, D).
         history: AdaGrad's state, (N, D).
         steps: of AdaGrad.
@@ -26,18 +26,18 @@ class Server:
         eta: Σ_j η_j.
         ksd: discrepancy of the particles from the last client's target, see `at_rest`.
         noise: that of as many exact draws.
-        mean_off: by how much the scores say that a mean is off.
-        sd_off: the same of SDs.
-        modes: how many the survey has found.
-        apart: 1 where particles started apart, and have no sites.
+        mean_off: largest error of a mean by the scores, in SDs.
+        sd_off: the same for SDs.
+        modes: number of modes that the survey has found.
+        apart: 1 if particles started apart, and have no sites.
         passed: passes over the clients so far.
-        pass_length: what one client's turn is of a pass.
-        pace: share of a step that is taken, see `pace`.
-        near: 1 where particles started under the Gaussian nearest to a posterior of one mode.
-        census: 1 where they started as weighted points of the posterior.
+        pass_length: share of a pass that one client's turn makes.
+        pace: factor of a step, see `pace`.
+        near: 1 if particles started under the Gaussian nearest to a posterior of one mode.
+        census: 1 if they started as weighted points of the posterior.
         pass_ksd: sum of this pass's discrepancies.
         lowest_ksd: the lowest such sum of a pass.
-        account: what clients whose messages are bounded have said of their residuals, and what was taken of it.
+        account: residuals that clients with bounded messages have sent, and their accepted parts.
     """
 
     white: Tensor
@@ -66,17 +66,17 @@ class Server:
 
     @classmethod
     def of(cls, shared: State) -> Server:
-        """Read the server's state."""
+        """The server's state from tensors by name."""
         names = [field.name for field in fields(cls) if field.name not in ("passed", "account")]
         account = {name: value for name, value in shared.items() if name not in (*names, "pass")}
         return cls(**{name: shared[name] for name in names}, passed=shared["pass"], account=account)
 
     def adopting(self, entries: State) -> Server:
-        """With some of its parts as they have been sent, or computed, under their names."""
+        """The state with some entries replaced by those with the same names."""
         values: dict[str, Any] = dict(entries)
         return replace(self, **values)
 
     def state(self) -> State:
-        """Write it."""
+        """The state as tensors by name."""
         entries = {name: value for name, value in vars(self).items() if name not in ("passed", "account")}
         return {**entries, "pass": self.passed, **self.account}

@@ -1,4 +1,4 @@
-"""Where particles start: points under the posterior's modes, and the clients' scores there, in one round.
+"""The start of particles: points under the posterior's modes, and the clients' scores there, in one round.
 
     "gaussian"   standardised Sobol points under a Gaussian q = N(m, A A'). With at most `full_dim` parameters it is
                  `FedEP`'s, the nearest to the posterior in KL(q || p); with more it is the Laplace approximation.
@@ -15,18 +15,18 @@
 Coordinates are whitened by q, or by the Gaussian at the best mode if there are several. The clients' surrogates are its
 sites; after importance sampling each client's surrogate is an equal share of the Gaussian.
 
-**The check.** A network is stationary where all weights are zero. Second derivatives do not show that this is no
-maximum: those of its ReLUs are zero there, and a Fisher matrix is never negative. So all clients send scores s at
-`probe` times the standard points Z = U S V'. If H is the curvature, s = -H z, so that H is known on the span of the
+**The check.** The point where all weights are zero is stationary for a network. Second derivatives do not show that it
+is not a maximum: those of its ReLUs are zero there, and a Fisher matrix is never negative. So all clients send scores s
+at `probe` times the standard points Z = U S V'. If H is the curvature, s = -H z, so that H is known on the span of the
 points,
 
     V'HV ≈ -S⁻¹ U' s(probe Z) V / probe        (one where q is right, never negative for a log-concave density)
 
 and m is no maximum if the smallest eigenvalue is below -`saddle`.
 
-**Steep points.** Some points may be so steep that particles would leave the finite numbers, as in the neck of a
-horseshoe's funnel, whose mode is infinitely narrow. Such points are moved half-way to the centre, round by round, until
-none is steep. Weighted points are not moved: they are where the posterior is, however narrow its modes are.
+**Steep points.** Some points may be so steep that particles would become non-finite, as in the neck of a horseshoe's
+funnel, whose mode is infinitely narrow. Such points are moved half-way to the centre, round by round, until none is
+steep. Weighted points are not moved: they are where the posterior is, however narrow its modes are.
 
 Letters: z `white`, m and A as in `coordinates`.
 """
@@ -71,15 +71,16 @@ from pyro_fed.infer.stein.starting_points import (
 from pyro_fed.ops.gaussian import Gaussian, ImproperGaussianError
 from pyro_fed.ops.importance import flattened
 
-#: A Gaussian that is more than so many times as wide as the prior is not used.
+#: Largest ratio of a Gaussian's width to the prior's; a wider Gaussian is not used.
 WIDEST_SD_RATIO = 10.0
 #: A whitened score is too steep if it is longer than `STEEP` times √D, which is the Gaussian's own where most of its
-#: mass is. `MOST_APPROACH_ROUNDS`: rounds, at most, in which such points are moved towards the centre.
+#: mass is. `MOST_APPROACH_ROUNDS`: largest number of rounds in which such points are moved towards the centre.
 STEEP, MOST_APPROACH_ROUNDS = 100.0, 10
-#: If all clients' scores are more than so many numbers (40 MB in double precision), they are computed client by client.
+#: If all clients' scores are more than this many numbers (40 MB in double precision), they are computed client by
+#: client.
 AT_ONCE = 5_000_000
 
-#: The error if the phase before has found no Gaussian to begin at.
+#: The error if the phase before has found no Gaussian for the start.
 NOWHERE = (
     "particles have nowhere to begin: the Gaussian of the phase before, whose coordinates they move in, is no "
     "distribution. Its precision is not positive definite or not a number, as happens if no mode was found. To see "
@@ -100,7 +101,7 @@ class Survey(Algorithm):
         source: of the points: "ep", "laplace" (Gaussians), "points" (sites at the point of an averaging), "nearest" or
             "importance" (of modes).
         temperature: the likelihood is raised to 1/temperature.
-        probe: how far out the check looks, in SDs of q.
+        probe: distance of the check's points, in SDs of q.
         saddle: upward curvature, in units of q's, that makes a point no maximum.
     """
 
@@ -121,11 +122,11 @@ class Survey(Algorithm):
         check_positive(self, "temperature", "probe", "saddle")
 
     def default_rounds(self, num_clients: int) -> int:
-        """One, one more to check, and those in which points are moved nearer; it stops when none is steep."""
+        """One round, one more for the check, and those in which points are moved; the run ends when none is steep."""
         return (2 if self.begin == "checked" else 1) + MOST_APPROACH_ROUNDS
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
-        """How many points are moved nearer for the next round, or all of them after a check."""
+        """The number of points that are moved closer for the next round, or all of them after a check."""
         return {"steep": float(after["steep"])}
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
@@ -133,7 +134,7 @@ class Survey(Algorithm):
         return figures[-1]["steep"] == 0 or len(figures) > MOST_APPROACH_ROUNDS
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
-        """The Gaussian, or the search for modes, as `source` says."""
+        """The Gaussian, or the search for modes, by the setting `source`."""
         made: dict[str, Callable[[], Algorithm]] = {
             "ep": self.ep,
             "points": self.point_sites,
@@ -152,7 +153,7 @@ class Survey(Algorithm):
         return FedLaplace()
 
     def nearest(self) -> Algorithm:
-        """The search for modes, each with its Laplace approximation, and of one the Gaussian nearest to it."""
+        """The search for modes, each with its Laplace approximation, and the Gaussian nearest to a single one."""
         return Nearest()
 
     def importance(self) -> Algorithm:
@@ -166,7 +167,7 @@ class Survey(Algorithm):
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """The points, and the sites in whitened coordinates."""
+        """Start from the points, with the sites in whitened coordinates."""
         start = nearest_of(required_start(start, self))
         _, sites, prior = warm_sites(start)
         sites = sites.power(1.0 / self.temperature)
@@ -210,10 +211,10 @@ class Survey(Algorithm):
     def _weighted_points(
         self, problem: Problem, coordinates: Coordinates, found: State, generator: torch.Generator
     ) -> tuple[Tensor, Tensor] | None:
-        """Weighted points to begin at in place of the modes' Gaussians; None where these are good enough.
+        """Weighted points for a start in place of the modes' Gaussians; None if these are good enough.
 
-        A Gaussian far wider than the prior is not: a climb into a funnel ends where the density is flat. Points between
-        prior and posterior are better then, even if their weights are worth only few equal points.
+        A Gaussian far wider than the prior is not: a mode search in a funnel ends where the density is flat. Points
+        between prior and posterior are then better, even with a small effective number.
         """
         if self.begin != "modes":
             return None
@@ -243,13 +244,13 @@ class Survey(Algorithm):
         return (self.probe * points if self.begin == "checked" else points), whole
 
     def download(self, shared: State, clients: Tensor) -> State:
-        """The points and the coordinates."""
+        """The points and the coordinates, which clients receive."""
         return super().download({name: shared[name] for name in ("white", "mean", "factor")}, clients)
 
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
-        """Likelihood scores in whitened coordinates, at all points; client by client if they are many."""
+        """Compute likelihood scores in whitened coordinates, at all points; client by client if they are many."""
         if shared["white"].numel() <= AT_ONCE:
             scores = self._white_scores(problem, shared, data)
         else:
@@ -266,7 +267,7 @@ class Survey(Algorithm):
         return (coordinates.pull(found.double()) / self.temperature).to(problem.traits.scores_dtype)
 
     def contributions(self) -> Contributions:
-        """The clients' scores beside their sites'."""
+        """The clients' scores, which are compared with their sites'."""
         return SurveyContributions(self)
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
@@ -274,7 +275,7 @@ class Survey(Algorithm):
         return {**shared, "scores": messages["scores"].sum(0)}
 
     def refine(self, problem: Problem, shared: State) -> State:
-        """The points of the next round: after the check, or if some are too steep."""
+        """Compute the points of the next round: after the check, or if some are too steep."""
         coordinates = Coordinates(shared["mean"], shared["factor"])
         prior = prior_scores(problem, coordinates.model(shared["white"]).to(problem.dtype)).double()
         scores = shared["scores"] + coordinates.pull(prior)
@@ -290,7 +291,7 @@ class Survey(Algorithm):
         return {**chosen, **apart, **units._asdict()}
 
     def _less_steep(self, shared: State, scores: Tensor) -> State:
-        """Steep points moved half-way to the centre; draws of the prior and weighted points stay as they are."""
+        """Steep points moved half-way to the centre; draws of the prior and weighted points stay unchanged."""
         steep = ~(scores.norm(dim=1) <= STEEP * scores.shape[1] ** 0.5)  # NaN counts as steep
         if bool(shared["apart"]) or self.begin == "prior" or bool(shared["settled"]):
             steep = torch.zeros_like(steep)
@@ -305,7 +306,7 @@ class Survey(Algorithm):
 def residuals_at(scores: Tensor, sites: Gaussian, white: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Clients' scores (C, N, D) less their sites' at the particles, and the sum over clients in double precision.
 
-    Client by client if they are many, in `dtype`.
+    They are computed client by client if they are many, in `dtype`.
     """
     if scores.numel() <= AT_ONCE:
         residual = scores - site_scores(sites.precision, sites.eta, white)
@@ -339,13 +340,13 @@ class PooledEP(FedEP):
     pooled: ClassVar[bool] = True
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
-        """Newton's method on the pooled data, or where the model is large the point that averaging finds."""
+        """Newton's method on the pooled data, or if the model is large the point that averaging finds."""
         if self.start == "fedavg":
             return self.point_sites()
         return PooledLaplace()
 
     def point_sites(self) -> Algorithm:
-        """As the clients' but of the pooled data."""
+        """A diagonal site of the pooled data at the point that averaging finds."""
         return PooledPointSites()
 
 
@@ -367,7 +368,7 @@ class PooledModes(Modes):
         return PooledLaplace()
 
     def question(self) -> Algorithm:
-        """The question whether there is one mode, to the pooled data."""
+        """The check whether the pooled data's posterior has one mode."""
         return PooledOneMode(newton=self.newton())
 
 
@@ -378,7 +379,7 @@ class PooledNearest(Nearest):
     pooled: ClassVar[bool] = True
 
     def modes(self) -> Algorithm:
-        """Of the pooled data's posterior."""
+        """The search for modes of the pooled data's posterior."""
         return PooledModes()
 
 
@@ -389,7 +390,7 @@ class PooledAdaptiveImportance(AdaptiveImportance):
     pooled: ClassVar[bool] = True
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
-        """The search for its modes."""
+        """The search for modes of the pooled data's posterior."""
         return PooledModes()
 
 

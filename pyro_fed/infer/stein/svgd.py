@@ -60,9 +60,9 @@ class SVGD(DSVGD):
     local_steps: int = 50
 
     def default_rounds(self, num_clients: int) -> int:
-        """`max_passes` rounds of `local_steps`."""
+        """`max_passes` rounds of `local_steps` steps."""
         return self.max_passes
 
     def survey(self) -> type[Survey]:
-        """The phase before, on the pooled data."""
+        """The survey of the pooled data."""
         return PooledSurvey
