@@ -108,7 +108,7 @@ class BayesADMM(Converging, WarmStarted):
             raise SettingError(f"{type(self).__name__}: one Newton step is FedEP's; take steps=2 or more, or FedEP")
 
     def tilted(self, problem: Problem, received: Received, data: ClientData, noise: Noise) -> Tilted:
-        """t̂_k of p_k^(1/ρ) q_-k, to the power ρ."""
+        """Approximate t̂_k of p_k^(1/ρ) q_-k, to the power ρ."""
         answer = super().tilted(problem, received, data._replace(power=data.power / self.rho), noise)
         return answer._replace(site=answer.site.power(self.rho))
 
@@ -121,7 +121,7 @@ class BayesADMM(Converging, WarmStarted):
         return gaussian(received).quotient(site.power(1 / self.rho))
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """The server's average, and how far it is ahead of the product of the sites."""
+        """Take the server's average, and record how far it is ahead of the product of the sites."""
         server, ahead, sent = Server.of(shared), gaussian(shared, "ahead_"), self.changes_of(messages).product_over(0)
         known = is_finite(server.prior_change)
         prior_change = kept_where(known, server.prior_change)
@@ -140,9 +140,9 @@ class BayesADMM(Converging, WarmStarted):
         ).state()
 
     def part_taken(self, after: State) -> float:
-        """1 / (1 + ρ K) of the whole step."""
+        """The share 1 / (1 + ρ K) of the whole step."""
         return 1.0 / (1 + self.rho * int(after["num_clients"]))
 
     def contributions(self) -> Contributions:
-        """Sites, but no noise of privacy."""
+        """The clients' sites, without the noise of privacy."""
         return ADMMContributions(self)

@@ -1,7 +1,7 @@
-"""Contributions of the clients of expectation propagation: sites that they keep, and changes of these that they send.
+"""Contributions of the clients of expectation propagation: the sites that they keep, and the changes that they send.
 
-A site is held to the others', and the client is told what was cut of its change, so that it keeps what q has (see
-`algorithm.bounding`).
+A site is limited by the others', and the client receives the part that was cut from its change, so that its site is the
+one in q (see `algorithm.bounding`).
 
 Changes carry the noise of privacy. If a round takes the fraction δ of its messages, and replaces a share u of the
 earlier rounds' contribution to q, the noise's variance in q, in units of that of one round's messages, is
@@ -28,36 +28,36 @@ from pyro_fed.ops.gaussian import Gaussian
 
 @dataclass(frozen=True)
 class EPContributions(SiteContributions):
-    """Of `FedEP` and its kin."""
+    """Contributions to `FedEP` and its kin."""
 
     # -- sites ----------------------------------------------------------------------------------------------
     def client_sites(self, shared: State, local: State) -> State | None:
-        """What the clients keep, unless an optimiser moves q and the sites by different amounts."""
+        """The clients' sites, unless an optimiser moves q and the sites by different amounts."""
         if not self.algorithm.is_product or "eta" not in local:
             return None
         return as_state(gaussian(local))
 
     def client_sites_after(self, sites: State, messages: State, told: State) -> State | None:
-        """As the clients themselves settle them, by the messages that came."""
+        """The sites after a round, settled as the clients settle them, from the received messages."""
         told = {name: value for name, value in told.items() if not name.startswith("correction_")}  # in them already
         changes = self.algorithm.changes_of(messages)
         after: State = self.algorithm.settle(told, {**sites, **as_state(changes, CHANGE)})
         return after
 
     def site_changes(self, shared: State, ledger: State, sent: SentMessages) -> Gaussian:
-        """Those that are sent."""
+        """The changes that clients send."""
         changes: Gaussian = self.algorithm.changes_of(sent.messages)
         return changes
 
     # -- faulty clients -------------------------------------------------------------------------------------
     def bounding_obstacle(self) -> str | None:
-        """An optimiser moves q and the sites by different amounts."""
+        """The reason why sites cannot be bounded, such as an optimiser that moves q and the sites differently."""
         if not self.algorithm.is_product:
             return "an optimiser moves q and the sites by different amounts; leave it out"
         return ""
 
     def bounded_messages(self, limits: Bounded, shared: State, ledger: State, sent: SentMessages) -> BoundedMessages:
-        """Changes to sites within the limits; the clients are told what was cut, so that they keep these.
+        """Limit the changes of the sites; the clients receive the part that was cut.
 
         Clients that have not sent a message yet are not compared.
 
@@ -77,7 +77,7 @@ class EPContributions(SiteContributions):
 
     # -- privacy --------------------------------------------------------------------------------------------
     def form_for(self, combination: Combination | None) -> Any:
-        """With the noise of privacy, without acceleration, which would follow it.
+        """The algorithm with the noise of privacy, without acceleration, which would follow the noise.
 
         Raises:
             SettingError: an optimiser decides on the steps.
@@ -101,22 +101,19 @@ class EPContributions(SiteContributions):
         return free, variance**0.5 / self.algorithm.damping_for(rounds[-1].clients)
 
     def undone_share(self, taken: float, clients: int, num_clients: int) -> float:
-        """u, what a round undoes of q's noise: nothing, as clients measure changes from their sites, which have none.
+        """u, the share of q's noise that a round undoes: none, as clients measure changes from their noiseless sites.
 
-        Args:
-            taken: δ, the fraction of its messages that a round took.
-            clients: how many worked in it.
-            num_clients: K.
+        `taken` is δ, the fraction of its messages that a round took; `clients` of `num_clients` worked in it.
         """
         return 0.0
 
 
 @dataclass(frozen=True)
 class AverageSiteContributions(EPContributions):
-    """Of `FedSEP`, whose clients keep nothing: the average site stands for each."""
+    """Contributions to `FedSEP`, whose clients keep nothing: the average site represents each."""
 
     def bounded_messages(self, limits: Bounded, shared: State, ledger: State, sent: SentMessages) -> BoundedMessages:
-        """Sites of the round's clients within the limits; the average stands for the others.
+        """Limit the sites of the round's clients; the average represents the others.
 
         Raises:
             SettingError: fewer than three clients are at work.
@@ -133,16 +130,16 @@ class AverageSiteContributions(EPContributions):
         return BoundedMessages(shared, without_value(sent.messages) | as_state(held), {}, *cut)
 
     def undone_share(self, taken: float, clients: int, num_clients: int) -> float:
-        """Each round replaces what the average site, which has the noise, says for its clients: δ of it for each."""
+        """The share of q's noise that a round undoes: δ of the noisy average site for each of its clients."""
         return min(1.0, taken * clients / num_clients)
 
 
 @dataclass(frozen=True)
 class ADMMContributions(EPContributions):
-    """Of `BayesADMM`, in whose average noise is not known."""
+    """Contributions to `BayesADMM`, whose average has an unknown noise."""
 
     def form_for(self, combination: Combination | None) -> Any:
-        """Not a private one: its noise is in q twice, at different times.
+        """The algorithm, not for a private combination, whose noise would be in q twice, at different times.
 
         Raises:
             SettingError: the combination is private.
@@ -155,5 +152,5 @@ class ADMMContributions(EPContributions):
 
 
 def without_value(messages: State) -> State:
-    """Messages without what would let one client have a step taken back: its log-likelihood."""
+    """Messages without the log-likelihood, by which a single client could have a step undone."""
     return {name: value for name, value in messages.items() if name != "value"}

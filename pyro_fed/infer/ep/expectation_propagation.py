@@ -12,9 +12,8 @@ answer is q = t_0 Π_k t_k, a product of Gaussian sites, so that a product is a 
              feedback     tells each client its s_k
     client   settle       t_k ← t_k (Δ_k)^s_k                                    Algorithm 4, 5
 
-Prior and clients move by the same rule, so q = t_0 Π_k t_k holds in every round. How large the fractions s_k are is the
-business of a step rule (`steps`), how q̂_k is found that of a tilted inference (`tilted`), where a run begins that of
-`start` (`settings`).
+Prior and clients move by the same rule, so q = t_0 Π_k t_k holds in every round. A step rule (`steps`) determines the
+fractions s_k, a tilted inference (`tilted`) q̂_k, and the setting `start` (`settings`) the first q.
 
 Letters: q, t_0, Δ_0 and s_k are `Server`'s `q`, `prior`, `prior_change` and `fractions`; t_k is `local`; δ `damping`.
 Guo et al. write q_global, q_k and q̂_\k for q, t_k and q̂_k. The paper has δ alone: s_k = δ, unless a step is shortened.
@@ -64,11 +63,11 @@ from pyro_fed.ops.gaussian import Gaussian
 
 @dataclass(frozen=True, kw_only=True)
 class EP(SpreadGaussian, SiteKeeping):
-    """The rounds of expectation propagation; a public algorithm says how its clients infer and how far steps go.
+    """The rounds of expectation propagation; a public algorithm sets the clients' inference and the step rule.
 
     Args:
         guide: an automatic Gaussian guide of Pyro, class or instance, in place of `covariance`.
-        client: how the clients approximate their tilted densities.
+        client: the approximation of the tilted densities at the clients.
     """
 
     #: If the server clips a message, it returns the correction, and `settle` applies it.
@@ -98,13 +97,13 @@ class EP(SpreadGaussian, SiteKeeping):
         return gaussian(local)
 
     def tilted(self, problem: Problem, received: Received, data: ClientData, noise: Noise) -> Tilted:
-        """t̂_k of q̂_k ≈ p_k q_-k, step 3 of Algorithm 4, (C,)."""
+        """Approximate t̂_k of q̂_k ≈ p_k q_-k, step 3 of Algorithm 4, (C,)."""
         return self.solver.infer(problem, numerics_of(self, problem), received, data, noise)
 
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
-        """Δ_k, steps 2 to 4 of Algorithm 4; step 5 is in `settle`."""
+        """Compute Δ_k, steps 2 to 4 of Algorithm 4; step 5 is in `settle`."""
         site = self.old_site(shared, local)
         cavity = self.cavity(shared, site)
         received = Received(self.begin_at(shared, local, cavity), cavity)
@@ -122,7 +121,7 @@ class EP(SpreadGaussian, SiteKeeping):
         return message, {**local, **as_state(change, CHANGE)}, info
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """q ← q Π_k (Δ_k)^s_k and t_0 ← t_0 (Δ_0)^s_0, Algorithm 3, step 2; of `weights` only the number is used."""
+        """Update q ← q Π_k (Δ_k)^s_k and t_0 ← t_0 (Δ_0)^s_0, Algorithm 3, step 2; `weights` only gives the number."""
         server = Server.of(shared)
         changes = prepend_gaussian(server.prior_change, self.changes_of(messages))
         step = self.step_rule(len(weights)).step(server, changes, self.lower_bound(server, messages))
@@ -139,7 +138,7 @@ class EP(SpreadGaussian, SiteKeeping):
         ).state()
 
     def settle(self, told: State, local: State) -> State:
-        """t_k ← t_k (Δ_k)^s_k, step 5 of Algorithm 4, and the client's share of what was added."""
+        """Update t_k ← t_k (Δ_k)^s_k, step 5 of Algorithm 4, with the client's share of the added part."""
         change = gaussian(local, CHANGE)
         if "correction_eta" in told:  # the server has shortened the message
             change = change.product(gaussian(told, "correction_"))
@@ -155,7 +154,7 @@ class EP(SpreadGaussian, SiteKeeping):
 
     # -- the rest of a round --------------------------------------------------------------------------------
     def prepare(self, problem: Problem, shared: State) -> State:
-        """Δ_0, the change of the prior's site, by the same step as the clients'; none where it never changes."""
+        """Compute Δ_0, the change of the prior's site, by the same step as the clients'; none if it never changes."""
         server = Server.of(shared)
         if bool(server.skips_prior):
             return shared
@@ -163,14 +162,9 @@ class EP(SpreadGaussian, SiteKeeping):
         return replace(server, prior_change=change, prior_value=value).state()
 
     def lower_bound(self, server: Server, messages: State) -> Tensor | None:
-        """Σ_k E_q[log p_k] + E_q[log p_0] + H(q), the evidence's lower bound at q, (); NaN where a part is not finite.
+        """Σ_k E_q[log p_k] + E_q[log p_0] + H(q), the evidence's lower bound at q, (); NaN if a part is not finite.
 
-        Args:
-            server: the server's state.
-            messages: of this round's clients.
-
-        Returns:
-            None if the clients did not send their log-likelihoods, or these must not be used.
+        It is None if the clients did not send their log-likelihoods, or these must not be used.
         """
         if "value" not in messages:
             return None
@@ -180,7 +174,7 @@ class EP(SpreadGaussian, SiteKeeping):
         return torch.where(sound, value, torch.nan)
 
     def feedback(self, after: State, clients: Tensor) -> tuple[State, State]:
-        """What clients are told (s_k, their share of what was added to q, whether sites are forgotten), and figures."""
+        """What clients receive (s_k, their share of what was added to q, whether sites are discarded), and figures."""
         server = Server.of(after)
         share = as_state(server.added.power(1.0 / len(clients)), "share_")
         shares = {name: part.expand(len(clients), *part.shape) for name, part in share.items()}
@@ -188,7 +182,7 @@ class EP(SpreadGaussian, SiteKeeping):
         return told, {"fraction": server.fractions}
 
     def download(self, shared: State, clients: Tensor) -> State:
-        """q alone."""
+        """The Gaussian q, which clients receive."""
         return super().download(as_state(gaussian(shared)), clients)
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
@@ -210,17 +204,17 @@ class EP(SpreadGaussian, SiteKeeping):
         return self.solver.objections(gaussian(received), self.changes_of(messages), messages.get("value"))
 
     def begin_at(self, received: State, local: State, cavity: Gaussian) -> Gaussian:
-        """Where the clients' inference begins, (C,): at q. FedLap's begins with curvatures of its own."""
+        """The Gaussians (C,) at which the clients' inference begins: q."""
         return gaussian(received)
 
     # -- what public algorithms override --------------------------------------------------------------------
     @property
     def solver(self) -> TiltedInference:
-        """How a client approximates its tilted density: the setting `client` as an instance."""
+        """The tilted inference of the clients: the setting `client` as an instance."""
         return cast(TiltedInference, self.client)
 
     def step_rule(self, clients: int) -> StepRule:
-        """How far the server follows the changes of a round's clients."""
+        """The rule by which the server follows the changes of a round's clients."""
         damping, steps = self.damping_for(clients), self.solver.newton_steps
         if steps == 0:
             return Backtracked(damping)
@@ -228,11 +222,11 @@ class EP(SpreadGaussian, SiteKeeping):
 
     @property
     def control(self) -> StepControl:
-        """How expected Newton steps are accelerated and held back."""
+        """The settings by which expected Newton steps are accelerated and held back."""
         return StepControl()
 
     def damping_for(self, clients: int) -> float:
-        """δ: Newton's steps are taken whole, of others one over the clients, so that q is the mean of their q̂_k."""
+        """δ: one for Newton's steps; for others one over the clients, so that q is the mean of their q̂_k."""
         return 1.0 if self.solver.newton_steps else 1.0 / clients
 
     @property
@@ -258,19 +252,12 @@ class EP(SpreadGaussian, SiteKeeping):
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """At the prior, with sites equal to one."""
+        """Start from the prior, with sites equal to one."""
         q = fit_prior(self, problem, generator)
         return self.first_states(problem, q, q, flat_site(problem, self.structure, num_clients))
 
     def first_states(self, problem: Problem, q: Gaussian, prior: Gaussian, sites: Gaussian) -> tuple[State, State]:
-        """The server's and the clients' states at given sites.
-
-        Args:
-            problem: the model's densities.
-            q: t_0 Π_k t_k.
-            prior: t_0.
-            sites: t_k, (K,).
-        """
+        """The server's and the clients' states at sites t_k, (K,), with the prior's t_0 and q = t_0 Π_k t_k."""
         num_clients = len(sites.eta)
         server = first_server(q, prior, num_clients, self.step_rule(num_clients).memory(q))
         # A bound needs E_q[log p_0] in every round, whether or not t_0 changes.
@@ -278,17 +265,14 @@ class EP(SpreadGaussian, SiteKeeping):
         return replace(server, skips_prior=torch.tensor(skips)).state(), self.client_state(sites)
 
     def client_state(self, sites: Gaussian) -> State:
-        """What the clients keep, (K, ...): their sites."""
+        """The states of the clients, (K, ...): their sites."""
         return as_state(sites)
 
     def regroup(self, problem: Problem, shared: State, local: State, origin: Tensor) -> tuple[State, State]:
         """Start from an earlier run with other clients: those still present keep their sites, new ones get a flat one.
 
-        Args:
-            problem: the model's densities.
-            shared: the server's state in the earlier run.
-            local: its clients' states.
-            origin: (K,) the number of each client in the earlier run, -1 for a new one.
+        `shared` and `local` are the states of the earlier run, and `origin` (K,) has the number of each client there,
+        -1 for a new one.
 
         Raises:
             SettingError: the sites of those that are left make no distribution.
@@ -305,7 +289,7 @@ class EP(SpreadGaussian, SiteKeeping):
 
     # -- how it ends ----------------------------------------------------------------------------------------
     def default_rounds(self, num_clients: int) -> int:
-        """At most 50, where it stops when q does not move any more; a random inference's own, or 20."""
+        """At most 50 rounds, until q has converged; for a random inference its own number, or 20."""
         return 50 if self.solver.deterministic else self.solver.default_rounds
 
     def part_taken(self, after: State) -> float:
@@ -313,9 +297,9 @@ class EP(SpreadGaussian, SiteKeeping):
         return self.damping_for(len(after["fractions"])) if self.solver.deterministic else 1.0
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
-        """Besides `change`: the smallest fraction taken, sites skipped, whether the step was cut, the share at work.
+        """The change, the smallest fraction taken, sites skipped, whether the step was cut, and the share at work.
 
-        `change` is by the whole step, of which a round may take a part: it is what is left to go.
+        `change` is that of the whole step, of which a round may take a part: it is the remaining distance.
         """
         fractions, figures = after["fractions"], super().monitor(before, after)
         ends = {"in_vain": ascent.is_in_vain(after), "slow": ascent.is_slow(after)}
@@ -335,7 +319,7 @@ class EP(SpreadGaussian, SiteKeeping):
         return True if figures[-1].get("in_vain") or figures[-1].get("slow") else None
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
-        """Why rounds ended early, whose message was not used, how far q still moved, and what the inference says."""
+        """Warnings about rounds that ended early, unused messages, a q that still moved, and the inference's own."""
         newton, diagonal = self.solver.newton_steps > 0, self.structure == "diag"
         ends = findings.ended_early(record)
         notes = ends or findings.unused_sites(record, newton)
@@ -344,12 +328,12 @@ class EP(SpreadGaussian, SiteKeeping):
         return notes + self.solver.findings(record, problem)
 
     def unsettled(self, record: Record, newton: bool, diagonal: bool) -> list[Finding]:
-        """Whether q still moved in the last round."""
+        """A warning if q still moved in the last round."""
         return findings.still_moving(record, newton=newton, diagonal=diagonal)
 
     # -- faulty clients, privacy ----------------------------------------------------------------------------
     def contributions(self) -> Contributions:
-        """What the server knows of each client's part in q; used to bound faulty clients and for privacy."""
+        """The server's knowledge of each client's part in q, which bounds faulty clients and is used for privacy."""
         return EPContributions(self)
 
     def clippable_part(self, messages: State) -> State:

@@ -1,7 +1,7 @@
 """Federated expectation propagation, accurate by default.
 
-This module composes groups of settings. The equations are in `expectation_propagation`, how far steps go is in `steps`,
-how a client infers in `tilted`.
+This module composes groups of settings. The equations are in `expectation_propagation`, the step rules in `steps`, the
+clients' inferences in `tilted`.
 
     paper                       here by default                  to have the paper's
     clients by M, I, L or V     an expected Newton step at q     client="mcmc", "identity", "fisher", "ngvi"
@@ -19,12 +19,12 @@ reached like Newton's method does, undamped, and it starts at the federated Lapl
 
 Deviations: a prior that is not Gaussian gets a site of its own at the server. Steps are shortened to keep q proper;
 precisions are never modified. With all clients at work single Newton steps are accelerated (`ops.anderson`), because
-they alternate for ever if the precision of one parameter follows the mean of another, and a diagonal curvature
+they alternate without end if the precision of one parameter follows the mean of another, and a diagonal curvature
 oversteps.
 
 The authors' code differs from their text in what Algorithm 3 sums: each Δ_k has a share of one over the clients of the
 round, `changes="mean"`, as the published recipes do: the sum with a learning rate of 0.5 and momentum 0.9 overshoots.
-It clips Δ_k too, at a norm chosen by hand for each task and inference; this does not.
+It also clips Δ_k, at a norm chosen by hand for each task and inference; there is no clipping here.
 """
 
 from __future__ import annotations

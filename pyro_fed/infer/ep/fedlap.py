@@ -13,20 +13,20 @@ penalty. Where nothing moves, θ_k = m and v_k = ∇ log p_k(m) (+ V_k m): the m
 Laplace's approximation there; on conjugate Gaussian models FedLap-Cov's q is the posterior. Letters: δ `damping`, one
 over the clients: FedLap with K ≥ 3 alike and δ = 1 diverges, for H_k ≫ Λ_0 turns Σ_k v_k by -(K - 1) a round.
 
-How far FedLap's point is from the mode, in SDs of the posterior, its q of the prior's width cannot tell. With
-e_k = ∇ log p_k(m) - v_k the score at m is Σ_k e_k, since m is the mean of p_0 Π_k t_k; each client's tilted mode is
-θ_k = m + P_k⁻¹ e_k, P_k = Λ_0 + H_k, which is no more than the posterior's precision P = Λ_0 + Σ_k H_k. So
+FedLap's q has the prior's width, which does not show how far its point is from the mode in SDs of the posterior. With
+e_k = ∇ log p_k(m) - v_k the score at m is Σ_k e_k, since m is the mean of p_0 Π_k t_k; each client's tilted mode is θ_k
+= m + P_k⁻¹ e_k, P_k = Λ_0 + H_k, which is no more than the posterior's precision P = Λ_0 + Σ_k H_k. So
 
     ‖m - mode‖_P = ‖Σ_k e_k‖_(P⁻¹) ≤ Σ_k ‖e_k‖_(P_k⁻¹) = Σ_k ‖θ_k - m‖_(P_k)                     `gap`
 
 is a bound (exact algebra where the log densities are quadratic between m and θ_k, with H_k ≥ 0), of one number that
 each client sends; a run has converged when it is below the tolerance.
 
-Deviations: curvatures are Hessians; the prior is any prior, by a site at m where it is not Gaussian. On large models
-modes and diagonal curvatures are by `sites.online_newton` with draws and steps of `NARROW` SDs, and there is no
-criterion; FedLap's clients keep the curvatures, which set the length of these steps and are part of no message. Sites
-that a start leaves become duals of the same point. FedLap is slow where the prior is weak against a client's data:
-about K (1 + H_k / Λ_0) rounds for each factor of e.
+Deviations: curvatures are Hessians; the prior is any prior, by a site at m if it is not Gaussian. On large models modes
+and diagonal curvatures are by `sites.online_newton` with draws and steps of `NARROW` SDs, and there is no criterion;
+FedLap's clients keep the curvatures, which set the length of these steps and are not sent. The sites of a start become
+duals of the same point. FedLap is slow if the prior is weak against a client's data: about K (1 + H_k / Λ_0) rounds for
+each factor of e.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ from pyro_fed.infer.ep.tilted import Laplace, Received, Tilted, TiltedInference
 from pyro_fed.infer.sites.gaussian_sites import gaussian
 from pyro_fed.ops.gaussian import Gaussian
 
-#: Spread of draws, in SDs, that stands for none: differences of scores over less are lost in single precision. No step
-#: is longer either: curvatures are those within it, and where the prior is weak an SD is far (a network of 1,510
-#: parameters on ten clients came to an accuracy of 0.38 with steps of one SD, of 0.96 with these).
+#: Spread of draws, in SDs, that approximates none: differences of scores over less are lost in single precision. No
+#: step is longer either: curvatures are those within it, and if the prior is weak an SD is far (a network of 1,510
+#: parameters on ten clients reached an accuracy of 0.38 with steps of one SD, of 0.96 with these).
 NARROW = 0.1
 
 
@@ -97,11 +97,11 @@ class FedLapCov(Converging, WarmStarted, ClientOptimised, Controlled):
     start: Literal["auto", "laplace", "prior", "fedavg", "few_rows"] = "prior"
 
     def default_rounds(self, num_clients: int) -> int:
-        """Ten times the clients, at least 50: a round takes one over them of what is left, e⁻¹⁰ is below tolerances."""
+        """Ten times the clients, at least 50: a round closes one over them of the gap, and e⁻¹⁰ is below tolerances."""
         return max(50, 10 * num_clients) if self.solver.deterministic else 20
 
     def points(self, q: Gaussian) -> Tensor:
-        """The mean alone, (1, 1, D): a prior that is not Gaussian is taken there too."""
+        """The mean alone, (1, 1, D), where a prior that is not Gaussian is expanded too."""
         return q.mean()[None]
 
 
@@ -143,7 +143,7 @@ class FedLap(FedLapCov):
     client: TiltedInference | str = Laplace(steps=2)  # from m, which is its own fixed point however few
 
     def tilted(self, problem: Problem, received: Received, data: ClientData, noise: Noise) -> Tilted:
-        """v_k = Λ_-k θ_k - η_-k, by which q_-k t_k has its mean at the tilted mode; and how far that is from m."""
+        """Compute v_k = Λ_-k θ_k - η_-k, which puts the mean of q_-k t_k at the tilted mode; and that mode's gap."""
         answer, cavity = super().tilted(problem, received, data, noise), received.cavity
         found = answer.site.product(cavity)
         mode = found.mean()
@@ -154,11 +154,11 @@ class FedLap(FedLapCov):
         return answer._replace(site=site, info={**answer.info, "gap": gap, "curvature": answer.site.precision})
 
     def default_rounds(self, num_clients: int) -> int:
-        """At most 500: see the module's header."""
+        """At most 500 rounds, because convergence is slow, see the module's header."""
         return 500
 
     def first_states(self, problem: Problem, q: Gaussian, prior: Gaussian, sites: Gaussian) -> tuple[State, State]:
-        """With duals in the place of sites that have a precision, so that the point stays where these had it."""
+        """The first states, with duals in place of sites that have a precision, so that the point is unchanged."""
         curvature = sites.precision
         if bool((curvature != 0).any()):
             sites = type(sites)(torch.zeros_like(curvature), sites.score(q.mean()))
@@ -169,7 +169,7 @@ class FedLap(FedLapCov):
         return {**shared, "gap": torch.full_like(shared["cut"], torch.inf)}, local
 
     def begin_at(self, received: State, local: State, cavity: Gaussian) -> Gaussian:
-        """At m; where curvatures are learnt in steps, with those that the client has learnt so far."""
+        """Gaussians at m; if curvatures are learnt in steps, with the client's present ones."""
         q = gaussian(received)
         if "curvature" not in local:
             return q
@@ -179,7 +179,7 @@ class FedLap(FedLapCov):
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
-        """As `FedEP`, and how far the client's mode is from the server's point."""
+        """Compute the change as `FedEP`, and the distance of the client's mode from the server's point."""
         message, after, info = super().local_step(problem, shared, local, data, noise)
         gap, curvature = torch.where(message["usable"], info["gap"], 0.0).nan_to_num(), info.pop("curvature")
         if "curvature" in local:
@@ -188,26 +188,26 @@ class FedLap(FedLapCov):
         return {**message, "gap": gap}, after, info
 
     def settle(self, told: State, local: State) -> State:
-        """As `FedEP`; curvatures stay the client's own."""
+        """Settle as `FedEP`; curvatures remain the client's own."""
         kept = {"curvature": local["curvature"]} if "curvature" in local else {}
         return {**super().settle(told, local), **kept}
 
     def clippable_part(self, messages: State) -> State:
-        """Without the distances, by which one client could end a run."""
+        """The change without the distances, by which one client could end a run."""
         return {name: value for name, value in super().clippable_part(messages).items() if name != "gap"}
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """As `FedEP`, and the bound; infinite where it is not known."""
+        """Combine as `FedEP`, and add up the bound, which is infinite if it is not known."""
         known = "gap" in messages and bool(messages["usable"].all())
         gap = messages["gap"].sum() if known else torch.full_like(shared["gap"], torch.inf)
         return {**super().combine(shared, messages, weights), "gap": gap.to(shared["gap"])}
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
-        """As `FedEP`, and `bound`: at most so many posterior SDs was the point from the mode before this round."""
+        """The figures of `FedEP`, and `bound`, in posterior SDs, on the point's distance from the mode before it."""
         return {**super().monitor(before, after), "bound": float(after["gap"])}
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
-        """Whether the bound, over as many rounds as let every client work once, is below the tolerance."""
+        """Whether the bound, over a full pass of the clients, is below the tolerance."""
         if not self.solver.deterministic:
             return None
         window = math.ceil(1 / figures[-1]["share"])
@@ -216,7 +216,7 @@ class FedLap(FedLapCov):
         return len(recent) == window and not held and sum(f["bound"] for f in recent) < self.tolerance
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
-        """Besides those of `FedEP`: how far the point may be from the mode."""
+        """The warnings of `FedEP`, and one about the distance of the point from the mode."""
         notes = super().warnings(record, problem)
         if record.converged is False or not self.solver.deterministic:
             sentence = sentences.point_not_converged if self.solver.deterministic else sentences.point_by_random_steps
@@ -228,5 +228,5 @@ class FedLap(FedLapCov):
         return gaussian(shared).mean()[None, None]
 
     def log_density(self, shared: State, draws: Tensor) -> Tensor | None:
-        """None: it is a point."""
+        """None, because the result is a point."""
         return None

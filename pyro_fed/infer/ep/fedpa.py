@@ -1,4 +1,4 @@
-"""Methods whose clients do not look at each other: posterior averaging, and the Bayesian committee machine.
+"""Methods whose clients work independently: posterior averaging, and the Bayesian committee machine.
 
 Sources: Al-Shedivat et al. (2021), *Federated learning via posterior averaging*; Guo et al., Section 2.1, Remark;
 Tresp (2000), *A Bayesian committee machine*.
@@ -77,11 +77,11 @@ class FedPA(WarmStarted, ClientOptimised, Controlled):
     damping: float | None = 1.0
 
     def cavity(self, received: State, site: Gaussian) -> Gaussian:
-        """q_-k = 1: a client looks at its own likelihood alone, (C,)."""
+        """The flat cavity q_-k = 1, (C,): a client uses its own likelihood alone."""
         return flat_like(site)
 
     def default_rounds(self, num_clients: int) -> int:
-        """The clients' answers do not depend on q, save for where their chains start."""
+        """The rounds as set: the clients' answers do not depend on q, except for their chains' starts."""
         return 5
 
 
@@ -121,19 +121,19 @@ class BCM(Damped):
     damping: float | None = 1.0
 
     def default_rounds(self, num_clients: int) -> int:
-        """A single round."""
+        """One round."""
         return 1
 
     def download(self, shared: State, clients: Tensor) -> State:
-        """The Gaussian q and the prior."""
+        """The Gaussian q and the prior, which clients receive."""
         return Algorithm.download(
             self, {**as_state(gaussian(shared)), **as_state(gaussian(shared, "prior_"), "prior_")}, clients
         )
 
     def cavity(self, received: State, site: Gaussian) -> Gaussian:
-        """q_-k = p_0, a copy of it at every client, (C,)."""
+        """The cavity q_-k = p_0, (C,), a copy of the prior for every client."""
         return gaussian(received, "prior_")
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
-        """After its one round."""
+        """True after the one round."""
         return True

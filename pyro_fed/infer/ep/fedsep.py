@@ -4,9 +4,9 @@ Source: Guo et al., Section 2.2.4; Li et al. (2015).
 
     q ∝ p_0 t̄^K,    q_-k ∝ q / t̄,    q ← q Π_k (Δ_k)^δ
 
-K copies of one average site t̄ = (q / p_0)^(1/K) stand for all clients, so that the server's q says everything.
-With all clients at work every round has FedEP's fixed point. With few, q is a moving average over the last K / C
-rounds and keeps a noise that a smaller δ lowers.
+K copies of one average site t̄ = (q / p_0)^(1/K) represent all clients, so that the server's q is sufficient. With all
+clients at work every round has FedEP's fixed point. With few, q is a moving average over the last K / C rounds and
+keeps noise, which a smaller δ reduces.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class FedSEP(Converging, WarmStarted, ServerOptimised, Controlled):
     }
 
     def regroup(self, problem: Problem, shared: State, local: State, origin: Tensor) -> tuple[State, State]:
-        """Refused: the clients keep no sites.
+        """Refuse to regroup, because the clients keep no sites.
 
         Raises:
             SettingError: always.
@@ -90,23 +90,23 @@ class FedSEP(Converging, WarmStarted, ServerOptimised, Controlled):
         raise no_sites(self)
 
     def client_state(self, sites: Gaussian) -> State:
-        """What the clients keep: nothing."""
+        """An empty state, because the clients keep nothing."""
         return {}
 
     def download(self, shared: State, clients: Tensor) -> State:
-        """The Gaussian q and the average site."""
+        """The Gaussian q and the average site, which clients receive."""
         q = gaussian(shared)
         average = q.quotient(gaussian(shared, "prior_")).power(1.0 / int(shared["num_clients"]))
         return Algorithm.download(self, {**as_state(q), **as_state(average, "average_")}, clients)
 
     def old_site(self, received: State, local: State) -> Gaussian:
-        """The site that changes refer to: the average of all, (C,)."""
+        """The site that changes refer to, (C,): the average of all."""
         return gaussian(received, "average_")
 
     def settle(self, told: State, local: State) -> State:
-        """What the clients keep of a round: nothing."""
+        """An empty state, because the clients keep nothing."""
         return {}
 
     def contributions(self) -> Contributions:
-        """The average site stands for each client's."""
+        """The average site, which represents each client's."""
         return AverageSiteContributions(self)

@@ -1,4 +1,4 @@
-"""What expectation propagation says of its own rounds: when q has come to rest, and what speaks against the answer."""
+"""Convergence of the rounds of expectation propagation, and warnings about the result."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.infer.ep import ascent
 
-#: A q that still moves by more SDs than this in its last round has not settled.
+#: A q that still moves by more SDs than this in its last round has not converged.
 UNSETTLED_SDS = 1.0
-#: Steps of which less than this share could be taken, in so many of the last rounds, have come to an end of some kind.
+#: If less than this share of the steps could be taken in this many last rounds, steps were rejected repeatedly.
 STALLED_FRACTION, STALLED_ROUNDS = 1e-3, 3
 #: A pass is extrapolated only if it moved q at most `FAST` times as far as the one before; the predicted move must be
 #: below `GROWING` times the tolerance, because rates grow towards the end.
@@ -23,13 +23,10 @@ FAST, GROWING = 0.1, 0.5
 def at_rest(figures: list[dict[str, float]], tolerance: float) -> bool:
     """Whether q did not move in as many rounds as let every client work once, and nothing was held back.
 
-    Where clients work in turn, that pass over them need not be made where the two before it tell what it would be: of
-    passes that fall off as fast as `FAST` the next is taken to move q by as much less again than the last.
-
-    Args:
-        figures: of all rounds: `change`, `fraction`, `share`, that of the clients at work, and where the algorithm
-            shortens its steps `cut`, whether it did.
-        tolerance: largest change of a q that rests.
+    If clients work in turn, the last pass is not needed when the two before it predict its move: of passes that shrink
+    as fast as `FAST` the next is assumed to shrink by as much again. `figures` of all rounds have `change`, `fraction`,
+    `share`, that of the clients at work, and if the algorithm shortens its steps `cut`; `tolerance` is the largest
+    change of a q that has converged.
     """
     window = math.ceil(1 / figures[-1]["share"])
     last, before = figures[-window:], figures[-2 * window : -window]
@@ -48,11 +45,7 @@ def _unrestricted_pass(figures: list[dict[str, float]], window: int) -> bool:
 
 
 def ended_early(record: Record) -> list[Finding]:
-    """Why the rounds ended though q moves on: they win too little, or are in vain.
-
-    Args:
-        record: of the run.
-    """
+    """Warnings about rounds that ended though q moves: they gain too little, or steps were rejected repeatedly."""
     samplers = record.untried("FSGLD", "DSVGD", "NUTS")
     if record.latest.get("slow"):
         return [sentences.weights_still_move(rounds=ascent.RECENT, nats=ascent.SLOW, samplers=samplers)]
@@ -62,11 +55,9 @@ def ended_early(record: Record) -> list[Finding]:
 
 
 def unused_sites(record: Record, newton: bool) -> list[Finding]:
-    """Clients whose last message could not be used, by name.
+    """Warnings about clients whose last message could not be used, by name.
 
-    Args:
-        record: of the run.
-        newton: whether the clients took expected Newton steps.
+    `newton` says whether the clients took expected Newton steps.
     """
     usable, fraction = record.last("usable"), record.last("fraction")
     clients = next((r.clients for r in reversed(record.rounds) if "fraction" in r.info), [])
@@ -91,12 +82,9 @@ def unused_sites(record: Record, newton: bool) -> list[Finding]:
 
 
 def still_moving(record: Record, newton: bool, diagonal: bool) -> list[Finding]:
-    """Whether q still moved by more than `UNSETTLED_SDS` in its last round, with the cure.
+    """A warning if q still moved by more than `UNSETTLED_SDS` in its last round, with the cure.
 
-    Args:
-        record: of the run.
-        newton: whether its steps were expected Newton steps.
-        diagonal: whether the precision of q was.
+    `newton` says whether the steps were expected Newton steps, `diagonal` whether q's precision is diagonal.
     """
     latest, last = record.latest, record.figures[-STALLED_ROUNDS:]
     if newton and record.converged is False and all(f.get("cut") and f["fraction"] < STALLED_FRACTION for f in last):

@@ -1,23 +1,23 @@
-"""What FedEP and PVI run with a hand-written guide: sites in the natural parameters of the guide's own families.
+"""FedEP and PVI with a hand-written guide: sites in the natural parameters of the guide's own families.
 
 Source: Khan & Lin (2017), conjugate-computation variational inference; Bui et al. (2018), Property 4; Salimans &
 Knowles (2013) for the estimate. With q(θ | λ) in an exponential family (`exponential_families`) a client's site is
 
     λ_k ← F⁻¹ ∇_λ E_q[log p_k],    F = ∇_λ E_q[T]
 
-and the prior's likewise, of log p_0 - log h. Both gradients are means over the same reparametrised draws
+and the prior's in the same way, from log p_0 - log h. Both gradients are means over the same reparametrised draws
 (Figurnov et al. 2018), so that a log-likelihood λ_k'T(θ) + const gives λ_k exactly, whatever the draws.
 
     λ ← λ + s Σ_k (λ_k - old λ_k)        s the largest of δ, δ/2, δ/4, ... that leaves a distribution
 
-Where all clients are at work, steps are accelerated, and taken back where the evidence's bound has fallen, as those of
-Gaussians: see `guided_steps`. A step that is taken back forgets the sites.
+If all clients are at work, steps are accelerated, and taken back if the evidence's bound has fallen, as those of
+Gaussians: see `guided_steps`. When a step is taken back the sites are discarded.
 
 Letters: λ `natural`, F `fisher`, s `fraction`, δ `damping`. The draws use the same random numbers at all clients and in
 all rounds; away from conjugacy the error falls with the root of `num_points`.
 
-Only q(θ) of the guide is federated. A local part q(z_k | θ) is left aside, with a warning: the likelihoods have z_k
-integrated out, which is what the best of all local guides would give.
+Only q(θ) of the guide is federated. A local part q(z_k | θ) is not used, with a warning: the likelihoods have z_k
+integrated out, which is equal to the best of all local guides.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from pyro_fed.infer.guides.written import Draws, GuideFamily, read_guide
 from pyro_fed.infer.sites.gaussian_sites import largest_move
 from pyro_fed.ops.backtrack import MIN_FRACTION
 
-#: Seed of the draws behind expectations, the same at the server and at all clients.
+#: Seed of the draws for expectations, the same at the server and at all clients.
 DRAWS_SEED = 0
 
 
@@ -100,7 +100,7 @@ class GuidedFedEP(KeptDraws, Algorithm, SiteKeeping):
             )
 
     def default_rounds(self, num_clients: int) -> int:
-        """At most 50; it stops when q does not move any more."""
+        """At most 50 rounds; the run stops when q has converged."""
         return 50
 
     def family(self, problem: Problem) -> GuideFamily:
@@ -110,7 +110,7 @@ class GuidedFedEP(KeptDraws, Algorithm, SiteKeeping):
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """q as the guide begins, as the prior's site; clients' sites equal to one."""
+        """Start from the guide's initial q as the prior's site, with clients' sites equal to one."""
         natural = self.family(problem).start
         mean, sd = self.family(problem).moments(natural)
         shared = {
@@ -135,7 +135,7 @@ class GuidedFedEP(KeptDraws, Algorithm, SiteKeeping):
         }
 
     def prepare(self, problem: Problem, shared: State) -> State:
-        """The change of the prior's site."""
+        """Compute the change of the prior's site."""
         draws = self._draws(problem, shared["natural"])
         scores, values = problem.vmap(grad_and_value(problem.log_prior))(draws.z.to(problem.dtype))
         return {
@@ -146,13 +146,13 @@ class GuidedFedEP(KeptDraws, Algorithm, SiteKeeping):
         }
 
     def download(self, shared: State, clients: Tensor) -> State:
-        """What clients receive: λ, the natural parameters of the guide."""
+        """λ, the natural parameters of the guide, which clients receive."""
         return super().download({"natural": shared["natural"]}, clients)
 
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
-        """Changes of the clients' sites."""
+        """Compute the changes of the clients' sites."""
         draws, batch = self._draws(problem, shared["natural"][0]), data.full_batch()
         points = draws.z.unsqueeze(1).expand(-1, len(batch.weight), -1).to(problem.dtype)
         points = in_blocks(points, len(batch.weight) * batch.width() * problem.num_nodes)
@@ -175,12 +175,12 @@ class GuidedFedEP(KeptDraws, Algorithm, SiteKeeping):
         return self.family(problem).draws(natural, self.num_points, DRAWS_SEED)
 
     def objections(self, received: State, messages: State) -> message_limits.Objections:
-        """Changes far above the others', in units of λ."""
+        """Objections to changes far above the others', in units of λ."""
         size = message_limits.sizes(messages["delta"]) / (1 + message_limits.sizes(received["natural"]))
         return message_limits.outlying_clients(size, "change")
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """The sum of all changes; `refine` finds how much of it can be taken."""
+        """Sum all changes; `refine` finds how much of the sum can be taken."""
         count = len(weights)
         return {
             **shared,
@@ -190,7 +190,7 @@ class GuidedFedEP(KeptDraws, Algorithm, SiteKeeping):
         }
 
     def refine(self, problem: Problem, shared: State) -> State:
-        """λ moved by the largest fraction that leaves a distribution, or taken back."""
+        """Move λ by the largest fraction that leaves a distribution, or take the last step back."""
         family, path, move, natural = self.family(problem), Path.of(shared), shared["sum"], shared["natural"]
         zero, everyone = torch.zeros_like(shared["fraction"]), bool(shared["share"] >= 1)
         fraction, added = zero + self.damping, torch.zeros_like(natural)
@@ -222,17 +222,17 @@ class GuidedFedEP(KeptDraws, Algorithm, SiteKeeping):
         }
 
     def conclude(self, problem: Problem, shared: State) -> State:
-        """Draws of the guide."""
+        """Draw from the guide."""
         draws = self.family(problem).sample(shared["natural"], self.kept_draw_count, int(shared["seed"]))
         return {**shared, "draws": draws}
 
     def feedback(self, after: State, clients: Tensor) -> tuple[State, State]:
-        """The fraction taken, what each site has of the acceleration, and whether sites are forgotten."""
+        """The fraction taken, each site's share of the acceleration, and whether sites are discarded."""
         told = {name: after[name].expand(len(clients), *after[name].shape) for name in ("fraction", "added", "reset")}
         return told, {"fraction": told["fraction"]}
 
     def settle(self, told: State, local: State) -> State:
-        """The clients' sites moved by the fraction taken."""
+        """Move the clients' sites by the fraction taken."""
         moved = local["natural"] + told["fraction"].unsqueeze(-1) * local["delta"] + told["added"]
         return {"natural": torch.where(told["reset"].unsqueeze(-1) > 0, 0.0, moved), "delta": local["delta"]}
 
@@ -251,7 +251,7 @@ class GuidedFedEP(KeptDraws, Algorithm, SiteKeeping):
         return at_rest(figures, self.tolerance)
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
-        """Clients whose message was not finite."""
+        """Warnings about clients whose message was not finite."""
         usable = record.last("usable")
         bad = [record.client_names[k] for k, good in zip(record.rounds[-1].clients, usable, strict=True) if not good]
         if not bad:

@@ -1,11 +1,11 @@
-"""Steps of a guide's natural parameters: accelerated, and taken back where the evidence's lower bound has fallen.
+"""Steps of a guide's natural parameters: accelerated, and taken back if the evidence's lower bound has fallen.
 
     λ' = λ + s f - (ΔX + s ΔF) γ,    γ = arg min ‖f - ΔF γ‖_I    f = Σ_k (λ_k' - λ_k),  I Fisher's information
 
 The rule is that of expected Newton steps of Gaussians: `ops.anderson` for a vector λ, in the metric I, over the same
 number of rounds, and `ascent`: a step after which the bound has fallen by more than `StepControl.fall` is taken back,
-and a quarter of the clients' change at the best λ is tried, twice as much again with each step that is kept. Steps of
-factors whose parameters are correlated in the posterior overstep otherwise, up to any length.
+and a quarter of the clients' change at the best λ is tried, doubled with each step that is kept. Otherwise steps of
+factors whose parameters are correlated in the posterior overstep, by any length.
 
 Letters: s `pace`, f `move`, ΔX and ΔF differences of `points` and `moves`.
 """
@@ -24,18 +24,18 @@ from pyro_fed.infer.ep.ascent import GROW, SHRINK
 from pyro_fed.infer.ep.step_control import ACCELERATION, StepControl
 from pyro_fed.ops.backtrack import MIN_FRACTION
 
-#: Entries of the server's state that are NaN or infinite where nothing is known.
+#: Entries of the server's state that are NaN or infinite if nothing is known.
 UNKNOWN = frozenset({"points", "moves", "best_value", "bound"})
 
 
 @dataclass(frozen=True)
 class Path:
-    """What the server remembers of past rounds.
+    """The server's record of past rounds.
 
     Args:
         best: the λ of the largest bound, (P,).
-        onward: f there, (P,).
-        best_value: that bound, (); -inf where there is none yet.
+        onward: f at `best`, (P,).
+        best_value: the largest bound, (); -inf if there is none yet.
         pace: s, ().
         points: λ of the last rounds, (M, P); NaN where there is none.
         moves: f of the last rounds, (M, P).
@@ -50,30 +50,26 @@ class Path:
 
     @classmethod
     def begin(cls, natural: Tensor) -> Self:
-        """Before the first round."""
+        """The record before the first round."""
         past = natural.new_full((ACCELERATION["diag"][0], len(natural)), torch.nan)
         one = natural.new_ones(())
         return cls(natural, torch.zeros_like(natural), -torch.inf * one, one, past, past)
 
     @classmethod
     def of(cls, state: State) -> Self:
-        """Read it from the server's state."""
+        """The record in the server's state."""
         return cls(**{field.name: state[field.name] for field in fields(cls)})
 
     def state(self) -> State:
-        """Write it."""
+        """The entries of the server's state."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def has_fallen(self, bound: Tensor) -> bool:
-        """Whether a bound is less than the best one, or not finite where that is."""
+        """Whether a bound is less than the best one, or not finite while that is."""
         return bool(self.best_value.isfinite() & ~(bound >= self.best_value - StepControl.fall))
 
     def back(self, proper: Callable[[Tensor], bool]) -> tuple[Tensor, Self]:
-        """Another λ in place of one at which the bound has fallen, and what is remembered.
-
-        Args:
-            proper: whether a λ is a distribution.
-        """
+        """Another λ in place of one at which the bound has fallen, and the new record; `proper` tests a λ."""
         pace = SHRINK * self.pace
         while pace > MIN_FRACTION and not proper(self.best + pace * self.onward):
             pace = pace / 2
@@ -83,14 +79,9 @@ class Path:
     def onwards(
         self, natural: Tensor, move: Tensor, bound: Tensor, fisher: Tensor, damping: float
     ) -> tuple[Tensor, Self]:
-        """What is added to λ + s f, (P,), and what is remembered, s among it.
+        """The addition to λ + s f, (P,), and the new record with s, at a λ where the bound has not fallen.
 
-        Args:
-            natural: λ, at which the bound has not fallen.
-            move: f.
-            bound: the bound.
-            fisher: I, (P, P).
-            damping: the largest s.
+        `move` is f, `fisher` I (P, P), and `damping` the largest s.
         """
         points, moves = (torch.cat([past[1:], new[None]]) for past, new in ((self.points, natural), (self.moves, move)))
         pace = (GROW * self.pace).clamp_max(damping)

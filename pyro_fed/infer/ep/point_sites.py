@@ -1,15 +1,16 @@
-"""Diagonal sites at a point that averaging has found: where FedEP and its kin begin on a network.
+"""Diagonal sites at a point that averaging has found: the start of FedEP and its kin on a network.
 
     S_k ≈ E_q[-∇² log p_k],   q = N(m, 1 / (Λ_0 + K S_k))                  m the point, Λ_0 and η_0 of the prior's site
     t_k  of precision S_k and η_k = S_k m + (Λ_0 m - η_0) / K
 
-by the steps of `sites.online_newton` with the mean held still, at each client by itself: of the other clients it takes
-that they have its own curvature. The sites are such that q = t_0 Π t_k has its mean at the point: where averaging has
-stopped is not where the prior and the likelihoods balance, and a single diagonal Newton step from there is longer than
-it may be. What is not true of the sites the rounds that follow replace.
+by the steps of `sites.online_newton` with the mean fixed, at each client by itself, which assumes that the other
+clients have its own curvature. The sites are such that q = t_0 Π t_k has its mean at the point: where averaging has
+stopped the prior and the likelihoods do not balance, and a single diagonal Newton step from there is too long. Later
+rounds correct the errors of the sites.
 
 As published (Guo et al., Section 3.2: "as in FedPA, we run a few rounds of FedAvg as burn-in before switching to
-FedEP") with `Averaging`: FedAvg by SGD, and S_k = α_cov N_k, with which the authors' code begins; nothing is measured.
+FedEP") with `Averaging`: FedAvg by SGD, and S_k = α_cov N_k, with which the authors' code begins; no curvature is
+measured.
 """
 
 from __future__ import annotations
@@ -82,17 +83,17 @@ class Averaging(Settings):
         self.algorithm()
 
     def algorithm(self) -> FedAvg:
-        """What averages."""
+        """The averaging with these settings."""
         shared = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "scale"}
         return RoundsOfAveraging(**shared)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoundsOfAveraging(FedAvg):
-    """`FedAvg` for so many rounds.
+    """`FedAvg` for a number of rounds.
 
     Args:
-        rounds: of averaging.
+        rounds: number of rounds of averaging.
 
     The others are those of `FedAvg`.
     """
@@ -100,7 +101,7 @@ class RoundsOfAveraging(FedAvg):
     rounds: int = 400
 
     def default_rounds(self, num_clients: int) -> int:
-        """As set."""
+        """The setting `rounds`."""
         return self.rounds
 
 
@@ -125,11 +126,11 @@ class PointSites(SpreadGaussian):
     scale: float | None = None
 
     def default_rounds(self, num_clients: int) -> int:
-        """One."""
+        """One round."""
         return 1
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
-        """No criterion: it measures."""
+        """None: the one round has no criterion."""
         return None
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
@@ -139,7 +140,7 @@ class PointSites(SpreadGaussian):
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """The point, the prior's site about it, and sites of the curvature that rows are taken to have."""
+        """Start from the averaged point, the prior's site about it, and sites of a row's assumed curvature."""
         point = required_start(start, self).shared["point"].double()
         first = FIRST_CURVATURE if self.scale is None else self.scale
         share = torch.full_like(point, first * problem.num_rows / num_clients)
@@ -162,12 +163,12 @@ class PointSites(SpreadGaussian):
         }
 
     def download(self, shared: State, clients: Tensor) -> State:
-        """The point, the prior's precision, and what the sites share of the prior."""
+        """The point, the prior's precision, and the sites' share of the prior, which clients receive."""
         names = ("point", "prior_precision", "pull", "num_clients")
         return super().download({name: shared[name] for name in names}, clients)
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
-        """Draws and minibatches, where the curvature is measured."""
+        """Draws and minibatches, if the curvature is measured."""
         if self.scale is not None:
             return ()
         return self.measured.draw_noise(problem, num_rows, generator)
@@ -175,7 +176,7 @@ class PointSites(SpreadGaussian):
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
-        """Curvatures at the point."""
+        """Compute curvatures at the point."""
         point, prior, clients = (shared[name] for name in ("point", "prior_precision", "num_clients"))
         if self.scale is None:
             site = self.measured.curvature(problem, point, prior, clients, data, noise)
@@ -184,6 +185,6 @@ class PointSites(SpreadGaussian):
         return {"precision": site}, {"precision": site, "eta": site * shared["point"] + shared["pull"]}, {}
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """q of the sites, its mean at the point."""
+        """Multiply the sites, with q's mean at the point."""
         prior = DiagGaussian(shared["prior_precision"], shared["prior_eta"])
         return {**shared, **self._states(shared["point"], prior, messages["precision"].sum(0))}

@@ -36,11 +36,8 @@ def change_at(
 ) -> tuple[Gaussian, Tensor]:
     """Δ_0 at the server's q, and E_q[log p_0], ().
 
-    Args:
-        algorithm: its points and derivatives are used.
-        solver: the clients' inference, which says whether a few points are tried first.
-        problem: the model's densities.
-        server: q and t_0.
+    The points and derivatives are the algorithm's; `solver`, the clients' inference, says whether a few points are
+    tried first.
     """
     q, most = add_batch_axis(server.q), algorithm.points(add_batch_axis(server.q))
     few = solver.by_gradients and len(most) > FEWEST_POINTS
@@ -52,14 +49,7 @@ def change_at(
 
 
 def never_changes(algorithm: SpreadGaussian, problem: Problem, q: Gaussian, prior: Gaussian) -> bool:
-    """Whether t_0 is the same near q and far from it.
-
-    Args:
-        algorithm: its derivatives are used.
-        problem: the model's densities.
-        q: where the run begins.
-        prior: t_0.
-    """
+    """Whether t_0, `prior`, is the same near the initial q and far from it."""
     if not bool(q.is_proper()):
         return False
     for wide in NEAR_AND_FAR:
@@ -79,12 +69,7 @@ def _newton_step(
 
 
 def _is_rounding(prior: Gaussian, change: Gaussian) -> bool:
-    """Whether a change is zero up to rounding.
-
-    Args:
-        prior: t_0.
-        change: Δ_0, as few points show it.
-    """
+    """Whether a change Δ_0, as few points show it, is zero up to rounding."""
     own = prior.precision.diagonal() if prior.dense else prior.precision
     root = own.abs().sqrt()
     most = ROUNDING_SHARE * (root.unsqueeze(-1) * root if prior.dense else own.abs())

@@ -26,9 +26,9 @@ from pyro_fed.infer.ep.tilted import Newton, TiltedInference
 
 Order = Literal["sequential", "synchronous"]
 
-#: A client's inference with the cavity held fixed for ten steps.
+#: The default inference: ten steps with the cavity held fixed.
 TEN_STEPS = Newton(steps=10)
-#: The same where the client has more turns: other clients move q by more than a tenth of what it does, between them.
+#: The default if the client has more turns, between which other clients move q by more than a tenth of its own step.
 TURN = replace(TEN_STEPS, enough=0.1)
 
 
@@ -58,7 +58,7 @@ class GuidedPVI(GuidedFedEP):
         check_choice(self, "order", ("sequential", "synchronous"))
 
     def default_schedule(self) -> Schedule:
-        """One client in turn, or all."""
+        """One client in turn, or all, by the setting `order`."""
         return schedule_of(self.order)
 
     def default_rounds(self, num_clients: int) -> int:
@@ -128,18 +128,18 @@ class PVI(FedEP):
         check_minimises(self)
 
     def default_schedule(self) -> Schedule:
-        """One client in turn, or all."""
+        """One client in turn, or all, by the setting `order`."""
         return schedule_of(self.order)
 
     def default_rounds(self, num_clients: int) -> int:
-        """Ten passes over the clients; rounds of all are as many as `FedEP`'s by "ivon"."""
+        """Ten passes over the clients; for rounds of all clients by "ivon", the number of `FedEP`."""
         if self.order == "synchronous" and not self.solver.deterministic:
             return self.solver.default_rounds
         return rounds_of(self.order, num_clients)
 
 
 def schedule_of(order: Order) -> Schedule:
-    """One client in turn, or all."""
+    """The schedule of an order: one client in turn, or all."""
     return RoundRobin() if order == "sequential" else All()
 
 

@@ -41,17 +41,17 @@ from pyro_fed.infer.laplace.laplace_point import ESCAPING, flat_direction, mode_
 from pyro_fed.infer.sites.gaussian_sites import absolute, add_batch_axis, as_state, at_mean, flat_site, gaussian
 from pyro_fed.ops.gaussian import Gaussian
 
-#: Why most algorithms have no setting of hand-written guides.
+#: Why most algorithms have no setting for hand-written guides.
 HAND_WRITTEN = "guides that are functions are federated by FedEP and PVI"
-#: Why an algorithm of one round or pass has no settings of more.
+#: Why an algorithm of one round or pass has no settings for more.
 ONE_PASS = "one pass from the prior is all; use FedEP"
-#: A hand-written guide takes its expectations at so many times `num_points` draws: they are no polynomials.
+#: Factor on `num_points` for a hand-written guide, whose expectations are not of polynomials.
 DRAWS_A_POINT = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class Converging(EP):
-    """With a criterion of convergence.
+    """Expectation propagation with a criterion of convergence.
 
     Args:
         tolerance: no mean has more than this many SDs left to go, and no SD more than this share.
@@ -66,8 +66,8 @@ class Converging(EP):
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
         """Whether q did not move in as many rounds as let every client work once, and nothing was held back.
 
-        Where the clients' inference is random q never comes to rest, and there is no criterion. Rounds that are in vain
-        or win too little end the run, too, which has not converged then.
+        If the clients' inference is random q never converges, and there is no criterion. The run also ends, without
+        convergence, when steps are rejected repeatedly or gain too little.
         """
         ended = super().converged(figures)
         return at_rest(figures, self.tolerance) if ended is None and self.solver.deterministic else ended
@@ -75,7 +75,7 @@ class Converging(EP):
 
 @dataclass(frozen=True, kw_only=True)
 class Damped(EP):
-    """With a setting for δ.
+    """Expectation propagation with a setting for δ.
 
     Args:
         damping: δ, in (0, 1].
@@ -90,17 +90,17 @@ class Damped(EP):
             check_between(self, "damping", 0, 1)
 
     def damping_for(self, clients: int) -> float:
-        """As set, or that of the clients' inference."""
+        """The setting `damping`, or the value of the clients' inference."""
         return super().damping_for(clients) if self.damping is None else self.damping
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptimised(Damped):
-    """With an optimiser of q, Section 2.2.3 of Guo et al.
+    """Expectation propagation with an optimiser of q, Section 2.2.3 of Guo et al.
 
     Args:
         server_optimiser: of Π_k Δ_k; None takes fractions.
-        changes: what it is given: the "sum" of the changes, or their "mean".
+        changes: the optimiser's input: the "sum" of the changes, or their "mean".
     """
 
     server_optimiser: Optimiser | str | None = None
@@ -117,17 +117,17 @@ class ServerOptimised(Damped):
 
     @property
     def server_optimises(self) -> bool:
-        """As `server_optimiser`."""
+        """Whether `server_optimiser` is set."""
         return self.server_optimiser is not None
 
     @property
     def is_product(self) -> bool:
-        """Not where an optimiser decides on the steps of q, or of the sites."""
+        """Whether q = t_0 Π_k t_k holds, which it does not if an optimiser decides on steps of q or the sites."""
         return not self.server_optimises
 
     @property
     def bound_is_known(self) -> bool:
-        """Not where an optimiser decides on steps."""
+        """Whether the server knows the lower bound; it does not use it if an optimiser decides on steps."""
         return super().bound_is_known and self.is_product
 
     @property
@@ -136,31 +136,31 @@ class ServerOptimised(Damped):
         return cast(float, self.damping)
 
     def step_rule(self, clients: int) -> StepRule:
-        """The optimiser's, where there is one."""
+        """The optimiser's rule, if there is an optimiser."""
         if self.server_optimiser is None:
             return super().step_rule(clients)
         return Optimised(cast(Optimiser, self.server_optimiser), self.rate, mean=self.changes == "mean")
 
     def part_taken(self, after: State) -> float:
-        """1 where an optimiser decides on the steps."""
+        """The fraction taken by which `monitor` divides the change; 1 if an optimiser decides on the steps."""
         return super().part_taken(after) if self.is_product else 1.0
 
     def feedback(self, after: State, clients: Tensor) -> tuple[State, State]:
-        """Besides, of changes="mean", each change's share."""
+        """What clients receive as of the other settings, and for changes="mean" each change's share."""
         told, figures = super().feedback(after, clients)
         if self.changes == "mean":
             told["weight"] = torch.full_like(after["fractions"], 1.0 / len(clients))
         return told, figures
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
-        """Besides, that optimisers give up q = t_0 Π_k t_k."""
+        """The warnings of the other settings, and one that optimisers give up q = t_0 Π_k t_k."""
         notes = super().warnings(record, problem)
         return notes if self.is_product else [*notes, sentences.sites_are_not_the_quotient()]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClientOptimised(ServerOptimised):
-    """With an optimiser of each client's site, too.
+    """Expectation propagation with an optimiser of each client's site, too.
 
     Args:
         client_optimiser: of Δ_k; None takes the fractions that the server took.
@@ -174,11 +174,11 @@ class ClientOptimised(ServerOptimised):
 
     @property
     def is_product(self) -> bool:
-        """Not where there is either optimiser."""
+        """Whether q = t_0 Π_k t_k holds, which it does not with either optimiser."""
         return super().is_product and self.client_optimiser is None
 
     def client_state(self, sites: Gaussian) -> State:
-        """Sites, and the optimiser's state."""
+        """The clients' sites, and the optimiser's state."""
         state = super().client_state(sites)
         if self.client_optimiser is None:
             return state
@@ -188,7 +188,7 @@ class ClientOptimised(ServerOptimised):
         return {**state, **prefixed(OPTIM, each)}
 
     def client_steps(self, told: State, local: State, change: Gaussian) -> tuple[Gaussian, State]:
-        """The optimiser's steps, where there is one."""
+        """The optimiser's steps, if there is an optimiser."""
         if self.client_optimiser is None:
             return super().client_steps(told, local, change)
         return optimised_site_steps(cast(Optimiser, self.client_optimiser), self.rate, local, change)
@@ -196,10 +196,10 @@ class ClientOptimised(ServerOptimised):
 
 @dataclass(frozen=True, kw_only=True)
 class Controlled(EP):
-    """With settings for how expected Newton steps are accelerated and held back.
+    """Expectation propagation with settings of the acceleration and limits of expected Newton steps.
 
     Args:
-        step_control: of client="newton".
+        step_control: settings for client="newton".
     """
 
     step_control: StepControl = StepControl()
@@ -216,22 +216,22 @@ class Controlled(EP):
 
     @property
     def control(self) -> StepControl:
-        """As set."""
+        """The setting `step_control`."""
         return self.step_control
 
     def controlled_by(self, control: StepControl) -> Self:
-        """With another control of its Newton steps."""
+        """This algorithm with another control of its Newton steps."""
         return replace(self, step_control=control) if self.solver.newton_steps else self
 
 
 @dataclass(frozen=True, kw_only=True)
 class WarmStarted(EP):
-    """With settings for where a run begins.
+    """Expectation propagation with settings of a run's start.
 
     Args:
         start: "laplace", "prior", "fedavg", "few_rows" or "auto".
-        averaging: of start="fedavg".
-        warm_tolerance: of start="laplace".
+        averaging: settings of start="fedavg".
+        warm_tolerance: tolerance of start="laplace".
     """
 
     start: Literal["auto", "laplace", "prior", "fedavg", "few_rows"] = "auto"
@@ -251,7 +251,7 @@ class WarmStarted(EP):
             refuse_unused(self, "it is that of start='fedavg'", "averaging")
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
-        """What `start` names: Newton's method with all clients, averaging, or this algorithm by fewer rows."""
+        """The phase of the setting `start`: Newton's method with all clients, averaging, or fewer rows."""
         match chosen_setting(self, "start"):
             case "prior":
                 return None
@@ -269,15 +269,15 @@ class WarmStarted(EP):
         )
 
     def rows_before(self, problem: Problem) -> int:
-        """The rows by which the rounds of start="few_rows" are made."""
+        """The number of rows in the rounds of start="few_rows"."""
         return self.rows_of_rounds(problem.num_rows) // MORE
 
     def rows_of_rounds(self, num_rows: int) -> int:
-        """Rows by which rounds are made, of all clients."""
+        """The number of rows in a round, of all clients."""
         return self.solver.few_rows or num_rows
 
     def point_sites(self) -> Algorithm:
-        """What gives the clients their sites at the point of an averaging.
+        """The phase that gives the clients their sites at an averaged point.
 
         Raises:
             SettingError: q has a full covariance.
@@ -294,14 +294,14 @@ class WarmStarted(EP):
 
     @property
     def isotropic(self) -> bool:
-        """With `Identity` of a given scale, where the first sites are multiples of the identity, too."""
+        """Whether sites are multiples of the identity: with `Identity` of a given scale, if the first ones are."""
         starts_so = self.start == "prior" or (self.start == "fedavg" and self.averaging is not None)
         return self.solver.isotropic and starts_so and self.covariance == "diag" and not self.additive
 
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """At the warm start's sites, or at the prior with sites equal to one.
+        """Start from the warm start's sites, or from the prior with sites equal to one.
 
         Raises:
             ModelError: the mode is at infinity, or there are many, along a line.
@@ -345,7 +345,7 @@ class WarmStarted(EP):
 
 @dataclass(frozen=True, kw_only=True)
 class Guided(EP):
-    """With guides that are functions: `guided` federates their own exponential families.
+    """Expectation propagation with guides that are functions: `guided` federates their exponential families.
 
     Args:
         num_guide_draws: draws of the fitted guide that are kept.
@@ -368,7 +368,7 @@ class Guided(EP):
             super()._take_covariance_from_guide()
 
     def delegate(self) -> Algorithm:
-        """This algorithm, or with a hand-written guide the one that federates its own families.
+        """This algorithm, or with a hand-written guide the one that federates the guide's families.
 
         Raises:
             SettingError: a setting that it does not take.
@@ -389,7 +389,7 @@ class Guided(EP):
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """As of the other settings.
+        """Start as of the other settings.
 
         Raises:
             SettingError: the guide is hand-written, which another algorithm federates.
@@ -402,14 +402,11 @@ class Guided(EP):
 def warm_sites(
     start: Start, narrowed: Callable[[Gaussian], Gaussian] = lambda q: q
 ) -> tuple[Gaussian, Gaussian, Gaussian]:
-    """q, sites (K,) and the prior's site of a federated Laplace approximation.
+    """q, sites (K,) and the prior's site of a federated Laplace approximation, from its last state.
 
-    Where its curvature is not positive definite, or its point is no mode, q takes |H| (see `fedlaplace`) around the
-    point, and the sites share the difference equally, so that q = t_0 Π t_k holds; their first step replaces them.
-
-    Args:
-        start: the approximation's last state.
-        narrowed: what becomes of q where the point is no mode.
+    If its curvature is not positive definite, or its point is no mode, q takes |H| (see `fedlaplace`) around the point,
+    narrowed by `narrowed`, and the sites share the difference equally, so that q = t_0 Π t_k holds; their first step
+    replaces them.
     """
     q, sites, prior = gaussian(start.shared), gaussian(start.local), gaussian(start.shared, "prior_")
     proper, indefinite = absolute(q)

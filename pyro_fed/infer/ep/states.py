@@ -1,6 +1,6 @@
 """The states of expectation propagation with names and types: what its server and its clients keep between rounds.
 
-Between rounds a state is a flat dictionary of tensors, which travels and is written to disk. `of` reads it, `state`
+Between rounds a state is a flat dictionary of tensors, which travels and is written to disk. `of` reads and `state`
 writes it: a Gaussian is two entries, `{prefix}precision` and `{prefix}eta`.
 """
 
@@ -15,26 +15,26 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.infer.sites.gaussian_sites import as_state, flat_like, gaussian
 from pyro_fed.ops.gaussian import Gaussian
 
-#: Where the change that a client has sent stands in its state until it knows what was taken of it.
+#: Entry of a client's state for the change that it has sent, until it knows the part that was taken.
 CHANGE = "delta_"
 
 
 @dataclass(frozen=True)
 class Server:
-    """What the server keeps.
+    """The server's state.
 
     Args:
         q: the approximation, q = t_0 Π_k t_k.
         prior: t_0.
-        prior_change: Δ_0, of this round.
+        prior_change: Δ_0 of this round.
         prior_value: E_q[log p_0].
-        skips_prior: whether no round asks for Δ_0, as t_0 is the same at every q, and for E_q[log p_0].
+        skips_prior: whether rounds do not compute Δ_0, because t_0 is the same at every q, and E_q[log p_0].
         num_clients: K, an integer.
         fractions: s_k of the last round's clients, (C,).
-        added: what acceleration has put into q beside the changes; each site has an equal share of it.
-        reset: 1 where the last round went back: sites are forgotten, and `added` is all of them.
-        cut: 1 where the last step was shortened.
-        memory: what the step rule remembers, and further entries of derived algorithms.
+        added: the addition of acceleration to q besides the changes; each site has an equal share of it.
+        reset: 1 if the last round went back: sites are discarded, and `added` replaces them.
+        cut: 1 if the last step was shortened.
+        memory: the step rule's state, and further entries of derived algorithms.
     """
 
     q: Gaussian
@@ -51,7 +51,7 @@ class Server:
 
     @classmethod
     def of(cls, shared: State) -> Server:
-        """Read the server's state."""
+        """The server's state from tensors by name."""
         server = cls(
             q=gaussian(shared),
             prior=gaussian(shared, "prior_"),
@@ -69,7 +69,7 @@ class Server:
         return replace(server, memory={name: value for name, value in shared.items() if name not in own})
 
     def state(self) -> State:
-        """Write it."""
+        """The state as tensors by name."""
         return {
             **as_state(self.q),
             **as_state(self.prior, "prior_"),
@@ -86,14 +86,7 @@ class Server:
 
 
 def first_server(q: Gaussian, prior: Gaussian, num_clients: int, memory: State) -> Server:
-    """The server before the first round, in which nothing has been taken or added.
-
-    Args:
-        q: where it begins.
-        prior: t_0.
-        num_clients: K.
-        memory: of the step rule.
-    """
+    """The server before the first round, at q with t_0 `prior`; K is `num_clients`, and `memory` the step rule's."""
     one, flat = torch.ones((), dtype=torch.float64, device=q.eta.device), flat_like(q)
     zero = torch.zeros_like(one)
     return Server(

@@ -1,28 +1,28 @@
-"""The step rule of expected Newton steps: how far the server goes with their sum, held back or accelerated.
+"""The step rule of expected Newton steps: their sum, held back or accelerated at the server.
 
-A diagonal precision P has not the posterior's curvature H. Where parameters are correlated (650 weights of positive
-pixels) the mean step P⁻¹r, with r the score of q's mean, is too long by up to the largest eigenvalue of P⁻¹H, which
-may be as large as D, and damping by a constant that nobody knows would be needed. Worse, beyond q's spread the
-classes saturate, the curvature there vanishes, P falls, and the next step is longer still: q never comes back,
-however many points its expectations have. So the diagonal steps of a part of the clients are held back in two ways:
+A diagonal precision P does not have the posterior's curvature H. If parameters are correlated (650 weights of positive
+pixels) the mean step P⁻¹r, with r the score of q's mean, is too long by up to the largest eigenvalue of P⁻¹H, which may
+be as large as D, and would need damping by an unknown constant. Worse, beyond q's spread the classes saturate, the
+curvature there vanishes, P falls, and the next step is longer still: q never returns, however many points its
+expectations have. So the diagonal steps of a part of the clients are held back in two ways:
 
     δ ≤ `reach` √D / ‖P'⁻¹r‖_P           no further than q itself reaches, where its expectations were taken;
     δ is halved for good where ‖r‖_{P'⁻¹} > `growth` times the shortest so far, and beyond `reach` √D
 
-with P the precision before and P' after the step. Near the solution neither is felt. A full precision is Newton's, but
-from a wide q, such as the prior, the expected curvature of a likelihood that saturates is as small. Only the first rule
-applies to it: the step is halved until it is within reach.
+with P the precision before and P' after the step. Near the solution neither has an effect. A full precision is
+Newton's, but from a wide q, such as the prior, the expected curvature of a likelihood that saturates is as small. Only
+the first rule applies to it: the step is halved until it is within reach.
 
-Where the clients' log-likelihoods are not to be used (`combination.Bounded`), so that no step can be taken back, and
-nothing is accelerated, steps that turn back upon the one before are shortened by Aitken's rule (Irons & Tuck 1969),
+If the clients' log-likelihoods are not to be used (`combination.Bounded`), so that no step can be taken back, and
+nothing is accelerated, steps that reverse the one before are shortened by Aitken's rule (Irons & Tuck 1969),
 
     δ ← δ ⟨r', r' - r⟩ / ‖r' - r‖²  within [`LEAST_TURNING_SHARE`, 1],
 
-with r' the last undamped step and r this one, in SDs. It only ever shortens, whatever a client sends: q is still a
+with r' the last undamped step and r this one, in SDs. It can only shorten a step, whatever a client sends: q is still a
 product of sites within their limits.
 
 With all clients at work Anderson acceleration (`ops.anderson`) is added instead: it removes the long steps' modes in
-fewer rounds than holding back takes, up to a few hundred parameters; where it does not, a run says so when it ends.
+fewer rounds than holding back takes, up to a few hundred parameters; if it does not, the run warns at its end.
 
 If the clients send E_q[log p_k], a step after which the evidence's lower bound has fallen is taken back: see `ascent`.
 """
@@ -45,17 +45,17 @@ from pyro_fed.infer.sites.gaussian_sites import as_state, drop_batch_axis, flat_
 from pyro_fed.ops.anderson import acceleration, remember
 from pyro_fed.ops.gaussian import Gaussian
 
-#: So often a fraction is halved in search of one within reach.
+#: Largest number of halvings of a fraction in search of one within reach.
 HALVINGS = 40
-#: A reach that no step comes to.
+#: A reach that no step attains.
 UNHELD = 1e30
-#: The least share of steps that turn back upon each other: q still comes 99 % of the way in 35 of them.
+#: Smallest factor on steps that reverse each other: q still covers 99 % of the way in 35 of them.
 LEAST_TURNING_SHARE = 0.125
-#: Rounds that the acceleration remembers and its longest step where none are set, by structure.
+#: Rounds in the acceleration's history and its longest step if none are set, by structure.
 ACCELERATION = {"full": (4, 5.0), "diag": (20, 1e4)}
 
 
-#: Entries of the server's state that are NaN or infinite where nothing is remembered.
+#: Entries of the server's state that are NaN or infinite if nothing is recorded.
 UNKNOWN = frozenset({"shortest", "points_precision", "points_eta", "moves_precision", "moves_eta"})
 
 
@@ -99,17 +99,17 @@ class StepControl(Settings):
         check_positive(self, "growth", "reach", "fall")
 
     def evenly(self) -> StepControl:
-        """Without what depends on the steps before: for changes with noise in them, which it would follow."""
+        """These settings without what depends on earlier steps, for changes with noise, which it would follow."""
         return replace(self, memory=0)
 
     def without_limits(self) -> StepControl:
-        """Without acceleration, and with nothing held back."""
+        """These settings without acceleration and without limits."""
         return replace(self, memory=0, reach=UNHELD)
 
 
 @dataclass(frozen=True)
 class NewtonSteps(StepRule):
-    """The sum of expected Newton steps, taken back where the bound falls, held back where it is not known, accelerated.
+    """The sum of expected Newton steps, taken back if the bound falls, held back if it is not known, and accelerated.
 
     Args:
         control: the user's settings.
@@ -124,7 +124,7 @@ class NewtonSteps(StepRule):
     takes_back: bool
 
     def memory(self, q: Gaussian) -> State:
-        """No best q, an empty history, and that nothing was held back."""
+        """The state with no best q, an empty history, and nothing held back."""
         never = {
             "caution": q.eta.new_ones(()),
             "shortest": q.eta.new_full((), torch.inf),
@@ -134,10 +134,10 @@ class NewtonSteps(StepRule):
         return {**self._no_history(q), **never, **ascent.first_climb(q).state()}
 
     def step(self, server: Server, changes: Gaussian, bound: Tensor | None) -> Step:
-        """q Π_k (Δ_k)^s_k and what acceleration adds; or a q to try in place of one at which the bound has fallen.
+        """q Π_k (Δ_k)^s_k and the acceleration's addition; or a q to try in place of one at which the bound has fallen.
 
-        Four parts: take back where the bound fell (`ascent`); hold back what nobody could take back; the largest
-        fraction that leaves q a distribution; accelerate, if nothing of the step was held back.
+        It has four parts: take back if the bound fell (`ascent`); hold back a step that could not be undone; take the
+        largest fraction that leaves q a distribution; accelerate, if nothing of the step was held back.
         """
         q, move, memory = server.q, changes.product_over(0), server.memory
         everyone = len(changes.eta) - 1 == int(server.num_clients)
@@ -201,7 +201,7 @@ class NewtonSteps(StepRule):
         return fraction
 
     def _accelerated(self, server: Server, move: Gaussian) -> tuple[Gaussian, State]:
-        """What Anderson's rule adds to the undamped change of q, and the history of these."""
+        """The addition by Anderson's rule to the undamped change of q, and the history of these."""
         q, control = server.q, self.control
         if control.memory == 0:
             return flat_like(q), self._no_history(q)
@@ -212,7 +212,7 @@ class NewtonSteps(StepRule):
         return added, {**as_state(points, "points_"), **as_state(moves, "moves_")}
 
     def _no_history(self, q: Gaussian) -> State:
-        """Points and moves of no round."""
+        """An empty history of points and moves."""
         rounds = ACCELERATION[_structure(q)][0] if self.control.memory is None else self.control.memory
         past = type(q)(*(part.new_full((rounds, *part.shape), torch.nan) for part in (q.precision, q.eta)))
         return {**as_state(past, "points_"), **as_state(past, "moves_")}
@@ -223,7 +223,7 @@ def _structure(q: Gaussian) -> str:
 
 
 def _turning_state(memory: State, q: Gaussian, move: Gaussian) -> State:
-    """The share of a step by what the one before it has left, and what is remembered of this one."""
+    """The factor on a step that reverses the one before, and the record of this step."""
     covariance = q.moments()[1]
     variance = covariance.diagonal()
     mean = covariance @ move.score(q.mean()) * variance.rsqrt()

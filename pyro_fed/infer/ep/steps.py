@@ -1,4 +1,4 @@
-"""How far the server follows the clients' changes in a round: step rules of expectation propagation.
+"""Step rules of expectation propagation: how far the server follows the clients' changes in a round.
 
     q ← q Π_k (Δ_k)^s_k,    t_k ← t_k (Δ_k)^s_k,    k = 0 the prior          Guo et al., Algorithms 3 and 4
 
@@ -27,16 +27,16 @@ from pyro_fed.ops.gaussian import Gaussian
 
 
 class Step(NamedTuple):
-    """What the server makes of a round's changes.
+    """The server's step from a round's changes.
 
     Attributes:
         q: after the round.
         prior_taken: (Δ_0)^s_0.
         client_fractions: s_k of the clients' changes, (C,), float64; 0 is skipped.
-        added: what has gone into q besides, of which each site has an equal share.
-        memory: what the rule remembers.
+        added: the addition to q besides the changes, an equal share for each site.
+        memory: the rule's state.
         cut: whether the step was shortened.
-        reset: whether sites are forgotten, so that `added` is all that they are.
+        reset: whether sites are discarded, so that `added` replaces them.
     """
 
     q: Gaussian
@@ -49,25 +49,18 @@ class Step(NamedTuple):
 
 
 class StepRule(ABC):
-    """How far the server follows the clients' changes."""
+    """A rule for how far the server follows the clients' changes."""
 
     def memory(self, q: Gaussian) -> State:
-        """What is remembered before the first round.
-
-        Args:
-            q: where the run begins.
-        """
+        """The rule's state before the first round, which begins at q."""
         return {}
 
     @abstractmethod
     def step(self, server: Server, changes: Gaussian, bound: Tensor | None) -> Step:
-        """One round's step.
+        """One round's step from the server's state.
 
-        Args:
-            server: its state before.
-            changes: Δ of the prior's site, the first, and of the clients', (1 + C,).
-            bound: the evidence's lower bound at q, () and NaN where an expectation or derivative is not finite; None
-                where clients do not say.
+        `changes` are Δ of the prior's site, the first, and of the clients', (1 + C,). `bound` is the evidence's lower
+        bound at q, (), NaN if an expectation or derivative is not finite, and None if clients do not send it.
         """
 
 
@@ -82,7 +75,7 @@ class Backtracked(StepRule):
     damping: float
 
     def step(self, server: Server, changes: Gaussian, bound: Tensor | None) -> Step:
-        """q Π_k (Δ_k)^s_k."""
+        """The step q Π_k (Δ_k)^s_k."""
         fractions = largest_fractions(server.q, changes, self.damping)
         taken = changes.power(fractions)
         q = server.q.product(taken.product_over(0))
@@ -96,7 +89,7 @@ class Optimised(StepRule):
     Args:
         optimiser: of q's natural parameters.
         rate: its learning rate.
-        mean: whether it is given the mean of the clients' changes, in place of their sum.
+        mean: whether its input is the mean of the clients' changes, in place of their sum.
     """
 
     optimiser: Optimiser
@@ -104,11 +97,11 @@ class Optimised(StepRule):
     mean: bool
 
     def memory(self, q: Gaussian) -> State:
-        """The optimiser's state."""
+        """The optimiser's state before the first round."""
         return prefixed(OPTIM, self.optimiser.init(_natural(q), self.rate))
 
     def step(self, server: Server, changes: Gaussian, bound: Tensor | None) -> Step:
-        """q optim(Π_k Δ_k); the prior's site takes δ of its own change."""
+        """The step q optim(Π_k Δ_k); the prior's site takes δ of its own change."""
         q, memory = server.q, within(server.memory, OPTIM)
         if self.mean:
             weights = torch.full_like(changes.eta[:, 0], 1.0 / (len(changes.eta) - 1))
@@ -125,13 +118,8 @@ class Optimised(StepRule):
 def largest_fractions(q: Gaussian, changes: Gaussian, damping: float) -> Tensor:
     """The fraction s_k of each change (C,) that leaves q a distribution, float64; 0 is skipped.
 
-    The same for all, where the product of all changes has one. Else they are taken one after the other, each to its
-    own largest fraction.
-
-    Args:
-        q: the server's Gaussian.
-        changes: of sites, (C,).
-        damping: the largest fraction.
+    It is the same for all, up to `damping`, if the product of all changes has one. Otherwise they are taken one after
+    the other, each with its own largest fraction.
     """
     joint, count = float(backtrack(q, changes.product_over(0), max_fraction=damping)), len(changes.eta)
     if joint > 0:
@@ -147,11 +135,7 @@ def largest_fractions(q: Gaussian, changes: Gaussian, damping: float) -> Tensor:
 def optimised_site_steps(optimiser: Optimiser, rate: float, local: State, change: Gaussian) -> tuple[Gaussian, State]:
     """The steps of C clients' sites, t_k ← t_k optim(Δ_k), each by its own optimiser, and the optimisers' states.
 
-    Args:
-        optimiser: of the clients.
-        rate: its learning rate.
-        local: the clients' states, (C, ...).
-        change: Δ_k, (C,).
+    `rate` is the learning rate, `local` has the clients' states (C, ...), and `change` is Δ_k (C,).
     """
     steps, states = [], []
     for k in range(len(change.eta)):

@@ -4,9 +4,9 @@ Source: Broderick et al. (2013), *Streaming variational Bayes*, Section 2.2.
 
     q_0 = p_0,    q_k ← arg min_q KL(q ‖ p_k q_(k-1)),    k = 1, ..., K
 
-One pass of partitioned variational inference, in which every site is still one when its client's turn comes: the
-cavity is q itself, and no client sees what comes after it. Exact where it is conjugate; elsewhere the answer depends on
-the order of the clients, which `PVI` goes on to mend.
+One pass of partitioned variational inference, in which every site is still one when its client's turn comes: the cavity
+is q itself, and later clients do not affect earlier ones. It is exact for conjugate models; otherwise the result
+depends on the order of the clients, which further passes, as in `PVI`, correct.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pyro_fed.infer.ep.settings import HAND_WRITTEN, ONE_PASS
 from pyro_fed.infer.ep.step_control import StepControl
 from pyro_fed.infer.ep.tilted import TiltedInference
 
-#: A turn is taken whole, however far it goes: there is no second one.
+#: A turn is taken whole, because there is no second one.
 WHOLE_STEPS = StepControl(reach=1e12, growth=1e12)
 
 
@@ -79,7 +79,7 @@ class StreamingVB(EP):
 
     @property
     def control(self) -> StepControl:
-        """None: a turn is taken whole."""
+        """The control without limits, because a turn is taken whole."""
         return WHOLE_STEPS
 
     def default_schedule(self) -> Schedule:
@@ -91,15 +91,15 @@ class StreamingVB(EP):
         return num_clients
 
     def damping_for(self, clients: int) -> float:
-        """The whole change, whatever the client's inference."""
+        """1: the whole change, whatever the client's inference."""
         return 1.0
 
     def unsettled(self, record: Record, newton: bool, diagonal: bool) -> list[Finding]:
-        """Nothing: how far the last turn moved q does not say how far it has to go."""
+        """No warning: the last turn's move of q is not the remaining distance."""
         return []
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
-        """Clients whose rows have not gone in whole, beside those of the last turn."""
+        """Warnings about clients whose rows are only partly used, beside those of the last turn."""
         turns = [(past.clients, float(past.info["fraction"][0])) for past in record.rounds if "fraction" in past.info]
         partly = [record.client_names[k] for clients, taken in turns if taken < 1 for k in clients]
         missing = set(record.client_names) - {record.client_names[k] for clients, _ in turns for k in clients}

@@ -293,7 +293,7 @@ class Langevin(TravellingChains):
         visits = self.visits(data)
         return visits.several_rounds(problem, arrival, client, score, data, noise, clients, at)
 
-    # -- what speaks against the draws ----------------------------------------------------------------------
+    # -- warnings about the draws ---------------------------------------------------------------------------
     def advice(self, problem: Problem, before: State) -> str:
         """The cure of a chain that became non-finite: a smaller step, or less noise from minibatches."""
         return findings.step_advice(float(before["step_size"]), self.step_size is not None)

@@ -16,7 +16,7 @@ Deviations, both settings, both off in `inference/pmd_paper.toml`:
   the particles' mean by √(1 - h²) (Liu & West, 2001), so that the estimate is no wider than the particles. A number is
   the paper's: the SD of isotropic kernels, in the model's own units, which widens q by h² in every step.
 * `min_effective`: γ_t is lowered until the effective number of particles is that share of all. With all rows γ_1 = 1 is
-importance sampling from the prior, after which one particle has all weight.
+  importance sampling from the prior, after which one particle has all weight.
 
 Limits: no gradient is used, and a kernel density estimate needs particles that grow exponentially with D. A method that
 works for two parameters fails for twenty.
@@ -120,7 +120,7 @@ class PMD(Algorithm):
         return {"particles": particles, "log_weights": level, "steps": torch.zeros_like(level[0])}, {}
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
-        """A uniform number for each particle that chooses its centre, a normal vector that moves it, and minibatches."""
+        """For each particle, a uniform number to choose its centre and a normal vector to move it; and minibatches."""
         shape = (self.local_steps, self.num_particles)
         noise = {
             "uniform": torch.rand(shape, generator=generator, dtype=problem.dtype),

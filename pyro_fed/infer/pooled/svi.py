@@ -53,7 +53,7 @@ class SVI(KeptDraws, Algorithm):
     Raises:
         SettingError: a setting out of its range, unknown, or without effect beside the others; an automatic guide, and
             a latent whose support moves with others.
-        DivergenceError: the ELBO is no number in the end.
+        DivergenceError: the ELBO is NaN at the end.
 
     References:
         Kucukelbir et al. (2017), Automatic differentiation variational inference.

@@ -14,7 +14,7 @@ from pyro_fed.infer.stein.survey import residuals_at
 
 
 def first_states(problem: Problem, num_clients: int, start: Start, num_particles: int) -> tuple[State, State]:
-    """The server's state (`Server`) and the clients' sites, with residuals at the particles, from the survey's states."""
+    """The server's state (`Server`) and the clients' sites, with residuals at the particles, from the survey."""
     found, sites = start.shared, gaussian(start.local)
     if bool(found["apart"]):  # no surrogates
         found, sites = found | as_state(gaussian(found).power(0.0)), sites.power(0.0)

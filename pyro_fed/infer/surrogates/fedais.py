@@ -213,7 +213,7 @@ class FedAIS(Tempered):
         """Proposals by their weights, (1, num_draws, D); those with large weights occur several times."""
         return WeightedDraws.of(shared).sample(num_draws, generator)[None]
 
-    # -- what speaks against the draws ----------------------------------------------------------------------
+    # -- warnings about the draws ---------------------------------------------------------------------------
     def own_errors(self, figures: Mapping[str, float]) -> tuple[float, float]:
         """The errors of a mean and an SD, by which parts of the draws disagree."""
         return figures.get("mean_error", 0.0), figures.get("sd_error", 0.0)

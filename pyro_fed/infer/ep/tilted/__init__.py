@@ -14,7 +14,7 @@ Each has its own settings, and a name that stands for their defaults:
     pf.FedEP(client=pf.tilted.MCMC(steps=500, thin=5))
     pf.FedEP(client="mcmc")
 
-All are imported here, not when they are asked for: `TiltedInference.kinds` knows what has been imported.
+All are imported here, not on first use: `TiltedInference.kinds` lists the imported ones.
 """
 
 from pyro_fed.conventions.doors import public_dir

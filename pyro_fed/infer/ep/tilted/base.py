@@ -1,8 +1,8 @@
-"""What a tilted inference is: from q and the cavity to a new Gaussian site, at many clients at once.
+"""The interface of a tilted inference: from q and the cavity to a new Gaussian site, at many clients at once.
 
     q̂_k ≈ p_k q_-k,    t̂_k = q̂_k / q_-k                        Guo et al., Algorithm 4, step 3; Section 2.2.2
 
-An inference has its own settings alone; how derivatives are computed comes from the algorithm that asks (`Numerics`).
+An inference has only its own settings; the calling algorithm determines how derivatives are computed (`Numerics`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from pyro_fed.ops.moments import Moments
 
 
 class Received(NamedTuple):
-    """What C clients start from.
+    """The inputs of C clients.
 
     Attributes:
         q: the global q, the same for all, with batch (C,).
@@ -50,13 +50,7 @@ class Received(NamedTuple):
 
 
 class Tilted(NamedTuple):
-    """What C clients found.
-
-    Attributes:
-        site: their new sites, with batch (C,).
-        usable: which of these can be used, (C,).
-        info: figures for the record, (C,) each.
-    """
+    """The result of C clients: new sites (C,), whether each is `usable` (C,), and figures for the record, (C,) each."""
 
     site: Gaussian
     usable: Tensor
@@ -64,11 +58,11 @@ class Tilted(NamedTuple):
 
 
 class Numerics(NamedTuple):
-    """How the algorithm that asks for an inference has derivatives and expectations computed.
+    """The calling algorithm's computation of derivatives and expectations.
 
     Args:
         derivatives: scores and curvatures in the algorithm's structure.
-        exact: the same with full Hessians, where the model is small enough for them; else `derivatives`.
+        exact: the same with full Hessians, if the model is small enough for them; else `derivatives`.
         num_points: Sobol points for expectations.
         prior_share: power of the prior that is part of each client's likelihood, (C,); None is zero.
     """
@@ -79,13 +73,7 @@ class Numerics(NamedTuple):
     prior_share: Tensor | None = None
 
     def expected(self, problem: Problem, q: Gaussian, data: ClientData) -> Moments:
-        """Expected log-likelihoods, scores and curvatures of C clients under their Gaussians.
-
-        Args:
-            problem: the model's densities.
-            q: proper, (C,).
-            data: the clients' rows.
-        """
+        """Expected log-likelihoods, scores and curvatures of C clients under their proper Gaussians q (C,)."""
         found = self.derivatives.under(problem, q.mean(), q.root(), self.num_points, data) if q.dense else None
         if found is not None and self.prior_share is None:
             return found
@@ -95,13 +83,7 @@ class Numerics(NamedTuple):
 
 
 def numerics_of(algorithm: SpreadGaussian, problem: Problem, prior_share: Tensor | None = None) -> Numerics:
-    """How an algorithm has derivatives and expectations computed for a model.
-
-    Args:
-        algorithm: whose settings say it.
-        problem: the model's densities.
-        prior_share: see `Numerics`.
-    """
+    """An algorithm's computation of derivatives and expectations for a model; for `prior_share` see `Numerics`."""
     derivatives = algorithm.derivatives()
     return Numerics(derivatives, derivatives.exact(problem.dim), algorithm.num_points, prior_share)
 
@@ -116,25 +98,22 @@ class TiltedInference(Variant):
     what: ClassVar[str] = "tilted inference"
     door: ClassVar[str] = "pf.tilted"
 
-    #: Whether it works by gradients alone, for networks: agents begin where averaging ends, and a few points are tried
-    #: first for the prior's expectations, which are enough for a Gaussian prior.
+    #: Whether it works by gradients alone, for networks: agents begin at the end of averaging, and a few points are
+    #: tried first for the prior's expectations, which are enough for a Gaussian prior.
     by_gradients: ClassVar[bool] = False
     #: Whether it minimises the client's free energy, KL(q̂ ‖ p_k q_-k).
     minimises_free_energy: ClassVar[bool] = False
-    #: Whether curvatures of likelihoods are computed as the algorithm's setting `curvature` says.
+    #: Whether curvatures of likelihoods are computed by the algorithm's setting `curvature`.
     takes_curvature: ClassVar[bool] = True
-    #: Rows of all clients by which it works; None is all.
+    #: Number of rows of all clients that it uses; None is all.
     few_rows: int | None = None
-    #: Of an agent without a server (`pf.update`): rounds that the acceleration of its steps remembers.
+    #: For an agent without a server (`pf.update`): rounds in the history of its steps' acceleration.
     memory: int = 1
-    #: Of an agent without a server: factor of the rate from one round to the next.
+    #: For an agent without a server: factor of the rate from one round to the next.
     round_decay: float = 1.0
 
     def by_few_rows(self, count: int) -> Self:
-        """The same by so many rows of all clients.
-
-        Args:
-            count: rows.
+        """The same inference by `count` rows of all clients.
 
         Raises:
             SettingError: it takes all rows.
@@ -143,21 +122,21 @@ class TiltedInference(Variant):
 
     @property
     def newton_steps(self) -> int:
-        """How many expected Newton steps an answer is made of; 0: it is made otherwise.
+        """Number of expected Newton steps that make up an answer; 0 if it is found otherwise.
 
         A change by such steps is a step towards the common fixed point, which a server takes whole, accelerates, and
-        takes back where it was too long.
+        takes back if it was too long.
         """
         return 0
 
     @property
     def default_rounds(self) -> int:
-        """Rounds of a run with a server that is given no number of them, where the inference is random."""
+        """Default number of rounds of a run with a server, if the inference is random."""
         return 20
 
     @property
     def agents_rounds(self) -> int:
-        """The same without a server, at most."""
+        """Default largest number of rounds of a run without a server, if the inference is random."""
         return 100
 
     @property
@@ -172,7 +151,7 @@ class TiltedInference(Variant):
 
     @property
     def deterministic(self) -> bool:
-        """Whether it has no randomness, so that none need be drawn."""
+        """Whether it has no randomness, so that no noise is drawn."""
         return type(self).draw_noise is TiltedInference.draw_noise
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
@@ -215,7 +194,7 @@ class TiltedInference(Variant):
         return {}
 
     def findings(self, record: Record, problem: Problem) -> list[Finding]:
-        """What speaks against a result besides what the algorithm says."""
+        """Warnings about a result besides those of the algorithm."""
         return []
 
 
@@ -229,5 +208,5 @@ def tilted_scale(numerics: Numerics, problem: Problem, received: Received, data:
 
 
 def site_from(tilted: Gaussian, cavity: Gaussian, **info: Tensor) -> Tilted:
-    """q̂ / q_-k, usable where q̂ is a distribution."""
+    """q̂ / q_-k, usable if q̂ is a distribution."""
     return Tilted(tilted.quotient(cavity), tilted.is_proper(), info)

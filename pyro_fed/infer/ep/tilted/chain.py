@@ -2,11 +2,10 @@
 
     ∇ log q̂_k(θ) = ∇ log p_k(θ) + η_-k - Λ_-k θ                         Guo et al., Section 2.2.2
 
-"sgd" is the paper's sampler: SGD with momentum on the potential a row, whose minibatches are its only noise. With
-`unit` "epochs" it is Algorithm 2 as it stands: a client goes through its own rows so many times, and its position at
-the end of each epoch is a sample, so that clients of any size do equal work.
-"langevin" injects noise, each draw into two steps by halves (Leimkuhler & Matthews 2013), which leaves the variance
-of a Gaussian exact at any stable step size:
+"sgd" is the paper's sampler: SGD with momentum on the potential of a row, whose minibatches are its only noise. With
+`unit` "epochs" it is Algorithm 2 as published: a client goes through its own rows that many times, and its position at
+the end of each epoch is a sample, so that clients of any size do equal work. "langevin" injects noise, each draw into
+two steps by halves (Leimkuhler & Matthews 2013), which leaves the variance of a Gaussian exact at any stable step size:
 
     θ_{n+1} = θ_n + h/2 G ∇ log q̂_k(θ_n) + √h A (ξ_n + ξ_{n+1}) / 2
 
@@ -17,12 +16,12 @@ shrinkage then goes towards G instead of the identity:
     Σ̂ = ρ_n G + (1 - ρ_n) S,   ρ_n = 1 / (1 + (n - 1) `shrinkage`)        Al-Shedivat et al. (2021), Eq. (8)
 
 The mean of a preconditioned Langevin chain has a control variate: the same noise ξ drives the chain of N(0, G), whose
-mean would be zero, and what it has instead, a weighted sum of ξ, is taken off:
+mean would be zero; its actual mean, a weighted sum of ξ, is subtracted:
 
     m̂ = 1/n Σ_n θ_n - A ū,    u_{n+1} = (1 - h/2) u_n + √h (ξ_n + ξ_{n+1}) / 2,   u_0 = 0
 
-What is left vanishes as the tilted density comes near a Gaussian. Without, every client would add the whole noise of
-n samples of q to a q that all of them share, and EP with many small clients would sum it up.
+The remaining noise vanishes as the tilted density approaches a Gaussian. Without the control variate every client would
+add the whole noise of n samples of q to a q that all of them share, and EP with many small clients would sum it up.
 
 The paper's own estimate, `weight` and `scale` of "mcmc" (the text has no formula; this is its authors' code):
 
@@ -30,10 +29,10 @@ The paper's own estimate, `weight` and `scale` of "mcmc" (the text has no formul
 
 "identity" has the precision α_cov N_k + Λ_-k: Section 2.2.2 prints "Σ ← α_cov I", Table 7 calls α_cov a scale per
 data point, and the code makes it the precision that a row gives. Read as the variance of q̂_k, K sites would have to
-add up to the precision of one client, and those of clients of different sizes would drift apart for ever.
+add up to the precision of one client, and those of clients of different sizes would drift apart without end.
 
 The inverse of a sample covariance is too large by n / (n - d - 2) on average, which EP would compound round by round;
-"mcmc" takes it off, with the effective n of a chain of autocorrelation 1 - h/2; not where `weight` is set.
+"mcmc" corrects for it, with the effective n of a chain of autocorrelation 1 - h/2, unless `weight` is set.
 """
 
 from __future__ import annotations
@@ -63,16 +62,16 @@ from pyro_fed.infer.ep.tilted.base import Numerics, Received, Tilted, TiltedInfe
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.matrices import times, times_transposed
 
-#: Of the sampler "sgd" where none is set.
+#: Momentum of the sampler "sgd" if none is set.
 MOMENTUM = 0.9
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chain(TiltedInference):
-    """What inferences from a chain share; the chain starts at the mean of q.
+    """Base of inferences from a chain, which starts at the mean of q.
 
     Args:
-        steps: steps of the chain a round, with the burn-in.
+        steps: steps of the chain in a round, with the burn-in.
         burn_in: steps before the first sample; fewer than `steps`.
         thin: steps from one sample to the next.
         step_size: of "langevin" the variance of the injected noise, in units of the tilted covariance; of "sgd" the
@@ -81,7 +80,7 @@ class Chain(TiltedInference):
         momentum: of "sgd", in [0, 1); None takes 0.9. "langevin" has none.
         preconditioned: move in units of the tilted curvature at the mean of q, which frees the step size of the
             parameters' units; the paper does not.
-        batch_size: rows a step, weighted to all of the client's; None takes all.
+        batch_size: rows in a step, weighted to all of the client's; None takes all.
         unit: what `steps`, `burn_in` and `thin` count: "steps", or "epochs" of "sgd", in each of which a client takes
             every row once, in minibatches of `batch_size`.
 
@@ -148,20 +147,20 @@ class Chain(TiltedInference):
         return path[self.burn_in :: self.thin], factor
 
     def _ends(self, path: Tensor, data: ClientData) -> Tensor:
-        """Positions at the ends of each client's epochs, (E, C, D), of those after all steps."""
+        """Positions at the ends of each client's epochs, (E, C, D), from those after all steps."""
         length = epoch_length(data.num_rows, self.batch_size or 1)
         last = torch.arange(1, self.steps + 1, device=path.device).unsqueeze(-1) * length - 1
         return torch.take_along_dim(path, last.unsqueeze(-1), 0)
 
     def mean(self, samples: Tensor, factor: Tensor, noise: Noise) -> Tensor:
-        """The tilted mean from samples (n, C, D): see the control variate above, (C, D)."""
+        """The tilted mean from samples (n, C, D), with the control variate above, (C, D)."""
         if self.sampler != "langevin" or not self.preconditioned:
             return samples.mean(0)
         path = torch.einsum("n,ncd->cd", self._noise_weights().to(samples), noise[0])
         return samples.mean(0) - times(factor, path)
 
     def _noise_weights(self) -> Tensor:
-        """How much each step's noise is worth in the mean ū of the kept samples, (steps,)."""
+        """Weight of each step's noise in the mean ū of the kept samples, (steps,)."""
         steps = torch.arange(self.steps, dtype=torch.float64)
         since = steps[self.burn_in :: self.thin].unsqueeze(1) - steps
         decayed = (1 - self.step_size / 2) ** since.clamp_min(0)
@@ -302,7 +301,7 @@ class Identity(Chain):
 
     @property
     def isotropic(self) -> bool:
-        """With a given scale."""
+        """Whether sites are multiples of the identity: if the scale is given."""
         return self.scale is not None
 
     def infer(self, problem: Problem, numerics: Numerics, received: Received, data: ClientData, noise: Noise) -> Tilted:
@@ -319,7 +318,7 @@ class Identity(Chain):
 
 
 def _with_rows(cavity: Gaussian, curvature: Tensor) -> Tensor:
-    """Λ_-k plus a multiple of the identity for each client, of `curvature` (C,)."""
+    """Λ_-k plus a multiple of the identity for each client, by `curvature` (C,)."""
     ones = torch.ones_like(cavity.eta) * curvature.unsqueeze(-1)
     return cavity.precision + (torch.diag_embed(ones) if cavity.dense else ones)
 

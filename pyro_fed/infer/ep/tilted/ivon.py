@@ -1,7 +1,7 @@
 """Diagonal sites by natural-gradient steps from scores alone, on minibatches: "ivon", for networks.
 
-See `sites.online_newton` for the steps, their source and the deviations. A site is what the client has changed of the
-cavity's natural parameters.
+See `sites.online_newton` for the steps, their source and the deviations. A site is the client's change of the cavity's
+natural parameters.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pyro_fed.infer.ep.tilted.base import Numerics, Received, Tilted, TiltedInfe
 from pyro_fed.infer.sites.online_newton import OnlineNewton
 from pyro_fed.ops.gaussian import Gaussian
 
-#: Mean change of a log SD in a round from which on they have not settled, over so many rounds.
+#: Mean change of a log SD in a round above which SDs have not converged, and the number of rounds.
 SETTLED_GROWTH, RECENT = 0.01, 5
 
 
@@ -63,12 +63,12 @@ class IVON(OnlineNewton, TiltedInference):
 
     @property
     def default_rounds(self) -> int:
-        """As `rounds`."""
+        """The setting `rounds`."""
         return self.rounds or 40
 
     @property
     def agents_rounds(self) -> int:
-        """As `rounds`."""
+        """The setting `rounds`."""
         return self.rounds or 20
 
     def infer(self, problem: Problem, numerics: Numerics, received: Received, data: ClientData, noise: Noise) -> Tilted:
@@ -83,7 +83,7 @@ class IVON(OnlineNewton, TiltedInference):
         return Tilted(site, site.product(received.cavity).is_proper(), {})
 
     def objections(self, q: Gaussian, changes: Gaussian, values: Tensor | None) -> message_limits.Objections:
-        """`message_limits.natural` with means over the other clients for medians, which would sort every parameter."""
+        """Objections of `message_limits.natural`, with the other clients' means for medians, which need sorting."""
         own, mean, total = q.precision[0], q.mean()[0], changes.precision.abs().sum(0)
         growth, steps, wrong = [], [], []
         for precision, eta in zip(changes.precision, changes.eta, strict=True):  # all at once would be many numbers
@@ -102,7 +102,7 @@ class IVON(OnlineNewton, TiltedInference):
         return {"sd_growth": float((before.precision.log() - after.precision.log()).mean() / 2)}
 
     def findings(self, record: Record, problem: Problem) -> list[Finding]:
-        """SDs that have not come to rest, and parameters that nothing holds."""
+        """Warnings about SDs that have not converged, and about parameters without curvature."""
         notes = list[Finding]()
         recent = [figures["sd_growth"] for figures in record.figures[-RECENT:] if "sd_growth" in figures]
         growth = sum(recent) / max(1, len(recent))

@@ -2,9 +2,9 @@
 
     θ̂ = arg max log p_k(θ) + log q_-k(θ),    q̂ = N(θ̂, (Λ_lik(θ̂) + Λ_-k)⁻¹)                 Guo et al., Eq. (4)
 
-θ̂ by Newton steps with a line search, as in `fedlaplace`. Where the model is small enough the curvature is the full
+θ̂ by Newton steps with a line search, as in `fedlaplace`. If the model is small enough the curvature is the full
 Hessian, also for a diagonal q: then q̂ is projected by its mean and variances, as EP does (KL(p ‖ q)); this is exact
-for Gaussian clients. Elsewhere it is the diagonal Fisher information of the paper.
+for Gaussian clients. Otherwise it is the diagonal Fisher information of the paper.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Laplace(TiltedInference):
         return Tilted(found.site, found.usable, {"newton_step": left.amax(-1).sqrt().nan_to_num(nan=torch.inf)})
 
     def _search(self, problem: Problem, point: Tensor, direction: Tensor, cavity: Gaussian, batch: Batch) -> Tensor:
-        """The best fraction of the step for each client, staying where none is better."""
+        """The best fraction of the step for each client; zero if none is better."""
         fractions = point.new_tensor((0.0, *self.fractions))
         line = point.unsqueeze(1) + fractions.unsqueeze(-1) * direction.nan_to_num().unsqueeze(1)
         values = problem.mapped(self._values, (0, BATCHES))(line.to(problem.dtype), batch).double()

@@ -4,13 +4,13 @@
 
 This is natural-gradient variational inference with step one (Bui et al. 2018, Property 4; Khan & Nielsen 2018): a
 fixed point minimises KL(q̂ ‖ p_k q_-k). With several steps each is backtracked so that q̂ stays proper, and a client
-whose q̂ has come to rest makes no more of them. Far from the fixed point a step of length one may lead anywhere, above
-all where no Laplace approximation is at hand to begin at, as where scores jump. What is minimised is known,
+whose q̂ has converged makes no more of them. Far from the fixed point a step of length one may be far too long, above
+all without a Laplace approximation for the start, as when scores jump. The objective is known,
 
     -KL(q̂ ‖ p_k q_-k) = E_q̂[log p_k] + E_q̂[log q_-k] + H(q̂) + a constant,
 
-so that a client goes back where a step has lost more than `FALL` of it, and takes the same change to a smaller
-fraction, as `FedEP`'s server does (`ascent`).
+so that a client goes back if a step has lost more than `FALL` of it, and makes a smaller fraction of the same change,
+as `FedEP`'s server does (`ascent`).
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from pyro_fed.ops.backtrack import MIN_FRACTION, backtracked_step, move
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.moments import Moments
 
-#: A client's q̂ is at rest when no mean has moved by more than this many SDs in a step, and no SD by more than this
-#: share: a tenth of what the algorithm is asked for a round. Its fixed point is the same whatever this is.
+#: A client's q̂ has converged when no mean has moved by more than this many SDs in a step, and no SD by more than this
+#: share: a tenth of the algorithm's tolerance for a round. The fixed point does not depend on it.
 REST = 1e-4
-#: Nats that a step may lose: as the evidence's lower bound (`StepControl.fall`), in which points have a part too.
+#: Nats that a step may lose: as the evidence's lower bound (`StepControl.fall`), to which points contribute too.
 FALL = 1.0
-#: A last step of more SDs than these is looked at before it is sent: a shorter one loses little.
+#: A last step of more SDs than these is checked before it is sent: a shorter one loses little.
 LONG_STEP_SDS = 1.0
 
 
@@ -82,12 +82,12 @@ class Newton(TiltedInference):
         check_between(self, "enough", 0, 1, "[)")
 
     def by_few_rows(self, count: int) -> Self:
-        """With `few_rows`."""
+        """This inference with `few_rows`."""
         return replace(self, few_rows=count)
 
     @property
     def newton_steps(self) -> int:
-        """As `steps`."""
+        """The setting `steps`."""
         return self.steps
 
     def infer(self, problem: Problem, numerics: Numerics, received: Received, data: ClientData, noise: Noise) -> Tilted:
@@ -105,7 +105,7 @@ class Newton(TiltedInference):
     def _climbed(
         self, problem: Problem, numerics: Numerics, received: Received, data: ClientData, moments: Moments
     ) -> tuple[Gaussian, Tensor]:
-        """q̂ after all steps, and the expected log-likelihood where it was looked at last, (C,)."""
+        """q̂ after all steps, and the last expected log-likelihood that was computed, (C,)."""
         q_hat = start = onward = received.q
         value = moments.value
         moving, length = torch.ones_like(value, dtype=torch.bool), torch.zeros_like(value)
@@ -143,7 +143,7 @@ def _gain(q: Gaussian, cavity: Gaussian, moments: Moments) -> Tensor:
 
 
 def _within(q: Gaussian, step: Gaussian, radius: Tensor) -> tuple[Tensor, Gaussian]:
-    """The fractions of changes that are taken, (C,), 0 where none is, and where they lead: no further than a radius."""
+    """The fractions of changes that are taken, (C,), 0 if none is, and their ends, no further than a radius."""
     taken, moved = backtracked_step(q, step)
     while bool((far := (taken > 0) & ~(_length(q, moved) <= radius)).any()):
         taken = torch.where(far, torch.where(taken < MIN_FRACTION, 0.0, taken / 2), taken)
@@ -157,7 +157,7 @@ def _length(before: Gaussian, after: Gaussian) -> Tensor:
 
 
 def _either(condition: Tensor, yes: Gaussian, no: Gaussian) -> Gaussian:
-    """As `where`, of Gaussians whose factors may be known already."""
+    """`where`, for Gaussians whose factors may be known already."""
     if bool(condition.all()):
         return yes
     return where(condition, yes, no) if bool(condition.any()) else no

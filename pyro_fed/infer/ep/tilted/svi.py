@@ -60,7 +60,7 @@ class SVI(TiltedInference):
 
     @property
     def guide_fit(self) -> GuideFit:
-        """These settings as those of the fit."""
+        """The settings of the fit."""
         return GuideFit(
             steps=self.steps,
             step_size=self.step_size,
