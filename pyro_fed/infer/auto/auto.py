@@ -37,9 +37,9 @@ AGAIN_DIM = 20
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
 class Auto(Plan):
-    """FedEP, and where its answer is doubtful further algorithms, until an answer is not.
+    """FedEP, and if its result is doubtful further algorithms, until a result is not.
 
-    `pyro_fed.steps` tells what was tried, what it cost and why; the result's doubts are those that are left.
+    `pyro_fed.steps` lists what was tried, the cost and the reason; the result's warnings are the remaining doubts.
 
     Args:
         max_rounds: rounds of all stages together; None: no limit.

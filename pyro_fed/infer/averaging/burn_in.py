@@ -20,7 +20,7 @@ from pyro_fed.infer.averaging.fedavg import FedAvg
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
 class BurnIn(FedAvg):
-    """`FedAvg` on minibatches by Adam, for so many rounds where another algorithm begins with it.
+    """`FedAvg` on minibatches by Adam, for the rounds with which another algorithm begins.
 
     Adam's steps are as long whatever the scale of the gradients, which in a wide network is that of its width: no step
     size of SGD is right for all. They are as long where gradients are all noise, too, as beside a random start: at the

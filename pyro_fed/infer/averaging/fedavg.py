@@ -55,10 +55,10 @@ class FedAvg(Algorithm):
 
     Args:
         chain_steps: L, SGD steps a round, or epochs, see `unit`.
-        step_size: of SGD, on the log-likelihood a row; where a step takes all rows at most what the curvature allows.
+        step_size: of SGD, on the log-likelihood a row; if a step takes all rows, at most what the curvature allows.
         momentum: of SGD.
         batch_size: rows a step; None takes all.
-        unit: what `chain_steps` counts: "steps", or "epochs", in each of which a client takes every row once, in
+        unit: the unit of `chain_steps`: "steps", or "epochs", in each of which a client takes every row once, in
             minibatches of `batch_size`: clients of any size then do equal work.
         prior: add the client's share of the log prior.
         damping: δ, the server's learning rate.

@@ -44,7 +44,7 @@ class FedDyn(FedProx):
         step_size: of SGD, on the log-likelihood a row.
         momentum: of SGD.
         batch_size: rows a step; None takes all.
-        unit: what `chain_steps` counts: "steps" or "epochs".
+        unit: the unit of `chain_steps`: "steps" or "epochs".
         prior: add the log prior, each client the same share of it.
         damping: refused: the server's step is the method's.
         server_optimiser: refused as well.

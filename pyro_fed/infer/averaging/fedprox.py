@@ -43,7 +43,7 @@ class FedProx(FedAvg):
         step_size: of SGD, on the log-likelihood a row.
         momentum: of SGD.
         batch_size: rows a step; None takes all.
-        unit: what `chain_steps` counts: "steps" or "epochs".
+        unit: the unit of `chain_steps`: "steps" or "epochs".
         prior: add the client's share of the log prior.
         damping: δ, the server's learning rate.
         server_optimiser: of the averaged step, as of `FedAvg`.

@@ -62,7 +62,7 @@ from pyro_fed.ops.gaussian import Gaussian
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
 class BayesADMM(Converging, WarmStarted):
-    """Bayesian ADMM: sites are the duals, and the server averages the clients' Gaussians besides.
+    """Bayesian ADMM: sites are the duals, and the server also averages the clients' Gaussians.
 
     Args:
         covariance: of q: "full", "diag", or "auto": full up to `full_dim` parameters.
@@ -72,7 +72,7 @@ class BayesADMM(Converging, WarmStarted):
         tolerance: the run has converged when no mean moves by more than this many SDs in a round, and no SD by
             more than this share.
         guide: an automatic Gaussian guide of Pyro, as of `FedEP`.
-        client: how a client minimises: "newton" is ten steps; "ivon" is taken on large models where none is set.
+        client: the clients' inference: "newton" is ten steps; "ivon" is the default on large models.
         start: as of `FedEP`.
         averaging: as of `FedEP`.
         warm_tolerance: as of `FedEP`.

@@ -42,7 +42,7 @@ class FedEP(Converging, WarmStarted, ClientOptimised, Controlled, Guided):
 
     Args:
         covariance: of q: "full", "diag", or "auto": full up to `full_dim` parameters.
-        full_dim: largest D for which "auto" takes a full covariance, and exact Hessians; 1,000 where it is not set
+        full_dim: largest D for which "auto" takes a full covariance, and exact Hessians; 1,000 if it is not set
             and rows have linear predictors.
         curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians up to `full_dim`
             parameters.
@@ -55,7 +55,7 @@ class FedEP(Converging, WarmStarted, ClientOptimised, Controlled, Guided):
             each once; if None, the number requested, at least 4,000.
         client: how the clients approximate their tilted distributions: a `pf.tilted` inference with its settings, or
             its name for their defaults: "newton", "laplace", "fisher" (L), "mcmc" (M), "identity" (I), "ngvi" (V),
-            "svi", "ivon". On models of more than 1000 parameters "ivon" is taken where none is set.
+            "svi", "ivon". On models of more than 1000 parameters "ivon" is taken if none is set.
         start: "laplace" (federated, with all clients), "prior", "fedavg" (diagonal sites at the point that averaging
             finds), which "auto" takes on large models, or "few_rows" (the q of rounds by a quarter of the rows), which
             "auto" takes on networks of many rows. Elsewhere "auto" takes a proper prior if there are more than
@@ -72,7 +72,7 @@ class FedEP(Converging, WarmStarted, ClientOptimised, Controlled, Guided):
         server_optimiser: of Σ_k Δ_k: a `pf.optim` optimiser, or its name for the defaults: "sgd", "adagrad", "adam".
             None adds the changes, each to the fraction that leaves q a distribution.
         client_optimiser: the same, of each client's Δ_k.
-        changes: what the server's optimiser is given: the "sum" of the clients' changes, as Algorithm 3 says, or their
+        changes: the input of the server's optimiser: the "sum" of the clients' changes, as in Algorithm 3, or their
             "mean", as the authors' code; the clients' optimisers are then given that share of their own.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
 

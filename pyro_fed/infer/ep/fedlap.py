@@ -115,7 +115,7 @@ class FedLap(FedLapCov):
         full_dim: largest D for which "auto" takes a full covariance, and exact Hessians.
         curvature: of the likelihoods, as of `FedEP`.
         num_points: Sobol points of a client that takes expectations; even.
-        tolerance: the run has converged when the point is at most so many SDs of the posterior from the mode.
+        tolerance: the run has converged when the point is at most this many SDs of the posterior from the mode.
         guide: an automatic Gaussian guide of Pyro, as of `FedEP`.
         client: how the clients find their modes: two steps of "laplace", and on large models "ivon" with narrow draws.
         start: as of `FedEP`, "prior" by default: sites of one.

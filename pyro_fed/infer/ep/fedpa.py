@@ -43,7 +43,7 @@ class FedPA(WarmStarted, ClientOptimised, Controlled):
         client: how a client approximates its own likelihood: `pf.tilted.MCMC` (with shrinkage, as published),
             `pf.tilted.Laplace`, or another inference of `pf.tilted`, or its name for its defaults.
         start: where the clients' chains and searches start: "laplace" (federated, with all clients), "prior", or
-            "auto": the prior where it is proper and there are more than `full_dim` parameters.
+            "auto": the prior if it is proper and there are more than `full_dim` parameters.
         averaging: what start="fedavg" averages by: a `pf.Averaging`, as published. None takes 40 rounds by Adam, and
             measures the curvature at the point.
         warm_tolerance: the federated Laplace approximation stops when its next step is shorter than this, in SDs;
@@ -54,7 +54,7 @@ class FedPA(WarmStarted, ClientOptimised, Controlled):
         server_optimiser: of Σ_k Δ_k: a `pf.optim` optimiser, or its name for the defaults: "sgd", "adagrad", "adam".
             None adds the changes, each to the fraction that leaves q a distribution.
         client_optimiser: the same, of each client's Δ_k.
-        changes: what the server's optimiser is given: the "sum" of the clients' changes, as Algorithm 3 says, or their
+        changes: the input of the server's optimiser: the "sum" of the clients' changes, as in Algorithm 3, or their
             "mean", as the authors' code; the clients' optimisers are then given that share of their own.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
 

@@ -36,7 +36,7 @@ class FedSEP(Converging, WarmStarted, ServerOptimised, Controlled):
 
     Args:
         covariance: of q: "full", "diag", or "auto": full up to `full_dim` parameters.
-        full_dim: largest D for which "auto" takes a full covariance, and exact Hessians; 1,000 where it is not set
+        full_dim: largest D for which "auto" takes a full covariance, and exact Hessians; 1,000 if it is not set
             and rows have linear predictors.
         curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians up to `full_dim`
             parameters.
@@ -46,9 +46,9 @@ class FedSEP(Converging, WarmStarted, ServerOptimised, Controlled):
         guide: in place of `covariance`, an automatic Gaussian guide of Pyro, class or instance.
         client: how the clients approximate their tilted distributions: a `pf.tilted` inference with its settings, or
             its name for their defaults: "newton", "laplace", "fisher" (L), "mcmc" (M), "identity" (I), "ngvi" (V),
-            "svi", "ivon". On models of more than 1000 parameters "ivon" is taken where none is set.
+            "svi", "ivon". On models of more than 1000 parameters "ivon" is taken if none is set.
         start: "laplace" (federated, with all clients), "prior", "fedavg" (diagonal sites at the point that averaging
-            finds, which is taken on large models), or "auto": the prior where it is proper and there are more than
+            finds, which is taken on large models), or "auto": the prior if it is proper and there are more than
             `full_dim` parameters.
         averaging: what start="fedavg" averages by: a `pf.Averaging`, as published. None takes 40 rounds by Adam, and
             measures the curvature at the point.
@@ -60,7 +60,7 @@ class FedSEP(Converging, WarmStarted, ServerOptimised, Controlled):
         step_control: how Newton steps are accelerated and held back.
         server_optimiser: of Σ_k Δ_k: a `pf.optim` optimiser, or its name for the defaults: "sgd", "adagrad", "adam".
             None adds the changes, each to the fraction that leaves q a distribution.
-        changes: what the server's optimiser is given: the "sum" of the clients' changes, as Algorithm 3 says, or their
+        changes: the input of the server's optimiser: the "sum" of the clients' changes, as in Algorithm 3, or their
             "mean", as the authors' code.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
 

@@ -62,7 +62,7 @@ class GuidedFedEP(KeptDraws, Algorithm, SiteKeeping):
     Args:
         guide: a function of the model's arguments, or a `PyroModule`, whose global sites are exponential families.
         num_points: draws behind expectations; even.
-        num_guide_draws: draws of the fitted guide that are kept, of which `run` returns each once; None keeps as many
+        num_guide_draws: draws of the fitted guide that are kept, each returned once by `run`; None keeps as many
             as it is asked for, and 4,000 at least.
         tolerance: the run has converged when no mean moves by more than this many SDs in a round, and no SD by
             more than this share.

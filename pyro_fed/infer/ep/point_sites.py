@@ -50,7 +50,7 @@ class Averaging(Settings):
         momentum: of SGD.
         batch_size: rows a step; None takes all.
         unit: "epochs" or "steps".
-        prior: add the client's share of the log prior, where the authors' code has a weight decay.
+        prior: add the client's share of the log prior, in place of the weight decay of the authors' code.
         damping: the server's learning rate.
         server_optimiser: of the averaged step, as of `FedAvg`.
         scale: α_cov, the precision that a row gives its client's first site.

@@ -40,7 +40,7 @@ class GuidedPVI(GuidedFedEP):
     Args:
         guide: a function of the model's arguments, or a `PyroModule`, whose global sites are exponential families.
         num_points: draws behind expectations; even.
-        num_guide_draws: draws of the fitted guide that are kept, of which `run` returns each once; None keeps as many
+        num_guide_draws: draws of the fitted guide that are kept, each returned once by `run`; None keeps as many
             as it is asked for, and 4,000 at least.
         tolerance: the run has converged when no mean moves by more than this many SDs in a round, and no SD by
             more than this share.
@@ -73,7 +73,7 @@ class PVI(FedEP):
 
     Args:
         covariance: of q: "full", "diag", or "auto": full up to `full_dim` parameters.
-        full_dim: largest D for which "auto" takes a full covariance, and exact Hessians; 1,000 where it is not set
+        full_dim: largest D for which "auto" takes a full covariance, and exact Hessians; 1,000 if it is not set
             and rows have linear predictors.
         curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians up to `full_dim`
             parameters.
@@ -82,13 +82,13 @@ class PVI(FedEP):
             more than this share.
         guide: in place of `covariance`, an automatic Gaussian guide of Pyro, class or instance; or a function whose
             global sites are exponential families, which is federated in their natural parameters.
-        num_guide_draws: of a guide that is a function: draws of the fitted guide that are kept, of which `run` returns
-            each once; None keeps as many as it is asked for, and 4,000 at least.
+        num_guide_draws: of a guide that is a function: draws of the fitted guide that are kept, each returned once by
+            `run`; None keeps as many as it is asked for, and 4,000 at least.
         client: how a client minimises its free energy: `pf.tilted.Newton`, `pf.tilted.SVI`, or its name; "newton" is
             ten steps, or until one is a tenth of the first; "ivon" is taken on models of more than 1000 parameters
-            where none is set.
+            if none is set.
         start: "laplace" (federated, with all clients), "prior", "fedavg" (diagonal sites at the point that averaging
-            finds, which is taken on large models), or "auto": the prior where it is proper and there are more than
+            finds, which is taken on large models), or "auto": the prior if it is proper and there are more than
             `full_dim` parameters.
         averaging: what start="fedavg" averages by: a `pf.Averaging`, as published. None takes 40 rounds by Adam, and
             measures the curvature at the point.
@@ -100,7 +100,7 @@ class PVI(FedEP):
         server_optimiser: of Σ_k Δ_k: a `pf.optim` optimiser, or its name for the defaults: "sgd", "adagrad", "adam".
             None adds the changes, each to the fraction that leaves q a distribution.
         client_optimiser: the same, of each client's Δ_k.
-        changes: what the server's optimiser is given: the "sum" of the clients' changes, as Algorithm 3 says, or their
+        changes: the input of the server's optimiser: the "sum" of the clients' changes, as in Algorithm 3, or their
             "mean", as the authors' code; the clients' optimisers are then given that share of their own.
         order: "sequential" (one client a round, in turn) or "synchronous"; a schedule given to `run` goes before it.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.

@@ -70,7 +70,7 @@ class StepControl(Settings):
         memory: rounds that the acceleration remembers, at least 2, or 0 for none; None takes 4 for a full covariance
             and 20 for a diagonal one.
         longest_step: of the acceleration, in lengths of the undamped step; None takes 5 and 10,000.
-        growth: the acceleration starts again where a step is this many times longer than one it remembers; diagonal
+        growth: the acceleration starts again if a step is this many times longer than one in its history; diagonal
             steps of a part of the clients are halved there.
         reach: no step of a part of the clients goes beyond this many times √D SDs of q.
         fall: a step of all clients that loses more than this of the evidence's lower bound, in nats, is taken back, as

@@ -38,14 +38,14 @@ class StreamingVB(EP):
 
     Args:
         covariance: of q: "full", "diag", or "auto": full up to `full_dim` parameters.
-        full_dim: largest D for which "auto" takes a full covariance, and exact Hessians; 1,000 where it is not set
+        full_dim: largest D for which "auto" takes a full covariance, and exact Hessians; 1,000 if it is not set
             and rows have linear predictors.
         curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians up to `full_dim`
             parameters.
         num_points: Sobol points for expectations under q; even. A hand-written guide takes eight draws a point.
         guide: in place of `covariance`, an automatic Gaussian guide of Pyro, class or instance.
         client: how a client minimises its free energy: `pf.tilted.Newton`, `pf.tilted.SVI`, or its name; "newton" is
-            ten steps; "ivon" is taken on models of more than 1000 parameters where none is set.
+            ten steps; "ivon" is taken on models of more than 1000 parameters if none is set.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
 
     Raises:

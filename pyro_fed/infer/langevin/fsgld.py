@@ -62,10 +62,10 @@ class FSGLD(ConduciveVisits):
     Args:
         num_chains: M, chains that run at once.
         local_steps: T, steps a visit.
-        burn_in: first steps of each chain that are not kept; more of them where a derived step is short.
-        thin: one step in so many is kept.
-        target_ess: the run ends when the slowest coordinate has so many effective draws (all chains together)
-            and R-hat is at most 1.01 (1.025 of ten chains). None runs all rounds; if `run` is not told how many, the
+        burn_in: first steps of each chain, which are not kept; more of them if a derived step is short.
+        thin: one step in this many is kept.
+        target_ess: the run ends when the slowest coordinate has this many effective draws (all chains together)
+            and R-hat is at most 1.01 (1.025 of ten chains). None runs all rounds; if `run` gets no number, the
             chains make 1,200 visits together.
         batch_size: m, rows a step, weighted to all of the client's; None takes all of a client's rows.
         minibatches: "reshuffled": a visit goes through the client's rows in random order, minibatch by minibatch. Or
@@ -73,7 +73,7 @@ class FSGLD(ConduciveVisits):
         step_size: h_0, the variance of the injected noise; None derives it, which needs `precondition`.
         decay: γ of h_t = h_0 (1 + t / decay_offset)^-γ, in [0, 1]; 0 keeps the step constant.
         decay_offset: steps after which the step has fallen to 2^-γ; only with a `decay`.
-        surrogates: where the Gaussians q_s come from: an algorithm that leaves Gaussian sites at the clients, or its
+        surrogates: the source of the Gaussians q_s: an algorithm that leaves Gaussian sites at the clients, or its
             name: "laplace" for `FedLaplace()`, "fedep" for `FedEP()`, which fits skewed posteriors better, "local_sgld"
             for `LocalSGLD()`, and "auto" for "fedep" as far as that has a full covariance by default and "laplace"
             beyond. `Given` has them as tensors. None is refused: the conducive
@@ -83,15 +83,15 @@ class FSGLD(ConduciveVisits):
         control_variate: correct minibatches by their gradient at the mode of p(θ) Π_s q_s(θ); "visit": where the
             chain is when a visit begins (SVRG-LD), which needs no surrogates.
         midpoint: evaluate and keep the chain at θ + η/2, whose variance at a Gaussian is exact for every stable step.
-        largest_step: largest h where no `step_size` is given, in (0, 1]; stability ends at 4.
+        largest_step: largest h if no `step_size` is given, in (0, 1]; stability ends at 4.
         probabilities: f_s, the probability of each client, positive with sum one; None is uniform.
-        visit_time: largest h T where no `step_size` is given, in preconditioned time, where the posterior's relaxation
+        visit_time: largest h T if no `step_size` is given, in preconditioned time, where the posterior's relaxation
             time is 2.
-        sweeps: every client once in each sweep, in random order, where f_s is uniform; else clients are drawn anew for
+        sweeps: every client once in each sweep, in random order, if f_s is uniform; else clients are drawn anew for
             each visit.
         trust: the conducive gradient stops growing at √D + trust posterior SDs from the mode; None: nowhere.
         alpha: exploration weight α of the conducive gradient, positive; every value is unbiased, 1 is the paper's.
-        visit_error: by what share the clients' errors may widen a variance, where no `step_size` is given: it chooses
+        visit_error: by what share the clients' errors may widen a variance, if no `step_size` is given: it chooses
             visits shorter than `visit_time`. It moves an SD by half of it: by default 1.5 %, what 2,000
             effective draws can tell.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.

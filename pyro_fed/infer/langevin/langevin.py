@@ -81,7 +81,7 @@ class Langevin(TravellingChains):
             burn-in longer where it is short, up to half a run by default.
         decay: γ of h_t = h_0 (1 + t / decay_offset)^-γ; 0 keeps the step constant.
         decay_offset: steps after which the step has fallen to 2^-γ.
-        surrogates: where the Gaussians q_s come from: an algorithm that leaves Gaussian sites, "laplace", "fedep",
+        surrogates: the source of the Gaussians q_s: an algorithm that leaves Gaussian sites, "laplace", "fedep",
             "local_sgld", "auto", or `Given`; None runs without.
         precondition: use the covariance of p(θ) Π q_s(θ) as preconditioner.
         midpoint: evaluate and keep the chain at θ + η/2.

@@ -24,8 +24,8 @@ class SGLD(CorrectedLangevin):
         num_chains: M, chains that run at once.
         local_steps: T, steps a round.
         burn_in: first steps of each chain that are not kept.
-        thin: one step in so many is kept.
-        target_ess: the run ends when the slowest coordinate has so many effective draws (all chains together)
+        thin: one step in this many is kept.
+        target_ess: the run ends when the slowest coordinate has this many effective draws (all chains together)
             and R-hat is at most 1.01 (1.025 of ten chains); None runs all rounds.
         batch_size: m, rows a step, weighted to all; None takes all rows.
         minibatches: "reshuffled": a visit goes through the client's rows in random order, minibatch by minibatch. Or
@@ -33,7 +33,7 @@ class SGLD(CorrectedLangevin):
         step_size: h_0, the variance of the injected noise; None derives it, which needs `precondition`.
         decay: γ of h_t = h_0 (1 + t / decay_offset)^-γ, in [0, 1]; 0 keeps the step constant.
         decay_offset: steps after which the step has fallen to 2^-γ; only with a `decay`.
-        surrogates: where the Gaussians q_s come from: an algorithm that leaves Gaussian sites at the clients, or its
+        surrogates: the source of the Gaussians q_s: an algorithm that leaves Gaussian sites at the clients, or its
             name: "laplace" for `FedLaplace()`, "fedep" for `FedEP()`, which fits skewed posteriors better, "local_sgld"
             for `LocalSGLD()`, and "auto" for "fedep" as far as that has a full covariance by default and "laplace"
             beyond. `Given` has them as tensors. None runs without: then give `step_size` and turn
@@ -43,7 +43,7 @@ class SGLD(CorrectedLangevin):
         control_variate: correct minibatches by their gradient at the mode of p(θ) Π_s q_s(θ); "visit": where the
             chain is when a visit begins (SVRG-LD), which needs no surrogates.
         midpoint: evaluate and keep the chain at θ + η/2, whose variance at a Gaussian is exact for every stable step.
-        largest_step: largest h where no `step_size` is given, in (0, 1]; stability ends at 4.
+        largest_step: largest h if no `step_size` is given, in (0, 1]; stability ends at 4.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
 
     Raises:

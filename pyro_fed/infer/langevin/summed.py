@@ -107,7 +107,7 @@ class SummedLangevin(Algorithm):
             SDs that are √α times as wide.
         num_chains: M. Under privacy each chain has its share of the norm, so that one is best.
         burn_in: first rounds that are not kept.
-        target_ess: the run ends when the slowest coordinate has so many effective draws; None runs all rounds. Private
+        target_ess: the run ends when the slowest coordinate has this many effective draws; None runs all. Private
             runs have all their rounds.
         row_norm: the longest that a row's score may be, for `pf.Private(unit="row")`, whose norm it has to be; None
             takes sums as they are.

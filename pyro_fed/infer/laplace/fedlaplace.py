@@ -82,7 +82,7 @@ class FedLaplace(GaussianAlgorithm):
 
     Args:
         covariance: of the approximation: "full", "diag", or "auto": full up to `full_dim` parameters.
-        full_dim: largest D for which "auto" takes a full covariance, and exact Hessians; 1,000 where it is not set
+        full_dim: largest D for which "auto" takes a full covariance, and exact Hessians; 1,000 if it is not set
             and rows have linear predictors.
         curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians up to `full_dim`
             parameters.
@@ -93,7 +93,7 @@ class FedLaplace(GaussianAlgorithm):
             "auto": that of networks, whose log density is stationary at zeros and has many modes, most of them worse
             than what averaging finds, and zeros of all other models.
         fractions: of the Newton step that the line search tries; the first must be 1.
-        few_rows: about so many rows of all clients, whose posterior is found, as where `FedEP` begins by few; None is
+        few_rows: about this many rows of all clients, whose posterior is found, as when `FedEP` begins by few; None is
             all rows.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
 

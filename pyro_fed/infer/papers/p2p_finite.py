@@ -65,7 +65,7 @@ class P2PFinite(Tempered, OnGraph):
         weighting: "exact" (each datum counts once, whatever the graph) or "paper" (with its agent's centrality).
         batch_size: rows a round, in order; None takes all in the first.
         gossip_steps: consensus steps of W a round; None takes those that shrink disagreement by `gossip_tolerance`.
-        gossip_tolerance: share of the agents' disagreement that a round's consensus leaves, where `gossip_steps` is
+        gossip_tolerance: share of the agents' disagreement that a round's consensus leaves, if `gossip_steps` is
             None.
         tolerance: the run has converged when all rows are used, no probability moves by more in a round, and no two
             agents' differ by more.

@@ -41,7 +41,7 @@ class P2PFedAvg(FedAvg, OnGraph):
         step_size: of SGD, on the log-likelihood a row.
         momentum: of SGD, in [0, 1).
         batch_size: rows a step; None takes all.
-        unit: what `chain_steps` counts: "steps", or "epochs", in each of which an agent takes every row once, in
+        unit: the unit of `chain_steps`: "steps", or "epochs", in each of which an agent takes every row once, in
             minibatches of `batch_size`.
         prior: add the agent's share of the log prior to its objective.
         damping: a server's learning rate. There is no server here: leave it at its default.

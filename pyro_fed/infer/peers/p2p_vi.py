@@ -83,33 +83,33 @@ class P2PVI(CountedRows):
 
     Args:
         covariance: of the beliefs: "full", "diag", or "auto": full up to `full_dim` parameters.
-        full_dim: largest D for which "auto" takes a full covariance, and exact Hessians; 1,000 where it is not set
+        full_dim: largest D for which "auto" takes a full covariance, and exact Hessians; 1,000 if it is not set
             and rows have linear predictors.
         curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians up to `full_dim`
             parameters. Of "newton" and the start alone.
         num_points: Sobol points for expectations under a belief; even. Of "newton" alone.
         tolerance: the run has converged when in a round no agent's mean moves by more than this many SDs and no SD by
             more than this share, and agents differ by no more. There is no such end with "svi", whose steps are
-            random, nor as published where data count again in every round.
-        damping: share of a site's change that is made in a round, in (0, 1]; a half where it is not set and
+            random, nor as published if data count again in every round.
+        damping: share of a site's change that is made in a round, in (0, 1]; a half if it is not set and
             scores jump, as those of a median regression or of a lasso's prior.
         gossip_steps: consensus steps of W a round, as published; None takes the fewest that shrink disagreement by
-            `gossip_tolerance`, of a polynomial of W on a fixed graph (one, where different groups are awake in each
+            `gossip_tolerance`, of a polynomial of W on a fixed graph (one, if different groups are awake in each
             round).
-        gossip_tolerance: share of the agents' disagreement that a round's consensus leaves, where `gossip_steps` is
-            None. None is 1e-4 where rounds are accelerated (see `pf.update.Newton`), 0.01 elsewhere.
+        gossip_tolerance: share of the agents' disagreement that a round's consensus leaves, if `gossip_steps` is
+            None. None is 1e-4 if rounds are accelerated (see `pf.update.Newton`), otherwise 0.01.
         start: "consensus": a Laplace approximation of all data first, by Newton's method over the graph; "local": each
             agent's own, with nothing exchanged, which needs more rows than parameters at every agent; "prior": every
             belief begins as the prior, or its Laplace approximation; "draw": with the prior's SDs about one draw from
             it, common to all (a neural network's prior mean is a saddle), which needs `weighting="paper"`. "auto" is
             "prior" as published and with "svi", which take nothing else but "draw", and where rows' scores jump;
             "local", under the Gaussian nearest to the prior, where the prior's do; otherwise "consensus", or "local"
-            where groups of agents are awake in turn.
+            if groups of agents are awake in turn.
         trace: keep every agent's belief of every round (means and SDs) in the record, for `pf.plot_consensus`.
         weighting: "exact" (each datum counts once, whatever the graph) or "paper" (as published).
-        update: how Eq. (3) is solved: `pf.update.Newton` (expected Newton steps, closed form where conjugate),
+        update: the solver of Eq. (3): `pf.update.Newton` (expected Newton steps, closed form where conjugate),
             `pf.update.SVI` (Adam on the ELBO with a Gaussian guide, Bayes by backprop), or `pf.update.IVON` (gradients
-            alone, taken on models of more than 1000 parameters where none is set), or its name for the defaults:
+            alone, taken on models of more than 1000 parameters if none is set), or its name for the defaults:
             "newton", "svi", "ivon"; or any other of `pf.tilted`, which needs start="prior".
         batch_size: rows a round, each used once, in order; None takes all rows in every round. Of "newton" alone; the
             minibatches of Adam are a setting of `pf.update.SVI`.

@@ -76,14 +76,14 @@ class PeerGaussian(SpreadGaussian, OnGraph):
     Args:
         damping: share of a site's change that is made in a round.
         gossip_steps: consensus steps of W a round, as published; None takes the fewest that shrink disagreement by
-            `gossip_tolerance`, of a polynomial of W on a fixed graph (one, where different groups are awake in each
+            `gossip_tolerance`, of a polynomial of W on a fixed graph (one, if different groups are awake in each
             round).
         gossip_tolerance: see `gossip_steps`; None is 0.01.
         start: "consensus": a Laplace approximation of all data first, by Newton's method over the graph (see
             `peers.consensus_laplace`); "local": each agent's own, with nothing exchanged, which needs more rows than
             parameters at every agent; "prior": every belief begins as the prior, or its Laplace approximation;
             "draw": with the prior's SDs about one draw from it, common to all (a neural network's prior mean is a
-            saddle); "auto": "consensus", or "local" where groups of agents are awake in turn.
+            saddle); "auto": "consensus", or "local" if groups of agents are awake in turn.
         trace: keep every agent's belief of every round (means and SDs) in the record, for
             `pf.plot_consensus`.
     """

@@ -60,7 +60,7 @@ class P2PPushSum(PeerGaussian):
             more than this share, and agents differ by no more.
         damping: share of a site's change that is made in a round, in (0, 1].
         gossip_steps: PushSum steps a round; None takes those that shrink disagreement by `gossip_tolerance`.
-        gossip_tolerance: share of the agents' disagreement that a round leaves, where `gossip_steps` is None; None is
+        gossip_tolerance: share of the agents' disagreement that a round leaves, if `gossip_steps` is None; None is
             0.01.
         start: "local": each agent's own Laplace approximation, with nothing exchanged; "prior": every belief begins as
             the prior, or its Laplace approximation; "auto" is "local". Newton's method over the graph is for W whose

@@ -55,15 +55,15 @@ class Update(TiltedInference):
 class Newton(tilted.Newton, Update):
     """Expected Newton steps at Sobol points of the belief: natural gradients, in closed form where conjugate.
 
-    The algorithm's `num_points`, `curvature` and `damping` say how the steps are computed and how much of one is made.
+    The algorithm's `num_points`, `curvature` and `damping` set how the steps are computed and how much of one is made.
 
     Args:
         steps: steps a round, at most; with more than one the cavity is held fixed, and each is backtracked, or taken
             back.
         enough: as of `pf.tilted.Newton`.
         few_rows: as of `pf.tilted.Newton`.
-        memory: rounds that the acceleration of a single, undamped step remembers; 1 is none, which is also what graphs
-            get where a round does not bring the agents together.
+        memory: rounds in the history of the acceleration of a single, undamped step; 1 is none, which graphs also get
+            if a round does not make the agents agree.
 
     References:
         Khan & Nielsen (2018), Fast yet simple natural-gradient descent for variational inference.

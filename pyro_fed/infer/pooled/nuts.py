@@ -49,7 +49,7 @@ class NUTS(Algorithm):
         num_samples: draws kept of each chain.
         warmup_steps: draws before those, in which the step size and the mass matrix are adapted.
         num_chains: chains, run one after the other.
-        target_accept_prob: that the step size is adapted to; raise it where trajectories diverge.
+        target_accept_prob: target of the step size's adaptation; raise it if trajectories diverge.
         max_tree_depth: at most 2^max_tree_depth - 1 leapfrog steps a draw.
         full_mass: adapt a dense mass matrix instead of a diagonal one.
         start: "uniform" on (-radius, radius) of the unconstrained scale, as in Stan; the "prior" (improper

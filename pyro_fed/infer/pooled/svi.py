@@ -46,7 +46,7 @@ class SVI(KeptDraws, Algorithm):
         step_size: Adam's learning rate at the beginning, in the guide's own units.
         final_share: what share of the learning rate is left at the end; it falls geometrically.
         num_samples: draws of the guide a step.
-        num_guide_draws: draws of the fitted guide that are kept, of which `run` returns each once; None keeps as many
+        num_guide_draws: draws of the fitted guide that are kept, each returned once by `run`; None keeps as many
             as it is asked for, and 4,000 at least.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α. Of models without latents of rows' own.
 

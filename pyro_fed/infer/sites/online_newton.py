@@ -66,7 +66,7 @@ class OnlineNewton:
         largest_factor: by which a round changes a parameter's precision, up or down.
         most_gain: c, nats a row that a step may promise; a score that promises more is cut.
         spread: of the draws, in SDs of q̂; far below one scores and curvatures are those at its mean, Laplace's.
-        rounds: of a run that is given no number of them; None is the algorithm's own number.
+        rounds: default number of rounds of a run; None is the algorithm's own number.
     """
 
     steps: int = 10

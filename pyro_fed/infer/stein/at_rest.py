@@ -65,7 +65,7 @@ class EndOfRun(Settings):
     Args:
         noise: share of the kernelised Stein discrepancy of N exact draws at which it ends.
         min_fall: it also ends when the discrepancy has not fallen by this share
-        patience: for so many passes.
+        patience: for this many passes.
 
     Raises:
         SettingError: a setting out of its range, or unknown.

@@ -57,17 +57,17 @@ class ParallelDSVGD(DSVGD):
         decay: power of the step's decay, rate (1 + t / decay_offset)^-decay, in [0, 1]; 0 keeps it constant.
         decay_offset: steps after which the step has fallen to 2^-decay; only with a `decay`.
         entropy: refused: the server moves particles towards what it makes of several clients; use the forms in turn.
-        start: where the particles start: "gaussian" (points under the Gaussian of FedEP, or of Laplace in many
+        start: start of the particles: "gaussian" (points under the Gaussian of FedEP, or of Laplace in many
             dimensions), "modes" (points under Laplace approximations at each mode that is
             found; in more than 12 dimensions those of one mode under FedEP's Gaussian; or weighted points where the
             posterior is elsewhere), "prior" (draws of the prior), or "checked"
-            ("gaussian", refused in the run where its centre is no maximum).
-            "auto" looks for modes where the prior is proper and the model has at most `max_modes_dim` parameters; it
-            takes the Gaussian elsewhere, with that check where the prior is proper and the model too large for
+            ("gaussian", refused in the run if its centre is no maximum).
+            "auto" searches for modes if the prior is proper and the model has at most `max_modes_dim` parameters; it
+            otherwise takes the Gaussian, with that check if the prior is proper and the model too large for
             Hessians.
         max_modes_dim: largest D for which "auto" looks for modes; of that alone.
         max_passes: passes over the clients, at most.
-        end: when the run ends, as `pf.EndOfRun` says.
+        end: criterion of the run's end, a `pf.EndOfRun`.
         averaged_rounds: of particles that start apart, which this algorithm has not; leave it at its default.
 
     Raises:

@@ -32,18 +32,18 @@ class SVGD(DSVGD):
         decay_offset: steps after which the step has fallen to 2^-decay; only with a `decay`.
         entropy: keep by how much each turn changes the particles' entropy, exactly (figure `entropy_gain`, nats); costs
             D passes over the kernel a step.
-        start: where the particles start: "gaussian" (points under the Gaussian of FedEP, or of Laplace in many
+        start: start of the particles: "gaussian" (points under the Gaussian of FedEP, or of Laplace in many
             dimensions), "modes" (points under Laplace approximations at each mode that is
             found; in more than 12 dimensions those of one mode under FedEP's Gaussian; or weighted points where the
             posterior is elsewhere), "prior" (draws of the prior), "apart" (the same without surrogates,
             for densities that have no useful mode, as those of neural networks), or "checked" ("gaussian", unless its
             centre is no maximum: then "apart").
-            "auto" looks for modes where the prior is proper and the model has at most `max_modes_dim` parameters; it
-            takes the Gaussian elsewhere, with a check where the prior is proper and the model too large for Hessians.
+            "auto" searches for modes if the prior is proper and the model has at most `max_modes_dim` parameters; it
+            otherwise takes the Gaussian, with a check if the prior is proper and the model too large for Hessians.
         max_modes_dim: largest D for which "auto" looks for modes; of that alone.
         max_passes: rounds at most.
-        end: when the run ends, as `pf.EndOfRun` says; not of particles that start apart, which have all their rounds.
-        averaged_rounds: particles that started apart are returned at their mean over so many rounds.
+        end: criterion of the run's end, a `pf.EndOfRun`; not for particles that start apart, which use all rounds.
+        averaged_rounds: particles that started apart are returned at their mean over this many rounds.
 
     Raises:
         SettingError: a setting out of its range, unknown, or without effect beside the others.

@@ -66,7 +66,7 @@ class ConsensusMC(Algorithm):
         rule: how the draws θ_k of the clients become draws of their product: "weighted" averages by the inverse
             covariances (Scott et al.), "uniform" averages, draws of the product of "gaussian"s with their moments, or
             a walk over the product of density estimates ("nonparametric"; Neiswanger et al.).
-        target_accept_prob: that the step size is adapted to; raise it where trajectories diverge.
+        target_accept_prob: target of the step size's adaptation; raise it if trajectories diverge.
         max_tree_depth: at most 2^max_tree_depth - 1 leapfrog steps a draw.
         full_mass: adapt a dense mass matrix instead of a diagonal one.
         radius: chains start uniformly on (-radius, radius) of the unconstrained scale.

@@ -73,27 +73,27 @@ IMPOSSIBLE = -1e30
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
 class FedAIS(Tempered):
-    """Federated annealed importance sampling: exact in the limit, and it says how near that is.
+    """Federated annealed importance sampling: exact in the limit, with a diagnostic of its error.
 
     Args:
-        surrogates: where the sites come from: an algorithm that leaves Gaussian ones at the clients, or its name:
+        surrogates: the source of the sites: an algorithm that leaves Gaussian ones at the clients, or its name:
             "laplace" for `FedLaplace()`, "fedep" for `FedEP()`, "local_sgld" for `LocalSGLD()`, and "auto" for "fedep"
             up to its `full_dim` parameters and "laplace" beyond. `Given` has them as tensors. An algorithm of particles
             or chains, such as `DSVGD()`, or another `FedAIS()`, gives the points around which draws are proposed.
-        num_proposals: S, draws that every client is asked about.
+        num_proposals: S, draws at which every client sends its log-likelihood.
         freedom: ν of the t-distribution whose tails the sites' product gets; None leaves it a Gaussian, and no part of
             the proposals wide (`defence`). Where the product fits, log weights get a variance of (D / (ν + D))² / 2
             from it, less than 1/2 in any dimension.
         levels: J, the most temperatures of the annealing. It takes as many as leave its log weights the variance
-            `spread`, or a fifth of them where that will do.
+            `spread`, or a fifth of them if that is enough.
         flat: there is no annealing if log p_0 t - log q varies by less than this over draws, an SD.
         spread: variance of log weights that all J temperatures are to leave.
         leapfrog_steps: leapfrog steps of an annealing transition.
         step_size: of the leapfrog steps, in SDs of q.
         min_effective: fewer effective draws than this are warned of.
-        temperature: α of generalised Bayes; the likelihood is raised to 1/α, the surrogates' too where they are a name.
+        temperature: α of generalised Bayes; the likelihood is raised to 1/α, the surrogates' too if they are a name.
 
-    The record has `pareto_k`, `effective_draws`, `accepted` (of the transitions), and where no prior is improper the
+    The record has `pareto_k`, `effective_draws`, `accepted` (of the transitions), and if no prior is improper the
     `log_evidence` log p(y) with its standard error `log_evidence_se`; so have the result's `attrs`.
 
     Raises:

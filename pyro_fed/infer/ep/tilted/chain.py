@@ -81,7 +81,7 @@ class Chain(TiltedInference):
         preconditioned: move in units of the tilted curvature at the mean of q, which frees the step size of the
             parameters' units; the paper does not.
         batch_size: rows in a step, weighted to all of the client's; None takes all.
-        unit: what `steps`, `burn_in` and `thin` count: "steps", or "epochs" of "sgd", in each of which a client takes
+        unit: the unit of `steps`, `burn_in` and `thin`: "steps", or "epochs" of "sgd", in each of which a client takes
             every row once, in minibatches of `batch_size`.
 
     Raises:
@@ -202,7 +202,7 @@ class MCMC(Chain):
         preconditioned: move in units of the tilted curvature at the mean of q, which frees the step size of the
             parameters' units; the paper does not.
         batch_size: rows a step, weighted to all of the client's; None takes all.
-        unit: what `steps`, `burn_in` and `thin` count: "steps", or "epochs" of "sgd", in each of which a client takes
+        unit: the unit of `steps`, `burn_in` and `thin`: "steps", or "epochs" of "sgd", in each of which a client takes
             every row once, in minibatches of `batch_size`.
         shrinkage: ρ; a large one trusts the sample covariance.
         weight: in place of `shrinkage`, the share of the identity (or of G) in the covariance: "MCMC Shrinkage" of Guo
@@ -278,7 +278,7 @@ class Identity(Chain):
         preconditioned: move in units of the tilted curvature at the mean of q, which frees the step size of the
             parameters' units; the paper does not.
         batch_size: rows a step, weighted to all of the client's; None takes all.
-        unit: what `steps`, `burn_in` and `thin` count: "steps", or "epochs" of "sgd", in each of which a client takes
+        unit: the unit of `steps`, `burn_in` and `thin`: "steps", or "epochs" of "sgd", in each of which a client takes
             every row once, in minibatches of `batch_size`.
         scale: α_cov, the precision that one row gives the site; a client of N_k rows has scale · N_k (Table 7's
             footnote: "a per-data-point scale"). None takes the samples' mean variance for that of the tilted density.

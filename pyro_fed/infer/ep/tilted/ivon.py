@@ -45,7 +45,7 @@ class IVON(OnlineNewton, TiltedInference):
         largest_factor: by which a round changes a parameter's precision, up or down.
         most_gain: nats a row that a step may promise; a score that promises more is cut.
         spread: of the draws, in SDs of q̂; far below one scores and curvatures are those at its mean, Laplace's.
-        rounds: of a run that is given no number of them; None is 40 with a server, and 20 of agents without one, whose
+        rounds: default number of rounds of a run; None is 40 with a server, and 20 of agents without one, whose
             beliefs move by all that they have changed and not by the mean of the clients' changes. SDs begin narrow and
             widen over many.
 

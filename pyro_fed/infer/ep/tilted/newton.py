@@ -49,14 +49,14 @@ class Newton(TiltedInference):
     """Expected Newton steps at Sobol points, the same for all clients: natural-gradient variational inference.
 
     It has no randomness, and its fixed point in FedEP is the Gaussian of smallest KL(q ‖ posterior). The algorithm's
-    `num_points` says how many points there are.
+    `num_points` is the number of points.
 
     Args:
         steps: steps a round, at most. With one the site is that of q itself; with more the cavity is held fixed and
             each step is backtracked, or taken back, which is partitioned variational inference.
         enough: a turn also ends with a step no longer than this share of its first, in [0, 1): what is left is made in
             the client's next turn, so that the fixed point is the same.
-        few_rows: about so many rows of all clients, each client's share of them from equal slices of its own, by which
+        few_rows: about this many rows of all, each client's share of them from equal slices of its own, by which
             steps are computed, so that q is the posterior given these; None takes all rows. `FedEP` on a network of
             many rows begins by fewer.
 

@@ -52,7 +52,7 @@ class Fisher(Chain):
         preconditioned: move in units of the tilted curvature at the mean of q, which frees the step size of the
             parameters' units; the paper does not.
         batch_size: rows a step, weighted to all of the client's; None takes all.
-        unit: what `steps`, `burn_in` and `thin` count: "steps", or "epochs" of "sgd", in each of which a client takes
+        unit: the unit of `steps`, `burn_in` and `thin`: "steps", or "epochs" of "sgd", in each of which a client takes
             every row once, in minibatches of `batch_size`.
         fisher_scale: c, how many times the Fisher information counts; beyond 1 the posterior is colder.
 
@@ -96,7 +96,7 @@ class NGVI(Chain):
         preconditioned: move in units of the tilted curvature at the mean of q, which frees the step size of the
             parameters' units; the paper does not.
         batch_size: rows a step, weighted to all of the client's; None takes all.
-        unit: what `steps`, `burn_in` and `thin` count: "steps", or "epochs" of "sgd", in each of which a client takes
+        unit: the unit of `steps`, `burn_in` and `thin`: "steps", or "epochs" of "sgd", in each of which a client takes
             every row once, in minibatches of `batch_size`.
         fisher_steps: T_NGVI, steps of the averaged Fisher information.
         fisher_samples: N_NGVI, points under q̂ at which each step takes it; even.
