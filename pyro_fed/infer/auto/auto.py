@@ -69,7 +69,7 @@ class Auto(Plan):
     """
 
     def stages(self, problem: Problem, graph: Graph | None) -> Sequence[Algorithm | Stage]:
-        """What can be run on this model, in the order of what it costs."""
+        """The algorithms that can run on this model, in the order of their cost."""
         large, has_effects = problem.traits.large(), bool(problem.traits.effects)
         if large:  # where nothing is audited, nothing says that another would be better
             own: Algorithm = FedEP() if graph is None else P2PVI()

@@ -20,7 +20,7 @@ class StepContributions(Contributions):
     obstacle: str = ""
 
     def bounding_obstacle(self) -> str | None:
-        """The reason why the steps cannot be bounded, and the cure; None if they can be."""
+        """The reason why the steps cannot be bounded, and the cure; "" if they can be."""
         return self.obstacle
 
     def bounded_messages(self, limits: Bounded, shared: State, ledger: State, sent: SentMessages) -> BoundedMessages:

@@ -28,7 +28,7 @@ OPTIM = "optim"
 
 
 class Optimiser(Variant):
-    """How an algorithm applies a change Δ, in place of adding δ Δ."""
+    """An optimiser that applies a change Δ, in place of adding δ Δ."""
 
     what: ClassVar[str] = "optimiser"
     door: ClassVar[str] = "pf.optim"

@@ -51,7 +51,7 @@ class EPContributions(SiteContributions):
 
     # -- faulty clients -------------------------------------------------------------------------------------
     def bounding_obstacle(self) -> str | None:
-        """The reason why sites cannot be bounded, such as an optimiser that moves q and the sites differently."""
+        """The reason why sites cannot be bounded: an optimiser moves q and the sites differently; or ""."""
         if not self.algorithm.is_product:
             return "an optimiser moves q and the sites by different amounts; leave it out"
         return ""

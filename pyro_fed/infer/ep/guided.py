@@ -57,7 +57,7 @@ DRAWS_SEED = 0
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
 class GuidedFedEP(KeptDraws, Algorithm, SiteKeeping):
-    """What `FedEP(guide=function)` runs: a guide's own exponential families, by natural-gradient steps.
+    """`FedEP(guide=function)`: a guide's own exponential families, by natural-gradient steps.
 
     Args:
         guide: a function of the model's arguments, or a `PyroModule`, whose global sites are exponential families.

@@ -41,7 +41,7 @@ CURVATURE_STEPS = OnlineNewton(steps=20)
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
 class Averaging(Settings):
-    """How `start="fedavg"` averages as published, and the sites that it leaves: FedAvg by SGD, then α_cov a row.
+    """The averaging of `start="fedavg"` as published, and its sites: FedAvg by SGD, then α_cov for each row.
 
     Args:
         rounds: of averaging.

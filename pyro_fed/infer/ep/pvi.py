@@ -35,7 +35,7 @@ TURN = replace(TEN_STEPS, enough=0.1)
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
 class GuidedPVI(GuidedFedEP):
-    """What `PVI(guide=function)` runs: one client a round, in turn, and one natural-gradient step a turn.
+    """`PVI(guide=function)`: one client in each round, in turn, and one natural-gradient step in each turn.
 
     Args:
         guide: a function of the model's arguments, or a `PyroModule`, whose global sites are exponential families.

@@ -318,7 +318,7 @@ class WarmStarted(EP):
         return shared | self._network_thresholds(problem, shared, start), local
 
     def for_private_rounds(self) -> Self:
-        """As in `EP`; start="few_rows" becomes "laplace", because each of its rounds would add noise."""
+        """This algorithm for private rounds; start="few_rows" becomes "laplace", because its rounds would add noise."""
         lone = replace(self, start="laplace") if self.start == "few_rows" else self
         return super(WarmStarted, lone).for_private_rounds()
 
@@ -333,7 +333,7 @@ class WarmStarted(EP):
             )
 
     def _network_thresholds(self, problem: Problem, shared: State, start: Start) -> State:
-        """For a network, the state entries by which `ascent` judges starts and gains; empty for other models."""
+        """The state entries by which `ascent` judges starts and gains of a network; empty for other models."""
         if "level" not in shared or not problem.traits.layers:
             return {}
         dim = problem.dim if self.solver.few_rows is not None else 0

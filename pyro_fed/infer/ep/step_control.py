@@ -62,7 +62,7 @@ UNKNOWN = frozenset({"shortest", "points_precision", "points_eta", "moves_precis
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
 class StepControl(Settings):
-    """How FedEP's server accelerates the sum of expected Newton steps, or holds it back.
+    """Settings by which FedEP's server accelerates the sum of expected Newton steps, or holds it back.
 
     It is for `client=pf.tilted.Newton()` without an optimiser: nothing else takes steps whose length is known.
 

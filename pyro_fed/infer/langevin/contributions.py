@@ -35,7 +35,7 @@ class VisitContributions(Contributions):
         return shared["position"].new_ones(clients.shape)
 
     def bounding_obstacle(self) -> str | None:
-        """The reason why a visit cannot be compared with one to the surrogates, or None."""
+        """The reason why a visit cannot be compared with one to the surrogates, and the cure; "" if it can."""
         why: str = self.algorithm.incomparable()
         return why
 
@@ -95,7 +95,7 @@ class AveragedVisitContributions(VisitContributions):
         return weight
 
     def bounding_obstacle(self) -> str | None:
-        """The reason why a visit cannot be compared with one to the surrogates, which conducive gradients allow."""
+        """The reason why a visit cannot be compared with one to the surrogates, as if α is 0; "" if it can."""
         return super().bounding_obstacle() or (
             "" if self.algorithm.alpha else "without conducive gradients visits differ as lies do: alpha=1"
         )
@@ -106,7 +106,7 @@ class AveragedVisitContributions(VisitContributions):
         return held._replace(messages={**held.messages, "weight": self.visit_weights(shared, sent.clients)})
 
     def substitute_messages(self, shared: State, ledger: State, messages: State, clients: Tensor) -> State | None:
-        """None: with `stand_in` the visits end where they began, so that a round is shorter by their share."""
+        """An empty dictionary: with `stand_in` visits end where they began, and a round is shorter by their share."""
         return {}
 
 

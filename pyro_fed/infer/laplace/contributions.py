@@ -36,7 +36,7 @@ class LaplaceContributions(SiteContributions):
         return sites.quotient(old)
 
     def bounding_obstacle(self) -> str | None:
-        """None: contributions can be bounded."""
+        """An empty string: contributions can be bounded."""
         return ""
 
     def bounded_messages(self, limits: Bounded, shared: State, ledger: State, sent: SentMessages) -> BoundedMessages:

@@ -187,7 +187,7 @@ class P2PFinite(Tempered, OnGraph):
         return batch, torch.minimum(position[:, -1] + 1, data.num_rows)
 
     def objections(self, received: State, messages: State) -> message_limits.Objections:
-        """None: probabilities are bounded."""
+        """No objections: probabilities are bounded."""
         return {}
 
     def combine(self, shared: State, messages: State, weights: Any) -> State:

@@ -99,7 +99,7 @@ class P2PEP(PeerGaussian):
         check_between(self, "min_effective", 0, 1)
 
     def default_rounds(self, num_clients: int) -> int:
-        """At most 50 after the start."""
+        """At most 50 rounds after the start."""
         return 50
 
     def warm_start(self, problem: Problem) -> Algorithm:

@@ -34,7 +34,7 @@ __dir__ = public_dir(__all__)
 
 
 class Update(TiltedInference):
-    """How an agent's belief takes in its own data: `Newton` or `SVI`, or any `pf.tilted` inference."""
+    """The update of an agent's belief by its own data: `Newton` or `SVI`, or any `pf.tilted` inference."""
 
     what: ClassVar[str] = "belief update"
     door: ClassVar[str] = "pf.update"

@@ -98,7 +98,7 @@ class GaussianAlgorithm(Tempered):
         return cast(Structure, chosen_setting(self, "covariance"))
 
     def derivatives(self, structure: Structure | None = None) -> Derivatives:
-        """How scores and curvatures are computed; `structure` replaces the algorithm's."""
+        """The computation of scores and curvatures; `structure` replaces the algorithm's."""
         return Derivatives(structure or self.structure, self.kind, self.full_dim)
 
     @property
@@ -294,7 +294,7 @@ def sobol(count: int, dim: int) -> Tensor:
 
 
 def sds_moved(q: Gaussian, deltas: Gaussian) -> Tensor:
-    """By how many SDs of q changes (C,) of its parameters move its mean, in the coordinate that moves most, (C,)."""
+    """Moves of the mean of q by changes (C,) of its parameters, in SDs, in the coordinate that moves most, (C,)."""
     if not bool(q.is_proper()):
         return torch.zeros(len(deltas.eta), dtype=torch.float64)
     spread, pull = q.moments()[1], deltas.score(q.mean().expand_as(deltas.eta))

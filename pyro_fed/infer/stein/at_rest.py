@@ -60,7 +60,7 @@ def unlike_draws(figures: Figures) -> bool:
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
 class EndOfRun(Settings):
-    """When a run of particles ends: after a pass over the clients whose scores have nothing against the moments.
+    """End of a run of particles: after a pass over the clients whose scores are consistent with the moments.
 
     Args:
         noise: share of the kernelised Stein discrepancy of N exact draws at which it ends.

@@ -29,7 +29,7 @@ class TurnContributions(Contributions):
         return {"residual": local["residual"]}
 
     def bounding_obstacle(self) -> str | None:
-        """The reason why a turn cannot be compared with one towards the clients' sites, or None."""
+        """The reason why a turn cannot be compared with one towards the clients' sites; "" if it can."""
         if self.algorithm.start == "gaussian":
             return ""
         return "turns are compared with those towards Gaussian sites: start='gaussian'"
@@ -105,7 +105,7 @@ class SurveyContributions(Contributions):
         return {name: local[name] for name in ("precision", "eta")}
 
     def bounding_obstacle(self) -> str | None:
-        """The reason why scores cannot be compared with those of the clients' sites, or None."""
+        """The reason why scores cannot be compared with those of the clients' sites; "" if they can."""
         if self.algorithm.begin == "gaussian":
             return ""
         return (

@@ -18,7 +18,7 @@ class DrawContributions(Contributions):
     """Contributions to `ConsensusMC`."""
 
     def bounding_obstacle(self) -> str | None:
-        """None: contributions can be bounded."""
+        """An empty string: contributions can be bounded."""
         return ""
 
     def bounded_messages(self, limits: Bounded, shared: State, ledger: State, sent: SentMessages) -> BoundedMessages:
@@ -34,7 +34,7 @@ class DrawContributions(Contributions):
         )
 
     def substitute_messages(self, shared: State, ledger: State, messages: State, clients: Tensor) -> State | None:
-        """None: the product is that of the other clients, without these clients' shares of the prior."""
+        """An empty dictionary: the product is that of the other clients, without these clients' shares of the prior."""
         return {}
 
     def client_shift_sds(self, shared: State, ledger: State, sent: SentMessages) -> Tensor:

@@ -44,7 +44,7 @@ class LogLikContributions(Contributions):
         return {name: value for name, value in local.items() if name.startswith(HELD)}
 
     def bounding_obstacle(self) -> str | None:
-        """The reason why log-likelihoods cannot be compared with those of the clients' sites, or None."""
+        """The reason why log-likelihoods cannot be compared with those of the clients' sites; "" if they can."""
         if self.sites_known:
             return ""
         return "particles, chains and draws have no sites to compare log-likelihoods with: surrogates='auto'"
@@ -106,7 +106,7 @@ class MeasuredContributions(Contributions):
     """Contributions to `Measuring`: each client's measurement of its surrogate."""
 
     def bounding_obstacle(self) -> str | None:
-        """None: contributions can be bounded."""
+        """An empty string: contributions can be bounded."""
         return ""
 
     def bounded_messages(self, limits: Bounded, shared: State, ledger: State, sent: SentMessages) -> BoundedMessages:

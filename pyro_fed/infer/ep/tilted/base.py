@@ -89,7 +89,7 @@ def numerics_of(algorithm: SpreadGaussian, problem: Problem, prior_share: Tensor
 
 
 class TiltedInference(Variant):
-    """How a client approximates its tilted distribution p_k q_-k, its likelihood times the cavity, by a Gaussian.
+    """A Gaussian approximation of a client's tilted distribution p_k q_-k, its likelihood times the cavity.
 
     A kind of one's own is a frozen, keyword-only dataclass of settings with the method `infer`, given as an instance:
     ``pf.FedEP(client=Mine())``.

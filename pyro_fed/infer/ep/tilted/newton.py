@@ -56,7 +56,7 @@ class Newton(TiltedInference):
             each step is backtracked, or taken back, which is partitioned variational inference.
         enough: a turn also ends with a step no longer than this share of its first, in [0, 1): what is left is made in
             the client's next turn, so that the fixed point is the same.
-        few_rows: about this many rows of all, each client's share of them from equal slices of its own, by which
+        few_rows: about this many rows of all clients, each client's share from equal slices of its own, by which
             steps are computed, so that q is the posterior given these; None takes all rows. `FedEP` on a network of
             many rows begins by fewer.
 
