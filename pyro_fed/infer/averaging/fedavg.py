@@ -114,7 +114,7 @@ class FedAvg(Algorithm):
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """Start near the prior's mean, further off if gradients vanish there, or at zeros if a prior has no mean."""
+        """Start near the prior's mean, further off if gradients vanish there, or at zeros if a flat prior has none."""
         point = problem.central_start(generator)
         optimiser = self._optimiser
         state = {} if optimiser is None else prefixed(OPTIM, optimiser.init({"point": point}, self.damping))

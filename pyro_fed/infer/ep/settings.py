@@ -142,7 +142,7 @@ class ServerOptimised(Damped):
         return Optimised(cast(Optimiser, self.server_optimiser), self.rate, mean=self.changes == "mean")
 
     def part_taken(self, after: State) -> float:
-        """The fraction taken by which `monitor` divides the change; 1 if an optimiser decides on the steps."""
+        """The fraction by which `monitor` divides the change; 1 if an optimiser decides on the steps."""
         return super().part_taken(after) if self.is_product else 1.0
 
     def feedback(self, after: State, clients: Tensor) -> tuple[State, State]:

@@ -36,7 +36,7 @@ def r_hat_limit(num_chains: int) -> float:
     The means of m halves of n draws each, equivalent to e independent draws in all, have m / e times the variance of
     the draws: R-hat² is about 1 + m / e. The limit is that of the smallest e without a warning, whatever the number of
     chains: the error of their common mean, and by the folded draws of their SD, is then e^(-1/2), 0.05 SDs. With more
-    chains each is shorter and knows its own mean less well, but all together know theirs as well.
+    chains each is shorter and knows its own mean less well, but their common mean is as accurate.
     """
     return math.sqrt(1 + 2 * num_chains / fewest_effective(num_chains))
 

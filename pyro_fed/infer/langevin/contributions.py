@@ -95,7 +95,7 @@ class AveragedVisitContributions(VisitContributions):
         return weight
 
     def bounding_obstacle(self) -> str | None:
-        """The reason why a visit cannot be compared with one to the surrogates, as if α is 0; "" if it can."""
+        """The reason why a visit cannot be compared with one to the surrogates, such as α = 0; "" if it can."""
         return super().bounding_obstacle() or (
             "" if self.algorithm.alpha else "without conducive gradients visits differ as lies do: alpha=1"
         )

@@ -4,7 +4,7 @@
     combine     where it ended, and those of its steps t > burn_in that are multiples of `thin`
     converged   R-hat is small, and there are `target_ess` effective draws of the slowest coordinate
 
-The steps of a chain at a client are elsewhere.
+`visits` has the steps of a chain at a client.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class TravellingChains(Tempered, Chains):
         return [after | one.state() for one in stores]
 
     def adapt_steps(self, server: ServerState, visits: Visit) -> ServerState:
-        """The server's state with other changes by visits (R, C, ...) than those of the chains: none."""
+        """The server's state after further changes by visits (R, C, ...); unchanged by default."""
         return server
 
     # -- several rounds at once -----------------------------------------------------------------------------

@@ -82,7 +82,7 @@ class PeerContributions(SiteContributions):
         return self.algorithm.unaccelerated() if isinstance(combination, Bounded) else self.algorithm
 
     def bounding_obstacle(self) -> str | None:
-        """The reason why contributions cannot be bounded, as if a start sums log-likelihoods; "" if they can be."""
+        """The reason why contributions cannot be bounded, such as a start that sums log-likelihoods; or ""."""
         if self.algorithm.start == "consensus":
             return "its start adds up log-likelihoods that nobody can check: start='local', or 'prior'"
         if not self.algorithm.keeps_site or self.algorithm.solver.by_gradients:

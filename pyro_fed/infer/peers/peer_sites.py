@@ -130,8 +130,8 @@ def seen_whole(
 
     That consensus is q Π_j (t_j,new / t_j,old)^s_j, which a change enters once, and not 1 / v times as in b. If an
     agent's sites, new and old, have no negative precision, s is the largest that leaves q (t_new / t_old)^s proper: if
-    no agent's sites have, their product with the prior is proper. For other sites b has to be proper; and for all of
-    them once their product was not, which every agent sees.
+    this holds for all agents, the product of the sites with the prior is proper. For other sites b has to be proper;
+    and for all of them once their product was not, which every agent sees.
 
     Args:
         q: beliefs, (C,).

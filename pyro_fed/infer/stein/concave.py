@@ -1,4 +1,4 @@
-"""Whether a posterior provably has one mode: a Gaussian prior, and rows that are concave in their linear predictors.
+"""A check that a posterior has one mode: a Gaussian prior, and rows that are concave in their linear predictors.
 
     log p(y_i | z) = f_i(u_i),     u_i = A_i z + b_i              (`predictors`)
 
@@ -98,7 +98,7 @@ class OneMode(Algorithm):
         return {"bent": float(after["bent"])}
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
-        """Whether all clients have answered."""
+        """True after the one round."""
         return True
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:

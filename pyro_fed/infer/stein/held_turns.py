@@ -10,7 +10,7 @@ in SDs of the Gaussian that the particles are whitened by: a residual of e moves
 
 with ρ the rows over the median client's, at least 1 for R_k; and beyond twice that bound as in `algorithm.bounding`.
 The server validates the new particles: it makes the turn itself, towards the prior and all clients' sites with the
-residuals it had, and takes those of the client's particles that are within one turn's longest move from its own,
+residuals it had, and takes the client's particles if all are within one turn's longest move of its own,
 
     L h (1 + t / `decay_offset`)^-`decay`
 
@@ -56,7 +56,7 @@ def held_residuals(known: Tensor, clients: Tensor, sent: Tensor, rows: Tensor | 
 
 
 def held_particles(sent: Tensor, own: Tensor, reach: Tensor) -> tuple[Tensor, Tensor]:
-    """A client's particles (N, D) if within `reach` of the server's, else these; and by how much they were not."""
+    """A client's particles (N, D) if all are within `reach` of the server's, else the server's; and the excess, ()."""
     away = (sent - own).abs()
     beyond = (away.amax() - reach).double().clamp(0, LARGEST_DISTANCE)
     return (sent if float(beyond) == 0 else own), beyond
