@@ -83,10 +83,7 @@ class Descent:
 
 
 def descent_ends(problem: Problem, algorithm: Descending, point: Tensor, const: Any, dims: Any) -> Tensor:
-    """The points (C, D) where the steps of C clients from `point` (C, D) end.
-
-    `const` is what their gradients need, `dims` its client axes.
-    """
+    """The points (C, D) where the steps of C clients from `point` (C, D) end; `dims` are the client axes of `const`."""
     still, descent = torch.zeros_like(point), Descent(algorithm)
     (_, score, curvature), _ = problem.scan(descent.first, (point, still, still[:, 0]), const, (), 1, dims)
     (found, *_), _ = problem.scan(

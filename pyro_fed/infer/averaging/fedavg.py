@@ -142,10 +142,7 @@ class FedAvg(Algorithm):
         return {"delta": point - shared["point"]}, {}, {}
 
     def descended(self, problem: Problem, point: Tensor, const: Any, noise: Noise, dims: Any) -> Tensor:
-        """The points (C, D) where the L steps of C clients from `point` (C, D) end.
-
-        `const` is what `gradient` needs of the clients, `dims` its client axes.
-        """
+        """The points (C, D) where C clients' L steps from `point` (C, D) end; `dims` are the client axes of `const`."""
         if self.batch_size is None:
             return descent_ends(problem, self, point, const, dims)
         count = len(noise.weight) if self.unit == "epochs" else self.chain_steps

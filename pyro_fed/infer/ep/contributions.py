@@ -101,10 +101,7 @@ class EPContributions(SiteContributions):
         return free, variance**0.5 / self.algorithm.damping_for(rounds[-1].clients)
 
     def undone_share(self, taken: float, clients: int, num_clients: int) -> float:
-        """u, the share of q's noise that a round undoes: none, as clients measure changes from their noiseless sites.
-
-        `taken` is δ, the fraction of its messages that a round took; `clients` of `num_clients` worked in it.
-        """
+        """u, the share of q's noise that a round undoes: none, as clients measure changes from noiseless sites."""
         return 0.0
 
 

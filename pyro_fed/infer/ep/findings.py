@@ -55,10 +55,7 @@ def ended_early(record: Record) -> list[Finding]:
 
 
 def unused_sites(record: Record, newton: bool) -> list[Finding]:
-    """Warnings about clients whose last message could not be used, by name.
-
-    `newton` says whether the clients took expected Newton steps.
-    """
+    """Warnings about clients, by name, whose last message could not be used, of expected Newton steps or others."""
     usable, fraction = record.last("usable"), record.last("fraction")
     clients = next((r.clients for r in reversed(record.rounds) if "fraction" in r.info), [])
     if not len(usable):  # where sums alone are known, a client's own word is in none of the figures
@@ -82,10 +79,7 @@ def unused_sites(record: Record, newton: bool) -> list[Finding]:
 
 
 def still_moving(record: Record, newton: bool, diagonal: bool) -> list[Finding]:
-    """A warning if q still moved by more than `UNSETTLED_SDS` in its last round, with the cure.
-
-    `newton` says whether the steps were expected Newton steps, `diagonal` whether q's precision is diagonal.
-    """
+    """A warning if q still moved by more than `UNSETTLED_SDS` in its last round, with the cure."""
     latest, last = record.latest, record.figures[-STALLED_ROUNDS:]
     if newton and record.converged is False and all(f.get("cut") and f["fraction"] < STALLED_FRACTION for f in last):
         fraction = max(f["fraction"] for f in last)

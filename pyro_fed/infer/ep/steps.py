@@ -133,10 +133,7 @@ def largest_fractions(q: Gaussian, changes: Gaussian, damping: float) -> Tensor:
 
 
 def optimised_site_steps(optimiser: Optimiser, rate: float, local: State, change: Gaussian) -> tuple[Gaussian, State]:
-    """The steps of C clients' sites, t_k ← t_k optim(Δ_k), each by its own optimiser, and the optimisers' states.
-
-    `rate` is the learning rate, `local` has the clients' states (C, ...), and `change` is Δ_k (C,).
-    """
+    """The steps of C clients' sites, t_k ← t_k optim(Δ_k), each by its own optimiser, and the optimisers' states."""
     steps, states = [], []
     for k in range(len(change.eta)):
         own = {name: value[k] for name, value in within(local, OPTIM).items()}

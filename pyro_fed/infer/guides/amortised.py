@@ -59,10 +59,7 @@ def local_gradients(
 
 
 def local_bound(program: GuideProgram, z: Tensor, batch: Batch) -> Tensor:
-    """log p(y_k, u_k | x) - log q(u_k | y_k, x) of one draw of u_k, summed over a client's rows: (); z is (D,).
-
-    It is called within the program's `at`.
-    """
+    """log p(y_k, u_k | x) - log q(u_k | y_k, x) of one draw of u_k, summed over rows, (), within `at`; z is (D,)."""
     problem, rows = program.problem, batch.rows
     drawn = drawn_inside(program, problem.execute_at(z, rows).filler.values, rows)
     values = {name: drawn.nodes[name]["value"] for name in problem.layout.local}

@@ -42,18 +42,12 @@ def r_hat_limit(num_chains: int) -> float:
 
 
 def chains_converged(num_chains: int, r_hat: float, ess: float, wanted: int) -> bool:
-    """Whether chains agree and have as many effective draws as wanted; a single chain agrees.
-
-    `r_hat` is the largest over the coordinates, `ess` the smallest, of all chains together.
-    """
+    """Whether chains agree by the largest R-hat, as a single one does, and their smallest ESS together is as wanted."""
     return ess >= wanted and (num_chains == 1 or r_hat <= r_hat_limit(num_chains))
 
 
 def rhat_and_ess(draws: Array) -> tuple[Array, Array]:
-    """R-hat (D,) and bulk ESS (D,), float64, from finite draws (chain, draw, D) that are constant in no coordinate.
-
-    Each half of a chain has at least four draws.
-    """
+    """R-hat (D,) and bulk ESS (D,), float64, of finite draws (chain, draw ≥ 8, D), constant in no coordinate."""
     size = max(1, PIECE // (draws.shape[0] * draws.shape[1]))
     pieces = [_of_few(draws[..., first : first + size]) for first in range(0, draws.shape[2], size)]
     r_hat, ess = (np.concatenate(part) for part in zip(*pieces, strict=True))
@@ -71,10 +65,7 @@ def _of_few(draws: Array) -> tuple[Array, Array]:
 
 
 def _normal_scores(halves: Array) -> tuple[Array, Array]:
-    """Normal scores of the ranks of each coordinate's draws, (D, m, n), and the median, (D,).
-
-    Ties share the score of their mean rank.
-    """
+    """Normal scores of the ranks of each coordinate's draws, (D, m, n), where ties share one, and the median, (D,)."""
     values = halves.reshape(len(halves), -1)
     order = values.argsort(1)
     ascending = np.take_along_axis(values, order, 1)

@@ -24,10 +24,7 @@ STABLE_STEP_SHARE = 0.25
 
 
 def largest_curvature(problem: Problem, position: Tensor, score: Score, factor: Tensor, batch: Batch) -> Tensor:
-    """λ (C,) of each client's score at its chain's position (C, D); negative if the dominant curvature points outwards.
-
-    `score`, `factor` (A) and `batch` (all rows) are of the clients.
-    """
+    """λ (C,) of each client's score at its chain's position (C, D); negative if the dominant curvature is outward."""
     product = problem.mapped(_curve, (0, 0, 0, 0, BATCHES), calls=0)
     return power_iteration(lambda v: product(position, v, score, factor, batch), position)
 

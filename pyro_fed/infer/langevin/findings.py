@@ -26,10 +26,7 @@ SHORT = 0.5
 def chain_findings(
     record: Record, problem: Problem, num_chains: int, burn_in: int, step_size: float | None
 ) -> list[Finding]:
-    """Warnings about chains that disagree, too few effective draws, and clients whose surrogates are poor.
-
-    `step_size` is None if it was derived.
-    """
+    """Warnings about chains that disagree, too few effective draws, and poor surrogates; a derived step is None."""
     tempered, last = tempered_clients(record), record.latest
     if last.get("kept", 0) == 0:
         end = f"the run ended within burn_in={burn_in} steps of full length"
@@ -85,9 +82,6 @@ def unmeasured_noise(problem: Problem) -> Finding:
 
 
 def step_advice(step_size: float, is_given: bool) -> str:
-    """The cure of a chain that became non-finite: a smaller step than h, or less noise from minibatches.
-
-    `is_given` says whether the user has given the step.
-    """
+    """The cure of a chain that became non-finite: a smaller step, or less noise from minibatches."""
     reduce = "reduce step_size below its present" if is_given else "give a step_size below the derived"
     return f"{reduce} {step_size:.3g}, or raise batch_size"

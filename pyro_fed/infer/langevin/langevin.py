@@ -153,10 +153,7 @@ class Langevin(TravellingChains):
         return max(burn_in, min(math.ceil(burn_in * times), half))
 
     def adapt_steps(self, server: ServerState, visits: Visit) -> ServerState:
-        """The server's state with h as short as any client needed, burn-in longer by as much, and the visited clients.
-
-        `visits` are of R rounds, (R, C, ...).
-        """
+        """The server's state after visits (R, C, ...): h as short as any needed, longer burn-in, visited clients."""
         if server.visited is None:
             return server
         num_clients, done = len(server.share), server.chains.steps

@@ -270,10 +270,7 @@ class SummedLangevin(Algorithm):
 
 
 def row_scores(problem: Problem, z: Tensor, rows: tuple[Tensor, ...]) -> Tensor:
-    """The gradient of each row's log-likelihood, (m, D), at z (D,), by D backward passes, whatever the number of rows.
-
-    `rows` are the row tensors, each (m, ...).
-    """
+    """Gradients of the log-likelihoods of rows (m, ...) at z (D,), (m, D), by D backward passes, whatever m is."""
     value, pull = vjp(lambda z: problem.log_parts(z, rows)[1], z)[:2]
     if len(value) <= len(z):
         by_row: Tensor = problem.vmap(lambda e: pull(e)[0])(torch.eye(len(value)).to(value))

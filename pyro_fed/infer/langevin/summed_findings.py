@@ -22,10 +22,7 @@ DRAWS_FOR_ONE = 20
 
 
 def summed_chain_findings(record: Record, num_chains: int, burn_in: int, is_private: bool) -> list[Finding]:
-    """Warnings about too few effective draws, chains that disagree, and steps that are too long for the posterior.
-
-    `is_private` says whether the chain's noise comes with the messages.
-    """
+    """Warnings about too few effective draws, chains that disagree, and steps that are too long for the posterior."""
     last = record.latest
     if not last.get("kept"):
         return [sentences.no_draw_kept(end=f"the run ended within burn_in={burn_in} rounds")]
@@ -55,10 +52,7 @@ def widening(chains: ChainStore) -> float:
 
 
 def least_autocorrelation(centred: np.ndarray) -> float:
-    """The smallest lag-one autocorrelation in any direction, or of the coordinates if draws are few.
-
-    `centred` is (M, n, D), each chain about its mean.
-    """
+    """The smallest lag-one autocorrelation of centred chains (M, n, D), in coordinates only if draws are few."""
     chains, draws, dim = centred.shape
     centred = centred / np.abs(centred).max()  # a chain that runs away is finite for long
     here, ahead = (part.reshape(-1, dim) for part in (centred[:, :-1], centred[:, 1:]))

@@ -123,10 +123,7 @@ class TravellingChains(Tempered, Chains):
         return self.states_after(shared, visits, visits)
 
     def states_after(self, shared: State, chains: Visit, visits: Visit) -> list[State]:
-        """The server's state after each of R rounds.
-
-        `chains` are those that are kept, (R, M, ...), and `visits` those that were received, (R, C, ...).
-        """
+        """The server's state after each of R rounds, with kept chains (R, M, ...) and received visits (R, C, ...)."""
         server = ServerState.of(shared)
         after = shared | self.adapt_steps(server, visits).state()
         burn_in = int(server.burn_in)

@@ -104,10 +104,7 @@ def step(
 
 
 def _prior(algorithm: SpreadGaussian, problem: Problem, q: Gaussian) -> Gaussian:
-    """The prior's site by an expected Newton step under each agent's belief, with non-negative precision.
-
-    It is computed for a few agents at a time, to bound memory if all agents are in one process.
-    """
+    """The prior's site by an expected Newton step under each agent's belief, not negative, a few agents at a time."""
     count = PRIOR_POINTS if q.dim <= LARGE_DIM else PRIOR_POINTS_OF_LARGE
     size = max(1, POINT_NUMBERS // (count * q.dim))
     derivatives, found = algorithm.derivatives("diag"), []

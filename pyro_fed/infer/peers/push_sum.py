@@ -173,10 +173,7 @@ def _ratio(state: State) -> Gaussian:
 
 
 def shares_out(weights: Any) -> sparse.csr_array:
-    """P (C, C), what each agent gives to those that hear it, itself among them, in equal parts; columns sum to one.
-
-    Only the pattern of W (C, C) counts: i hears j if W_ij is not zero.
-    """
+    """P (C, C), equal parts that an agent gives to those that hear it and itself, by the pattern of W (C, C) alone."""
     heard = sparse.csr_array(weights != 0).astype(np.float64)
     heard = sparse.csr_array((heard + sparse.eye_array(heard.shape[0], format="csr")) != 0).astype(np.float64)
     listeners = np.asarray(heard.sum(axis=0)).ravel()

@@ -34,10 +34,7 @@ def power_iteration(product: Callable[[Tensor], Tensor], like: Tensor) -> Tensor
 
 
 def largest_likelihood_curvature(problem: Problem, position: Tensor, data: ClientData) -> Tensor:
-    """Curvature of largest absolute value of each client's log-likelihood at `position` (C, D), (C,).
-
-    It is positive if the log-likelihood is concave in that direction.
-    """
+    """Largest curvature (C,) in size of each client's log-likelihood at `position` (C, D), positive if concave."""
 
     def product(directions: Tensor) -> Tensor:
         return -clients_likelihood_curves(problem, position[:, None], directions[:, None], data)[:, 0]

@@ -140,10 +140,7 @@ def _under_gaussian(problem: Problem) -> Tensor | None:
 
 
 def count_tangents_below(problem: Problem, points: Tensor, data: ClientData) -> Tensor:
-    """Numbers of pairs of points (C, P, D) at which a tangent lies below the log-likelihood of a client's row, (C,).
-
-    The problem's rows have predictors.
-    """
+    """Numbers of pairs of points (C, P, D) at which a tangent lies below the log-likelihood of a client's row, (C,)."""
     clients, count = points.shape[:2]
     most = max(SMALLEST_PIECE, BLOCK // (clients * count**2))
     size = min(max(SMALLEST_PIECE, rounded_row_count(data.row_index.shape[-1])), most)

@@ -309,10 +309,7 @@ class DSVGD(ParticleAlgorithm, Indicators):
         return -(-self.local_steps // TURN_DIVISOR) if near else self.local_steps
 
     def _straight(self, problem: Problem, received: Received, site: Site, data: ClientData) -> bool:
-        """Whether the client's site can replace its rows while the particles move, see `STRAIGHT`.
-
-        It is judged only when a single client has a turn, so that no client decides for another.
-        """
+        """Whether the site of the client of this turn can replace its rows while particles move, see `STRAIGHT`."""
         if self.batch_size is not None or bool(received.apart.any()):
             return False
         varies = site.residual.std(-2).amax(-1)
@@ -361,10 +358,7 @@ class DSVGD(ParticleAlgorithm, Indicators):
         return TurnContributions(self)
 
     def server_turn(self, problem: Problem, shared: State) -> tuple[State, State]:
-        """Make the server's L steps towards the prior and all clients' sites: particles and optimiser, and the figures.
-
-        Only the problem's prior is used.
-        """
+        """Make the server's L steps towards the prior and all clients' sites: particles and optimiser, and figures."""
         one = {name: value[None] for name, value in shared.items()}
         received = Received.of(one)
         coordinates, sites = received.coordinates, received.sites

@@ -85,10 +85,7 @@ class Nearest(FedEP):
 
 
 def nearest_of(start: Start) -> Start:
-    """The particles' start: the Gaussian if it has converged at the one mode, or else Laplace's approximation.
-
-    `start` has the last states of the phase before, whichever it was.
-    """
+    """The particles' start: the Gaussian if it has converged at the one mode, or else Laplace's approximation."""
     found = start.shared
     if f"{LAPLACE}eta" not in found or is_at_rest(found):
         return start

@@ -43,10 +43,7 @@ def _narrower(problem: Problem, found: State) -> float:
 
 
 def with_pace(server: Server) -> Server:
-    """The server's state with the factor after a round: halved if draws have ended a pass no nearer than before.
-
-    The state has the round's `ksd`, and `passed` is counted up.
-    """
+    """The server's state with the factor after a round: halved if draws have ended a pass no nearer than before."""
     if not bool(server.census):
         return server
     total, done = server.pass_ksd + server.ksd, server.passed

@@ -304,10 +304,7 @@ class Survey(Algorithm):
 
 
 def residuals_at(scores: Tensor, sites: Gaussian, white: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Clients' scores (C, N, D) less their sites' at the particles, and the sum over clients in double precision.
-
-    They are computed client by client if they are many, in `dtype`.
-    """
+    """Clients' scores (C, N, D) less their sites' at the particles, in `dtype`, and their sum in double precision."""
     if scores.numel() <= AT_ONCE:
         residual = scores - site_scores(sites.precision, sites.eta, white)
         return residual.to(dtype), residual.sum(0)

@@ -30,10 +30,7 @@ CORRELATION_JITTER = 1e-12
 
 
 def average_draws(draws: Tensor, *, weighted: bool = True) -> Tensor:
-    """One draw of the product for each s, (S, D), from draws (K, S, D).
-
-    `weighted` says whether the inverse covariances are the weights; otherwise all weights are equal.
-    """
+    """One draw of the product for each s, (S, D), from draws (K, S, D); unweighted, all weights are equal."""
     if not weighted:
         return draws.mean(0)
     precisions = _precisions(draws)
