@@ -248,7 +248,7 @@ class EP(SpreadGaussian, SiteKeeping):
         """Whether q = t_0 Π_k t_k holds: optimisers move q and the sites by different amounts."""
         return True
 
-    # -- where it begins ------------------------------------------------------------------------------------
+    # -- start of a run -------------------------------------------------------------------------------------
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:

@@ -8,6 +8,6 @@ In this room:
     program                 any guide, as a function of its parameters and a seed
     guide_sites             a guide's sites against the model's
     fitting                 a Gaussian guide fitted by Adam
-    kept_draws              draws of a fitted guide, each of which a result has once
+    kept_draws              draws of a fitted guide, each once in a result
     param_store             Pyro's global param store, kept clean
 """

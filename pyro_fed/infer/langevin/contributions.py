@@ -44,7 +44,7 @@ class VisitContributions(Contributions):
         stride, midpoint = self.algorithm.stride, self.algorithm.midpoint
         steps, noise, _ = self._replay(shared, sent)
         held, cut = held_visits(shared, sent.messages, steps, noise, stride, midpoint, limits.pull)
-        own = steps[stride - 1 :: stride].to(held["step_size"])  # nobody shortens the others' steps
+        own = steps[stride - 1 :: stride].to(held["step_size"])  # no client shortens the others' steps
         return BoundedMessages(shared, held | {"step_size": own.expand_as(held["step_size"])}, {}, cut)
 
     def client_shift_sds(self, shared: State, ledger: State, sent: SentMessages) -> Tensor:

@@ -93,7 +93,7 @@ class CorrectedLangevin(Langevin):
             return self.build_gradient(client._replace(anchor_score=score), position)
         return self.build_gradient(
             client, client.anchor.clone()
-        )  # inputs of a compiled step are told apart by identity
+        )  # a compiled step distinguishes its inputs by identity
 
     def local_rounds(
         self,

@@ -27,7 +27,7 @@ def minibatches_at(position: Tensor, weight: Tensor, num_rows: Tensor, steps: in
     """
     slot = torch.arange(position.shape[-1], device=num_rows.device)
     rows = num_rows.unsqueeze(-1)
-    if not len(position):  # nobody drew any
+    if not len(position):  # no client drew any
         position, weight = (part.new_zeros(steps, *part.shape[1:]) for part in (position, weight))
     whole, has = rows <= len(slot), slot < rows
     position = torch.where(whole, slot % rows.clamp_min(1), position)

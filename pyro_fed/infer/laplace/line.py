@@ -22,7 +22,7 @@ def held_values(
         point: where they were taken, (D,).
         line: the points' differences from it, (L, D), followed by that of the present point, (L + 1, D).
         values: as sent, of the points, (K, L); the one nearest to the present point is the last in `line` again.
-        pull: departures beyond so many SDs of the cohort's are cut.
+        pull: departures beyond this many SDs of the cohort's are cut.
         rows: of each client, (K,); None: as many.
     """
     score, still = sites.score(point.expand_as(sites.eta)), torch.zeros_like(sites.eta)

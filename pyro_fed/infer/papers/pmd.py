@@ -63,7 +63,7 @@ class PMD(Algorithm):
         decay_offset: steps after which γ has fallen to 2^-decay; only with a `decay`.
         bandwidth: h, the SD of isotropic kernels on the unconstrained scale; None takes Silverman's share of the
             particles' covariance.
-        min_effective: γ_t is lowered until the weights are worth this share of the particles, in (0, 1); None: never.
+        min_effective: γ_t is lowered until the effective number is this share of all particles, in (0, 1); None: never.
         batch_size: rows a step, weighted to all; None takes all.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
 

@@ -144,7 +144,7 @@ class P2PPushSum(PeerGaussian):
         """Add up the shares that each agent has received: P s and P w.
 
         Raises:
-            SettingError: weights of one agent alone, from which nobody can tell how many hear the others.
+            SettingError: weights of one agent alone, which do not show how many hear the others.
         """
         if weights.shape[0] != weights.shape[1]:
             raise SettingError(

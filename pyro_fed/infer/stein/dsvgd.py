@@ -17,7 +17,7 @@ with the prior p_0, client k's likelihood p_k and site t_k, and particles z_n in
 **The sites here.** In the paper they are ratios of kernel density estimates, whose gradients vanish beyond a few
 dimensions, and which are improper in their tails (`papers.dsvgd`). Here `survey` gives a Gaussian approximation of each
 client's likelihood (its surrogate: Λ_k, η_k), and r_{k,n} corrects its gradient where client k left particle n after
-its last turn. p_0 and p_k are exact. Once the particles are at rest, all r_{j,n} are exact, and so is the score at
+its last turn. p_0 and p_k are exact. Once the particles converge, all r_{j,n} are exact, and so is the score at
 every particle. So the fixed point is that of SVGD on the pooled data, whatever the surrogates are and whichever client
 came last. (With surrogates alone it depends on the last client. The argument is that of SAGA.) The surrogates only
 decide how fast particles get there, and how many local steps are safe.

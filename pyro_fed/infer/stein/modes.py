@@ -56,13 +56,13 @@ class Modes(Algorithm):
     """Damped Newton steps from several starts at once.
 
     Args:
-        num_starts: number of draws of the prior that climb, chosen among `CANDIDATES` times as many.
+        num_starts: number of draws of the prior as starts, chosen among `CANDIDATES` times as many.
         max_rounds: largest number of rounds; starts that have not settled by then are dropped.
         tolerance: a start has settled when its next undamped step is shorter than this many posterior SDs.
         same_mode: points closer than this many SDs are one mode.
         first_damping: λ at the start.
         growth: λ grows by this factor after a fall, and shrinks by it after a rise.
-        by_few_rows: climb by few rows of each client; the earlier phase, if rows are many.
+        by_few_rows: search by few rows of each client; the earlier phase, if rows are many.
         after: the earlier phase: "few_rows" (climbs by few rows) or "one_mode" (the search for one).
     """
 

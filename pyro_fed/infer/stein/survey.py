@@ -239,7 +239,7 @@ class Survey(Algorithm):
             modes, precisions, shares = modes_of(found, Modes.tolerance, Modes.same_mode)
             if len(modes):
                 return coordinates.white(mixture_points(modes, precisions, shares, self.num_particles, seed)), shares
-            # No climb has reached a maximum, as in a funnel, which has none: the points are around the warm start's q.
+            # No search has reached a maximum, as in a funnel, which has none: the points are around the warm start's q.
         points = gaussian_points(self.num_particles, len(coordinates.mean), seed).to(coordinates.mean)
         return (self.probe * points if self.begin == "checked" else points), whole
 
