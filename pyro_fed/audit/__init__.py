@@ -1,4 +1,4 @@
-"""The audit at the end of a run: what the model's own densities, at the run's draws, say against the result."""
+"""The audit at the end of a run: evidence of the model's own densities, at the run's draws, against the result."""
 
 from pyro_fed.conventions.doors import door
 

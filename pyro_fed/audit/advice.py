@@ -1,4 +1,4 @@
-"""What to do about draws that are not the posterior's: the cure that fits the algorithm, the model and the run."""
+"""The cure for draws that are not the posterior's, which fits the algorithm, the model and the run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.size import is_large
 from pyro_fed.infer.sites.gaussian_sites import gaussian
 
-#: With at most so many rows for each parameter, improper priors may leave no posterior, or one without moments: under
+#: With at most this many rows for each parameter, improper priors may leave no posterior, or one without moments: under
 #: flat priors, the mean and scale of a Gaussian have a posterior from three rows on, and the scale has a variance from
 #: five on.
 FEW_ROWS = 2.5
@@ -22,7 +22,7 @@ def cure(evidence: Evidence, beyond: bool = False) -> str:
 
     Args:
         evidence: the result.
-        beyond: whether weighted points have found that the posterior is wider than the draws.
+        beyond: whether weighted points show that the posterior is wider than the draws.
     """
     if evidence.record.has_private_noise:
         return cures.LESS_NOISE

@@ -14,21 +14,15 @@ from pyro_fed.audit.splitting import splitting
 from pyro_fed.audit.stillness import stillness
 from pyro_fed.codes.finding import Finding
 
-#: From the evidence to findings; none where there is nothing to say.
+#: A check: from the evidence to findings, none if nothing speaks against the result.
 Check = Callable[[Evidence], list[Finding]]
 
 
 def draws(evidence: Evidence) -> list[Finding]:
-    """Draws that are not the posterior's, by chains that begin at them, or else by modes that they miss.
+    """Draws that are not the posterior's, by chains that begin at them, or else by missed modes: one finding, or none.
 
-    Modes are looked for only where chains find nothing wrong: an error that chains find comes first. Where
-    `weighted_points` find the error, and not chains, its cause may be a missed mode. Then modes are looked for first.
-
-    Args:
-        evidence: the result.
-
-    Returns:
-        One finding, or none.
+    Modes are looked for only if chains find nothing wrong: an error that chains find comes first. If `weighted_points`
+    find the error, and chains do not, its cause may be a missed mode. Then modes are looked for first.
     """
     found = evidence.moments
     if found is not None and found.by == "weights":
@@ -36,42 +30,27 @@ def draws(evidence: Evidence) -> list[Finding]:
     return findings_with_causes(evidence, stillness(evidence) or missed_modes(evidence))
 
 
-#: Whether the densities are those of a posterior, and exact enough. Where one of them speaks the other checks are not
-#: made: they would see what follows from it, and advise another algorithm against it.
+#: Whether the densities are those of a posterior, and exact enough. If one of these checks has a finding, the other
+#: checks are not made: they would see its consequences, and advise another algorithm against them.
 FIRST: tuple[Check, ...] = (splitting, precision)
 CHECKS: tuple[Check, ...] = (draws, off_mode)
 
 
 def of_density(evidence: Evidence) -> list[Finding]:
-    """Why the densities are not the posterior's, or not exact enough; no algorithm can mend that.
+    """Why the densities are not the posterior's, or not exact enough: a finding for each reason, without a cure.
 
-    Args:
-        evidence: the result.
-
-    Returns:
-        One finding a reason, or none.
+    No algorithm can mend this.
     """
     return [one for check in FIRST for one in check(evidence)]
 
 
 def of_draws(evidence: Evidence) -> list[Finding]:
-    """Why the draws are not those of a posterior whose densities are right.
-
-    Args:
-        evidence: the result.
-
-    Returns:
-        One finding a reason, or none.
-    """
+    """Why the draws are not those of a posterior whose densities are right, one finding a reason."""
     return [one for check in CHECKS for one in check(evidence)]
 
 
 def found_right(evidence: Evidence) -> bool:
-    """Whether all means and SDs are within the limits by more than chance, by chains or weights, and no mode is missed.
-
-    Args:
-        evidence: the result.
-    """
+    """Whether all means and SDs are right by more than chance, by chains or weights, and no mode is missed."""
     found, weighed = evidence.moments, evidence.by_weights
     if found is None or found.stuck or bool(wrong_moments(found).any()):
         return False

@@ -17,7 +17,7 @@ from pyro_fed.federation.federation import Federation
 
 
 def audit_draws(federation: Federation, draws: Tensor, draws_are: str, problem: Problem | None = None) -> list[Finding]:
-    """Why draws should not be trusted, by the checks that need nothing but the draws and the model.
+    """Why draws should not be trusted, by the checks that need only the draws and the model.
 
     Args:
         federation: the model and its rows.

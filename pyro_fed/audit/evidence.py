@@ -1,4 +1,4 @@
-"""What the audit works on: a run's draws and all that is computed from them, each once and only if asked for."""
+"""What the audit works on: a run's draws and everything computed from them, each once and only on demand."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ FROM_PRIOR, FEWEST_FROM_PRIOR = 64, 32
 
 @dataclass(frozen=True)
 class Unknown:
-    """Takes an algorithm's place where only the kind of its draws is known."""
+    """Takes an algorithm's place if only the kind of its draws is known."""
 
     draws_are: str
     remedy: str = ""
@@ -95,7 +95,7 @@ class Evidence:
 
     @cached_property
     def target(self) -> Target | None:
-        """The posterior in coordinates that whiten the draws; None of a point, one draw, or an infinite variance."""
+        """The posterior in coordinates that whiten the draws; None for a point, one draw, or an infinite variance."""
         usable = self.algorithm.draws_are != "point" and len(self.flat) > 1
         usable = usable and bool(self.flat.double().var(0).isfinite().all())
         return Target.of(self.problem, self.flat, self.temperature) if usable else None
@@ -107,7 +107,7 @@ class Evidence:
 
     @cached_property
     def few_rows_target(self) -> Target | None:
-        """`target`, around the draws by few rows where these agree with all (see `few_rows`); None where that is."""
+        """`target`, around the draws by few rows if these agree with all (see `few_rows`); None if `target` is."""
         if self.target is None:
             return None
         generator = seeding.torch_generator(self.seed, seeding.AUDIT, 4)
@@ -115,7 +115,7 @@ class Evidence:
 
     @cached_property
     def from_prior(self) -> Tensor | None:
-        """Finite draws of the prior (M, D); None where it is improper, or so wide that few of its draws are finite."""
+        """Finite draws of the prior (M, D); None if it is improper, or so wide that few of its draws are finite."""
         if self.problem.layout.improper:
             return None
         generator = seeding.torch_generator(self.seed, seeding.AUDIT, 5)
@@ -125,14 +125,14 @@ class Evidence:
 
     @cached_property
     def weighted_points(self) -> WeightedPoints | None:
-        """Weighted points of the posterior, drawn wherever it may have mass; None where they cannot be trusted.
+        """Weighted points of the posterior, drawn wherever it may have mass; None if they cannot be trusted.
 
-        They are drawn around the result's draws and around the places that chains have reached. Where effects have a
+        They are drawn around the result's draws and around the places that chains have reached. If effects have a
         latent scale, points are drawn in coordinates that divide the effects by it (`Detour`): a mixture of a few
         Gaussians has no points in the neck of a funnel, and the weights do not show that.
 
-        Where the weights of densities in float32 cannot be trusted they are computed in float64: far out, where no draw
-        is, a rounded difference of two probabilities may have a mass that is none.
+        If the weights of densities in float32 cannot be trusted they are computed in float64: far out, where there are
+        no draws, a rounded difference of two probabilities may have mass where the posterior has none.
         """
         near = self.few_rows_target
         if near is None or self.chains is None:
@@ -165,14 +165,14 @@ class Evidence:
 
     @cached_property
     def by_weights(self) -> Moments | None:
-        """The posterior's means and SDs by the weighted points; None where there are none."""
+        """The posterior's means and SDs by the weighted points; None without weighted points."""
         if self.few_rows_target is None or self.weighted_points is None:
             return None
         return moments_by_weights(self.few_rows_target, self.quantities, self.flat, self.weighted_points)
 
     @cached_property
     def chains(self) -> Moments | None:
-        """The posterior's means and SDs by chains that begin at the draws; None where there is no target."""
+        """The posterior's means and SDs by chains that begin at the draws; None without a target."""
         if self.few_rows_target is None:
             return None
         generator = seeding.torch_generator(self.seed, seeding.AUDIT)
@@ -182,12 +182,12 @@ class Evidence:
     def estimated_moments(self) -> EstimatedMoments | None:
         """The best estimate of the posterior's means and SDs, by chains and weighted points; None without a target.
 
-        - Where chains cannot move and the draws form groups far apart: by chains, for each group by itself.
+        - If chains cannot move and the draws form groups far apart: by chains, for each group by itself.
         - Without weighted points: by chains.
-        - Where weighted points find something wrong: by the points, which have no memory of the draws.
+        - If weighted points find something wrong: by the points, which have no memory of the draws.
         - Else the points' estimates, except of numbers that they do not determine or that chains have plainly moved
           further; these are the chains'. If the two together do not decide, many chains are run.
-        - The chains' estimates alone, if they find something wrong which the estimates together do not find right.
+        - The chains' estimates alone, if they find something wrong that the combined estimates do not find right.
         """
         found, near = self.chains, self.few_rows_target
         if found is None or near is None:

@@ -2,16 +2,16 @@
 
     log p(w) = log p_0(w) + n/b Σ_{i ∈ B} log p_i(w) + c(w),      c(w) ≈ level + a'w - w'E w / 2
 
-B are b of the n rows, drawn at random; c is what they miss. In coordinates that whiten a result's draws, and with many
-rows, c is nearly quadratic: its third derivatives are of order n^(-1/2). Its coefficients a and E are found from
+B are b of the n rows, drawn at random; c corrects for the other rows. In coordinates that whiten a result's draws, and
+with many rows, c is nearly quadratic: its third derivatives are of order n^(-1/2). Its coefficients a and E follow from
 differences of its gradient over `STEP` SDs to both sides along each axis. This takes 2 D + 1 scores of all rows.
 
 The approximation is then compared with the density of all rows, at the points of these differences and at some draws,
-moved `OUTWARD_FACTOR` times as far out. Where it differs by more than `NEGLIGIBLE` nats, as where single rows decide,
+moved `OUTWARD_FACTOR` times as far out. If it differs by more than `NEGLIGIBLE` nats, as when single rows dominate,
 four times as many rows are drawn. If a quarter of the rows does not agree, all rows are used.
 
-The correction holds around the draws. A search far from them (`modes`) uses the few rows without it, and goes on with
-all rows from what it finds.
+The correction holds around the draws. A search far from them (`modes`) uses the few rows without it, and goes on from
+its results with all rows.
 
 The control variate is that of `density.derivatives.few_rows`, with its source; here it is one of the whole posterior.
 """
@@ -36,12 +36,7 @@ PROBES, OUTWARD_FACTOR = 16, 1.5
 
 
 def on_rows_alone(target: Target, generator: torch.Generator) -> Target:
-    """The posterior by few rows, without the correction; `target` itself if it has not many rows.
-
-    Args:
-        target: the posterior of all rows.
-        generator: source of randomness, by which rows are chosen.
-    """
+    """The posterior by few rows, drawn at random, without the correction; `target` itself if it has not many rows."""
     order = _order(target, generator)
     if order is None:
         return target
@@ -49,12 +44,9 @@ def on_rows_alone(target: Target, generator: torch.Generator) -> Target:
 
 
 def on_few_rows(target: Target, white: Tensor, generator: torch.Generator) -> Target:
-    """The posterior around the draws by few rows, corrected; `target` itself if it has not many rows, or few disagree.
+    """The posterior around whitened draws (S, D) by few rows, corrected.
 
-    Args:
-        target: the posterior of all rows.
-        white: the draws (S, D), whitened.
-        generator: source of randomness, by which rows are chosen.
+    `target` itself if it has not many rows, or if few rows disagree with all.
     """
     order = _order(target, generator)
     if order is None or not takes_full_matrices(target.problem.traits):
@@ -73,7 +65,7 @@ def on_few_rows(target: Target, white: Tensor, generator: torch.Generator) -> Ta
 
 
 def _order(target: Target, generator: torch.Generator) -> Tensor | None:
-    """A random order of the rows; None where all are used: they are few, no tensors by row, or the model is looped."""
+    """A random order of the rows; None if all are used: they are few or not tensors by row, or the model is looped."""
     problem = target.problem
     tensors = all(isinstance(leaf, Tensor) and len(leaf) == problem.num_rows for leaf in problem.all_rows)
     if problem.looped or not tensors or problem.num_rows < MORE * first_row_count(target.problem.dim):
@@ -95,7 +87,7 @@ def _corrected_target(target: Target, few: FewRows, at: Tensor, value: Tensor, s
     Args:
         target: the posterior of all rows.
         few: some rows, without a correction.
-        at: points; the first 2 D + 1, which are used, are the origin and those to both sides of it along each axis.
+        at: points; only the first 2 D + 1 are used: the origin and those to both sides of it along each axis.
         value: the log density of all rows at the points.
         score: the score of all rows at the points.
     """

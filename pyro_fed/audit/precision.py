@@ -9,7 +9,7 @@ has about unit covariance, so that a Newton step is the score itself:
   rates.
 
 Algorithms whose answer is a Gaussian also invert its precision. Relative errors of eps in the entries of a matrix with
-the condition number c become a relative error of eps·c in its smallest eigenvalue.
+the condition number c cause a relative error of eps·c in its smallest eigenvalue.
 """
 
 from __future__ import annotations
@@ -26,21 +26,14 @@ from pyro_fed.conventions.limits import NEGLIGIBLE
 from pyro_fed.ops.entries import evenly
 from pyro_fed.policy.audit import compared_draws
 
-#: Draws at which both are computed, and the fewest, of many rows.
+#: Draws at which both are computed, and the fewest, with many rows.
 DRAWS, FEWEST_COMPARED_DRAWS = 32, 4
 #: Largest relative error of the smallest variance that is accepted: 10 % of an SD.
 LARGEST_VARIANCE_ERROR = 0.2
 
 
 def precision(evidence: Evidence) -> list[Finding]:
-    """Rounding errors of float32 that matter at the result's draws.
-
-    Args:
-        evidence: the result.
-
-    Returns:
-        One finding, which recommends float64; none where float32 was enough, or was not used.
-    """
+    """One finding on rounding errors of float32 that matter at the result's draws, or none."""
     if evidence.draws.shape[1] > 1 and bool((evidence.draws.std(1) == 0).any()):
         return []  # chains that never moved are not at the posterior: scores and their errors mean nothing there
     problem, draws = evidence.problem, evidence.draws.flatten(0, 1)
@@ -87,7 +80,7 @@ def _errors(single: tuple[Tensor, Tensor], double: tuple[Tensor, Tensor], factor
 
 
 def _inversion(draws: Tensor) -> str | None:
-    """What inverting the draws' correlation matrix in float32 costs; None if nothing, or if the draws are too few."""
+    """The cost of inverting the draws' correlation matrix in float32; None if it is small, or the draws are too few."""
     if len(draws) <= 2 * draws.shape[1] or draws.shape[1] < 2:
         return None
     values = torch.linalg.eigvalsh(draws.T.corrcoef().nan_to_num(0.0))

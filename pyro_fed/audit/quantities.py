@@ -11,9 +11,9 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import in_chunks
 from pyro_fed.ops.entries import evenly
 
-#: What follows the name of a number on the unconstrained scale, where the site's own scale is another one.
+#: Added to the name of a number on the unconstrained scale, if the site's own scale is another one.
 UNCONSTRAINED = " (unconstrained)"
-#: Draws by which it is found which sites have another scale, and which of their entries vary.
+#: Draws that decide which sites have another scale, and which of their entries vary.
 LOOKED_AT = 32
 
 
@@ -39,12 +39,7 @@ class Quantities:
 
     @classmethod
     def of(cls, problem: Problem, z: Tensor) -> Quantities:
-        """The numbers of a model.
-
-        Args:
-            problem: the model.
-            z: draws (S, D), unconstrained, at which both scales are compared.
-        """
+        """The numbers of a model, whose scales are compared at unconstrained draws z (S, D)."""
         some = z[evenly(len(z), LOOKED_AT)].to(problem.dtype)
         values = problem.constrain(some, problem.fewest_rows)
         own: list[str] = []

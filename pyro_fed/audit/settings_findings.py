@@ -1,4 +1,4 @@
-"""Settings that give something else than most users expect: another posterior, or too few draws.
+"""Settings that give another result than most users expect: another posterior, or too few draws.
 
 The mean of n independent draws has a standard error of n^(-1/2) SDs. Let z be the number of standard errors that the
 worst of D means exceeds with probability `CHANCE` (`margin`). Then n = (z / `MATTERS`)² draws keep all means within
@@ -22,15 +22,7 @@ COUNTED_DRAWS = ("independent", "agents")
 
 
 def settings_findings(algorithm: Algorithm, draws: Tensor) -> list[Finding]:
-    """What may be misunderstood about a result because of the settings that it was asked for with.
-
-    Args:
-        algorithm: the algorithm of the run.
-        draws: (chain, draw, D).
-
-    Returns:
-        One finding a reason.
-    """
+    """Possible misunderstandings of a result because of its settings, one finding each; draws (chain, draw, D)."""
     temperature = float(getattr(algorithm, "temperature", 1.0))
     found = list[Finding]()
     if temperature != 1.0:

@@ -12,10 +12,6 @@ from pyro_fed.policy.audit import unaffordable_operations
 
 
 def not_audited(problem: Problem) -> list[Finding]:
-    """Why a result is not audited, and what is therefore unchecked; nothing where it can be audited.
-
-    Args:
-        problem: the model's densities.
-    """
+    """Why a result is not audited, and what is therefore unchecked; none if it can be audited."""
     many = unaffordable_operations(problem.traits, lambda: cost_of(problem).operations, SCORES, LOOKS[1])
     return [sentences.not_audited_by_size(parameters=problem.dim, operations=many)] if many else []

@@ -29,7 +29,7 @@ from pyro_fed.ops.batched import vmap
 from pyro_fed.ops.entries import evenly
 from pyro_fed.policy.audit import compared_draws
 
-#: Draws at which D is computed, and the fewest, of many rows.
+#: Draws at which D is computed, and the fewest, with many rows.
 DRAWS, FEWEST_COMPARED_DRAWS = 5, 2
 #: The most clients that are compared: the largest, the smallest, and others in between.
 MOST_CLIENTS = 12
@@ -43,13 +43,9 @@ NOT_RUN = (PyroFedError, RuntimeError, ValueError, IndexError)
 
 
 def splitting(evidence: Evidence) -> list[Finding]:
-    """Clients whose log-likelihoods do not add up to that of all rows.
+    """One finding on clients whose log-likelihoods do not add up to that of all rows, or none.
 
-    Args:
-        evidence: the result.
-
-    Returns:
-        One finding, which names the site, the client and the difference; or none.
+    It names the site, the client and the difference.
     """
     problem = evidence.problem.doubled()
     points = evidence.points[evidence.points.isfinite().all(1)].double()
@@ -126,8 +122,8 @@ def _terms_by_equal_rows(
 ) -> dict[int, tuple[Terms, Terms]]:
     """Terms of clients that have equally many rows, computed together; each client sees its own rows alone.
 
-    A client has no entry where no other one has as many rows, or where the model cannot be mapped over clients. It is
-    then run by itself.
+    A client has no entry if no other one has as many rows, or if the model cannot be mapped over clients. It is then
+    run by itself.
     """
     found: dict[int, tuple[Terms, Terms]] = {}
     sizes: dict[int, list[int]] = {}
@@ -156,7 +152,7 @@ def _of(problem: Problem, at: Tensor) -> tuple[Any, ...]:
 
 
 def _difference(one: Tensor, two: Tensor) -> Tensor:
-    """one - two; zero where both are the same infinity or both NaN, infinite where only one of them is."""
+    """one - two; zero if both are the same infinity or both NaN, infinite if only one of them is."""
     same = (one == two) | (one.isnan() & two.isnan())
     return torch.where(same, 0.0, (one - two).nan_to_num(torch.inf))
 

@@ -1,7 +1,7 @@
 """Findings on means and SDs that are off, by chains from the draws (`motion`) or weighted points, with the cure.
 
 A doubt is one sentence, on the worst mean or SD. A mean or an SD that is within the limits, but plainly off and near
-a limit, is reported too. That is no doubt, but the result is not exact.
+a limit, is reported too. That is not a doubt, but the result is not exact.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.limits import NEAR_LIMIT_SHARE, SD_MATTERS, STANDARD_ERRORS, WRONG, Limits
 
-#: What the posterior's moments are estimated by.
+#: The posterior's moments are estimated by these.
 BY = {
     "chains": "short exact Markov chains that start at them",
     "weights": "importance weights of points that are spread more widely",
@@ -30,14 +30,7 @@ LARGEST_REPORTED_ERROR = 3.0
 
 
 def stillness(evidence: Evidence) -> list[Finding]:
-    """The worst mean or SD that is wrong by chains from the draws or by weighted points.
-
-    Args:
-        evidence: the result.
-
-    Returns:
-        One finding, or none.
-    """
+    """One finding on the worst mean or SD that is wrong by chains from the draws or by weighted points, or none."""
     found = evidence.moments
     if found is None:
         return []
@@ -61,13 +54,10 @@ def _stuck(evidence: Evidence, found: Moments) -> list[Finding]:
 
 
 def close_call(measured: Mapping[str, np.ndarray]) -> list[Finding]:
-    """A mean or an SD that is within the limits, but near them, and plainly off.
+    """One finding on a mean or an SD that is within the limits, but near them, and plainly off, or none.
 
     Args:
         measured: the figures of `Evidence.moment_figures`, of a result without doubts.
-
-    Returns:
-        One finding, or none.
     """
     plain = _off(measured, WRONG, STANDARD_ERRORS)
     if not plain.max() > NEAR_LIMIT_SHARE:
@@ -76,7 +66,7 @@ def close_call(measured: Mapping[str, np.ndarray]) -> list[Finding]:
 
 
 def off_aim(measured: Mapping[str, np.ndarray], aim: Limits) -> float:
-    """The largest error of a mean or an SD, in units of a finer aim; 0 where none is likely to miss it.
+    """The largest error of a mean or an SD, in units of a finer aim; 0 if none is likely to miss it.
 
     Args:
         measured: the figures of `Evidence.moment_figures`.
@@ -87,14 +77,11 @@ def off_aim(measured: Mapping[str, np.ndarray], aim: Limits) -> float:
 
 
 def missed_aim(measured: Mapping[str, np.ndarray], aim: Limits) -> list[Finding]:
-    """A mean or an SD that is within the limits, but likely to miss a finer aim.
+    """One finding on a mean or an SD that is within the limits, but likely to miss a finer aim, or none.
 
     Args:
         measured: the figures of `Evidence.moment_figures`, of a result without doubts.
         aim: the limits to which it should have kept.
-
-    Returns:
-        One finding, or none.
     """
     if not off_aim(measured, aim):
         return []
@@ -103,16 +90,10 @@ def missed_aim(measured: Mapping[str, np.ndarray], aim: Limits) -> list[Finding]
 
 
 def at_limit(evidence: Evidence) -> list[Finding]:
-    """An SD that is plainly too small, and as near to the limit as its standard error.
+    """One finding on an SD that is plainly too small, and as near to the limit as its standard error, or none.
 
     It is beyond the limit with a chance of one in six or more, since chains that remember the draws they began at see
-    too little of what is missing.
-
-    Args:
-        evidence: the result, without doubts.
-
-    Returns:
-        One finding, or none.
+    too little of what is missing. The result has no doubts.
     """
     measured = evidence.moment_figures
     plain = _off(measured, WRONG, STANDARD_ERRORS)
@@ -127,14 +108,11 @@ def at_limit(evidence: Evidence) -> list[Finding]:
 
 
 def perhaps_wrong(measured: Mapping[str, np.ndarray], aim: Limits) -> list[Finding]:
-    """A mean or an SD that plainly misses a finer aim, and may even be beyond the limits, given its standard error.
+    """One finding on a mean or an SD that plainly misses a finer aim, and may even be beyond the limits, or none.
 
     Args:
         measured: the figures of `Evidence.moment_figures`, of a result without doubts.
         aim: the limits to which it should have kept.
-
-    Returns:
-        One finding, or none.
     """
     missed = _off(measured, aim, STANDARD_ERRORS)
     if not missed.max() > 1:
@@ -147,23 +125,23 @@ def perhaps_wrong(measured: Mapping[str, np.ndarray], aim: Limits) -> list[Findi
 
 
 def _off(measured: Mapping[str, np.ndarray], limits: Limits, errors: float) -> Tensor:
-    """Errors of means and SDs (2, F) in units of limits; 0 where one is below `errors` standard errors, or unknown."""
+    """Errors of means and SDs (2, F) in units of limits; 0 if one is below `errors` standard errors, or unknown."""
     off, noise = Moments.of_figures(measured).against(limits)
     return torch.where(off > errors * noise, off, 0.0)
 
 
 def _likely(measured: Mapping[str, np.ndarray], aim: Limits) -> Tensor:
-    """Errors (2, F) in units of a finer aim; 0 where the error as a whole may be chance, among so many numbers.
+    """Errors (2, F) in units of a finer aim; 0 if the error as a whole may be chance, among so many numbers.
 
-    A better answer is looked for where there is plainly an error, even if it is not plainly beyond the aim: less than
-    to call an answer wrong. A smaller error often means that few chains do not determine the SD of a long tail. The
-    next answer would then be chosen by chance.
+    A better answer is sought if there is plainly an error, even if it is not plainly beyond the aim: this takes less
+    than to call an answer wrong. A smaller error often means that few chains do not determine the SD of a long tail.
+    The next answer would then be chosen by chance.
     """
     return _off(measured, aim, margin(len(Moments.of_figures(measured).mean)))
 
 
 def _worst(measured: Mapping[str, np.ndarray], off: Tensor) -> tuple[str, str]:
-    """The parameter with the largest of some errors (2, F), and a clause on that."""
+    """The parameter with the largest of some errors (2, F), and a clause on it."""
     what, number = divmod(int(off.argmax()), off.shape[1])
     if what == 0:
         clause = f"its mean is {abs(measured['mean_error'][number]):.2f} SDs off"

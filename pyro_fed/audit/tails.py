@@ -1,9 +1,9 @@
 """Tails, slabs and modes where a result has no draws and which chains hardly reach, by `weighted_points`.
 
 Chains that begin at a result's draws move only slowly into a tail that the draws lack, and look settled before they
-have arrived. For a zero-inflated count they found an SD of 1.03 ± 0.05 times the result's, where it is 1.33. Weighted
-points are drawn elsewhere too and have no such memory. In few dimensions they can be trusted, except for a number whose
-variance depends on few points. If they find a number wrong, it counts more than that chains find it right.
+have arrived. For a zero-inflated count they found an SD of 1.03 ± 0.05 times the result's; the true factor is 1.33.
+Weighted points are drawn elsewhere too and have no such memory. In few dimensions they can be trusted, except for a
+number whose variance depends on few points. If they find a number wrong, this overrules chains that find it right.
 
 Deterministic sites are judged by the tails of their own draws. They are right if the latents are right, but may have no
 variance although all latents have one.
@@ -29,14 +29,14 @@ from pyro_fed.ops.entries import evenly
 from pyro_fed.ops.importance import LARGEST_PARETO_K, smoothed
 from pyro_fed.policy.audit import CHAINS
 
-#: The fewest equally weighted points that the terms of a number's variance have to be worth.
+#: The smallest effective number of points for the terms of a number's variance.
 FEWEST_EFFECTIVE_POINTS = 50
 #: The fewest draws that show the shape of a tail: a tenth of them are in it, and its k has a standard error of 0.2.
 FEWEST_OF_A_TAIL = 800
-#: Draws at which the fall of a density is measured; and how far from the median, in distances between the quartiles.
+#: Draws at which the fall of a density is measured; and the distance from the median, in interquartile ranges.
 POWERS_AT, FAR_OUT = 16, (300.0, 3000.0)
-#: A density that falls like this power of |x| or a smaller one has no variance: three, and what other terms add so far
-#: out.
+#: A density that falls like this power of |x| or a smaller one has no variance: three, and a margin for other terms so
+#: far out.
 NO_VARIANCE = 3.05
 
 
@@ -45,7 +45,7 @@ def moments_by_weights(target: Target, quantities: Quantities, draws: Tensor, fo
 
     Args:
         target: the posterior, whitened by the draws.
-        quantities: the numbers whose moments are wanted.
+        quantities: the numbers whose moments are estimated.
         draws: (S, D), the model's coordinates.
         found: the weighted points.
     """
@@ -60,12 +60,12 @@ def few_draws_tell(
 
     Args:
         target: the posterior, whitened by the draws.
-        quantities: the numbers whose moments are wanted.
+        quantities: the numbers whose moments are estimated.
         draws: all draws of the result (S, D), the model's coordinates.
-        points_of: gives weighted points; called only where some draws have a long tail.
+        points_of: gives weighted points; called only if some draws have a long tail.
 
     Returns:
-        One finding, on the longest tail; none where no tail is long, or the weighted points do not show it.
+        One finding, on the longest tail; none if no tail is long, or the weighted points do not show it.
     """
     long = kurtosis(quantities(draws.double())) > LONG
     if not bool(long.any()):
@@ -90,12 +90,12 @@ def _without_variance(target: Target, draws: Tensor, long: Tensor) -> list[int]:
     """Entries of the flat vector whose conditional density, given the others, falls like |x|^-3 or more slowly.
 
     The tail of the draws does not show that. Algorithms reach Cauchy's tail only as far as their steps or weights go:
-    Pareto's k of draws was 0.2, where that of the Cauchy distribution is 1.
+    Pareto's k of draws was 0.2; that of the Cauchy distribution is 1.
 
     Args:
         target: the posterior, whitened by the draws.
         draws: (S, D), the model's coordinates.
-        long: which numbers' draws have a long tail (F,).
+        long: whether each number's draws have a long tail (F,).
     """
     z = draws[evenly(len(draws), POWERS_AT)].double()
     found = []
@@ -123,15 +123,9 @@ def _tail(terms: Tensor) -> float:
 
 
 def reported_without_variance(problem: Problem, draws: Tensor) -> list[Finding]:
-    """A deterministic site whose draws have the tail of a distribution without a variance, as a ratio of normals has.
+    """One finding on the deterministic site with the longest tail without a variance, if any, such as a ratio.
 
-    Args:
-        problem: the model.
-        draws: (S, D), the model's coordinates.
-
-    Returns:
-        One finding, on the longest tail, or none. Sites inside the plate are not looked at, nor fewer draws than
-        `FEWEST_OF_A_TAIL`.
+    Sites inside the plate are not examined, nor fewer draws (S, D) than `FEWEST_OF_A_TAIL`.
     """
     names = [name for name, site in problem.reported.items() if problem.plate not in site.dims]
     if not names or len(draws) < FEWEST_OF_A_TAIL:
@@ -161,7 +155,7 @@ def moments_of_weighted_points(weights: Tensor, points: Tensor, draws: Tensor, d
         weights: the points' weights (N,), which sum to one.
         points: the numbers at the points (N, F).
         draws: the numbers at the draws (S, F).
-        dim: how many of the numbers, the first ones, are unconstrained.
+        dim: number of unconstrained numbers, which come first.
     """
     centre, scale = draws.mean(0), draws.std(0)
     usable = points.isfinite().all(0) & centre.isfinite() & (scale > 0) & scale.isfinite()
@@ -170,7 +164,7 @@ def moments_of_weighted_points(weights: Tensor, points: Tensor, draws: Tensor, d
     away = (y - mean).square()
     variance = weights @ away
     squares = weights.square()
-    # The terms are worth (Σ w a)² / Σ (w a)² points.
+    # The effective number of terms is (Σ w a)² / Σ (w a)².
     usable &= variance.square() > FEWEST_EFFECTIVE_POINTS * (squares @ away.square())
     variance = torch.where(usable, variance, 1.0)
     left, come = kurtosis(draws), (weights @ away.square()) / variance.square()

@@ -25,12 +25,12 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import CHUNK
 from pyro_fed.ops.importance import LARGEST
 
-#: With so many draws for each dimension their covariance is not shrunk.
+#: With this many draws for each dimension their covariance is not shrunk.
 DRAWS_A_DIMENSION = 4
 #: The most parameters that are whitened together; more are whitened one by one.
 LARGEST_FULL = 500
 #: Points are computed in groups of this size, the last one filled up, since each further size would have to be traced.
-#: Few points (as of climbs) and very many have group sizes of their own.
+#: Few points (those of climbs) and very many have group sizes of their own.
 BATCH, SMALL_BATCH, LARGE_BATCH = 128, 32, 2048
 #: An SD smaller than this share of the largest is rounding.
 SMALLEST_SD_SHARE = 1e-10
@@ -138,14 +138,11 @@ class Target:
 
     @property
     def evaluations(self) -> int:
-        """How many rows' densities one log density takes."""
+        """The number of rows' densities that one log density takes."""
         return math.ceil(self.problem.evaluations * self.share)
 
     def __call__(self, white: Tensor) -> tuple[Tensor, Tensor]:
-        """Log density (S,) and its gradient (S, D) at whitened points (S, D).
-
-        Where one of them is not finite, they are -inf and zero.
-        """
+        """Log density (S,) and its gradient (S, D) at whitened points (S, D); -inf and zero if one is not finite."""
         score, value = self._at(white, "score_and_value")
         score, value = score.double(), value.double()
         pulled = score * self.factor if self.factor.dim() == 1 else score @ self.factor
@@ -156,7 +153,7 @@ class Target:
         return torch.where(usable, value, -torch.inf), torch.where(usable[:, None], pulled, 0.0)
 
     def values(self, white: Tensor) -> Tensor:
-        """The log density (S,) alone at whitened points (S, D); -inf where it is not finite."""
+        """The log density (S,) alone at whitened points (S, D); -inf if it is not finite."""
         (value,) = self._at(white, "value")
         value = value.double()
         if self.few is not None:
@@ -176,7 +173,7 @@ class Target:
 
 
 def scores_at(problem: Problem, z: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Scores (S, D) and log densities (S,) as the run computes them, in its dtype.
+    """Scores (S, D) and log densities (S,) at the model's points z (S, D), as the run computes them, in its dtype.
 
     Args:
         problem: the model's densities, as `for_checks` compiles them.
@@ -202,7 +199,7 @@ def _at(
 
 
 def _piece(problem: Problem, compiled: Any, piece: Tensor, rows: tuple[Any, ...], size: int) -> list[Tensor]:
-    """The compiled function at a piece of the points, which is filled up to `size` where functions are traced."""
+    """The compiled function at a piece of the points, which is filled up to `size` if functions are traced."""
     missing = size - len(piece) if problem.compiler.level == "trace" else 0
     found = compiled(torch.cat([piece, piece[-1:].expand(missing, -1)])[None], rows)
     return [part[0, : len(piece)] for part in found]
@@ -210,44 +207,22 @@ def _piece(problem: Problem, compiled: Any, piece: Tensor, rows: tuple[Any, ...]
 
 @dataclass(frozen=True)
 class TemperedDensity:
-    """The log density of some rows, the likelihood's part divided by a temperature.
-
-    Args:
-        temperature: 1 for the posterior.
-    """
+    """The log density of some rows, with the likelihood's part divided by a temperature (1 for the posterior)."""
 
     temperature: float = 1.0
 
     def score_and_value(self, problem: Problem, points: Tensor, rows: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
-        """Scores (S, D) and values (S,) at points (S, D).
-
-        Args:
-            problem: the model's densities.
-            points: unconstrained.
-            rows: all rows, or some, as the problem has them.
-        """
+        """Scores (S, D) and values (S,) at unconstrained points (S, D)."""
         density = partial(self._log_density, problem, rows)
         found: tuple[Tensor, Tensor] = problem.vmap(grad_and_value(density))(points)
         return found
 
     def value(self, problem: Problem, points: Tensor, rows: tuple[Any, ...]) -> tuple[Tensor]:
-        """Values (S,) alone.
-
-        Args:
-            problem: the model's densities.
-            points: (S, D), unconstrained.
-            rows: all rows, or some, as the problem has them.
-        """
+        """Values (S,) at unconstrained points (S, D)."""
         return (problem.vmap(partial(self._log_density, problem, rows))(points),)
 
     def terms(self, problem: Problem, points: Tensor, rows: tuple[Any, ...]) -> tuple[Tensor]:
-        """The prior's term and each row's, (S, 1 + N).
-
-        Args:
-            problem: the model's densities.
-            points: (S, D), unconstrained.
-            rows: all rows, or some, as the problem has them.
-        """
+        """The prior's term and each row's, (S, 1 + N), at unconstrained points (S, D)."""
 
         def of_one(z: Tensor) -> Tensor:
             log_prior, pointwise = problem.log_parts(z, rows)
@@ -266,11 +241,7 @@ def for_checks(problem: Problem) -> Problem:
 
 
 def whitening_factor(z: Tensor) -> Tensor:
-    """L of the draws, see the module's header: a Cholesky factor (D, D), or SDs (D,) of many parameters.
-
-    Args:
-        z: draws (S, D), float64.
-    """
+    """L of draws (S, D), see the module's header: a Cholesky factor (D, D), or SDs (D,) of many parameters."""
     count, dim = z.shape
     sd = z.std(0)
     sd = sd.clamp_min(SMALLEST_SD_SHARE * float(sd.max()) if float(sd.max()) > 0 else 1.0)

@@ -4,13 +4,13 @@ They come from adaptive multiple importance sampling (`ops.adaptive_importance`)
 
 **The first points** come from three places: a mixture that is fitted to the draws; their neighbourhood, with the widths
 `NEAR_WIDTHS` and far larger ones, up to the prior's; and a mixture that is fitted to draws of the prior. So there are
-points in a slab around a spike, from which a search for modes climbs to the spike, and which chains from the spike do
-not enter.
+points in a slab around a spike; a search for modes from there climbs to the spike, and chains from the spike do not
+enter the slab.
 
-**The end.** No points are added once `SETTINGS` are met, of means and of variances, or after `ROUNDS` rounds. If the
-points are then worth less than `LEAST_EFFECTIVE_POINTS`, as in many dimensions, there are none.
+**The end.** No points are added once `SETTINGS` are met, for means and for variances, or after `ROUNDS` rounds. If
+their effective number is then below `LEAST_EFFECTIVE_POINTS`, as in many dimensions, none are returned.
 
-Where few rows stand for all (`few_rows`), they do so near the draws only. Then the points are drawn there only.
+If few rows stand for all (`few_rows`), they do so near the draws only. Then the points are drawn there only.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ POINTS, ROUNDS = LARGE_BATCH, 6
 NEAR_WIDTHS, FACTOR, LARGEST_WIDTH = (1.0, 1.5, 3.0), 3.0, 1000.0
 #: Shares of the first points: around the draws, farther out, and from the prior.
 AROUND_SHARE, FARTHER_SHARE, PRIOR_SHARE = 0.5, 0.25, 0.25
-#: No points are added once they are worth so many equally weighted ones, and the weights' tail can be trusted.
+#: No points are added once their effective number is this large, and the weights' tail can be trusted.
 SETTINGS = AdaptiveSettings(enough=1000, longest_tail=0.5, second_moments=True)
-#: Points, in equally weighted ones, that a fit rests on.
+#: Effective number of points for a fit.
 FIT_ON = 5 * COMPONENTS
-#: Points are used if they are worth at least so many.
+#: Points are used if their effective number is at least this.
 LEAST_EFFECTIVE_POINTS = 400
 
 
@@ -57,16 +57,13 @@ class WeightedPoints:
 def weighed_points(
     target: Target, draws: Tensor, from_prior: Callable[[], Tensor | None], generator: torch.Generator
 ) -> WeightedPoints | None:
-    """Weighted points of the posterior.
+    """Weighted points of the posterior; None if the model is looped or too large, or the weights cannot be trusted.
 
     Args:
         target: the posterior, whitened by the draws.
         draws: w (S, D), whitened.
-        from_prior: gives draws of the prior in the model's coordinates (M, D), or None where it is improper.
+        from_prior: gives draws of the prior in the model's coordinates (M, D), or None if it is improper.
         generator: source of randomness.
-
-    Returns:
-        None if the model is looped over or has too many parameters, or if the weights cannot be trusted.
     """
     rounds = rounds_of_weighted_points(target.problem.traits, target.evaluations, POINTS, ROUNDS)
     if not rounds:

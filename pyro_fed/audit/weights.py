@@ -2,11 +2,11 @@
 
     w_s = p_0(z_s) Π_k p_k(z_s) / q(z_s),      E_p[f] = E_q[w f] / E_q[w]
 
-Pareto-smoothed weights (Vehtari et al. 2024) give the posterior's means and SDs where q covers the posterior's tails;
-Pareto's k says whether it does. Standard errors come from parts of the draws. The limits are those of the chains
+Pareto-smoothed weights (Vehtari et al. 2024) give the posterior's means and SDs if q covers the posterior's tails;
+Pareto's k shows whether it does. Standard errors come from parts of the draws. The limits are those of the chains
 (`moments`).
 
-The check sees less than chains do: no modes far from the draws, and no tails where q has no draws.
+The check finds less than chains do: no modes far from the draws, and no tails where q has no draws.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.ops.importance import LARGEST_PARETO_K, PARTS, smoothed
 
-#: The fewest draws of which each of `PARTS` parts has a tail whose shape can be estimated.
+#: The fewest draws with which each of `PARTS` parts has a tail whose shape can be estimated.
 FEWEST_TAIL_DRAWS = 400
-#: If the weights are worth at least this share of the draws, a large k does not matter: hardly any weight is in a tail.
+#: If the effective number is at least this share of the draws, a large k does not matter: the tail has little weight.
 TRUSTED_SHARE = 0.95
-#: What sums over rows do not show.
+#: Properties that sums over rows do not show.
 UNCHECKED = (
     "judged by importance weights of the clients' sums alone; not checked: modes and tails away from the draws, "
     "whether the clients' likelihoods add up to the pooled model's, and what rounding costs"
@@ -35,15 +35,12 @@ UNCHECKED = (
 
 
 def judged_by_weights(evidence: Evidence, points: Tensor, log_density: Tensor) -> list[Finding]:
-    """Judge a result by importance weights; figures are added to its record.
+    """Findings on a result by importance weights, or a note why it was not judged; adds figures to its record.
 
     Args:
         evidence: the result; its rows are elsewhere.
         points: draws of the result (S, D), all or some.
         log_density: log density of the posterior at these draws (S,), float64, up to a constant.
-
-    Returns:
-        What was found; or a note that says why the result was not judged.
     """
     record, algorithm = evidence.record, evidence.algorithm
     name = type(algorithm).__name__
@@ -76,12 +73,7 @@ def judged_by_weights(evidence: Evidence, points: Tensor, log_density: Tensor) -
 
 
 def weighted_moments(numbers: Tensor, log_weights: Tensor) -> Moments:
-    """The weighted draws' means and SDs, relative to the draws' own.
-
-    Args:
-        numbers: the numbers at the draws (S, F), float64.
-        log_weights: log weights (S,), not smoothed.
-    """
+    """The weighted draws' means and SDs, relative to the draws' own; numbers (S, F) float64, raw log weights (S,)."""
     size = len(numbers) // PARTS
     mean, log_sd = _against(numbers, log_weights)
     parts = [_against(numbers[i : size * PARTS : PARTS], log_weights[i : size * PARTS : PARTS]) for i in range(PARTS)]
@@ -90,7 +82,7 @@ def weighted_moments(numbers: Tensor, log_weights: Tensor) -> Moments:
 
 
 def _against(numbers: Tensor, log_weights: Tensor) -> tuple[Tensor, Tensor]:
-    """The weighted less the plain mean, in weighted SDs, and the logarithm of the weighted over the plain SD, (F,)."""
+    """The weighted less the plain mean, in weighted SDs, and the log of the weighted over the plain SD, (F,) each."""
     weights = smoothed(log_weights).weights
     mean = weights @ numbers
     sd = (weights @ (numbers - mean).square()).sqrt()
@@ -100,7 +92,7 @@ def _against(numbers: Tensor, log_weights: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _moments_off(evidence: Evidence, found: Moments) -> list[Finding]:
-    """The worst mean or SD, or none where all are within the limits."""
+    """The worst mean or SD, or none if all are within the limits."""
     worst = worst_moment(found)
     if worst is None:
         return []

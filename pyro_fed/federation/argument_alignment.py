@@ -1,8 +1,8 @@
-"""Clients' tables and dictionaries brought into one form: the same columns, in one order, of one dtype each.
+"""Bring clients' tables and dictionaries into one form: the same columns, in one order, of one dtype each.
 
-A column of counts that happens to be whole at one hospital is read as integers there, and an export has its columns
-in the order of somebody else's query: by name they are the same. What is another column, or text at one client and
-numbers at another, is refused by name.
+A column of counts that happens to be whole at one hospital is read as integers there, and an export may have its
+columns in another order: by name they are the same. Columns that differ by name, and a column that is text at one
+client and numbers at another, are refused by name.
 """
 
 from __future__ import annotations
@@ -20,18 +20,13 @@ NUMBERS = "biuf"
 
 
 def align_argument(values: Sequence[Any], names: Sequence[str], what: str) -> list[Any]:
-    """One argument of all clients, with each client's columns or keys in the order of the first's.
+    """One argument, or a part of one, of all clients, with columns or keys in the order of the first client's.
 
-    Args:
-        values: an argument, or a part of one, of each client.
-        names: the clients'.
-        what: it is called in messages, such as "argument 'df'".
-
-    Returns:
-        the same; what is no table and no dictionary at all clients is as it was.
+    Other values than tables and dictionaries are returned unchanged. `what` names the argument in messages, such as
+    "argument 'df'".
 
     Raises:
-        DataError: a column or a key that some do not have, or that is text at some and numbers at others.
+        DataError: some clients lack a column or key, or it is text at some and numbers at others.
     """
     first = values[0]
     if all(isinstance(value, pd.DataFrame) for value in values):
@@ -65,7 +60,7 @@ def _check_keys(each: Sequence[list[Any]], names: Sequence[str], what: str, kind
 
 
 def _one_dtype(frames: list[pd.DataFrame], names: Sequence[str], what: str) -> list[pd.DataFrame]:
-    """Columns of the dtype to which all clients' are promoted; frames of equal dtypes are as they were."""
+    """The frames with each column in the dtype that fits all clients' values; frames of equal dtypes are unchanged."""
     promoted: dict[Any, Any] = {}
     for column in frames[0].columns:
         dtypes = [frame[column].dtype for frame in frames]
@@ -85,7 +80,7 @@ def _one_dtype(frames: list[pd.DataFrame], names: Sequence[str], what: str) -> l
 
 
 def _check_numbers(column: pd.Series, what: str, name: str, other: str) -> None:
-    """Refuse a column of text, or without any value, where others have numbers."""
+    """Refuse a column that is text, or has no value, if other clients have numbers there."""
     if not len(column):
         return
     if bool(column.isna().all()):

@@ -1,4 +1,4 @@
-"""Checks of the data before a run: values that are not finite, and data that are there twice."""
+"""Checks of the data before a run: values that are not finite, and clients with identical data."""
 
 from __future__ import annotations
 
@@ -20,17 +20,13 @@ from pyro_fed.ops.entries import all_finite
 def not_finite(
     arguments: Arguments, clients: Sequence[Tensor], names: Sequence[str], local_numbering: bool = False
 ) -> DataError | None:
-    """What to say of the first NaN or infinity in row-sharded data; None where there is none.
+    """An error on the first NaN or infinity in row-sharded data, for models that do not handle it; None without any.
 
     Args:
         arguments: pooled arguments.
-        clients: each client's row positions.
+        clients: each client's row positions (N_k,).
         names: the clients' names.
         local_numbering: count rows within the client instead of within the pooled data.
-
-    Returns:
-        An error that names client, argument and row, with the number of rows concerned: it is one unless the model
-        handles what is missing.
 
     Raises:
         DataError: NaN in an argument that all clients share.
@@ -46,7 +42,7 @@ def not_finite(
                 row = int(bad.nonzero()[0])
                 number = row if local_numbering else int(index[row])
                 masked = name in arguments.masked
-                # NaN at one row and an infinity at another are told from numbers by isfinite alone.
+                # isfinite alone is enough to find NaN at one row and an infinity at another.
                 there = f"torch.isfinite({name})" if bool(leaf.isinf().any()) else f"~torch.isnan({name})"
                 return _not_finite(name, leaf[index[row]], client, number, int(bad.sum()), len(index), masked, there)
     return None
@@ -55,12 +51,8 @@ def not_finite(
 def check_handled(problem: Problem, missing: DataError | None) -> None:
     """Refuse data with missing values unless the model handles them.
 
-    Args:
-        problem: the model's densities.
-        missing: what there is to say of the first of them.
-
     Raises:
-        DataError: that, and what the model makes of them.
+        DataError: `missing`, with how the model treats the missing values.
     """
     reason = None if missing is None else unhandled_missing_values(problem)
     if reason is not None:
@@ -68,12 +60,7 @@ def check_handled(problem: Problem, missing: DataError | None) -> None:
 
 
 def check_labels(problem: Problem, dims: Mapping[str, Sequence[str]], coords: Mapping[str, Sequence[Any]]) -> None:
-    """Refuse names of dimensions of no site, and coordinates that do not fit, before the run instead of after it.
-
-    Args:
-        problem: the model's densities.
-        dims: names for the dimensions of sites.
-        coords: values along dimensions.
+    """Refuse dimension names of unknown sites, and coordinates that do not fit, before the run.
 
     Raises:
         SettingError: names what does not fit, and what would.
@@ -115,11 +102,11 @@ def check_labels(problem: Problem, dims: Mapping[str, Sequence[str]], coords: Ma
 
 
 def warn_unsplit(problem: Problem, said: bool) -> None:
-    """Warn of data that every client holds all of, since they are not split, or lie in a plate that is not.
+    """Warn of data that every client holds in full, as they are not split, or lie in a plate that is not.
 
     Args:
         problem: the model's densities.
-        said: whether the user has said which arguments are split by the partitioned plate.
+        said: whether the user has named the arguments that are split by the partitioned plate.
     """
     arguments = problem.arguments
     if not [leaf for i, leaf in enumerate(arguments.leaves) if i not in arguments.split and isinstance(leaf, Tensor)]:
@@ -147,12 +134,7 @@ def warn_unsplit(problem: Problem, said: bool) -> None:
 
 
 def warn_duplicates(each: Sequence[Arguments], names: Sequence[str]) -> None:
-    """Warn of clients whose rows are identical, in the same order.
-
-    Args:
-        each: the clients' arguments.
-        names: the clients' names.
-    """
+    """Warn of clients whose rows are identical, in the same order."""
     seen: dict[tuple[Any, ...], int] = {}
     for k, arguments in enumerate(each):
         if not arguments.num_rows:

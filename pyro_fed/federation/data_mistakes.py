@@ -1,9 +1,9 @@
-"""What data show of mistakes that no model sees: a number for what is missing, rows that are there twice, labels.
+"""Warnings of mistakes in the data that no model notices: codes for missing values, duplicate rows, labels.
 
-Each is finite and in the support, and moves a posterior by many SDs in silence. All are warned of, since they may be
-meant; what is looked at is exact equality and plain gaps, and no model of the data. Only where a number is far from all
-others the model is asked what it takes it for (`taken_as_a_number`): 1e9 as the upper bound of an interval without one,
-or -999 where the model masks that row, says nothing of the latents.
+Each such value is finite and in the support, and moves a posterior by many SDs without an error. All lead to a warning
+only, since they may be intended. The checks look at exact equality and plain gaps, without a model of the data. For a
+number far from all others the model's own densities decide whether it uses the value as a number (`taken_as_a_number`):
+1e9 as the upper bound of an interval without one, or -999 in a row that the model masks, is harmless.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.errors import listed, warn_user
 from pyro_fed.federation.far_values import taken_as_a_number
 
-#: A value is far away if nothing lies within so many times the range of all the others.
+#: A value is far away if its gap to the others is more than this multiple of their range.
 FAR_VALUE_RANGES = 10.0
-#: A value is so large that the sum of squares of all the others is lost beside its own, in float64.
+#: Above this ratio a value is so large that its square absorbs the sum of squares of all the others in float64.
 OVERWHELMING = torch.finfo(torch.float64).eps ** -0.5
-#: Rows that are there twice are told where a client has so many of them, and such a part of its rows.
+#: Duplicate rows are reported if a client has at least this number and this share of them.
 MIN_DUPLICATE_ROWS, MIN_DUPLICATE_SHARE = 5, 0.1
-#: Rows are told apart by a column if such a part of the different rows differ in it: a measurement, and no code.
+#: A column identifies rows if this share of the distinct rows differ in it: it is a measurement and not a code.
 DISTINCT_COLUMN_SHARE = 0.9
-#: All of a client's rows are counted m times where each is there m times, or a multiple of it: of so many different
-#: ones chance makes that one in a million times, whatever the columns.
+#: All of a client's rows count m times if each occurs m times, or a multiple of it. With this number of distinct rows
+#: the probability of that by chance is one in a million, whatever the columns.
 MIN_DISTINCT_ROWS = 20
-#: Rows on a grid are told to be there twice where they are so many times as many as chance makes equal.
+#: Rows on a grid are duplicates if they are more than this multiple of the number that chance makes equal.
 DUPLICATES_OVER_CHANCE = 2.0
-#: Numbers are on a grid where they are nearer to it than this part of its gap: those of float32 are rounded.
+#: Numbers are on a grid if they are nearer to it than this share of its spacing: float32 rounds them.
 GRID_TOLERANCE = 0.01
-#: Findings of one kind that are listed.
+#: The most findings of one kind that a warning lists.
 MAX_LISTED = 3
-#: Rows whose columns are summed at once, and numbers of columns that are looked at at once.
+#: Rows whose columns are summed at once, and the most numbers of columns that are examined at once.
 BLOCK, BLOCK_NUMBERS = 65_536, 4_000_000
 
 
 def warn_of_odd_data(
     problem: Problem, clients: Sequence[Tensor], names: Sequence[str], local_numbering: bool = False
 ) -> None:
-    """Warn of labels that differ by their spelling or are too few, of values far from all others, of rows that recur.
+    """Warn of labels that differ by spelling or are too few, of values far from all others, and of duplicate rows.
 
     Args:
         problem: the model's densities, with the pooled arguments.
-        clients: each client's row positions.
+        clients: each client's row positions (N_k,).
         names: the clients' names.
         local_numbering: count rows within the client instead of within the pooled data.
     """
@@ -88,7 +88,7 @@ def warn_of_odd_data(
 
 
 def _warn_of_spellings(arguments: Arguments) -> None:
-    """Warn of labels that differ by capitals and spaces alone: clients' spellings of one category are several."""
+    """Warn of labels that differ only by capitals and spaces: they count as different categories."""
     found = []
     for name, labels in arguments.labels.items():
         spelt: dict[str, list[str]] = {}
@@ -105,9 +105,9 @@ def _warn_of_spellings(arguments: Arguments) -> None:
 
 
 def _warn_of_labels_without_rows(problem: Problem) -> None:
-    """Warn of labels that pick from more elements than there are labels: codes then leave out the last elements.
+    """Warn of labels that index more elements than there are labels: the codes then leave out the last elements.
 
-    Of five grades of which the second has no rows the third is number 1, the second element.
+    If the second of five grades has no rows, the third grade has code 1, and takes the second element.
     """
     arguments = problem.arguments
     names = list(arguments.labels)
@@ -130,7 +130,7 @@ def _warn_of_labels_without_rows(problem: Problem) -> None:
 
 
 def _far_values(leaf: Tensor) -> Iterator[tuple[int, float, float, float]]:
-    """Column, value, and the range of all others, of a smallest or largest value that is far from these."""
+    """Column, value and the range of all others, for each smallest or largest value that is far from the others."""
     flat = leaf.reshape(len(leaf), -1)
     size = max(1, BLOCK_NUMBERS // len(flat))
     for first, block in zip(range(0, flat.shape[1], size), flat.split(size, 1), strict=True):
@@ -199,18 +199,18 @@ def _warn_of_rows_twice(arguments: Arguments, clients: Sequence[Tensor], names: 
 
 
 def _row_keys(columns: Sequence[Tensor]) -> Tensor:
-    """A number of each row, (N,): equal rows have equal ones, and others have not, by chance of one in 1e15."""
+    """A key of each row, (N,): equal rows have equal keys, different rows differ except with probability 1e-15."""
     generator = torch.Generator().manual_seed(0)
     key = torch.zeros(len(columns[0]), dtype=torch.float64)
     for leaf in columns:
         factors = torch.rand(leaf.shape[1], generator=generator, dtype=torch.float64) + 0.5
         for part, sums in zip(leaf.split(BLOCK), key.split(BLOCK), strict=True):
-            sums += (part.double() * factors).sum(1)  # NaN is equal to none: what is missing may differ
+            sums += (part.double() * factors).sum(1)  # NaN equals nothing: missing values may differ
     return key
 
 
 def _times(rows: Tensor) -> int:
-    """By what the numbers of equal rows of a client can all be divided; one where it has too few different rows."""
+    """The greatest common divisor of the counts of a client's distinct rows; 1 if it has too few distinct rows."""
     if len(rows) < 2 * MIN_DISTINCT_ROWS:
         return 1
     counts = rows.unique(return_counts=True)[1]
@@ -218,10 +218,10 @@ def _times(rows: Tensor) -> int:
 
 
 def _told_apart(columns: Sequence[Tensor], group: Tensor, number: int, twice: int) -> bool:
-    """Whether one column is of measurements, which chance would not make equal in so many rows.
+    """Whether some column holds measurements, which would not be equal in so many rows by chance.
 
-    It has another value in nearly every different row, and not on a grid so coarse, as counts and rounded numbers have,
-    that n rows are likely to meet there: about n² / M of them do in M places.
+    Such a column has another value in nearly every distinct row, and its values do not lie on a grid so coarse (like
+    counts and rounded numbers) that n rows are likely to coincide: in M places about n² / M of them do.
     """
     if 2 * number < len(group):  # most rows recur: these are codes
         return False
@@ -240,7 +240,7 @@ def _told_apart(columns: Sequence[Tensor], group: Tensor, number: int, twice: in
 
 
 def _places(values: Tensor) -> float:
-    """How many there are between the least and the largest of some different numbers, in order; infinite off a grid."""
+    """Number of grid points between the least and the largest of sorted distinct numbers; infinite without a grid."""
     if len(values) < 2:
         return 1.0
     gaps = values.diff()
@@ -250,5 +250,5 @@ def _places(values: Tensor) -> float:
 
 
 def _identical(group: Tensor, one: Tensor, other: Tensor) -> bool:
-    """Whether two clients have the same rows in the same order, which `warn_duplicates` tells."""
+    """Whether two clients have the same rows in the same order, which `warn_duplicates` reports."""
     return len(one) == len(other) and torch.equal(group[one], group[other])

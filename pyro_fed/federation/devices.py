@@ -1,4 +1,4 @@
-"""The device that a federation's clients compute on: the one that is named, or the one that the data lie on."""
+"""The device that a federation's clients compute on: the one that the user names, or the one of the data."""
 
 from __future__ import annotations
 
@@ -12,11 +12,7 @@ from pyro_fed.errors import DataError, SettingError
 
 
 def device_of(named: torch.device | str | None, given: Any) -> torch.device:
-    """Where clients' steps are computed.
-
-    Args:
-        named: by the user.
-        given: the model's arguments, in which tensors are found.
+    """The device of clients' steps: the user's, or that of the tensors among the model's arguments.
 
     Raises:
         SettingError: torch does not know the device, or has none here.
@@ -44,12 +40,5 @@ def _usable_device(named: torch.device | str) -> torch.device:
 
 
 def read_back(value: Tensor) -> Tensor:
-    """A tensor's numbers on the CPU, which torch's device "meta" does not have.
-
-    Args:
-        value: on any device.
-
-    Raises:
-        NotImplementedError: the device holds shapes and no numbers.
-    """
+    """A tensor's numbers on the CPU; NotImplementedError if the device, as torch's "meta", has shapes only."""
     return value.cpu()

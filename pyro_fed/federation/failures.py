@@ -1,4 +1,4 @@
-"""What is said where a model fails on its data: its line, its arguments, and what is to be done."""
+"""Errors for a model that fails on its data: its line, its arguments, and the cure."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from pyro_fed.errors import ModelError, PyroFedError, listed
 
 _NO_FLOATS = re.compile(r"same dtype|scalar type|result type|can't be cast|two bool tensors|dtype|Long", re.IGNORECASE)
 
-#: What torch says where NumPy asks for the numbers of a tensor that has none, or is mapped or differentiated.
+#: torch's message if NumPy reads a tensor that holds no numbers, or that is being mapped or differentiated.
 _NO_NUMPY = re.compile(r"doesn't have storage|call numpy\(\)|\.numpy\(\)", re.IGNORECASE)
 
-#: What torch says where an argument is written to.
+#: torch's message if the model writes to an argument.
 _IN_PLACE = re.compile(r"in-place operation|in-place arithmetic", re.IGNORECASE)
 
 _OUT_OF_BOUNDS = re.compile(r"index (-?\d+) is out of bounds for dimension \d+ with size (\d+)")
 
-#: An entry of a list that is an argument, or of one of its items.
+#: An entry of an argument that is a list, or of one of its items.
 _ITEM = re.compile(r"^(\w+)\[(\d+)\]")
 
 
@@ -36,17 +36,17 @@ _ITEM = re.compile(r"^(\w+)\[(\d+)\]")
 def explained_failures(
     arguments: Arguments, model: Callable[..., Any], plate: str, place: Callable[[int], str] = lambda row: f"row {row}"
 ) -> Iterator[None]:
-    """Raise what the model's own lines raise as a `ModelError` that names the line and the arguments.
+    """Raise the errors of the model's own lines as a `ModelError` that names the line and the arguments.
 
     Args:
-        arguments: the model's.
+        arguments: the model's arguments.
         model: the Pyro model.
         plate: the partitioned plate's name.
-        place: what a row of all is called, such as "client 2, row 3".
+        place: gives the name of a row of the pooled data in messages, such as "client 2, row 3".
 
     Raises:
-        ModelError: in place of anything that a line of the model has raised; errors of this package, and from
-            elsewhere, stay as they are.
+        ModelError: in place of any error that a line of the model raises; errors of this package, and those from
+            elsewhere, are raised unchanged.
     """
     try:
         yield
@@ -64,11 +64,7 @@ def explained_failures(
 
 
 def is_failure(error: Exception) -> bool:
-    """Whether an error stands for one that the model's own lines raised.
-
-    Args:
-        error: raised by `explained_failures`, or anything else.
-    """
+    """Whether `explained_failures` has raised the error in place of one from the model's own lines."""
     return error.__cause__ is not None and not isinstance(error.__cause__, PyroFedError)
 
 
@@ -81,7 +77,7 @@ def _shapes_text(arguments: Arguments) -> str:
 
 
 def _codes(arguments: Arguments, error: Exception, place: Callable[[int], str]) -> str:
-    """Which argument holds a number that is out of bounds, and where."""
+    """A sentence on the argument that holds a number out of bounds, and its place; "" if there is none."""
     match = _OUT_OF_BOUNDS.search(str(error)) if isinstance(error, IndexError) else None
     if match is None:
         return ""
@@ -148,7 +144,7 @@ def _hint(arguments: Arguments, model: Callable[..., Any], plate: str, error: Ex
 
 
 def _weights_of_rows(arguments: Arguments, model: Callable[..., Any], plate: str, error: Exception) -> list[str]:
-    """Latent sites in the plate, where a module that samples its weights has failed; none elsewhere."""
+    """Latent sites inside the plate, if a module that samples its weights has failed; else none."""
     frames = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__))
     if not any(isinstance(one, PyroModule) and getattr(one, "_pyro_samples", {}) for one in frames):
         return []
@@ -164,7 +160,7 @@ def _weights_of_rows(arguments: Arguments, model: Callable[..., Any], plate: str
 
 
 def _first_ragged_argument(arguments: Arguments) -> tuple[str, str] | None:
-    """The first argument that is a list of items of different lengths, and these lengths; None where there is none."""
+    """The first argument that is a list of items of different lengths, with these lengths; None if there is none."""
     found: dict[str, dict[str, int]] = {}
     for name, leaf in zip(arguments.names, arguments.leaves, strict=True):
         if match := _ITEM.match(name):
@@ -180,11 +176,11 @@ def _first_ragged_argument(arguments: Arguments) -> tuple[str, str] | None:
 
 
 def no_such_plate(plate: str, declared: list[str], run: Callable[[], Any]) -> ModelError:
-    """What to say where the model does not have the plate, with the user's own lines.
+    """The error for a model without the plate, with the plates that it has and the user's own lines.
 
     Args:
-        plate: the plate asked for.
-        declared: the plates that there are.
+        plate: the plate that the user names.
+        declared: the model's plates.
         run: runs the model and returns its trace.
     """
     lines = observed_lines(run)

@@ -1,11 +1,11 @@
-"""Whether a model takes a value far from all others for a number, or for a sign: no bound, a row to be left out.
+"""Whether a model uses a value far from all others as a number, or as a code: no bound, a row to be left out.
 
 The log density of the value's row is computed at points θ, with the value v, with 2v, and with a value next to v:
 
-    it is the same with v and 2v                   v says nothing but that it is large, or is not used
-    its differences between points jump from v     the model asks for v itself, `x == -999`
+    it is the same with v and 2v                   v means only that it is large, or is not used
+    its differences between points jump from v     the model tests for v itself, `x == -999`
       to the value next to it
-    else                                           v is taken for a number
+    else                                           v is used as a number
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from torch import Tensor
 from pyro_fed.density.checks.points import RADIUS
 from pyro_fed.density.problem import Problem
 
-#: Points at which densities are compared, and rows with the value of which they are computed.
+#: Points at which densities are compared, and the number of rows with the value whose densities are computed.
 POINTS, ROWS = 6, 4
-#: The next value is so much larger, relatively. Differences that change by more than the other have not followed it.
+#: Relative step to the next value; if differences change by more than the second number, they jump there.
 RELATIVE_STEP, LARGEST_SLOPE_CHANGE = 1e-6, 0.1
-#: Densities are equal but for rounding of so many units in the last digit.
+#: Densities are equal if they differ by at most this many units in the last digit.
 ROUNDING_UNITS = 8.0
 
 
 def taken_as_a_number(problem: Problem, number: int, column: int, rows: Tensor) -> bool:
-    """Whether the densities of some rows follow their value in one column; yes where they cannot be computed.
+    """Whether the densities of rows follow their value in one column; True if they cannot be computed.
 
     Args:
         problem: the model's densities.
-        number: of the argument, among those that are split by rows.
-        column: of the argument's columns (N, C), from 0.
-        rows: row numbers with this value.
+        number: the argument's number among those that are split by rows.
+        column: the column's number in the argument (N, C), from 0.
+        rows: numbers of rows with this value.
     """
     generator = torch.Generator().manual_seed(0)
     z = RADIUS * (2 * torch.rand(POINTS, problem.dim, generator=generator, dtype=torch.float64) - 1)
@@ -46,7 +46,7 @@ def taken_as_a_number(problem: Problem, number: int, column: int, rows: Tensor) 
 
     try:
         here, twice, near = (densities(factor) for factor in (1, 2, 1 + RELATIVE_STEP))
-    except (RuntimeError, ValueError, IndexError, TypeError):  # a place in a table, which has none there
+    except (RuntimeError, ValueError, IndexError, TypeError):  # the value is an index that the table does not have
         return True
     if not all(bool(found.isfinite().all()) for found in (here, twice, near)):
         return True
@@ -57,5 +57,5 @@ def taken_as_a_number(problem: Problem, number: int, column: int, rows: Tensor) 
 
 
 def _differences(densities: Tensor) -> Tensor:
-    """Of log densities (S, m), those between each point and the first one."""
+    """Differences (S - 1, m) of log densities (S, m) between each point and the first one."""
     return densities[1:] - densities[:1]

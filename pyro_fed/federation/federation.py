@@ -102,7 +102,7 @@ class Federation:
         >>> fed = pf.Federation(model, (x, y), plate="data", num_clients=10)
     """
 
-    #: Whether the rows are here; else they are at the clients, and the problem has a made-up one.
+    #: Whether the rows are here; if not, they are at the clients, and the problem has one made-up row.
     holds_data: ClassVar[bool] = True
 
     @checked
@@ -259,23 +259,23 @@ class Federation:
         free: bool = False,
         device: torch.device = CPU,
     ) -> None:
-        """What all ways of making a federation end in.
+        """Set up the federation: the last step of every constructor.
 
         Args:
             model: an ordinary Pyro model.
-            arguments: pooled, with the row-sharded leaves marked; its own, in `dtype`.
+            arguments: pooled copies in `dtype`, with the row-sharded leaves marked.
             plate: name of the partitioned plate.
-            num_rows: rows of the arguments.
-            clients: each client's row positions.
-            dtype: of the computation.
+            num_rows: number of rows of the arguments.
+            clients: each client's row positions (N_k,).
+            dtype: floating dtype of the computation.
             names: the clients' names; numbers by default.
             local_numbering: count rows within a client in messages.
             dims: names for the dimensions of sites, as in ArviZ: `{"beta": ["feature"]}`.
             coords: coordinate values: `{"feature": names}`.
             quadrature: how latent sites inside the plate are integrated out at the clients.
-            seen: a validated run of the model on all rows, where there has been one.
-            said: whether the user has said which arguments are split.
-            free: whether float64 may be taken in place of float32, as nobody has said which.
+            seen: a validated run of the model on all rows, if there has been one.
+            said: whether the user has named the arguments that are split.
+            free: whether float64 may replace float32, as the user has not chosen a dtype.
             device: where clients' steps are computed.
         """
         self.client_rows = clients
@@ -319,7 +319,7 @@ class Federation:
             warn_user(f"clients {listed(empty)} have no rows: they contribute nothing")
 
     def _place(self, row: int) -> str:
-        """What a row of all is called: its client, and its number there or in all."""
+        """Name of a row of the pooled data in messages: its client, and its number there or among all rows."""
         for name, rows in zip(self.client_names, self.client_rows, strict=True):
             at = (rows == row).nonzero()
             if len(at):
@@ -327,7 +327,7 @@ class Federation:
         return f"row {row}"
 
     def _holders(self, rows: list[int]) -> str:
-        """Names of the clients that have some rows, and a first one, to begin a message with; empty without rows."""
+        """Names of the clients that hold some of the rows, as the beginning of a message; "" without rows."""
         each = zip(self.client_names, self.client_rows, strict=True)
         held = [name for name, own in each if not set(rows).isdisjoint(own.tolist())]
         return f"clients {listed(held)} (first: {self._place(rows[0])}): " if rows else ""
@@ -435,7 +435,7 @@ class Federation:
         return self.problem.arguments.of_client(self.client_rows[client])
 
     def _check_numbers(self, clients: Sequence[int]) -> None:
-        """Refuse numbers of clients that are not there."""
+        """Refuse client numbers that are out of range."""
         if bad := [client for client in clients if not 0 <= client < self.num_clients]:
             raise SettingError(f"there is no client {bad[0]}: clients are numbered from 0 to {self.num_clients - 1}")
 
@@ -534,7 +534,7 @@ class Federation:
         rest = rest.joint if isinstance(problem, JointProblem) else rest
         return rest.noncentred if isinstance(problem, NonCentred) else rest
 
-    # -- to look at -----------------------------------------------------------------------------------------
+    # -- display --------------------------------------------------------------------------------------------
     def summary(self) -> pd.DataFrame:
         """A table of the clients: rows, share of all rows, and how often each label occurs.
 
@@ -571,14 +571,14 @@ class Federation:
         )
 
     def _repr_html_(self) -> str:
-        """In a notebook: the same, and each client's rows and labels."""
+        """HTML for notebooks: the text form, and a table of each client's rows and labels."""
         clients = self.summary().drop(columns="share")
         rows = ([name, *values] for name, *values in clients.itertuples())
         return html.block(repr(self), html.table(["client", *map(str, clients.columns)], rows))
 
 
 def _floating_dtype(dtype: torch.dtype | None, arguments: Arguments) -> torch.dtype:
-    """The dtype of the computation: the user's, or the data's."""
+    """The floating dtype of the computation: the user's, or the data's."""
     dtype = dtype or arguments.floating_dtype()
     if dtype not in (torch.float32, torch.float64):
         narrow = [
@@ -592,14 +592,10 @@ def _floating_dtype(dtype: torch.dtype | None, arguments: Arguments) -> torch.dt
 
 
 def joint_plate_name(plate: str | Sequence[str], rows: Mapping[str, Any] | None) -> str:
-    """The plate's name; of several plates, which are split together, that of all of their rows.
-
-    Args:
-        plate: one name, or several.
-        rows: nested plates, which go with one plate alone.
+    """The plate's name; for several plates that are split together, the name of the plate of all their rows.
 
     Raises:
-        SettingError: no plate, or several with nested ones.
+        SettingError: there is no plate, or several are combined with nested ones (`rows`).
     """
     plates = (plate,) if isinstance(plate, str) else tuple(plate)
     if not plates or len(set(plates)) < len(plates):
@@ -616,7 +612,7 @@ def _mark_split_arguments(
     rows: Mapping[str, str | Sequence[str]] | None,
     shard: Shard,
 ) -> Arguments:
-    """The arguments with those that are split marked: by a plate's rows, those of several, or a plate of groups."""
+    """The arguments with the split ones marked: by a plate's rows, by those of several plates, or by groups."""
     if parts_of(plate):
         return several_arguments(arguments, parts_of(plate), sizes, _by_plate(shard))
     if rows:
@@ -633,7 +629,7 @@ def _by_plate(shard: Shard) -> Mapping[str, Any] | None:
 
 
 def _split_as(arguments: Arguments) -> Shard:
-    """What `shard=` says of arguments as these."""
+    """The value of `shard=` that splits arguments as these are split."""
     if not arguments.axes:
         return arguments.row_names
     return {

@@ -1,7 +1,7 @@
-"""Columns of pandas, arguments or a partition's, of which the index says that they are the same rows in another order.
+"""Refuse columns of pandas, arguments or a partition's, whose indices list the same rows in different orders.
 
-Rows are taken by position, as NumPy takes them. Where two columns have the same labels in another order, one of them
-was sorted or shuffled alone, and by position each row would get another one's outcome.
+Rows are matched by position, as NumPy does. If two columns have the same labels in different orders, one of them was
+sorted or shuffled alone, and each row would be matched by position with another row's outcome.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def check_row_labels(
         model: the Pyro model.
         args: its positional arguments.
         kwargs: its keyword arguments.
-        where: whose they are, such as " at client 2".
+        where: the client's place in messages, such as " at client 2".
         partition: how rows go to clients, maybe by a column.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What the rows are called by: labels for partitions that skew them, and for tables of who holds what."""
+"""Labels of rows, for partitions that skew them and for tables of the clients' data."""
 
 from __future__ import annotations
 
@@ -18,31 +18,23 @@ from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.density.running.trace_sites import innermost
 from pyro_fed.errors import SettingError, listed
 
-#: Whole numbers with more different values than this are no labels.
+#: Whole numbers with more distinct values than this are not labels.
 MAX_LABELS = 20
 
 
 def row_labels(arguments: Arguments) -> np.ndarray | None:
-    """The last argument with one number a row, (N,); None where there is none.
-
-    Args:
-        arguments: the model's, with the row-sharded leaves marked.
-    """
+    """The last argument with one number a row, (N,); None if there is none."""
     one_a_row = [leaf for _, nested, leaf in arguments.columns if nested is None and leaf.dim() == 1]
     return one_a_row[-1].cpu().numpy() if one_a_row else None
 
 
 def discrete_labels(arguments: Arguments) -> np.ndarray | None:
-    """The last argument with one number a row, where it holds a few different whole numbers; else None.
-
-    Args:
-        arguments: the model's, with the row-sharded leaves marked.
-    """
+    """The last argument with one number a row, if it holds a few distinct whole numbers; else None."""
     return discrete(row_labels(arguments))
 
 
 def discrete(labels: np.ndarray | None) -> np.ndarray | None:
-    """Labels (N,) if these are a few different whole numbers, else None."""
+    """Labels (N,) if these are a few distinct whole numbers, else None."""
     if labels is None:
         return None
     values = np.unique(labels)
@@ -50,17 +42,13 @@ def discrete(labels: np.ndarray | None) -> np.ndarray | None:
 
 
 def observed_counts(problem: Problem) -> list[np.ndarray]:
-    """The observed values that have the distribution of a count, in the original order of rows.
-
-    Args:
-        problem: the model's densities, with its rows.
-    """
+    """The observed values that have the distribution of a count, in the original order of rows."""
     nodes = problem.execute_at(torch.zeros(problem.dim, dtype=problem.dtype), problem.all_rows).trace.nodes
     return [nodes[name]["value"].cpu().numpy() for name in problem.layout.observed if _counts(nodes[name]["fn"])]
 
 
 def _counts(fn: Any) -> bool:
-    """Whether values are 0, 1, 2, ... without a name of their own, as categories have."""
+    """Whether values are counts 0, 1, 2, ..., without a name for each, as categories have."""
     fn = innermost(fn)
     trials = fn.total_count if isinstance(fn, torch.distributions.Binomial) else None
     endless = getattr(fn, "support", None) is constraints.nonnegative_integer
@@ -68,7 +56,7 @@ def _counts(fn: Any) -> bool:
 
 
 def no_counts(labels: np.ndarray | None, counts: Sequence[np.ndarray]) -> np.ndarray | None:
-    """Labels (N,), or None where they are one of the counts."""
+    """Labels (N,), or None if they equal one of the counts."""
     same = (labels is not None and one.shape == labels.shape and np.array_equal(one, labels) for one in counts)
     return None if any(same) else labels
 
@@ -76,17 +64,17 @@ def no_counts(labels: np.ndarray | None, counts: Sequence[np.ndarray]) -> np.nda
 def label_coords(
     problem: Problem, dims: Mapping[str, Sequence[str]], coords: Mapping[str, Any]
 ) -> dict[str, list[Any]]:
-    """Labels of text and categories as coordinates of the dimensions that are looked up by their codes.
+    """Labels of text and categories as coordinates of the dimensions that their codes index.
 
-    A dimension that merely has as many elements is not named by them.
+    A dimension that merely has as many elements as there are labels gets no coordinates.
 
     Args:
         problem: the model's densities.
         dims: the user's names of dimensions.
-        coords: those given.
+        coords: the user's coordinates.
 
     Raises:
-        SettingError: the user calls what is looked up by codes something else than the codes' labels.
+        SettingError: the user's coordinates of a dimension differ from the labels of the codes that index it.
     """
     sites = {**problem.layout.latents, **problem.layout.local}
     named = {name: name_dims(site.dims, dims.get(name, ())) for name, site in sites.items()}
@@ -111,17 +99,17 @@ def label_coords(
 
 
 def _in_question(labels: Sequence[Any], size: int, given: Any) -> bool:
-    """Whether a dimension may be looked up by these labels' codes, and is called nothing, or something else, so far."""
+    """Whether these labels' codes may index a dimension that has no coordinates, or other ones, so far."""
     return len(labels) == size if given is None else len(labels) <= size and not _same_names(labels, given)
 
 
 def _same_names(labels: Sequence[Any], given: Sequence[Any]) -> bool:
-    """Whether these are the same names; 1 and "1" are."""
+    """Whether these are the same names, compared as text: 1 and "1" are the same."""
     return list(map(str, labels)) == list(map(str, given))
 
 
 def _check_called(argument: str, labels: Sequence[Any], dim: str, given: Sequence[Any]) -> None:
-    """Refuse names of elements that are not those of the codes by which they are looked up."""
+    """Refuse coordinates of elements that differ from the labels of the codes that index them."""
     if not _same_names(labels, given):
         raise SettingError(
             f"coords['{dim}'] is [{listed(given)}], but elements along '{dim}' are looked up by argument '{argument}', "
@@ -134,13 +122,7 @@ def _check_called(argument: str, labels: Sequence[Any], dim: str, given: Sequenc
 def entry_labels(
     problem: Problem, dims: Mapping[str, Sequence[str]], coords: Mapping[str, Sequence[Any]]
 ) -> dict[str, tuple[Sequence[Any] | None, ...]]:
-    """What entries along each dimension of the latent sites are called; None where they have numbers alone.
-
-    Args:
-        problem: the model's densities.
-        dims: the user's names of dimensions.
-        coords: labels along them.
-    """
+    """Labels of entries along each dimension of the latent sites; None along dimensions without labels."""
     found = {}
     for name, site in {**problem.layout.latents, **problem.layout.local}.items():
         along = tuple(coords.get(dim) for dim in name_dims(site.dims, dims.get(name, ())))
@@ -150,13 +132,7 @@ def entry_labels(
 
 
 def client_table(client_rows: Sequence[Tensor], names: Sequence[str], labels: np.ndarray | None) -> pd.DataFrame:
-    """A row a client: its number of rows, their share of all, and how often each label occurs among them.
-
-    Args:
-        client_rows: each client's row positions, (N_k,).
-        names: the clients' names.
-        labels: (N,), or None for a table without.
-    """
+    """A table with a row for each client: its number of rows, their share of all, and counts of its labels (N,)."""
     counts = np.array([len(index) for index in client_rows])
     table = pd.DataFrame({"rows": counts, "share": counts / counts.sum()}, index=pd.Index(names, name="client"))
     if labels is not None:

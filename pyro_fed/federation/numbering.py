@@ -1,9 +1,9 @@
-"""What a model makes of columns of text: comparisons with labels, lookups, or numbers in an order that nobody has said.
+"""How a model uses columns of text: comparisons with labels, lookups, or numbers in an order that nobody has chosen.
 
-The codes of text are in alphabetical order. That is of no matter where the model compares with labels, and where each
-label looks up an element of its own that is alike in all else: number the labels anew, and the elements of the latents
-with them, and the density is the same. It is another one for `scale[severity]` of a table of constants, groups with a
-covariate of their own, ranks, sums over what stands before, and a first label that is the reference.
+The codes of text are in alphabetical order. This does not matter if the model compares with labels, or if each label
+looks up an element of its own and elements differ in nothing else: renumber the labels, and the elements of the latents
+with them, and the density is the same. It changes for `scale[severity]` of a table of constants, groups with a
+covariate of their own, ranks, sums over preceding elements, and a first label that is the reference.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pyro_fed.errors import listed, warn_user
 
 
 class Use(Enum):
-    """What a model makes of a column of labels."""
+    """How a model uses a column of labels."""
 
     NONE = "none"
     COMPARED = "compared"
@@ -37,13 +37,7 @@ class Use(Enum):
 
 
 def warn_of_labels(problem: Problem, clients: Sequence[Tensor], names: Sequence[str]) -> None:
-    """Warn of text whose numbering matters though nobody has said it, and of clients that code one thing in two ways.
-
-    Args:
-        problem: the model's densities, with the pooled arguments.
-        clients: each client's row positions.
-        names: the clients' names.
-    """
+    """Warn of text whose numbering matters though nobody has chosen it, and of clients with codings of their own."""
     arguments = problem.arguments
     if not arguments.labels:
         return
@@ -67,11 +61,7 @@ def warn_of_labels(problem: Problem, clients: Sequence[Tensor], names: Sequence[
 
 
 def label_uses(bound: BoundModel) -> dict[str, Use]:
-    """What the model makes of each column of labels.
-
-    Args:
-        bound: the model and its arguments.
-    """
+    """How the model uses each column of labels."""
     bound = replace(bound, constants={k: v for k, v in bound.constants.items() if not is_shared(k)}).doubled()
     lookups = Lookups(bound)
     arguments, found = bound.arguments, dict[str, Use]()
@@ -103,12 +93,12 @@ def label_uses(bound: BoundModel) -> dict[str, Use]:
 
 
 def _log_density(bound: BoundModel, lookups: Lookups, turned: Mapping[str, Tensor]) -> Tensor:
-    """Log densities of all sites added up, (), those of rows with a weight of each; infinite ones left out.
+    """Sum () of the log densities of all sites, with a weight for each row; infinite ones are left out.
 
     Args:
         bound: the model and its arguments.
-        lookups: whose run has the latents' values.
-        turned: other values of some of them.
+        lookups: a run that holds the latents' values.
+        turned: permuted values of some latents.
     """
 
     def source(msg: Any, transform: Any) -> Tensor:
@@ -131,7 +121,7 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 
 def _labels_of_clients(arguments: Arguments, name: str, clients: Sequence[Tensor]) -> list[set[Any]]:
-    """The labels that each client has rows of."""
+    """The labels in each client's rows."""
     for column, nested, leaf in arguments.columns:
         if column == name:
             numbers = (leaf[arguments.rows_of(nested, rows)].unique().tolist() for rows in clients)
@@ -142,11 +132,11 @@ def _labels_of_clients(arguments: Arguments, name: str, clients: Sequence[Tensor
 def _other_codings(
     name: str, labels: Labels, each: Sequence[set[Any]], names: Sequence[str], use: Use | None
 ) -> Iterator[str]:
-    """What to say of clients that seem to have labels of their own for what others have too.
+    """Sentences on clients that seem to use labels of their own for categories that the others have too.
 
-    These are clients none of whose labels another one has, where the model compares with labels or where the others
-    share theirs (hospitals' own names are looked up, and no client has another's); and labels that abbreviate others,
-    with which no client has them together.
+    These are clients none of whose labels another one has, if the model compares with labels or if the others share
+    theirs (hospitals' own names are looked up, and no client has another's); and clients with labels that abbreviate
+    others' labels, if no client has both.
     """
     held = [(client, mine) for client, mine in zip(names, each, strict=False) if mine]
     if labels.ordered or len(held) < 2:
@@ -173,7 +163,7 @@ def _other_codings(
 
 
 def _abbreviates(short: Any, long: Any) -> bool:
-    """Whether one label is the beginning of another, in letters alone: "M" of "male", and not "site 1" of "site 12"."""
+    """Whether one label is the beginning of another, in letters alone: "M" of "male", but not "site 1" of "site 12"."""
     if not isinstance(short, str) or not isinstance(long, str):
         return False
     one, two = as_it_looks(short).casefold().rstrip("."), as_it_looks(long).casefold()

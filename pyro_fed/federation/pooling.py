@@ -1,4 +1,4 @@
-"""Data before and after they are pooled: the sizes of plates, and one set of arguments from the clients'."""
+"""The sizes of plates before data are pooled, and one set of arguments from the clients'."""
 
 from __future__ import annotations
 
@@ -29,17 +29,10 @@ def first_look(
     rows: Mapping[str, Any] | None,
     dtype: torch.dtype,
 ) -> tuple[dict[str, int], FirstRun | None]:
-    """Sizes of the model's plates, and the validated run on all of its data that they are from.
+    """Sizes of the model's plates, and the validated run on all of its data that they come from.
 
-    Where there is no such run, since the data are not finite, say, the sizes are from one without validation and what
-    is wrong is found later, once it is known which rows are whose.
-
-    Args:
-        model: the Pyro model.
-        arguments: its arguments.
-        plate: name of the partitioned plate.
-        rows: nested plates, as for `Federation`.
-        dtype: of the computation.
+    If there is no such run, for example because data are not finite, the sizes come from a run without validation. The
+    error is then reported later, once it is known which rows belong to which client.
 
     Raises:
         ModelError: the model has no such plate, or a site that cannot be handled; see `check_rows`.
@@ -70,20 +63,14 @@ def plate_sizes(
     rows: Mapping[str, Any] | None = None,
     where: str = "",
 ) -> dict[str, int]:
-    """Sizes that the model declares for its plates when it is run on all of its data.
+    """Sizes that the model declares for its plates in a run on all of its data.
 
-    With `rows`, as in `Federation`, a model that fails because of these says so, and `where`.
-
-    Args:
-        model: the Pyro model.
-        arguments: its arguments.
-        plate: name of the partitioned plate.
-        rows: nested plates, as for `Federation`.
-        where: which client the arguments are of, for messages.
+    If a model fails because of `rows`, as in `Federation`, the error names them, and `where`, the client's place such
+    as " at client 2".
 
     Raises:
-        ModelError: the model has no such plate; see `group_reading.check_rows`.
-        DataError: see `group_reading.check_rows`.
+        ModelError: the model has no such plate; see `groups.reading.check_rows`.
+        DataError: see `groups.reading.check_rows`.
     """
     dtype = arguments.floating_dtype()
     filler = FillLatents(_zeros(dtype), plate, {}, nested=parts_of(plate))
@@ -110,11 +97,7 @@ def plate_sizes(
 
 
 def parts_of(plate: str) -> tuple[str, ...]:
-    """The model's plates that are split together; none where it is one.
-
-    Args:
-        plate: name of the partitioned plate, or of several, as `joined` gives it.
-    """
+    """The model's plates that are split together under the joined name `plate`; none if it is a single plate."""
     parts = tuple(plate.split(AND))
     return parts if len(parts) > 1 else ()
 
@@ -127,7 +110,7 @@ def _zeros(dtype: torch.dtype) -> Source:
 
 
 def _check_plates(plate: str, declared: dict[str, int], run: Callable[[], Any]) -> None:
-    """Refuse a model without the plates that are to be split, with its own lines."""
+    """Refuse a model without the plates that are to be split, with its own lines in the message."""
     for part in parts_of(plate) or (plate,):
         if part not in declared:
             raise no_such_plate(part, sorted(declared), run)
@@ -142,7 +125,7 @@ def pool_clients(
     shard: Shard,
     rows: Mapping[str, str | Sequence[str]] | None = None,
 ) -> tuple[Arguments, list[Tensor]]:
-    """One set of arguments out of the clients', and each client's rows in it.
+    """One set of arguments from the clients', and each client's rows (N_k,) in it.
 
     Args:
         model: the Pyro model.
@@ -189,10 +172,10 @@ def pool_clients(
 
 
 def _group_labels(each: Sequence[Arguments], names: Sequence[str], owners: set[str]) -> dict[str, Labels]:
-    """Labels of what says whose a nested row is, client after client, as each numbers its own groups.
+    """Labels of the groups in each owner argument, client after client, as each client numbers its own groups.
 
     Raises:
-        DataError: a group that two clients have.
+        DataError: two clients have the same group.
     """
     found = {}
     for owner in owners & {name for arguments in each for name in arguments.labels}:
@@ -210,7 +193,7 @@ def _group_labels(each: Sequence[Arguments], names: Sequence[str], owners: set[s
 
 
 def _check_by_place(client: Any, name: str) -> None:
-    """Refuse a client's arguments by name, and a client with its name beside."""
+    """Refuse a client's arguments by name, and a pair of a client's name and its arguments."""
     if type(client) is tuple and len(client) == 2 and isinstance(client[0], str) and isinstance(client[1], tuple):
         raise DataError(
             f"client {name} is a pair of the name {client[0]!r} and arguments: names are the keys of a dictionary, "
@@ -221,7 +204,7 @@ def _check_by_place(client: Any, name: str) -> None:
 def _aligned_arguments(
     model: Callable[..., Any], clients: Sequence[Any], names: Sequence[str], kwargs: Mapping[str, Any] | None
 ) -> list[Any]:
-    """The clients' positional arguments, their tables and dictionaries in one form."""
+    """The clients' positional arguments, with tables and dictionaries in one form."""
     each = [positional(model, args, kwargs) for args in clients]
     if len({len(args) for args in each}) > 1:
         return each  # one of them cannot be the model's, and is told so
@@ -234,10 +217,10 @@ def _aligned_arguments(
 
 
 def _all_labels(each: list[Arguments], names: Sequence[str]) -> dict[str, Labels]:
-    """Labels of categories over all clients: sorted, or in the order of the client that has an order and all of them.
+    """Labels of categories over all clients: sorted, or in the order of a client that has an order and all of them.
 
     Raises:
-        DataError: clients whose orders disagree.
+        DataError: the clients' orders disagree.
     """
     found: dict[str, Labels] = {}
     for argument in dict.fromkeys(name for arguments in each for name in arguments.labels):
@@ -263,7 +246,7 @@ def _all_labels(each: list[Arguments], names: Sequence[str]) -> dict[str, Labels
 def _with_several_plates(
     model: Callable[..., Any], each: list[Arguments], names: Sequence[str], plate: str, shard: Shard
 ) -> list[Arguments]:
-    """The clients' arguments with several plates of rows, as the first client shows them whose lengths tell."""
+    """The clients' arguments with several plates of rows, as in the first client with unambiguous lengths."""
     parts, told, listed = parts_of(plate), None, {}
     given = shard if isinstance(shard, Mapping) else None
     for arguments, name in zip(each, names, strict=True):
@@ -287,7 +270,7 @@ def _with_several_plates(
 
 
 def _lengths(arguments: Arguments, listed: Mapping[str, Sequence[str]]) -> dict[str, int]:
-    """Rows of each plate, as the first of its arguments has them."""
+    """Number of rows of each plate, from the first of its arguments."""
     first = {part: arguments.leaves[arguments.names.index(names[0])] for part, names in listed.items()}
     return {part: len(leaf) if isinstance(leaf, Tensor) and leaf.dim() else 0 for part, leaf in first.items()}
 
@@ -315,7 +298,7 @@ def _with_nested_plates(
     rows: Mapping[str, str | Sequence[str]],
     shard: Shard,
 ) -> list[Arguments]:
-    """The clients' arguments with their nested plates, as the first client shows them whose lengths tell."""
+    """The clients' arguments with their nested plates, as in the first client with unambiguous lengths."""
     places = [f" at client {name}" for name in names]
     sizes = []
     for arguments, where in zip(each, places, strict=True):
@@ -332,7 +315,7 @@ def _with_nested_plates(
 
 
 def _first_with_rows(model: Callable[..., Any], each: list[Arguments], plate: str, shard: Shard) -> Arguments:
-    """The first client's arguments that has rows, with the leaves split by rows as they are said or guessed to be."""
+    """Arguments of the first client that has rows, with the leaves split by rows marked, as named or guessed."""
     if isinstance(shard, Mapping):
         return choose_shards(each[0], plate_sizes(model, each[0], plate)[plate], shard)
     if shard is not None:

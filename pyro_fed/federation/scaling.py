@@ -1,10 +1,10 @@
-"""Columns that float32 cannot take: a year beside a rate, an offset a thousand times its spread.
+"""Columns for which float32 is not precise enough: a year beside a rate, an offset a thousand times its spread.
 
-The information about a regression's weights is X'X, with a column of ones for the level. Once its columns have unit
-length, κ² is its condition number, and a relative rounding error of eps in its entries is one of eps·κ² in its smallest
-eigenvalue: the precision of the direction that the data know least. What is dependent up to the data's own rounding is
-exactly dependent, such as the columns of a factor's levels: nothing is known there but by the prior, and rounding adds
-nothing.
+The information about a regression's weights is X'X, with a column of ones for the level. Let its columns have unit
+length, and let κ² be its condition number. A relative rounding error of eps in its entries is then one of eps·κ² in its
+smallest eigenvalue: the precision of the direction about which the data hold least information. Columns that are
+dependent up to the data's own rounding, such as those of a factor's levels, are exactly dependent: only the prior
+informs that direction, and rounding adds no error.
 """
 
 from __future__ import annotations
@@ -15,21 +15,16 @@ from torch import Tensor
 from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.errors import warn_user
 
-#: Relative error of the smallest precision that is let pass in float32; an SD has half of it.
+#: Largest relative error of the smallest precision that is accepted in float32; an SD has half of it.
 LARGEST_ERROR = 0.05
-#: Rows and columns that are looked at.
+#: The most rows and columns that are examined.
 MOST_ROWS, MOST_COLUMNS = 4096, 256
 #: Singular values below this many units of rounding, relative to the largest, are zero.
 DEPENDENT = 32
 
 
 def wide_enough(arguments: Arguments, dtype: torch.dtype) -> torch.dtype:
-    """float64 in place of float32 where the columns need it, with a warning that names them.
-
-    Args:
-        arguments: with the row-sharded leaves marked.
-        dtype: that of the data.
-    """
+    """float64 in place of float32 if the columns of the row-sharded leaves need it, with a warning that names them."""
     if dtype != torch.float32:
         return dtype
     for name, _, leaf in arguments.columns:
@@ -48,7 +43,7 @@ def wide_enough(arguments: Arguments, dtype: torch.dtype) -> torch.dtype:
 
 
 def _error(leaf: Tensor) -> tuple[float, int]:
-    """eps·κ² of the columns and a constant, and the column that has most of the direction that is known least."""
+    """eps·κ² of the columns and a constant, and the column with the largest part in the least informed direction."""
     eps = torch.finfo(torch.float32).eps
     step = -(-len(leaf) // MOST_ROWS)
     columns = leaf[::step].reshape(len(leaf[::step]), -1)[:, :MOST_COLUMNS].double()

@@ -1,4 +1,4 @@
-"""Which of a model's arguments are split by rows: as the user names them, or guessed from their sizes."""
+"""The arguments of a model that are split by rows: as the user names them, or guessed from their sizes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.errors import DataError, ModelError
 
-#: Which arguments are split by rows, as a user says it.
+#: Type of `shard=`, by which a user names the arguments that are split by rows.
 Shard = Collection[int | str] | Mapping[Any, Any] | str | int | None
 
 
@@ -22,15 +22,15 @@ def choose_shards(
     shard: Shard,
     where: str = "",
 ) -> Arguments:
-    """Say which leaves are split by rows.
+    """The arguments with the leaves marked that are split by rows.
 
     Args:
         arguments: the flattened arguments.
-        num_rows: size of the partitioned plate, for the guess; None where `shard` says it.
+        num_rows: size of the partitioned plate, for the guess; None if `shard` names the arguments.
         shard: names (or positions) of the arguments to split; a mapping from names to the axis of their rows, None
             for an argument that is not split, which leaves the others to be guessed; None guesses: tensors whose
             leading dimension is the plate's size.
-        where: which client the arguments are of, for messages.
+        where: the client's place in messages, such as " at client 2".
 
     Raises:
         ModelError: an unknown name, or a guess that is ambiguous.
@@ -53,7 +53,7 @@ def choose_shards(
 
 
 def _by_axis(arguments: Arguments, num_rows: int | None, shard: Mapping[Any, int | None], where: str) -> Arguments:
-    """The leaves with their rows first, and split: those named along their axis, the others as they are guessed."""
+    """The arguments with rows on the first axis of split leaves: named ones along their axis, the others as guessed."""
     axes: dict[int, int | None] = {}
     for name, axis in shard.items():
         for i in _leaves_by_name(arguments, [name]):
@@ -74,13 +74,7 @@ def _by_axis(arguments: Arguments, num_rows: int | None, shard: Mapping[Any, int
 
 
 def other_axis_cure(arguments: Arguments, num_rows: int, split: Collection[int]) -> str:
-    """The cure where an argument has its rows on another axis than the first; empty where none has.
-
-    Args:
-        arguments: the flattened arguments.
-        num_rows: rows of the plate.
-        split: positions of the leaves that are split along the first axis.
-    """
+    """The cure if an argument that is not in `split` has its rows on another axis than the first; "" if none has."""
     for i, (name, leaf) in enumerate(zip(arguments.names, arguments.leaves, strict=True)):
         if not isinstance(leaf, Tensor) or num_rows < 2 or i in arguments.axes:
             continue
@@ -107,7 +101,7 @@ def _splits(arguments: Arguments, i: int, leaf: Any, num_rows: int | None) -> bo
 
 
 def _leaves_by_name(arguments: Arguments, wanted: list[int | str]) -> list[int]:
-    """Leaves named by themselves (`x['age']`), by the argument they belong to (`x`), or by its position."""
+    """Positions of leaves by their own name (`x['age']`), by the name of their argument (`x`), or by its position."""
     heads = [name if name.startswith("args[") else re.split(r"[.\[]", name)[0] for name in arguments.names]
     order = list(dict.fromkeys(heads))
     names = [order[w] if isinstance(w, int) and -len(order) <= w < len(order) else w for w in wanted]

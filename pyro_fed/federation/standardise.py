@@ -27,7 +27,7 @@ from pyro_fed.errors import DataError, listed
 
 
 class ColumnSums(NamedTuple):
-    """What a client tells of its columns.
+    """Count, mean and centred sum of squares of a client's columns.
 
     Attributes:
         number: of rows, ().
@@ -84,7 +84,7 @@ def column_sums(rows: Any) -> ColumnSums:
 
 
 def _take(rows: Any) -> None:
-    """The model whose argument the rows are read as."""
+    """Stands for a model, so that the rows are read as a model's argument is."""
 
 
 def _called(column: int, names: Sequence[str]) -> str:

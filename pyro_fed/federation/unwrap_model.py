@@ -1,6 +1,6 @@
-"""A model as it is given, taken apart into a plain one and all of its data as arguments.
+"""Take a user's model apart into a plain one and all of its data as arguments.
 
-What `functools.partial` and `pyro.condition` hold are data like others, and have to be split over the clients as these.
+The data that `functools.partial` and `pyro.condition` hold are data like others, and have to be split over the clients.
 """
 
 from __future__ import annotations
@@ -20,13 +20,9 @@ from pyro_fed.errors import ModelError
 
 
 class Conditioned:
-    """A model conditioned on observations that it takes as an argument.
+    """A model conditioned on observations that it takes as an argument, from the model without them."""
 
-    Args:
-        model: the model without.
-    """
-
-    #: Arguments whose entries may be left out, one by one: what is not observed is drawn.
+    #: Arguments whose entries may be left out, one by one: a site that is not observed is drawn.
     separable = ("conditioned",)
 
     def __init__(self, model: Callable[..., Any]) -> None:
@@ -45,15 +41,7 @@ class Conditioned:
 def taken_apart(
     model: Callable[..., Any], args: Any, kwargs: Mapping[str, Any] | None
 ) -> tuple[Callable[..., Any], Any, dict[str, Any]]:
-    """A model without the data that it holds by `functools.partial` or `pyro.condition`, and all arguments.
-
-    Args:
-        model: as it is given.
-        args: positional arguments.
-        kwargs: keyword arguments.
-
-    Returns:
-        the model, its positional and its keyword arguments.
+    """A model without the data that it holds by `functools.partial` or `pyro.condition`, and all of its (args, kwargs).
 
     Raises:
         ModelError: a function whose call runs none of its lines.
@@ -86,12 +74,12 @@ def _check_runs(model: Any) -> None:
 
 
 def _of_pyro(model: Any) -> bool:
-    """Whether this is a handler around a model."""
+    """Whether a partial function is one of Pyro's handlers around a model."""
     return getattr(model.func, "__module__", "").startswith("pyro.")
 
 
 def _condition_parts(model: Any) -> tuple[Any, dict[str, Tensor]] | None:
-    """The model and the data of `pyro.condition`, if that is what it is."""
+    """The model and the data of `pyro.condition`; None for any other model."""
     if not _of_pyro(model) or len(model.args) != 2 or not isinstance(model.args[0], ConditionMessenger):
         return None
     data = model.args[0].data

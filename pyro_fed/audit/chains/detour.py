@@ -1,8 +1,8 @@
 """Trajectories through a funnel, in non-centred coordinates: effects in units of their own scale, see `NonCentred`.
 
 A transition in these coordinates has the same posterior as its stationary distribution, so that chains may alternate
-between them and the model's own. The draws whiten both. Where few rows stand for all in the model's coordinates, they
-do so in the non-centred ones as well.
+between them and the model's own. The draws whiten both. If few rows stand for all in the model's coordinates, they do
+so in the non-centred ones as well.
 """
 
 from __future__ import annotations
@@ -39,12 +39,9 @@ class Detour:
 
     @classmethod
     def of(cls, target: Target, draws: Tensor, generator: torch.Generator) -> Detour | None:
-        """The detour for a result; None where no effect has a latent scale, or its coordinates are not finite.
+        """The detour for draws (S, D) in the model's own coordinates.
 
-        Args:
-            target: the posterior in the model's own coordinates, whitened.
-            draws: (S, D), the model's own coordinates.
-            generator: source of randomness.
+        None if no effect has a latent scale, or its coordinates are not finite.
         """
         problem = target.problem
         form = None if problem.looped or isinstance(problem, NonCentred) else noncentred_form(problem)
@@ -71,11 +68,7 @@ class Detour:
         return self.form.centred(self.target.model(white).to(self.form.dtype))
 
     def move(self, chains: Chains) -> None:
-        """One trajectory of every chain in non-centred coordinates.
-
-        Args:
-            chains: chains in the model's own coordinates; they are moved to where the trajectories end.
-        """
+        """Move `chains`, in the model's own coordinates, by one trajectory of each in non-centred ones."""
         there = self.white_noncentred(chains.target.model(chains.place))
         if self.chains is None:
             self.chains = Chains.begin(self.target, there, self.generator)

@@ -1,4 +1,4 @@
-"""Draws of several modes, each much narrower than the distances between them: chains in each group's own coordinates.
+"""Chains in each group's own coordinates, for draws of several modes far apart, each much narrower than the distances.
 
 Coordinates that whiten all draws fit none of such modes. Even steps of a small part of the draws' spread leave a mode,
 and no chain moves, although each draw may be where it should be. So draws from which no chain can move are split into
@@ -35,8 +35,8 @@ class EstimatedMoments:
     """The posterior's moments by the audit, with the names of the numbers.
 
     Args:
-        moments: (F,) each; of several groups, those of the first group, then those of the second, and so on.
-        labels: names (F,), which say the group where there are several.
+        moments: (F,) each; with several groups, those of the first group, then those of the second, and so on.
+        labels: names (F,), which include the group if there are several.
     """
 
     moments: Moments
@@ -44,13 +44,9 @@ class EstimatedMoments:
 
 
 def groups(draws: Tensor) -> list[Tensor]:
-    """The draws of each group (S_g, D), in the order of the groups' first draws.
+    """The draws (S, D) of each group, in the order of the groups' first draws.
 
-    Args:
-        draws: (S, D), the model's coordinates, float64.
-
-    Returns:
-        An empty list where there are not several groups, more than `MOST_GROUPS`, or too many draws outside of them.
+    An empty list if there is one group, more than `MOST_GROUPS`, or too many draws outside of them.
     """
     keys = torch.stack([_part(column) for column in draws.T], 1)
     number = keys.unique(dim=0, return_inverse=True)[1]

@@ -71,21 +71,11 @@ class Chains:
 
     @classmethod
     def begin(cls, target: Target, place: Tensor, generator: torch.Generator) -> Chains:
-        """Chains that begin at w (S, D).
-
-        Args:
-            target: the density that they sample.
-            place: w (S, D).
-            generator: source of randomness.
-        """
+        """Chains that begin at w (S, D)."""
         return cls(target, place, *target(place), generator)
 
     def put(self, place: Tensor) -> None:
-        """Move the chains to other places w (S, D).
-
-        Args:
-            place: w (S, D).
-        """
+        """Move the chains to other places w (S, D)."""
         self.place = place
         self.value, self.score = self.target(place)
 

@@ -8,9 +8,9 @@ standardise it by the result's own mean and SD. Then let
     y    the place, averaged over the later half of the transitions
 
 y is regressed on a, a² - 1 and the averages of b_t and b_t² - 1 (control variates, whose means are known). The
-intercept estimates the mean of the moved draws; the same regression of y² estimates their second moment. What the
-controls explain is no noise. For a Gaussian posterior they explain nearly all, since half of a trajectory of length π/2
-is the momentum. The slope β on a (γ on a², for y²) says how much the chains remember of their start. The intercepts are
+intercept estimates the mean of the moved draws; the same regression of y² estimates their second moment. The part that
+the controls explain is not noise. For a Gaussian posterior they explain nearly all, since half of a trajectory of
+length π/2 is the momentum. The slope β on a (γ on a², for y²) is the chains' memory of their start. The intercepts are
 divided by 1 - β (and 1 - γ), which for a Gaussian gives the limit of long chains.
 
     mean error   E[y] / SD[y],      SD ratio   SD[y]
@@ -36,13 +36,13 @@ from pyro_fed.conventions.limits import SD_MATTERS, STANDARD_ERRORS, WRONG, Limi
 
 #: Chance that a result just at the limit, in all coordinates, is called wrong.
 ALPHA = 0.1
-#: Memory of the start above which a chain says too little.
+#: Memory of the start above which a chain carries too little information.
 MOST_MEMORY = 0.7
-#: Mean acceptance below which chains are stuck, though their steps are as short as they get.
+#: Mean acceptance below which chains are stuck, even with the shortest steps.
 STUCK = 0.1
-#: Places are clamped to so many SDs of the draws: on a site's own scale a number may overflow.
+#: Places are clamped to this many SDs of the draws: on a site's own scale a number may overflow.
 FARTHEST_PLACE_SDS = 1e6
-#: Kurtosis from which on tails are long: that of Student's t with 5 degrees of freedom.
+#: Kurtosis above which tails are long: that of Student's t with 5 degrees of freedom.
 LONG = 9.0
 #: Smallest variance, in units of the draws', that is distinguished from zero.
 LEAST_VARIANCE = 1e-4
@@ -86,21 +86,13 @@ class Moments:
         return self.against(WRONG)[1]
 
     def against(self, limits: Limits) -> tuple[Tensor, Tensor]:
-        """Errors of the means and SDs (2, F), and their standard errors (2, F), in units of some limits.
-
-        Args:
-            limits: an error of 1 is at the limit, and 0 is right.
-        """
+        """Errors of the means and SDs (2, F), and their standard errors (2, F), in units of `limits`."""
         units = limits.mean_error, math.log(limits.sd_factor)
         off = torch.stack([self.mean.abs() / units[0], self.log_sd.abs() / units[1]])
         return off, torch.stack([self.mean_error / units[0], self.log_sd_error / units[1]])
 
     def figures(self, labels: Sequence[str]) -> dict[str, np.ndarray]:
-        """Errors of means, ratios of SDs and their standard errors, (F,) each, by name, with the numbers' names.
-
-        Args:
-            labels: the numbers' names (F,).
-        """
+        """Errors of means, ratios of SDs and their standard errors, (F,) each, by name, with the numbers' names."""
         ratio = self.log_sd.exp()
         found = {"mean_error": self.mean, "mean_error_se": self.mean_error}
         found |= {"sd_ratio": ratio, "sd_ratio_se": ratio * self.log_sd_error}
@@ -108,11 +100,7 @@ class Moments:
 
     @classmethod
     def of_figures(cls, measured: Mapping[str, np.ndarray]) -> Moments:
-        """The estimates from their `figures`; a single one that is right where there are none.
-
-        Args:
-            measured: the figures, or none.
-        """
+        """The estimates from their `figures`; without figures, those of a single number that is right."""
         if not measured:
             none = torch.zeros(1, dtype=torch.float64)
             return cls(none, none, none, none)
@@ -124,11 +112,7 @@ class Moments:
         return cls(mean, mean_error, ratio.log(), error / ratio)
 
     def where_told(self, other: Moments) -> Moments:
-        """These estimates, with those of `other` in place of the numbers that are not judged here.
-
-        Args:
-            other: estimates of the same numbers.
-        """
+        """These estimates, with those of `other` in place of the numbers that are not judged here."""
         told = self.mean_error > 0
         return self._with(other, ~told, ~told)
 
@@ -137,9 +121,6 @@ class Moments:
 
         Chains that begin at the result's draws have a memory of these, so that they rather move too little than too
         far.
-
-        Args:
-            chains: estimates of the same numbers.
         """
 
         def refuted(ours: Tensor, our_error: Tensor, theirs: Tensor, their_error: Tensor) -> Tensor:
@@ -151,7 +132,7 @@ class Moments:
         return self._with(chains, mean, sd)
 
     def _with(self, other: Moments, mean: Tensor, sd: Tensor) -> Moments:
-        """These estimates, with those of `other` where the masks `mean` and `sd` (F,) say so."""
+        """These estimates, with those of `other` where the masks `mean` and `sd` (F,) are True."""
         return replace(
             self,
             mean=torch.where(mean, other.mean, self.mean),
@@ -169,7 +150,7 @@ class Moments:
 def margin(numbers: int, chance: float = ALPHA) -> float:
     """The number of standard errors by which the worst of some means and SDs is off with a given probability.
 
-    An error is beyond a limit by more than chance if it is so many standard errors beyond it.
+    An error is beyond a limit by more than chance if it is this many standard errors beyond it.
 
     Args:
         numbers: F, with a mean and an SD each.
@@ -179,7 +160,7 @@ def margin(numbers: int, chance: float = ALPHA) -> float:
 
 
 def moments_verdict(found: Moments, within: float = 1.0, chance: float = ALPHA) -> bool | None:
-    """Whether the result is wrong by more than chance: True; or right by more than chance: False; else None.
+    """True if the result is wrong by more than chance, False if it is right by more than chance, else None.
 
     Args:
         found: the estimates.
@@ -197,9 +178,6 @@ def wrong_moments(found: Moments) -> Tensor:
 
     An error is called wrong if it is beyond the limit by more than chance, or if its estimate is beyond the limit and
     plainly not zero.
-
-    Args:
-        found: the estimates.
     """
     plain = (found.excess > 1) & (found.excess > STANDARD_ERRORS * found.noise)
     return (found.excess - margin(len(found.mean)) * found.noise > 1) | plain
@@ -209,7 +187,7 @@ class WorstMoment(NamedTuple):
     """The mean or SD that is wrong by most.
 
     Args:
-        number: the number's, of F.
+        number: the number's index among F.
         of_mean: whether it is a mean.
         size: by how many SDs the mean is off, or the ratio of the posterior's SD to the result's.
         error: standard error of `size`.
@@ -222,11 +200,7 @@ class WorstMoment(NamedTuple):
 
 
 def worst_moment(found: Moments) -> WorstMoment | None:
-    """The mean or SD that is wrong by most; None where none is.
-
-    Args:
-        found: the estimates.
-    """
+    """The mean or SD that is wrong by most; None if none is wrong."""
     wrong = wrong_moments(found)
     if not bool(wrong.any()):
         return None
@@ -261,13 +235,13 @@ def moments_of_chains(begun: Tensor, places: Tensor, momenta: Tensor) -> Moments
     mean, by_mean = first / (1 - memory), (by_first + first / (1 - memory) * by_memory) / (1 - memory)
     square, kept, by_square, by_kept = _regression(solve, x, (places - first).square().mean(0), 2)
     # If the memory of the start explained all of E[y²], there would be no slope: at most half of it is ascribed to
-    # that.
+    # the memory.
     kept = torch.where(square - kept > LEAST_VARIANCE, kept, torch.minimum(kept, square / 2))
     variance = ((square - kept) / (1 - kept)).clamp_min(LEAST_VARIANCE)
     by_log_sd = (by_square - (1 - variance) * by_kept) / (1 - kept) / (2 * variance)
     sd = variance.sqrt()
     # The mean is in SDs of the posterior, whose error is part of its own. Both are taken as independent: a far place in
-    # a long tail moves both, and would seem to tell their ratio well.
+    # a long tail moves both, and their ratio would seem to be well determined.
     log_error = by_log_sd.norm(dim=0)
     found = mean / sd, torch.hypot(by_mean.norm(dim=0), mean * log_error) / sd, sd.log(), log_error
     mean, mean_error, log_sd, log_sd_error = (torch.where(usable, figure, 0.0) for figure in found)
@@ -301,8 +275,8 @@ def told_by_tails(left: Tensor, come: Tensor, dim: int, chains: int) -> Tensor:
 
     Args:
         left: kurtosis of the draws (F,).
-        come: kurtosis of the posterior, as far as it is known (F,).
-        dim: how many of the numbers, the first ones, are unconstrained.
+        come: kurtosis of the places that chains reach (F,).
+        dim: number of unconstrained numbers, which come first.
         chains: number of chains.
     """
     own = torch.arange(len(left)) >= dim

@@ -1,17 +1,17 @@
 """A check of draws: short exact Markov chains that begin at draws of the posterior move no mean and no SD.
 
 **The idea.** A transition K that leaves the posterior p as it is gives E_q[K^t f] = E_p[f] for every f if the draws'
-distribution q is p. If q is not p, then E_q[K^t f] comes nearer to E_p[f] with every t. So chains are started at the
-draws of a result, and it is seen whether they move its means and SDs (`moments`). They go on until a group-sequential
-test has decided (`sequential`).
+distribution q is p. If q is not p, then E_q[K^t f] comes nearer to E_p[f] with every t. So chains begin at the draws
+of a result, and the check is whether they move its means and SDs (`moments`). They go on until a group-sequential test
+has decided (`sequential`).
 
-Where a latent's scale is itself a latent (a funnel), each transition is two: one in these coordinates, and one with the
+If a latent's scale is itself a latent (a funnel), each transition is two: one in these coordinates, and one with the
 effects in units of their scale (`detour`). Without the second, chains that begin outside of the neck do not find it.
 
-**What it sees.** The check needs no density of q and works in any dimension. It finds wrong tails, bent posteriors,
-wrong step sizes, collapsed variances, and a prior that was counted twice. Where no chain can move, even by a small part
-of the draws' spread, the posterior is far narrower there than the draws, and that is said. The check cannot see a mode
-that the chains do not reach.
+**What it finds.** The check needs no density of q and works in any dimension. It finds wrong tails, bent posteriors,
+wrong step sizes, collapsed variances, and a prior that was counted twice. If no chain can move, even by a small part of
+the draws' spread, the posterior is far narrower there than the draws, and that is the finding. The check cannot find a
+mode that the chains do not reach.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def moments_by_chains(
 
     Args:
         target: the posterior, whitened by these draws.
-        quantities: the numbers whose moments are wanted.
+        quantities: the numbers whose moments are estimated.
         draws: (S, D), the model's coordinates.
         generator: source of randomness.
         aim: limits finer than `WRONG`, up to which chains should measure errors; None: none.
@@ -68,16 +68,7 @@ def moments_by_chains(
 
 @dataclass
 class _Walk:
-    """Chains that begin at a result's draws and go on until they are judged.
-
-    Args:
-        target: the posterior, whitened by these draws.
-        detour: non-centred coordinates, or None.
-        quantities: the numbers whose moments are wanted.
-        draws: (S, D), float64.
-        generator: source of randomness.
-        aim: finer limits, or None.
-    """
+    """Chains that begin at a result's draws (S, D), float64, and go on until they are judged."""
 
     target: Target
     detour: Detour | None
@@ -91,17 +82,12 @@ class _Walk:
         self.white = self.target.white(z)
         self.reported = self.quantities(z)
         self.centre, scale = self.reported.mean(0), self.reported.std(0)
-        # Draws that are all the same have no SD: moves are then counted in what rounding leaves of the numbers.
+        # Draws that are all the same have no SD: moves are then counted in rounding errors of the numbers.
         least = torch.finfo(z.dtype).eps * self.centre.abs().clamp_min(1.0)
         self.scale = torch.where(scale.isfinite(), torch.maximum(scale, least), torch.nan)
 
     def __call__(self, wanted: int, most: int) -> tuple[Moments, bool]:
-        """The moments, and whether it is undecided whether one of them is wrong.
-
-        Args:
-            wanted: number of chains.
-            most: number of transitions that can be afforded.
-        """
+        """The moments by `wanted` chains of at most `most` transitions, and whether it is undecided if one is wrong."""
         z, target, quantities = self.draws, self.target, self.quantities
         at = _starts(len(z), wanted)
         test = SequentialTest(most, self.aim)
@@ -139,7 +125,7 @@ class _Walk:
 
 
 def _starts(count: int, wanted: int) -> Tensor:
-    """The draws, by number, at which chains begin: `wanted` of them, evenly spaced, or all of fewer, repeatedly."""
+    """Numbers of the draws at which chains begin: `wanted` of them, evenly spaced, or all of fewer, repeatedly."""
     if count >= wanted:
         return evenly(count, wanted)
     return torch.arange(count).repeat(-(-wanted // count))

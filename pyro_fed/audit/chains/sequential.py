@@ -14,7 +14,7 @@ all. The 2F errors share it equally, so that no correlation among them or among 
   zero, above `MOVING`, and larger than at the look before by more than its standard error. Chains from draws of the
   posterior stay where they are; those that have to come into a tail arrive late;
 - after the last look. Then an estimate beyond 1 that is plainly not zero is called wrong (`wrong_moments`), so that a
-  result just beyond a limit is called so as often as not. More chains are run where that is undecided.
+  result just beyond a limit is called wrong about half of the time. If that is undecided, more chains are run.
 
 By simulation with known errors (`tests/audit/test_sequential.py`) results of four fifths of the limits or less are
 called wrong with probability α or less, and results of one and a half times the limits are called wrong nearly always.
@@ -32,12 +32,12 @@ from pyro_fed.conventions.limits import STANDARD_ERRORS, Limits
 
 #: Numbers of transitions before each look.
 LOOKS = 2, 4, 8, 16, 48
-#: Part of the limits from which on a plain error says that chains may be on their way.
+#: Part of the limits above which a plain error means that chains may be on their way.
 MOVING = 0.25
 
 
 def spent(share: float) -> float:
-    """The probability of a wrong end by a look after a share of all transitions, of `ALPHA` in all."""
+    """The probability, of `ALPHA` in all, of a wrong end by a look after this share of all transitions."""
     normal = NormalDist()
     return 2 * normal.cdf(normal.inv_cdf(ALPHA / 2) / share**0.5) if share > 0 else 0.0
 
@@ -71,15 +71,11 @@ class SequentialTest:
 
     @property
     def until(self) -> int:
-        """The number of transitions before the next look; 0 where the test has ended."""
+        """The number of transitions before the next look; 0 once the test has ended."""
         return self.looks[0] if self.looks else 0
 
     def look(self, found: Moments) -> None:
-        """Judge, and decide whether to look again.
-
-        Args:
-            found: the estimates at this look.
-        """
+        """Judge the estimates at this look, and decide whether to look again."""
         until = self.looks.pop(0)
         chance = spent(until / self.last) - spent(self.share)
         self.share, self.verdict = until / self.last, moments_verdict(found, chance=chance)

@@ -1,1 +1,1 @@
-"""What each client says of an answer: its site there, and how far it stands from the others."""
+"""The clients' parts in an answer: each client's site there, and its distance from the others."""

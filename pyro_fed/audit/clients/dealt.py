@@ -2,10 +2,10 @@
 
 A split of one data set by its labels (`Dirichlet`, `LabelShards`, `MajorityShare`), or by a sorted outcome, is a choice
 of whoever simulates clients. A client whose rows all have large outcomes disagrees with the others under any model of
-the outcome: the distribution by which `influence` judges a disagreement is that of rows which do not depend on the
-client, given the covariates. Measured with FedEP, 4 and 10 clients of 200 rows, eight regressions, three seeds each:
-clients stand apart in 28 of 48 runs on rows sorted by the outcome, in 26 of 48 on Dirichlet(0.3), and in none of 96 on
-rows dealt out by chance or by the covariate.
+the outcome: `influence` judges a disagreement by the distribution for rows that do not depend on the client, given the
+covariates. Measured with FedEP, 4 and 10 clients of 200 rows, eight regressions, three seeds each: clients stand apart
+in 28 of 48 runs on rows sorted by the outcome, in 26 of 48 on Dirichlet(0.3), and in none of 96 on rows dealt out by
+chance or by the covariate.
 """
 
 from __future__ import annotations
@@ -19,12 +19,7 @@ from pyro_fed.federation.labels import row_labels
 
 
 def by_the_outcome(federation: Federation, problem: Problem) -> bool:
-    """Whether the partition dealt rows out by an outcome, or by a function of it, as of labels or `y > 0`.
-
-    Args:
-        federation: the clients, with their rows.
-        problem: the model's densities.
-    """
+    """Whether the partition dealt rows out by an outcome, or by a function of it, such as labels or `y > 0`."""
     count = problem.num_rows
     by = federation.partition.dealt_by(count, row_labels(problem.arguments))
     if by is None:
@@ -35,13 +30,10 @@ def by_the_outcome(federation: Federation, problem: Problem) -> bool:
 
 
 def is_function(by: np.ndarray, outcome: np.ndarray) -> bool:
-    """Whether one value a row follows from another: equal where that is equal, and more than chance makes of it.
+    """Whether one value a row (N,) is a function of the outcome (N,), by more than chance.
 
-    Where the outcome has few different values, each is often there. Else the other has to rise or fall with it.
-
-    Args:
-        by: numbers or texts (N,).
-        outcome: numbers (N,).
+    It must be equal where the outcome is equal. If the outcome has few different values, each has to occur often; else
+    the value has to rise or fall with the outcome.
     """
     if by.dtype.kind == "f" and outcome.dtype.kind == "f":
         by = by.astype(outcome.dtype)  # the model's precision, in which values that differ may be equal

@@ -3,14 +3,14 @@
     q ∝ t_0 Π_k t_k,      q_-k = q / t_k
 
 t_0 is the prior, t_k the site that client k sent, q the posterior (covariance Σ) and q_-k the posterior of all other
-clients (covariance Σ_-k). The server has received these sites, so that a client that reports something else than its
-rows say is seen as well. With δ = E_q θ - E_-k θ and μ = E_-k θ, the figures of client k are
+clients (covariance Σ_-k). The server has received these sites, so that a client whose report does not follow from its
+rows is found as well. With δ = E_q θ - E_-k θ and μ = E_-k θ, the figures of client k are
 
     shift          δ_i / SD_-k θ_i                 how far the client moves the mean of parameter i, in SDs
     sd_ratio       SD_q θ_i / SD_-k θ_i            how much it narrows parameter i
     influence      √(2 KL(q || q_-k))              its whole effect; d for a client that only moves a mean by d SDs
     disagreement   from δ' (Σ_-k - Σ)⁻¹ δ          how far the client is from the others, beyond chance
-    opposed        the test statistic below        how far it is towards the opposite of what the others say
+    opposed        the test statistic below        how far it is towards the opposite of the others
 
 **Disagreement.** If all clients' rows come from a model with the same parameters, then δ' (Σ_-k - Σ)⁻¹ δ has a χ²
 distribution, with one degree of freedom for each direction in which the client's rows are informative. Its tail
@@ -21,11 +21,11 @@ test of this one alternative (Neyman and Pearson's) has the statistic
 
     -δ' Σ_-k⁻¹ μ / (μ' Σ_-k⁻¹ (Σ_-k - Σ) Σ_-k⁻¹ μ)^(1/2) ~ N(0, 1)
 
-It has one degree of freedom, not one for each parameter, so that a few rows already show something.
+It has one degree of freedom, not one for each parameter, so that a few rows are already informative.
 
 **How to read them.** A large client has influence and no disagreement. A client with flipped labels has both. A client
 whose rows are counted a hundred times looks like a large one. A hospital with another population disagrees too. The
-figures say what differs, and decide nothing.
+figures show the differences, and decide nothing.
 
 **Numbers of rows.** Where the clients' numbers of rows n_k (n in all) are known, two rules spare honest clients:
 
@@ -62,17 +62,17 @@ LEAST_SHARE = 1e-3
 #: as much as matters. With these limits 1 % of cohorts of ten honest clients of 8 rows have one that is named
 #: (`benchmarks.faults.naming`).
 OUTLYING_DISAGREEMENT, OUTLYING_NARROWING, OUTLYING_INFLUENCE = 4.0, 10.0, 2.5
-#: A client says the opposite of the others if `opposed` is plainly above zero, and more than this share of its
+#: A client is the opposite of the others if `opposed` is plainly above zero, and more than this share of its
 #: disagreement.
 OPPOSITE_SHARE = 0.8
-#: Fewest clients that are compared: of two, nobody can say which one stands apart.
+#: Fewest clients that are compared: with two, it is unclear which one stands apart.
 FEWEST_CLIENTS = 3
 #: The share of the clients, and at least one client, that is divided out before the others are compared again. Among
 #: thousands of clients, one does not hide the others.
 REMOVED_SHARE = 0.01
 #: The most clients that are described; further ones that stand apart are only counted.
 MOST_SAID = 10
-#: Numbers in the matrices of the clients that are compared at once.
+#: The most numbers in the matrices of the clients that are compared at once.
 BLOCK = 1_000_000
 
 
@@ -82,10 +82,10 @@ class Without(NamedTuple):
     Args:
         shift: how far the client moves each mean, in SDs (K, D).
         sd_ratio: SD with the client over SD without it (K, D).
-        influence: the client's whole effect, in SDs (K,); infinite where the others have no posterior.
+        influence: the client's whole effect, in SDs (K,); infinite if the others have no posterior.
         disagreement: the client's distance from the others, in SDs of a normal distribution (K,).
-        opposed: its part towards the opposite of what the others say (K,).
-        pareto_k: shape of the tail of the weights that leave the client out (K,); NaN where no weights were used.
+        opposed: its part towards the opposite of the others (K,).
+        pareto_k: shape of the tail of the weights that leave the client out (K,); NaN if no weights were used.
         by: what the figures are computed from, "sites" or "draws" (K,).
     """
 
@@ -100,40 +100,25 @@ class Without(NamedTuple):
 
 @dataclass(frozen=True)
 class StandingApart:
-    """Clients that stand apart.
-
-    Args:
-        clauses: what is to be said of each, by its name.
-        more: how many further ones there are.
-    """
+    """Clients that stand apart: a clause on each, by its name, and how many `more` there are."""
 
     clauses: Mapping[str, str] = field(default_factory=dict)
     more: int = 0
 
     @property
     def text(self) -> str:
-        """All in a sentence; "" where there are none."""
+        """All clauses in a sentence; "" without any."""
         return "; ".join(
             [*self.clauses.values(), *([f"and {self.more} more clients stand apart"] if self.more else [])]
         )
 
     def with_client(self, name: str, clause: str) -> StandingApart:
-        """With one more client, unless it is described already.
-
-        Args:
-            name: the client's.
-            clause: what is to be said of it.
-        """
+        """With one more client and the clause on it, unless it is described already."""
         return self if name in self.clauses else replace(self, clauses={**self.clauses, name: clause})
 
 
 def by_sites(q: Gaussian, sites: Gaussian) -> Without:
-    """Each client's figures, from the Gaussian posterior and the clients' sites.
-
-    Args:
-        q: the posterior.
-        sites: the clients' sites (K,).
-    """
+    """Each client's figures, from the Gaussian posterior and the clients' sites (K,)."""
     count = len(sites.eta)
     others = type(sites)(q.precision - sites.precision, q.eta - sites.eta)
     proper = others.is_proper()
@@ -196,14 +181,9 @@ def _distances(q: Gaussian, others: Gaussian, delta: Tensor, other_mean: Tensor)
 
 
 def who_stands_apart(sites: State, names: list[str], labels: list[str], rows: Tensor | None = None) -> StandingApart:
-    """The clients that stand apart; none where there are no sites.
+    """The clients that stand apart, from `sites` as in `Record.sites`; none if there are no sites.
 
-    Args:
-        sites: as in `Record.sites`.
-        names: the clients' names (K,).
-        labels: the parameters' names (D,).
-        rows: the clients' numbers of rows (K,), by which honest clients are spared, see the module's header; None where
-            they are not known.
+    The other arguments are those of `apart_by_sites`.
     """
     if not sites:
         return StandingApart()
@@ -215,15 +195,15 @@ def apart_by_sites(
 ) -> StandingApart:
     """The clients that stand apart, from Gaussians.
 
-    A client that stands apart is divided out before the others are compared again. Otherwise one liar of ten would move
-    the posterior so far that honest clients disagree with it, and two liars would hide each other.
+    A client that stands apart is divided out before the others are compared again. Otherwise one faulty client of ten
+    would move the posterior so far that honest clients disagree with it, and two would hide each other.
 
     Args:
         q: the posterior.
         sites: the clients' sites (K,).
         names: the clients' names (K,).
         labels: the parameters' names (D,).
-        rows: the clients' numbers of rows (K,), by which honest clients are spared, see the module's header; None where
+        rows: the clients' numbers of rows (K,), by which honest clients are spared, see the module's header; None if
             they are not known.
     """
     said, more, left = dict[str, str](), 0, list(range(len(names)))
@@ -245,17 +225,12 @@ def apart_by_sites(
 
 
 def outlying_clients_sentence(found: Without, names: list[str], labels: list[str]) -> str:
-    """A sentence on the clients that stand apart; "" where none does.
+    """A sentence on the clients that stand apart; "" without any.
 
-    Nothing is said of a client without which the other sites have no proper product. It may be the only one that
-    informs a parameter, as in clients that are sorted by a covariate; `pf.influence` shows it. If there are clients
-    that stand apart, those without which the weights of the draws fail are named first: they may be the only reason
-    why the others seem to stand apart.
-
-    Args:
-        found: the clients' figures.
-        names: the clients' names (K,).
-        labels: the parameters' names (D,).
+    A client without which the other sites have no proper product is not mentioned. It may be the only one that informs
+    a parameter, as in clients that are sorted by a covariate; `pf.influence` shows it. If there are clients that stand
+    apart, those without which the weights of the draws fail are named first: they may be the only reason why the others
+    seem to stand apart.
     """
     chosen = _outlying_clients(found)
     said = [_outlying_client_clause(found, k, names[k], labels) for k in chosen]
@@ -277,7 +252,7 @@ def _outlying_clients(found: Without, rows: np.ndarray | None = None) -> list[in
     if rows is not None:
         each = _said_by_a_row(found, rows)
         narrower &= ~(each <= OUTLYING_NARROWING)
-        # A site that widens the posterior, or has no rows, is no matter of chance: its distance counts in full.
+        # A site that widens the posterior, or has no rows, is not due to chance: its distance counts in full.
         worth = np.where(each > 0, each * rows, np.inf)
         away = away / np.sqrt(1 + away / (3 * np.sqrt(worth)))
     far = (away > OUTLYING_DISAGREEMENT) | narrower
@@ -286,7 +261,7 @@ def _outlying_clients(found: Without, rows: np.ndarray | None = None) -> list[in
 
 
 def _said_by_a_row(found: Without, rows: np.ndarray) -> np.ndarray:
-    """Each client's information a row, as a multiple of the median client's (K,); NaN where it is not known."""
+    """Each client's information a row, as a multiple of the median client's (K,); NaN if it is not known."""
     here = (rows > 0) & np.isfinite(found.sd_ratio).all(1)
     said = np.full(len(rows), np.nan)
     said[here] = (found.sd_ratio[here] ** -2.0 - 1).mean(1) * (rows.sum() - rows[here]) / rows[here]

@@ -1,4 +1,4 @@
-"""Clients whose rows say the opposite of the others': how much more likely the rows are under mirrored parameters.
+"""Clients whose rows contradict the others': how much more likely the rows are under mirrored parameters.
 
     E_k = E_-k[p_k(-θ)] / E_-k[p_k(θ)]          θ ~ q_-k, the posterior of the others; p_k the likelihood of k's rows
 
@@ -9,8 +9,8 @@ of very few rows. By Markov's inequality the probability that E_k is K / α or m
 have no such guarantee with few rows. Among ten clients of 8 rows, one with flipped labels is found in 43 % of cohorts;
 by sites alone in 11 % (`benchmarks.faults.naming`).
 
-q_-k is a Gaussian, and both expectations are means over draws of it. If one of these means depends on few draws, as of
-a parameter that only this client informs, nothing is said.
+q_-k is a Gaussian, and both expectations are means over draws of it. If one of these means depends on few draws, as for
+a parameter that only this client informs, the client is not judged.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from pyro_fed.ops.gaussian import Gaussian
 
 #: α: the largest chance that an honest client of a cohort is named.
 CHANCE = 0.05
-#: Draws of the others' posterior; and the fewest equally weighted draws that a mean of likelihoods has to be worth.
+#: Draws of the others' posterior; and the smallest effective number of them for a mean of likelihoods.
 DRAWS, FEWEST_DRAWS = 256, 10
 
 
 def mirrored_clients(
     q: Gaussian, sites: Gaussian, rows: Tensor, log_lik: Callable[[int, Tensor], Tensor], generator: torch.Generator
 ) -> dict[int, float]:
-    """The clients whose rows are K / α times as likely under mirrored parameters, with log E_k.
+    """The clients whose rows are K / α times as likely under mirrored parameters: log E_k by the client's number.
 
-    E_k is computed of the clients whose sites point to the opposite by `STANDARD_ERRORS` SDs: an E_k that is large
-    enough goes with that many. The client with the largest E_k is divided out before the others are looked at again,
+    E_k is computed for the clients whose sites point to the opposite by `STANDARD_ERRORS` SDs: an E_k that is large
+    enough goes with that many. The client with the largest E_k is divided out before the others are compared again,
     since it may have made honest clients look mirrored. If its E_k cannot be computed well, the search ends.
 
     Args:
@@ -47,9 +47,6 @@ def mirrored_clients(
         rows: the clients' numbers of rows (K,).
         log_lik: gives the log-likelihood (S,) of a client, by number, at points (S, D).
         generator: source of randomness.
-
-    Returns:
-        log E_k by the client's number.
     """
     least = math.log(max(1, int((rows > 0).sum())) / CHANCE)
     left, found = rows.nonzero().flatten().tolist(), dict[int, float]()
@@ -67,7 +64,7 @@ def mirrored_clients(
 
 
 class Ratio(NamedTuple):
-    """log E_k, and whether both of its means are worth enough draws."""
+    """log E_k, and whether both of its means have enough effective draws."""
 
     value: float
     known: bool
@@ -81,7 +78,7 @@ def _without(q: Gaussian, sites: Gaussian, k: int) -> Gaussian:
 def _ratio(
     others: Gaussian, k: int, log_lik: Callable[[int, Tensor], Tensor], generator: torch.Generator
 ) -> Ratio | None:
-    """Client k's E_k; None where the others have no proper posterior, or one of the means is not a number."""
+    """Client k's E_k; None if the others have no proper posterior, or one of the means is NaN."""
     if not bool(others.is_proper()):
         return None
     draws = others.even_sample(DRAWS, generator)
@@ -93,5 +90,5 @@ def _ratio(
 
 
 def _effective_draws(log_lik: Tensor) -> float:
-    """How many equally weighted draws a mean of exp(log_lik) is worth, 1 / Σ w_s² with the w_s normalised."""
+    """Effective number of draws of a mean of exp(log_lik), 1 / Σ w_s² with the w_s normalised."""
     return float(1 / torch.softmax(log_lik, 0).square().sum())

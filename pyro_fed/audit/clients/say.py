@@ -1,4 +1,4 @@
-"""What clients say of a result: their log-likelihoods at its draws, and Gaussian sites that approximate these there.
+"""The clients' log-likelihoods at a result's draws, and Gaussian sites that approximate these there.
 
 Both are messages of an ordinary round: S numbers, or D + D² of them. No row leaves its client.
 """
@@ -31,23 +31,12 @@ NUMBERS, MOST_NUMBERS, FEWEST_POINTS = 4_000_000, 40_000_000, 8
 
 
 def client_log_likelihoods(federation: Federation, points: Tensor) -> Tensor:
-    """Each client's log-likelihood at each draw, (S, K), float64; zero of a client without rows.
-
-    Args:
-        federation: the model and its clients.
-        points: (S, D), unconstrained.
-    """
+    """Each client's log-likelihood at each of the unconstrained points (S, D): (S, K), float64; zero without rows."""
     return torch.stack([log_likelihoods_of(federation, k, points) for k in range(federation.num_clients)], 1)
 
 
 def log_likelihoods_of(federation: Federation, client: int, points: Tensor) -> Tensor:
-    """One client's log-likelihood at each draw, (S,), float64; zero of a client without rows.
-
-    Args:
-        federation: the model and its clients.
-        client: the client's number.
-        points: (S, D), unconstrained.
-    """
+    """One client's log-likelihood at each of the unconstrained points (S, D): (S,), float64; zero without rows."""
     data, problem = federation.client_data(), federation.problem
     index, count = data.row_index[client], int(data.num_rows[client])
     if not count:
@@ -58,12 +47,7 @@ def log_likelihoods_of(federation: Federation, client: int, points: Tensor) -> T
 
 
 def around(problem: Problem, draws: Tensor) -> Gaussian:
-    """The Gaussian of the draws' moments; diagonal where they are too few for a covariance, or the model is large.
-
-    Args:
-        problem: the model's densities.
-        draws: (S, D), unconstrained.
-    """
+    """The Gaussian of the moments of draws (S, D); diagonal if they are too few for a covariance, or D is large."""
     z = draws.double()
     if takes_full_matrices(problem.traits) and len(z) > 2 * z.shape[1]:
         q: Gaussian = STRUCTURES["full"].from_moments(z.mean(0), torch.atleast_2d(torch.cov(z.T)))
@@ -73,12 +57,7 @@ def around(problem: Problem, draws: Tensor) -> Gaussian:
 
 
 def sites_at(federation: Federation, q: Gaussian) -> Gaussian:
-    """Each client's site (K,) after an expected Newton step under q, as FedEP takes it.
-
-    Args:
-        federation: the model and its clients.
-        q: the Gaussian over which scores and Hessians are averaged.
-    """
+    """Each client's site (K,) after an expected Newton step under q, as FedEP takes it."""
     problem, data = federation.problem, federation.client_data()
     algorithm = _stepping(problem, q)
     a_point = max(q.eta.shape[-1], data.row_index.shape[1] * problem.num_nodes)
@@ -112,29 +91,18 @@ def _stepping(problem: Problem, q: Gaussian) -> FedEP:
 
 
 def with_product(federation: Federation, at: Gaussian) -> tuple[Gaussian, Gaussian]:
-    """The product of the prior's site and the clients' sites, and the clients' sites (K,).
-
-    Args:
-        federation: the model and its clients.
-        at: the Gaussian over which scores and Hessians are averaged.
-    """
+    """The product of the prior's site and the clients' sites after a step under `at`, and the clients' sites (K,)."""
     sites = sites_at(federation, at)
     return _stepping(federation.problem, at).prior_site(federation.problem, at).product(sites.product_over(0)), sites
 
 
 def answer_and_sites(federation: Federation, draws: Tensor) -> State:
-    """The clients' sites at an answer of any algorithm, and the answer as their product, as `Record.sites` has them.
+    """The clients' sites at unconstrained draws (S, D) of any algorithm, and their product, as `Record.sites` has them.
 
     A client is later left out by dividing its site out of the answer. That is possible only if the answer is the
     product of the prior's and all clients' sites. A Gaussian with the moments of skewed draws is another one: divided
-    by one client's site, it would not be the posterior of the others.
-
-    Args:
-        federation: the model and its clients.
-        draws: (S, D), unconstrained.
-
-    Returns:
-        The state; an empty one where the product is no distribution.
+    by one client's site, it would not be the posterior of the others. The state is empty if the product is not a
+    distribution.
     """
     problem = federation.problem
     if len(draws) > 1 and bool((draws != draws[0]).any()):

@@ -1,1 +1,1 @@
-"""What is wrong with the inputs of a network: out of the range of its units, or of no use to its predictions."""
+"""Errors in the inputs of a network: out of range of its units, or of no use to its predictions."""

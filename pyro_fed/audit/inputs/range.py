@@ -2,8 +2,8 @@
 
 A unit takes Σ_j x_j w_j. If a column's root mean square times the size of its weights under the prior is far above one,
 the unit is nearly the same for all rows: tanh is at ±1, and a rectifier is linear or zero. Then there is hardly a
-gradient to follow, and a Gaussian that covers two such values of a weight fits nothing in between. With weights of N(0,
-1), a year, an income or a count is such a column.
+gradient to follow, and a Gaussian that covers two such values of a weight does not fit those in between. With weights
+of N(0, 1), a year, an income or a count is such a column.
 """
 
 from __future__ import annotations
@@ -22,26 +22,18 @@ from pyro_fed.density.compiling.layers import first_products, has_layers
 from pyro_fed.density.compiling.predictors import rows_graph, some_rows
 from pyro_fed.density.problem import Problem
 
-#: A column is out of range if the root mean square of what it adds to a unit is larger. With weights of N(0, 1)
+#: A column is out of range if the root mean square of its contribution to a unit is larger. With weights of N(0, 1)
 #: standardised columns, pixels of 0 to 16 and columns of tens are well below.
 OUT_OF_RANGE = 30.0
-#: Median of |w| for w ~ N(0, 1). The size of weights is their median over this: if their scales have long tails, as a
-#: horseshoe's, a root mean square would be that of few extreme weights, which data rule out.
+#: Median of |w| for w ~ N(0, 1). The size of weights is their median over this: if their scales have long tails, as
+#: in a horseshoe, a root mean square would be that of few extreme weights, which data rule out.
 MEDIAN = 0.6745
 #: Rows, and draws of the prior, by which sizes are estimated.
 ROWS, DRAWS = 64, 16
 
 
 def out_of_range(problem: Problem, seed: int) -> list[Finding]:
-    """The column that is furthest out of range of a network's units.
-
-    Args:
-        problem: the model's densities.
-        seed: seed of the draws of the prior.
-
-    Returns:
-        One finding, or none.
-    """
+    """One finding on the column that is furthest out of range of a network's units, or none."""
     if problem.layout.improper or not has_layers(problem):
         return []
     try:

@@ -1,10 +1,10 @@
-"""Inputs that are of no use to an answer: with a row's own inputs it predicts the row no better than other rows.
+"""Inputs that are of no use to an answer, which predicts a row by its own inputs no better than by other rows' inputs.
 
     Δ_i = log 1/S Σ_s p(y_i | x_i, z_s) - mean over j of log 1/S Σ_s p(y_j | x_i, z_s),      j other rows
 
 The mean of Δ_i over the fitted rows is positive if the answer has learned anything about y from x. It is zero for a
-network whose weights stay at the prior, as a mean-field Gaussian of many layers does. The density of the rows alone
-would not show that, since there may be no more to learn. Which of the two it is, the user has to decide.
+network whose weights stay at the prior, as those of a mean-field Gaussian of many layers do. The density of the rows
+alone would not show that, since x may be uninformative. The user has to decide between the two.
 """
 
 from __future__ import annotations
@@ -23,19 +23,16 @@ from pyro_fed.ops.entries import evenly
 
 #: The most rows and draws that are used; how many other rows each row is compared with; and the fewest rows.
 ROWS, DRAWS, OTHER_ROWS, FEWEST_ROWS = 500, 20, 4, 20
-#: Inputs are of use if the mean of Δ is more than so many standard errors above zero.
+#: Inputs are of use if the mean of Δ is more than this many standard errors above zero.
 PLAIN = 2.0
 
 
 def of_no_use(problem: Problem, draws: Tensor) -> list[Finding]:
-    """A network that predicts rows no better by their own inputs than by those of other rows.
+    """One finding on a network that predicts rows no better by their own inputs than by other rows', or none.
 
     Args:
         problem: the model's densities.
         draws: draws of the result (S, D), unconstrained.
-
-    Returns:
-        One finding, or none.
     """
     if not has_layers(problem) or problem.layout.local or len(problem.layout.observed) != 1 or problem.layout.factors:
         return []

@@ -10,9 +10,9 @@ for the prior and one for each row, has the same value and the same slope at bot
     Σ |f(a) - f(b)| ≪ Σ (max f - min f),    Σ |f'(a) - f'(b)| ≪ Σ (|f'(a)| + |f'(b)|)
 
 The sums are over the terms and over some draws, which supply the other latents; max and min are over the interval. The
-terms are compared one by one, since their total may agree at both ends by chance, as where the prior is flat and the
-data say little. Terms that are flat contribute to neither side. Nor do slopes of zero at both ends, as those of a bump
-in the middle of the interval.
+terms are compared one by one, since their total may agree at both ends by chance, as with a flat prior and few data.
+Terms that are flat contribute to neither side. Nor do slopes of zero at both ends, as those of a bump in the middle of
+the interval.
 
 **Does the posterior reach the ends?** It does if the log density there is at most `ACROSS` nats below that at the
 draws.
@@ -45,8 +45,8 @@ BOUNDED_SHARE = 1e-3
 #: The ends are the same point if both sides of the header's comparisons have at most these ratios, of values and of
 #: slopes. At the ends of an angle they are rounding errors; elsewhere they are of the order of one.
 SAME, SLOPE = 0.05, 0.1
-#: Nats: an end 3.5 SDs from a Gaussian's mean, with 0.02 % of the mass beyond it. Where a turn is a hundred SDs, this
-#: mass appears a hundred SDs away, and adds 0.0002 · 100² = 2 to a variance of one.
+#: Nats: an end 3.5 SDs from a Gaussian's mean, with 0.02 % of the mass beyond it. If a turn is a hundred SDs, this mass
+#: appears a hundred SDs away, and adds 0.0002 · 100² = 2 to a variance of one.
 ACROSS = 6.0
 
 
@@ -77,17 +77,13 @@ class Angle:
         )
 
     def is_in(self, finding: Finding) -> bool:
-        """Whether something was found about this angle, or another entry of its site."""
+        """Whether a finding is about this angle, or another entry of its site."""
         parameter = str(finding.where.get("parameter", "")).partition(" (")[0]
         return parameter in (self.label, self.name) or finding.where.get("site") == self.name
 
 
 def across_ends(evidence: Evidence) -> list[Angle]:
-    """The angles whose posterior extends across the ends of their interval.
-
-    Args:
-        evidence: the result.
-    """
+    """The angles whose posterior extends across the ends of their interval."""
     problem, target = evidence.problem, evidence.target
     if target is None or not affords(problem.traits):
         return []
@@ -105,7 +101,7 @@ def across_ends(evidence: Evidence) -> list[Angle]:
 
 
 def _values(evidence: Evidence, z: Tensor) -> Tensor:
-    """Entries of flat vectors (S, D) on their sites' own scale; NaN where a site has another size there."""
+    """Entries of flat vectors (S, D) on their sites' own scale; NaN if a site has another size there."""
     problem = evidence.problem
     values = problem.constrain(z.to(problem.dtype), problem.fewest_rows)
     found = torch.full_like(z, torch.nan)
@@ -161,12 +157,7 @@ def _angle(evidence: Evidence, site: Site, number: int, lower: float, upper: flo
 
 
 def findings_with_causes(evidence: Evidence, findings: list[Finding]) -> list[Finding]:
-    """Findings against draws, in which the cause replaces its consequences where it is such an angle.
-
-    Args:
-        evidence: the result.
-        findings: what was found; without any, no angle is looked for.
-    """
+    """Findings against draws, with such an angle as the cause in place of its consequences; none leads to no search."""
     for angle in across_ends(evidence) if findings else []:
         its = [one for one in findings if angle.is_in(one)]
         if its:
@@ -179,14 +170,7 @@ def findings_with_causes(evidence: Evidence, findings: list[Finding]) -> list[Fi
 
 
 def as_numbers(evidence: Evidence) -> list[Finding]:
-    """A note on correct draws of such an angle: the mean and the SD of its values mean nothing.
-
-    Args:
-        evidence: the result, against which nothing was found.
-
-    Returns:
-        One finding, on the first such angle, or none.
-    """
+    """A note on the first such angle of correct draws, or none: the mean and the SD of its values mean nothing."""
     return [
         sentences.angle_has_no_mean(parameter=angle.label, lower=angle.lower, upper=angle.upper, cures=[angle.cure])
         for angle in across_ends(evidence)[:1]

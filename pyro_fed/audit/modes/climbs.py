@@ -12,10 +12,10 @@ a constant the mode's mass is
 Until the first mode is found, at each new mode, and for the last `NEWTON_CLIMBS` climbs, Newton's damped steps are used
 (`ops.newton_ascent`, driven by a loop): each takes one call for 2 D + 1 scores, and few steps are needed.
 
-The Stein family's search (`infer.stein.modes`) takes Newton's steps alone. There a round is dear, and clients have
-second derivatives; here a curvature costs 2 D + 1 scores, where a step of BFGS costs one. Its modes are the same one
-within half an SD, as each has a share of the particles; here within `SAME_MODE_SDS` SDs, as a draw is to belong to one
-of them.
+The Stein family's search (`infer.stein.modes`) takes Newton's steps alone. There a round is expensive, and clients have
+second derivatives; here a curvature costs 2 D + 1 scores, but a step of BFGS costs one. Its modes are the same one
+within half an SD, as each has a share of the particles; here within `SAME_MODE_SDS` SDs, as each draw is assigned to
+one of them.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from pyro_fed.ops.newton_ascent import Damping, Look, NewtonAscent, newton_steps
 CLIMB, ARRIVED_GRADIENT = 60, 0.05
 #: Climbs that go on by Newton's steps.
 NEWTON_CLIMBS = 2
-#: Longest step, in the result's SDs (from far away a quarter of the distance), and how often it is cut to a fifth.
+#: Longest step, in the result's SDs (far away, a quarter of the distance), and how often it is cut to a fifth.
 LONGEST_STEP_SDS, MOST_STEP_CUTS = 3.0, 6
 #: If the cosine between a step and the change of the score over it is smaller, the curvature would be one of rounding.
 ACROSS = 1e-10
-#: Modes nearer to each other than this, in the SDs of either, are one mode; a draw this near to a mode belongs to it.
+#: Modes nearer to each other than this, in SDs of either one, are one mode; a draw this near to a mode belongs to it.
 SAME_MODE_SDS = 2.0
 #: Newton's steps at most, the length of one, in the mode's SDs, at which it has arrived, and the first damping: climbs
 #: have come near a mode by then.
 NEWTON, STILL, DAMPING = 30, 0.05, 0.1
-#: Roundings of the log density by which it may fall in a step of Newton's.
+#: Rounding errors of the log density by which it may fall in one of Newton's steps.
 NEWTON_ROUNDINGS = 4
 
 
@@ -116,7 +116,7 @@ class Climbers:
         return (self.left_over < ARRIVED_GRADIENT) & self.value.isfinite()
 
     def keep(self, which: Tensor) -> None:
-        """Go on with the climbs that a mask (M,) names; the others end."""
+        """Continue with the climbs that a mask (M,) selects; the others end."""
         for part in ("w", "value", "score", "inverse", "ascent", "step"):
             setattr(self, part, getattr(self, part)[which])
 
@@ -136,7 +136,7 @@ class Climbers:
         more = 1 + rho * (y * pulled).sum(1)[:, None, None]
         updated = self.inverse + rho * (more * s[:, :, None] * s[:, None, :] - both - both.mT)
         self.inverse = torch.where(good[:, None, None], updated, self.inverse)
-        # Where even a short step does not rise, B is reset to the identity.
+        # If even a short step does not rise, B is reset to the identity.
         lost = ~rose & (self.step < 0.2**MOST_STEP_CUTS)
         self.inverse[lost] = torch.eye(self.w.shape[1], dtype=self.w.dtype)
         self.step = torch.where(rose | lost, 1.0, self.step / 5)
@@ -147,7 +147,7 @@ class Climbers:
 
 
 def climb_ends(target: Target, start: Tensor) -> tuple[Tensor, Tensor]:
-    """Climb from w (M, D): where the climbs end (M, D), and whether each has arrived at a maximum (M,)."""
+    """Climb from w (M, D): the ends of the climbs (M, D), and whether each has arrived at a maximum (M,)."""
     climbs = Climbers.begin(target, start)
     for _ in range(CLIMB):
         climbs.move()
@@ -161,7 +161,7 @@ def modes_by_climbs(target: Target, start: Tensor) -> tuple[list[Mode], dict[int
 
     Args:
         target: the log density that is climbed.
-        start: where the climbs begin, w (M, D). Newton's first steps begin at the draws' mean.
+        start: starts of the climbs, w (M, D). Newton's first steps begin at the draws' mean.
     """
     climbs, number = Climbers.begin(target, start), torch.arange(len(start))
     usable = climbs.value.isfinite()
@@ -195,18 +195,13 @@ def modes_by_climbs(target: Target, start: Tensor) -> tuple[list[Mode], dict[int
 
 
 def add_mode(modes: list[Mode], mode: Mode | None) -> None:
-    """Add a mode to those that are known, unless it is None or one of these.
-
-    Args:
-        modes: the known modes; changed in place.
-        mode: the new one, or None.
-    """
+    """Add `mode` to the known `modes` in place, unless it is None or one of these."""
     if mode is not None and not any(same(mode, other) for other in modes):
         modes.append(mode)
 
 
 def mode_by_newton(target: Target, w: Tensor) -> Mode | None:
-    """The mode to which Newton's steps lead from w (D,); None where they lead to none."""
+    """The mode to which Newton's steps lead from w (D,); None if they lead to none."""
     control = Damping(rounding=NEWTON_ROUNDINGS * torch.finfo(target.problem.dtype).eps)
     climb = NewtonAscent.begin(w[None], DAMPING)
     for _ in range(NEWTON):

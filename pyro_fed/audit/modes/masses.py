@@ -20,8 +20,8 @@ from pyro_fed.audit.target import Target
 from pyro_fed.ops.adaptive_importance import NOTHING
 from pyro_fed.ops.importance import log_mean
 
-#: Points for each mode; more, where a difference that would matter may be chance; degrees of freedom of the Student's
-#: t.
+#: Points for each mode; a larger number, if a difference that would matter may be chance; degrees of freedom of the
+#: Student's t.
 MASS_POINTS, MANY_MASS_POINTS, FREEDOM = 512, 4096, 5
 
 
@@ -32,13 +32,7 @@ def nearest(modes: list[Mode], white: Tensor) -> Tensor:
 
 
 def student_points(count: int, dim: int, generator: torch.Generator) -> Tensor:
-    """Points (count, dim) of a Student's t with `FREEDOM` degrees of freedom around the origin.
-
-    Args:
-        count: how many.
-        dim: D.
-        generator: source of randomness.
-    """
+    """Points (count, dim) of a Student's t with `FREEDOM` degrees of freedom around the origin."""
     normal = torch.randn(count, dim, generator=generator, dtype=torch.float64)
     chi = torch.randn(count, FREEDOM, generator=generator, dtype=torch.float64).square().mean(1, keepdim=True)
     return normal / chi.sqrt()
@@ -49,15 +43,14 @@ def log_mass_by_weights(
 ) -> tuple[float, float]:
     """log M of a mode by importance weights, and its standard error.
 
+    Laplace's log M with an infinite error if no point is nearest to this mode.
+
     Args:
         target: the posterior.
         modes: all modes that are known.
-        number: which of them is weighed.
-        points: how many points are drawn.
+        number: the index of the mode among them.
+        points: number of points.
         generator: source of randomness.
-
-    Returns:
-        Laplace's log M with an infinite error where no point is nearest to this mode.
     """
     mode, dim = modes[number], len(modes[number].at)
     factor = torch.linalg.cholesky(mode.precision)

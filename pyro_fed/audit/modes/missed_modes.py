@@ -1,31 +1,31 @@
 """Modes that a result misses: maxima of the posterior that hold mass where there is no draw.
 
 Chains that begin at the draws do not see a mode beyond a valley. So the log density is climbed from points that lie
-away from the draws: draws of the prior (where it is proper), draws of a Student's t around the result, `SPREAD` times
+away from the draws: draws of the prior (if it is proper), draws of a Student's t around the result, `SPREAD` times
 as wide, `images` of a draw, and modes that the audits of a plan's earlier stages have found. Climbs from some of the
 draws find the modes that the result has. A mode counts as missed if no draw climbs to it, and no draw is nearer to it
 than `SAME_MODE_SDS` + √D of the mode's own SDs.
 
 **Modes without a draw.** Let M be the mass of a mode by Laplace's approximation, c = M / Σ M its share, and u its
 distance from the result's mean in SDs. Then the result's mean is off by c u and its variance by c (1 - c) u². The same
-limits hold for these as for what chains find. Laplace's masses may be wrong by a factor `ROUGH`, so that c / `ROUGH`
-must still matter. A mode with more than `EMPTY` of the mass and no draw is always reported, even where no mean and no
-SD would change by what matters.
+limits hold for these as for the chains' estimates. Laplace's masses may be wrong by a factor `ROUGH`, so that c /
+`ROUGH` must still matter. A mode with more than `EMPTY` of the mass and no draw is always reported, even if no mean and
+no SD would change by what matters.
 
-**Modes without their share of the draws.** Where Laplace's masses do not decide, but there are several modes, the
-masses are found by importance weights (`masses`), of more points where a difference that would matter may be chance.
+**Modes without their share of the draws.** If Laplace's masses do not decide, but there are several modes, the masses
+are estimated by importance weights (`masses`), with more points if a difference that would matter may be chance.
 Let e be the share of the draws that are nearest to a mode. Then the mean is off by Σ (c - e) u and the variance by
-Σ (c - e) u², where each difference is first made smaller by three standard errors. Weights may fail for one mode, as of
-several slabs with ridges beside a spike. Then the logarithm of its mass is taken half-way between the weights' and
-Laplace's (scaled first so that Laplace's masses of the other modes agree with their weights), and its error is log
-`ROUGH` plus half of the distance between the two.
+Σ (c - e) u², where each difference is first made smaller by three standard errors. Weights may fail for one mode, for
+example of several slabs with ridges beside a spike. Then the logarithm of its mass is taken half-way between the
+weights' and Laplace's (scaled first so that Laplace's masses of the other modes agree with their weights), and its
+error is log `ROUGH` plus half of the distance between the two.
 
 **Many rows.** The climbs use few of the rows (`few_rows`), whose modes are near those of all. Newton's steps with all
 rows go on from there.
 
 A plateau or a long tail has no maximum and is not found here, but by chains. Modes may be relabellings of one another:
 equal in mass, and in the values of every site except for their order, as in the posterior of a mixture. One of them
-predicts as well as all together, and the sentence says so.
+predicts as well as all together, and the finding states this.
 """
 
 from __future__ import annotations
@@ -68,21 +68,17 @@ MOST_MODES, UNKNOWN_MODE_FACTOR = 16, 3.0
 FROM_WEIGHTED, EMPTY = 128, 0.025
 #: Weights determine a mass if the standard error of its logarithm is below this.
 LARGEST_MASS_ERROR = 0.3
-#: Smallest SD of a site, where its draws are all the same; distances between places are counted in SDs.
+#: Smallest SD of a site, for draws that are all the same; distances between places are counted in SDs.
 STOOD_STILL = 1e-12
 #: Modes may be each other's relabelling if log M differs by at most `NEGLIGIBLE`, and values by at most this.
 EQUAL = 0.05
 
 
 def missed_modes(evidence: Evidence, strict: bool = False) -> list[Finding]:
-    """Modes that no draw is near, or that do not have their shares of the draws.
+    """Modes that no draw is near, or that do not have their shares of the draws: one finding, or none.
 
-    Args:
-        evidence: the result.
-        strict: also tell errors near what matters, whether or not chance could explain them.
-
-    Returns:
-        One finding, with the share of the mass that has no draws, `lost`; or none.
+    Its figure `lost` is the share of the mass that has no draws. With `strict`, errors near what matters are reported
+    too, whether or not chance could explain them.
     """
     target, dim = evidence.target, evidence.problem.dim
     if target is None:
@@ -131,8 +127,8 @@ def _modes_and_climb_ends(
     Args:
         evidence: the result.
         target: the posterior of all rows.
-        few: the posterior by few rows that stand for all; or `target` itself where rows are not many.
-        start: where the climbs begin, w (M, D).
+        few: the posterior by few rows that stand for all; or `target` itself if rows are not many.
+        start: starts of the climbs, w (M, D).
     """
     rough, ends = modes_by_climbs(few, start)
     if few is target:
@@ -152,7 +148,7 @@ def _modes_and_climb_ends(
 def _add_those_of_draws(evidence: Evidence, target: Target, few: Target, modes: list[Mode], white: Tensor) -> None:
     """Add the modes of those draws (S, D) that are far from all known modes, one after the other.
 
-    The search began at a few of the draws only. Where there are many modes, it may have missed some that have draws.
+    The search began at a few of the draws only. If there are many modes, it may have missed some that have draws.
     """
     dim = white.shape[1]
     while modes and len(modes) < MOST_MODES:
@@ -168,7 +164,7 @@ def _add_those_of_draws(evidence: Evidence, target: Target, few: Target, modes: 
 
 
 def _exact(evidence: Evidence, target: Target, rough: Mode) -> Mode | None:
-    """The mode of the posterior of all rows, from one found with few rows; None where Newton's steps lead to none.
+    """The mode of the posterior of all rows, from one found with few rows; None if Newton's steps lead to none.
 
     Near the draws few rows with the correction of `few_rows` are used in place of all rows.
     """
@@ -195,7 +191,7 @@ def _wrong_shares(
         evidence: the result.
         target: the posterior.
         modes: all modes that are known.
-        seen: which of them have draws.
+        seen: whether each of them has draws.
         white: the draws (S, D), whitened.
         generator: source of randomness.
         strict: as in `missed_modes`.
@@ -245,15 +241,9 @@ def _wrong_shares(
 def _log_masses(
     target: Target, modes: list[Mode], points: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Log masses of modes, by how much they may be off, and where importance weights tell them, (M,) each.
+    """Log masses of modes, their possible errors, and whether importance weights determine them, (M,) each.
 
-    Laplace's masses are corrected by their mean error where weights tell it: modes of one posterior are alike.
-
-    Args:
-        target: the posterior.
-        modes: M of them.
-        points: for each mode's weights.
-        generator: source of randomness.
+    Laplace's masses are corrected by their mean error where weights determine it: modes of one posterior are alike.
     """
     found = [log_mass_by_weights(target, modes, number, points, generator) for number in range(len(modes))]
     mass, error = torch.tensor(found, dtype=torch.float64).T
@@ -266,7 +256,7 @@ def _log_masses(
 
 
 def _bounds(mass: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
-    """The smallest and largest shares (M,) of modes whose log masses (M,) may be off by so much."""
+    """The smallest and largest shares (M,) of modes whose log masses (M,) have errors up to `error` (M,)."""
     against = 1 - 2 * torch.eye(len(mass), dtype=mass.dtype)
     return (mass + against * error).softmax(1).diagonal(), (mass - against * error).softmax(1).diagonal()
 
@@ -274,7 +264,7 @@ def _bounds(mass: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
 def _distant_points(
     evidence: Evidence, target: Target, from_prior: int, from_around: int, generator: torch.Generator
 ) -> list[Tensor]:
-    """Points away from the draws: draws of a Student's t around them, and of the prior where it is proper.
+    """Points away from the draws: draws of a Student's t around them, and of the prior if it is proper.
 
     Args:
         evidence: the result.
@@ -291,7 +281,7 @@ def _distant_points(
 
 
 def _part(strict: bool) -> float:
-    """The part of what matters (`MATTERS`, `SD_MATTERS`) from which on a difference is reported."""
+    """The part of what matters (`MATTERS`, `SD_MATTERS`) above which a difference is reported."""
     return NEAR_LIMIT_SHARE if strict else 1.0
 
 
@@ -314,7 +304,7 @@ def _without_draws(
         evidence: the result.
         target: the posterior.
         modes: all modes that are known.
-        seen: which of them have draws.
+        seen: whether each of them has draws.
         shares: the modes' shares of the mass (M,).
         by: how the shares were computed.
     """
@@ -359,7 +349,7 @@ def _spread(evidence: Evidence, name: str) -> float:
 
 
 def _differ_by_labels(modes: list[Mode], places: dict[str, Tensor], i: int, j: int) -> bool:
-    """Whether two modes are equal in mass, and in the values of every site but for their order."""
+    """Whether two modes are equal in mass, and in the values of every site except for their order."""
     if abs(modes[i].log_mass - modes[j].log_mass) > NEGLIGIBLE:
         return False
     ordered = [(v[i].sort().values, v[j].sort().values) for v in places.values()]

@@ -2,10 +2,10 @@
 
 The mode is where a climb from the point ends. If that climb does not arrive, as from far away, it is where climbs from
 the origin of unconstrained space, or from draws of the prior, end. If the point is a mode, draws of the Gaussian with
-the curvature there are moved by short exact chains (`motion`). These tell where the posterior's means are: in a skewed
+the curvature there are moved by short exact chains (`motion`). These show where the posterior's means are: in a skewed
 or bent posterior not at the mode. There may also be other modes.
 
-If a climb would take too long, or there is no mode, it is asked only how much the log density rises along its gradient.
+If a climb would take too long, or there is no mode, the check is how much the log density rises along its gradient.
 Most draws of a posterior of D parameters lie some D / 2 nats below its mode (for a Gaussian exactly so in the mean). A
 point from which it rises by more is farther from the mode than most draws.
 """
@@ -30,20 +30,16 @@ from pyro_fed.conventions import seeding
 from pyro_fed.conventions.limits import MATTERS
 from pyro_fed.policy.audit import affords
 
-#: Draws of the prior from which climbs begin, where the climbs from the point and from the origin do not arrive.
+#: Draws of the prior from which climbs begin, if the climbs from the point and from the origin do not arrive.
 STARTS = 4
 #: Where the log density is computed along its gradient, as parts of the distance to the top of a parabola.
 PARTS = (1.0, 0.5, 0.2, 0.05, 0.01)
 
 
 def off_mode(evidence: Evidence) -> list[Finding]:
-    """A point that is not the posterior's mode; or that is, where the posterior's mean or SD is not at the mode.
+    """One finding on a point that is not the mode, or where the posterior's mean or SD is not at the mode; or none.
 
-    Args:
-        evidence: the result.
-
-    Returns:
-        One finding; none of results that are not points, and of points against which nothing was found.
+    Results that are not points have none.
     """
     problem, points = evidence.problem, evidence.flat.double()
     if evidence.algorithm.draws_are != "point":
@@ -75,7 +71,7 @@ def off_mode(evidence: Evidence) -> list[Finding]:
 
 
 def _mode(target: Target, start: Tensor) -> Mode | None:
-    """The mode that a point (D,) climbs to; None where it does not arrive."""
+    """The mode that a point (D,) climbs to; None if it does not arrive."""
     ends, arrived = climb_ends(target, target.white(start[None]))
     return mode_by_newton(target, ends[0]) if bool(arrived[0]) else None
 
@@ -94,7 +90,7 @@ def _below(evidence: Evidence, at: Tensor) -> list[Finding]:
     along = score[0] / score[0].norm().clamp_min(torch.finfo(torch.float64).tiny)
     gap = SCORE_STEP * float(at.abs().max().clamp_min(1.0))
     bend = float(along @ (score[0] - heights((at + gap * along)[None])[0][0])) / gap
-    # To the top of a parabola of this bend; or as far as the point is from the origin, where it bends the other way.
+    # To the top of a parabola of this bend; or as far as the point is from the origin, if it bends the other way.
     top = float(score[0].norm()) / bend if bend > 0 else float(at.norm().clamp_min(1.0))
     tried = heights(at + top * torch.tensor(PARTS, dtype=torch.float64)[:, None] * along)[1]
     risen = float(torch.where(tried.isfinite(), tried, -torch.inf).max() - value[0])

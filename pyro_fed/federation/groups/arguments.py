@@ -3,8 +3,8 @@
     with pyro.plate("county", J): a = sample(...)                 the partitioned plate
     with pyro.plate("obs", N):    sample(... a[county_idx] ...)   nested in it by the argument `county_idx`
 
-An element of the partitioned plate takes its nested rows along (see `nested_rows`). At a client `county_idx` counts the
-groups at hand from 0, and its full data are packed without the blocks' padding.
+The nested rows of an element of the partitioned plate go with it (see `nested_rows`). At a client `county_idx` counts
+the client's own groups from 0, and its full data are packed without the blocks' padding.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class NestedPlate:
 
     Attributes:
         plate: its name.
-        index: position, among the arguments' leaves, of the one that says to which group each row belongs.
+        index: position, among the arguments' leaves, of the one that holds each row's group.
         leaves: positions of its other arguments.
     """
 
@@ -44,7 +44,7 @@ class GroupedArguments(Arguments):
     Attributes:
         num_groups: J, size of the partitioned plate.
         nested: the nested plates.
-        capacities: for each of them, rows to pack a client's data into.
+        capacities: for each nested plate, the number of rows into which a client's data are packed.
     """
 
     num_groups: int = 0
@@ -138,10 +138,7 @@ class GroupedArguments(Arguments):
         return torch.isin(self.leaves[part.index], groups.to(self.leaves[part.index].device)).nonzero().flatten()
 
     def alone(self, rows: Tensor) -> Arguments:
-        """These arguments with some groups alone, in this order.
-
-        Args:
-            rows: (m,) the groups' numbers.
+        """These arguments with the groups `rows` (m,) alone, in this order.
 
         Raises:
             DataError: there are no groups, or none of them has rows.

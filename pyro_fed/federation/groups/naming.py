@@ -1,4 +1,4 @@
-"""What groups are called, how many rows they have, and a model's arguments with some of them left out."""
+"""Names of groups, their numbers of rows, and a model's arguments without some of them."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def with_group_names(
     *,
     grouped: bool,
 ) -> Mapping[str, Sequence[Any]] | None:
-    """Coordinate values with the clients' names for those of the plate, where each client is one group of it.
+    """Coordinate values, with the clients' names along the plate if each client is one group of it.
 
     Args:
-        coords: the user's, which count where they name the plate.
-        plate: the partitioned one.
+        coords: the user's, which take precedence if they name the plate.
+        plate: the partitioned plate.
         clients: each client's elements of the plate, (N_k,).
-        names: the clients'; None where they are numbered.
+        names: the clients' names; None if they are numbered.
         grouped: whether the plate is one of groups, with rows of their own.
     """
     given = dict(coords or {})
@@ -52,23 +52,23 @@ def named_labels(
     coords: Mapping[str, Sequence[Any]] | None,
     partition: Partition | None,
 ) -> LabelsByName:
-    """What codes of text and categories must stand for where the user names the elements that they number, in order.
+    """Labels that the codes of text and categories must stand for, if the user names the elements in order.
 
-    Text is coded by the labels that occur, in alphabetical order. These are not a plate's elements where a group has no
-    rows, or where the plate's names come in another order.
+    Text is coded by the labels that occur, in alphabetical order. They differ from a plate's elements if a group has no
+    rows, or if the plate's names come in another order.
 
     Args:
-        arguments: the model's.
-        rows: nested plates with the argument that says whose each row is, as the user gave them.
-        plate: the partitioned one.
+        arguments: the model's arguments.
+        rows: nested plates with the argument that holds each row's group, as the user names it.
+        plate: the partitioned plate.
         coords: the user's; values along a plate are its elements' names.
-        partition: where it is `ByGroup` of values that differ, these name the elements of a plate of groups.
+        partition: if it is `ByGroup` of distinct values, these name the elements of a plate of groups.
 
     Returns:
-        The names for each argument whose labels are some of them, whose order is said by them.
+        The labels, in order, of each argument whose own labels are among them.
 
     Raises:
-        SettingError: names in two orders, or categories in an order of their own that is another one.
+        SettingError: the names come in two orders, or categories have another order of their own.
     """
     by = tuple(np.asarray(partition.by).tolist()) if isinstance(partition, ByGroup) and partition.by is not None else ()
     by = by if rows and len(set(by)) == len(by) else ()
@@ -102,15 +102,10 @@ def named_labels(
 
 
 def by_element(partition: Partition, arguments: Arguments, count: int) -> Partition:
-    """A partition by a column of the nested rows as one by the partitioned plate's elements, which these belong to.
-
-    Args:
-        partition: any.
-        arguments: the model's.
-        count: the partitioned plate's elements.
+    """A partition by a column of the nested rows, as one by the `count` elements of the plate that they belong to.
 
     Raises:
-        SettingError: an element whose rows have several values.
+        SettingError: the rows of an element have several values.
     """
     if not isinstance(partition, ByGroup) or partition.by is None or len(partition.by) == count:
         return partition
@@ -131,13 +126,7 @@ def by_element(partition: Partition, arguments: Arguments, count: int) -> Partit
 
 
 def owner_labels(arguments: Arguments, plate: str, coords: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """The plate's labels, where what says whose a nested row is was text or a category.
-
-    Args:
-        arguments: the model's.
-        plate: the partitioned one.
-        coords: those given, which count.
-    """
+    """The plate's labels, if the argument with each nested row's group is text or categories; `coords` come first."""
     for owner, *_ in arguments.nested_by_name.values():
         labels = list(arguments.labels.get(owner, ()))
         if plate not in coords and len(labels) == arguments.num_rows:
@@ -146,13 +135,7 @@ def owner_labels(arguments: Arguments, plate: str, coords: Mapping[str, Any]) ->
 
 
 def without_rows(arguments: Arguments, clients: Sequence[Tensor], names: Sequence[str]) -> list[str]:
-    """Names of the clients that hold no rows, or groups none of which has any.
-
-    Args:
-        arguments: the model's.
-        clients: each client's rows, or groups, (N_k,).
-        names: the clients'.
-    """
+    """Names of the clients that hold no rows, or only groups without rows; `clients` are row or group numbers."""
     nested = [] if arguments.row_names else arguments.nested_plates  # a column of the groups says something of each
     held = [
         len(index) if not nested else sum(len(arguments.rows_of(part, index)) for part in nested) for index in clients
@@ -167,14 +150,14 @@ def grouped_table(
     names: Sequence[str],
     counted: Sequence[np.ndarray],
 ) -> pd.DataFrame:
-    """A row a client: its groups, the rows nested in them, their share of all, and how often each label occurs.
+    """A table with a row for each client: its groups, their nested rows, the share of all rows, counts of each label.
 
     Args:
-        arguments: with nested plates.
-        plate: the partitioned one.
+        arguments: arguments with nested plates.
+        plate: the partitioned plate.
         client_groups: each client's groups, (N_k,).
-        names: the clients'.
-        counted: what the model takes for counts, which are no labels.
+        names: the clients' names.
+        counted: values that the model observes as counts, which are not labels.
     """
     nested = arguments.nested_plates
     counts = {part: [len(arguments.rows_of(part, groups)) for groups in client_groups] for part in nested}
@@ -194,13 +177,7 @@ def grouped_table(
 def groups_alone(
     model: Callable[..., Any], plate: str, arguments: Any, groups: Tensor
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The model's arguments `(args, kwargs)` with some groups alone, also where their number is one of them.
-
-    Args:
-        model: the Pyro model.
-        plate: the partitioned one.
-        arguments: with nested plates.
-        groups: (m,) numbers of those that stay, in this order.
+    """The model's arguments `(args, kwargs)` with the groups (m,) alone, also if their number is an argument.
 
     Raises:
         DataError: the model has its number of groups from elsewhere.
@@ -220,7 +197,7 @@ def groups_alone(
 
 
 def _size(model: Callable[..., Any], args: Any, kwargs: Any, plate: str, like: Arguments) -> int | None:
-    """The plate's size with these arguments; None where the model does not run on them."""
+    """The plate's size with these arguments; None if the model does not run on them."""
     leaves = tuple(pytree.tree_leaves((args, kwargs)))
     arguments = Arguments(leaves, like.names, like.spec)
     try:

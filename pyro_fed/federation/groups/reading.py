@@ -1,4 +1,4 @@
-"""What `Federation(..., rows=)` says of plates nested in the partitioned one, checked against the model's arguments."""
+"""The plates nested in the partitioned one by `Federation(..., rows=)`, checked against the model's arguments."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def group_arguments(
         arguments: the flattened arguments.
         plate: name of the partitioned plate.
         sizes: the model's plates and their sizes.
-        rows: nested plate → the argument that numbers each of its rows' groups; or that argument and the plate's
-            others, where their length does not tell.
+        rows: nested plate → the argument with the group of each row; or that argument and the plate's others, if their
+            length is ambiguous.
         shard: the arguments with one entry a group; guessed by their length.
-        where: which client the arguments are of, for messages.
+        where: the client's place in messages, such as " at client 2".
 
     Raises:
         ModelError: as `check_rows`, or a guess that is ambiguous.
@@ -65,9 +65,7 @@ def with_column_names(
 ) -> dict[str, list[str]] | None:
     """`rows` with columns of a frame, or keys of a dictionary, as arguments: "hospital" for "df['hospital']".
 
-    Args:
-        arguments: the flattened arguments.
-        rows: as the user gave it; a name that is no column, or one of several arguments, stays as it is.
+    A name that is not a column, or is one of several arguments, stays unchanged.
     """
     if rows is None:
         return None
@@ -88,18 +86,11 @@ def check_rows(
     rows: Mapping[str, str | Sequence[str]],
     where: str = "",
 ) -> dict[str, list[str]]:
-    """What `rows` names of each nested plate, once checked; arguments as for `group_arguments`.
-
-    Args:
-        arguments: the flattened arguments.
-        plate: name of the partitioned plate.
-        sizes: the model's plates and their sizes.
-        rows: nested plate → its index argument, or that and the plate's others.
-        where: which client the arguments are of, for messages.
+    """The arguments that `rows` names for each nested plate, once checked; arguments as for `group_arguments`.
 
     Raises:
-        ModelError: a plate or argument that is not there.
-        DataError: an index that is no index, of another length, or out of range.
+        ModelError: a plate or argument does not exist.
+        DataError: an index is not whole, has another length, or is out of range.
     """
     given = {name: [parts] if isinstance(parts, str) else list(parts) for name, parts in rows.items()}
     for name, parts in given.items():

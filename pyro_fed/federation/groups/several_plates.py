@@ -3,8 +3,8 @@
     with pyro.plate("observed", N): sample(..., obs=t)
     with pyro.plate("censored", M): sample(..., obs=c)
 
-The rows of all of them, one plate's after the other's, are the elements of a plate that the model does not have, in
-which the model's plates are nested with one row an element: N + M rows to be dealt to the clients.
+The rows of all of them, one plate's after the other's, are the elements of a plate that the model does not have. The
+model's plates are nested in it with one row an element: N + M rows to be dealt to the clients.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.errors import DataError, ModelError
 from pyro_fed.federation.groups.arguments import GroupedArguments, NestedPlate
 
-#: Between the plates' names in that of the plate of all their rows.
+#: Separates the plates' names in the name of the plate of all their rows.
 AND = "+"
 
 
@@ -50,12 +50,12 @@ def several_arguments(
         arguments: the flattened arguments.
         plates: names of the plates to split.
         sizes: the model's plates and their sizes.
-        shard: plate → the arguments with its rows, where their length does not tell.
-        where: which client the arguments are of, for messages.
+        shard: plate → the arguments with its rows, if their length is ambiguous.
+        where: the client's place in messages, such as " at client 2".
 
     Raises:
-        ModelError: plates of the same size, whose arguments cannot be told apart.
-        DataError: an argument that is not there or has another length.
+        ModelError: plates have the same size, so that their arguments are ambiguous.
+        DataError: an argument does not exist or has another length.
     """
     chosen = (
         _arguments_by_name(arguments, plates, sizes, shard, where)
@@ -83,7 +83,7 @@ def several_arguments(
 def _arguments_by_length(
     arguments: Arguments, plates: Sequence[str], sizes: Mapping[str, int], where: str
 ) -> dict[str, list[int]]:
-    """Arguments by their length."""
+    """Positions of each plate's arguments, found by their length."""
     for number, plate in enumerate(plates):
         same = [other for other in plates[:number] if sizes[other] == sizes[plate]]
         if same:
@@ -104,7 +104,7 @@ def _arguments_by_length(
 def _arguments_by_name(
     arguments: Arguments, plates: Sequence[str], sizes: Mapping[str, int], shard: Mapping[str, Any], where: str
 ) -> dict[str, list[int]]:
-    """Arguments as they are named."""
+    """Positions of each plate's arguments, as the user names them."""
     if set(shard) != set(plates):
         raise ModelError(f"shard= must name the arguments of each of the plates {list(plates)}, received {list(shard)}")
     found = {}

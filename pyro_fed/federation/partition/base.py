@@ -20,9 +20,9 @@ import torch
 from pyro_fed.conventions.calls import Checked, explained
 from pyro_fed.errors import SettingError
 
-#: Distinct values beyond which floating-point labels are taken for a continuous target.
+#: Floating-point labels with more distinct values than this count as a continuous target.
 MAX_FLOAT_LABELS = 50
-#: Characters of a wrong answer that are shown.
+#: Characters of a wrong value that a message shows.
 SHOWN = 60
 
 
@@ -136,7 +136,7 @@ class Partition(ABC, metaclass=Checked):
         return [np.sort(rows) for rows in numbers]
 
     def _say_what_is_wrong(self, numbers: Sequence[np.ndarray], num_rows: int) -> NoReturn:
-        """Raise for the first client that holds a row that does not exist or is held already, or the first row lost."""
+        """Raise for the first client with a row that does not exist or is taken already, or for the first lost row."""
         owner = np.full(num_rows, -1, dtype=np.int64)
         for client, rows in enumerate(numbers):
             self._claim(owner, client, rows)
@@ -147,7 +147,7 @@ class Partition(ABC, metaclass=Checked):
         )
 
     def _row_numbers(self, client: int, rows: Any) -> np.ndarray:
-        """The rows of a client as int64, never rounded."""
+        """The rows of a client as int64; refused instead of rounded if they are not whole."""
         numbers = as_values(rows, f"{type(self).__name__}: the rows of client {client}")
         if numbers.size and not np.issubdtype(numbers.dtype, np.integer):
             raise self.error(
@@ -184,19 +184,14 @@ class Partition(ABC, metaclass=Checked):
 
 
 class ByValue(Partition):
-    """A partition that looks at one value a row: its own `by`, or the labels handed to `split`."""
+    """A partition by one value a row: its own `by`, or the labels handed to `split`."""
 
     by: np.ndarray | None
-    #: Labels of the rows of what was given as columns of pandas, by the setting's name.
+    #: Index of each setting that is a column of pandas, by the setting's name.
     row_labels: Mapping[str, pd.Index] = MappingProxyType({})
 
     def values(self, num_rows: int, labels: Any) -> np.ndarray:
-        """The value of every row, (num_rows,), checked.
-
-        Args:
-            num_rows: number of rows.
-            labels: those handed to `split`, or None.
-        """
+        """The checked value of every row, (num_rows,): the partition's own `by`, or the labels handed to `split`."""
         values = self._labels_or_by(labels)
         if len(values) != num_rows:
             source = "labels" if self.by is None else "by"
@@ -206,21 +201,11 @@ class ByValue(Partition):
         return values
 
     def dealt_by(self, num_rows: int, labels: Any = None) -> np.ndarray | None:
-        """Its own `by`, or the labels.
-
-        Args:
-            num_rows: number of rows.
-            labels: those handed to `split`, or None.
-        """
+        """The partition's own `by`, or the labels."""
         return self.values(num_rows, labels)
 
     def rows_by_label(self, num_rows: int, labels: Any) -> list[np.ndarray]:
-        """Rows of every distinct label, labels in ascending order; refuses a continuous target.
-
-        Args:
-            num_rows: number of rows.
-            labels: those handed to `split`, or None.
-        """
+        """Rows of every distinct label, labels in ascending order; refuses a continuous target."""
         values = self.values(num_rows, labels)
         distinct, codes = np.unique(values, return_inverse=True)
         if np.issubdtype(values.dtype, np.floating) and len(distinct) > MAX_FLOAT_LABELS:
@@ -239,12 +224,12 @@ class ByValue(Partition):
         return as_values(labels, f"{type(self).__name__}: labels")
 
     def _freeze_by(self) -> None:
-        """For __post_init__: keep `by` as a checked read-only array."""
+        """Replace `by` by a checked read-only array; called by `__post_init__`."""
         if self.by is not None:
             self._freeze("by")
 
     def _freeze(self, name: str) -> np.ndarray:
-        """Keep a setting with one value a row as a checked array, read-only once it is done, and its rows' labels."""
+        """Replace a setting with one value a row by a checked read-only array, and store its rows' index."""
         given = getattr(self, name)
         if isinstance(given, pd.DataFrame | pd.Series):
             object.__setattr__(self, "row_labels", {**self.row_labels, name: given.index})
@@ -255,14 +240,10 @@ class ByValue(Partition):
 
 
 def as_values(values: Any, name: str) -> np.ndarray:
-    """One value a row as a 1-D array, from an array, a tensor, a Series or a sequence.
-
-    Args:
-        values: one a row.
-        name: what they are called in messages.
+    """One value a row as a 1-D array, from an array, a tensor, a Series or a sequence called `name` in messages.
 
     Raises:
-        SettingError: for a text, another shape, missing values or values of mixed types.
+        SettingError: a text, another shape, missing values or values of mixed types.
     """
     if isinstance(values, str):
         raise SettingError(f"{name} is the text {values!r}; give the column itself, such as frame[{values!r}]")
@@ -286,7 +267,7 @@ def as_values(values: Any, name: str) -> np.ndarray:
 
 
 def _each_once(numbers: Sequence[np.ndarray], num_rows: int) -> bool:
-    """Whether lists of row numbers have every row once, and nothing else."""
+    """Whether lists of row numbers have every row exactly once."""
     every = np.concatenate(numbers) if numbers else np.empty(0, dtype=np.int64)
     if len(every) != num_rows or int(every.min()) < 0 or int(every.max()) >= num_rows:
         return False
@@ -300,11 +281,7 @@ def _same_values(a: Any, b: Any) -> bool:
 
 
 def _check_kinds(values: list[Any], name: str) -> None:
-    """Refuse missing labels, and text beside numbers, which numpy would make text: 1 and "1" one label.
-
-    Raises:
-        SettingError: names the first.
-    """
+    """Refuse missing labels, and text beside numbers, which NumPy would turn into text: 1 and "1" would be equal."""
     missing = [i for i, value in enumerate(values) if value is None]
     if missing:
         raise SettingError(

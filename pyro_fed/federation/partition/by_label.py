@@ -1,4 +1,4 @@
-"""Partitions by labels: `Dirichlet`, `LabelShards`, `MajorityShare` skew their mix, `FeatureSkew` what is in one."""
+"""Partitions by labels: `Dirichlet`, `LabelShards`, `MajorityShare` skew their mix, `FeatureSkew` a feature in each."""
 
 from __future__ import annotations
 
@@ -180,12 +180,7 @@ class FeatureSkew(ByValue):
             raise self.error(f"feature must be one finite number a row, received {values.dtype} values")
 
     def dealt_by(self, num_rows: int, labels: Any = None) -> np.ndarray | None:
-        """The feature: of labels every client has the pooled mix.
-
-        Args:
-            num_rows: number of rows.
-            labels: those handed to `split`, or None.
-        """
+        """The feature, since every client has the pooled mix of labels."""
         return np.asarray(self.feature)
 
     def assign(self, num_rows: int, num_clients: int, rng: np.random.Generator, labels: Any) -> list[np.ndarray]:

@@ -86,30 +86,16 @@ class ByGroup(ByValue):
         self._freeze_by()
 
     def default_num_clients(self, labels: Any = None) -> int:
-        """The number of distinct groups.
-
-        Args:
-            labels: those handed to `split`, or None.
-        """
+        """The number of distinct groups."""
         return len(np.unique(self._labels_or_by(labels)))
 
     def names(self, num_clients: int, labels: Any = None) -> list[Any] | None:
-        """The groups' values, of a column of their own and where each client has one.
-
-        Args:
-            num_clients: how many there are.
-            labels: those handed to `split`, or None.
-        """
+        """The groups' values, if the groups have a column of their own and each client has one group."""
         groups = [] if self.by is None else np.unique(self.by).tolist()
         return groups if len(groups) == num_clients and len(set(map(str, groups))) == num_clients else None
 
     def dealt_by(self, num_rows: int, labels: Any = None) -> np.ndarray | None:
-        """None: groups are there without the partition.
-
-        Args:
-            num_rows: number of rows.
-            labels: those handed to `split`, or None.
-        """
+        """None, since groups exist without the partition."""
         return None
 
     def assign(self, num_rows: int, num_clients: int, rng: np.random.Generator, labels: Any) -> list[np.ndarray]:
@@ -172,11 +158,7 @@ class Explicit(Partition):
         )
 
     def default_num_clients(self, labels: Any = None) -> int:
-        """The number of lists.
-
-        Args:
-            labels: not used.
-        """
+        """The number of lists."""
         return len(self.indices)
 
     def assign(self, num_rows: int, num_clients: int, rng: np.random.Generator, labels: Any) -> list[np.ndarray]:

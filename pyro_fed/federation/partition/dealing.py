@@ -13,28 +13,13 @@ from pyro_fed.federation.partition.base import Partition
 
 
 def check_alpha(partition: Partition, alpha: Any) -> None:
-    """A Dirichlet concentration is a finite number > 0.
-
-    Args:
-        partition: whose setting it is.
-        alpha: the setting.
-
-    Raises:
-        SettingError: any other value.
-    """
+    """Refuse a Dirichlet concentration that is not a finite number > 0 with the partition's SettingError."""
     if isinstance(alpha, bool) or not isinstance(alpha, Real) or not 0 < float(alpha) < math.inf:
         raise partition.error(f"alpha is {alpha!r}, expected a finite number > 0; small means skewed, large means even")
 
 
 def dirichlet(partition: Partition, alpha: float, num_clients: int, rng: np.random.Generator) -> np.ndarray:
-    """Shares of the clients, (num_clients,), summing to 1, ~ Dirichlet(alpha, ..., alpha).
-
-    Args:
-        partition: whose setting it is.
-        alpha: concentration.
-        num_clients: number of shares.
-        rng: source of all randomness.
-    """
+    """Shares of the clients, (num_clients,), summing to 1, ~ Dirichlet(alpha, ..., alpha)."""
     shares = rng.dirichlet(np.full(num_clients, float(alpha)))
     if not np.isclose(shares.sum(), 1.0):  # the gamma variates behind it left the floats
         raise partition.error(f"alpha={alpha} is out of the range of floating point; take 1e-3 to 1e6")
@@ -42,12 +27,7 @@ def dirichlet(partition: Partition, alpha: float, num_clients: int, rng: np.rand
 
 
 def cuts(shares: np.ndarray, num_rows: int) -> np.ndarray:
-    """Where to cut num_rows rows so that the parts have these shares, to the nearest row: (clients - 1,).
-
-    Args:
-        shares: (num_clients,), summing to 1.
-        num_rows: rows to cut.
-    """
+    """Positions (clients - 1,) at which to cut rows so that parts have the shares (clients,), to the nearest row."""
     positions: np.ndarray = np.rint(np.cumsum(shares)[:-1] * num_rows)
     return positions.astype(np.int64)
 
@@ -55,16 +35,7 @@ def cuts(shares: np.ndarray, num_rows: int) -> np.ndarray:
 def deal(
     rows_by_label: Sequence[np.ndarray], shares: Sequence[np.ndarray], rng: np.random.Generator
 ) -> list[np.ndarray]:
-    """Deal each label's rows, shuffled, to the clients in that label's shares.
-
-    Args:
-        rows_by_label: rows of each label.
-        shares: for each label, the shares of the clients, (clients,).
-        rng: shuffles the rows.
-
-    Returns:
-        The rows of each client.
-    """
+    """The rows of each client, after each label's shuffled rows are dealt out in that label's shares (clients,)."""
     parts = [
         np.split(rng.permutation(rows), cuts(share, len(rows)))
         for rows, share in zip(rows_by_label, shares, strict=True)
@@ -73,12 +44,7 @@ def deal(
 
 
 def pack(sizes: np.ndarray, num_clients: int) -> np.ndarray:
-    """Client of each group, (groups,): the largest group first, to the client with the fewest rows.
-
-    Args:
-        sizes: (groups,) rows of each group.
-        num_clients: number of clients.
-    """
+    """Client of each group, (groups,): the largest group first, to the client with the fewest rows."""
     owner, load = np.empty(len(sizes), dtype=np.int64), np.zeros(num_clients, dtype=np.int64)
     for group in np.argsort(-sizes, kind="stable"):
         owner[group] = load.argmin()

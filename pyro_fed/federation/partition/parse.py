@@ -1,4 +1,4 @@
-"""From a word on the command line to a partition."""
+"""Parse a partition from text on the command line."""
 
 from __future__ import annotations
 
