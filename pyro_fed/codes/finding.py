@@ -1,7 +1,7 @@
 """A finding: one thing that speaks against a result, or that its user should know.
 
-A check returns findings, and whoever decides anything decides by their codes and topics, never by their texts.
-`Finding.to_plain` and `from_plain` are what a result keeps in `attrs["findings"]`.
+A check returns findings, and decisions depend on their codes and topics, never on their texts. `Finding.to_plain` and
+`from_plain` convert them to and from `attrs["findings"]` of a result.
 
     @doubt(Topic.CONVERGENCE)
     def chains_disagree(chains: int, r_hat: float) -> str: ...          in `sentences`
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Generic, ParamSpec, Self
 
-#: Arguments of a sentence that say where something was found; all others but `cures` are its figures.
+#: Arguments of a sentence for the place of a finding; all others but `cures` are its figures.
 PLACES = ("parameter", "site", "sites", "plate", "argument", "column", "client", "clients", "round")
 
 #: Arguments of a sentence.
@@ -33,29 +33,29 @@ class Severity(StrEnum):
 
 
 class Topic(StrEnum):
-    """What a finding is about; decisions that concern several codes are made by it."""
+    """The subject of a finding; decisions that concern several codes use it."""
 
     #: The run ended before the algorithm's own criterion held.
     CONVERGENCE = "convergence"
-    #: What the algorithm's own figures say of its rounds, chains, particles or weights.
+    #: The algorithm's own figures on its rounds, chains, particles or weights.
     DIAGNOSTICS = "diagnostics"
     #: Means and SDs of the draws.
     MOMENTS = "moments"
     #: Modes and mass where the draws are not.
     MODES = "modes"
-    #: The model's densities as they are computed, which no algorithm can mend.
+    #: The model's densities and their computation, which no algorithm can mend.
     DENSITY = "density"
-    #: What settings ask for, where that is not the posterior, or too little of it.
+    #: Settings that ask for another result than the posterior, or for too few draws.
     SETTINGS = "settings"
     #: Clients that differ, fail, or are left out.
     CLIENTS = "clients"
     #: A network's inputs.
     INPUTS = "inputs"
-    #: What the noise of differential privacy does.
+    #: The effect of differential privacy's noise.
     PRIVACY = "privacy"
     #: Checks that were not made, and groups that are left out of the result.
     UNCHECKED = "unchecked"
-    #: A result beside others, or as their reference.
+    #: A result compared with others, or as their reference.
     COMPARISON = "comparison"
     #: Leave-one-out and other figures of single rows.
     ROWS = "rows"
@@ -71,8 +71,8 @@ class Finding:
         severity: whether it speaks against the result.
         text: the same in words, without a full stop.
         where: parameter, site, clients or round, by these names.
-        figures: numbers and words by name, as the text has them.
-        cures: what to do about it, a sentence each.
+        figures: numbers and words by name, as in the text.
+        cures: a sentence for each cure.
     """
 
     code: str
@@ -89,15 +89,11 @@ class Finding:
         return self.severity is Severity.DOUBT
 
     def with_cure(self, cure: str) -> Self:
-        """The same with a further cure, behind its text.
-
-        Args:
-            cure: a sentence without its full stop.
-        """
+        """The same with a further cure, a sentence without its full stop, behind its text."""
         return replace(self, text=f"{self.text}. {cure}", cures=(*self.cures, cure))
 
     def to_plain(self) -> dict[str, Any]:
-        """The finding as JSON has it; numbers that are not finite as the words "inf", "-inf" and "nan"."""
+        """The finding in JSON's types; numbers that are not finite as the texts "inf", "-inf" and "nan"."""
         return {
             "code": self.code,
             "topic": str(self.topic),
@@ -110,17 +106,17 @@ class Finding:
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Finding:
-        """The finding of which `to_plain` made plain values."""
+        """The finding from the plain values of `to_plain`."""
         topic, severity, cures = Topic(plain["topic"]), Severity(plain["severity"]), tuple(plain["cures"])
         return cls(plain["code"], topic, severity, plain["text"], plain["where"], plain["figures"], cures)
 
 
 @dataclass(frozen=True)
 class Sentence(Generic[Figures]):
-    """A kind of finding: called with its figures, it gives a finding.
+    """A kind of finding: called with its figures, it returns a finding.
 
     Attributes:
-        write: gives the text.
+        write: returns the text.
         topic: what it is about.
         severity: whether it speaks against a result.
     """
@@ -135,7 +131,7 @@ class Sentence(Generic[Figures]):
         return self.write.__name__
 
     def __call__(self, *args: Figures.args, **kwargs: Figures.kwargs) -> Finding:
-        """A finding with these figures; `cures` are its cures, the arguments named in `PLACES` say where."""
+        """A finding with these figures; `cures` are its cures, and the arguments named in `PLACES` its place."""
         bound = inspect.signature(self.write).bind(*args, **kwargs)
         bound.apply_defaults()
         figures = dict(bound.arguments)
@@ -146,53 +142,32 @@ class Sentence(Generic[Figures]):
 
 
 def doubt(topic: Topic) -> Callable[[Callable[Figures, str]], Sentence[Figures]]:
-    """Make a function that writes a sentence a kind of finding that speaks against a result.
-
-    Args:
-        topic: what it is about.
-    """
+    """Make a function that writes a sentence a kind of finding, on this topic, that speaks against a result."""
     return lambda write: Sentence(write, topic, Severity.DOUBT)
 
 
 def note(topic: Topic) -> Callable[[Callable[Figures, str]], Sentence[Figures]]:
-    """Make a function that writes a sentence a kind of finding that a user should know.
-
-    Args:
-        topic: what it is about.
-    """
+    """Make a function that writes a sentence a kind of finding, on this topic, that a user should know."""
     return lambda write: Sentence(write, topic, Severity.NOTE)
 
 
 def doubts_among(findings: Iterable[Finding]) -> list[Finding]:
-    """The findings that speak against a result.
-
-    Args:
-        findings: of one result.
-    """
+    """The findings that speak against a result."""
     return [one for one in findings if one.is_doubt]
 
 
 def is_about(findings: Iterable[Finding], topic: Topic) -> bool:
-    """Whether something was found about a topic.
-
-    Args:
-        findings: of one result.
-        topic: the topic.
-    """
+    """Whether one of a result's findings is about a topic."""
     return any(one.topic is topic for one in findings)
 
 
 def texts(findings: Iterable[Finding]) -> list[str]:
-    """The texts of findings, each once, in their order.
-
-    Args:
-        findings: of one result.
-    """
+    """The texts of findings, each once, in their order."""
     return list(dict.fromkeys(one.text for one in findings))
 
 
 def _as_json(value: Any) -> Any:
-    """Numbers, words and lists of them, as JSON has them."""
+    """Numbers, texts and lists of them, in JSON's types."""
     if isinstance(value, Mapping):
         return {name: _as_json(one) for name, one in value.items()}
     if isinstance(value, (list, tuple)):

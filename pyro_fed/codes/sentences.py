@@ -1,7 +1,7 @@
 """Every sentence of a finding, by topic. A function's name is the code, its arguments are the figures.
 
-Texts have no full stop at their end. Arguments named as in `finding.PLACES` say where something was found; `cures` are
-what to do about it, and are part of the text. A text may change from version to version, a code may not.
+Texts have no full stop at their end. Arguments named as in `finding.PLACES` are the place of the finding; `cures` are
+part of the text. A text may change from version to version, a code may not.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from pyro_fed.codes.finding import Finding, Topic, doubt, note
 from pyro_fed.conventions.limits import MATTERS, SD_MATTERS
 from pyro_fed.errors import listed
 
-#: What to do about a finding, a sentence each.
+#: Cures of a finding, a sentence each.
 Cures = Sequence[str]
 
 #: Beginning of sentences on draws that are not the posterior's.
 NOT_THE_POSTERIORS = "these draws are not the posterior's"
-#: Where the audit's estimates are.
+#: The place of the audit's estimates.
 MEASURED = "as short exact chains or weights estimate. The group 'audit' has all estimates"
-#: What to report of a number without a variance.
+#: Summaries to report of a number without a variance.
 QUANTILES = "Report its median and quantiles: az.summary(idata, stat_focus='median')"
 #: Beginning of the sentences that doubt an estimate by leave-one-out only, and not the posterior.
 ABOUT_LOO = "its ELPD by leave-one-out (LOO)"
@@ -39,13 +39,13 @@ def not_converged(rounds: int, change: float, cures: Cures = ("run more rounds",
 
 @doubt(Topic.CONVERGENCE)
 def not_converged_and_blocked(rounds: int) -> str:
-    """The algorithm stood still only because no change of a client's could be applied; other findings say why."""
+    """The algorithm stood still only because no client's change could be applied; other findings give the reason."""
     return f"not converged after {rounds} rounds, and more rounds do not help"
 
 
 @doubt(Topic.CONVERGENCE)
 def stopped_by_time(stopped: str) -> str:
-    """The limit of time ended the rounds."""
+    """The time limit ended the rounds."""
     return f"not converged: {stopped}"
 
 
@@ -61,12 +61,12 @@ def stage_cut_short(stage: str, by: str) -> str:
     return f"the run of {stage} was {by}"
 
 
-# -- What algorithms say of their own figures -----------------------------------------------------------------
+# -- Algorithms' own figures ----------------------------------------------------------------------------------
 
 
 @doubt(Topic.DIAGNOSTICS)
 def algorithm_warning(warning: str) -> str:
-    """A sentence that an algorithm has written itself."""
+    """A sentence by an algorithm itself."""
     return warning
 
 
@@ -97,7 +97,7 @@ def last_step_taken_back(cures: Cures = ("Raise num_rounds, or set start='laplac
 
 @doubt(Topic.DIAGNOSTICS)
 def rounds_in_vain(returns: int, samplers: str) -> str:
-    """Steps from the best Gaussian lower the evidence's bound again and again."""
+    """Steps from the best Gaussian lower the evidence's bound repeatedly."""
     return (
         f"the last rounds were in vain: {returns} times steps from the best Gaussian, which is the result, led to "
         "where the evidence's lower bound is lower by more than step_control.fall. The curvature of the density is "
@@ -108,7 +108,7 @@ def rounds_in_vain(returns: int, samplers: str) -> str:
 
 @doubt(Topic.DIAGNOSTICS)
 def weights_still_move(rounds: int, nats: float, samplers: str) -> str:
-    """A network's rounds hardly win any more, and its weights are not at rest."""
+    """A network's rounds hardly improve any more, and its weights have not converged."""
     return (
         f"a network's weights have not come to rest: in the last {rounds} rounds the evidence's lower bound rose by "
         f"less than {nats:g} nats a row, so that more rounds would hardly change what it predicts. For the weights "
@@ -144,7 +144,7 @@ def sites_are_not_the_quotient() -> str:
 
 @doubt(Topic.DIAGNOSTICS)
 def sds_still_change(percent_a_round: float) -> str:
-    """The SDs of a large model have not come to rest."""
+    """The SDs of a large model have not converged."""
     return (
         f"the SDs still changed by {percent_a_round:+.2g} % a round on average at the end: they are those of a run "
         "that has not settled; run more rounds (num_rounds=)"
@@ -168,7 +168,7 @@ def point_not_converged(rounds: int, sds: float) -> str:
 
 @doubt(Topic.DIAGNOSTICS)
 def point_by_random_steps(rounds: int, sds: float) -> str:
-    """A point that random steps have found may be far from the mode."""
+    """A point found by random steps may be far from the mode."""
     return f"by random steps, which have no criterion, after {rounds} rounds: {_point_from_mode(sds)}"
 
 
@@ -228,7 +228,7 @@ def no_draw_kept(end: str, cures: Cures = ("run more rounds",)) -> str:
 
 @doubt(Topic.DIAGNOSTICS)
 def too_few_effective_draws(effective: float, needed: float, chain_is_short: bool, cures: Cures) -> str:
-    """Chains are worth few independent draws."""
+    """Chains have a small effective number of draws."""
     short = "the chain is short, and its intervals are rough; " if chain_is_short else ""
     return (
         f"only {effective:.3g} effective draws of the slowest coordinate (at least {needed} are wanted): "
@@ -274,7 +274,7 @@ def steps_widen_draws(factor: float) -> str:
 
 @doubt(Topic.DIAGNOSTICS)
 def noise_of_clients_unmeasured(parameters: int, cures: Cures) -> str:
-    """How far clients' own noise moves their average is not known for a large model."""
+    """The effect of clients' own noise on their average is not known for a large model."""
     return (
         f"how far the clients' own noise moves their average is not measured on a model of {parameters} "
         f"parameters, and the more clients there are the farther it does: {cures[0]}"
@@ -283,7 +283,7 @@ def noise_of_clients_unmeasured(parameters: int, cures: Cures) -> str:
 
 @doubt(Topic.DIAGNOSTICS)
 def server_steps_grow(late: float, before: float) -> str:
-    """Averaging is on its way off a plateau."""
+    """Averaging is leaving a plateau."""
     return (
         f"the server's steps grow: {late:.2g} a round at the end, {before:.2g} in the middle of the run. The point "
         "is on its way off a plateau, as where gradients of a network's first layers were small: run more rounds "
@@ -363,7 +363,7 @@ def few_particles_have_weight(share: float, particles: int) -> str:
 
 @doubt(Topic.DIAGNOSTICS)
 def components_curve_upwards(components: int, of_components: int) -> str:
-    """Components of a mixture keep the variance they began with."""
+    """Components of a mixture keep their initial variance."""
     return (
         f"{components} of {of_components} components lie where the log density curves upwards, and "
         "keep the variance they began with: run more rounds, or use SVI or DSVGD"
@@ -409,7 +409,7 @@ def improper_posterior() -> str:
     return MODE_AT_INFINITY
 
 
-#: What is said, of results and in errors, of a mode at infinity.
+#: The text, for results and errors, on a mode at infinity.
 MODE_AT_INFINITY = (
     "the posterior is improper, or nearly so: its mode is at infinity. The density goes on rising while its curvature "
     "vanishes, as with separable classes under a flat prior. Draws mean nothing: give the model a proper prior"
@@ -434,7 +434,7 @@ def no_second_derivative() -> str:
     return SCORES_JUMP
 
 
-#: What is said, of results and in errors, where scores jump.
+#: The text, for results and errors, on scores that jump.
 SCORES_JUMP = (
     "scores jump, as those of an absolute value do (rows' in a median's or a quantile's regression, the prior's in a "
     "lasso), so that second derivatives say nothing, and there is no Laplace approximation. FedEP takes its curvatures "
@@ -464,13 +464,13 @@ def sites_do_not_fit(pareto_k: float, error: float, samplers: str) -> str:
 
 @doubt(Topic.DIAGNOSTICS)
 def weights_are_few(effective: float, cures: Cures = ("raise num_proposals",)) -> str:
-    """Importance weights are worth few draws."""
+    """Importance weights have a small effective number of draws."""
     return f"the weights are worth {effective:.0f} draws: {cures[0]}"
 
 
 @doubt(Topic.DIAGNOSTICS)
 def particles_not_at_rest(rounds: int, mean_off: float, sd_off: float) -> str:
-    """Scores at the particles of published SVGD object to their moments."""
+    """Scores at the particles of published SVGD contradict their moments."""
     return (
         f"the particles are not at rest after {rounds} rounds: by the scores there, a mean is "
         f"{mean_off:.2g} standard deviations off, and a standard deviation by a factor of {sd_off:.2g}. Give more "
@@ -480,7 +480,7 @@ def particles_not_at_rest(rounds: int, mean_off: float, sd_off: float) -> str:
 
 @doubt(Topic.DIAGNOSTICS)
 def density_estimate_is_empty(bandwidth: float, share: float, neighbours: float) -> str:
-    """Particles see only themselves in a kernel density estimate."""
+    """Each particle contributes only to its own kernel density estimate."""
     return (
         f"the KDE of bandwidth {bandwidth} carries no information: {100 * share:.0f} % of the "
         f"particles have fewer than {neighbours:g} effective neighbours in it, so that it only holds "
@@ -500,13 +500,13 @@ def particles_balance_elsewhere(algorithm: str, bandwidth: float, mean_off: floa
 
 @doubt(Topic.DIAGNOSTICS)
 def particles_collapsed(spread: float) -> str:
-    """Particles have drawn together."""
+    """Particles have collapsed to a small spread."""
     return _drawn_together(spread)
 
 
 @doubt(Topic.CONVERGENCE)
 def particles_collapsed_on_their_way(rounds: int, spread: float) -> str:
-    """Particles have drawn together, and have not converged."""
+    """Particles have collapsed to a small spread, and have not converged."""
     return f"not converged after {rounds} rounds: {_drawn_together(spread)}"
 
 
@@ -529,7 +529,7 @@ def particles_span_too_little(particles: int, dim: int, factor: float) -> str:
 
 @doubt(Topic.CONVERGENCE)
 def particles_are_off(rounds: int, mean_off: float, sd_off: float, cures: Cures) -> str:
-    """Clients' scores at the particles object to their moments."""
+    """Clients' scores at the particles contradict their moments."""
     return (
         f"not converged after {rounds} rounds: by the clients' scores at the particles, a mean is "
         f"{mean_off:.2g} standard deviations off, and a standard deviation by a factor of {sd_off:.2g}. {cures[0]}"
@@ -538,7 +538,7 @@ def particles_are_off(rounds: int, mean_off: float, sd_off: float, cures: Cures)
 
 @doubt(Topic.DIAGNOSTICS)
 def too_few_particles(particles: int, needed: int) -> str:
-    """Few particles satisfy the identities that judge them, whatever the posterior."""
+    """Few particles satisfy the identities that judge them, for any posterior."""
     return (
         f"{particles} particles are too few to follow a posterior that is not Gaussian, or to tell "
         f"whether it is: take num_particles of {needed} or more"
@@ -553,7 +553,7 @@ def sds_not_finite(
     sites: Sequence[str],
     cures: Cures = ("Divide the data by their scale before the model, or narrow the priors",),
 ) -> str:
-    """Draws lie so far out that their SD is no finite number."""
+    """Draws lie so far out that their SD is not finite."""
     named = listed(map(repr, sites))
     return f"the SD of {named} is no finite number: draws lie beyond the range of its numbers. {cures[0]}"
 
@@ -586,7 +586,7 @@ def chains_are_stuck(cures: Cures) -> str:
 
 @doubt(Topic.MOMENTS)
 def weights_have_long_tails(pareto_k: float, limit: float, draws: int, effective: float, cures: Cures) -> str:
-    """Importance weights of the clients' sums do not tell the moments."""
+    """Importance weights of the clients' sums do not determine the moments."""
     return (
         f"{NOT_THE_POSTERIORS}, as far as importance weights by all clients' likelihoods can tell: "
         f"the weights' Pareto k is {pareto_k:.2f}, above {limit}, so that means and SDs cannot be corrected by "
@@ -704,7 +704,7 @@ def angle_has_no_mean(parameter: str, lower: float, upper: float, cures: Cures) 
 
 
 def across_its_ends(parameter: str, lower: float, upper: float) -> str:
-    """The clause that both sentences on angles begin with."""
+    """The clause with which both sentences on angles begin."""
     return (
         f"'{parameter}' is an angle, or periodic otherwise, and its posterior goes on across the ends of its "
         f"interval, {lower:.3g} and {upper:.3g}, which are the same angle"
@@ -783,7 +783,7 @@ def mode_is_not_the_mean(parameter: str, off: str) -> str:
 
 @doubt(Topic.MODES)
 def around_the_point(found: str, lost: float) -> str:
-    """What was found about draws around a point."""
+    """The text on draws around a point."""
     return f"of draws around this point, with its curvature: {found}"
 
 
@@ -822,7 +822,7 @@ def model_does_not_split(plate: str, clients: int, difference: float, site: str,
 
 @doubt(Topic.DENSITY)
 def integrals_are_inaccurate(sites: Sequence[str], plate: str, error: float, finer: str, left: float | None) -> str:
-    """Integrals over rows' latents are not accurate; `left` is what a finer rule leaves, None if that is enough."""
+    """Integrals over rows' latents are inaccurate; `left` is the error of a finer rule, None if it is small enough."""
     said = (
         f"the integrals over {list(sites)}, inside plate '{plate}', are not accurate: the "
         f"log-likelihood is off by {error:.2g} (SD over posterior draws)"
@@ -857,19 +857,19 @@ def integrals_miss_modes(
     return f"{said}. Give the federation places from which they are found: quadrature=pf.Quadrature(starts={starts})"
 
 
-#: The cure where no quadrature rule is accurate.
+#: The cure if no quadrature rule is accurate.
 INTEGRATE_BY_HAND = (
     "Integrate these latents out by hand, as BetaBinomial does for a Beta and Binomial counts, and GammaPoisson or "
     "NegativeBinomial for a Gamma and Poisson counts"
 )
 
 
-# -- What settings ask for ------------------------------------------------------------------------------------
+# -- Settings -------------------------------------------------------------------------------------------------
 
 
 @doubt(Topic.SETTINGS)
 def tempered_posterior(temperature: float) -> str:
-    """A temperature other than one was asked for."""
+    """The user set a temperature other than one."""
     return (
         f"temperature={temperature:g} asks for another posterior than the model's: the prior times the likelihood "
         f"to the power 1/{temperature:g}. Its SDs are not those of Bayes' rule, which is temperature=1"
@@ -878,7 +878,7 @@ def tempered_posterior(temperature: float) -> str:
 
 @doubt(Topic.SETTINGS)
 def too_few_draws(draws: int, needed: int) -> str:
-    """So few draws were asked for that chance moves their means."""
+    """The run has so few draws that chance moves their means."""
     return (
         f"{draws} draws are too few: by chance alone their means are off by {draws**-0.5:.2f} SDs, and SDs by "
         f"{100 * (2 * draws) ** -0.5:.0f} %. Take num_draws of {needed} or more"
@@ -887,7 +887,7 @@ def too_few_draws(draws: int, needed: int) -> str:
 
 @doubt(Topic.SETTINGS)
 def some_rows_alone(few_rows: int, rows: int) -> str:
-    """The rounds were made by some of the rows."""
+    """The rounds used some of the rows only."""
     return (
         f"few_rows={few_rows} of {rows}: this is the posterior given those rows alone, whose SDs are wider; "
         "leave few_rows out for that of all rows"
@@ -905,7 +905,7 @@ def computed_on_cpu(algorithm: str, device: str) -> str:
 
 @doubt(Topic.CLIENTS)
 def clients_took_no_part(clients: Sequence[str]) -> str:
-    """Clients with rows worked in no round."""
+    """Clients with rows took part in no round."""
     return (
         f"clients {listed(clients)} took part in no round: this is the posterior without their rows. Take more "
         "rounds, or a schedule that reaches all clients; if they failed, mend that and run it again"
@@ -914,12 +914,12 @@ def clients_took_no_part(clients: Sequence[str]) -> str:
 
 @doubt(Topic.CLIENTS)
 def clients_are_no_cohort(share: float) -> str:
-    """So many messages were cut back that the clients are no cohort."""
+    """So many messages were cut back that the clients are not a cohort."""
     return f"{no_cohort(share)}. This is not the posterior of all rows"
 
 
 def no_cohort(share: float) -> str:
-    """The clause that sentence begins with, and errors have too."""
+    """The clause with which that sentence and some errors begin."""
     return (
         f"{100 * share:.0f} % of the clients' messages were cut back in the last rounds: they differ too much from "
         "each other (one label a client, other populations, too few rows) for Bounded to hold each to what the "
@@ -936,7 +936,7 @@ def messages_cut_back(
     more: int,
     widened: Sequence[tuple[str, float]],
 ) -> str:
-    """Messages were cut back to what the cohort's do; `widened` are clients by whose cuts SDs are wider."""
+    """Messages were cut back to the cohort's limits; `widened` are clients whose cuts widen SDs."""
     parts = [
         f"client {client} {count} of {rounds} times, at most by {most:.2g}"
         for client, count, rounds, most in zip(clients, times, of_rounds, largest, strict=True)
@@ -1004,7 +1004,7 @@ def clients_failed(
 
 @note(Topic.CLIENTS)
 def cohort_is_small(clients_held: int, enough: int) -> str:
-    """Few clients are held to each other."""
+    """Few clients limit each other's messages."""
     return (
         f"Bounded was asked to hold {clients_held} clients to each other: one liar of so few is not bounded, as the "
         "limit of each is what the one or two next to it do, and an honest one may have been cut in its place. "
@@ -1014,7 +1014,7 @@ def cohort_is_small(clients_held: int, enough: int) -> str:
 
 @note(Topic.CLIENTS)
 def graph_fell_apart(steps: int, parts: str) -> str:
-    """The links of the last consensus steps leave parts of the graph by themselves."""
+    """The links of the last consensus steps leave parts of the graph disconnected."""
     return (
         f"the graph fell apart: the links of the last {steps} consensus steps leave "
         f"{parts}; each part ended at a posterior of its "
@@ -1024,7 +1024,7 @@ def graph_fell_apart(steps: int, parts: str) -> str:
 
 @note(Topic.CLIENTS)
 def agents_not_heard(client: str, clients: Sequence[str]) -> str:
-    """An agent has heard nothing of others in its last round."""
+    """An agent has received nothing from others in its last round."""
     return (
         f"{client} has heard nothing of agents {listed(clients)} in its last round: "
         "its belief lacks their changes since they were last heard, and the disagreement is that of the other "
@@ -1071,7 +1071,7 @@ def inputs_tell_nothing(site: str, rows: int, gain: float, error: float) -> str:
 
 # -- Privacy --------------------------------------------------------------------------------------------------
 
-#: What makes the noise of differential privacy smaller.
+#: The cures against the noise of differential privacy.
 LESS_NOISE = (
     "For less of it: more clients; fewer rounds, which at the same epsilon allow a smaller noise_multiplier; or a "
     "smaller norm, as far as honest messages are not shortened by it"
@@ -1125,7 +1125,7 @@ def checks_cut_short(why: str, left: str) -> str:
 
 @note(Topic.UNCHECKED)
 def not_audited_by_integrals() -> str:
-    """The audit would take inaccurate integrals for exact."""
+    """The audit would treat inaccurate integrals as exact."""
     return (
         "not audited: the checks of means, SDs and modes take the model's densities, which are off where integrals are"
     )
@@ -1144,7 +1144,7 @@ def not_audited_by_size(parameters: int, operations: float) -> str:
 
 @note(Topic.UNCHECKED)
 def not_audited_by_sums(why: str) -> str:
-    """The clients' sums could not be asked for, or tell nothing."""
+    """The clients' sums could not be requested, or determine nothing."""
     return f"not audited: {why}. Nobody has checked whether the draws are the posterior's"
 
 
@@ -1213,18 +1213,18 @@ def percent(share: float) -> str:
     return f"{100 * share:.0f}" if share >= 0.1 else f"{100 * share:.2g}"
 
 
-# -- A result beside others -----------------------------------------------------------------------------------
+# -- Comparisons ----------------------------------------------------------------------------------------------
 
 
 @doubt(Topic.CONVERGENCE)
 def stopped_before_its_end(why: str) -> str:
-    """An error ended the run, whose last good state this is."""
+    """An error ended the run; the result is its last good state."""
     return f"the run stopped before its end: {why}"
 
 
 @doubt(Topic.DIAGNOSTICS)
 def recorded_warning(warning: str) -> str:
-    """A sentence that a result of another library, or of an earlier version, has kept."""
+    """A warning in a result of another library, or of an earlier version."""
     return warning
 
 
@@ -1282,13 +1282,13 @@ def _and_more(count: int) -> str:
 
 @doubt(Topic.MOMENTS)
 def prior_miscounted(count: float, error: float) -> str:
-    """The draws count the prior otherwise than once, by enough to matter."""
+    """The draws do not count the prior once, by enough to matter."""
     return f"the prior counts {count:.1f} ± {error:.1f} times instead of once"
 
 
 @note(Topic.MOMENTS)
 def prior_count_near_one(count: float, error: float, limit: float) -> str:
-    """The draws count the prior otherwise than once, by more than chance and less than matters."""
+    """The draws do not count the prior once, by more than chance and less than matters."""
     return (
         f"the prior counts {count:.2f} ± {error:.2f} times in place of once: more than chance explains, and within "
         f"what matters ({limit:g})"
@@ -1356,9 +1356,5 @@ def loo_rows_beyond(rows: int, of_rows: int, limit: float, share: float) -> str:
 
 
 def as_findings(said: Iterable[Finding | str]) -> list[Finding]:
-    """An algorithm's warnings as findings: sentences of its own get the code `algorithm_warning`.
-
-    Args:
-        said: findings, or sentences without a full stop.
-    """
+    """An algorithm's warnings, findings or sentences, as findings; sentences get the code `algorithm_warning`."""
     return [algorithm_warning(warning=one) if isinstance(one, str) else one for one in said]

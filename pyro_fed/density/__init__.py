@@ -1,7 +1,7 @@
 """An ordinary Pyro model as log densities of a flat, unconstrained vector, split into prior and rows.
 
-`build` checks a model and makes its `Problem`; everything above this storey works with that, and with the `Batch` and
-`ClientData` that hold rows.
+`build` checks a model and makes its `Problem`; everything above this storey works with the `Problem`, and with the
+`Batch` and `ClientData` that hold rows.
 """
 
 from pyro_fed.density.build import build

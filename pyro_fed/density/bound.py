@@ -1,7 +1,7 @@
-"""A Pyro model bound to its arguments and its partitioned plate, and runs of it with latents filled in.
+"""A Pyro model bound to its arguments and its partitioned plate, and runs of it with values for the latents.
 
-This is all that one can have of a model before its sites are known. `build` runs it, learns of its sites (`Layout`) and
-makes the `Problem`, which has a bound model.
+This is all that is available before a model's sites are known. `build` runs it, finds its sites (`Layout`) and makes
+the `Problem`, which has a bound model.
 """
 
 from __future__ import annotations
@@ -32,11 +32,10 @@ class BoundModel:
         plate: name of the partitioned plate.
         num_rows: rows of the arguments, or of the model's own data.
         dtype: floating dtype of the unconstrained vector.
-        constants: values of `pyro.param` statements and of `pf.shared`, each kept as the first run that meets it finds
-            it.
-        in_double: whether what the model would compute in float32 is computed in float64.
+        constants: values of `pyro.param` statements and of `pf.shared`, each as the first run finds it.
+        in_double: whether the model's computations in float32 are made in float64.
         device: where its arguments have been moved to; None stands for the CPU.
-        noticed: what runs have shown of the functions of torch that it calls, kept as they show it.
+        noticed: facts on the functions of torch that it calls, recorded by its runs.
         walls: names of sites whose density is zero beyond the constraints of their parameters, see `running.walls`.
     """
 
@@ -52,11 +51,7 @@ class BoundModel:
     walls: set[str] = field(default_factory=set)
 
     def on(self, device: torch.device) -> BoundModel:
-        """This model with its arguments on a device, where it is run.
-
-        Args:
-            device: such as `torch.device("cuda")`.
-        """
+        """This model with its arguments on a device, where it is run."""
         constants = pytree.tree_map_only(Tensor, lambda value: value.to(device), self.constants)
         return replace(self, arguments=self.arguments.on(device), constants=constants, device=device)
 
@@ -78,7 +73,7 @@ class BoundModel:
 
     @property
     def rows(self) -> tuple[Tensor, ...]:
-        """Row tensors: the sharded arguments, or the row numbers where the model indexes its own data."""
+        """Row tensors: the sharded arguments, or the row numbers if the model indexes its own data."""
         return self.arguments.rows or (torch.arange(self.num_rows, device=self.device),)
 
     @property
@@ -101,7 +96,7 @@ class BoundModel:
 
         Args:
             source: gives the latents their unconstrained values.
-            rows: row tensors, each (m, ...), m >= 1; more of them than the model has are for others.
+            rows: row tensors, each (m, ...), m >= 1; surplus ones are ignored.
             densities: compute the sites' log densities.
             validate: run with Pyro's validation on.
             placeholder: value of imputed entries (`obs_mask`).
@@ -143,7 +138,7 @@ def _in_double(leaf: Any) -> Any:
 
 
 class RowDensities(Protocol):
-    """What checks, starts and quadrature need of a `Problem`, which is made with their help."""
+    """The part of a `Problem` that checks, starts and quadrature need, by which it is made."""
 
     @property
     def bound(self) -> BoundModel:
@@ -177,7 +172,7 @@ class RowDensities(Protocol):
         """These densities, computed in float64."""
 
     def vmap(self, function: Callable[..., Any], in_dims: Any = 0) -> Callable[..., Any]:
-        """`torch.func.vmap`, or what does its work for this model."""
+        """`torch.func.vmap`, or its replacement for this model."""
 
     def terms_of(self, execution: Execution, rows: tuple[Tensor, ...]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Log density of a run site by site: outside the plate (), inside it each row's, (m,)."""
@@ -185,7 +180,7 @@ class RowDensities(Protocol):
     def log_terms(
         self, z: Tensor, rows: tuple[Tensor, ...], local: Tensor | None = None, **options: Any
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """`terms_of` a run at z (D,) and, of the rows, `local` (m, local_dim)."""
+        """`terms_of` a run at z (D,) with the rows' latents `local` (m, local_dim)."""
 
     def log_parts(self, z: Tensor, rows: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         """Log prior () and each row's log-likelihood (m,)."""
@@ -193,7 +188,7 @@ class RowDensities(Protocol):
     def conditional_parts(
         self, z: Tensor, rows: tuple[Tensor, ...], local: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """`log_parts` with the rows' own latents given in place of integrated out."""
+        """`log_parts` with values of the rows' own latents, which are then not integrated out."""
 
     def collect(self, source: Source) -> Tensor:
-        """The flat vector (D,) of what `source` says of each latent site."""
+        """The flat vector (D,) of the values that `source` gives to each latent site."""

@@ -1,8 +1,8 @@
-"""From a model and its arguments to its `Problem`: the only place that checks a model, and that decides how it is run.
+"""Make the `Problem` of a model and its arguments: the only place that checks a model, and that decides how it is run.
 
-What a plain model costs is three runs: the first one on all rows, validated, which lists the sites, and one on all rows
-and one on pairs of them, mapped and in float64, which show that the likelihood factorises and that the model can be
-mapped. In another dtype there is a fourth, on two rows, in that dtype.
+A plain model costs three runs: the first one on all rows, validated, which lists the sites, and one on all rows and one
+on pairs of them, mapped and in float64, which show that the likelihood factorises and that the model can be mapped. In
+another dtype there is a fourth, on two rows, in that dtype.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def build(
     whole: Mapping[str, int] | None = None,
     free: bool = False,
 ) -> Problem:
-    """A model's densities, once it is checked that they can be split over the rows.
+    """A model's densities, after a check that they can be split over the rows.
 
     Args:
         model: the ordinary Pyro model.
@@ -56,11 +56,11 @@ def build(
         plate: name of the partitioned plate.
         num_rows: rows of the arguments, or of the model's own data.
         dtype: floating dtype of the unconstrained vector.
-        quadrature: how latent sites inside the plate are integrated out; what it leaves open is found here.
+        quadrature: how latent sites inside the plate are integrated out; its open settings are chosen here.
         constants: values of `pyro.param` statements; others are read from the model.
-        seen: a validated run of the model on all of these rows, where there has been one.
-        whole: sizes of the split plates with others' rows too, where these are a part that has been checked whole.
-        free: whether float64 may be taken in place of float32, as nobody has said which.
+        seen: a validated run of the model on all of these rows, if there has been one.
+        whole: sizes of the split plates with others' rows too, if these are a part of rows that were checked whole.
+        free: whether float64 may replace float32, as the user has not chosen a dtype.
 
     Raises:
         ModelError: a model that cannot be split over the plate; names the site, what was expected and the cure.
@@ -90,9 +90,9 @@ def build(
 
 
 def _one_by_one(problem: Problem) -> ModelError:
-    """What to say of latents of rows in a model that cannot be mapped over their values.
+    """The error for latents of rows in a model that cannot be mapped over their values.
 
-    They are integrated out at many points, each of which would be a run of the model: of twelve rows with one latent
+    They are integrated out at many points, each of which would be a run of the model: for twelve rows with one latent
     each a run of `FedEP` did not end in minutes.
     """
     why, line = "", ""
@@ -110,16 +110,16 @@ def _one_by_one(problem: Problem) -> ModelError:
 
 
 def rebuilt(problem: Problem, arguments: Arguments, quadrature: Quadrature | None) -> Problem:
-    """The densities of the same model on other data of the same shapes, with what is compiled kept.
+    """The densities of the same model on other data of the same shapes, with compiled steps reused.
 
-    The model is run once, validated. That its likelihood is a sum over rows has been shown already. What is compiled
-    holds the arguments that all clients share as constants: where these are others, or rows' latents need another
-    quadrature, it is not kept.
+    The model is run once, validated. Earlier checks have shown that its likelihood is a sum over rows. Compiled steps
+    hold the arguments that all clients share as constants: if these change, or rows' latents need another quadrature,
+    the steps are not reused.
 
     Args:
         problem: the model's densities on the data before.
         arguments: the new ones, as `Arguments.with_leaves_of` checks them.
-        quadrature: as it was given, open settings left open.
+        quadrature: the user's, with its open settings still open.
 
     Raises:
         DataError: data outside a likelihood's support, or with which the model has other sites.
@@ -143,7 +143,7 @@ def rebuilt(problem: Problem, arguments: Arguments, quadrature: Quadrature | Non
 
 
 def _equal_constants(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether constants are equal, shared values among them."""
+    """Whether constants, with shared values among them, are equal."""
     a, b = (pytree.tree_leaves(dict(sorted(constants.items()))) for constants in (one, other))
     return len(a) == len(b) and all(
         torch.equal(x, y) if isinstance(x, Tensor) and isinstance(y, Tensor) else x is y or bool(x == y)
@@ -152,14 +152,14 @@ def _equal_constants(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def _try(problem: Problem, seen: FirstRun) -> None:
-    """Refuse a model that does not split, as far as float64 tells; and try the mapping in the problem's own dtype."""
+    """Refuse a model that does not split, as far as float64 shows; and try the mapping in the problem's own dtype."""
     check_splits(problem, seen)
     if problem.dtype != torch.float64 and not problem.local_dim:
         mapping.run_trial(problem)
 
 
 def _with_fastest_mapping(problem: Problem, attempt: Callable[[Problem], None]) -> Problem:
-    """The problem mapped by the fastest way with which the attempt works."""
+    """The problem, mapped in the fastest way with which the attempt works."""
 
     def mapped(way: mapping.Mapping) -> Problem:
         candidate = replace(problem, compiler=Compiler(way.level), writes=way.writes)
@@ -178,6 +178,6 @@ def _warn_of_constants(bound: BoundModel, layout: Layout) -> None:
 
 
 def _is_centring(name: str, layout: Layout) -> bool:
-    """Whether a `pyro.param` is a `LocScaleReparam`'s degree of centring, any of which is the same model."""
+    """Whether a `pyro.param` is a `LocScaleReparam`'s degree of centring, which does not change the model."""
     decentred = name.removesuffix("_centered") + "_decentered"
     return name.endswith("_centered") and decentred in {**layout.latents, **layout.local}

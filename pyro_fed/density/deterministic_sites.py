@@ -1,4 +1,4 @@
-"""Deterministic sites and rows: which of them say nothing of the data."""
+"""Deterministic sites and rows that reveal nothing of the data."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ NUM_COMPARED_DRAWS = 8
 
 
 class Public(NamedTuple):
-    """What can be said of draws without the data.
+    """The part of draws that does not depend on the data.
 
     Args:
-        rows: on which the sites' values are computed.
-        reported: names of the deterministic sites whose values these rows do not matter to.
+        rows: rows on which the sites' values are computed.
+        reported: names of the deterministic sites whose values do not depend on these rows.
     """
 
     rows: tuple[Tensor, ...]
@@ -30,12 +30,8 @@ class Public(NamedTuple):
 def without_data(problem: Problem, z: Tensor) -> Public:
     """Deterministic sites outside the plate that have the same values on all rows as on a made-up one of zeros.
 
-    None of a model that indexes its own data, or that cannot be run on made-up rows: what it computes from rows cannot
-    be told from what it does not.
-
-    Args:
-        problem: the model's densities.
-        z: (S, D) draws, of which some are compared.
+    Values are compared at some of the draws z (S, D). There are none for a model that indexes its own data, or that
+    cannot be run on made-up rows: values computed from rows cannot be distinguished there.
     """
     names = [name for name, site in problem.reported.items() if problem.plate not in site.dims]
     rows: tuple[Tensor, ...] = pytree.tree_map(torch.zeros_like, problem.fewest_rows)

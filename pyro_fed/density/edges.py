@@ -1,16 +1,16 @@
-"""Where a likelihood ends: rows that a latent makes impossible, and parameters beyond their constraints.
+"""Edges of a likelihood: rows that a latent makes impossible, and parameters beyond their constraints.
 
 A support that depends on a latent, such as that of Uniform(0, θ), ends where θ makes a row impossible. The density is
-zero beyond such an edge, and its gradient on this side says nothing of it, so that no algorithm that follows gradients
-knows where the edge is, and no Gaussian ends at one. Torch computes no zero where a transformed distribution gives its
-base a value outside of its support, as a shifted Exponential does below its threshold: it goes on with the formula, and
-so does a Pareto. The same is where the value moves over an edge that does not, as in obs=y - m.
+zero beyond such an edge, and its gradient on this side does not show it, so that no algorithm that follows gradients
+finds the edge, and no Gaussian ends at one. Torch does not compute a zero if a transformed distribution gives its base
+a value outside of its support, as a shifted Exponential does below its threshold: it goes on with the formula, and so
+does a Pareto. The same holds if the value moves over an edge that does not move, as in obs=y - m.
 
 A value at the end of a closed support, an exact one under a Beta or a zero under a Gamma, has a density of zero or
-infinity wherever the latents are: one such row decides, and says nothing that was measured.
+infinity wherever the latents are: one such row dominates the result, and is not a measurement.
 
 Beyond a parameter's constraint, such as where the rate b x of a Poisson is negative, there is no density, though torch
-may compute a number. Such a wall is looked for at draws of the prior.
+may compute a number. Draws of the prior are searched for such a wall.
 """
 
 from __future__ import annotations
@@ -32,26 +32,20 @@ from pyro_fed.density.running.walls import constrained_parameters, within_constr
 from pyro_fed.density.starts import drawn_at_once
 from pyro_fed.errors import ModelError, listed, warn_user
 
-#: By how much latents are moved, unconstrained, to see whether rows leave the support.
+#: Distance by which latents are moved, unconstrained, to test whether rows leave the support.
 MOVES = (1.0, -1.0, 4.0, -4.0)
-#: Draws of the prior at which rows beyond an edge are looked for.
+#: Draws of the prior at which rows are tested for being beyond an edge.
 EDGE_DRAWS = 32
-#: Bounds of a support that are numbers, by name; and what stands for the value beside them.
+#: Bounds of a support that are numbers, by name; and the name of the value beside them.
 BOUNDS, VALUE = ("lower_bound", "upper_bound"), "value"
-#: Draws of the prior, and rows of each, at which parameters are looked at.
+#: Draws of the prior, and rows of each, at which parameters are examined.
 DRAWS, ROWS = 4, 2048
 #: A parameter is beyond a bound by more than this, or by this part of it: less is rounding.
 BOUND_TOLERANCE = 1e-3
 
 
 def moving_support(bound: BoundModel, seen: FirstRun, name: str) -> str:
-    """What there is to say of an observed site whose support depends on latents; empty where it does not.
-
-    Args:
-        bound: the model and its arguments.
-        seen: its first run.
-        name: of the site.
-    """
+    """A sentence on an observed site whose support depends on latents; "" if it does not."""
     msg = seen.execution.trace.nodes[name]
     if not _edges(msg):
         return ""
@@ -60,17 +54,13 @@ def moving_support(bound: BoundModel, seen: FirstRun, name: str) -> str:
 
 
 def check_moving_supports(bound: BoundModel, seen: FirstRun) -> None:
-    """Supports that hold all rows at the first point, and lose some of them where latents are others.
+    """Warn of supports that hold all rows at the first point, and lose some of them at other latents.
 
-    A density that is zero beyond is warned of. One that is a number there all the same, as that of a transformed
-    distribution is, whose base is not asked for its support, is refused where the prior reaches so far.
-
-    Args:
-        bound: the model and its arguments.
-        seen: its first run.
+    A density that is zero beyond leads to a warning. One that is not zero there, as that of a transformed distribution
+    whose base does not check its support, is refused if the prior reaches so far.
 
     Raises:
-        ModelError: a likelihood that is no density beyond an edge.
+        ModelError: a likelihood that is not a density beyond an edge.
     """
     for name, msg in seen.execution.trace.nodes.items():
         if msg["type"] != "sample" or not msg["is_observed"] or is_deterministic(msg) or not _edges(msg):
@@ -87,11 +77,7 @@ def check_moving_supports(bound: BoundModel, seen: FirstRun) -> None:
 
 
 def latents_of_moving_support(bound: BoundModel) -> dict[str, list[str]]:
-    """Latent sites whose support depends on other latents, and on which: found by derivatives at a random point.
-
-    Args:
-        bound: the model and its arguments.
-    """
+    """Latent sites whose support depends on other latents, with these: found by derivatives at a random point."""
     execution, places = run_at_random(bound, torch.Generator().manual_seed(0))
     found = {}
     for name in places:
@@ -103,17 +89,10 @@ def latents_of_moving_support(bound: BoundModel) -> dict[str, list[str]]:
 
 
 def values_at_an_end(bound: BoundModel, seen: FirstRun, name: str) -> tuple[Tensor, str]:
-    """Rows of an observed site at the end of its support whose density is zero or infinite wherever latents are.
+    """Entries of an observed site's density, of its batch shape, that are at the end of its support, with a sentence.
 
-    The model is run again only where there are values at an end.
-
-    Args:
-        bound: the model and its arguments.
-        seen: its first run.
-        name: of the site.
-
-    Returns:
-        Which entries of the site's density, its batch shape, and what to say; all False and "" where there are none.
+    Their density is zero or infinite wherever latents are. All are False, with "", if there are none. The model is run
+    again only if there are values at an end.
     """
     msg = seen.execution.trace.nodes[name]
     at_end = _at_end(msg)
@@ -140,7 +119,7 @@ def values_at_an_end(bound: BoundModel, seen: FirstRun, name: str) -> tuple[Tens
 
 
 def _at_end(msg: Message) -> Tensor | None:
-    """Which values are at an end of a continuous support; None where that has none."""
+    """Which values are at an end of a continuous support; None if it has no ends."""
     value, support = msg["value"], getattr(innermost(msg["fn"]), "support", None)
     if not isinstance(value, Tensor) or not value.is_floating_point() or support is None or support.is_discrete:
         return None
@@ -167,9 +146,9 @@ def _edge_sentence(msg: Message, latents: Collection[str]) -> str:
 
 
 class _SiteDensity(NamedTuple):
-    """The distribution that computes a site's density, what it is given, and the transforms from there to the site.
+    """The distribution that computes a site's density, its input, and the transforms from there to the site.
 
-    A mixture's components are given the value once for all of them, along a last dimension.
+    A mixture's components receive the value once for all of them, along a last dimension.
     """
 
     fn: Any
@@ -179,7 +158,7 @@ class _SiteDensity(NamedTuple):
 
 
 def _site_density(msg: Message) -> _SiteDensity:
-    """A transformed distribution that has no support of its own has that of its base, which it does not ask for it."""
+    """A transformed distribution without a support of its own has that of its base, which it does not check."""
     fn, value, between, mixed = innermost(msg["fn"]), msg["value"], list[Any](), False
     while True:
         if isinstance(fn, TransformedDistribution) and type(fn).support is TransformedDistribution.support:
@@ -203,7 +182,7 @@ def _bounds(support: Any) -> dict[str, Tensor | float]:
 
 
 def _edges(msg: Message) -> dict[str, Tensor]:
-    """What moves where a site's support does: its bounds, where tensors, and a value that is held to bounds."""
+    """The values that may move a site's support, by name: bounds that are tensors, and a value with bounds."""
     if not isinstance(msg["value"], Tensor):
         return {}
     fn, value, between, _ = _site_density(msg)
@@ -241,7 +220,7 @@ def _changes(bound: BoundModel, seen: FirstRun, msg: Message, latents: Collectio
 def _shifted_site(
     bound: BoundModel, seen: FirstRun, name: str, latents: Collection[str], move: float
 ) -> Message | None:
-    """The site where these latents are moved; None where the model cannot be run there."""
+    """The site with these latents moved; None if the model cannot be run there."""
 
     def source(msg: Message, _transform: Any) -> Tensor:
         return seen.point[msg["name"]] + move * float(msg["name"] in latents)
@@ -250,7 +229,7 @@ def _shifted_site(
 
 
 def _run(bound: BoundModel, name: str, source: Source) -> Message | None:
-    """The site with latents from the source; None where the model cannot be run there."""
+    """The site with latents from the source; None if the model cannot be run there."""
     try:
         found: Message | None = bound.execute(source, bound.all_rows).trace.nodes.get(name)
     except (RuntimeError, ValueError, KeyError):  # what a model cannot do far away is no matter of supports
@@ -259,7 +238,7 @@ def _run(bound: BoundModel, name: str, source: Source) -> Message | None:
 
 
 def _inside_support(msg: Message) -> Tensor:
-    """Which values the distribution that computes the density has in its support, or are masked."""
+    """Which values are masked, or in the support of the distribution that computes the density."""
     inside, nonsense = _support_and_nonsense(msg)
     if _site_density(msg).mixed:  # a component may have no part in a row
         inside, nonsense = inside.any(-1), nonsense.any(-1)
@@ -273,7 +252,7 @@ def _inside_support(msg: Message) -> Tensor:
 
 
 def _support_and_nonsense(msg: Message) -> tuple[Tensor, Tensor]:
-    """Which values are in that support, and which are not while their density is not zero."""
+    """Which values are in that support, and which are outside although their density is not zero."""
     given = _site_density(msg)
     inside: Tensor = given.fn.support.check(given.value)
     try:
@@ -302,21 +281,18 @@ def _is_nonsense(bound: BoundModel, name: str) -> bool:
 
 
 def find_walls(problem: RowDensities, seen: FirstRun, computed: Collection[str]) -> list[str]:
-    """Put walls where the parameters of sites leave their constraints at draws of the priors.
+    """Put walls where the parameters of sites leave their constraints at draws of the priors; a sentence on each site.
 
     Args:
         problem: the model's densities, which have these walls from then on.
         seen: the model's first run.
-        computed: sites with parameters that depend on latents, and may not be any number.
-
-    Returns:
-        what there is to say of each site.
+        computed: sites with parameters that depend on latents, and are constrained.
     """
     bound, nodes = problem.bound, seen.execution.trace.nodes
     latents = {value.untyped_storage().data_ptr() for value in seen.execution.filler.values.values()}
 
     def is_own(name: str) -> bool:
-        """Whether the parameters are latents themselves, broadcast as they may be."""
+        """Whether the parameters are latents themselves, maybe broadcast."""
         given = constrained_parameters(nodes[name]["fn"])
         return all(value.untyped_storage().data_ptr() in latents for *_, value in given)
 
@@ -350,7 +326,7 @@ def find_walls(problem: RowDensities, seen: FirstRun, computed: Collection[str])
 
 
 def _beyond_constraint(execution: Execution, name: str) -> str:
-    """What there is to say of a site with a parameter beyond its constraint; empty where all are within theirs."""
+    """A sentence on a site with a parameter beyond its constraint; "" if all are within theirs."""
     msg = execution.trace.nodes[name]
     if bool(within_constraints(msg).all()):
         return ""

@@ -1,12 +1,12 @@
-"""What a model's densities are known by, so that a state of one model is not taken for that of another.
+"""Fingerprints of a model's densities, so that a state of one model is not used with another.
 
-A model's name and sites say little: what it has from closures, constants, shared arguments and its own source, such as
-the SD of its noise, stands in its values alone. So a fingerprint has
+A model's name and sites are not enough: closures, constants, shared arguments and its own source, such as the SD of its
+noise, show in its values alone. So a fingerprint has
 
-- the log prior, site by site, and the log-likelihood of each client's rows at a few fixed points, which two machines
-  agree on up to rounding;
-- a hash of the traced operations with all constants in them, where the model can be traced: two models that differ
-  far from these points, or in a branch by the number of rows, differ there.
+- the log prior, site by site, and the log-likelihood of each client's rows at a few fixed points, on which two machines
+  agree up to rounding;
+- a hash of the traced operations with all constants in them, if the model can be traced: two models that differ far
+  from these points, or in a branch by the number of rows, differ there.
 """
 
 from __future__ import annotations
@@ -29,27 +29,22 @@ from pyro_fed.density.rows.nested import NestedRows
 
 #: SDs of the fixed points, unconstrained: from all but the origin to well outside it.
 SPREADS = (0.01, 0.3, 1.0, 2.0)
-#: Clients whose values are told one by one; those of all others are added up.
+#: Clients whose values are listed one by one; those of all others are added up.
 TOLD_CLIENTS = 200
-#: What stands for these others; no client's name, which are never empty.
+#: Key of these others; clients' names are never empty.
 OTHERS = ""
-#: How far apart two values may be, as a share of the sum of the magnitudes that they are sums of: what two machines,
-#: or another number of threads, make of the same model.
+#: Largest difference of two values, as a share of the sum of the magnitudes of their terms: that of the same model on
+#: two machines, or with another number of threads.
 VALUE_TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-9}
-#: Rows that the operations are traced on.
+#: Number of rows on which the operations are traced.
 TRACED_ROWS = 2
 
-#: Values at the fixed points: sums, and the sums of the magnitudes of what they are sums of.
+#: Values at the fixed points: sums, and the sums of the magnitudes of their terms.
 Values = list[tuple[float, float]]
 
 
 def hash_tensors(tensors: Sequence[Tensor], text: str = "") -> str:
-    """A hash of shapes, dtypes and values, and of some text.
-
-    Args:
-        tensors: any.
-        text: hashed with them.
-    """
+    """A hash of shapes, dtypes and values, and of some text."""
     state = hashlib.sha256(text.encode())
     for tensor in tensors:
         state.update(f"{tuple(tensor.shape)}{tensor.dtype}".encode())
@@ -58,12 +53,9 @@ def hash_tensors(tensors: Sequence[Tensor], text: str = "") -> str:
 
 
 def label_digests(problem: Problem) -> dict[str, str]:
-    """What the codes of each argument of text or categories stand for, in order, as name → hash.
+    """Hashes, by argument of text or categories, of the labels that its codes stand for, in order.
 
-    Without those that say to which group a row belongs: a client numbers its own groups.
-
-    Args:
-        problem: the model's densities.
+    Arguments that hold each row's group are left out: a client numbers its own groups.
     """
     arguments = problem.arguments
     owners = {owner for owner, *_ in arguments.nested_by_name.values()}
@@ -74,9 +66,9 @@ def label_digests(problem: Problem) -> dict[str, str]:
     }
 
 
-#: What is to be done where clients' data frames differ: each client's are read by place where the rows are.
+#: The cure if clients' data frames differ: each client's are read by place where the rows are.
 COLUMNS_CURE = "Read the same columns in the same order at all clients, such as by frame[['age', 'dose']]"
-#: What to do where clients whose rows lie apart have other labels.
+#: The cure if clients whose rows lie apart have other labels.
 LABELS_CURE = (
     "text is numbered by the labels that a client has, so that the same code stands for something else at another: "
     "give the same categories in the same order at each, as in pandas.Categorical(column, categories=[...])"
@@ -84,11 +76,7 @@ LABELS_CURE = (
 
 
 def shared_arguments(problem: Problem) -> dict[str, str]:
-    """The arguments that all clients share, and the model's `pyro.param` constants, name → value or hash.
-
-    Args:
-        problem: the model's densities.
-    """
+    """The arguments that all clients share, and the model's `pyro.param` constants, name → value or hash."""
     arguments = problem.arguments
     shared = {
         name: leaf for i, (name, leaf) in enumerate(zip(arguments.names, arguments.leaves, strict=True))
@@ -112,7 +100,7 @@ def density_values(problem: Problem, client_rows: Sequence[Tensor], names: Seque
 
     Args:
         problem: the model's densities.
-        client_rows: each client's row positions.
+        client_rows: each client's row positions (N_k,).
         names: the clients' names.
     """
     generator = torch.Generator().manual_seed(0)
@@ -132,7 +120,7 @@ def density_values(problem: Problem, client_rows: Sequence[Tensor], names: Seque
 def _of_clients(
     problem: Problem, terms: Tensor, client_rows: Sequence[Tensor], names: Sequence[str]
 ) -> dict[str, list[Any]]:
-    """Of each client, a hash of its rows and the log-likelihood of these, from terms (points, N)."""
+    """A hash of each client's rows and their log-likelihood, from terms (points, N)."""
     found: dict[str, list[Any]] = {}
     for name, index in list(zip(names, client_rows, strict=True))[:TOLD_CLIENTS]:
         own = pytree.tree_leaves([leaf[index.to(leaf[:0].device if isinstance(leaf, Tensor) else "cpu")]
@@ -150,11 +138,11 @@ def _sums(terms: Tensor) -> tuple[float, float]:
 
 
 def difference(before: str, now: str, same_rows: bool) -> str:
-    """Where two models' values differ, as a clause; "" where they agree.
+    """A clause on where two models' values of `density_values` differ; "" if they agree.
 
     Args:
-        before: of `density_values`.
-        now: likewise.
+        before: values of the one model.
+        now: values of the other model.
         same_rows: whether the clients' rows are the same; else only clients with the same rows are compared.
     """
     then, here = json.loads(before), json.loads(now)
@@ -176,7 +164,7 @@ def difference(before: str, now: str, same_rows: bool) -> str:
 
 
 def has_common_rows(before: str, now: str) -> bool:
-    """Whether `difference` compares any rows of these, where they need not be the same."""
+    """Whether `difference` compares any rows of these, if they need not be the same."""
     then, here = json.loads(before)["clients"], json.loads(now)["clients"]
     return any(name and then.get(name, [None])[0] == rows for name, (rows, _) in here.items())
 
@@ -197,15 +185,10 @@ def _difference_clause(before: Values, now: Values, rounding: float) -> str:
 
 
 def operations_hash(problem: Problem, rows: int = TRACED_ROWS, nested: int | None = None) -> str:
-    """A hash of the operations that the densities of a few rows consist of, and of all constants in them.
+    """A hash of the operations in the densities of a few rows, and of all constants in them.
 
-    Args:
-        problem: the model's densities.
-        rows: how many.
-        nested: of groups with rows of their own, how many rows of each; all by default.
-
-    Returns:
-        "not traced" for a model that defeats tracing: its values are all that is known of it.
+    "not traced" for a model that cannot be traced: only its values are compared. `nested` limits the rows of each
+    group; all by default.
     """
     if problem.looped:
         return "not traced"
@@ -226,7 +209,7 @@ def operations_hash(problem: Problem, rows: int = TRACED_ROWS, nested: int | Non
 
 
 def _first_nested_rows(rows: Any, nested: int | None) -> Any:
-    """Row tensors, with at most so many rows of each group."""
+    """Row tensors, with at most `nested` rows of each group."""
     if nested is None or not isinstance(rows, NestedRows):
         return rows
     return NestedRows(rows.where[:, :nested], [leaf[:, :nested] for leaf in rows.leaves], nested)

@@ -1,9 +1,9 @@
 """Images of a point: its values in another order, and with other signs.
 
-A likelihood that does not change where components are relabelled, as a mixture's, or where latents change their signs,
-as of (x'w)², has a mode at each image of a mode. Where the prior tells these apart, one holds less mass than the other
-and may have a small part of the prior in its basin: climbs that begin at draws of the prior miss it by chance, and
-climbs that begin at the images do not.
+A likelihood that does not change if components are relabelled, as a mixture's, or if latents change their signs, as for
+(x'w)², has a mode at each image of a mode. If the prior distinguishes these, one holds less mass than the other and may
+have a small part of the prior in its basin: climbs that begin at draws of the prior miss it by chance, and climbs that
+begin at the images do not.
 """
 
 from __future__ import annotations
@@ -15,22 +15,18 @@ from torch import Tensor
 
 from pyro_fed.density.problem import Problem
 
-#: So many values or fewer are put in every order, so many or fewer in reverse and one place on, more are left alone:
-#: they are no components but covariates or groups.
+#: Up to the first number of values are put in every order, up to the second in reverse and shifted by one. More values
+#: are left unchanged: they are not components but covariates or groups.
 EVERY_ORDER, SOME_ORDERS = 3, 8
-#: Signs are changed of all latents of the real line together, and of each of so many sites or fewer.
+#: Signs are changed for all latents on the real line together, and for each site if there are at most this many.
 EVERY_SIGN = 3
 
 
 def images(problem: Problem, point: Tensor) -> Tensor:
-    """Other points that may have the likelihood of one, unconstrained: (R, D), R of any size, zero too.
+    """Other points (R, D), unconstrained, that may have the likelihood of one (D,); R may be zero.
 
     All sites that have as many values along one of their axes are put in order together: the places, scales and shares
     of a mixture's components, or the rows and the columns of a matrix of transitions.
-
-    Args:
-        problem: the model's densities.
-        point: (D,).
     """
     values = problem.constrain(point, problem.fewest_rows)
     found = [_reordered_point(problem, values, order) for order in _orders(problem)]
@@ -43,7 +39,7 @@ def images(problem: Problem, point: Tensor) -> Tensor:
 
 
 def _orders(problem: Problem) -> list[tuple[int, ...]]:
-    """The orders in which values are put, each of as many as some site has along an axis."""
+    """The orders in which values are put, for each number of values that some site has along an axis."""
     orders: list[tuple[int, ...]] = []
     for size in sorted({n for site in problem.sites.values() for n in site.shape if 1 < n <= SOME_ORDERS}):
         whole = tuple(range(size))
@@ -55,7 +51,7 @@ def _orders(problem: Problem) -> list[tuple[int, ...]]:
 
 
 def _reordered_point(problem: Problem, values: dict[str, Tensor], order: tuple[int, ...]) -> Tensor:
-    """The point (D,) whose values are in another order along each axis that has as many."""
+    """The point (D,) with values in another order along each axis that has as many."""
     moved = {}
     for name in problem.sites:
         value = values[name]
@@ -67,7 +63,7 @@ def _reordered_point(problem: Problem, values: dict[str, Tensor], order: tuple[i
 
 
 def _signs(problem: Problem) -> list[Tensor]:
-    """Which entries (D,) change their signs together: of sites on the real line alone."""
+    """Masks of entries (D,) that change their signs together: of sites on the real line alone."""
     parts = []
     for site in problem.sites.values():
         own = torch.zeros_like(problem.transformed)

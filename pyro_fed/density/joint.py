@@ -26,18 +26,16 @@ class JointProblem(Problem):
     """A problem whose flat vector is (θ, all rows' latents); made by `JointProblem.of`.
 
     Attributes:
-        numbers: (m,) what its rows are among all `num_rows` of the flat vector; None: they are all of them.
+        numbers: (m,) its rows' numbers among all `num_rows` of the flat vector; None: they are all of them.
     """
 
     numbers: Tensor | None = None
 
     @classmethod
     def of(cls, problem: Problem, numbers: Tensor | None = None) -> JointProblem:
-        """The joint form of a problem, with a compiler of its own.
+        """The joint form, with a compiler of its own, of a problem whose rows' own latents are integrated out.
 
-        Args:
-            problem: with its rows' own latents integrated out.
-            numbers: (m,) as of the attribute, of a problem that has some of the rows alone.
+        `numbers` (m,) are as in the attribute, for a problem that has some of the rows alone.
         """
         parts = {part.name: getattr(problem, part.name) for part in fields(Problem)}
         return cls(**parts | {"compiler": problem.compiler.of_form("joint"), "numbers": numbers})
@@ -61,7 +59,7 @@ class JointProblem(Problem):
 
     @property
     def local_dim(self) -> int:
-        """None is integrated out."""
+        """Zero, since no latents are integrated out."""
         return 0
 
     @property
@@ -82,13 +80,7 @@ class JointProblem(Problem):
         return self.rows
 
     def from_vector(self, z: Tensor, rows: tuple[Tensor, ...], local: Tensor | None = None) -> Source:
-        """The latents' values: z (D,), of those inside the plate the values of these rows.
-
-        Args:
-            z: (D,), in which every row's latents have their place.
-            rows: row tensors, the rows' numbers last.
-            local: not used; the latents are in z.
-        """
+        """The latents' values from z (D,), for those inside the plate the values of these rows; `local` is not used."""
         sites, numbers = self.sites, rows[-1]
 
         def source(msg: Message, _transform: Any) -> Tensor:
@@ -99,15 +91,7 @@ class JointProblem(Problem):
         return source
 
     def join(self, theta: Tensor, local: Tensor) -> Tensor:
-        """Flat vectors from θ (S, D) and all rows' latents (S, N, d).
-
-        Args:
-            theta: (S, D) latents outside the plate.
-            local: (S, N, d) those of all rows, unconstrained.
-
-        Returns:
-            (S, D + N d).
-        """
+        """Flat vectors (S, D + N d) from θ (S, D) and all rows' unconstrained latents (S, N, d)."""
         sites = self.layout.local.values()
         flat = vmap(lambda block: torch.cat([site.of_rows(block).flatten() for site in sites]))
         return torch.cat([theta, flat(local)], -1)

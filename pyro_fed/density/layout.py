@@ -1,4 +1,4 @@
-"""The sites of a model: what each is called, how its values are shaped, and where they stand in the flat vector."""
+"""The sites of a model: their names, the shapes of their values, and their places in the flat vector."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Site:
         shape: shape of its value.
         dims: a name for each dimension of the value: the plate's, else `NAME_dim_i`.
         unconstrained_shape: shape of its unconstrained value (latent sites).
-        start: where it begins in the flat vector (latent sites); of a local site, in that of one row.
-        axis: of its unconstrained value, that runs over the partitioned plate (local sites).
-        event_dim: how many of its last dimensions are one value's.
+        start: where it begins in the flat vector (latent sites); for a local site, in that of one row.
+        axis: the axis of its unconstrained value that runs over the partitioned plate (local sites).
+        event_dim: number of last dimensions that belong to one value.
     """
 
     name: str
@@ -49,11 +49,7 @@ class Site:
         return self.size // self.unconstrained_shape[self.axis or 0]
 
     def over(self, num_rows: int) -> Site:
-        """This site over another number of rows (local sites).
-
-        Args:
-            num_rows: how many.
-        """
+        """This site over another number of rows (local sites)."""
         axis = self.axis or 0
 
         def resized(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -62,25 +58,14 @@ class Site:
         return replace(self, shape=resized(self.shape), unconstrained_shape=resized(self.unconstrained_shape))
 
     def of_rows(self, block: Tensor) -> Tensor:
-        """Unconstrained values of m rows in the site's own shape, from all local sites' values (m, d).
-
-        Args:
-            block: (m, d) all local sites' values.
-
-        Returns:
-            (..., m, ...), rows on `axis`.
-        """
+        """Unconstrained values (..., m, ...) of m rows, on `axis`, from all local sites' values (m, d)."""
         axis = self.axis or 0
         rest = self.unconstrained_shape[:axis] + self.unconstrained_shape[axis + 1 :]
         part = block[:, self.start : self.start + self.row_size]
         return part.reshape(len(block), *rest).movedim(0, axis)
 
     def by_rows(self, value: Tensor) -> Tensor:
-        """An unconstrained value of the site's own shape as one vector a row, (m, row_size).
-
-        Args:
-            value: (..., m, ...), rows on `axis`.
-        """
+        """An unconstrained value (..., m, ...), rows on `axis`, as one vector for each row, (m, row_size)."""
         return value.movedim(self.axis or 0, 0).reshape(-1, self.row_size)
 
 
@@ -92,8 +77,8 @@ class Layout:
         latents: latent sites outside the partitioned plate, in the order of the flat vector.
         local: latent sites inside it, in the order of a row's own flat vector.
         reported: deterministic sites.
-        depends_on_local: names of those `reported` whose values latents inside the plate decide.
-        depends_on_discrete: the same of discrete ones.
+        depends_on_local: names of those `reported` whose values depend on latents inside the plate.
+        depends_on_discrete: names of those `reported` whose values depend on discrete latents.
         observed: observed sites inside the partitioned plate (`pyro.factor` included).
         factors: names of those `observed` that are `pyro.factor` statements.
         improper: latent sites with an improper prior.
@@ -138,11 +123,6 @@ class Layout:
 
 
 def name_dims(default: Sequence[str], wanted: Sequence[str]) -> list[str]:
-    """The user's names in place of the numbered dims, from the left.
-
-    Args:
-        default: a site's dims, as `Site.dims`.
-        wanted: the user's names.
-    """
+    """The user's names in place of the site's default dims, from the left."""
     names = iter(wanted)
     return [next(names, dim) if "_dim_" in dim else dim for dim in default]

@@ -1,8 +1,8 @@
-"""Where a density is no number within the support of its latents: the cause of many a run that cannot begin.
+"""Where a density is NaN within the support of its latents: the cause of many runs that cannot begin.
 
-A factor log(b - a) of two Normals, a square root of one, a distribution whose stated support is wider than where it has
-a density: nothing of this shows at the draws that a model's first run happens to make. Nor does a derivative of few of
-many rows, of which `check_splits` looks at some.
+A factor log(b - a) of two Normals, a square root of one, a distribution whose stated support is wider than that of its
+density: none of this shows at the draws of a model's first run. Nor does a derivative of few of many rows, as
+`check_splits` examines only some.
 """
 
 from __future__ import annotations
@@ -16,19 +16,15 @@ from pyro_fed.density.compiling.compiler import FAILURES
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import ModelError
 
-#: Draws of the prior at which densities are looked at, besides zero, where Newton's method begins; and rows of each.
+#: Draws of the prior at which densities are examined, besides zero, where Newton's method begins; and rows of each.
 DRAWS, ROWS = 32, 64
-#: Of these the first at which derivatives are, of all rows, so many together.
+#: Number of these, the first ones, at which derivatives are examined; and rows whose derivatives are taken together.
 SLOPES, ROWS_TOGETHER = 4, 2048
 SEED = 0
 
 
 def nan_density_notes(problem: Problem) -> list[str]:
-    """A sentence on a site that has no finite density or derivative where the latents' support is; or none.
-
-    Args:
-        problem: the model's densities, with its rows.
-    """
+    """A sentence on a site without a finite density or derivative on the latents' support; or none."""
     points = torch.zeros(1, problem.dim, dtype=problem.dtype)
     if not problem.layout.improper:
         with suppress(ModelError, *FAILURES):
@@ -38,7 +34,7 @@ def nan_density_notes(problem: Problem) -> list[str]:
 
 
 def _of_derivatives(problem: Problem, points: torch.Tensor) -> list[str]:
-    """A sentence on rows of which a density or a derivative is finite at none of the points."""
+    """A sentence on rows whose density or derivative is finite at none of the points."""
     judged, generator = problem.doubled(), torch.Generator().manual_seed(SEED)
     try:
         for some in torch.arange(problem.num_rows).split(ROWS_TOGETHER) if len(points) else ():

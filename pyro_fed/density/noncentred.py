@@ -1,12 +1,12 @@
-"""The same model with its hierarchies' effects in units of their own scale: what a funnel's neck is not.
+"""The same model with its hierarchies' effects in units of their own scale, which has no funnel's neck.
 
-Where the scale of a latent x is itself a latent's, x ~ (loc, scale), the flat vector holds e in place of x,
+If the scale of a latent x depends on another latent, x ~ (loc, scale), the flat vector holds e in place of x,
 
     x = loc + scale e,      log p(e, rest) = log p(x, rest) + log scale             (for a matrix L: log |det L|)
 
 with loc and scale as the model computes them from the latents before x (Papaspiliopoulos, Roberts and Sköld 2007). Any
-other latent's coordinate is as it was. It is a change of coordinates, in which the same distribution is easier to walk
-through where the data say little of x.
+other latent's coordinate is unchanged. It is a change of coordinates, in which the same distribution is easier to
+explore if there are few data on x.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class NonCentred(Problem):
 
     Attributes:
         effects: names of the sites that are in units of their scale.
-        model_form: the problem as the model has it.
+        model_form: the problem in the model's own form.
     """
 
     effects: tuple[str, ...] = field(default=())
@@ -52,25 +52,15 @@ class NonCentred(Problem):
         return self.effects
 
     def _centred_traits(self) -> Traits | None:
-        """Those of the model as it is written."""
+        """The traits of the model as it is written."""
         return None if self.model_form is None else self.model_form.traits
 
     def collect(self, source: Source) -> Tensor:
-        """The flat vector (D,), with e, of what `source` says of each latent site.
-
-        Args:
-            source: gives a latent site's unconstrained value from its message and transform.
-        """
+        """The flat vector (D,), with e, of the values that `source` gives to each latent site."""
         return self.to_noncentred(super().collect(source)[None])[0]
 
     def from_vector(self, z: Tensor, rows: tuple[Tensor, ...], local: Tensor | None = None) -> Source:
-        """The latents' values, of `effects` loc + scale e.
-
-        Args:
-            z: (D,) with e.
-            rows: row tensors, each (m, ...).
-            local: (m, local_dim) unconstrained latents of the rows.
-        """
+        """The latents' values from z (D,) with e, for `effects` loc + scale e; see `Problem.from_vector`."""
         plain = super().from_vector(z, rows, local)
 
         def source(msg: Message, transform: Any) -> Tensor:
@@ -82,26 +72,18 @@ class NonCentred(Problem):
     def _plate_terms(
         self, execution: Execution, rows: tuple[Tensor, ...]
     ) -> tuple[dict[str, Tensor], dict[str, tuple[str, Tensor]]]:
-        """As of any form, and the logarithms of the scales beside the transforms' Jacobians."""
+        """The terms of any form, and the logarithms of the scales beside the transforms' Jacobians."""
         for name in self.effects:
             msg = execution.trace.nodes[name]
             execution.filler.keep_jacobian(msg, _pair(msg).log_size)
         return super()._plate_terms(execution, rows)
 
     def centred(self, points: Tensor) -> Tensor:
-        """The model's own coordinates (S, D) of points (S, D) with e.
-
-        Args:
-            points: unconstrained, e in place of x.
-        """
+        """The model's own coordinates (S, D) of unconstrained points (S, D) with e in place of x."""
         return self._read(points, self.from_vector)
 
     def to_noncentred(self, points: Tensor) -> Tensor:
-        """The other way round.
-
-        Args:
-            points: (S, D), the model's own coordinates.
-        """
+        """Points (S, D) with e in place of x, from points (S, D) in the model's own coordinates."""
         return self._read(points, super().from_vector, divided=True)
 
     def _read(self, points: Tensor, from_vector: FromVector, *, divided: bool = False) -> Tensor:
@@ -133,11 +115,7 @@ class NonCentredJoint(NonCentred, JointProblem):
 def noncentred_form(problem: Problem) -> NonCentred | None:
     """The non-centred form of a problem, joint or not, with a compiler of its own.
 
-    Args:
-        problem: with the effects as the model has them.
-
-    Returns:
-        None where no latent of the flat vector has a scale that is a latent's.
+    None if no latent of the flat vector has a scale that depends on another latent.
     """
     effects = effects_of(problem)
     if not effects:
@@ -150,11 +128,7 @@ def noncentred_form(problem: Problem) -> NonCentred | None:
 
 
 def effects_of(problem: Problem) -> tuple[str, ...]:
-    """Names of the flat vector's latents whose scale depends on another latent.
-
-    Args:
-        problem: the model's densities.
-    """
+    """Names of the flat vector's latents whose scale depends on another latent."""
     return tuple(
         name for name, pair, _ in latent_scales(problem) if pair.loc.shape == problem.sites[name].unconstrained_shape
     )

@@ -1,4 +1,4 @@
-"""What a model says of observations: their values, their distribution, how well new ones are predicted."""
+"""Observations of a model: their values, their distribution, and predictions of new ones."""
 
 from __future__ import annotations
 
@@ -19,23 +19,14 @@ if TYPE_CHECKING:
 
 
 def observed_values(problem: Problem) -> dict[str, Tensor]:
-    """Values of the observed sites inside the plate, in the original row order.
-
-    Args:
-        problem: the model's densities.
-    """
+    """Values of the observed sites inside the plate, in the original row order."""
     trace = problem.execute_at(torch.zeros(problem.dim, dtype=problem.dtype), problem.all_rows).trace
     layout = problem.layout
     return {name: trace.nodes[name]["value"] for name in layout.observed if name not in layout.factors}
 
 
 def observation_distribution(problem: Problem, z: Tensor, rows: tuple[Tensor, ...]) -> Any:
-    """The distribution of the one observed site, on m rows at one vector z (D,): batch shape (m,).
-
-    Args:
-        problem: the model's densities.
-        z: (D,) unconstrained vector.
-        rows: row tensors, each (m, ...).
+    """The distribution of the one observed site, on m rows (m, ...) at one unconstrained z (D,): batch shape (m,).
 
     Raises:
         ModelError: the model has no or several observed sites inside the plate.
@@ -44,7 +35,7 @@ def observation_distribution(problem: Problem, z: Tensor, rows: tuple[Tensor, ..
 
 
 def observation(problem: Problem, z: Tensor, args: Any, kwargs: Mapping[str, Any] | None = None) -> dict[str, Tensor]:
-    """What the model says of observed rows, new ones too, at one vector z (D,).
+    """Predictions of observed rows, new ones too, at one vector z (D,).
 
     Args:
         problem: the model's densities.
@@ -53,9 +44,8 @@ def observation(problem: Problem, z: Tensor, args: Any, kwargs: Mapping[str, Any
         kwargs: its keyword arguments.
 
     Returns:
-        `log_prob` (m,), `value` (m, ...) the observations, and where torch knows it `mean` (m, ...), or `probs` (m, C)
-        where the observations are categories; `labels` (m, L), the probability of each, where a row has several of 0
-        or 1.
+        `log_prob` (m,), `value` (m, ...) the observations, and if torch has it `mean` (m, ...), or `probs` (m, C) if
+        the observations are categories; `labels` (m, L), the probability of each, if a row has several of 0 or 1.
 
     Raises:
         DataError: there are no rows.

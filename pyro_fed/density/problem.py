@@ -7,7 +7,7 @@ transforms to the constrained space; it is counted once, wherever the rows are. 
 inside the plate. All functions take one vector and are pure tensor functions: map them by
 `torch.func.vmap`, differentiate them by `torch.func.grad`.
 
-Latent sites inside the plate ("local") are no part of the vector: each row's are integrated out of its log_lik
+Latent sites inside the plate ("local") are not part of the vector: each row's are integrated out of its log_lik
 (see `quadrature`). `joint.JointProblem` has them in the vector.
 """
 
@@ -48,20 +48,20 @@ class Problem:
     """A model's densities, as functions of its flat vector, mapped and compiled.
 
     Made once, and checked, by `build`, which `Federation` calls. It does not change: `dataclasses.replace` gives
-    another one, with another compiler, say. (The compiler keeps the steps that it has compiled.)
+    another one, for example with another compiler. (The compiler keeps the steps that it has compiled.)
 
     Attributes:
         bound: the model and its arguments.
         layout: the model's sites.
-        num_rows: rows over all clients; more than `bound` has where they are elsewhere.
-        num_clients: that share them, which says what a message of a given length costs all together.
+        num_rows: rows over all clients; more than those of `bound` if they are elsewhere.
+        num_clients: number of clients that share them, which determines the total cost of a message.
         quadrature: how latent sites inside the plate are integrated out.
         compiler: how steps are mapped and compiled.
         writes: whether the model writes into tensors that it has made, see `torch_modes.Writable`.
         progress: whether a long local step shows a progress bar of its own.
         device: where clients' steps are computed; the tensors here lie on the CPU all the same, see `placed`.
-        labels: of a site, what its entries along each dimension are called; None where they have numbers alone.
-        search: finds those of the model's traits that take a run of it; `build` gives it.
+        labels: names of a site's entries along each dimension; None if they have only numbers.
+        search: finds those of the model's traits that need a run of it; `build` gives it.
 
     Example:
         >>> problem = pf.Federation(model, (x, y), plate="data", num_clients=10).problem
@@ -115,7 +115,7 @@ class Problem:
 
     @property
     def fewest_rows(self) -> tuple[Tensor, ...]:
-        """Rows on which a run of the model meets every site of the flat vector."""
+        """Few rows on which a run of the model has every site of the flat vector."""
         return tuple(leaf[:1] for leaf in self.rows)
 
     # -- shape of the vector ---------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ class Problem:
         return next(site for site in self.sites.values() if site.start <= number < site.start + site.size)
 
     def name_of(self, number: int) -> str:
-        """What an entry of the flat vector is called: `tau`, `beta[age]`, `L[2, 0]`, as in ArviZ's tables.
+        """Name of an entry of the flat vector: `tau`, `beta[age]`, `L[2, 0]`, as in ArviZ's tables.
 
         A site whose unconstrained value has another shape (a simplex, a Cholesky factor) has its entries numbered.
 
@@ -151,7 +151,7 @@ class Problem:
         return site.name if site.size == 1 else f"{site.name}[{number - site.start}]"
 
     def entry_of(self, site: Site, number: int) -> str:
-        """What an entry of a site's value is called, see `name_of`.
+        """Name of an entry of a site's value, see `name_of`.
 
         Args:
             site: one of `sites`.
@@ -183,7 +183,7 @@ class Problem:
 
     @property
     def num_nodes(self) -> int:
-        """Nodes of the quadrature: how often a row's density is computed in one log-likelihood."""
+        """Nodes of the quadrature: the number of densities of a row in one log-likelihood."""
         return self.quadrature.num_nodes(self.local_dim) if self.local_dim else 1
 
     @property
@@ -193,7 +193,7 @@ class Problem:
 
     @cached_property
     def traits(self) -> Traits:
-        """What the model is, which choices of settings depend on."""
+        """The model's traits, on which choices of settings depend."""
         if self.search is None:
             raise TypeError("this problem has no search for its traits: make it by `pyro_fed.density.build`")
         return Traits(
@@ -213,7 +213,7 @@ class Problem:
         )
 
     def _centred_traits(self) -> Traits | None:
-        """Those of the model's own form, where this is its non-centred one."""
+        """The traits of the model's own form, if this is its non-centred one."""
         return None
 
     # -- running the model -------------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ class Problem:
     ) -> Execution:
         """Run the model on some rows, with latents from `source`; compute the sites' `densities` if asked.
 
-        With densities, discrete latents take all of their values at once, but for those that `discrete=` gives.
+        With densities, discrete latents take all of their values at once, except those that `discrete=` gives.
 
         Args:
             source: gives the latents their unconstrained values.
@@ -234,7 +234,7 @@ class Problem:
         return self.bound.execute(source, rows, densities=densities, enumerate_at=enumerate_at, **options)
 
     def execute_at(self, z: Tensor, rows: tuple[Tensor, ...], local: Tensor | None = None, **options: Any) -> Execution:
-        """Run the model with latents from the flat vector z (D,) and, of these rows, `local` (m, local_dim).
+        """Run the model with latents from the flat vector z (D,) and, for these rows, `local` (m, local_dim).
 
         Args:
             z: (D,) unconstrained vector.
@@ -246,11 +246,11 @@ class Problem:
             return self.execute(self.from_vector(z, rows, local), rows, **options)
 
     def _written(self, mapped: Iterable[Any]) -> AbstractContextManager[Any]:
-        """What the model needs to be run under `vmap` on tensors that are mapped."""
+        """The context in which the model can be run under `vmap` on mapped tensors."""
         return Writable(mapped) if self.writes else nullcontext()
 
     def from_vector(self, z: Tensor, rows: tuple[Tensor, ...], local: Tensor | None = None) -> Source:
-        """The latents' values: those of z (D,), and of these rows `local` (m, local_dim), zero by default.
+        """The latents' values: those of z (D,), and for these rows `local` (m, local_dim), zero by default.
 
         Args:
             z: (D,) unconstrained vector.
@@ -276,7 +276,7 @@ class Problem:
             values: site name → value of the site's shape.
 
         Raises:
-            DataError: a site that is missing.
+            DataError: a site is missing.
         """
         missing = [name for name in self.sites if name not in values]
         if missing:
@@ -291,7 +291,7 @@ class Problem:
             return self.collect(source)
 
     def collect(self, source: Source) -> Tensor:
-        """The flat vector (D,) of what `source` says of each latent site.
+        """The flat vector (D,) of the values that `source` gives to each latent site.
 
         Args:
             source: gives a latent site's unconstrained value from its message and transform.
@@ -311,7 +311,7 @@ class Problem:
     # -- mapping and compiling -----------------------------------------------------------------------------
     @property
     def looped(self) -> bool:
-        """Whether `vmap` is a loop, each turn of which is an ordinary run of the model."""
+        """Whether `vmap` is a loop over ordinary runs of the model."""
         return self.compiler.level == "loop"
 
     def doubled(self) -> Problem:
@@ -319,7 +319,7 @@ class Problem:
         return replace(self, bound=self.bound.doubled(), compiler=Compiler("loop" if self.looped else "off"))
 
     def placed(self) -> Problem:
-        """These densities with all tensors on `device`, for what computes there; itself where that is the CPU."""
+        """These densities with all tensors on `device`, for computations there; itself if that is the CPU."""
         if self.device == CPU:
             return self
         kept, own = self.compiler, self.compiler.of_form(f"on {self.device}")
@@ -327,7 +327,7 @@ class Problem:
         return replace(self, bound=self.bound.on(self.device), compiler=compiler)
 
     def vmap(self, function: Callable[..., Any], in_dims: Any = 0) -> Callable[..., Any]:
-        """`torch.func.vmap`, or a loop where the model cannot be vectorised.
+        """`torch.func.vmap`, or a loop if the model cannot be vectorised.
 
         Args:
             function: of tensors and pytrees of them.
@@ -346,7 +346,7 @@ class Problem:
         Args:
             function: pure and hashable, of this problem and pytrees of tensors.
             in_dims: client axes of the pytrees.
-            calls: how often it is called in a round.
+            calls: number of its calls in a round.
         """
         return self.compiler.mapped(function, self, in_dims, calls)
 
@@ -388,14 +388,14 @@ class Problem:
         const_dims: Any = 0,
         every: Any = 1,
     ) -> tuple[Any, Any]:
-        """One scan after the other, each of other clients' constants, see `Compiler.scans`.
+        """One scan after the other, each with other clients' constants, see `Compiler.scans`.
 
         Args:
             function: one client's step, pure and hashable.
             carry: pytree with a leading client axis (C, ...).
             const: pytree that does not change over a scan's steps, of K clients.
             xs: pytree of inputs of each step, (B T, C, ...).
-            at: whose constants the clients of each scan are, (B, C).
+            at: number of the client in `const` whose constants each client of a scan takes, (B, C).
             const_dims: client axes of `const`.
             every: one step in so many is kept, of each output.
         """
@@ -459,7 +459,7 @@ class Problem:
         return outside, alone | joint
 
     def plate_terms(self, z: Tensor, rows: tuple[Any, ...]) -> dict[str, tuple[str, Tensor]]:
-        """Each site inside the plate, at z (D,): the plate that its rows are in, and the terms of those at hand there.
+        """For each site inside the plate, at z (D,): the plate that its rows are in, and the terms of the rows at hand.
 
         Args:
             z: (D,) unconstrained vector.
@@ -468,7 +468,7 @@ class Problem:
         return self._plate_terms(self.execute_at(z, rows, densities=True), rows)[1]
 
     def _pooled_terms(self, z: Tensor) -> dict[str, tuple[str, Tensor]]:
-        """Each site inside the plate, at z (D,): the plate of rows that it is in, and the terms of all rows there."""
+        """For each site inside the plate, at z (D,): the plate of rows that it is in, and the terms of all rows."""
         return self.plate_terms(z, self.all_rows)
 
     def log_parts(self, z: Tensor, rows: tuple[Tensor, ...], near: Near | None = None) -> tuple[Tensor, Tensor]:
@@ -486,7 +486,7 @@ class Problem:
     def conditional_parts(
         self, z: Tensor, rows: tuple[Tensor, ...], local: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """`log_parts` with the rows' own latents given, whose log prior is part of the rows' terms.
+        """`log_parts` at values of the rows' own latents, whose log prior is part of the rows' terms.
 
         Args:
             z: (D,) unconstrained vector.
@@ -524,7 +524,7 @@ class Problem:
     def site_log_lik(self, z: Tensor) -> dict[str, Tensor]:
         """Terms of each pooled row, of nested plates too, site by site: z (..., D) → (..., N).
 
-        Where latents are integrated out the observed sites have one term together, under their joined names.
+        If latents are integrated out, the observed sites have one term together, under their joined names.
 
         Args:
             z: (..., D) unconstrained vectors.
@@ -572,7 +572,7 @@ class Problem:
     def constrain(self, z: Tensor, rows: tuple[Tensor, ...] | None = None) -> dict[str, Tensor]:
         """Values of the flat vector's and of deterministic sites in their own (constrained) space.
 
-        Deterministic sites that depend on latents which are integrated out are left out.
+        Deterministic sites that depend on integrated latents are left out.
 
         Args:
             z: (..., D).
@@ -591,7 +591,7 @@ class Problem:
 
     @cached_property
     def transformed(self) -> Tensor:
-        """Which entries of the flat vector are logarithms, logits and the like of what their site has, (D,) bool."""
+        """Which entries of the flat vector are transforms of their site's values, such as logarithms, (D,) bool."""
         z = torch.full((self.dim,), 0.1, dtype=self.dtype)  # any point but 0, where exp(z) - 1 is z
         with torch.no_grad():
             values = self.constrain(z, self.fewest_rows)
@@ -625,9 +625,9 @@ class Problem:
         return regular_start(self)
 
     def central_start(self, generator: torch.Generator) -> Tensor:
-        """Where gradients are led from, (D,): near the prior's mean, or zeros where a flat prior has none.
+        """A start for gradients, (D,): near the prior's mean, or zeros if a flat prior has none.
 
-        Of a network it is further off, where gradients vanish there; see `starts.central_start`.
+        For a network it is further off if gradients vanish there; see `starts.central_start`.
 
         Args:
             generator: source of randomness.
@@ -637,7 +637,7 @@ class Problem:
         return central_start(self, generator, self.traits.layers)
 
     def feasible(self, points: Tensor, draw: Callable[[], Tensor]) -> Tensor:
-        """Points (S, D) of finite log density: these, or draws in place of those of none, see `starts.feasible`.
+        """Points (S, D) of finite log density: these, or draws in place of the others, see `starts.feasible`.
 
         Args:
             points: (S, D).

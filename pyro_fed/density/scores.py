@@ -18,7 +18,7 @@ from pyro_fed.density.rows.batches import BATCHES, BLOCK, CHUNK, Batch, ClientDa
 from pyro_fed.density.size import affordable_points
 from pyro_fed.ops.entries import choose
 
-#: Points that are taken together where rows are worked through in pieces.
+#: Points that are taken together if rows are processed in pieces.
 POINTS_AT_ONCE = 128
 
 
@@ -28,15 +28,7 @@ def prior_values(problem: Problem, points: Tensor) -> Tensor:
 
 
 def prior_scores(problem: Problem, points: Tensor) -> Tensor:
-    """Gradient of the log prior, with the transforms' Jacobians.
-
-    Args:
-        problem: the model's densities.
-        points: (N, D) unconstrained.
-
-    Returns:
-        (N, D).
-    """
+    """Gradient (N, D) of the log prior, with the transforms' Jacobians, at unconstrained points (N, D)."""
     scores: Tensor = problem.vmap(grad(problem.log_prior))(points)
     return scores
 
@@ -48,16 +40,7 @@ def prior_scores_and_values(problem: Problem, points: Tensor) -> tuple[Tensor, T
 
 
 def likelihood_scores(problem: Problem, points: Tensor, batch: Batch | None = None) -> Tensor:
-    """Gradient of the log-likelihood of some rows, each as often as its weight says.
-
-    Args:
-        problem: the model's densities.
-        points: (N, D) unconstrained.
-        batch: rows, of one client, say; all pooled rows by default.
-
-    Returns:
-        (N, D).
-    """
+    """Gradient (N, D) of the log-likelihood of weighted rows, all by default, at unconstrained points (N, D)."""
 
     def log_lik(z: Tensor) -> Tensor:
         return problem.log_lik(z, batch)
@@ -67,18 +50,10 @@ def likelihood_scores(problem: Problem, points: Tensor, batch: Batch | None = No
 
 
 def clients_likelihood_scores(problem: Problem, points: Tensor, data: ClientData) -> Tensor:
-    """Scores of all rows of each of some clients, at points of its own.
+    """Scores (C, N, D) of all rows of C clients, in the points' dtype, at unconstrained points (C, N, D) of each.
 
-    Rows are worked through in pieces where they are many, so that memory does not grow with them; clients and points
-    where a row of a large model makes many numbers.
-
-    Args:
-        problem: the model's densities.
-        points: (C, N, D) unconstrained, of each client.
-        data: the clients' rows.
-
-    Returns:
-        (C, N, D), of the points' dtype.
+    Many rows are processed in pieces, so that memory does not grow with them; clients and points are too if a row of a
+    large model makes many numbers.
     """
     densities = points.shape[0] * points.shape[1] * problem.num_nodes
     if not are_many(data, densities):
@@ -89,7 +64,7 @@ def clients_likelihood_scores(problem: Problem, points: Tensor, data: ClientData
 
 
 def _by_points(problem: Problem, points: Tensor, data: ClientData) -> Tensor:
-    """Scores of all clients at all points at once, or client by client at as many points as there is room for."""
+    """Scores of all clients at all points at once, or client by client at as many points as memory allows."""
     scores = problem.mapped(likelihood_scores, (0, BATCHES))
     everything = points.shape[0] * points.shape[1]
     size = affordable_points(problem, data.row_index.shape[-1], everything)
@@ -106,15 +81,9 @@ def _by_points(problem: Problem, points: Tensor, data: ClientData) -> Tensor:
 
 
 def likelihood_curves(problem: Problem, at: tuple[Tensor, Tensor], batch: Batch) -> Tensor:
-    """Second derivatives of the log-likelihood of some rows along directions, ∇² log p(x | θ) v.
+    """Second derivatives (N, D) of the log-likelihood of weighted rows along directions, ∇² log p(x | θ) v.
 
-    Args:
-        problem: the model's densities.
-        at: points (N, D), unconstrained, and a direction v of each, (N, D).
-        batch: rows, each as often as its weight says.
-
-    Returns:
-        (N, D).
+    `at` has unconstrained points (N, D), and a direction v (N, D) of each.
     """
 
     def log_lik(z: Tensor) -> Tensor:
@@ -129,17 +98,7 @@ def likelihood_curves(problem: Problem, at: tuple[Tensor, Tensor], batch: Batch)
 
 
 def clients_likelihood_curves(problem: Problem, points: Tensor, directions: Tensor, data: ClientData) -> Tensor:
-    """`likelihood_curves` of all rows of each of some clients, worked through in pieces where they are many.
-
-    Args:
-        problem: the model's densities.
-        points: (C, N, D) unconstrained, of each client.
-        directions: (C, N, D).
-        data: the clients' rows.
-
-    Returns:
-        (C, N, D), of the points' dtype.
-    """
+    """`likelihood_curves` (C, N, D) of all rows of C clients, in pieces if they are many, in the points' dtype."""
     densities = points.shape[0] * points.shape[1] * problem.num_nodes
     if not are_many(data, densities):
         whole: Tensor = problem.mapped(likelihood_curves, (0, BATCHES), calls=0)(
@@ -152,30 +111,25 @@ def clients_likelihood_curves(problem: Problem, points: Tensor, directions: Tens
 
 
 def are_many(data: ClientData, densities: int) -> bool:
-    """Whether rows are to be worked through in pieces, see `by_pieces`.
-
-    Args:
-        data: the clients' rows.
-        densities: of a row of each client.
-    """
+    """Whether rows are to be processed in pieces, see `by_pieces`; `densities` of a row of each client."""
     return densities * data.row_index.shape[-1] > CHUNK and all(isinstance(leaf, Tensor) for leaf in data.rows)
 
 
 def by_pieces(
     problem: Problem, function: Callable[..., Any], zero: Any, points: Any, data: ClientData, densities: int
 ) -> Any:
-    """Sums over C clients' rows, so many at a time as stay in a processor's cache.
+    """Sums over C clients' rows, in pieces that fit into a processor's cache.
 
     Args:
         problem: the model's densities.
         function: `function(problem, points, batch)` of one client, a tensor or several, each a sum over rows.
-        zero: what is added to, (C, ...) each, float64.
+        zero: initial values of the sums, (C, ...) each, float64.
         points: of each client, (C, ...), or a pytree of them.
         data: the clients' rows.
-        densities: of a row of each client.
+        densities: number of densities of a row of each client.
 
     Returns:
-        as `zero`.
+        Sums like `zero`.
     """
     index, weight = row_pieces(data, max(1, BLOCK // densities))
     const = (data.rows, points)
@@ -195,30 +149,12 @@ class _Sum:
 
 
 def log_likelihoods(problem: Problem, points: Tensor, batch: Batch) -> Tensor:
-    """Log-likelihood of some rows, each as often as its weight says.
-
-    Args:
-        problem: the model's densities.
-        points: (N, D) unconstrained.
-        batch: rows, of one client, say.
-
-    Returns:
-        (N,).
-    """
+    """Log-likelihood (N,) of weighted rows at unconstrained points (N, D)."""
     return problem.log_lik(points, batch)
 
 
 def clients_log_likelihoods(problem: Problem, draws: Tensor, data: ClientData) -> Tensor:
-    """Log-likelihood of all rows of each of some clients: a number a client and draw.
-
-    Args:
-        problem: the model's densities.
-        draws: (C, S, D) unconstrained, of each client.
-        data: the clients' rows.
-
-    Returns:
-        (C, S), float64.
-    """
+    """Log-likelihood (C, S), float64, of all rows of C clients at unconstrained draws (C, S, D) of each."""
     densities = len(draws) * min(draws.shape[1], POINTS_AT_ONCE) * problem.num_nodes
     if are_many(data, densities):
         zero = torch.zeros(draws.shape[:2], dtype=torch.float64, device=draws.device)

@@ -1,4 +1,4 @@
-"""What a model costs, and what a large one may take at once: points, clients, draws."""
+"""The cost of a model, and the points, clients and draws that a large one may take at once."""
 
 from __future__ import annotations
 
@@ -16,30 +16,23 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import CHUNK
 from pyro_fed.density.traits.record import LARGE_DIM
 
-#: Numbers that a run of a large model on several draws may make at once.
+#: The most numbers that a run of a large model on several draws makes at once.
 WORKED_NUMBERS = 50_000_000
-#: Numbers, parameters and what their rows make, that the clients of a large model whose steps are computed together may
-#: have in all; a step holds some ten times as many. Of 10⁵ parameters it is one client at a time then, which takes as
-#: long as ten at once (0.24 s and 0.23 a round of FedEP); of 10⁴, where one at a time takes 1.7 times as long, all ten.
+#: The most numbers, parameters and those of their rows, of all clients of a large model whose steps are computed
+#: together; a step holds some ten times as many. With 10⁵ parameters it is one client at a time, which takes as long as
+#: ten at once (0.24 s and 0.23 a round of FedEP); with 10⁴, one at a time takes 1.7 times as long, and it is all ten.
 CLIENTS_NUMBERS = 1_000_000
 
 
 def is_large(problem: Problem) -> bool:
-    """Whether a model is too large for curvatures row by row, see `Traits.large`.
-
-    Args:
-        problem: the model's densities.
-    """
+    """Whether a model is too large for curvatures row by row, see `Traits.large`."""
     return problem.traits.large()
 
 
 def affordable_points(problem: Problem, rows: int, wanted: int) -> int:
-    """So many points, or of a large model as many, an even number, as are worked on at once.
+    """The `wanted` number of points, or for a large model the largest even number that is computed at once.
 
-    Args:
-        problem: the model's densities.
-        rows: of all clients at each point.
-        wanted: points, an even number.
+    `rows` are those of all clients at each point.
     """
     if problem.dim <= LARGE_DIM:
         return wanted
@@ -48,12 +41,7 @@ def affordable_points(problem: Problem, rows: int, wanted: int) -> int:
 
 
 def clients_at_once(problem: Problem, rows: int) -> int:
-    """Of how many clients the steps of a round may be computed together; of a small model of any number.
-
-    Args:
-        problem: the model's densities.
-        rows: that a client has, at most.
-    """
+    """Number of clients whose steps may be computed together, with at most `rows` each; unlimited for a small model."""
     if problem.dim <= LARGE_DIM:
         return sys.maxsize
     return max(1, int(CLIENTS_NUMBERS / (problem.dim + rows * cost_of(problem).numbers)))
@@ -61,10 +49,10 @@ def clients_at_once(problem: Problem, rows: int) -> int:
 
 @dataclass(frozen=True)
 class Cost:
-    """What one run of a model with densities takes, as numbers that it makes and operations of its matrix products.
+    """The cost of one run of a model with densities.
 
     Args:
-        numbers: that each row makes, in all intermediate results.
+        numbers: made by each row, in all intermediate results.
         operations: of all rows, matrix products counted in full.
     """
 
@@ -73,11 +61,7 @@ class Cost:
 
 
 def cost_of(problem: Problem) -> Cost:
-    """What a run of the model on all rows costs, from runs on one row and on two.
-
-    Args:
-        problem: the model's densities.
-    """
+    """The cost of a run of the model on all rows, from runs on one row and on two."""
     one, two = (_run_cost(problem, tuple(leaf[:count] for leaf in problem.rows)) for count in (1, 2))
     row = tuple(max(0.0, more - less) for more, less in zip(two, one, strict=True))
     count = problem.evaluations
@@ -94,7 +78,7 @@ def _run_cost(problem: Problem, rows: tuple[Tensor, ...]) -> tuple[float, float]
 
 
 class _Numbers(TorchDispatchMode):
-    """Counts the numbers in what operations return."""
+    """Counts the numbers in the results of operations."""
 
     def __init__(self) -> None:
         untyped: Any = super()
@@ -108,11 +92,7 @@ class _Numbers(TorchDispatchMode):
 
 
 def densities_at_once(problem: Problem) -> int:
-    """What `in_chunks` should take a draw to cost: the rows, or for a large model as many as its draws have room for.
-
-    Args:
-        problem: the model's densities.
-    """
+    """Densities that `in_chunks` counts a draw as: the rows, or for a large model as many as fit into its memory."""
     if problem.dim <= LARGE_DIM:
         return problem.evaluations
     return int(max(problem.evaluations, CHUNK * problem.evaluations * cost_of(problem).numbers / WORKED_NUMBERS))

@@ -1,12 +1,13 @@
-"""Where inference starts: draws of the prior, or of one of Pyro's `init_to_*`, with a finite log density.
+"""Starts of inference: draws of the prior, or of one of Pyro's `init_to_*`, with a finite log density.
 
-A point that gradients are to lead on starts near the prior's mean, or its middle where it has none. The outputs of a
-network whose weights are a draw of N(0, 1) have an SD of the root of its width: a scale or a rate that is the
-exponential of one is off by a factor of a thousand, gradients by its square, and of that curvature no steps find back.
+A point for gradients starts near the prior's mean, or its middle if it has none. The outputs of a network whose weights
+are a draw of N(0, 1) have an SD of the root of its width: a scale or a rate that is the exponential of one is off by a
+factor of a thousand, gradients by its square, and no steps recover from such a curvature.
 
-Through many layers of so small weights nothing of the inputs comes: of eight layers of ten tanh units the weights'
-gradients are 10⁻⁵ of the last shift's, which is all that steps change. There the start is the mean of fewer draws,
-wider by a factor of two at a time, until no site's gradient is less than `VANISHED_GRADIENT_SHARE` of the largest.
+Through many layers of such small weights no signal of the inputs passes: with eight layers of ten tanh units the
+weights' gradients are 10⁻⁵ of the last shift's, which is all that steps change. There the start is the mean of fewer
+draws, wider by a factor of two at a time, until no site's gradient is less than `VANISHED_GRADIENT_SHARE` of the
+largest.
 """
 
 from __future__ import annotations
@@ -28,27 +29,28 @@ from pyro_fed.density.running.trace_sites import Message
 from pyro_fed.errors import ModelError
 from pyro_fed.ops.batched import vmap
 
-#: Rows on which a start must have a finite log-likelihood, at least; and at most, of a model without latents of rows.
+#: The fewest rows on which a start must have a finite log-likelihood; and the most, if rows have no latents.
 CHECK_ROWS, MAX_REGULAR_ROWS = 64, 2048
-#: Starts whose densities are looked at together.
+#: Starts whose densities are computed together.
 STARTS_AT_ONCE = 64
 #: Draws of the prior whose mean is a central start: a tenth of the prior's SD from its mean, as the `init_scale` of
 #: Pyro's guides.
 CENTRAL_DRAWS = 100
-#: Draws whose means are tried where gradients vanish through a network's layers, and the share of the largest site's
-#: gradient below which they do: of two layers it is 0.05 at the least of them, of four of ten units 2e-3, of eight
-#: 2e-5.
+#: Numbers of draws whose means are tried if gradients vanish through a network's layers, and the share of the largest
+#: site's gradient below which they do: the smallest share is 0.05 for two layers, 2e-3 for four of ten units, 2e-5 for
+#: eight.
 FEWER_DRAWS, VANISHED_GRADIENT_SHARE = (25, 6, 2, 1), 3e-4
-#: Median distances from the median beyond which a draw counts as at that. Of normal draws none is; the mean of Cauchy's
-#: is as wide as one of them, and weights under half-Cauchy scales began at twenty times these scales: from there 200
-#: rounds of `FedEP` left a log density of -0.86 for -0.43 (`benchmarks.networks.kinds`, horseshoe, seed 0).
+#: Draws farther from the median than this many median distances count as at that distance. Normal draws are not; the
+#: mean of Cauchy draws is as wide as one of them, and weights under half-Cauchy scales began at twenty times these
+#: scales: from there 200 rounds of `FedEP` reached a log density of -0.86 instead of -0.43
+#: (`benchmarks.networks.kinds`, horseshoe, seed 0).
 OUTLYING_DRAW_DISTANCE = 10.0
-#: Numbers that these have at once.
+#: The most numbers of these densities at once.
 MAX_CENTRAL_NUMBERS = 10_000_000
 
 
 class _Feasible(NamedTuple):
-    """An improper prior, which cannot be sampled, as Pyro's `init_to_*` would have a distribution."""
+    """A distribution in place of an improper prior, which cannot be sampled, as Pyro's `init_to_*` need one."""
 
     value: Tensor
     support: Any
@@ -67,15 +69,15 @@ def draw_starts(
 ) -> Tensor:
     """Starting points, (num_samples, D), whose log density is finite.
 
-    Those whose density is not looked at are drawn in one run of the model, where it can be mapped over draws.
+    Points whose density is not checked are drawn in one run of the model, if it can be mapped over draws.
 
     Args:
         problem: the model's densities.
-        num_samples: how many.
+        num_samples: number of points.
         generator: source of randomness (Pyro's samplers are seeded from it).
         strategy: one of Pyro's `init_to_*`; None draws from the prior.
         radius: without a strategy, improper sites start uniformly in (-radius, radius), unconstrained.
-        checked: whether the log density is looked at, of `STARTS_AT_ONCE` starts in one more run of the model.
+        checked: whether the log density is checked, for `STARTS_AT_ONCE` starts in one more run of the model.
 
     Raises:
         ModelError: no such point was found in `MAX_TRIES` draws.
@@ -112,7 +114,7 @@ def draw_starts(
 
 
 def central_start(problem: RowDensities, generator: torch.Generator, layered: bool = False) -> Tensor:
-    """The mean of `CENTRAL_DRAWS` draws of the prior, (D,); one draw where the density is not finite at that.
+    """The mean of `CENTRAL_DRAWS` draws of the prior, (D,); one draw if the density is not finite at the mean.
 
     Args:
         problem: the model's densities.
@@ -137,14 +139,11 @@ def central_start(problem: RowDensities, generator: torch.Generator, layered: bo
 
 
 def regular_start(problem: RowDensities) -> Tensor:
-    """Zeros, (D,), or another point where log density, score or curvature are not finite there, or density beside it.
+    """Zeros, (D,), or another point if log density, score or curvature are not finite there, or the density beside it.
 
-    A formula such as (exp(c t) - 1) / c is no number exactly at c = 0, and a constraint that latents have in common
-    may not hold there, or end there. The next points are near zero, no two entries alike, then draws of the prior.
-    Where none is inside of all edges one on an edge is taken, else zeros, of which what uses them says what is wrong.
-
-    Args:
-        problem: the model's densities.
+    A formula such as (exp(c t) - 1) / c is NaN exactly at c = 0, and a constraint that latents share may not hold
+    there, or end there. The next points are near zero, no two entries alike, then draws of the prior. If none is inside
+    of all edges, one on an edge is taken, else zeros, and the computations that use them report the error.
     """
     zeros, generator = torch.zeros(problem.dim, dtype=problem.bound.dtype), torch.Generator().manual_seed(0)
     near = SPREAD * torch.randn(problem.dim, generator=generator, dtype=zeros.dtype)
@@ -159,7 +158,7 @@ def regular_start(problem: RowDensities) -> Tensor:
 
 
 def _is_regular(problem: RowDensities, point: Tensor) -> bool:
-    """Whether log density, score and curvature are finite, as far as torch can compute them, of rows from all over."""
+    """Whether log density, score and curvature are finite, as far as torch can compute them, for rows from all over."""
     rows = _some_rows(problem)
 
     def density(z: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
@@ -175,14 +174,14 @@ def _is_regular(problem: RowDensities, point: Tensor) -> bool:
 
 
 def _without_tails(drawn: Tensor) -> Tensor:
-    """Draws (S, D), none farther from their median than `OUTLYING_DRAW_DISTANCE` times as far as half of them are."""
+    """Draws (S, D), moved to at most `OUTLYING_DRAW_DISTANCE` median distances from their median."""
     middle = drawn.median(0).values
     far = OUTLYING_DRAW_DISTANCE * (drawn - middle).abs().median(0).values
     return torch.where(far > 0, drawn.clamp(middle - far, middle + far), drawn)
 
 
 def _wide_enough(problem: RowDensities, points: list[Tensor]) -> Tensor:
-    """The first of some points at which no gradient vanishes; where all do, that at which they do least."""
+    """The first of some points at which no gradient vanishes; if there is none, that with the largest share."""
     rows = tuple(leaf[:CHECK_ROWS] for leaf in problem.rows)
     found = []
     for point in points:
@@ -200,24 +199,16 @@ def _wide_enough(problem: RowDensities, points: list[Tensor]) -> Tensor:
 def drawn_at_once(problem: RowDensities, draw: Callable[[Tensor], Tensor], count: int) -> Tensor | None:
     """Results of `count` runs of the model that draw from its priors, from one mapped run; None if that is impossible.
 
-    Args:
-        problem: the model's densities.
-        draw: runs the model; its argument has no effect.
-        count: of runs.
+    `draw` runs the model; its argument has no effect.
     """
     found: Tensor | None = None if problem.looped else mapped_draws(draw, torch.zeros(count))
     return found
 
 
 def mapped_draws(function: Callable[[Tensor], Any], inputs: Tensor) -> Any:
-    """What a function that draws from torch's global generator gives of several inputs, from one call of `vmap`.
+    """Results (count, ...) of a function that draws from torch's global generator, for inputs (count, ...).
 
-    Args:
-        function: of one input, gives a pytree of tensors.
-        inputs: (count, ...).
-
-    Returns:
-        The pytree with a leading axis (count, ...); None where the function cannot be mapped.
+    They come from one call of `vmap`; None if the function cannot be mapped.
     """
     mapped = vmap(function, randomness="different")
     found: list[Any] = []
@@ -227,12 +218,7 @@ def mapped_draws(function: Callable[[Tensor], Any], inputs: Tensor) -> Any:
 
 
 def feasible(problem: RowDensities, points: Tensor, draw: Callable[[], Tensor]) -> Tensor:
-    """Points (S, D) at which the log density is finite: these, or others in place of those at which it is not.
-
-    Args:
-        problem: the model's densities.
-        points: (S, D).
-        draw: another point, (D,).
+    """Points (S, D) of finite log density: these, or others by `draw` in place of those at which it is not finite.
 
     Raises:
         ModelError: no such point was found in `MAX_TRIES` draws.
@@ -245,7 +231,7 @@ def feasible(problem: RowDensities, points: Tensor, draw: Callable[[], Tensor]) 
 
 
 def _some_rows(problem: RowDensities) -> tuple[Any, ...]:
-    """The rows whose densities are looked at, from all over; of few, all."""
+    """The rows whose densities are checked, from all over; all if they are few."""
     count = len(problem.rows[0])
     most = (
         CHECK_ROWS if problem.local_dim else max(CHECK_ROWS, min(MAX_REGULAR_ROWS, MAX_CENTRAL_NUMBERS // problem.dim))
@@ -255,7 +241,7 @@ def _some_rows(problem: RowDensities) -> tuple[Any, ...]:
 
 
 def _all_finite(problem: RowDensities, points: Tensor) -> bool:
-    """Whether all starts will do; False too where the model cannot be mapped over them."""
+    """Whether all starts have a finite density; also False if the model cannot be mapped over them."""
     rows = _some_rows(problem)
     parts: list[Tensor] = []
 

@@ -21,7 +21,7 @@ from pyro_fed.runtime.run import run
 from pyro_fed.testing import problems
 from pyro_fed.testing.observation import Observation, with_noted_calls
 
-#: Of every short run.
+#: Options of every short run.
 OPTIONS: dict[str, Any] = {
     "num_draws": 8,
     "progress": False,
@@ -31,7 +31,7 @@ OPTIONS: dict[str, Any] = {
 }
 #: Rounds of a short run.
 NUM_ROUNDS = 4
-#: Rounds of runs of which only the forms are looked at.
+#: Rounds of runs that are checked for their forms only.
 NUM_FORM_ROUNDS = 2
 
 
@@ -41,7 +41,7 @@ class Case:
 
     Attributes:
         algorithm: under test.
-        given: the federation that a user names; None: `problems.lines`.
+        given: the user's federation; None: `problems.lines`.
         num_rounds: of a short run; None: 4, or 1 for an algorithm that is done in one.
     """
 
@@ -51,7 +51,7 @@ class Case:
 
     @property
     def federation(self) -> Federation:
-        """Of the short runs."""
+        """The federation of the short runs."""
         return problems.lines() if self.given is None else self.given
 
     @cached_property
@@ -63,17 +63,17 @@ class Case:
 
     @property
     def done_in_one_round(self) -> bool:
-        """Whether an algorithm is done in a single round, whose work another would repeat."""
+        """Whether an algorithm is done in a single round, so that another would repeat its work."""
         return self.algorithm.default_rounds(3) == 1
 
     @property
     def draws_by_chance(self) -> bool:
-        """Whether draws follow from the seed: those of a point do where its clients are given random numbers."""
+        """Whether draws depend on the seed: those of a point do if its clients receive random numbers."""
         noise = [leaf for call in self.observation.of("draw_noise") for leaf in pytree.tree_leaves(call.result)]
         return self.algorithm.draws_are != "point" or any(leaf.numel() for leaf in noise)
 
     def run(self, federation: Federation | None = None, **options: Any) -> InferenceData:
-        """A run of a new copy of the algorithm, without the warnings that so short a run deserves."""
+        """A run of a new copy of the algorithm, without the usual warnings about so short a run."""
         where = self.federation if federation is None else federation
         algorithm = options.pop("algorithm", None) or replace(self.algorithm)
         fixed = OPTIONS | {"num_rounds": self.rounds} | graph_of(algorithm, where)
@@ -82,7 +82,7 @@ class Case:
             return run(algorithm, where, **(fixed | options))
 
     def observe(self, federation: Federation | None = None, *, thorough: bool = False, **options: Any) -> Observation:
-        """What the algorithm's methods get and give in a short run, one client after the other."""
+        """Arguments and results of the algorithm's methods in a short run, one client after the other."""
         twin, found = with_noted_calls(replace(self.algorithm).delegate(), thorough=thorough)
         options = {"executor": "sequential"} | options
         try:
@@ -98,7 +98,7 @@ class Case:
 
     @cached_property
     def traced(self) -> InferenceData:
-        """The same with steps traced: what its like are compared with, bit by bit."""
+        """The same with steps traced: the reference for runs that must agree to the bit."""
         return self.run(compile="trace")
 
     @cached_property
@@ -108,12 +108,12 @@ class Case:
 
     @cached_property
     def integrated(self) -> InferenceData:
-        """On groups whose effects are integrated out; traced where that pays, since their integrals take long."""
+        """A run on groups whose effects are integrated out; traced if that pays, since their integrals take long."""
         return self.run(problems.groups(), compile="auto")
 
     @cached_property
     def observation(self) -> Observation:
-        """Each method's calls in a short run, each repeated to see whether it gives the same again."""
+        """Each method's calls in a short run, each repeated to test whether it returns the same again."""
         return self.observe(thorough=True)
 
     @cached_property
@@ -125,7 +125,7 @@ class Case:
 
 
 def graph_of(algorithm: Algorithm, federation: Federation) -> dict[str, Any]:
-    """What `run` needs besides: a ring for an algorithm that has no server."""
+    """Further arguments of `run`: a ring for an algorithm that has no server."""
     return {"graph": graph.ring(federation.num_clients)} if isinstance(algorithm, OnGraph) else {}
 
 
@@ -137,7 +137,7 @@ def values(idata: InferenceData) -> NDArray[np.float64]:
 
 
 def require(condition: bool, expected: str, received: str, cure: str) -> None:
-    """Refuse what is not as the contract has it.
+    """Refuse a violation of the contract.
 
     Raises:
         ContractError: says what was expected and received, and the cure.

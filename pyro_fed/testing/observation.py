@@ -1,4 +1,4 @@
-"""What an algorithm's methods get and give in a run, and whether they are pure."""
+"""Arguments and results of an algorithm's methods in a run, and whether the methods are pure."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from pyro_fed.algorithm.capabilities import Chains, OnGraph
 from pyro_fed.algorithm.states import State
 from pyro_fed.errors import OURS
 
-#: The contract's methods whose calls are watched; all of them are pure.
+#: The contract's methods whose calls are recorded; all of them are pure.
 METHODS = (
     *("init", "prepare", "download", "draw_noise", "local_step", "objections", "combine", "refine", "feedback"),
     *("settle", "monitor", "converged", "sample"),
 )
-#: Seed of torch's global generator for the second of two calls that are to give the same.
+#: Seed of torch's global generator for the second of two calls that should return the same.
 OTHER_SEED = 987_654_321
-#: Difference of sums in another order, in units of the dtype's rounding and of an entry's largest number, or 1.
+#: Tolerance of sums in another order, in units of the dtype's rounding and of an entry's largest number, or 1.
 ROUNDINGS = 1e6
 #: Modules that read every setting, to copy, check, show or keep it.
 READS_ALL = tuple(f"{name}." for name in ("dataclasses", "copy")) + tuple(
@@ -33,7 +33,7 @@ READS_ALL = tuple(f"{name}." for name in ("dataclasses", "copy")) + tuple(
 
 
 class Call(NamedTuple):
-    """One call of a method: its name, its positional arguments as they were before it, and what it gave."""
+    """One call of a method: its name, its positional arguments as they were before it, and its result."""
 
     method: str
     args: tuple[Any, ...]
@@ -42,16 +42,16 @@ class Call(NamedTuple):
 
 @dataclass
 class Observation:
-    """What was seen of an algorithm in a run.
+    """Records of an algorithm in a run.
 
     Attributes:
         calls: in their order.
         changed: methods that changed an argument, with its name in the call.
         global_draws: methods that drew from torch's global generator.
-        unrepeatable: methods that gave something else when called again with equal arguments.
+        unrepeatable: methods that returned something else when called again with equal arguments.
         ordered: entries of the server's state that depend on the order of the messages.
-        read: settings that were read, but for their checks.
-        error: that ended the run; None: it ended well.
+        read: settings that were read, except by their checks.
+        error: the error that ended the run; None if it ended well.
     """
 
     calls: list[Call] = field(default_factory=list)
@@ -74,14 +74,9 @@ class Observation:
 
 
 def with_noted_calls(algorithm: Algorithm, *, thorough: bool) -> tuple[Algorithm, Observation]:
-    """The same algorithm, whose calls are noted.
+    """The same algorithm, as an instance of a subclass that records its calls, and the observation of its runs.
 
-    Args:
-        algorithm: to be watched.
-        thorough: call each method twice, and `combine` with the messages in another order, and compare.
-
-    Returns:
-        an instance of a subclass with the same name and settings, and what will have been seen.
+    With `thorough`, each method is called twice, and `combine` with the messages in another order, to compare results.
     """
     kind, found = type(algorithm), Observation()
     watched = {
@@ -96,13 +91,13 @@ def with_noted_calls(algorithm: Algorithm, *, thorough: bool) -> tuple[Algorithm
 
 
 def _noting_reads(kind: Any, names: set[str], found: Observation) -> Callable[..., Any]:
-    """A `__getattribute__` that notes which settings are read, but for what reads all of them or only checks them."""
+    """A `__getattribute__` that records reads of settings, except by code that reads all or only checks them."""
 
     def __getattribute__(self: Algorithm, name: str) -> Any:
         if name in names and name not in found.read:
             frame = sys._getframe(1)
             code, module = frame.f_code, f"{frame.f_globals.get('__name__')}."
-            written = code.co_filename != "<string>"  # what a dataclass makes, such as its `__eq__`, has no file
+            written = code.co_filename != "<string>"  # generated methods, such as `__eq__` of a dataclass, have no file
             if written and code.co_name != "__post_init__" and not module.startswith(READS_ALL):
                 found.read.add(name)
         return kind.__getattribute__(self, name)
@@ -111,7 +106,7 @@ def _noting_reads(kind: Any, names: set[str], found: Observation) -> Callable[..
 
 
 def _noting_method(name: str, original: Callable[..., Any], found: Observation, thorough: bool) -> Callable[..., Any]:
-    """A method that notes its calls, but for those within another's."""
+    """A method that records its calls, except those within another method's."""
 
     def method(self: Algorithm, *args: Any, **keywords: Any) -> Any:
         if found.busy:
@@ -134,7 +129,7 @@ def _noting_method(name: str, original: Callable[..., Any], found: Observation, 
 def _compare(
     algorithm: Algorithm, name: str, original: Callable[..., Any], before: Any, after: Any, found: Observation
 ) -> None:
-    """Whether a call has changed its arguments, drawn by itself, or would give something else again."""
+    """Record whether a call has changed its arguments, drawn by itself, or would return something else again."""
     given, result, number = after
     if not torch.equal(number, torch.random.get_rng_state()):
         found.global_draws.add(name)
@@ -156,7 +151,7 @@ def _compare(
 def _order_dependent_entries(
     algorithm: Algorithm, combine: Callable[..., Any], args: tuple[Any, ...], result: State
 ) -> set[str]:
-    """Entries of `combine`'s result that are others where the messages come in the opposite order."""
+    """Entries of `combine`'s result that differ if the messages come in the opposite order."""
     shared, messages, weights = args
     count = len(next(iter(messages.values()), ()))
     turned = {name: value.flip(0) for name, value in messages.items()}
@@ -172,7 +167,7 @@ def _order_dependent_entries(
         name
         for name, value in other.items()
         if not _close(result[name], value)
-        # What the server tells each client of its message is in the order of the messages.
+        # The server's replies to the clients are in the order of the messages.
         and not (value.dim() and len(value) == count and _close(result[name], value.flip(0)))
     }
 
@@ -209,7 +204,7 @@ def _tensors(tree: Any) -> list[tuple[str, Tensor]]:
 
 
 def _same_trees(one: Any, other: Any) -> bool:
-    """Whether two trees agree to the bit, NaN with NaN."""
+    """Whether two trees agree to the bit; NaN equals NaN."""
     first, form = pytree.tree_flatten(one)
     second, other_form = pytree.tree_flatten(other)
     return form == other_form and all(_same_leaf(a, b) for a, b in zip(first, second, strict=True))

@@ -1,4 +1,4 @@
-"""The check of the answer: mean and SD of a posterior that is known in closed form."""
+"""The check of the answer: mean and SD of a posterior in closed form."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pyro_fed.algorithm import Algorithm
 from pyro_fed.testing import problems
 from pyro_fed.testing.case import Case, require
 
-#: Largest error of a mean, in posterior SDs, and of an SD, as a share of it, besides what chance explains.
+#: Largest error of a mean, in posterior SDs, and of an SD, as a share of it, in addition to chance.
 MEAN_ERROR = SD_ERROR = 0.05
-#: Standard errors that chance explains: four figures of independent draws are beyond it once in 4,000 correct runs.
+#: Standard errors allowed for chance: four figures of independent draws exceed it once in 4,000 correct runs.
 CHANCE = 4.0
 NUM_DRAWS, FEWEST_DRAWS = 4000, 400
 
@@ -20,7 +20,7 @@ def check_conjugate_posterior(algorithm: Algorithm, case: Case) -> None:
     """After its default number of rounds mean and SDs are those of a conjugate posterior.
 
     Linear regression with known noise, in which a mean field is exact. The error of a mean is at most 0.05 SDs, that of
-    an SD at most 5 %, besides four standard errors: with 4,000 independent draws 11 % and 10 %, where an SD that is
+    an SD at most 5 %, besides four standard errors: with 4,000 independent draws 11 % and 10 %, so that an SD that is
     13 % too small is found.
     """
     federation, mean, sd = problems.conjugate()

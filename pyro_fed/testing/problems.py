@@ -16,7 +16,7 @@ from pyro_fed.federation.federation import Federation
 
 #: Rows of the three clients of `unequal_lines`.
 ROWS = (3, 7, 13)
-#: Of `group_means`: SD of the groups' effects around their mean, and of the mean's prior.
+#: Constants of `group_means`: SD of the groups' effects around their mean, and of the mean's prior.
 EFFECT_SD, MEAN_SD = 0.8, 2.0
 
 
@@ -105,8 +105,9 @@ def group_means(sd: Tensor, y: Tensor) -> None:
 def marginal_means(sd: Tensor, y: Tensor) -> None:
     """`group_means` with the effects integrated out by hand.
 
-    Its outcomes are vectors of one number, whose Fisher information is the empirical one, as that of integrals is; and
-    they are not seen to be linear in mu, as integrals are not, so that nobody is asked whether they have one mode.
+    Its outcomes are vectors of one number, whose Fisher information is the empirical one, as that of integrals is.
+    Their linearity in mu is not detected, as that of integrals is not, so that no check tests whether they have one
+    mode.
     """
     mu = pyro.sample("mu", dist.Normal(torch.tensor(0.0), MEAN_SD))
     with pyro.plate("group", len(sd)):

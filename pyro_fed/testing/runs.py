@@ -1,4 +1,4 @@
-"""Checks of whole runs: one answer whatever the executor, the compiler, an interruption or who looks on."""
+"""Checks of whole runs: one answer whatever the executor, the compiler, an interruption or `evaluate`."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from pyro_fed.testing.case import Case, require, values
 #: Relative and absolute difference of draws, and relative difference of the record's figures, between runs whose sums
 #: are in another order.
 DRAWS, FIGURES = 1e-9, 1e-7
-#: The same between a model and its twin whose latents are integrated out by hand.
+#: The same between a model and the model whose latents are integrated out by hand.
 INTEGRATED = 1e-6
-#: The client that never answers, and the difference of q from the product of sites that rounding explains.
+#: The client that never answers, and the tolerance for rounding between q and the product of sites.
 ABSENT, SITES = 1, 1e-6
-#: What all runs' answers depend on.
+#: The cure in messages on all runs' answers.
 PURE = (
     "A step must depend on its arguments alone: no state in the algorithm, no global generator, no reduction over the "
     "axis of the clients in `local_step`"
@@ -54,17 +54,13 @@ class LastFirst(Sequential):
 
 
 class Interrupted(Vectorised):
-    """The user's Ctrl-C when a round's work is asked for.
-
-    Args:
-        at: the number of that round, from 1, over all phases.
-    """
+    """The user's Ctrl-C when the work of round `at` is requested, from 1, over all phases."""
 
     def __init__(self, at: int) -> None:
         self.left = at
 
     def execute(self, work: Work) -> Reply:
-        """The work, unless it is that round's."""
+        """The work, except in that round."""
         self.left -= 1
         if not self.left:
             raise KeyboardInterrupt
@@ -72,11 +68,7 @@ class Interrupted(Vectorised):
 
 
 class WithoutOne(Vectorised):
-    """The second client never answers.
-
-    Args:
-        name: class of the algorithm in whose rounds it does not.
-    """
+    """The second client never answers, in the rounds of the algorithm whose class has this name."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -147,7 +139,7 @@ def check_seed(algorithm: Algorithm, case: Case) -> None:
 
 
 def check_evaluation_changes_nothing(algorithm: Algorithm, case: Case) -> None:
-    """`evaluate=` sees the result after each round, the last as it is returned, and does not change the run."""
+    """`evaluate=` receives the result after each round, the last as it is returned, and does not change the run."""
     plain, watched = case.traced, case.run(compile="trace", evaluate=first_mean)
     _agree(plain, watched, "a run with evaluate=", "the run without", 0.0)
     series = watched["federation"]["first_mean"]
@@ -167,7 +159,7 @@ def first_mean(idata: InferenceData) -> dict[str, float]:
 
 
 def check_resume(algorithm: Algorithm, case: Case) -> None:
-    """Interrupted before the third round, of whichever phase, and resumed: the uninterrupted run, to the bit.
+    """Interrupted before the third round, of any phase, and resumed: the uninterrupted run, to the bit.
 
     An algorithm that is done in one round is interrupted before its second.
     """
@@ -193,9 +185,9 @@ def check_resume(algorithm: Algorithm, case: Case) -> None:
 
 
 def check_unused_messages(algorithm: Algorithm, case: Case) -> None:
-    """A client whose message is not used, here the second, which never answers, keeps the state that it had.
+    """A client whose message is not used, here the second, which never answers, keeps its state.
 
-    Where the answer is a product of Gaussian sites, it is the prior times the sites that the clients keep.
+    If the answer is a product of Gaussian sites, it is the prior times the sites that the clients keep.
     """
     executor = WithoutOne(type(algorithm.delegate()).__name__)
     seen = case.observe(executor=executor)
@@ -226,7 +218,7 @@ def check_unused_messages(algorithm: Algorithm, case: Case) -> None:
 
 
 def _entry_is_unchanged(before: torch.Tensor, after: torch.Tensor) -> bool:
-    """Whether a client's entry is as it was; one that has grown for the others has room behind."""
+    """Whether a client's entry is unchanged; one that has grown for the others is compared without the added places."""
     return torch.equal(before, after[tuple(slice(size) for size in before.shape)])
 
 

@@ -21,7 +21,7 @@ from pyro_fed.errors import OURS, SettingError
 from pyro_fed.recipes.recipe import flat_settings, load
 from pyro_fed.testing.case import Case, require
 
-#: Neither a number nor a word that a setting knows.
+#: Neither a number nor a valid text of any setting.
 NO_NUMBER = "no number"
 #: A setting that no algorithm has.
 UNKNOWN = "no_such_setting"
@@ -81,14 +81,14 @@ def check_recipe_round_trip(algorithm: Algorithm, case: Case) -> None:
 
 
 def writable(algorithm: Algorithm) -> bool:
-    """Whether a recipe can name the class and say all its settings."""
+    """Whether a recipe can name the class and hold all its settings."""
     kind = type(algorithm)
     home = sys.modules.get(_reference(kind).partition(":")[0])
     return getattr(home, kind.__name__, None) is kind and _plain_fields(algorithm)
 
 
 def _reference(kind: type) -> str:
-    """What a recipe calls a class."""
+    """A class's name in a recipe."""
     module = f"{OURS}.infer" if kind.__module__.startswith(f"{OURS}.infer.") else kind.__module__
     return f"{module}:{kind.__name__}"
 
@@ -131,7 +131,7 @@ def check_settings_are_checked(algorithm: Algorithm, case: Case) -> None:
 
 
 def _invalid_numbers(algorithm: Algorithm) -> Iterator[tuple[str, Any]]:
-    """Settings that are numbers, with values that no number is."""
+    """Settings that are numbers, with values that are not numbers."""
     hints = setting_hints(type(algorithm))
     for one in dataclasses.fields(algorithm):
         kinds = {hints.get(one.name), *typing.get_args(hints.get(one.name))}

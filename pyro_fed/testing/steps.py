@@ -22,7 +22,7 @@ FORM = "A message's form follows from the model and the settings, not from the r
 
 
 def check_inputs_are_unchanged(algorithm: Algorithm, case: Case) -> None:
-    """No method changes a tensor that it is given."""
+    """No method changes a tensor among its arguments."""
     seen = case.observation
     require(
         not seen.changed,
@@ -49,7 +49,7 @@ def check_no_hidden_randomness(algorithm: Algorithm, case: Case) -> None:
 
 
 def check_order_of_messages(algorithm: Algorithm, case: Case) -> None:
-    """`combine` gives the same state in whatever order the messages stand."""
+    """`combine` returns the same state for any order of the messages."""
     require(
         not case.observation.ordered,
         "a state that does not depend on the order of the messages",
@@ -111,7 +111,7 @@ def check_leading_axes(algorithm: Algorithm, case: Case) -> None:
 def check_messages_have_one_form(algorithm: Algorithm, case: Case) -> None:
     """Messages are finite, and those of all clients and rounds have the same names, shapes and dtypes.
 
-    These follow from the model and the settings: they are the same where every client has a single row.
+    These follow from the model and the settings: they are the same if every client has a single row.
     """
     own = _check_messages(case.observation, "the clients")
     if case.given is None and not algorithm.pooled:  # what is pooled never travels
@@ -125,9 +125,9 @@ def check_messages_have_one_form(algorithm: Algorithm, case: Case) -> None:
 
 
 def check_figures(algorithm: Algorithm, case: Case) -> None:
-    """`monitor` gives numbers by name, at the end a finite `change`; `converged` gives True, False or None.
+    """`monitor` returns numbers by name, at the end a finite `change`; `converged` returns True, False or None.
 
-    NaN and infinity say that a figure is not known yet.
+    NaN and infinity mean that a figure is not known yet.
     """
     seen = case.observation
     for call in seen.of("monitor"):
@@ -156,7 +156,7 @@ def check_figures(algorithm: Algorithm, case: Case) -> None:
 
 
 def check_draws(algorithm: Algorithm, case: Case) -> None:
-    """`sample` gives finite draws (chain, draw, D) in the problem's dtype."""
+    """`sample` returns finite draws (chain, draw, D) in the problem's dtype."""
     seen = case.observation
     (problem,) = {id(call.args[0]): call.args[0] for call in seen.of("init")}.values()
     for call in seen.of("sample"):
@@ -194,13 +194,13 @@ def check_empty_client(algorithm: Algorithm, case: Case) -> None:
 
 
 def check_one_row_clients(algorithm: Algorithm, case: Case) -> None:
-    """Clients of one row."""
+    """The algorithm works with clients of one row."""
     cure = "A client's rows alone may leave parameters undetermined: use the cavity or the prior"
     _check_finite(case.seen_one_row, "three clients of one row", cure)
 
 
 def check_one_client(algorithm: Algorithm, case: Case) -> None:
-    """A single client."""
+    """The algorithm works with a single client."""
     _check_small(
         case, problems.one_client(), "a single client", "Everything has a leading axis over clients, also of one"
     )
@@ -219,7 +219,7 @@ def _check_small(case: Case, federation: Federation, what: str, cure: str) -> No
 
 
 def _check_finite(seen: Observation, what: str, cure: str) -> None:
-    """Messages and draws are finite."""
+    """Refuse messages and draws that are not finite."""
     _check_messages(seen, what, cure)
     for call in seen.of("sample"):
         require(bool(call.result.isfinite().all()), f"finite draws with {what}", "draws that are not finite", cure)
@@ -281,7 +281,7 @@ def _server_states(seen: Observation) -> Iterable[tuple[dict[str, Tensor], dict[
 
 
 def _other_form(before: dict[str, Tensor], after: dict[str, Tensor]) -> str:
-    """Entries that are not there any more, are new, or have another form."""
+    """Entries that are missing, are new, or have another form."""
     found = [f"{name!r} is gone" for name in before.keys() - after.keys()]
     for name, value in after.items():
         if name in before and value.dtype != before[name].dtype:

@@ -1,4 +1,4 @@
-"""All checks in their order, those that apply to an algorithm, and what is said of those that fail."""
+"""All checks in their order, those that apply to an algorithm, and the messages of those that fail."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from pyro_fed.federation.federation import Federation
 from pyro_fed.testing import posterior, runs, settings, steps
 from pyro_fed.testing.case import Case
 
-#: What a check is: it raises where the algorithm does not do what it has to.
+#: A check: it raises an error if the algorithm violates the contract.
 Function = Callable[[Algorithm, Case], None]
 #: The package's own folder, whose lines are not those of the algorithm under test.
 TESTING = str(Path(__file__).parent)
-#: What a check says of an error that is not its own.
+#: The message of a check on an error that is not its own.
 UNENDED = "expected a run that ends well"
 
 
 class Check(NamedTuple):
-    """A check, and to which algorithms it applies."""
+    """A check, and the algorithms to which it applies."""
 
     function: Function
     applies: Callable[[Algorithm], bool] = lambda algorithm: True
@@ -68,7 +68,7 @@ CHECKS = {
         Check(runs.check_evaluation_changes_nothing),
         Check(runs.check_resume),
         Check(runs.check_unused_messages, _keeps_some),
-        # What works on the joint density of all latents has those in the plate among its parameters.
+        # An algorithm on the joint density of all latents has those in the plate among its parameters.
         Check(runs.check_integrated_latents, lambda algorithm: not getattr(algorithm, "joint", False)),
         # Particles are few, and a point has no SD.
         Check(
@@ -97,11 +97,11 @@ def checks(
         expected_failures: name of a check → why the algorithm need not pass it; it is left out.
 
     Yields:
-        The name of a check, and a function that runs it, `check(algorithm)`, and raises `ContractError` where it fails.
+        The name of a check, and a function that runs it, `check(algorithm)`, and raises `ContractError` if it fails.
         The checks share their runs.
 
     Raises:
-        SettingError: `expected_failures` names a check that there is not, or a number of rounds below 1.
+        SettingError: `expected_failures` names an unknown check, or the number of rounds is below 1.
 
     Example:
         >>> algorithm = MyAlgorithm()
@@ -126,7 +126,7 @@ def checks_of(case: Case, excused: Mapping[str, str]) -> Iterator[tuple[str, Cal
 
 
 def _run(function: Function, algorithm: Algorithm, *, case: Case) -> None:
-    """Run a check, on a case of its own where it is asked about another algorithm; errors get its name."""
+    """Run a check, on a case of its own for another algorithm; errors get its name."""
     if algorithm is not case.algorithm:
         case = Case(algorithm, case.given, case.num_rounds)
     name = function.__name__
@@ -161,7 +161,7 @@ def check_algorithm(
     num_rounds: int | None = None,
     expected_failures: Mapping[str, str] | None = None,
 ) -> None:
-    """Check that an algorithm does what every algorithm has to: the contract, as tests.
+    """Check that an algorithm keeps the contract of every algorithm.
 
     Its settings are frozen, checked, used, shown and written to recipes; its methods are pure functions between flat
     dictionaries of tensors, whose messages are finite and of one form; its answer does not depend on the executor, the
@@ -179,7 +179,7 @@ def check_algorithm(
 
     Raises:
         ContractError: lists every check that failed: its name, what was expected and received, and the cure.
-        SettingError: `expected_failures` names a check that there is not.
+        SettingError: `expected_failures` names an unknown check.
 
     Example:
         >>> pf.testing.check_algorithm(pf.FedEP())
@@ -200,7 +200,7 @@ def check_algorithm(
         except ContractError as error:
             failed.setdefault(str(error).removeprefix(f"{name}: "), []).append(name)
     if failed:
-        # Errors come last: what a check says about their cause is more than where they ended.
+        # Errors come last: a check's message on their cause is more useful than the place where they ended.
         told = sorted(failed.items(), key=lambda item: item[0].startswith(UNENDED))
         listed = "\n".join(f"- {', '.join(names)}: {text}" for text, names in told)
         number = sum(map(len, failed.values()))
@@ -221,7 +221,7 @@ def parametrize_with_checks(
         algorithms: under test.
         federation: as for `check_algorithm`.
         num_rounds: as for `check_algorithm`.
-        expected_failures: gives for an algorithm what `check_algorithm` takes; these tests are left out.
+        expected_failures: gives `expected_failures` of `check_algorithm` for an algorithm; these tests are left out.
 
     Returns:
         `pytest.mark.parametrize` of the arguments `algorithm` and `check`.

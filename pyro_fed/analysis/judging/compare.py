@@ -40,10 +40,10 @@ from pyro_fed.results.to_arviz import unconstrained_draws
 #: The spread is not compared with the Laplace approximation in more dimensions: the Hessian would cost too much.
 LARGEST_DIM_FOR_LAPLACE = 300
 
-#: What is found on a result for a group of columns: figures by column name, and findings.
+#: Figures by column name, and findings, for a group of columns of one result.
 Found = tuple[dict[str, Any], list[Finding]]
 
-#: Notes above the tables, which say how to read them.
+#: Notes above the tables, on how to read them.
 CLOSENESS = """
 Mean error: the largest error of a posterior mean, in SDs of the reference; a good result is below 0.25.
 SD ratio: the smallest and largest posterior SD over the reference's; 1 is right, below 0.8 the result is too sure of
@@ -250,7 +250,7 @@ def _measurements(
     test: Any,
     sds: Tensor | None,
 ) -> list[Found]:
-    """What is found for each group of columns that can be measured on these draws."""
+    """Figures and findings for each group of columns that can be measured on these draws."""
     if read.draws.fault:
         return []
     found = [loo(idata)]
@@ -264,14 +264,14 @@ def _measurements(
 
 
 def _recorded_findings(idata: InferenceData) -> list[Finding]:
-    """What the run has found about its result, and the reason if it stopped before its end."""
+    """The run's findings about its result, and the reason if it stopped before its end."""
     stopped = "stopped" in idata.attrs
     own = [sentences.stopped_before_its_end(why=str(idata.attrs["stopped"]))] if stopped else []
     return own + recorded_findings(idata)
 
 
 def _of_other_data(idata: InferenceData, truth: InferenceData | None, federation: Federation | None) -> list[Finding]:
-    """That a result is of other rows than the reference, or than the federation."""
+    """A finding if a result is of other rows than the reference, or than the federation."""
     than_truth = unlike_result(idata, truth) if truth is not None else ""
     than_federation = unlike_federation(idata, federation) if federation is not None else ""
     said = {"the reference": than_truth, "the federation": than_federation}

@@ -38,7 +38,7 @@ def against_density(
 
     Returns:
         The figures by column name, and findings on the result. If the draws or the scores at them are not finite, or a
-        parameter does not vary, there are no figures, and a finding says why.
+        parameter does not vary, there are no figures, and a finding gives the reason.
     """
     problem = federation.problem
     draws = on_unconstrained_scale(
@@ -70,7 +70,7 @@ def against_density(
         said += doubts.spread_findings(z, sds)
     if not flag(idata.attrs, "audited"):
         whole = on_unconstrained_scale(idata, problem, draws.kind)
-        # A problem that no run has compiled is compiled here. Others keep the level that their run has found to work.
+        # A problem that no run has compiled is compiled here. Others keep the level that worked in their run.
         traced = compile_problem(problem, "auto", 1, progress=False) if problem.compiler.level == "off" else problem
         moved = torch.from_numpy(whole.values).to(problem.dtype)
         said += audit_draws(federation, moved, draws.kind or "chains", traced)
@@ -78,13 +78,7 @@ def against_density(
 
 
 def on_unconstrained_scale(idata: InferenceData | dict[str, xr.Dataset], problem: Problem, kind: str) -> Draws:
-    """A result's draws on the unconstrained scale.
-
-    Args:
-        idata: a result that has all the model's sites.
-        problem: the model's densities.
-        kind: as in `Draws`.
-    """
+    """The draws, on the unconstrained scale, of a result that has all the model's sites; `kind` as in `Draws`."""
     with torch.no_grad():
         flat = unconstrained_draws(idata, problem).double().numpy()
     posterior = idata["posterior"]
@@ -93,12 +87,7 @@ def on_unconstrained_scale(idata: InferenceData | dict[str, xr.Dataset], problem
 
 
 def transformed_columns(draws: Draws, constrained: Draws) -> Draws | None:
-    """The columns of unconstrained draws that differ from the constrained draws; None if no column differs.
-
-    Args:
-        draws: on the unconstrained scale.
-        constrained: the same draws on the model's scale.
-    """
+    """The columns of unconstrained draws that differ from the constrained draws; None if no column differs."""
     same = {label: constrained.values[..., i] for i, label in enumerate(constrained.labels)}
     kept = [
         i
@@ -129,15 +118,7 @@ def _constant_parameter_sentence(draws: Draws) -> str:
 
 
 def thin_posterior(idata: InferenceData, count: int) -> dict[str, xr.Dataset]:
-    """Fewer draws of a posterior, evenly spaced over the draws of every chain.
-
-    Args:
-        idata: a result.
-        count: about how many draws to keep of all chains together; at least two of each chain are kept.
-
-    Returns:
-        The group `posterior` alone, with these draws.
-    """
+    """The group `posterior` alone, with about `count` draws evenly spaced over every chain, at least two of each."""
     posterior = group_of(idata, "posterior")
     each = max(2, count // posterior.sizes["chain"])
     kept = np.unique(np.linspace(0, posterior.sizes["draw"] - 1, each).round().astype(int))

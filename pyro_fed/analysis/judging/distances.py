@@ -25,7 +25,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.scores import likelihood_scores, prior_scores
 from pyro_fed.errors import DataError
 
-#: Distances use at most this many draws, evenly spaced: kernels cost their square.
+#: Distances use at most this many draws, evenly spaced: kernels cost the square of their number.
 DRAWS_COMPARED = 1000
 #: Draws whose scores are computed at once: it bounds the memory, and changes no result.
 DRAWS_AT_ONCE = 64
@@ -36,18 +36,9 @@ SMALLEST_VARIANCE = 1e-6
 
 
 def posterior_matrix(idata: Mapping[str, xr.Dataset], names: list[str] | None = None) -> tuple[np.ndarray, list[str]]:
-    """The posterior as one matrix.
+    """Draws (S, D) of the variables `names` (all by default), chain after chain, and a label of each column.
 
-    Args:
-        idata: with a group `posterior`.
-        names: variables to take; all by default.
-
-    Returns:
-        Draws (S, D), chain after chain, and a label of each column, such as `w[0]`, or `level[Basel]` where the
-        dimension has names.
-
-    Example:
-        >>> draws, labels = stacked(idata, ["w"])
+    Labels are such as `w[0]`, or `level[Basel]` if the dimension has names.
     """
     posterior = idata["posterior"]
     columns, labels = [], []

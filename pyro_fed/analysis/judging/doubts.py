@@ -8,7 +8,7 @@ s¹ the gradient of the log-likelihood. For every vector field f, integration by
 If the result has counted the prior a times and the likelihood b times, the identity holds with those a and b. Two
 fields give two linear equations for a and b. The *prior count* is a/b: 1 is right, K is a prior that each of K clients
 has counted, 0 is a prior that was lost. If all SDs are wrong by the same factor, a and b are wrong by the same factor
-too, and the ratio is still 1. If the prior says little, its count cannot be told, and the standard error is large.
+too, and the ratio is still 1. With a weak prior, its count is not determined, and the standard error is large.
 
 The two fields are linear in coordinates u that whiten the draws:
 
@@ -120,10 +120,9 @@ def _t_of_equal_slopes(left: np.ndarray, right: np.ndarray) -> float:
 
 
 def _equations(z: Tensor, scores: Tensor, block: Tensor) -> Tensor:
-    """The two equations of a block of draws, with fields from all other draws.
+    """The two equations (2, 3) of a block of draws, with fields from all other draws.
 
-    Returns:
-        (2, 3): for each field the coefficient of a, the coefficient of b, and the right-hand side.
+    For each field: the coefficient of a, the coefficient of b, and the right-hand side.
     """
     others = torch.ones(len(z), dtype=torch.bool)
     others[block] = False
@@ -163,29 +162,15 @@ def _violation(z: Tensor, scores: Tensor, a: float, b: float) -> tuple[float, fl
 
 
 def spread_findings(draws: Tensor, sds: Tensor) -> list[Finding]:
-    """Whether the SDs are far below those of the Laplace approximation.
-
-    Args:
-        draws: (S, D), unconstrained and finite.
-        sds: (D,), from `laplace_sds`.
-
-    Returns:
-        One finding, or none.
-    """
+    """One finding if the SDs of draws (S, D) are far below those of the Laplace approximation (D,), or none."""
     typical = float((draws.double().std(0, correction=0) / sds).median())
     return [] if typical >= LEAST_SPREAD else [sentences.variance_collapse(ratio=typical)]
 
 
 def density_findings(count: PriorCount, distance: Discrepancy, site: str) -> list[Finding]:
-    """What the prior's count and the kernelised Stein discrepancy say of the result.
+    """Up to two findings, by the prior's count and by the kernelised Stein discrepancy.
 
-    Args:
-        count: from `prior_count`.
-        distance: from `discrepancy`.
-        site: name of the coordinate whose mean score is farthest from zero.
-
-    Returns:
-        Up to two findings.
+    `site` is the name of the coordinate whose mean score is farthest from zero.
     """
     found = list[Finding]()
     if count.is_wrong:

@@ -35,7 +35,7 @@ class Draws:
         values: (chain, draw, D).
         labels: a name of each of the D columns, such as `w[0]`.
         kind: "particles", "independent" (draws of a density), "chains" (Markov chains), "agents" or "point"; "" if the
-            result does not say it, which is treated like "chains".
+            result does not record it, which is treated like "chains".
     """
 
     values: np.ndarray
@@ -44,12 +44,7 @@ class Draws:
 
     @classmethod
     def of(cls, idata: InferenceData, names: list[str]) -> Draws:
-        """Read the draws of a result.
-
-        Args:
-            idata: the result.
-            names: the variables of its group `posterior` to read.
-        """
+        """The draws of the named variables of a result's group `posterior`."""
         posterior = idata["posterior"]
         blocks, labels = [], []
         for name in names:
@@ -99,22 +94,12 @@ class Draws:
 
 
 def labels_of(name: str, shape: tuple[int, ...]) -> list[str]:
-    """Names of the entries of a variable: `w[0]`, `w[1]` for a vector, `w` for a scalar.
-
-    Args:
-        name: name of the variable.
-        shape: its shape.
-    """
+    """Names of the entries of a variable of this shape: `w[0]`, `w[1]` for a vector, `w` for a scalar."""
     return [name] if not shape else [f"{name}[{', '.join(map(str, i))}]" for i in np.ndindex(shape)]
 
 
 def entries_of(name: str, values: xr.DataArray) -> list[str]:
-    """Names of the entries of a variable with coordinates: `w[0]`, or `w[Basel]` if the coordinate is text.
-
-    Args:
-        name: name of the variable; a scalar has this name alone.
-        values: (chain, draw, ...), in any order of dimensions.
-    """
+    """Names of the entries of a variable (chain, draw, ...): `w[0]`, or `w[Basel]` if the coordinate is text."""
     dims = [dim for dim in values.dims if dim not in ("chain", "draw")]
     entries = [
         values[dim].values if dim in values.coords and values[dim].dtype.kind in "UO" else range(values.sizes[dim])
@@ -124,16 +109,11 @@ def entries_of(name: str, values: xr.DataArray) -> list[str]:
 
 
 def effective_draws(values: np.ndarray, kind: str) -> np.ndarray:
-    """The effective number of draws for the mean of each column.
+    """The effective number of draws (D,) for the mean of each column of finite draws (chain, draw, D).
 
-    Args:
-        values: (chain, draw, D), finite.
-        kind: as in `Draws`.
-
-    Returns:
-        (D,). For particles and points infinity, since their mean has no Monte Carlo error. For independent draws
-        S² / Σ r², with r the number of times that each distinct draw occurs (draws chosen by weights repeat): S if none
-        repeats. For chains the effective sample size of Vehtari et al. (2021), which is small if chains disagree.
+    For particles and points infinity, since their mean has no Monte Carlo error. For independent draws S² / Σ r², with
+    r the number of times that each distinct draw occurs (draws chosen by weights repeat): S if none repeats. For chains
+    the effective sample size of Vehtari et al. (2021), which is small if chains disagree.
     """
     chains, each, dim = values.shape
     if kind in FIXED:
@@ -154,7 +134,7 @@ def distinct_draw_numbers(flat: np.ndarray) -> np.ndarray:
 
 
 def blocks(values: np.ndarray, kind: str) -> np.ndarray | None:
-    """Group the draws into blocks that are nearly independent of each other.
+    """The block's number of each draw (S,), so that blocks are nearly independent of each other.
 
     Args:
         values: (chain, draw, D), the draws and all quantities computed from them whose autocorrelation counts.

@@ -1,4 +1,4 @@
-"""What was found about a result, or about results that were compared, as a table."""
+"""The findings about a result, or about results that were compared, as a table."""
 
 from __future__ import annotations
 

@@ -15,26 +15,13 @@ from pyro_fed.results.inference_data import InferenceData
 def check_inputs(
     results: Mapping[str, InferenceData], reference: str | None, federation: Federation | None, test: Any
 ) -> list[str]:
-    """Check the arguments of `compare`, and find the variables that the results have in common.
-
-    Args:
-        results: InferenceData by name.
-        reference: the name of one of them, or None.
-        federation: federation of the runs, or None.
-        test: the model's arguments for test data, or None.
-
-    Returns:
-        Names of the posterior's variables, sorted.
+    """Check the arguments of `compare`; returns the sorted names of the posterior's variables.
 
     Raises:
-        SettingError: not a mapping from names to results, none, an unknown reference, something that is no federation,
-            or test data without one.
+        SettingError: not a mapping from names to results, none, an unknown reference, a federation of another type, or
+            test data without one.
         DataError: a result without a posterior, or results whose variables differ, among themselves or from the
             model's.
-
-    Example:
-        >>> check_inputs({"FedEP": idata}, None, fed, None)
-        ['w']
     """
     if isinstance(results, InferenceData) or not isinstance(results, Mapping):
         raise SettingError(f"compare takes results by name, such as {{'FedEP': idata}}, received {_kind(results)}")

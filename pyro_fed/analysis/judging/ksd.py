@@ -156,15 +156,7 @@ def ksd(
 
 
 def federated_scores(federation: Federation, points: Tensor) -> Tensor:
-    """Sum of the clients' likelihood scores, each computed from its own rows.
-
-    Args:
-        federation: the model and its clients.
-        points: (M, D), unconstrained.
-
-    Returns:
-        (M, D), gradients of the log-likelihood of all rows.
-    """
+    """Sum of the clients' likelihood scores (M, D) at unconstrained points (M, D), each from the client's own rows."""
     data = federation.client_data()
     total = torch.zeros_like(points)
     for index, count in zip(data.row_index, data.num_rows, strict=True):
@@ -185,7 +177,7 @@ def whiten_draws(points: Tensor, *scores: Tensor) -> tuple[Tensor, ...]:
 
 
 def _factor(points: Tensor) -> Tensor:
-    """A with A A' the covariance of the draws (M, D), or its diagonal where the draws are too few."""
+    """A with A A' the covariance of the draws (M, D), or its diagonal if the draws are too few."""
     offsets = points - points.mean(0)
     covariance = offsets.T @ offsets / len(points)
     factor, failed = torch.linalg.cholesky_ex(covariance)

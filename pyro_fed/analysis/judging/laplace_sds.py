@@ -22,17 +22,9 @@ class PooledLaplace(FedLaplace):
 
 
 def laplace_sds(federation: Federation) -> Tensor | None:
-    """SDs of the Laplace approximation of the pooled posterior.
+    """SDs (D,) of the Laplace approximation of the pooled posterior, on the unconstrained scale.
 
-    Args:
-        federation: the model and all rows.
-
-    Returns:
-        (D,), on the unconstrained scale; None if Newton's method found no mode or the Hessian is not invertible there.
-
-    Example:
-        >>> sds = laplace_sds(fed)
-        >>> spread_warnings(draws, sds)
+    None if Newton's method found no mode or the Hessian is not invertible there.
     """
     try:
         found = final_state(PooledLaplace(), federation)

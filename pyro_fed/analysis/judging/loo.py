@@ -18,15 +18,10 @@ SHARE_THAT_MATTERS = 0.25
 
 
 def loo(idata: InferenceData) -> tuple[dict[str, float], list[Finding]]:
-    """The expected log predictive density by PSIS-LOO.
+    """`elpd_loo`, `elpd_loo_se` and `bad_pareto_k`, the number of rows with a large Pareto k, by PSIS-LOO.
 
-    Args:
-        idata: a result.
-
-    Returns:
-        `elpd_loo`, `elpd_loo_se` and `bad_pareto_k`, the number of rows with a large Pareto k; and a
-        note on these rows, if there are any. There are no figures if the result has no
-        group `log_likelihood`, has too few draws, or is a single point.
+    With a note on these rows, if there are any. There are no figures if the result has no group `log_likelihood`, has
+    too few draws, or is a single point.
     """
     if "log_likelihood" not in idata:
         return {}, []

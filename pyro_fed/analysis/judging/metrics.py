@@ -45,7 +45,7 @@ class Predictions(NamedTuple):
         value: (n, ...), the observations.
         mean: (n, ...), predictive means, averaged over the draws; None if the observation is a class, or if torch has
             no mean for its distribution.
-        probs: (n, C), class probabilities, averaged over the draws; None if the observation is no class.
+        probs: (n, C), class probabilities, averaged over the draws; None if the observation is not a class.
         labels: (n, L), probability of each label, averaged over the draws; None if rows do not have several labels.
     """
 
@@ -57,7 +57,7 @@ class Predictions(NamedTuple):
 
     @property
     def lost(self) -> list[Finding]:
-        """That the log density of some row is NaN at some draws; none if there are none."""
+        """A finding if the log density of some row is NaN at some draws, or none."""
         lost = int(self.log_prob.isnan().any(1).sum())
         return [sentences.test_density_not_finite(draws=lost, of_draws=len(self.log_prob))] if lost else []
 
@@ -108,21 +108,12 @@ test_metrics.__test__ = False  # type: ignore[attr-defined]  # pytest takes what
 @checked
 @explained(DataError, "the test data do not fit the model")
 def predict_rows(problem: Problem, draws: Tensor, args: tuple[Any, ...]) -> Predictions:
-    """Evaluate the observations of a model under posterior draws.
+    """Predictions of the n rows of a model's arguments under unconstrained posterior draws (S, D).
 
-    Args:
-        problem: the model's densities.
-        draws: (S, D), unconstrained.
-        args: arguments of the model, with n rows.
-
-    Returns:
-        The predictions of the n rows. `log_prob` has NaN where a log density is NaN at some of the draws only.
+    `log_prob` is NaN if a log density is NaN at some of the draws only.
 
     Raises:
         DataError: there are no rows, an observed value is NaN, or a row's log density is NaN at every draw.
-
-    Example:
-        >>> predict_rows(fed.problem, unconstrained_draws(idata, fed.problem), (x_test, y_test)).probs
     """
     chunks = [_evaluate(problem, chunk, args) for chunk in torch.split(draws, DRAWS_AT_ONCE)]
     value = chunks[0]["value"][0]

@@ -86,14 +86,7 @@ class Gaps(NamedTuple):
 
 
 def moments(draws: Draws) -> Moments:
-    """Means and SDs with the effective numbers of draws that give their Monte Carlo errors.
-
-    Args:
-        draws: finite draws.
-
-    Example:
-        >>> moments(Draws.of(idata, ["w"])).mean_error
-    """
+    """Means and SDs of finite draws, with the effective numbers of draws that give their Monte Carlo errors."""
     flat = draws.flat
     mean = flat.mean(0)
     offsets = draws.values - mean

@@ -17,15 +17,10 @@ LARGEST_RHAT = (1 + LARGEST_MEAN_ERROR**2) ** 0.5
 
 
 def reference_doubts(idata: InferenceData, draws: Draws) -> list[Finding]:
-    """Say what speaks against a result as the reference.
+    """One finding against a result as the reference, or none.
 
-    Args:
-        idata: the result.
-        draws: its draws.
-
-    Returns:
-        One finding if the draws cannot be used, the chains disagree, the Monte Carlo errors of the means are
-        too large to tell a wrong mean from a right one, or trajectories diverged; otherwise none.
+    The draws cannot be used, the chains disagree, the Monte Carlo errors of the means are too large to distinguish a
+    wrong mean from a right one, or trajectories diverged.
     """
     if draws.fault or draws.spreadless:
         return [sentences.no_reference()]

@@ -1,1 +1,1 @@
-"""What is checked of a model before anything is run: its sites, its plates, and whether it splits over rows."""
+"""Checks of a model before a run: its sites, its plates, and whether it splits over rows."""

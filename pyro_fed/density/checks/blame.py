@@ -1,11 +1,11 @@
 """Why a model does not split: the line of it where rows first meet, and the argument through which they do.
 
 The model is run twice, on all rows and on a few of them, and every result of a torch function that is called from the
-model's own lines is kept. Of the rows that both runs have, the first result that differs, or that has no axis of rows
-and differs, is where the rows have met: `x.mean(0)`, `torch.arange(len(x))`. Which argument it is follows from runs in
-which that argument's other rows have other values.
+model's own lines is recorded. For the rows of both runs, the first result that differs, or that has no axis of rows and
+differs, is where the rows have met: `x.mean(0)`, `torch.arange(len(x))`. The argument follows from runs in which that
+argument's other rows have other values.
 
-All this is done for models that are refused, to say more of them; it decides nothing.
+This is done only for models that are refused, to describe the cause; it decides nothing.
 """
 
 from __future__ import annotations
@@ -28,40 +28,40 @@ from torch.utils import _pytree as pytree
 from pyro_fed.density.bound import RowDensities
 from pyro_fed.density.running.handlers import run_model
 
-#: Code that is not the user's.
+#: Paths of code that is not the user's.
 _FOREIGN = tuple(
     os.path.dirname(os.path.abspath(path)) + os.sep
     for path in (torch.__file__, pyro.__file__, os.path.join(os.path.dirname(__file__), "..", "..", "x"))
 )
 _STANDARD = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
-#: Relative difference of two results that is rounding.
+#: Relative difference of two results that counts as rounding.
 RESULT_TOLERANCE = 1e-9
-#: Results that are kept, at most.
+#: The most results that are recorded.
 MAX_RESULTS = 100_000
 #: Longest line that is quoted.
 MAX_LINE_LENGTH = 80
-#: Operations that make steps of what they take, and have a gradient of zero; without underscores.
+#: Operations that turn their input into steps, and have a gradient of zero; without underscores.
 STEPS = frozenset(
     (
         *("floor", "ceil", "round", "trunc", "fix", "sign", "sgn", "frac", "heaviside", "floor_divide", "floordiv"),
         *("rfloordiv", "remainder", "mod", "rmod", "fmod"),
     )
 )
-#: Questions about a tensor that are none about its numbers.
+#: Properties of a tensor that do not depend on its numbers.
 ASKS = frozenset(
     ("dim", "size", "numel", "nelement", "is_floating_point", "is_complex", "__len__", "__get__", "stride")
 )
-#: Cuts that are kept, at most.
+#: The most cuts that are recorded.
 MAX_CUTS = 64
 
 Line = tuple[str, int]
 
 
 class Suspect(NamedTuple):
-    """What is known of the cause.
+    """The known facts about the cause.
 
     Attributes:
-        line: file and number, None where no line of the model's own shows it.
+        line: file and number, None if no line of the model's own shows it.
         arguments: names of arguments through which other rows come in.
         statement: file and number of the site's `pyro.sample`.
     """
@@ -72,7 +72,7 @@ class Suspect(NamedTuple):
 
     @property
     def where(self) -> str:
-        """A sentence and a space, or nothing."""
+        """A sentence and a space, or ""."""
         through = ", ".join(f"'{name}'" for name in self.arguments)
         through = f" through other rows' {through}" if through else ""
         if self.line is not None:
@@ -85,22 +85,14 @@ class Suspect(NamedTuple):
 
 
 def line_text(line: Line) -> str:
-    """The line and where it is: `x - x.mean(0)` (model.py:12).
-
-    Args:
-        line: file and number.
-    """
+    """The text and the place of a line (file and number): `x - x.mean(0)` (model.py:12)."""
     text = linecache.getline(*line).split("  #")[0].strip()
     place = f"{os.path.basename(line[0])}:{line[1]}"
     return f"`{text[:MAX_LINE_LENGTH]}` ({place})" if text else place
 
 
 def line_of(error: BaseException) -> str:
-    """Where in the model an error was raised, after a space; nothing where that is not in the model.
-
-    Args:
-        error: raised by a run of the model.
-    """
+    """The model's line that raised an error, after a space; "" if it is not in the model."""
     trace: TracebackType | None = error.__traceback__
     inside, found = False, None
     while trace is not None:
@@ -123,18 +115,18 @@ def blame(
     place: int = 0,
     again: bool = False,
 ) -> Suspect:
-    """Look for the cause of a difference.
+    """The cause of a difference, as far as it can be found.
 
     Args:
         problem: the model's densities.
-        z: (D,) a point where there is one.
+        z: (D,) a point at which the rows differ.
         rows: row tensors, each (n, ...).
         local: (n, d) latents of the rows.
-        few: (m,) places of some of the rows, which differ from themselves among all.
-        name: of the site that differs.
+        few: (m,) places of some of the rows, whose densities differ from those among all rows.
+        name: name of the site that differs.
         kind: "inside" or "outside" the plate.
         place: which of the few differs.
-        again: compare a run with its repetition, for what is random.
+        again: compare a run with its repetition, to find random results.
     """
     everything = torch.arange(len(rows[0]))
     first = _record_run(problem, z, rows, local, everything)
@@ -163,7 +155,7 @@ class _Result(NamedTuple):
 
 
 class _Recording(TorchFunctionMode):
-    """Keeps what torch functions return that the model's own lines call, and where each site is sampled."""
+    """Records the results of torch functions that the model's own lines call, and the line of each site."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -181,11 +173,7 @@ class _Recording(TorchFunctionMode):
 
 
 class Statements(Messenger):
-    """Notes the line of each `pyro.sample`.
-
-    Args:
-        statements: gets the lines by the sites' names.
-    """
+    """Records the line of each `pyro.sample` in `statements`, by the site's name."""
 
     def __init__(self, statements: dict[str, Line]) -> None:
         super().__init__()
@@ -202,8 +190,8 @@ class GradientCut(NamedTuple):
 
     Attributes:
         line: of the model.
-        takes: the numbers that it takes, which have a gradient.
-        real: whether it makes real numbers, which may still be followed in steps of their own.
+        takes: its input, which has a gradient.
+        real: whether its output is real, and may still be followed in steps of its own.
     """
 
     line: Line
@@ -212,10 +200,9 @@ class GradientCut(NamedTuple):
 
 
 class _Cutting(TorchFunctionMode):
-    """Notes the model's own lines that make numbers without a gradient of numbers that have one.
+    """Records the model's own lines whose output has no gradient although their input has one.
 
-    Args:
-        stepping: operations that do, although what they make has a gradient.
+    `stepping` names operations that count as such although their output has a gradient.
     """
 
     def __init__(self, stepping: Collection[str]) -> None:
@@ -239,7 +226,7 @@ class _Cutting(TorchFunctionMode):
 
 
 class Stepping(TorchFunctionMode):
-    """Notes whether a line of the model's own may make steps of what is mapped or differentiated."""
+    """Records whether a line of the model's own may make steps of a tensor that is mapped or differentiated."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -262,7 +249,7 @@ def _has_gradient(value: Any) -> bool:
 
 
 def _in_a_function() -> bool:
-    """Whether what runs is the forward part of a `torch.autograd.Function`, which has a gradient of its own."""
+    """Whether the running code is the forward part of a `torch.autograd.Function`, which has a gradient of its own."""
     frame: Any = sys._getframe(2)
     apply: Any = torch.autograd.Function.apply
     while frame is not None and frame.f_code is not run_model.__code__:
@@ -296,7 +283,7 @@ def cuts(
         z: (D,) a point; in a graph that requires its gradient.
         rows: row tensors, each (n, ...).
         local: (n, d) latents of the rows.
-        stepping: names of operations that are taken for such ones, although what they make has a gradient.
+        stepping: names of operations that count as such although their output has a gradient.
     """
     cutting = _Cutting(stepping)
     try:
@@ -308,7 +295,7 @@ def cuts(
 
 
 def left_graph(problem: RowDensities, z: Tensor, rows: tuple[Any, ...], local: Tensor) -> Line | None:
-    """The line of the model that takes a value out of torch's graph; None where no line of its own does.
+    """The line of the model that takes a value out of torch's graph; None if no line of its own does.
 
     Args:
         problem: the model's densities.
@@ -338,20 +325,12 @@ def current_line() -> Line | None:
 
 
 def is_users(code: CodeType) -> bool:
-    """Whether this is code of the model's own, and none of torch, Pyro, the standard library or this package.
-
-    Args:
-        code: of a frame.
-    """
+    """Whether this is code of the model's own, and not of torch, Pyro, the standard library or this package."""
     return is_users_file(code.co_filename)
 
 
 def is_users_file(path: str) -> bool:
-    """As `is_users`, of a file.
-
-    Args:
-        path: of the file.
-    """
+    """Whether a file at this path is the user's, as `is_users`."""
     if path.startswith(_FOREIGN):
         return False
     return not path.startswith(_STANDARD) or "site-packages" in path

@@ -1,4 +1,4 @@
-"""Which latents a quantity of the model depends on: one run at a point, and derivatives there."""
+"""The latents that a quantity of the model depends on: one run at a point, and derivatives there."""
 
 from __future__ import annotations
 
@@ -14,24 +14,12 @@ from pyro_fed.density.running.trace_sites import Message
 
 
 def run_at_zero(bound: BoundModel) -> tuple[Execution, dict[str, Tensor]]:
-    """A run on all rows that can be differentiated, and the latents' unconstrained values by name.
-
-    Args:
-        bound: the model and its arguments.
-
-    Returns:
-        the run, and each latent's unconstrained value, a zero tensor that derivatives can be taken in.
-    """
+    """A differentiable run on all rows at zero, and the latents' unconstrained values, in the graph, by name."""
     return _run(bound, lambda shape: torch.zeros(shape, dtype=bound.dtype))
 
 
 def run_at_random(bound: BoundModel, generator: torch.Generator) -> tuple[Execution, dict[str, Tensor]]:
-    """A differentiable run at a standard normal point, where no derivative is zero by chance, with log densities.
-
-    Args:
-        bound: the model and its arguments.
-        generator: of the point.
-    """
+    """A differentiable run at a standard normal point, where no derivative is zero by chance, with log densities."""
     return _run(bound, lambda shape: torch.randn(shape, dtype=bound.dtype, generator=generator), densities=True)
 
 
@@ -50,15 +38,7 @@ def _run(
 
 
 def derivatives(value: Tensor, places: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Derivatives of a value's sum in the latents that it was computed from; those may be zero.
-
-    Args:
-        value: any shape, computed in a run by `run_at_zero`.
-        places: that run's latents.
-
-    Returns:
-        by name of the latent, of its unconstrained shape.
-    """
+    """Derivatives of a value's sum in its run's latents, by name; zero ones are included, unused latents are not."""
     if not value.requires_grad:
         return {}
     with torch.enable_grad():

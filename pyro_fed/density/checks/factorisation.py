@@ -1,16 +1,17 @@
 """Whether a model's likelihood can be split over the partitioned plate: numerical checks in place of trust.
 
-Each row's log-likelihood must be the same whichever rows stand beside it, and what is outside the plate must not depend
-on the rows. The model is run on its rows, and again on pairs of them: two rows are as far from all of them as one gets,
-in what their means, extremes, ranks, places, number and groups are, so that what depends on any of these shows. The
-pairs hold the rows with the smallest and the largest value of each column, and others at random.
+Each row's log-likelihood must be the same whichever rows accompany it, and sites outside the plate must not depend on
+the rows. The model is run on its rows, and again on pairs of them: two rows differ from all of them as much as possible
+in their means, extremes, ranks, places, number and groups, so that a dependence on any of these shows. The pairs hold
+the rows with the smallest and the largest value of each column, and others at random.
 
-All that is computed in float64 whatever the problem's dtype, since in float32 rounding hides what a neighbour changes;
-at several points, near zero and where the prior has its mass, since some effects are not everywhere; and with the
-likelihood's gradient. Differences as small as a change of the inputs in their last places makes are rounding.
+All of this is computed in float64 whatever the problem's dtype, since in float32 rounding hides the effect of a
+neighbour; at several points, near zero and where the prior has its mass, since some effects are not everywhere; and
+with the likelihood's gradient. Differences no larger than those from a change of the inputs in their last digits are
+rounding.
 
-Models with imputed entries are run once more, with another value for them. What fails is looked into by `blame`, so
-that the message has a line and a cause.
+Models with imputed entries are run once more, with another value for them. `blame` examines failures, so that the
+message has a line and a cause.
 """
 
 from __future__ import annotations
@@ -41,26 +42,26 @@ from pyro_fed.density.running.walls import Computed
 from pyro_fed.density.starts import draw_starts
 from pyro_fed.errors import ModelError, PyroFedError, listed, warn_user
 
-#: Rows among which each row is looked at, at all points; where there are more, all rows at the first point too.
+#: Rows among which each row is examined, at all points; with more rows, all rows at the first point too.
 REFERENCE_ROWS = 2048
-#: Rows × parameters of these at most, but so many rows at least; with more parameters than `LARGE` fewer points too.
+#: The most rows × parameters of these, and the fewest rows; with more parameters than `LARGE`, fewer points too.
 REFERENCE_NUMBERS, FEWEST_ROWS, LARGE = 50_000_000, 64, 50_000
-#: Rows that are looked at in pairs, and in how many columns the extreme ones are among them.
+#: Rows that are examined in pairs, and the number of columns whose extreme rows are among them.
 PAIRED_ROWS, EXTREME_COLUMNS = 1024, 32
-#: With fewer rows each is beside itself: two pairs of four rows may have all in common with the four.
+#: With fewer rows each is paired with itself: two pairs of four rows may share everything with the four.
 FEWEST_TO_PAIR = 6
-#: Where the model has to be run pair by pair, there are so many rows, and so many points.
+#: Numbers of rows and of points, if the model has to be run pair by pair.
 LOOPED_ROWS, LOOPED_POINTS = 12, 2
-#: Most numbers in the gradients of all pairs.
+#: The most numbers in the gradients of all pairs.
 GRADIENT_ENTRIES = 2_000_000
-#: Relative difference, in float64, that is taken for rounding without a further look.
+#: Relative difference, in float64, that counts as rounding without a further check.
 TOLERANCE = 1e-8
-#: Inputs are changed by this many units in the last place to see what rounding does, and what it does is multiplied
-#: by this much, since sums in another order round in other places.
+#: Inputs are changed by this many units in the last place to measure the effect of rounding, and the effect is
+#: multiplied by this factor, since sums in another order round elsewhere.
 LAST_PLACES, MARGIN = 4, 16
 
 Terms = dict[str, Tensor]
-#: What every row that does not factorise is told.
+#: The cures in every message on rows that do not factorise.
 _CURE = (
     "Each row's term may depend on that row, its own latents and the latents outside the plate alone; standardise or "
     "summarise the data before the model, or in it by pf.shared('mean', lambda: x.mean(0)), make what is taken from "
@@ -69,7 +70,7 @@ _CURE = (
 
 
 class _Sample(NamedTuple):
-    """Where the model is looked at.
+    """The rows and points at which the model is examined.
 
     Attributes:
         at: (n,) row numbers.
@@ -93,7 +94,7 @@ class _Sample(NamedTuple):
 class _Run(NamedTuple):
     """Densities as the pairs have them: outside the plate (R, P), inside it (R, P, 2); a gradient of all, (P, D).
 
-    `regular` (P,) says where these, and curvatures where they are computed, are finite.
+    `regular` (P,) is True where these, and curvatures if they are computed, are finite.
     """
 
     outside: Terms
@@ -104,15 +105,11 @@ class _Run(NamedTuple):
 
 
 def check_splits(problem: RowDensities, seen: FirstRun) -> None:
-    """Refuse a model that does not split, mapping it as the problem does.
-
-    Args:
-        problem: the model's densities.
-        seen: its first run, on all rows.
+    """Refuse a model that does not split, mapping it as the problem does; `seen` is its first run, on all rows.
 
     Raises:
-        ModelError: names the site and the plate, and the cure, and draws the plates where there are several.
-        Exception: what the model raises where it cannot be mapped in this way.
+        ModelError: names the site and the plate, and the cure, and draws the plates if there are several.
+        Exception: the model's own error if it cannot be mapped in this way.
     """
     try:
         with torch.random.fork_rng(devices=[]):  # what a model draws by itself is not to change what comes after
@@ -177,14 +174,14 @@ def _sample(problem: RowDensities, seen: FirstRun) -> _Sample:
 
 
 def _reference_rows(num_rows: int, dim: int) -> int:
-    """Rows among which each row is looked at: fewer where a row's density has very many parameters."""
+    """Number of rows among which each row is examined: fewer if a row's density has very many parameters."""
     return min(num_rows, REFERENCE_ROWS, max(FEWEST_ROWS, REFERENCE_NUMBERS // max(1, dim)))
 
 
 def _pairs(problem: RowDensities, rows: tuple[Any, ...]) -> Tensor:
-    """Places (R, 2): the rows with extreme values and others at random, each once; few rows each beside itself.
+    """Places (R, 2): the rows with extreme values and others at random, each once; few rows each paired with itself.
 
-    Two rows are taken one by one, (2, 1), so that it shows what depends on their number.
+    If there are two rows, each is taken alone, (2, 1), so that a dependence on their number shows.
     """
     count = len(rows[0])
     if count < FEWEST_TO_PAIR:
@@ -216,9 +213,9 @@ def _run(
     share: float,
     curved: bool = False,
 ) -> Any:
-    """Gradient (D,) of the weighted sum of the rows' terms and a share of what is outside, and all terms.
+    """Gradient (D,) of the weighted sum of the rows' terms and a share of the sites outside, and all terms.
 
-    With it the sum, and where curvatures are wanted what `slopes_and_bends` finds: all that is to be finite.
+    Also the sum and, if `curved`, the result of `slopes_and_bends`: everything that must be finite.
     """
 
     def total(point: Tensor, own: Tensor) -> tuple[Tensor, Any]:
@@ -271,7 +268,7 @@ def _run_all_rows_and_beside(problem: RowDensities, sample: _Sample) -> tuple[_R
 
 
 def _from_a_regular_point(problem: RowDensities, sample: _Sample, regular: Tensor) -> _Sample:
-    """The sample with a point first at which all is finite: one of its own, or a draw of the priors; as is without."""
+    """The sample, first at a point where all is finite: one of its own or a prior draw; unchanged without one."""
     if bool(regular.any()):
         first = int(regular.float().argmax())
         order = torch.tensor([first, *(point for point in range(len(regular)) if point != first)])
@@ -292,22 +289,25 @@ def _prior_draws(problem: RowDensities, sample: _Sample) -> Tensor:
 
 
 def _total_and_slope(problem: RowDensities, sample: _Sample, points: Tensor) -> tuple[Tensor, Tensor]:
-    """What `_run_all_rows` differentiates, (M,), and its gradient, (M, D), at points and the first latents of rows."""
+    """The sums that `_run_all_rows` differentiates, (M,), and their gradients, (M, D), at points (M, D).
+
+    The rows have their latents at the sample's first point.
+    """
     run = _run_all_rows(problem, _at_first(sample, points))
     return _totals(run, sample), run.slope
 
 
 def _graph_leaving_line(problem: RowDensities, sample: _Sample) -> str:
-    """The line of the model that takes a value out of torch's graph, quoted; empty where none does."""
+    """The line of the model that takes a value out of torch's graph, quoted; "" if none does."""
     line = left_graph(problem, sample.z[0], sample.all_together, sample.local[0])
     return line_text(line) if line else ""
 
 
 def _check_range(problem: RowDensities, seen: FirstRun, sample: _Sample, run: _Run) -> None:
-    """Refuse rows whose densities are beyond the range of float64, or of its digits: latents change nothing of them.
+    """Refuse rows whose densities are beyond the range or the digits of float64: latents do not change them.
 
-    A density of zero is an overflow where data are so large that their squares are; elsewhere it may be that of an end
-    of the support. Where a density is so large that 1 nat is lost in rounding, it is the same number at all points.
+    A density of zero is an overflow if data are so large that their squares are; elsewhere it may be an end of the
+    support. If a density is so large that 1 nat is lost in rounding, it is the same number at all points.
 
     Raises:
         ModelError: names the site, the latents and the rows.
@@ -381,7 +381,7 @@ def _not_on_some(problem: RowDensities, error: Exception) -> ModelError:
 
 
 def _why_not_on_some(problem: RowDensities) -> str:
-    """What may be the cause: data that are no arguments, rows on another axis, sizes that are not of the rows."""
+    """Possible causes: data that are not arguments, rows on another axis, sizes that are not those of the rows."""
     bound = problem.bound
     names = list(bound.arguments.names)
     held = held_data(bound.model, bound.num_rows)
@@ -415,7 +415,7 @@ def _why_not_on_some(problem: RowDensities) -> str:
 
 
 def _other_axis(arguments: Arguments, num_rows: int) -> str:
-    """The cure where an argument has its rows on another axis than the first; empty where none has."""
+    """The cure if an argument has its rows on another axis than the first; "" if none has."""
     for i, (name, leaf) in enumerate(zip(arguments.names, arguments.leaves, strict=True)):
         if isinstance(leaf, Tensor) and num_rows in leaf.shape and i not in arguments.split:
             axis = list(leaf.shape).index(num_rows)
@@ -428,7 +428,7 @@ def _other_axis(arguments: Arguments, num_rows: int) -> str:
 
 # -- comparing --------------------------------------------------------------------------------------------------
 def _compare(problem: RowDensities, sample: _Sample, whole: _Run, apart: _Run) -> None:
-    """Refuse what differs between the rows together and in pairs by more than rounding."""
+    """Refuse values that differ between the rows together and in pairs by more than rounding."""
     for kind, name, _ in _differences(whole, apart):
         _look_again(problem, sample, kind, name, whole, apart)
     if bool(_steep(whole, apart).any()):
@@ -436,7 +436,7 @@ def _compare(problem: RowDensities, sample: _Sample, whole: _Run, apart: _Run) -
 
 
 def _differences(whole: _Run, apart: _Run) -> Iterator[tuple[str, str, Tensor | None]]:
-    """Kind and name of the densities that differ, and where; None where the pairs do not have them."""
+    """Kind and name of the densities that differ, and where; None if the pairs do not have them."""
     for kind in ("outside", "inside"):
         for name, value in getattr(whole, kind).items():
             found = _part_of_run(apart, kind, name)
@@ -459,7 +459,7 @@ def _where_different(a: Tensor, b: Tensor, size: Tensor | None = None) -> Tensor
 
 
 def _look_again(problem: RowDensities, sample: _Sample, kind: str, name: str, whole: _Run, apart: _Run) -> None:
-    """Refuse the model for a difference, unless that is rounding."""
+    """Refuse the model for a difference, unless it is rounding."""
     expected, found = _part_of_run(whole, kind, name), _part_of_run(apart, kind, name)
     if found is None or expected is None:
         raise _refusal(problem, sample, kind, name, expected, None, None)
@@ -482,7 +482,7 @@ def _part_of_run(run: _Run, kind: str, name: str) -> Tensor | None:
 
 
 def _nudged_sample(sample: _Sample) -> _Sample:
-    """The sample with inputs changed in their last places, by a pattern that rows have in common wherever they are."""
+    """The sample with inputs changed in their last digits, by a pattern that rows share wherever they are."""
     nudge = 1 + LAST_PLACES * torch.finfo(torch.float64).eps
 
     def nudged_leaves(rows: Any) -> Any:
@@ -497,7 +497,7 @@ def _nudged_sample(sample: _Sample) -> _Sample:
 
 
 def _compare_with_all(problem: RowDensities, seen: FirstRun, sample: _Sample, apart: _Run) -> None:
-    """The pairs with all rows at once, at the first point, where these are more than the sample."""
+    """Compare the pairs with all rows at once, at the first point, if these are more than the sample."""
     bound = problem.bound
     if len(sample.at) == bound.num_rows:
         return
@@ -526,7 +526,7 @@ def _compare_with_all(problem: RowDensities, seen: FirstRun, sample: _Sample, ap
 
 
 def _check_imputed(problem: RowDensities, seen: FirstRun, sample: _Sample, whole: _Run) -> None:
-    """Imputed entries are used nowhere else: another value for them changes nothing."""
+    """Refuse a model that uses imputed entries elsewhere: another value for them must change nothing."""
     trace, plates = seen.execution.trace, seen.execution.filler.plates
     if not any(msg["type"] == "sample" and is_imputed(msg, plates) for msg in trace.nodes.values()):
         return
@@ -569,7 +569,7 @@ def _refusal(
     off: Tensor | None,
     together: int | None = None,
 ) -> ModelError:
-    """What to say of a difference: the worst one of those that are `off`."""
+    """The error for a difference: the worst one of those that are `off`."""
     plate, together = problem.bound.plate, len(sample.at) if together is None else together
     mine, other, (pair, point, place) = _largest_difference(kind, expected, found, off)
     cause = blame(problem, sample.z[point], sample.rows, sample.local[point], sample.pairs[pair], name, kind, place)
@@ -604,7 +604,7 @@ def _largest_difference(
 
 
 def _refusal_outside(problem: RowDensities, name: str, figures: str, where: str) -> ModelError:
-    """What to say of a site outside the plate whose density changes with the rows."""
+    """The error for a site outside the plate whose density changes with the rows."""
     plate = problem.bound.plate
     if name and name not in problem.layout.latents:
         return ModelError(
@@ -622,7 +622,7 @@ def _refusal_outside(problem: RowDensities, name: str, figures: str, where: str)
 
 
 def _divided_by_rows(expected: Tensor | None, found: Tensor | None, off: Tensor | None, fewer: float) -> str:
-    """What to say of densities that are as many times larger beside fewer rows; empty where they are not."""
+    """A sentence on densities that are inversely proportional to the number of rows; "" if they are not."""
     if expected is None or found is None or off is None:
         return ""
     times = found[off] / expected[off]

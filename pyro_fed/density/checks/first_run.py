@@ -1,9 +1,9 @@
-"""The first run of a model: all rows, Pyro's validation on, at a point of which what follows can make use.
+"""The first run of a model: all rows, with Pyro's validation, at a point that later checks can use.
 
-From it come the plates' sizes, the sites, and, where nothing is enumerated, the densities that `factorisation` compares
-with those of some rows. The point is near zero, but not at it, where much of a model does not show: at w = 0 a
-regression is the same whatever its covariates. Where distributions are not defined there, as a Beta of a mean and an SD
-that is too large, it is a draw of the priors at which they are.
+It gives the plates' sizes, the sites, and, if nothing is enumerated, the densities that `factorisation` compares with
+those of some rows. The point is near zero, but not at it, where much of a model does not show: at w = 0 a regression is
+the same whatever its covariates. If distributions are not defined there, such as a Beta by a mean and an SD that is too
+large, the point is a draw of the priors at which they are.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from pyro_fed.errors import PyroFedError
 
 #: Spread of the unconstrained points at which a model is checked.
 SPREAD = 0.1
-#: Draws of the priors that are tried where the model is defined neither near zero nor at it, and their largest entry,
-#: unconstrained: a heavy tail's draw overflows, and says nothing.
+#: Draws of the priors that are tried if the model is defined neither near zero nor at it, and their largest entry,
+#: unconstrained: a heavy tail's draw overflows, and shows nothing.
 MAX_TRIES, MAX_PRIOR_DRAW = 100, 10.0
 
 
@@ -43,7 +43,7 @@ class FirstRun(NamedTuple):
 
 
 def first_run(run: Callable[[Source], Execution], dtype: torch.dtype) -> FirstRun:
-    """A validated run near zero; at zero or a draw of the priors where Pyro's validation refuses that (p + q < 1, say).
+    """A validated run near zero; at zero or a draw of the priors if Pyro's validation refuses that (such as p + q < 1).
 
     Args:
         run: runs the model on all rows, validated, with latents from its argument.
@@ -51,7 +51,7 @@ def first_run(run: Callable[[Source], Execution], dtype: torch.dtype) -> FirstRu
 
     Raises:
         ModelError: a site that cannot be handled.
-        Exception: whatever the model raises, at zero where it runs at none of the points.
+        Exception: the model's own error at zero, if it runs at none of the points.
     """
     try:
         return _run_at(run, SPREAD, dtype)
@@ -70,12 +70,7 @@ def first_run(run: Callable[[Source], Execution], dtype: torch.dtype) -> FirstRu
 
 
 def prior_draw(msg: Message, transform: Any) -> Tensor:
-    """A draw of a latent's prior, unconstrained; near zero where it cannot be drawn from.
-
-    Args:
-        msg: the site's message.
-        transform: from the unconstrained space.
-    """
+    """An unconstrained draw of the prior of a site's message; near zero if its prior cannot be drawn from."""
     shape = transform.inverse_shape(msg["fn"].shape())
     try:
         drawn: Tensor = transform.inv(msg["fn"].sample())
@@ -85,7 +80,7 @@ def prior_draw(msg: Message, transform: Any) -> Tensor:
 
 
 def _at_a_prior_draw(run: Callable[[Source], Execution], dtype: torch.dtype) -> FirstRun | None:
-    """A run at the first draw of the priors at which the model is defined; None where none was found."""
+    """A run at the first draw of the priors at which the model is defined; None if there is none."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         for _ in range(MAX_TRIES):

@@ -18,11 +18,7 @@ from pyro_fed.density.running.location_scale import LocationScale
 
 
 def latent_scales(problem: Problem) -> Iterator[tuple[str, LocationScale, list[str]]]:
-    """Location-scale sites of the flat vector whose scale is latent, at zero, and the latents that it depends on.
-
-    Args:
-        problem: the model's densities.
-    """
+    """Location-scale sites of the flat vector whose scale is latent, at zero, and the latents that it depends on."""
     execution, places = run_at_zero(problem.bound)
     for name in problem.sites:
         with torch.enable_grad():  # a matrix's scale is expanded here, also where a run computes without derivatives
@@ -35,11 +31,7 @@ def latent_scales(problem: Problem) -> Iterator[tuple[str, LocationScale, list[s
 
 
 def funnels(problem: Problem) -> dict[str, list[str]]:
-    """Those of them whose scale is a number, which `LocScaleReparam` takes, and the latents that it depends on.
-
-    Args:
-        problem: the model's densities.
-    """
+    """The sites whose scale is a number, which `LocScaleReparam` takes, and the latents that it depends on."""
     return {name: on for name, pair, on in latent_scales(problem) if not pair.is_matrix}
 
 
@@ -60,11 +52,7 @@ class Neck(NamedTuple):
 
 
 def necks_of_rows(problem: Problem) -> list[Neck]:
-    """Of the rows' own latents, which are integrated out: those whose scale is latent in the flat vector.
-
-    Args:
-        problem: the model's densities.
-    """
+    """The necks of the rows' own latents, which are integrated out, if their scale is latent in the flat vector."""
     if not problem.layout.local:
         return []
     execution, places = run_at_zero(problem.bound)
@@ -84,14 +72,7 @@ def necks_of_rows(problem: Problem) -> list[Neck]:
 
 
 def funnel_hint(problem: Problem) -> list[str]:
-    """What to try where chains do not mix: the sites to reparameterise, and how.
-
-    Args:
-        problem: the model's densities.
-
-    Returns:
-        one sentence, or none: not of sites that are in that form already.
-    """
+    """A sentence on the sites to reparameterise if chains do not mix, and how; none for sites in that form already."""
     sites = {name: on for name, on in funnels(problem).items() if name not in problem.in_units_of_scale}
     if not sites:
         return []
@@ -107,10 +88,5 @@ def funnel_hint(problem: Problem) -> list[str]:
 
 
 def with_hint(said: str, problem: Problem) -> str:
-    """What is said, and after it the hint where there is one.
-
-    Args:
-        said: sentences, without the last one's full stop.
-        problem: the model's densities.
-    """
+    """The sentences `said`, without the last full stop, followed by the hint if there is one."""
     return ". ".join([said, *(hint[0].upper() + hint[1:] for hint in funnel_hint(problem))])

@@ -1,7 +1,7 @@
-"""Which dimension of a latent is looked up by an argument of codes, as in `level[hospital]`.
+"""The dimension of a latent that an argument of codes indexes, as in `level[hospital]`.
 
-A row with code k then depends on element k of that dimension alone, and a category k on element k alone, up to what
-all categories have in common. Both are seen in derivatives of one run; how the model writes it is of no matter.
+A row with code k then depends on element k of that dimension alone, and a category k on element k alone, up to terms
+that all categories share. Both are found by derivatives of one run, however the model writes them.
 """
 
 from __future__ import annotations
@@ -19,24 +19,20 @@ from pyro_fed.density.checks.dependence import run_at_random
 from pyro_fed.density.rows.labelled import plain
 from pyro_fed.density.running.trace_sites import Message, is_deterministic, sum_to_rows, without_event_dims
 
-#: Functions that pick elements: the places of the elements, of their dimension (None: the first) and of the index.
+#: Functions that pick elements: positions of the elements, of their dimension (None: the first) and of the index.
 PICKING: dict[Any, tuple[int, int | None, int]] = {
     torch.index_select: (0, 1, 2),
     Tensor.index_select: (0, 1, 2),
     torch.nn.functional.embedding: (1, None, 0),
 }
-#: Functions that compare, as one-hot codes do with all numbers.
+#: Functions that compare, as one-hot codes compare with all numbers.
 EQUAL = frozenset((torch.eq, Tensor.eq, Tensor.__eq__))
-#: A derivative in float64 that is this part of the largest is rounding: what normalising categories leaves.
+#: A derivative in float64 below this part of the largest is rounding, left by normalising categories.
 DERIVATIVE_TOLERANCE = 1e-9
 
 
 class Lookups:
-    """The model's latents, and what of them is looked up by which codes.
-
-    Args:
-        bound: the model and its arguments.
-    """
+    """The model's latents, and which of their axes are indexed by which codes."""
 
     def __init__(self, bound: BoundModel) -> None:
         self.execution, self.places = run_at_random(bound.doubled(), torch.Generator().manual_seed(0))
@@ -45,12 +41,7 @@ class Lookups:
         }
 
     def axes(self, codes: Tensor, size: int) -> Iterator[tuple[str, int]]:
-        """Latents with an axis whose elements the codes number, each with that axis.
-
-        Args:
-            codes: (n,) whole numbers from 0.
-            size: how many elements there are.
-        """
+        """Latents with an axis of `size` elements that the codes (n,), from 0, number, each with that axis."""
         for name, site in self.sites.items():
             value = site["value"]
             if site["is_observed"] or not isinstance(value, Tensor) or not value.requires_grad:
@@ -76,7 +67,7 @@ class Lookups:
         return False
 
     def _terms(self, value: Tensor, count: int) -> Iterator[Tensor]:
-        """Log densities (n,) of the sites with so many rows."""
+        """Log densities (n,) of the sites with n rows."""
         for site in self.sites.values():
             if site["value"] is value or is_deterministic(site):
                 continue
@@ -111,17 +102,10 @@ class Lookups:
 
 
 def num_elements(bound: BoundModel, columns: Sequence[Tensor]) -> list[int]:
-    """Of how many elements each column of codes picks one: the most of all places where the model uses it so.
+    """Number of elements from which the model picks by each column of codes: the largest over all uses; 0 without any.
 
-    Codes pick as an index, `level[stage]`, as what is compared with all numbers from 0 (one-hot), and as an observed
-    category. How the model goes on from there is of no matter.
-
-    Args:
-        bound: the model and its arguments.
-        columns: whole numbers from 0.
-
-    Returns:
-        A number for each column; 0 where the model picks nothing by it.
+    Codes pick as an index, `level[stage]`, by comparison with all numbers from 0 (one-hot), and as an observed
+    category. The model's further computations do not matter. The columns are whole numbers from 0.
     """
     picking = _Picking(columns)
     with picking:
@@ -135,11 +119,7 @@ def num_elements(bound: BoundModel, columns: Sequence[Tensor]) -> list[int]:
 
 
 class _Picking(TorchFunctionMode):
-    """Notes of how many elements some columns of codes pick one.
-
-    Args:
-        columns: of codes.
-    """
+    """Records the number of elements from which columns of codes pick."""
 
     def __init__(self, columns: Sequence[Tensor]) -> None:
         super().__init__()
@@ -163,12 +143,7 @@ class _Picking(TorchFunctionMode):
         return made
 
     def note(self, index: Any, size: int) -> None:
-        """Note what one index picks from, where it is one of the columns.
-
-        Args:
-            index: of any shape, or no tensor at all.
-            size: how many elements there are.
-        """
+        """Record the number of elements from which an index picks, if it is one of the columns."""
         if not isinstance(index, Tensor):
             return
         index = plain(index)
@@ -201,14 +176,14 @@ def _indices(value: Tensor, index: Any) -> Iterator[tuple[Tensor, int]]:
 
 
 def _width(part: Any) -> int:
-    """How many dimensions a part of an index is for."""
+    """Number of dimensions that a part of an index covers."""
     if part is None or part is Ellipsis:
         return 0
     return part.dim() if isinstance(part, Tensor) and part.dtype in (torch.bool, torch.uint8) else 1
 
 
 def _slope(total: Tensor, value: Tensor, axis: int) -> Tensor:
-    """Absolute derivatives of a number, summed over all axes but one; NaN is a dependence."""
+    """Absolute derivatives of a number, summed over all axes but one; NaN counts as a dependence."""
     if not total.requires_grad:
         return torch.zeros(value.shape[axis])
     (found,) = torch.autograd.grad(total, value, allow_unused=True, retain_graph=True)

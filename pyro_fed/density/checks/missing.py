@@ -1,8 +1,8 @@
-"""Whether a model handles the values that are missing: data with NaN or infinities, and densities without.
+"""Whether a model handles missing values: data with NaN or infinities, and finite densities.
 
-A density that is finite says little of NaN by itself, since a comparison takes NaN for a number: `(x > 0)` is false.
-So the model must look at them too: by `torch.isnan(x)` and its like, by a mask over an observed site, or by a
-distribution that leaves them out. Or it must not read them, as a column of a data frame that it does not use.
+A finite density alone proves little, since a comparison treats NaN as a number: `(x > 0)` is false. So the model must
+also test for NaN: by `torch.isnan(x)` and similar functions, by a mask over an observed site, or by a distribution that
+leaves them out. Or it must not read them, like a column of a data frame that it does not use.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from pyro_fed.density.checks.blame import is_users
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.running import nan_masked, observed_values
 
-#: Functions that tell NaN from numbers.
+#: Functions that distinguish NaN from numbers.
 TELLING = frozenset(
     getattr(where, name)
     for name in ("isnan", "isfinite", "isinf", "nan_to_num", "nansum", "nanmean", "nanmedian")
     for where in (torch, Tensor)
 )
-#: The same where both arguments are one: `x != x`.
+#: Functions that do so if both arguments are the same: `x != x`.
 COMPARING = frozenset((torch.ne, torch.eq, Tensor.ne, Tensor.eq, Tensor.__ne__, Tensor.__eq__))
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
-#: Modules here that look for NaN in the model's place.
+#: Modules of this package that test for NaN in the model's place.
 LOOKING = frozenset((observed_values.__file__, nan_masked.__file__))
-#: What stands in the place of NaN, to see whether the model reads it.
+#: Values in place of NaN, which show whether the model reads them.
 STAND_INS = (-1e4, 0.5, 1e4)
 #: Spreads of the points at which densities must be finite.
 SPREADS = (0.1, 0.5)
 
 
 class _Looks(TorchFunctionMode):
-    """Notes which tensors the model tells NaN from numbers in."""
+    """Records the tensors in which the model distinguishes NaN from numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,11 +59,7 @@ class _Looks(TorchFunctionMode):
 
 
 def unhandled_missing_values(problem: Problem) -> str | None:
-    """Why the missing values of the data are none that the model handles; None where it does.
-
-    Args:
-        problem: the model's densities, of data with NaN or infinities.
-    """
+    """Why the model does not handle the missing values of its data; None if it does."""
     for z in _points(problem):
         terms = problem.pointwise_log_lik(z)
         if not bool(terms.isfinite().all()):
@@ -84,7 +80,7 @@ def _points(problem: Problem) -> list[Tensor]:
 
 
 def _not_looked_at(problem: Problem) -> list[str]:
-    """Arguments with NaN in which the model does not look for it."""
+    """Arguments with NaN in which the model does not test for it."""
     z = torch.zeros(problem.dim, dtype=problem.dtype)
     with _Looks() as looks:
         problem.execute_at(z, problem.all_rows, densities=True)
@@ -92,19 +88,19 @@ def _not_looked_at(problem: Problem) -> list[str]:
     leaves += [leaf for leaf in pytree.tree_leaves(problem.all_rows) if isinstance(leaf, Tensor)]
     known = {_storage(leaf) for leaf in leaves}
     seen = {_storage(leaf) for leaf in looks.at}
-    if seen - known:  # something computed from the data, of which it is not known from which
+    if seen - known:  # computed from data, but it is unknown which
         return []
     with_nan = [(name, leaf) for name, _, leaf in problem.arguments.columns if _has_nan(leaf)]
     return [name for name, leaf in with_nan if _storage(leaf) not in seen and _is_read(problem, leaf)]
 
 
 def _is_read(problem: Problem, leaf: Tensor) -> bool:
-    """Whether the log densities depend on what stands in the place of the leaf's NaN."""
+    """Whether the log densities depend on the values in the place of the leaf's NaN."""
     z = _points(problem)[-1]
     parts, form = pytree.tree_flatten(problem.all_rows)
     places = [i for i, part in enumerate(parts) if isinstance(part, Tensor) and _storage(part) == _storage(leaf)]
     if not places:
-        return True  # the model gets a copy, of which it is not known whose it is
+        return True  # the model gets a copy, and it is unknown of which argument
     terms = problem.pointwise_log_lik(z)
     for number in STAND_INS:
         filled = [part.nan_to_num(nan=number) if i in places else part for i, part in enumerate(parts)]

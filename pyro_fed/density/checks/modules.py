@@ -11,18 +11,15 @@ from torch import nn
 
 from pyro_fed.errors import ModelError
 
-#: What `pyro.module` says of each frozen weight at every run of the model: that it is no parameter, as it was meant.
+#: The warning of `pyro.module` on each frozen weight at every run of the model: it is not a parameter, as intended.
 FROZEN = r".* was not registered in the param store because requires_grad=False"
 
 
 def check_modules(model: Callable[..., Any]) -> None:
     """Refuse batch normalisation by the batch at hand, in a module or in one that a function refers to.
 
-    Frozen weights are fine. Where a module has some, what Pyro warns of at every run of the model, that these are no
-    parameters, is left out from here on.
-
-    Args:
-        model: the Pyro model.
+    Frozen weights are fine. If a module has some, Pyro's warning at every run of the model, that these are not
+    parameters, is suppressed from here on.
 
     Raises:
         ModelError: names the layer and the cure.
@@ -41,7 +38,7 @@ def check_modules(model: Callable[..., Any]) -> None:
 
 
 def _modules_of(model: Callable[..., Any]) -> Iterator[nn.Module]:
-    """The model where it is a module, the module whose method it is, and those that a function refers to."""
+    """The model if it is a module, the module whose method it is, and those that a function refers to."""
     owner = getattr(model, "__self__", model)
     if isinstance(owner, nn.Module):
         yield owner

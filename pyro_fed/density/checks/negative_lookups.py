@@ -1,6 +1,6 @@
-"""Groups that a model looks up by negative numbers: `level[group]` at -1 is the last group's, without a word.
+"""Groups that a model looks up by negative numbers: `level[group]` at -1 is silently the last group's.
 
-pandas codes what is missing as -1, and `level[group - 1]` meets a group that is numbered 0.
+pandas codes missing values as -1, and `level[group - 1]` is -1 for a group with number 0.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from pyro_fed.density.checks.blame import Line, current_line, line_text
 from pyro_fed.density.rows.labelled import plain
 from pyro_fed.errors import warn_user
 
-#: What may be negative in an index.
+#: Dtypes of an index that may be negative.
 WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
 class NegativeLookups(TorchFunctionMode):
-    """Notes where the model's own lines look up by tensors that have negative numbers among them.
+    """Records where the model's own lines look up by tensors that have negative numbers among them.
 
     Attributes:
-        found: the smallest of them, how many there are, of how many, and the first one's place, by line.
+        found: by line: the smallest of them, their number, the number of all, and the first one's place.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class NegativeLookups(TorchFunctionMode):
             self.found[line] = int(plain(index).min()), int(below.sum()), len(below), int(below.nonzero()[0])
 
     def warn(self) -> None:
-        """Say what was found."""
+        """Warn of the negative lookups found."""
         for line, (least, count, size, first) in self.found.items():
             warn_user(
                 f"the model looks up by negative numbers at {line_text(line)}: {least} among {count} of {size} entries"

@@ -8,11 +8,7 @@ from pyro_fed.errors import DataError, ModelError
 
 
 def size_of_plate(plate: str, declared: Mapping[str, int]) -> int:
-    """The partitioned plate's size, among those that the model declared for its plates.
-
-    Args:
-        plate: name of the partitioned plate.
-        declared: sizes of the model's plates.
+    """The partitioned plate's size, among the sizes that the model declared for its plates.
 
     Raises:
         ModelError: the model has no such plate; names those that it has.
@@ -23,16 +19,7 @@ def size_of_plate(plate: str, declared: Mapping[str, int]) -> int:
 
 
 def check_plate_size(plate: str, size: int, num_rows: int) -> None:
-    """Refuse row-sharded data whose rows are not the plate's.
-
-    Args:
-        plate: name of the partitioned plate.
-        size: its size, as the model declares it.
-        num_rows: rows of the data.
-
-    Raises:
-        DataError: names both numbers.
-    """
+    """Refuse row-sharded data with another number of rows than the plate has; the DataError names both numbers."""
     if size != num_rows:
         raise DataError(
             f"plate '{plate}' has size {size}, but the data split by rows have {num_rows} rows. Where the rows are on "

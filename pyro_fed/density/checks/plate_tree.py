@@ -1,4 +1,4 @@
-"""A drawing of a model's plates: which is in which, their sites, and what each site's density depends on."""
+"""A drawing of a model's plates: their nesting, their sites, and the latents that each site's density depends on."""
 
 from __future__ import annotations
 
@@ -38,11 +38,7 @@ class _Branch:
 
 
 def dependences(bound: BoundModel) -> tuple[Execution, dict[str, list[str]]]:
-    """One run of the model on all rows, and the latent sites that each site's density depends on.
-
-    Args:
-        bound: the model and its arguments.
-    """
+    """One run of the model on all rows, and the latent sites that each site's density depends on."""
     execution, places = run_at_zero(bound)
     found = {}
     for name, msg in execution.trace.nodes.items():
@@ -54,15 +50,12 @@ def dependences(bound: BoundModel) -> tuple[Execution, dict[str, list[str]]]:
 
 
 def plate_tree(bound: BoundModel) -> str:
-    """The drawing, after a line break; empty for a model of one plate, of which there is nothing to say.
+    """The drawing, after a line break; "" for a model of one plate.
 
     plate 'county' (85), split over the clients
     ├─ a ← mu, tau
     └─ plate 'obs' (919), whose rows follow 'county'
        └─ y ← sigma, a
-
-    Args:
-        bound: the model and its arguments.
     """
     execution, found = dependences(bound)
     root = _Branch()
@@ -83,11 +76,7 @@ def plate_tree(bound: BoundModel) -> str:
 
 
 def check_followers(bound: BoundModel, plates: tuple[str, ...]) -> None:
-    """Refuse sites outside the partitioned plate, and the plates whose rows follow it, that depend on latents inside.
-
-    Args:
-        bound: the model and its arguments.
-        plates: the partitioned plate, and those that follow it.
+    """Refuse sites outside `plates`, the partitioned one and those whose rows follow it, that depend on latents inside.
 
     Raises:
         ModelError: names the site, the latents and the cure, and draws the plates.

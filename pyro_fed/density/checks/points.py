@@ -1,4 +1,4 @@
-"""Where a model is looked at: near zero, and where its prior has its mass."""
+"""Points at which a model is examined: near zero, and where its prior has its mass."""
 
 from __future__ import annotations
 
@@ -12,22 +12,19 @@ from pyro_fed.density.checks.first_run import SPREAD, FirstRun
 from pyro_fed.density.layout import Site
 from pyro_fed.density.running.trace_sites import unconstraining
 
-#: Half the width of the interval for latents whose prior cannot be drawn from, and for those of rows.
+#: Half the width of the interval for latents whose prior cannot be drawn from, and for latents of rows.
 RADIUS = 2.0
-#: No further from zero: a heavy tail's draw overflows, and says nothing.
+#: Largest distance from zero: a heavy tail's draw overflows, and shows nothing.
 MAX_PRIOR_DRAW = 50.0
-#: Spread of the second point where the prior is wider.
+#: Spread of the second point if the prior is wider.
 MIDDLE_SPREAD = 1.0
 
 
 def points(problem: RowDensities, seen: FirstRun) -> Tensor:
     """Three unconstrained points (3, D), float64: near zero, within one of it, and a draw of the priors.
 
-    The priors are those of the first run: a prior whose parameters are latents is met where these are near zero.
-
-    Args:
-        problem: the model's densities.
-        seen: the model's first run; where it was spread, the first point is its own.
+    The priors are those of the first run: a prior whose parameters are latents is used with these near zero. If the
+    first run was spread, the first point is its own.
     """
     generator = torch.Generator().manual_seed(0)
     near = SPREAD * torch.randn(problem.dim, generator=generator, dtype=torch.float64)
@@ -40,7 +37,7 @@ def points(problem: RowDensities, seen: FirstRun) -> Tensor:
 
 
 def _draw(seen: FirstRun, site: Site, generator: torch.Generator) -> Tensor:
-    """A draw of a site's prior, unconstrained and flat; uniform where it cannot be drawn from."""
+    """A draw of a site's prior, unconstrained and flat; uniform if it cannot be drawn from."""
     msg = seen.execution.trace.nodes[site.name]
     uniform = RADIUS * (2 * torch.rand(site.size, generator=generator, dtype=torch.float64) - 1)
     with torch.random.fork_rng(devices=[]):  # torch.manual_seed would ask every kind of device, for 0.3 ms
@@ -53,13 +50,7 @@ def _draw(seen: FirstRun, site: Site, generator: torch.Generator) -> Tensor:
 
 
 def local_points(problem: RowDensities, seen: FirstRun, at: Tensor) -> Tensor:
-    """Unconstrained latents of some rows at these points (3, n, d), float64.
-
-    Args:
-        problem: the model's densities.
-        seen: the model's first run.
-        at: (n,) row numbers.
-    """
+    """Unconstrained latents (3, n, d), float64, of the rows with numbers `at` (n,), at the three points."""
     generator = torch.Generator().manual_seed(1)
     drawn = torch.randn(3, len(at), problem.local_dim, generator=generator, dtype=torch.float64)
     drawn[0] *= SPREAD

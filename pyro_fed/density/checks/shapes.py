@@ -1,7 +1,7 @@
-"""Shapes that a plate over rows does not go with.
+"""Shapes that are incompatible with a plate over rows.
 
-A latent whose size depends on the rows at hand: `int(group.max()) + 1` is another number at every client. And rows that
-stand in a site twice: in its plate, and as values of each row.
+A latent whose size depends on the rows at hand: `int(group.max()) + 1` is another number at every client. And a site
+that has rows twice: in its plate, and as values of each row.
 """
 
 from __future__ import annotations
@@ -14,13 +14,7 @@ from pyro_fed.errors import ModelError
 
 
 def another_size(name: str, shape: tuple[int, ...], found: tuple[int, ...]) -> ModelError:
-    """What to say of it.
-
-    Args:
-        name: of the latent site.
-        shape: its shape in the model's first run, on all rows.
-        found: its shape in another run, on other rows.
-    """
+    """The error for a latent site whose `shape` in the first run, on all rows, is not that `found` on other rows."""
     line = current_line()
     at = f" at {line_text(line)}" if line else ""
     return ModelError(
@@ -33,12 +27,7 @@ def another_size(name: str, shape: tuple[int, ...], found: tuple[int, ...]) -> M
 
 
 def rows_as_values(bound: BoundModel, name: str) -> str:
-    """What to say of a site each of whose rows holds all rows' values; empty where that is not so.
-
-    Args:
-        bound: the model and its arguments.
-        name: of a site inside the plate.
-    """
+    """A sentence on a site inside the plate each of whose rows holds all rows' values; "" if that is not so."""
     site = run_at_zero(bound)[0].trace.nodes.get(name)
     frame = None if site is None else frame_of(site, bound.plate)
     if site is None or frame is None or frame.dim is None:

@@ -1,4 +1,4 @@
-"""What a Pyro model consists of: the sites found in its first run, which had Pyro's validation on."""
+"""The sites of a Pyro model, from its first run, which had Pyro's validation on."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class OutsideSupportError(DataError):
     """Data outside a likelihood's support.
 
     Attributes:
-        row: the first such row of all, where it can be told.
+        row: the first such row of all, if it is known.
     """
 
     def __init__(self, message: str, row: int | None) -> None:
@@ -49,13 +49,13 @@ class OutsideSupportError(DataError):
 
 
 def describe(bound: BoundModel, seen: FirstRun, whole: Mapping[str, int] | None = None) -> Layout:
-    """List the sites of a model's first run; the model is run again only where it has latents inside the plate.
+    """List the sites of a model's first run; the model is run again only if it has latents inside the plate.
 
     Args:
         bound: the model and its arguments.
         seen: its first run, on all rows.
-        whole: sizes that the split plates have with others' rows too, where these are a part of all; a model that has
-            its sizes as numbers declares these.
+        whole: sizes of the split plates with others' rows too, if the rows are a part of all; a model that has its
+            sizes as numbers declares these.
 
     Raises:
         ModelError: names the site, the plate, what was expected and the cure.
@@ -81,7 +81,7 @@ def describe(bound: BoundModel, seen: FirstRun, whole: Mapping[str, int] | None 
 
 
 def _check_names(trace: Any, plates: Collection[str]) -> None:
-    """Refuse names of sites and plates that no result can hold: it has dimensions of that name, or no file does."""
+    """Refuse names of sites and plates that results cannot hold, as names of their dimensions or in files."""
     for plate in plates:
         if plate in TAKEN:
             raise ModelError(f"plate {plate!r}: a result has a dimension of that name; call the plate otherwise")
@@ -110,7 +110,7 @@ def _deterministic_values(
     moved: Collection[str],
     discrete: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
-    """Values of the deterministic sites near the point: one further in some latents, discrete ones at these values."""
+    """Values of the deterministic sites near the point: moved by one in some latents, discrete ones at these values."""
 
     def source(msg: Message, _transform: Any) -> Tensor:
         return point[msg["name"]] + float(msg["name"] in moved)
@@ -151,7 +151,7 @@ def _layout(trace: Any, shapes: dict[str, tuple[int, ...]], plates: tuple[str, .
 
 
 def _kind(msg: Message, trace: Any, latents: Collection[str], plates: tuple[str, ...]) -> str | None:
-    """Which of the layout's dictionaries a site belongs to; None for none."""
+    """The name of the layout's dictionary to which a site belongs; None if it belongs to none."""
     if msg["name"] in latents:
         return "latent" if row_axis(msg, plates[0]) is None else "local"
     if not msg["is_observed"] and is_discrete(msg):
@@ -174,14 +174,7 @@ def _one_after_the_other(sites: dict[str, Site], size: Callable[[Site], int]) ->
 
 
 def site_dims(msg: Message) -> tuple[str, ...]:
-    """A dimension takes its plate's name; the others are numbered as ArviZ does.
-
-    Args:
-        msg: the site's message in a trace.
-
-    Returns:
-        one name for each dimension of its value.
-    """
+    """A name for each dimension of a site's value: its plate's name, or a number as ArviZ assigns it."""
     shape, event_dim = tuple(msg["value"].shape), msg["fn"].event_dim
     names = [f"{msg['name']}_dim_{i}" for i in range(len(shape))]
     for frame in msg["cond_indep_stack"]:
@@ -238,7 +231,7 @@ def _check_plate(bound: BoundModel, declared: dict[str, int], trace: Any, whole:
 
 
 def _check_priors(trace: Any) -> None:
-    """Refuse priors with parameters in whole numbers that cannot be drawn from, in Pyro neither."""
+    """Refuse priors with parameters in whole numbers that cannot be drawn from, which Pyro cannot do either."""
     for name, msg in trace.nodes.items():
         if msg["type"] != "sample" or msg["is_observed"] or is_deterministic(msg) or is_discrete(msg):
             continue
@@ -262,7 +255,7 @@ def _is_whole(value: Any) -> bool:
 
 
 def _check_observed(bound: BoundModel, seen: FirstRun) -> None:
-    """Data that lie in the support and have the distribution's shape."""
+    """Refuse data outside the support, or with another shape than the distribution's."""
     arguments = bound.arguments
     for name, msg in seen.execution.trace.nodes.items():
         if msg["type"] != "sample" or not msg["is_observed"] or is_deterministic(msg):
@@ -291,7 +284,7 @@ def _check_observed(bound: BoundModel, seen: FirstRun) -> None:
 
 
 def _check_broadcastable(name: str, msg: Message) -> None:
-    """Shapes of the data and of their distribution that go together."""
+    """Refuse data and a distribution whose shapes do not broadcast."""
     found, wanted = tuple(msg["value"].shape), tuple(msg["fn"].shape())
     try:
         torch.broadcast_shapes(found, wanted)
@@ -303,7 +296,7 @@ def _check_broadcastable(name: str, msg: Message) -> None:
 
 
 def _argument_of(value: Any, arguments: Arguments) -> str | None:
-    """The argument that a site's values are, if they are one."""
+    """The name of the argument that a site's values are, if they are one."""
     if not isinstance(value, Tensor):
         return None
     for name, leaf in zip(arguments.names, arguments.leaves, strict=True):
@@ -314,7 +307,7 @@ def _argument_of(value: Any, arguments: Arguments) -> str | None:
 
 
 def _first_outside(msg: Message, arguments: Arguments) -> int | None:
-    """The first row whose value is outside; None where the site's first axis is not that of the rows."""
+    """The first row whose value is outside; None if the site's first axis is not that of the rows."""
     value = msg["value"]
     if not isinstance(value, Tensor) or not value.dim() or len(value) != arguments.num_rows:
         return None
@@ -322,7 +315,7 @@ def _first_outside(msg: Message, arguments: Arguments) -> int | None:
 
 
 def _first_row(bad: Tensor, arguments: Arguments) -> int | None:
-    """The first row with an entry that is bad; None where the first axis is not that of the rows."""
+    """The first row with an entry that is bad; None if the first axis is not that of the rows."""
     if not bad.dim() or len(bad) != arguments.num_rows:
         return None
     rows = bad.reshape(len(bad), -1).any(1).nonzero()
@@ -330,7 +323,7 @@ def _first_row(bad: Tensor, arguments: Arguments) -> int | None:
 
 
 def _argument_outside_support(msg: Message, arguments: Arguments) -> str:
-    """The argument that a site's values are, the least and the greatest of them, and what a Bernoulli takes."""
+    """A clause on the argument that a site's values are, its least and greatest value, and a Bernoulli's values."""
     value = msg["value"]
     if not isinstance(value, Tensor) or not value.numel():
         return ""

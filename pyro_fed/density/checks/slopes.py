@@ -1,14 +1,14 @@
 """A model whose gradient is not that of its density: `.item()`, `.detach()` and NumPy take a value out of the graph.
 
-All algorithms follow gradients, and would not see what the density says of such a latent. Along a direction d the
-gradient g is compared with the central difference (f(z + h d) - f(z - h d)) / 2h at two steps h, in float64; where the
-two differences agree with each other, and not with g · d, it is the gradient that is wrong.
+All algorithms follow gradients, and would miss the density's dependence on such a latent. Along a direction d the
+gradient g is compared with the central difference (f(z + h d) - f(z - h d)) / 2h at two steps h, in float64; if the two
+differences agree with each other, and not with g · d, the gradient is wrong.
 
-Rounding, comparing and counting make steps of a latent: the gradient is right between two of them, mostly zero, and
-says nothing of the next. Where the model has such an operation, see `blame.Cut`, the latents that go into it are
+Rounding, comparing and counting turn a latent into steps: the gradient is right between two of them, mostly zero, and
+does not show the next. If the model has such an operation, see `blame.GradientCut`, the latents that go into it are
 followed along a line as in `compiling.jumps`: intervals over which the density changes by most that its gradient does
-not explain, |f(b) - f(a) - (b - a) (g(a) + g(b)) / 2|, are cut again and again. Of what is smooth, or continuous at
-least, nothing is left.
+not explain, |f(b) - f(a) - (b - a) (g(a) + g(b)) / 2|, are bisected repeatedly. For a density that is smooth, or at
+least continuous, the change tends to zero.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ from pyro_fed.density.compiling.jumps import both_sides
 from pyro_fed.density.layout import Site
 from pyro_fed.errors import ModelError, listed
 
-#: The two steps, in units of the unconstrained space: rounding is 1e-9 of the density there, curvature 1e-6 of it.
+#: The two steps, in units of the unconstrained space: the error of rounding is 1e-9 of the density, of curvature 1e-6.
 STEPS = (1e-4, 3e-5)
-#: The differences agree to this part, and a gradient that is off by the other is wrong, unless rounding makes that.
+#: Relative tolerance between the differences, and error above which a gradient is wrong, unless it is rounding.
 DIFFERENCE_TOLERANCE, WRONG_GRADIENT_SHARE = 1e-3, 1e-2
 
-#: Rows of which the density is looked at for steps, and numbers of the points that are run together.
+#: Rows whose density is examined for steps, and the number of points that are run together.
 STEP_ROWS, NUMBERS_AT_ONCE = 128, 10_000_000
 #: Intervals at first: ends by powers of ten to both sides of zero, so many a power. So many of them are cut, each into
 #: so many, until they are as short as rounding lets them be.
 SMALLEST_POWER, LARGEST_POWER, PLACES_PER_POWER = -2, 3, 2
 NUM_CUT_INTERVALS, PIECES_PER_INTERVAL, SHORTEST_INTERVAL = 4, 16, 1e-8
-#: What torch says of an operation that it cannot differentiate.
+#: torch's message on an operation that it cannot differentiate.
 NO_DERIVATIVE = re.compile(r"derivative for '?(?:aten::)?(\w+)")
-#: What users call what torch calls otherwise.
+#: Users' names of operations that have other names in torch.
 CALLED = {"igamma": "special_gammainc", "igammac": "special_gammaincc"}
-#: Nats that are a step; steps where the density is lower than its best on the line by `IGNORED_NATS` nats say nothing.
+#: Nats that count as a step; steps where the density is `IGNORED_NATS` nats below its best on the line are ignored.
 STEP_NATS, IGNORED_NATS = 0.05, 10.0
 
-#: What to do about steps.
+#: The cure for steps.
 OF_STEPS = (
     "Write it smoothly, such as torch.sigmoid((x - t) / width) in place of x > t, and the latent itself in place of a "
     "rounded one; or make what is counted a discrete latent (pyro.sample of a Categorical), which is summed over"
 )
 
-#: What a likelihood that is the same wherever one looks is told.
+#: The cure for a likelihood that is the same at all points.
 FLAT = (
     "the likelihood is the same at all points at which it was looked at, near zero and where the prior has its mass, "
     "though its gradient is not zero: it is lost in rounding there, as a difference of two distribution functions is "
@@ -88,10 +88,10 @@ def check_slope(
         values: (M,) log densities at the points `beside` this one, in float64.
         slope: (D,) the gradient at `at`.
         at: (D,).
-        run: log densities (M,) and gradients (M, D) at points (M, D): it is asked where the gradient is wrong.
+        run: gives log densities (M,) and gradients (M, D) at points (M, D); called only if the gradient is wrong.
         sites: latent sites of the flat vector.
         others: further points, (P, D).
-        left: a line of the model that takes a value out of the graph, quoted; empty where none does.
+        left: a line of the model that takes a value out of the graph, quoted; "" if none does.
         flat: whether the likelihood is the same at all points.
 
     Raises:
@@ -120,12 +120,7 @@ def check_slope(
 
 
 def steps(problem: RowDensities, z: Tensor) -> dict[str, Line]:
-    """Latents along which the log density jumps, with the lines of the model that make steps of them.
-
-    Args:
-        problem: the model's densities, in float64.
-        z: (D,) the point that is moved from.
-    """
+    """Latents along which the log density jumps, from z (D,), with the lines of the model that make steps of them."""
     generator = torch.Generator().manual_seed(6)
     at = torch.randperm(len(problem.rows[0]), generator=generator)[:STEP_ROWS]
     rows = tuple(leaf[at] for leaf in problem.rows)
@@ -139,11 +134,7 @@ def steps(problem: RowDensities, z: Tensor) -> dict[str, Line]:
 
 
 def said_of(found: Mapping[str, Line]) -> str:
-    """What there is to say of latents in steps.
-
-    Args:
-        found: by `steps`; some.
-    """
+    """A sentence on latents in steps, found by `steps`."""
     lines = listed(list(dict.fromkeys(map(line_text, found.values()))))
     return (
         f"the log density jumps along {listed(map(repr, found))}, at {lines}: rounding, comparing and counting make "
@@ -152,12 +143,7 @@ def said_of(found: Mapping[str, Line]) -> str:
 
 
 def without_derivative(problem: RowDensities, error: Exception) -> ModelError | None:
-    """What to say of an operation that torch cannot differentiate; None of other errors.
-
-    Args:
-        problem: the model's densities.
-        error: raised where a gradient was taken.
-    """
+    """The error for an operation that torch cannot differentiate, from the one raised; None for other errors."""
     match = NO_DERIVATIVE.search(str(error))
     if match is None:
         return None
@@ -188,13 +174,13 @@ def _behind_cuts(problem: RowDensities, rows: tuple[Tensor, ...], point: Tensor)
 
 
 def _parts(problem: RowDensities, point: Tensor, rows: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:
-    """What the model takes at a point: z, the rows and their latents."""
+    """The model's input at a point: z, the rows and their latents."""
     z, local = point.split([problem.dim, len(point) - problem.dim])
     return z, rows, local.reshape(len(rows[0]), problem.local_dim)
 
 
 def _line_of(problem: RowDensities, name: str, count: int) -> Tensor:
-    """A direction in which a latent moves alone, of the flat vector and the latents of so many rows."""
+    """A direction in which a latent moves alone, in the flat vector and the latents of `count` rows."""
     z = torch.zeros(problem.dim, dtype=torch.float64)
     local = torch.zeros(count, problem.local_dim, dtype=torch.float64)
     site = problem.sites.get(name) or problem.layout.local[name]
@@ -242,7 +228,7 @@ def _jumps(problem: RowDensities, rows: tuple[Tensor, ...], point: Tensor, line:
 
 
 def _run(problem: RowDensities, along: Callable[[Tensor], Any], places: Tensor) -> tuple[Tensor, Tensor]:
-    """Values and slopes at some places; no numbers where the model cannot be run, as beyond the end of a table."""
+    """Values and slopes at some places; NaN if the model cannot be run, as beyond the end of a table."""
     try:
         found: tuple[Tensor, Tensor] = problem.vmap(along)(places)
         return found
@@ -263,7 +249,7 @@ def _right_elsewhere(run: Callable[[Tensor], tuple[Tensor, Tensor]], points: Ten
 
 
 def _nearby(at: Tensor) -> Tensor:
-    """Points around one, (4, D), as far from it as unconstrained latents may well be from each other."""
+    """Points around one, (4, D), at typical distances between unconstrained latents."""
     generator = torch.Generator().manual_seed(5)
     return at + torch.randn(4, len(at), generator=generator, dtype=torch.float64)
 
@@ -277,13 +263,13 @@ def _difference_points(at: Tensor, direction: Tensor) -> Tensor:
 
 
 def _differs(values: Tensor, slope: Tensor, direction: Tensor) -> bool:
-    """Whether the gradient is wrong, where that can be told."""
+    """Whether the gradient is wrong, if that can be decided."""
     wrong, known = _gradient_verdict(values, slope, direction)
     return bool(wrong & known)
 
 
 def _is_right(values: Tensor, slope: Tensor, direction: Tensor) -> bool:
-    """Whether the gradient is right, where that can be told."""
+    """Whether the gradient is right, if that can be decided."""
     wrong, known = _gradient_verdict(values, slope, direction)
     return bool(~wrong & known)
 

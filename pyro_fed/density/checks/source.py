@@ -1,4 +1,4 @@
-"""What a model's source says: the lines of its sites, and the data that it holds by itself instead of as arguments."""
+"""A model's source: the lines of its sites, and the data that it holds by itself instead of as arguments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from pyro_fed.density.checks.blame import Line, Statements, is_users
 from pyro_fed.errors import listed
 
-#: How deep functions that a model calls are looked into.
+#: Depth of calls to which a model's functions are examined.
 MAX_DEPTH = 3
 
 
@@ -28,7 +28,7 @@ class HeldData(NamedTuple):
     Attributes:
         name: as the model calls them.
         kind: "global", "enclosing variable" or "attribute".
-        value: what is held.
+        value: the data.
     """
 
     name: str
@@ -37,11 +37,7 @@ class HeldData(NamedTuple):
 
 
 def observed_lines(run: Callable[[], Any]) -> list[tuple[str, Line]]:
-    """The observed sites of a run of a model and their lines, in order.
-
-    Args:
-        run: runs the model and returns its trace.
-    """
+    """The observed sites of a model and their lines, in order; `run` runs the model and returns its trace."""
     statements: dict[str, Line] = {}
     with Statements(statements):
         trace = run()
@@ -53,12 +49,7 @@ def observed_lines(run: Callable[[], Any]) -> list[tuple[str, Line]]:
 
 
 def in_a_plate(plate: str, line: Line) -> str:
-    """How the statement of an observed site is written inside of a plate.
-
-    Args:
-        plate: its name.
-        line: of the statement.
-    """
+    """The statement of an observed site, on this line, as it is written inside the plate."""
     text = linecache.getline(*line).strip()
     loop = linecache.getline(line[0], line[1] - 1).strip().startswith("for ")
     value = re.search(r"obs\s*=\s*([A-Za-z_][\w.]*)", text)
@@ -71,12 +62,7 @@ def in_a_plate(plate: str, line: Line) -> str:
 
 
 def held_data(model: Any, num_rows: int) -> list[HeldData]:
-    """Arrays with as many rows as the plate that the model has from elsewhere than its arguments.
-
-    Args:
-        model: the Pyro model.
-        num_rows: rows of the plate.
-    """
+    """Arrays with as many rows as the plate that the model has from elsewhere than its arguments."""
     found: dict[str, HeldData] = {}
     for held in _held_data(model, 0, set()):
         shape = np.shape(held.value) if isinstance(held.value, Tensor | np.ndarray) else _shape(held.value)
@@ -86,24 +72,12 @@ def held_data(model: Any, num_rows: int) -> list[HeldData]:
 
 
 def held_sizes(model: Any, num_rows: int) -> list[str]:
-    """Names of whole numbers that the model has from elsewhere and that are the number of all rows.
-
-    Args:
-        model: the Pyro model.
-        num_rows: rows of the plate.
-    """
+    """Names of whole numbers that the model has from elsewhere and that are the number of all rows."""
     return [held.name for held in _held_data(model, 0, set()) if type(held.value) is int and held.value == num_rows]
 
 
 def as_arguments(model: Any, names: list[str], held: list[HeldData], plate: str) -> str:
-    """The sentence that tells a user to make arguments of data that a model holds, with the call.
-
-    Args:
-        model: the Pyro model.
-        names: of the arguments that it has.
-        held: what it holds.
-        plate: the partitioned plate's name.
-    """
+    """The sentence that asks a user to make arguments of held data, with the call; `names` are the arguments."""
     kinds = {
         kind: [f"'{one.name}'" for one in held if one.kind == kind] for kind in dict.fromkeys(h.kind for h in held)
     }
@@ -130,7 +104,7 @@ def _shape(value: Any) -> tuple[int, ...]:
 
 
 def _held_data(model: Any, depth: int, seen: set[int]) -> Iterator[HeldData]:
-    """What a model and the functions that it calls have by enclosing variables, globals and attributes."""
+    """Data that a model and the functions that it calls have by enclosing variables, globals and attributes."""
     if depth > MAX_DEPTH or id(model) in seen:
         return
     seen.add(id(model))
@@ -155,7 +129,7 @@ def _held_data(model: Any, depth: int, seen: set[int]) -> Iterator[HeldData]:
 
 
 def _variables(function: Any) -> Iterator[tuple[str, HeldData]]:
-    """Enclosing variables and globals that a function's code names, those of functions inside it too."""
+    """Enclosing variables and globals in the code of a function and of functions inside it."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             yield name, HeldData(name, "enclosing variable", cell.cell_contents)

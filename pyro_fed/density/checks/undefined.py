@@ -1,13 +1,13 @@
-"""Where a log density, its gradient or its second derivative is no number, and the operation that makes it so.
+"""Where a log density, its gradient or its second derivative is NaN or infinite, and the operation that causes it.
 
 Torch computes derivatives of formulas: that of y log r at y = r = 0, of 0 ** k, or of a branch of torch.where that is
-not taken may be NaN where the density is a number. A row with such an operation has no derivative at any point, and an
-algorithm that follows derivatives fails at it, or leaves its client out: the model is refused. Other densities are not
-defined on a part of the space alone, such as beyond a bound that two latents have in common. Inference starts outside
-of that part (`starts`) and leaves it out of its averages.
+not taken may be NaN although the density is finite. A row with such an operation has no derivative at any point, and an
+algorithm that follows derivatives fails at it, or leaves its client out: the model is refused. Other densities are
+undefined only on a part of the space, such as beyond a bound that two latents share. Inference starts outside of that
+part (`starts`) and leaves it out of its averages.
 
-Whether all is finite is known from one gradient and one product with the Hessian over all rows (`slopes_and_bends`).
-Only where they are not are rows looked at one by one. The operation is what torch's anomaly mode says of one of them.
+One gradient and one product with the Hessian over all rows show whether all is finite (`slopes_and_bends`). Only if
+they are not, rows are examined one by one. The operation is the one in the message of torch's anomaly mode.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from pyro_fed.density.checks.blame import Line, Statements, is_users_file, line_
 from pyro_fed.density.running.handlers import run_model
 from pyro_fed.errors import ModelError, listed
 
-#: What is looked at: each only where those before it are finite.
+#: The orders of derivatives: each is checked only if those before it are finite.
 ORDERS = ("log density", "gradient of the log density", "second derivative of the log density")
-#: What torch's anomaly mode says of an operation, and of where it stands.
+#: The message of torch's anomaly mode on an operation, and on its place.
 _OPERATION, _FRAME = re.compile(r"(?:in|by) (\w+?)Backward\d*"), re.compile(r'File "([^"]+)", line (\d+), in (.+)')
-#: What to do, by the order.
+#: The cure, by the order.
 _NO_DENSITY = "give the latents a support on which it is, or these rows a likelihood under which they are possible"
 _NO_DERIVATIVE = (
     "keep the operation away from its edge in these rows, such as rate.clamp_min(1e-30) in place of a rate of 0, or by "
@@ -41,11 +41,11 @@ _NO_DERIVATIVE = (
 
 
 class UndefinedError(ModelError):
-    """A log density, or a derivative of it, that is not finite at any point that was looked at.
+    """A log density, or a derivative of it, that is not finite at any of the points.
 
     Attributes:
-        rows: numbers of the rows; none where what is outside the plate is not.
-        order: of the derivative, 0 where the density itself is not.
+        rows: numbers of the rows; none if the sites outside the plate are the cause.
+        order: of the derivative, 0 for the density itself.
     """
 
     def __init__(self, message: str, rows: list[int], order: int) -> None:
@@ -56,12 +56,9 @@ class UndefinedError(ModelError):
 def slopes_and_bends(
     total: Callable[[Tensor, Tensor], tuple[Tensor, Any]], z: Tensor, local: Tensor
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], Any]:
-    """Gradients of a function of z and latents of rows, products of its Hessian and ones, and what else it returns.
+    """Gradients of a function of z (D,) and rows' latents (m, d), products of its Hessian and ones, an extra result.
 
-    Args:
-        total: of z (D,) and latents (m, d), with something else beside its value.
-        z: (D,).
-        local: (m, d).
+    `total` returns the function's value and the extra result.
     """
     along = (0, 1) if local.numel() else (0,)
     at = (z, local)[: len(along)]
@@ -75,7 +72,7 @@ def slopes_and_bends(
 
 
 class _Finite(NamedTuple):
-    """At P points, whether density, gradient and second derivative are finite, of each row and outside of the plate."""
+    """Whether density, gradient and second derivative are finite at P points, for each row and outside of the plate."""
 
     rows: Tensor  # (P, m, 3)
     outside: Tensor  # (P, 1, 3)
@@ -97,7 +94,7 @@ def refuse_undefined(
         rows: row tensors, each (m, ...).
         local: (P, m, d) latents of the rows.
         numbers: (m,) of the rows, for the error.
-        walls: what is known of sites whose density is zero on a part of the space.
+        walls: sentences on sites whose density is zero on a part of the space.
 
     Raises:
         UndefinedError: names the site, the latents, the rows and the operation.
@@ -147,7 +144,7 @@ def _finite(problem: RowDensities, points: Tensor, rows: tuple[Any, ...], local:
 def _cause(
     problem: RowDensities, z: Tensor, row: tuple[Any, ...], local: Tensor, order: int
 ) -> tuple[str, list[str], str]:
-    """The site, the latents along which a derivative is not finite, and what there is to say of the operation."""
+    """The site, the latents along which a derivative is not finite, and a sentence on the operation."""
     statements: dict[str, Line] = {}
     at = z.detach().clone().requires_grad_(), local.detach().clone().requires_grad_()
     with torch.enable_grad(), warnings.catch_warnings(record=True) as caught, Statements(statements):
@@ -185,7 +182,7 @@ def _latents(problem: RowDensities, slope: Tensor, own: Tensor) -> list[str]:
 
 
 def _line(caught: list[warnings.WarningMessage]) -> Line | None:
-    """The model's line that anomaly mode has told of last; None where the operation stands in no line of its own."""
+    """The model's line in the last message of anomaly mode; None if the operation is not in a line of its own."""
     for warning in reversed(caught):
         frames = _FRAME.findall(str(warning.message))
         inside = [name for _, _, name in frames]

@@ -32,12 +32,12 @@ class Arguments:
 
     Attributes:
         leaves: every leaf of the arguments, tensors where they were arrays.
-        names: a readable name a leaf, such as `x` or `x['age']`.
+        names: a readable name of each leaf, such as `x` or `x['age']`.
         spec: how to put the leaves together again.
         sharded: positions in `leaves` of those that are split by rows.
-        labels: what the codes of an argument stand for, by its name, where it was text or a category.
+        labels: what the codes of an argument stand for, by its name, if it was text or a category.
         masked: names of the arguments that were masked arrays.
-        axes: the axis of the rows in the model's own form, by position in `leaves`, where that is not the first; the
+        axes: the axis of the rows in the model's own form, by position in `leaves`, if that is not the first; the
             leaf itself has them first.
     """
 
@@ -61,7 +61,7 @@ class Arguments:
 
     @property
     def num_rows(self) -> int | None:
-        """Rows of the sharded leaves, None where nothing is sharded."""
+        """Number of rows of the sharded leaves, None if nothing is sharded."""
         return len(self.rows[0]) if self.sharded else None
 
     @property
@@ -76,7 +76,7 @@ class Arguments:
 
     @property
     def declared(self) -> dict[str, int] | None:
-        """Sizes of the model's plates that are split together; None where it is one."""
+        """Sizes of the model's plates that are split together; None if it is one."""
         return None
 
     @property
@@ -91,15 +91,11 @@ class Arguments:
 
     @property
     def nested_by_name(self) -> dict[str, list[str]]:
-        """Names of the arguments of each nested plate, the one first that says whose its rows are."""
+        """Names of the arguments of each nested plate, first the one that holds each row's group."""
         return {}
 
     def members(self, rows: Sequence[Any]) -> dict[str, Any]:
-        """Which of the nested plates' rows belong to the rows at hand, by plate.
-
-        Args:
-            rows: row tensors, each (m, ...).
-        """
+        """The nested plates' rows, by plate, that belong to the rows at hand (row tensors (m, ...))."""
         return {}
 
     @property
@@ -108,55 +104,28 @@ class Arguments:
         return (self.num_rows or 0,)
 
     def shifted(self, i: int, first: int) -> Tensor:
-        """Leaf i, once so many rows stand before these.
-
-        Args:
-            i: position in `leaves`.
-            first: how many rows stand before.
-        """
+        """Leaf i, once `first` rows stand before its rows."""
         leaf: Tensor = self.leaves[i]
         return leaf
 
     def pooled(self, leaves: Sequence[Any], num_rows: int) -> Arguments:
-        """These arguments with the leaves of several clients together.
-
-        Args:
-            leaves: all clients' together.
-            num_rows: rows over all clients.
-        """
+        """These arguments with `leaves` of all clients together, of `num_rows` rows."""
         return replace(self, leaves=tuple(leaves))
 
     def with_client_rows(self, clients: Sequence[Tensor]) -> Arguments:
-        """These arguments, once it is known which rows each client has.
-
-        Args:
-            clients: each client's row positions, (N_k,).
-        """
+        """These arguments, once each client's row positions (N_k,) are known."""
         return self
 
     def rows_of(self, plate: str | None, rows: Tensor) -> Tensor:
-        """Rows of a nested plate (None: the partitioned one) that belong to some rows.
-
-        Args:
-            plate: a nested plate, or None.
-            rows: (m,) positions.
-        """
+        """Rows of a nested plate (None: the partitioned one) that belong to the rows at positions (m,)."""
         return rows
 
     def of_client(self, rows: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments `(args, kwargs)` with some rows alone.
-
-        Args:
-            rows: (m,) positions.
-        """
+        """The arguments `(args, kwargs)` with the rows at positions (m,) alone."""
         return self.rebuild([leaf[rows] for leaf in self.rows])
 
     def alone(self, rows: Tensor) -> Arguments:
-        """These arguments with some rows alone, in this order; with one row of ones where there are none.
-
-        Args:
-            rows: (m,) positions.
-        """
+        """These arguments with the rows at positions (m,) alone, in order; with one row of ones if there are none."""
         leaves = list(self.leaves)
         for i in self.sharded:
             leaves[i] = leaves[i][rows] if len(rows) else torch.ones_like(leaves[i][:1])
@@ -167,27 +136,19 @@ class Arguments:
         return self.put_together(list(self.leaves))
 
     def put_together(self, leaves: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments `(args, kwargs)` of these leaves, rows where the model has them.
-
-        Args:
-            leaves: in place of `leaves`, rows first.
-        """
+        """The arguments `(args, kwargs)` of these leaves, rows first, with rows on the model's own axes."""
         for i, axis in self.axes.items():
             leaves[i] = leaves[i].movedim(0, axis)
         owners = {owner for owner, *_ in self.nested_by_name.values()}
         for i, name in enumerate(self.names):
             if name in self.labels and isinstance(leaves[i], Tensor):
-                # A client numbers its own groups: what says whose a row is has no labels there.
+                # A client numbers its own groups: the argument that holds each row's group has no labels there.
                 leaves[i] = labelled(leaves[i], Labels() if name in owners else self.labels[name], name)
         args, kwargs = pytree.tree_unflatten(leaves[: self.spec.num_leaves], self.spec)
         return args, kwargs
 
     def rows_first(self, axes: Mapping[int, int]) -> Arguments:
-        """These arguments with the rows of some leaves moved to the first axis.
-
-        Args:
-            axes: position in `leaves` → axis of its rows in the model.
-        """
+        """These arguments with rows on the first axis, by position in `leaves` → axis of its rows in the model."""
         leaves = list(self.leaves)
         for i, axis in axes.items():
             leaves[i] = leaves[i].movedim(axis, 0)
@@ -204,30 +165,18 @@ class Arguments:
             )
 
     def rebuild(self, rows: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with other rows in place of the sharded leaves.
-
-        Args:
-            rows: tensors in place of `rows`, each (m, ...).
-        """
+        """The arguments with other row tensors (m, ...) in place of the sharded leaves."""
         leaves = list(self.leaves)
         for i, leaf in zip(self.sharded, rows, strict=True):
             leaves[i] = leaf
         return self.put_together(leaves)
 
     def to(self, dtype: torch.dtype) -> Arguments:
-        """These arguments with every floating tensor in `dtype`.
-
-        Args:
-            dtype: a floating one.
-        """
+        """These arguments with every floating tensor in `dtype`."""
         return replace(self, leaves=tuple(_cast(leaf, dtype) for leaf in self.leaves))
 
     def copy_as(self, dtype: torch.dtype) -> Arguments:
-        """Copies of these arguments: what is done to the caller's arrays afterwards changes nothing here.
-
-        Args:
-            dtype: of every floating one.
-        """
+        """Copies of these arguments, floating ones in `dtype`: later changes to the caller's arrays have no effect."""
         owned = (_cast(leaf, dtype, copy=True) for leaf in self.leaves)
         return replace(self, leaves=tuple(owned))
 
@@ -236,11 +185,7 @@ class Arguments:
         return replace(self, leaves=tuple(leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in self.leaves))
 
     def on(self, device: torch.device) -> Arguments:
-        """These arguments with every tensor on a device.
-
-        Args:
-            device: such as `torch.device("cuda")`.
-        """
+        """These arguments with every tensor on a device."""
         moved = (leaf.to(device) if isinstance(leaf, Tensor) else leaf for leaf in self.leaves)
         return replace(self, leaves=tuple(moved))
 
@@ -249,7 +194,7 @@ class Arguments:
 
         Args:
             other: arguments of the same model, flattened alone.
-            dtype: floating dtype of the computation, which the values are put into.
+            dtype: floating dtype of the computation, to which the values are converted.
 
         Raises:
             DataError: names the first leaf of another structure, shape, dtype, or Python value.
@@ -269,24 +214,12 @@ class Arguments:
         return replace(self, leaves=other.copy_as(dtype).leaves)
 
     def orders(self, model: Callable[..., Any], kinds: tuple[type, ...] = (Table, dict)) -> dict[str, tuple[Any, ...]]:
-        """Columns of tables and keys of dictionaries, by the argument's name.
-
-        Args:
-            model: whose arguments they are.
-            kinds: tables, dictionaries, or both.
-        """
+        """Columns of tables and keys of dictionaries, or of one of these kinds, by the argument's name."""
         args, kwargs = pytree.tree_unflatten([None] * self.spec.num_leaves, self.spec)
         return orders_of(args, kwargs, parameter_names(model, len(args)), kinds)
 
     def check_structure(self, other: Arguments) -> None:
-        """Refuse arguments of another structure.
-
-        Args:
-            other: arguments of the same model.
-
-        Raises:
-            DataError: names what was expected and received.
-        """
+        """Refuse arguments of another structure; the DataError names what was expected and received."""
         if other.spec == self.spec:
             return
         more = self.spec.num_leaves  # leaves of this layer's own follow the model's
@@ -300,15 +233,11 @@ class Arguments:
 
     @property
     def values(self) -> tuple[int, ...]:
-        """Positions of the leaves that are split and hold data, not which group a row belongs to."""
+        """Positions of the leaves that are split and hold data, without those that hold each row's group."""
         return self.split
 
     def shares_with(self, other: Arguments) -> bool:
-        """Whether the leaves that all clients share are equal.
-
-        Args:
-            other: arguments of the same structure, shapes and dtypes.
-        """
+        """Whether the leaves that all clients share equal those of arguments of the same structure and shapes."""
         pairs = list(zip(self.leaves, other.leaves, strict=True))
         return all(
             i in self.split or not isinstance(mine, Tensor) or torch.equal(mine, theirs)
@@ -316,7 +245,7 @@ class Arguments:
         )
 
     def floating_dtype(self) -> torch.dtype:
-        """The widest floating dtype of the tensors, the default one where there is none."""
+        """The widest floating dtype of the tensors, the default one without any."""
         found = [leaf.dtype for leaf in self.leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
         if not found:
             return torch.get_default_dtype()
@@ -341,11 +270,11 @@ def flatten(
         model: the Pyro model.
         args: its positional arguments: a tuple, a list of them, or the only one.
         kwargs: its keyword arguments.
-        labels: what codes stand for, by the argument's name, where that is known already.
-        orders: columns of tables and keys of dictionaries, where these are known already.
+        labels: the labels that codes stand for, by the argument's name, if they are known already.
+        orders: columns of tables and keys of dictionaries, if these are known already.
 
     Raises:
-        DataError: the model cannot be called with them, or they hold what is no number, truth value or label.
+        DataError: the model cannot be called with them, or they hold values other than numbers, booleans and labels.
     """
     args, kwargs = positional(model, args, kwargs), dict(kwargs or {})
     _check_call(model, args, kwargs)
@@ -364,14 +293,9 @@ def flatten(
 
 
 def positional(model: Callable[..., Any], args: Any, kwargs: Mapping[str, Any] | None) -> tuple[Any, ...]:
-    """The positional arguments as a tuple.
+    """The positional arguments as a tuple; `args` is a tuple, a list, or the only argument.
 
-    A list is several arguments, `[x, y]`, where the model cannot take it as one.
-
-    Args:
-        model: the Pyro model.
-        args: a tuple, a list, or the only argument.
-        kwargs: the model's keyword arguments.
+    A list is several arguments, `[x, y]`, if the model cannot take it as one.
 
     Raises:
         DataError: a list of arrays that the model can take either way.
@@ -400,17 +324,14 @@ def _binds(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str
 def rows_like(
     arguments: Arguments, model: Callable[..., Any], args: Any, kwargs: Mapping[str, Any] | None
 ) -> tuple[Tensor, ...]:
-    """The row-sharded leaves of other arguments of the same model (test data, say).
+    """The row-sharded leaves (m, ...) of other arguments of the same model, such as test data.
 
     Args:
         arguments: the federation's.
         model: the Pyro model.
         args: other positional arguments of it.
-        kwargs: other keyword arguments; what is not given here and has no rows, such as what `functools.partial` held,
-            is the federation's.
-
-    Returns:
-        each (m, ...).
+        kwargs: other keyword arguments; missing ones that have no rows, such as those held by `functools.partial`, are
+            the federation's.
 
     Raises:
         DataError: the arguments do not have the structure, or the row shapes, of the federation's.
@@ -434,11 +355,11 @@ def rows_like(
 def with_held(
     arguments: Arguments, model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any] | None
 ) -> Mapping[str, Any] | None:
-    """Keyword arguments beside other data, the federation's own among them that have no rows and are not given.
+    """Keyword arguments for other data: those given, and the federation's own that have no rows and are not given.
 
     Args:
         arguments: the federation's.
-        model: the Pyro model, without what `functools.partial` held.
+        model: the Pyro model, without the data that `functools.partial` held.
         args: positional arguments, of the other data.
         kwargs: keyword arguments.
     """
@@ -447,7 +368,7 @@ def with_held(
 
 
 def _without_rows(arguments: Arguments, separable: Collection[str]) -> dict[str, Any]:
-    """The keyword arguments no leaf of which is split by rows; of mappings among the `separable`, such entries."""
+    """Keyword arguments without leaves that are split by rows; for `separable` mappings, the entries without them."""
     _, kwargs = arguments.call_arguments()
     split = {re.split(r"[\[.]", name)[0] for name in arguments.row_names}
     kept = {name: value for name, value in kwargs.items() if name not in split}
@@ -458,7 +379,7 @@ def _without_rows(arguments: Arguments, separable: Collection[str]) -> dict[str,
 
 
 def _check_like(name: str, mine: Any, theirs: Any, dtype: torch.dtype) -> None:
-    """Refuse a leaf that is not like the one in its place, `mine`, whose floats are in `dtype` already."""
+    """Refuse a leaf that differs in kind from `mine`, in its place, whose floats are in `dtype` already."""
     if not isinstance(mine, Tensor) or not isinstance(theirs, Tensor):
         if type(mine) is not type(theirs) or mine != theirs:
             raise DataError(
@@ -501,7 +422,7 @@ def _check_call(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
 
 
 def _by_name_alone(signature: inspect.Signature, given: int, kwargs: dict[str, Any]) -> str:
-    """The cure where arguments were given by place: they as a tuple, or by name where the model takes them so alone."""
+    """The cure if arguments were given by place: pass them as a tuple, or by name if the model requires names."""
     kinds = [parameter.kind for parameter in signature.parameters.values()]
     places = sum(kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD) for kind in kinds)
     named = [
@@ -524,12 +445,7 @@ def _signature(model: Callable[..., Any]) -> inspect.Signature:
 
 
 def parameter_names(model: Callable[..., Any], count: int) -> list[str]:
-    """What a model calls so many positional arguments.
-
-    Args:
-        model: the Pyro model.
-        count: of them.
-    """
+    """The model's names of its first `count` positional arguments."""
     names = [
         p.name for p in _signature(model).parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
     ]

@@ -16,13 +16,13 @@ from torch.utils import _pytree as pytree
 
 from pyro_fed.density.rows.nested import NestedRows
 
-#: Densities of rows that are worked on at once, where draws are many: of draws × rows × quadrature nodes.
+#: The most densities of rows that are computed at once with many draws: draws × rows × quadrature nodes.
 CHUNK = 500_000
-#: The same where rows are worked through in pieces: as much as stays in a processor's cache.
+#: The same if rows are processed in pieces: as many as fit into a processor's cache.
 BLOCK = 262_144
 
 
-#: Rows up to which a permutation is one call that sorts random numbers; of more, sorting takes longer than steps.
+#: Rows up to which a permutation is one call that sorts random numbers; with more, sorting takes longer than steps.
 SORTED_ROWS = 1_000
 #: The power of a likelihood that is not tempered.
 UNIT = torch.ones(())
@@ -34,8 +34,8 @@ class Batch(NamedTuple):
     Attributes:
         rows: tuple of tensors, each (m, ...): the row-sharded leaves of the model's arguments.
         weight: (m,) multiplicity of each row's log-likelihood; 0 is padding, N_k/m rescales a minibatch.
-        near: what is known of the integrals over the rows' own latents where the batch is used, a
-            `latents.quadrature.Near`, the only one of a tuple; none where nothing is (`latents.ascent_starts`).
+        near: a tuple of one `latents.quadrature.Near`, what is known of the integrals over the rows' own latents where
+            the batch is used; empty if nothing is known (`latents.ascent_starts`).
     """
 
     rows: tuple[Tensor, ...]
@@ -43,7 +43,7 @@ class Batch(NamedTuple):
     near: tuple[Any, ...] = ()
 
     def width(self) -> int:
-        """Rows of each client, padding among them, or of the largest plate nested in them."""
+        """Number of rows of each client, with padding, or of the largest plate nested in them."""
         leaves = pytree.tree_leaves((self.rows, self.weight))
         return max(int(leaf.shape[self.weight.dim() - 1]) for leaf in leaves)
 
@@ -64,19 +64,11 @@ class ClientData(NamedTuple):
     power: Tensor = UNIT
 
     def of(self, clients: Tensor | slice) -> ClientData:
-        """The data of some of several clients.
-
-        Args:
-            clients: their places.
-        """
+        """The data of the clients at these places, of several."""
         return self._replace(row_index=self.row_index[clients], num_rows=self.num_rows[clients])
 
     def on(self, device: torch.device) -> ClientData:
-        """These data on a device.
-
-        Args:
-            device: such as `torch.device("cuda")`.
-        """
+        """These data on a device."""
         return ClientData(*pytree.tree_map_only(Tensor, lambda part: part.to(device), tuple(self)))
 
     def full_batch(self) -> Batch:
@@ -90,11 +82,7 @@ class ClientData(NamedTuple):
         return Batch(tuple(rows), weight.to(row_dtype(self.rows)) * self.power)
 
     def take(self, picks: Minibatch) -> Batch:
-        """The rows at the picked positions, weighted so that the sum is unbiased for all rows.
-
-        Args:
-            picks: positions and weights, each (m,).
-        """
+        """The rows at the picked positions, weighted so that the sum is unbiased for all rows."""
         index = self.row_index[picks.position]
         return Batch(tuple(leaf[index] for leaf in self.rows), picks.weight * self.power)
 
@@ -106,50 +94,31 @@ class Minibatch(NamedTuple):
     weight: Tensor
 
 
-#: `in_dims` that map a function over clients: the rows are shared, index and count are not.
+#: `in_dims` that map a function over clients: they share the rows, but not index and count.
 CLIENTS: Any = ClientData._make((None, 0, 0, None))
 #: `in_dims` that map a function over the batches of several clients.
 BATCHES: Any = Batch._make((0, 0, 0))
 
 
 def padded_index(client_rows: Sequence[Tensor], chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """Row positions of some clients, padded to the longest of all.
-
-    Args:
-        client_rows: each client's row positions, (N_k,).
-        chosen: the clients wanted, (C,).
-
-    Returns:
-        positions (C, n), and how many of them are each client's, (C,).
-    """
+    """Row positions (C, n) of the `chosen` clients (C,), padded to the longest of all, and their numbers of rows."""
     counts = torch.tensor([len(rows) for rows in client_rows])
     first, num_rows = (counts.cumsum(0) - counts)[chosen], counts[chosen]
     position = torch.arange(max(1, int(counts.max()))).expand(len(chosen), -1)
     within = position < num_rows.unsqueeze(-1)
-    # Padding repeats a client's first row; where there is none, the data's first.
+    # Padding repeats a client's first row, or the data's first if it has none.
     place = torch.where(within, position, 0) + torch.where(num_rows > 0, first, 0).unsqueeze(-1)
     return torch.cat(list(client_rows))[place], num_rows
 
 
 def in_chunks(draws: Tensor, densities: int, dim: int = 0) -> Sequence[Tensor]:
-    """Draws in pieces of at most `CHUNK` densities of rows, of which each has so many; one draw a piece at least.
-
-    Args:
-        draws: a tensor with the draws on axis `dim`.
-        densities: of rows, for one draw.
-        dim: axis of the draws.
-    """
+    """Draws, on axis `dim`, in pieces of at most `CHUNK` densities, with `densities` a draw; one draw at least."""
     pieces: Sequence[Tensor] = draws.split(max(1, CHUNK // max(1, densities)), dim)
     return pieces
 
 
 def row_pieces(data: ClientData, size: int) -> tuple[Tensor, Tensor]:
-    """The clients' row numbers (L, C, size) in pieces, and the rows' weights, zero for padding.
-
-    Args:
-        data: of C clients.
-        size: rows in a piece.
-    """
+    """The row numbers (L, C, size) of C clients in pieces of `size`, and the rows' weights, zero for padding."""
     index = data.row_index
     clients, longest = index.shape
     count = -(-longest // size)
@@ -161,11 +130,7 @@ def row_pieces(data: ClientData, size: int) -> tuple[Tensor, Tensor]:
 
 
 def row_dtype(rows: tuple[Tensor, ...]) -> torch.dtype:
-    """The floating dtype of the rows, or the default one where all rows are integers.
-
-    Args:
-        rows: row tensors, or pytrees of them.
-    """
+    """The floating dtype of row tensors or pytrees of them, or the default one if all rows are integers."""
     floating = [leaf.dtype for leaf in pytree.tree_leaves(rows) if leaf.dtype.is_floating_point]
     return floating[0] if floating else torch.get_default_dtype()
 
@@ -211,14 +176,10 @@ def _permutations(num_rows: int, count: int, generator: torch.Generator) -> Tens
 
 
 def _distinct(num_rows: int, count: int, generator: torch.Generator) -> Tensor:
-    """The beginning of a random permutation, at the cost of what is drawn and not of all rows: (count,), int64.
+    """The first `count` numbers (count,), int64, of a random permutation, at a cost independent of `num_rows`.
 
-    Row numbers are drawn with replacement, and each counts where it appears first.
-
-    Args:
-        num_rows: of the permutation, at least twice `count`.
-        count: numbers wanted.
-        generator: the client's.
+    Row numbers are drawn with replacement, and only the first occurrence of each counts; `num_rows` is at least twice
+    `count`.
     """
     drawn = torch.empty(0, dtype=torch.int64)
     first = torch.empty(num_rows, dtype=torch.int64)
@@ -234,7 +195,7 @@ def _distinct(num_rows: int, count: int, generator: torch.Generator) -> Tensor:
 def draw_anew(
     num_rows: int, batch_size: int, num_steps: int, generator: torch.Generator, dtype: torch.dtype
 ) -> Minibatch:
-    """Positions of `num_steps` minibatches, each drawn without regard to the others, no row twice in one.
+    """Positions of `num_steps` minibatches, drawn independently of each other, no row twice in one.
 
     Args:
         num_rows: rows the client has, N_k.
@@ -257,7 +218,7 @@ def draw_anew(
 
 
 def _by_floyd(num_rows: int, batch_size: int, num_steps: int, generator: torch.Generator) -> Tensor:
-    """Floyd's sampling, all steps at once, (num_steps, m): quick for small minibatches of few rows."""
+    """Floyd's sampling, all steps at once, (num_steps, m): fast for small minibatches of few rows."""
     position = torch.empty(num_steps, 0, dtype=torch.int64)
     for last in range(num_rows - batch_size, num_rows):
         candidate = torch.randint(last + 1, (num_steps, 1), generator=generator)
@@ -269,10 +230,10 @@ def _by_floyd(num_rows: int, batch_size: int, num_steps: int, generator: torch.G
 def draw_epochs(
     num_rows: int, batch_size: int, epochs: int, generator: torch.Generator, dtype: torch.dtype
 ) -> Minibatch:
-    """Positions of the minibatches of some epochs: in each every row once, the last minibatch what is left.
+    """Positions of the minibatches of E epochs: in each every row once, the remaining rows in the last minibatch.
 
-    A client has `epoch_length` of them an epoch. Beside clients with more rows what it lacks is padded with weight
-    zero, where it has to stand still (`at_work`).
+    A client has `epoch_length` of them an epoch. If other clients have more rows, the missing ones are padding with
+    weight zero, in which the client must not move (`at_work`).
 
     Args:
         num_rows: rows the client has, N_k.
@@ -294,24 +255,19 @@ def draw_epochs(
 
 
 def epoch_length(num_rows: Tensor, batch_size: int) -> Tensor:
-    """Steps of an epoch of clients with so many rows, ⌈N_k/m⌉ and at least one, of the shape of `num_rows`."""
+    """Steps of an epoch of clients with `num_rows` rows, ⌈N_k/m⌉ and at least one, of the shape of `num_rows`."""
     return ((num_rows + batch_size - 1) // batch_size).clamp_min(1)
 
 
 def at_work(picks: Minibatch) -> Tensor:
-    """Whether there is a row in a step's minibatch, (): what is padded has none."""
+    """Whether there is a row in a step's minibatch, (); padding has none."""
     return (picks.weight > 0).any()
 
 
 def with_batches(data: ClientData, batch_size: int | None) -> tuple[Batch | ClientData, Batch | ClientData]:
-    """What a step needs of the data, and its client axes: all rows at once, or the rows to pick from.
+    """The data of a step and their client axes: all rows at once, or the rows to pick `batch_size` from.
 
-    Args:
-        data: a client's rows, or several clients'.
-        batch_size: rows a step; None takes all of them.
-
-    Returns:
-        `(const, const_dims)` for `Problem.scan`; `batch_of(const, x)` is the step's batch.
+    `(const, const_dims)` for `Problem.scan`; `batch_of(const, x)` is the step's batch.
     """
     if batch_size is None:
         return data.full_batch(), BATCHES
@@ -319,10 +275,5 @@ def with_batches(data: ClientData, batch_size: int | None) -> tuple[Batch | Clie
 
 
 def batch_of(const: Batch | ClientData, picks: Minibatch) -> Batch:
-    """The batch of a step: the whole client, or the rows picked for this step.
-
-    Args:
-        const: as `with_batches` gives it, of one client.
-        picks: positions and weights of this step's rows.
-    """
+    """The batch of a step: the whole client, or the rows picked for it; `const` of `with_batches`, of one client."""
     return const if isinstance(const, Batch) else const.take(picks)

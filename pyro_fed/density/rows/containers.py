@@ -1,8 +1,8 @@
-"""What people keep columns in, as trees of arrays: tables, dataclasses, namespaces, record arrays, data sets.
+"""Containers of columns, as trees of arrays: tables, dataclasses, namespaces, record arrays, data sets.
 
-Tuples, lists, dictionaries and named tuples are trees already. Other containers become nodes of the tree, which makes
-them anew around other leaves: an object of the same class, or, where the class could not hold tensors (pandas, xarray,
-record arrays), a table or a set of fields that answers as it did.
+Tuples, lists, dictionaries and named tuples are trees already. Other containers become nodes of the tree, which are
+built again around other leaves: an object of the same class, or, if the class cannot hold tensors (pandas, xarray,
+record arrays), a table or a set of fields with the same interface.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from pyro_fed.errors import DataError
 
-#: Containers are taken apart so deep.
+#: Depth to which containers are taken apart.
 DEEPEST = 4
 
 
@@ -29,7 +29,7 @@ class Table:
 
     Args:
         columns: their names.
-        blocks: one matrix (rows, columns) of all columns, or a tensor a column.
+        blocks: one matrix (rows, columns) of all columns, or a tensor for each column.
     """
 
     def __init__(self, columns: Sequence[Any], blocks: Sequence[Tensor]) -> None:
@@ -59,7 +59,7 @@ class Table:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns."""
+        """Numbers of rows and columns."""
         return len(self), len(self._columns)
 
     @property
@@ -77,12 +77,7 @@ class Table:
         return self
 
     def drop(self, labels: Any = None, *, columns: Any = None, **_: Any) -> Table:
-        """The table without some columns.
-
-        Args:
-            labels: their names.
-            columns: the same.
-        """
+        """The table without the named columns (`labels` or `columns`)."""
         gone = columns if columns is not None else labels
         gone = [gone] if isinstance(gone, str) else list(gone)
         kept = [name for name in self._columns if name not in gone]
@@ -161,12 +156,7 @@ for _name in _ARITHMETIC.split():
 
 
 class Fields:
-    """Named arrays while a model runs, by attribute and by key: a record array's, an xarray data set's.
-
-    Args:
-        names: of the fields.
-        values: theirs.
-    """
+    """Named arrays while a model runs, by attribute and by key, as of a record array or an xarray data set."""
 
     def __init__(self, names: Sequence[str], values: Sequence[Any]) -> None:
         self.__dict__.update(zip(names, values, strict=True))
@@ -209,7 +199,7 @@ class TableKind:
 
 @dataclass(frozen=True)
 class FieldsKind:
-    """Named arrays of a class that could not hold tensors."""
+    """Named arrays of a class that cannot hold tensors."""
 
     names: tuple[str, ...]
 
@@ -222,7 +212,7 @@ class FieldsKind:
 
 @dataclass(frozen=True)
 class ObjectKind:
-    """An object with attributes, of any class; it is made without calling its `__init__`."""
+    """An object with attributes, of any class; it is built without calling its `__init__`."""
 
     of: type
     names: tuple[str, ...]
@@ -263,7 +253,7 @@ class _Unnamed:
 
 @dataclass(frozen=True)
 class Node:
-    """A container as a node of the tree; taken together again it is the container, not the node."""
+    """A container as a node of the tree; put together again it is the container, not the node."""
 
     kind: TableKind | FieldsKind | ObjectKind | DictKind
     children: list[Any]
@@ -280,11 +270,8 @@ pytree.register_pytree_node(
 def as_tree(value: Any) -> Any:
     """A model's arguments with containers as nodes of the tree, and lists of numbers or texts as arrays.
 
-    A list is an array where it is as long as an array beside it, or, where there is none, as the longest list. Others,
-    such as the sizes of a network's layers, stay lists.
-
-    Args:
-        value: a model's arguments.
+    A list is an array if it is as long as an array beside it, or, without any array, as the longest list. Others, such
+    as the sizes of a network's layers, stay lists.
     """
     leaves = pytree.tree_leaves(_tree(value, frozenset(), 0), is_leaf=is_column)
     lengths = {np.shape(leaf)[0] for leaf in leaves if not isinstance(leaf, str | list) and np.ndim(leaf)}
@@ -293,11 +280,7 @@ def as_tree(value: Any) -> Any:
 
 
 def is_column(value: Any) -> bool:
-    """Whether this is a list of numbers, or of lists of them that are equally long.
-
-    Args:
-        value: an argument.
-    """
+    """Whether this is a list of numbers, or of lists of them that are equally long."""
     if not isinstance(value, list) or len(value) < 2:
         return False
     if all(isinstance(part, list) for part in value):
@@ -322,7 +305,7 @@ def _tree(value: Any, lengths: frozenset[int], depth: int) -> Any:
 
 
 def _node(value: Any) -> Node | None:
-    """A container as a node; None for what is none."""
+    """A container as a node; None for other values."""
     if isinstance(value, np.ndarray):
         names = value.dtype.names
         return Node(FieldsKind(names), [np.asarray(value[name]) for name in names]) if names else None
@@ -350,7 +333,7 @@ def _node(value: Any) -> Node | None:
 
 
 def _frame(value: Any) -> Node:
-    """A data frame: one leaf where all of its columns are numbers of one dtype, else one a column."""
+    """A data frame: one leaf if all of its columns are numbers of one dtype, else one for each column."""
     names = tuple(value.columns)
     if twice := sorted({str(name) for name in names if names.count(name) > 1}):
         raise DataError(
@@ -366,7 +349,7 @@ def _frame(value: Any) -> Node:
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    """An object's own attributes, where it is no function, distribution or class."""
+    """An object's own attributes, unless it is a function, distribution or class."""
     if callable(value) or isinstance(value, torch.distributions.Distribution):
         return {}
     if dataclasses.is_dataclass(value):

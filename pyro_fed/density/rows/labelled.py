@@ -1,13 +1,13 @@
-"""Columns of text and categories while a model runs: they have labels, and are no numbers by themselves.
+"""Columns of text and categories while a model runs: they have labels, and are not numbers by themselves.
 
-    sex == "male", stage.isin(["III", "IV"])      comparisons with labels; what is none of the labels is refused
+    sex == "male", stage.isin(["III", "IV"])      comparisons with labels; other values are refused
     level[hospital], F.one_hot(stage, 3)          lookups, by the codes 0, 1, ... of the labels in their order
     dose.map({"low": 1.0, "high": 4.0})           numbers, or latents, for labels
-    severity >= "medium"                          where the categories are ordered
+    severity >= "medium"                          if the categories are ordered
     stage.cat.codes                               the codes as numbers
 
-Everything else is refused, arithmetic first of all: the codes of text are in alphabetical order, by chance the one that
-the model means. Whether the numbering matters all the same is seen at the model's density, see `federation.numbering`.
+Everything else is refused, arithmetic first of all: the codes of text are in alphabetical order, which is the model's
+only by chance. `federation.numbering` checks by the model's density whether the numbering matters all the same.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from pyro_fed.errors import LISTED, listed, shown
 
 
 class Labels(tuple[Any, ...]):
-    """What the codes 0, 1, ... stand for.
+    """The labels that the codes 0, 1, ... stand for.
 
     Attributes:
-        ordered: whether the user has said this order, by ordered categories or by names of elements.
+        ordered: whether the user has given this order, by ordered categories or by names of elements.
     """
 
     ordered: bool
@@ -43,7 +43,7 @@ class Categories(NamedTuple):
     Attributes:
         codes: its codes as numbers.
         categories: its labels.
-        ordered: whether their order has been said.
+        ordered: whether the user has given their order.
     """
 
     codes: Tensor
@@ -55,7 +55,7 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-#: Functions that ask about a tensor, and no more of its numbers than how many labels there are or what is missing.
+#: Functions of a tensor's form; of its numbers they use only how many labels there are or which are missing.
 FACTS = _names("""
     size dim ndimension numel nelement __len__ stride is_contiguous is_floating_point is_complex get_device element_size
     max amax unique isnan isfinite isinf
@@ -65,7 +65,7 @@ FORMS = _names("""
     __get__ __getitem__ reshape reshape_as view view_as unsqueeze squeeze expand expand_as broadcast_to flatten clone
     detach contiguous to type long int cpu cuda movedim transpose permute t index_select repeat select narrow
 """)
-#: Functions that look up, count or add up by codes, which are not their first argument, and those where they may be.
+#: Functions that look up, count or add up by codes that are not their first argument, and those where they may be.
 BY_CODES = _names("""
     __getitem__ __setitem__ index_select gather take take_along_dim index_add index_add_ scatter_add scatter_add_
     scatter scatter_ index_put index_put_ index_copy scatter_reduce
@@ -75,10 +75,10 @@ EQUAL = {"eq": True, "__eq__": True, "ne": False, "__ne__": False}
 
 
 class Labelled(Tensor):
-    """Codes (n, ...) of labels, as a model gets them.
+    """Codes (n, ...) of labels, as a model receives them.
 
     Attributes:
-        labels: what they stand for; empty where they number the groups at hand.
+        labels: what they stand for; empty if they number the groups at hand.
         argument: its name, for messages.
     """
 
@@ -106,11 +106,7 @@ class Labelled(Tensor):
         kept.refuse(f"computes with it as a number ({name}):")
 
     def refuse(self, what: str) -> NoReturn:
-        """Raise what says how to take this column.
-
-        Args:
-            what: the model does with it, up to the cures.
-        """
+        """Raise an error with the cures for this column; `what` is the model's use of it."""
         if not self.labels:
             raise ValueError(
                 f"argument '{self.argument}' says to which group each row belongs, and the model {what} it is looked "
@@ -125,15 +121,11 @@ class Labelled(Tensor):
 
     @property
     def names(self) -> str:
-        """The labels for a message; of many, which may be what each row is called, their number."""
+        """The labels for a message, or their number if they are many and may name single rows."""
         return f"[{listed(self.labels)}]" if len(self.labels) <= LISTED else f"{len(self.labels)} labels"
 
     def code(self, label: Any) -> int:
-        """The code of a label.
-
-        Args:
-            label: one of the labels.
-        """
+        """The code of a label."""
         known = isinstance(label, str | bool | int | float) and label in self.labels
         if not self.labels or isinstance(label, Tensor):
             self.refuse("compares it with numbers:" if isinstance(label, Tensor) else "compares it with labels:")
@@ -174,21 +166,13 @@ class Labelled(Tensor):
     eq, ne, lt, le, gt, ge = __eq__, __ne__, __lt__, __le__, __gt__, __ge__  # type: ignore[assignment]
 
     def isin(self, labels: Collection[Any]) -> Tensor:
-        """Where the column is one of some labels.
-
-        Args:
-            labels: some.
-        """
+        """Where the column is one of some labels."""
         codes = [self.code(label) for label in labels]
         table = [number in codes for number in range(len(self.labels))]
         return torch.as_tensor(table, device=self.device)[plain(self)]
 
     def map(self, values: Mapping[Any, Any] | Callable[[Any], Any]) -> Tensor:
-        """What stands for each row's label.
-
-        Args:
-            values: a number or a latent for each label.
-        """
+        """The value, a number or a latent, of each row's label."""
         if not self.labels:
             self.refuse("maps its labels:")
         if not callable(values):
@@ -208,15 +192,11 @@ class Labelled(Tensor):
 
     @property
     def cat(self) -> Categories:
-        """Codes as numbers, the labels, and whether their order has been said."""
+        """Codes as numbers, the labels, and whether the user has given their order."""
         return Categories(plain(self), self.labels, self.labels.ordered)
 
     def astype(self, dtype: Any, *_: Any, **__: Any) -> Any:
-        """The column itself where text or categories are asked for.
-
-        Args:
-            dtype: as for pandas.
-        """
+        """The column itself for text or categories; `dtype` as for pandas."""
         if dtype in ("category", "str", "object", str, object):
             return self
         if dtype in (int, "int", "int64", "long", torch.int64):
@@ -243,24 +223,14 @@ class Labelled(Tensor):
 
 
 def labelled(codes: Tensor, labels: Labels, argument: str) -> Labelled:
-    """Codes as a model gets them.
-
-    Args:
-        codes: whole numbers from 0, any shape.
-        labels: what they stand for.
-        argument: its name.
-    """
+    """Codes, whole numbers from 0 of any shape, as a model receives them."""
     made = codes.as_subclass(Labelled)
     made.labels, made.argument = labels, argument
     return made
 
 
 def plain(value: Any) -> Any:
-    """Codes as a tensor of numbers; any other value as it is.
-
-    Args:
-        value: anything.
-    """
+    """Codes as a tensor of numbers; any other value unchanged."""
     if not isinstance(value, Labelled):
         return value
     with torch._C.DisableTorchFunctionSubclass():

@@ -1,7 +1,7 @@
 """One array of an argument as a tensor: masked and nullable arrays, categories, text.
 
-What is masked or missing becomes NaN, so that it is refused like NaN, or handled by the model like NaN. Text and
-categories become codes 0, 1, ..., with their labels kept, see `labelled`. A column of None throughout is None.
+Masked and missing values become NaN, so that they are refused like NaN, or handled by the model like NaN. Text and
+categories become codes 0, 1, ..., with their labels, see `labelled`. A column of None throughout is None.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pyro_fed.errors import DataError, listed
 
 #: Labels that codes stand for, by the argument's name.
 LabelsByName = Mapping[str, Labels]
-#: How a date begins as text: 2024-03-01, 2024/3/1, 1.3.2024, 03/01/24.
+#: Beginning of a date as text: 2024-03-01, 2024/3/1, 1.3.2024, 03/01/24.
 DATE = re.compile(r"\s*(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2}))(?!\d)")
 
 
@@ -28,8 +28,8 @@ class Leaf(NamedTuple):
     """A leaf of the arguments.
 
     Attributes:
-        value: a tensor where it was an array.
-        labels: what its codes stand for, None where it is no category.
+        value: a tensor if it was an array.
+        labels: what its codes stand for, None unless it is a category.
         masked: whether entries of it were masked.
     """
 
@@ -39,11 +39,7 @@ class Leaf(NamedTuple):
 
 
 class UnknownLabelError(DataError):
-    """A label that the codes known do not have.
-
-    Attributes:
-        argument: its name.
-    """
+    """A label that is not among the known ones of the argument, which is named `argument`."""
 
     def __init__(self, argument: str, unknown: list[str], known: Labels) -> None:
         super().__init__(f"argument '{argument}' has the labels {listed(unknown)}, which are none of {listed(known)}")
@@ -51,15 +47,10 @@ class UnknownLabelError(DataError):
 
 
 def read_leaf(leaf: Any, name: str, known: LabelsByName) -> Leaf:
-    """A leaf as a tensor, where it is an array.
-
-    Args:
-        leaf: a tensor, an array, a Series, or anything else.
-        name: of the argument, for messages.
-        known: labels of arguments whose codes are given.
+    """A leaf as a tensor, if it is an array; `known` has the labels of arguments whose codes are given.
 
     Raises:
-        DataError: an array of what is no number, truth value or label; labels that are unknown or missing.
+        DataError: an array of other values than numbers, truth values and labels; labels that are unknown or missing.
     """
     if isinstance(leaf, Labelled):
         return _recoded(plain(leaf), leaf.labels, name, known)
@@ -121,7 +112,7 @@ def _leaf_of_masked_array(leaf: Any, name: str) -> Leaf:
 
 
 def _of_pandas(series: Any) -> np.ndarray:
-    """A column as NumPy: nullable numbers as floats with NaN where they are missing, else as they are."""
+    """A column as NumPy: nullable numbers as floats with NaN if any are missing, else unchanged."""
     if isinstance(series.dtype, pd.StringDtype) or series.dtype == object:
         return np.asarray(series.to_numpy(dtype=object))
     missing = bool(series.isna().any())
@@ -142,7 +133,7 @@ def _categories(series: Any, name: str, known: LabelsByName) -> Leaf:
 
 
 def _recoded(codes: Tensor, labels: Labels, name: str, known: LabelsByName) -> Leaf:
-    """A column with the codes of the labels that are known, where these are others than its own."""
+    """A column with the codes of the known labels, if these differ from its own."""
     if name not in known:
         return Leaf(codes, labels)
     if known[name] == labels:
@@ -242,7 +233,7 @@ def _tensor(leaf: np.ndarray, name: str) -> Tensor:
             "as numbers, such as by `pandas.factorize`"
         )
     if leaf.dtype.kind == "f" and leaf.dtype.itemsize > 8:
-        leaf = leaf.astype(np.float64)  # long doubles, of which torch knows nothing
+        leaf = leaf.astype(np.float64)  # long doubles, which torch does not have
     if leaf.dtype.kind == "u" and leaf.dtype.itemsize > 1:
         leaf = leaf.astype(np.int64)  # torch computes little with these
     leaf = leaf.astype(leaf.dtype.newbyteorder("="), copy=False)

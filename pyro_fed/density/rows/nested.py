@@ -1,7 +1,7 @@
-"""The rows of plates nested in the partitioned one, as row tensors hold them and as a model runs on them.
+"""The rows of plates nested in the partitioned one, as row tensors store them and as a model runs on them.
 
-Stored, they are a block (J, M) of the largest group's size M, with a mask; run, they are one flat axis again, with the
-groups at hand counted from 0, and what is padding has its observations masked.
+Stored, they are a block (J, M) of the largest group's size M, with a mask. In a run they are one flat axis again, with
+the groups at hand counted from 0, and the observations of padding masked.
 """
 
 from __future__ import annotations
@@ -36,19 +36,13 @@ class NestedRows:
         return NestedRows(self.where[index], [leaf[index] for leaf in self.leaves], self.capacity)
 
     def with_room(self, capacity: int) -> NestedRows:
-        """These rows, to be packed into so many.
-
-        Args:
-            capacity: at least the rows of any client.
-        """
+        """These rows, to be packed into `capacity` rows, at least those of any client."""
         return NestedRows(self.where, self.leaves, capacity)
 
     def packed(self, groups: Tensor, weight: Tensor) -> NestedRows:
-        """The rows of some groups without their padding.
+        """The rows of the groups at positions (..., m) without their padding.
 
-        Args:
-            groups: (..., m) positions in the first axis.
-            weight: (..., m), zero for groups that are padding themselves.
+        `weight` (..., m) is zero for groups that are padding themselves.
         """
         size = self.where.shape[1]
         valid = (self.where[groups] & (weight > 0).unsqueeze(-1)).flatten(-2)
@@ -59,11 +53,7 @@ class NestedRows:
         return NestedRows(owner, [leaf[group, place] for leaf in self.leaves], self.capacity)
 
     def flat(self, num_groups: int) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-        """Each row's group among the m at hand (n,), whether it is one (n,), and its arguments (n, ...).
-
-        Args:
-            num_groups: m.
-        """
+        """Each row's group among the m at hand (n,), whether it is a row (n,), and its arguments (n, ...)."""
         if self.where.dim() == 1:
             return self.where.clamp(min=0), self.where >= 0, self.leaves
         size = self.where.shape[1]
@@ -89,7 +79,7 @@ class Members:
 
     Attributes:
         owner: (n,) each row's group, among those at hand.
-        valid: (n,) whether it is a row, and no padding.
+        valid: (n,) whether it is a row, and not padding.
         num_groups: m.
     """
 
@@ -101,20 +91,12 @@ class Members:
         return len(self.owner)
 
     def to_groups(self, terms: Tensor) -> Tensor:
-        """Sums over each group's rows, (m,), of terms (n,).
-
-        Args:
-            terms: (n,), one for each row.
-        """
+        """Sums over each group's rows, (m,), of terms (n,)."""
         return terms.new_zeros(self.num_groups).index_add(0, self.owner, terms)
 
 
 class MaskPadding(Messenger):
-    """Mask the observations of rows that are padding.
-
-    Args:
-        members: the nested plates' rows, by plate.
-    """
+    """Mask the observations of rows that are padding, by the nested plates' `members`."""
 
     def __init__(self, members: Mapping[str, Members]) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
 """The columns of tables and the keys of dictionaries in the order in which the model had them before.
 
-By name a table whose columns stand in another order is the same table; as a matrix, `df @ w`, it is another one.
+By name a table with its columns in another order is the same table; as a matrix, `df @ w`, it is another one.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ import numpy as np
 from pyro_fed.density.rows.containers import DictKind, Node, Table, TableKind
 from pyro_fed.errors import DataError, listed
 
-#: Names of columns or keys, by that of the argument, or the part of one, that has them.
+#: Names of columns or keys, by the name of the argument, or of the part of one, that has them.
 Orders = Mapping[str, Sequence[Any]]
 
-#: What the keyword arguments together are called.
+#: Name of all keyword arguments together.
 KEYWORDS = ""
 
 
 def orders_of(
     args: Sequence[Any], kwargs: Mapping[str, Any], heads: Sequence[str], kinds: tuple[type, ...] = (Table, dict)
 ) -> dict[str, tuple[Any, ...]]:
-    """Columns and keys of all tables and dictionaries among a model's arguments.
+    """Columns and keys of all tables and dictionaries (`kinds`) among a model's arguments.
 
     Args:
-        args: the positional ones, as a model gets them.
+        args: the positional ones, as a model receives them.
         kwargs: the others.
         heads: the model's names of the positional ones.
-        kinds: of containers that are looked for.
+        kinds: of containers that are examined.
     """
     named = [*zip(heads, args, strict=True), *kwargs.items()]
     found = {KEYWORDS: tuple(kwargs)} if kwargs and dict in kinds else {}
@@ -50,12 +50,12 @@ def _orders(value: Any, name: str, kinds: tuple[type, ...]) -> Iterator[tuple[st
 
 
 def in_order(tree: tuple[tuple[Any, ...], dict[str, Any]], heads: Sequence[str], orders: Orders) -> Any:
-    """A model's arguments with columns and keys as they were; columns that there were not are left out of a table.
+    """A model's arguments with columns and keys in their former order; new columns are left out of a table.
 
     Args:
         tree: `(args, kwargs)` with containers as nodes.
         heads: the model's names of the positional arguments.
-        orders: those that are known, of `orders_of`.
+        orders: the known ones, of `orders_of`.
 
     Raises:
         DataError: a table lacks a column, and has one of another name.
@@ -85,7 +85,7 @@ def _in_known_order(value: Any, name: str, orders: Orders) -> Any:
 
 
 def _as_before(keys: Collection[Any], known: Sequence[Any]) -> list[Any]:
-    """Keys in the order of those that are known; others follow."""
+    """Keys in the order of the known ones; others follow."""
     first = [key for key in known if key in keys]
     return [*first, *(key for key in keys if key not in first)]
 

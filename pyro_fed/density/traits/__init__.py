@@ -1,4 +1,4 @@
-"""What a model is: its size, and the structure of its rows and of its prior. `Problem.traits` has it."""
+"""The traits of a model: its size, and the structure of its rows and of its prior. `Problem.traits` has them."""
 
 from pyro_fed.density.traits.record import FULL_DIM, LARGE_DIM, Search, Traits
 

@@ -1,13 +1,13 @@
 """The traits of a model: everything that a choice of settings may depend on, in one record.
 
-Sizes are known from the beginning. What has to be looked for in the model's operations, or takes a run of the model, is
-found when it is first asked for, and kept.
+Sizes are known from the beginning. Traits that need a search of the model's operations, or a run of the model, are
+found at the first access, and stored.
 
 Up to `LARGE_DIM` parameters, curvatures of single rows and expectations at many points are exact, and cost rows ×
-parameters × points. Beyond, that costs more than a whole run of stochastic gradients. A model of fewer parameters is as
-large where its rows have no linear predictors, as those of a network, and each row's scores at all values of its
-observation are too many: a network of 160 parameters took 17 s a round so, and as a diagonal Gaussian that starts at
-the prior it stayed there, at the accuracy of chance.
+parameters × points. Beyond, that costs more than a whole run of stochastic gradients. A model of fewer parameters is
+also large if its rows have no linear predictors, as those of a network, and each row's scores at all values of its
+observation are too many: a network of 160 parameters took 17 s a round in this way, and as a diagonal Gaussian that
+starts at the prior it stayed there, at the accuracy of chance.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from torch import Tensor
 
 #: Models with more parameters than this are large.
 LARGE_DIM = 1000
-#: Parameters up to which curvatures of rows, and full covariances, are affordable whatever the model.
+#: Parameters up to which curvatures of rows, and full covariances, are affordable for any model.
 FULL_DIM = 100
-#: A model is large, too, if its curvature is diagonal and a round takes more than so many numbers: rows × parameters ×
+#: A model is large, too, if its curvature is diagonal and a round takes more numbers than this: rows × parameters ×
 #: points, about ten seconds a round.
 LARGE_WORK = 2_000_000_000
-#: Points at which a network's size is judged, as many as algorithms take expectations at by default.
+#: Points at which a network's size is judged: the algorithms' default number for expectations.
 NETWORK_POINTS = 128
 #: Rows × points × parameters × values of an observation above which a model of more than `FULL_DIM` parameters is a
-#: network: half a second a round of a diagonal Gaussian, and 26 s a run where stochastic gradients take 2 s to a better
-#: log density (343 parameters, 142 rows). What takes no expectations begins with a Gaussian too, and Laplace's at the
-#: end of Newton's method is none of a network.
+#: network: half a second a round of a diagonal Gaussian, and 26 s a run; stochastic gradients take 2 s to a better log
+#: density (343 parameters, 142 rows). Algorithms without expectations begin with a Gaussian too, and Laplace's at the
+#: end of Newton's method does not fit a network.
 NETWORK_NUMBERS = 10_000_000
 
 
 class Search(ABC):
-    """Finds the traits of one model that take a run of it, or a look at its operations."""
+    """Finds the traits of one model that need a run of it, or a search of its operations."""
 
     @abstractmethod
     def linear_predictors(self) -> bool:
@@ -52,19 +52,15 @@ class Search(ABC):
 
     @abstractmethod
     def observed_values(self) -> int:
-        """At how many values a row's observation is looked at for its expected scores."""
+        """Number of values of a row's observation at which its expected scores are computed."""
 
     @abstractmethod
     def scores_jump(self, in_predictors: bool) -> bool:
-        """Whether rows' scores jump: in their linear predictors, or else by all that they are.
-
-        Args:
-            in_predictors: which of the two.
-        """
+        """Whether rows' scores jump: in their linear predictors if `in_predictors`, or else in all parameters."""
 
     @abstractmethod
     def prior_kinks(self) -> Tensor:
-        """Along which coordinates the prior's score jumps, (D,)."""
+        """The coordinates along which the prior's score jumps, (D,) bool."""
 
     @abstractmethod
     def latent_scales(self) -> bool:
@@ -80,27 +76,27 @@ class Search(ABC):
 
     @abstractmethod
     def moving_supports(self) -> dict[str, list[str]]:
-        """Latents whose support depends on other latents, and on which."""
+        """Latents whose support depends on other latents, with these."""
 
 
 @dataclass(frozen=True, eq=False)
 class Traits:
-    """What a model is, on the data of all clients.
+    """The traits of a model, on the data of all clients.
 
     Args:
         dim: D, parameters of the flat vector.
         num_rows: rows of all clients.
         evaluations: densities of rows computed in one log-likelihood of all data.
-        num_clients: that share the rows.
+        num_clients: clients that share the rows.
         improper: names of the sites with improper priors.
         local_dim: latents of one row that are integrated out of its likelihood.
-        rows_in_tensors: whether a row is one entry of tensors, and no group with a shape of its own.
+        rows_in_tensors: whether a row is one entry of tensors, and not a group with a shape of its own.
         looped: whether the model is run point by point, since it cannot be mapped.
         in_units_of_scale: names of the sites that are in units of their scale, in the non-centred form.
         dtype: of the flat vector.
         device: where clients' steps are computed.
         search: finds the other traits.
-        centred: the traits of the model's own form, where this is its non-centred one.
+        centred: the traits of the model's own form, if this is its non-centred one.
 
     Example:
         >>> traits = fed.problem.traits
@@ -139,19 +135,19 @@ class Traits:
 
     @cached_property
     def labels(self) -> bool:
-        """Whether a row's observation is one of finitely many values, so that a client may have but one of them."""
+        """Whether a row's observation is one of finitely many values, so that a client may have only one of them."""
         return self.search.labels()
 
     @cached_property
     def observed_values(self) -> int:
-        """At how many values a row's observation is looked at for its expected scores."""
+        """Number of values of a row's observation at which its expected scores are computed."""
         return self.search.observed_values()
 
     @cached_property
     def non_smooth_scores(self) -> bool:
-        """Whether rows' scores jump, as those of a quantile regression: in predictors, or of most rows without them.
+        """Whether rows' scores jump, as those of a quantile regression: in predictors, or without them in most rows.
 
-        Rows of a large model without linear predictors are not looked at.
+        Rows of a large model without linear predictors are not examined.
         """
         if self.linear_predictors:
             return self.search.scores_jump(in_predictors=True)
@@ -164,14 +160,14 @@ class Traits:
 
     @cached_property
     def prior_kinks(self) -> Tensor:
-        """Along which coordinates the prior's score jumps, as a lasso's does at zero, (D,) bool."""
+        """The coordinates along which the prior's score jumps, as a lasso's does at zero, (D,) bool."""
         return self.search.prior_kinks()
 
     @cached_property
     def kinked_prior(self) -> bool:
-        """Whether the prior's kinks leave no Laplace approximation, and the prior is a place to begin at.
+        """Whether the prior's kinks rule out a Laplace approximation, and the prior is a place to begin at.
 
-        Where scales are latent, as a hierarchical lasso's, the Gaussian nearest to the prior is too wide to begin with:
+        If scales are latent, as in a hierarchical lasso, the Gaussian nearest to the prior is too wide to begin with:
         the likelihood overflows there, and Laplace's is the better place. A network is stationary at its prior's mean.
         """
         if self.improper or not bool(self.prior_kinks.any()) or self.layers:
@@ -190,12 +186,12 @@ class Traits:
 
     @cached_property
     def moving_supports(self) -> dict[str, list[str]]:
-        """Latents whose support depends on other latents, and on which, as of u ~ Uniform(0, theta)."""
+        """Latents whose support depends on other latents, with these, as for u ~ Uniform(0, theta)."""
         return self.search.moving_supports()
 
     @property
     def scores_dtype(self) -> torch.dtype:
-        """Of scores that are kept and sent: double precision, but the model's own where its parameters are many."""
+        """Dtype of scores that are stored and sent: double precision, or the model's own if its parameters are many."""
         return self.dtype if self.dim > LARGE_DIM else torch.float64
 
     def require_affordable(self) -> None:
@@ -211,8 +207,8 @@ class Traits:
         """Whether the model is too large for curvatures row by row.
 
         Args:
-            points: at which an algorithm takes expectations; 1 for one that takes none.
-            exact_dim: parameters up to which the algorithm is, or was told to be, exact.
+            points: number of points at which an algorithm takes expectations; 1 for one that takes none.
+            exact_dim: parameters up to which the algorithm is exact, by its own limit or its user's.
         """
         if self.dim > LARGE_DIM:
             return True
@@ -222,7 +218,7 @@ class Traits:
 
     @cached_property
     def _is_network(self) -> bool:
-        """Whether rows go through layers, or scores at all values are many and no linear predictors spare them."""
+        """Whether rows go through layers, or scores at all values are many and there are no linear predictors."""
         numbers = self.dim * self.evaluations * NETWORK_POINTS
         few = numbers * self.observed_values <= NETWORK_NUMBERS
         return self.layers if few else not self.linear_predictors

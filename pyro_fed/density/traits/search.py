@@ -1,4 +1,4 @@
-"""How the traits of a model are found that take a run of it, or a look at its operations."""
+"""The search for those traits of a model that need a run of it, or a search of its operations."""
 
 from __future__ import annotations
 
@@ -18,16 +18,12 @@ from pyro_fed.density.observations import observation_distribution
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.traits.record import Search
 
-#: Values at which an observation that is not discrete is looked at.
+#: Number of values of an observation that is not discrete.
 CONTINUOUS_VALUES = 3
 
 
 class ModelSearch(Search):
-    """Finds the traits of a problem. What holds no rows is kept for other federations of the same model.
-
-    Args:
-        problem: the model's densities.
-    """
+    """Finds the traits of a problem. Results without rows are kept for other federations of the same model."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -41,7 +37,7 @@ class ModelSearch(Search):
         return has_layers(self.problem)
 
     def labels(self) -> bool:
-        """Of the first row's distribution at the origin."""
+        """Found in the first row's distribution at the origin."""
         return self._observes_once and bool(self._observation().has_enumerate_support)
 
     def observed_values(self) -> int:
@@ -90,7 +86,7 @@ class ModelSearch(Search):
         return latents_of_moving_support(self.problem.bound)
 
     def require_affordable(self) -> None:
-        """By what a round would compute, see `latents.layered`."""
+        """Judged by the cost of a round, see `latents.layered`."""
         check_affordable(self.problem)
 
     @property
