@@ -47,7 +47,7 @@ def cure(evidence: Evidence, beyond: bool = False) -> str:
 
 
 def _cure_with_hint(said: str, evidence: Evidence) -> str:
-    """The cure, with a hint at the non-centred form where that may help, unless a plan tries that form itself."""
+    """The cure, with a hint at the non-centred form if that may help, unless a plan tries that form itself."""
     return said if NONCENTRED in evidence.record.planned else with_hint(said, evidence.problem)
 
 

@@ -37,10 +37,7 @@ CHECKS: tuple[Check, ...] = (draws, off_mode)
 
 
 def of_density(evidence: Evidence) -> list[Finding]:
-    """Why the densities are not the posterior's, or not exact enough: a finding for each reason, without a cure.
-
-    No algorithm can mend this.
-    """
+    """Why the densities are not the posterior's, or not exact enough, which no algorithm can mend: one finding each."""
     return [one for check in FIRST for one in check(evidence)]
 
 

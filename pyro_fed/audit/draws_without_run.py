@@ -33,7 +33,7 @@ def audit_draws(federation: Federation, draws: Tensor, draws_are: str, problem: 
     """
     if draws_are in ("independent", "agents") and draws.shape[0] * draws.shape[1] < FEWEST_DRAWS:
         return []
-    algorithm = cast("Algorithm", Unknown(draws_are))  # the check asks the algorithm for nothing else
+    algorithm = cast("Algorithm", Unknown(draws_are))  # the check reads nothing else of the algorithm
     record = Record(federation.client_names)
     with torch.no_grad():
         return stillness(Evidence(algorithm, federation, problem or federation.problem, {}, draws, record, seed=0))

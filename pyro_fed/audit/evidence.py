@@ -31,9 +31,9 @@ from pyro_fed.ops.entries import evenly
 
 #: The most draws at which densities are computed; and the fewest by which a distribution is judged.
 MOST_DRAWS, FEWEST_DRAWS = 1000, 500
-#: Draws from which the moments are taken of a distribution that can give more than a run has asked for. By chance an SD
-#: of so many is 1.1 % off, the worst of sixty 3.5 %, and less with Sobol points: chance is not taken for an error. With
-#: many parameters there are fewer, so that they make at most so many numbers (16 MB, of which a few copies are made).
+#: Draws for the moments of a distribution that can give more draws than the run has. By chance an SD of this many is
+#: 1.1 % off, the worst of sixty 3.5 %, and less with Sobol points: chance is not mistaken for an error. With many
+#: parameters there are fewer, so that they have at most the second number of entries (16 MB, copied a few times).
 MANY_DRAWS, MANY_NUMBERS = 4096, 2_000_000
 
 #: Draws of the prior from which modes and other mass are looked for; and the fewest of them that have to be finite.
@@ -56,7 +56,7 @@ class Evidence:
         algorithm: the algorithm that was run.
         federation: the model and its rows.
         problem: the model's densities, as the run compiled them.
-        shared: the server's last state; empty where it is not known.
+        shared: the server's last state; empty if it is not known.
         draws: (chain, draw, D), unconstrained.
         record: the run's record.
         seed: the run's seed.
@@ -230,7 +230,7 @@ class Evidence:
 
     @property
     def moment_figures(self) -> dict[str, np.ndarray]:
-        """The figures of `moments` by name, with the parameters' names; empty where there are no moments."""
+        """The figures of `moments` by name, with the parameters' names; empty without moments."""
         if self.moments is None or self.moments.stuck:
             return {}
         return self.moments.figures(self.labels)

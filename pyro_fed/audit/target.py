@@ -47,7 +47,7 @@ class FewRows:
         rows: the rows' tensors, in the order of `Problem.all_rows`, each with b rows.
         count: b.
         correction: level (), a (D,) and E (D, D), float64.
-        seen_as: maps the whitened coordinates of a target to the coordinates w of the correction; None where they are
+        seen_as: maps the whitened coordinates of a target to the coordinates w of the correction; None if they are
             the same.
     """
 
@@ -72,7 +72,7 @@ class Target:
     Args:
         problem: the posterior of all rows.
         centre: m (D,), float64.
-        factor: L (D, D), lower triangular, or its diagonal (D,) where that is all; float64.
+        factor: L (D, D), lower triangular, or its diagonal (D,) if L is diagonal; float64.
         temperature: T of the likelihood, which is raised to the power 1 / T, as in generalised Bayes.
         few: rows that stand for all; None: all rows are used.
     """

@@ -71,7 +71,7 @@ class Finding:
         severity: whether it speaks against the result.
         text: the same in words, without a full stop.
         where: parameter, site, clients or round, by these names.
-        figures: numbers and words by name, as in the text.
+        figures: numbers and texts by name, as in `text`.
         cures: a sentence for each cure.
     """
 

@@ -195,7 +195,7 @@ def _edges(msg: Message) -> dict[str, Tensor]:
             try:
                 for transform in between[number:]:
                     start = transform(start)
-            except (RuntimeError, ValueError):  # of vectors of another length
+            except (RuntimeError, ValueError):  # for vectors of another length
                 start = value
             found[f"{name} {number}"] = start.detach()
     held = any(name in BOUNDS for bounds in steps for name in bounds) and msg["value"].is_floating_point()
@@ -232,7 +232,7 @@ def _run(bound: BoundModel, name: str, source: Source) -> Message | None:
     """The site with latents from the source; None if the model cannot be run there."""
     try:
         found: Message | None = bound.execute(source, bound.all_rows).trace.nodes.get(name)
-    except (RuntimeError, ValueError, KeyError):  # what a model cannot do far away is no matter of supports
+    except (RuntimeError, ValueError, KeyError):  # a model's failures far away do not concern supports
         return None
     return found
 
@@ -314,7 +314,7 @@ def find_walls(problem: RowDensities, seen: FirstRun, computed: Collection[str])
         for _ in range(DRAWS if flags is None else MAX_TRIES):
             try:
                 execution = bound.execute(prior_draw, rows)
-            except (RuntimeError, ValueError, IndexError, KeyError):  # what cannot be run in this way is refused after
+            except (RuntimeError, ValueError, IndexError, KeyError):  # a model that cannot be run so is refused later
                 break
             for name in suspects:
                 if name not in found and (said := _beyond_constraint(execution, name)):

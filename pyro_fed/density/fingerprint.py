@@ -92,7 +92,7 @@ def _value_text(value: Any) -> str:
     """A Python value as text on which two processes agree."""
     if value is None or isinstance(value, bool | int | float | str | bytes):
         return repr(value)[:200] if len(repr(value)) <= 200 else hashlib.sha256(repr(value).encode()).hexdigest()
-    return type(value).__qualname__  # what else it holds shows in the values and in the traced operations
+    return type(value).__qualname__  # its other data show in the values and in the traced operations
 
 
 def density_values(problem: Problem, client_rows: Sequence[Tensor], names: Sequence[str]) -> str:

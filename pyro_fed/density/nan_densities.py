@@ -42,7 +42,7 @@ def _of_derivatives(problem: Problem, points: torch.Tensor) -> list[str]:
             refuse_undefined(judged, points, tuple(leaf[some] for leaf in judged.rows), local, some)
     except UndefinedError as error:
         return [str(error)]
-    except FAILURES:  # where torch has no second derivative
+    except FAILURES:  # if torch has no second derivative
         pass
     return []
 

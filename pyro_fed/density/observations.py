@@ -63,9 +63,9 @@ def observation(problem: Problem, z: Tensor, args: Any, kwargs: Mapping[str, Any
     if isinstance(fn, Bernoulli):
         return out | {"probs": torch.stack([1 - fn.probs, fn.probs], -1)}
     try:
-        with replacing():  # Student's t writes NaN by a mask where it has no mean
+        with replacing():  # Student's t writes NaN by a mask if it has no mean
             mean = fn.mean
-    except NotImplementedError:  # of most transformed distributions
+    except NotImplementedError:  # for most transformed distributions
         return out
     if isinstance(without_event_dims(fn), Bernoulli) and mean.dim() == 2:
         out |= {"labels": mean}

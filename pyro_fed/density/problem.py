@@ -105,7 +105,7 @@ class Problem:
 
     @property
     def rows(self) -> tuple[Tensor, ...]:
-        """Row tensors: the sharded arguments, or the row numbers where the model indexes its own data."""
+        """Row tensors: the sharded arguments, or the row numbers if the model indexes its own data."""
         return self.bound.rows
 
     @property
@@ -397,7 +397,7 @@ class Problem:
             xs: pytree of inputs of each step, (B T, C, ...).
             at: number of the client in `const` whose constants each client of a scan takes, (B, C).
             const_dims: client axes of `const`.
-            every: one step in so many is kept, of each output.
+            every: stride of the steps that are kept of each output.
         """
         return self.compiler.scans(function, self, carry, const, xs, at, const_dims, every)
 

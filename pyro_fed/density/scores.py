@@ -166,7 +166,7 @@ def clients_log_likelihoods(problem: Problem, draws: Tensor, data: ClientData) -
 def _at_draws(problem: Problem, draws: Tensor, batch: Batch) -> Tensor:
     """Log-likelihood of a batch of each client's rows at each draw, (C, S), some draws at a time."""
     evaluate = problem.mapped(log_likelihoods, (0, BATCHES), calls=0)
-    found = draws.new_empty(draws.shape[:2], dtype=torch.float64)  # what each piece left would split the freed memory
+    found = draws.new_empty(draws.shape[:2], dtype=torch.float64)  # remains of each piece would fragment freed memory
     done = 0
     for piece in in_chunks(draws, len(batch.weight) * batch.width() * problem.num_nodes, 1):
         found[:, done : done + piece.shape[1]] = evaluate(piece, batch)

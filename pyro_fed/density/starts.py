@@ -105,11 +105,11 @@ def draw_starts(
             and (found := drawn_at_once(problem, lambda _: problem.collect(source), num_samples)) is not None
         ):
             return found
-        torch.default_generator.manual_seed(seed)  # what was drawn in vain
+        torch.default_generator.manual_seed(seed)  # the failed attempt has drawn from it
         points = torch.stack([problem.collect(source) for _ in range(num_samples)])
         if not checked or _all_finite(problem, points):
             return points
-        torch.default_generator.manual_seed(seed)  # what is drawn again comes before the next start
+        torch.default_generator.manual_seed(seed)  # repeated draws come before the next start
         return torch.stack([_first_finite(problem, lambda: problem.collect(source)) for _ in range(num_samples)])
 
 
@@ -125,7 +125,7 @@ def central_start(problem: RowDensities, generator: torch.Generator, layered: bo
         ModelError: no draw has a finite log density.
     """
     left, total = CENTRAL_DRAWS, torch.zeros(())
-    means: list[Tensor] = []  # of the first draws, of fewer and fewer
+    means: list[Tensor] = []  # of the first draws, fewer at a time
     while left:
         some = min(left, max(1, MAX_CENTRAL_NUMBERS // problem.dim))
         drawn = _without_tails(draw_starts(problem, some, generator, None, 0.0, checked=False))
@@ -188,7 +188,7 @@ def _wide_enough(problem: RowDensities, points: list[Tensor]) -> Tensor:
         score = torch.func.grad(lambda z: problem.log_parts(z, rows)[1].sum())(point)
         parts = score.detach().split([site.size for site in problem.sites.values()])
         sizes = [float(part.square().mean()) ** 0.5 for part in parts if len(part)]
-        sizes = [size for size in sizes if size > 0]  # a site without rows, as the weights of pixels that are dark
+        sizes = [size for size in sizes if size > 0]  # a site without rows, such as the weights of dark pixels
         share = min(sizes) / max(sizes) if sizes and math.isfinite(max(sizes)) else 0.0
         if share >= VANISHED_GRADIENT_SHARE:
             return point

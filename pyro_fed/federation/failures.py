@@ -52,7 +52,7 @@ def explained_failures(
         yield
     except PyroFedError:
         raise
-    except Exception as error:  # of any kind, as it is the user's model that raised it; it stays the cause
+    except Exception as error:  # of any kind, as the user's model has raised it; it stays the cause
         line = line_of(error)
         if not line:
             raise

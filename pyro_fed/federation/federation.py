@@ -73,23 +73,23 @@ class Federation:
         plate: name of the plate whose rows are split over the clients. If several plates of data are split, their
             names, `plate=("observed", "censored")`; rows are numbered plate after plate.
         rows: for a plate of groups: the plates whose rows go with the groups, each with the argument, or column
-            of a frame, that says to which group a row belongs, `plate="county", rows={"obs": "county_idx"}`. If
-            the lengths of arguments do not tell which others belong to that plate, they follow: `{"obs": ("county_idx",
-            "x", "y")}`.
-        num_clients: how many clients; may be left out where the partition says it (ByGroup, Explicit).
+            of a frame, that holds each row's group, `plate="county", rows={"obs": "county_idx"}`. If the lengths of
+            arguments do not determine which others belong to that plate, they follow: `{"obs": ("county_idx", "x",
+            "y")}`.
+        num_clients: number of clients; may be left out if the partition determines it (ByGroup, Explicit).
         partition: how rows go to clients; IID by default.
         shard: names of the arguments that are split by rows; by default the tensors whose leading dimension is the
             plate's size. The others are shared by all clients. If rows are on another dimension, that dimension by
             name, `{"counts": 1}`; arguments that are not named are then taken as by default. With several plates, the
-            arguments of each, if their lengths do not tell: `{"observed": ("x", "t"), "censored": "c"}`.
+            arguments of each, if their lengths are ambiguous: `{"observed": ("x", "t"), "censored": "c"}`.
         seed: seed of the partition.
-        dtype: floating dtype of the computation; by default the data's, or float64, with a warning, where float32 would
-            be too little for their columns.
+        dtype: floating dtype of the computation; by default the data's, or float64, with a warning, if float32 is not
+            precise enough for their columns.
         dims: names for the dimensions of sites, as in ArviZ: `{"beta": ["feature"]}`.
         coords: coordinate values: `{"feature": names}`.
         quadrature: how latent sites inside the plate are integrated out at the clients.
         device: where clients' steps are computed, such as "cuda"; by default where the data lie. Checks, the server and
-            results are on the CPU, and so is all randomness: draws are the same whatever the device, but for rounding
+            results are on the CPU, and so is all randomness: draws are the same on every device, except for rounding
             (see docs/devices.md).
 
     Raises:
@@ -133,7 +133,7 @@ class Federation:
         rows = with_column_names(arguments, rows)
         if named := named_labels(arguments, rows or {}, plate, coords, partition):
             arguments = flatten(model, args, kwargs, named)
-        arguments = arguments.owned()  # before the model is run on them, which may write to what it is given
+        arguments = arguments.owned()  # before a run of the model, which may write to its arguments
         given, dtype = dtype, _floating_dtype(dtype, arguments)
         with explained_failures(arguments, model, plate):
             sizes, seen = first_look(model, arguments, plate, rows, dtype)
@@ -179,14 +179,14 @@ class Federation:
         quadrature: Quadrature | None = None,
         device: torch.device | str | None = None,
     ) -> Federation:
-        """A federation of data that lie apart already.
+        """A federation of data that are already split over clients.
 
         Args:
             model: an ordinary Pyro model.
             clients: each client's positional arguments (a tuple), in a list or in a mapping from names.
             plate: name of the plate that runs over rows, or over groups of them.
-            rows: where that is a plate of groups, the plates whose rows go with them, each with the argument that
-                says to which group a row belongs; each client numbers its own groups from 0.
+            rows: for a plate of groups, the plates whose rows go with the groups, each with the argument that holds
+                each row's group; each client numbers its own groups from 0.
             kwargs: keyword arguments shared by all clients.
             shard: names of the arguments that are split by rows; by default the tensors whose leading dimension is
                 the plate's size at the first client that has rows.
@@ -300,7 +300,7 @@ class Federation:
                 raise missing from error
             error.args = (f"{self._holders(error.rows)}{error}",)
             raise
-        except Exception as error:  # of any kind: a model may fail on values that are missing as it likes
+        except Exception as error:  # of any kind: a model may fail in any way on missing values
             meant = isinstance(error, ModelError) and not is_failure(error)
             if missing is None or meant:
                 raise
@@ -359,7 +359,7 @@ class Federation:
             ClientData with index (C, n) and num_rows (C,).
 
         Raises:
-            SettingError: one of them is not there.
+            SettingError: a client does not exist.
         """
         if clients is not None:
             self._check_numbers(clients)
@@ -385,9 +385,9 @@ class Federation:
 
     @cached_property
     def noncentred(self) -> Federation:
-        """This federation with effects in units of their scale, where that is a latent, see `density.NonCentred`.
+        """This federation with effects in units of their scale, if that is a latent, see `density.NonCentred`.
 
-        Where the data say little of the effects a run there meets no funnel; results are on the model's own scale.
+        If there are few data on the effects, a run there has no funnel; results are on the model's own scale.
 
         Raises:
             ModelError: no latent outside the plate has such a scale.
@@ -404,7 +404,7 @@ class Federation:
         return self.with_problem(form)
 
     def with_problem(self, problem: Problem) -> Federation:
-        """These clients with other densities; what is kept of a federation, its forms among that, is made anew.
+        """These clients with other densities; cached properties, such as the federation's forms, are computed anew.
 
         Args:
             problem: the densities.
@@ -444,10 +444,11 @@ class Federation:
     def with_args(self, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Federation:
         """This federation on new data of the same shapes; its runs compile nothing anew.
 
-        Row i stays at the client that has it now, whatever the partition would say of the new values: sort or deal the
-        new rows beforehand, where that matters. The new data are checked as those before: values that are not finite,
-        and a validated run of the model on all rows. That the model splits over the plate is not tried again. Arrays
-        that all clients share may change too, but then steps are compiled anew, as they hold them as constants.
+        Row i stays at the client that has it now, even if the partition would move it by its new values: sort or deal
+        the new rows beforehand if that matters. The new data are checked like the old ones: values that are not
+        finite, and a validated run of the model on all rows. Whether the model splits over the plate is not checked
+        again. Arrays that all clients share may change too, but then steps are compiled anew, as they hold them as
+        constants.
 
         Args:
             args: the model's positional arguments, as for `Federation`; after `from_clients`, the clients' rows one
@@ -455,7 +456,7 @@ class Federation:
             kwargs: its keyword arguments.
 
         Returns:
-            A federation with the same clients, names and dtype; this one is left as it is.
+            A federation with the same clients, names and dtype; this one is unchanged.
 
         Raises:
             DataError: arguments of other names, shapes or dtypes; Python values or groups that have changed; data that
@@ -538,12 +539,12 @@ class Federation:
     def summary(self) -> pd.DataFrame:
         """A table of the clients: rows, share of all rows, and how often each label occurs.
 
-        A label is one of a few whole numbers in the last argument with one number a row, unless the model takes it for
-        a count. Where the partitioned plate is one of groups, its column says how many of them a client has, and
+        A label is one of a few whole numbers in the last argument with one number a row, unless the model observes it
+        as a count. If the partitioned plate is one of groups, its column is the number of a client's groups, and
         `rows` are those nested in them.
 
         Returns:
-            one row a client.
+            A table with one row for each client.
 
         Example:
             >>> fed.summary()

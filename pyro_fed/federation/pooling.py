@@ -50,7 +50,7 @@ def first_look(
         seen = first_run(run, dtype)
     except PyroFedError:
         raise
-    except Exception:  # of any kind: it is raised again below, or by `build`, unless something else is to blame
+    except Exception:  # of any kind: it is raised again below, or by `build`, unless there is another cause
         return plate_sizes(model, arguments, plate, rows), None
     _check_plates(plate, seen.execution.plates, lambda: run(_zeros(dtype)).trace)
     return seen.execution.plates, seen
@@ -74,7 +74,7 @@ def plate_sizes(
     """
     dtype = arguments.floating_dtype()
     filler = FillLatents(_zeros(dtype), plate, {}, nested=parts_of(plate))
-    args, kwargs = arguments.copy_as(dtype).call_arguments()  # a copy, as the model may write to what it is given
+    args, kwargs = arguments.copy_as(dtype).call_arguments()  # a copy, as the model may write to its arguments
     declared: dict[str, int] = {}
 
     def run() -> Any:
@@ -89,7 +89,7 @@ def plate_sizes(
     try:
         run()
     except (RuntimeError, IndexError):
-        if plate in declared:  # an index out of range or of another length says more than where the model stumbled
+        if plate in declared:  # an index out of range or of another length is a clearer cause than the failing line
             check_rows(arguments, plate, declared, rows or {}, where)
         raise
     _check_plates(plate, declared, run)
@@ -207,7 +207,7 @@ def _aligned_arguments(
     """The clients' positional arguments, with tables and dictionaries in one form."""
     each = [positional(model, args, kwargs) for args in clients]
     if len({len(args) for args in each}) > 1:
-        return each  # one of them cannot be the model's, and is told so
+        return each  # the model cannot take all of them, and refuses one later
     heads = parameter_names(model, len(each[0]))
     parts = [
         align_argument(values, names, f"argument '{head}'")

@@ -44,13 +44,13 @@ class ColumnSums(NamedTuple):
 
 @checked
 def column_sums(rows: Any) -> ColumnSums:
-    """A client's part, in float64.
-
-    Returns:
-        sums that say nothing of a single row.
+    """Count, mean and centred sum of squares of a client's columns, in float64.
 
     Args:
         rows: (n, P) numbers: a tensor, an array, or a data frame; n may be zero.
+
+    Returns:
+        Sums from which no single row can be read.
 
     Raises:
         DataError: a single value, text, values that are missing or infinite; it names the columns and how many values.

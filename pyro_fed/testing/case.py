@@ -87,7 +87,7 @@ class Case:
         options = {"executor": "sequential"} | options
         try:
             self.run(federation, algorithm=twin, **options)
-        except Exception as error:  # of any kind: a check may find its cause in what was seen until then
+        except Exception as error:  # of any kind: a check may find its cause in the records so far
             found.error = error
         return found
 

@@ -50,7 +50,7 @@ def lines() -> Federation:
 def with_empty_client() -> Federation:
     """`line` over clients of 3, 0 and 4 rows."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that a client has no rows is what is wanted here
+        warnings.simplefilter("ignore", UserWarning)  # a client without rows is intended here
         return _lines(3, 0, 4)
 
 

@@ -169,7 +169,7 @@ def check_resume(algorithm: Algorithm, case: Case) -> None:
         saved = Path(folder) / "state"
         with contextlib.suppress(KeyboardInterrupt, InterruptedRun):  # agents in a warm start have no draws yet
             case.run(compile="trace", checkpoint=saved, executor=Interrupted(stop), **options)
-        case.run(compile="trace", num_rounds=1)  # what an algorithm has hidden away is now another run's
+        case.run(compile="trace", num_rounds=1)  # hidden state of the algorithm is now that of another run
         rest = case.run(compile="trace", checkpoint=saved, resume=True, **options)
     whole = case.run(compile="trace", **options) if options else case.traced
     same = [name for name in whole["federation"] if name != "seconds"]

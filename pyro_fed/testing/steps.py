@@ -114,7 +114,7 @@ def check_messages_have_one_form(algorithm: Algorithm, case: Case) -> None:
     These follow from the model and the settings: they are the same if every client has a single row.
     """
     own = _check_messages(case.observation, "the clients")
-    if case.given is None and not algorithm.pooled:  # what is pooled never travels
+    if case.given is None and not algorithm.pooled:  # pooled data never travel
         alone = _check_messages(case.seen_one_row, "three clients of one row")
         require(
             own == alone,

@@ -165,8 +165,8 @@ def compare(
         `pyro_fed.analysis.judging.moments`.
 
     Raises:
-        SettingError: `results` is no mapping of results by name, or is empty; the reference is unknown; there are test
-            data but no federation.
+        SettingError: `results` is not a mapping of results by name, or is empty; the reference is unknown; there are
+            test data but no federation.
         DataError: the results have different parameters, or lack a site of the federation's model; the test data
             cannot be used.
 

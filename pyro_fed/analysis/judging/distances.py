@@ -73,7 +73,7 @@ def against_reference(draws: np.ndarray, reference: np.ndarray, seed: int = 0) -
         DataError: the parameters differ in number, there are no draws, or those of the reference do not vary.
 
     Example:
-        >>> against_reference(stacked(idata)[0], stacked(reference)[0])["mean_error"]
+        >>> against_reference(posterior_matrix(idata)[0], posterior_matrix(reference)[0])["mean_error"]
     """
     if draws.shape[1] != reference.shape[1]:
         raise DataError(f"expected {reference.shape[1]} parameters, as the reference has, received {draws.shape[1]}")
@@ -96,7 +96,7 @@ def sliced_wasserstein(draws: np.ndarray, reference: np.ndarray, seed: int = 0) 
     """Sliced 2-Wasserstein distance: the root of the mean over random directions of the squared distance along each.
 
     Along a direction the best transport is in order of rank, so that its squared distance is ∫ (F⁻¹(u) - G⁻¹(u))² du of
-    the quantile functions, here exact also where the numbers of draws differ.
+    the quantile functions, here exact also if the numbers of draws differ.
 
     Args:
         draws: (S, D).
@@ -127,8 +127,8 @@ def mmd2(draws: np.ndarray, reference: np.ndarray) -> float:
         reference: (R, D), whose covariance whitens both and whose median distance is the kernel's width.
 
     Returns:
-        MMD², about zero for equal distributions; it may be slightly negative. NaN of a single draw, and where most
-        draws of the reference are the same, so that their median distance is no width.
+        MMD², about zero for equal distributions; it may be slightly negative. NaN of a single draw, and if most draws
+        of the reference are the same, so that their median distance is zero.
 
     Example:
         >>> mmd2(draws, reference)

@@ -90,7 +90,7 @@ def prior_count(draws: Tensor, prior_score: Tensor, likelihood_score: Tensor) ->
 
     Example:
         >>> draws = unconstrained_draws(idata, fed.problem)
-        >>> prior_count(draws, *scores(fed.problem, draws)).wrong
+        >>> prior_count(draws, *scores(fed.problem, draws)).is_wrong
     """
     if len(draws) < 2 * BLOCKS:
         return PriorCount(math.nan, math.nan, math.nan, explains=False)

@@ -83,7 +83,7 @@ def discrepancy(points: Tensor, scores: Tensor, blocks: np.ndarray | None) -> Di
             particles.
 
     Example:
-        >>> discrepancy(points, scores, np.arange(len(points))).wrong
+        >>> discrepancy(points, scores, np.arange(len(points))).is_wrong
     """
     z, s = whiten_draws(points, scores)
     kernel, (count, dim) = IMQ(), z.shape

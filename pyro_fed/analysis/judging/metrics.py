@@ -8,7 +8,7 @@ With S posterior draws z_s and test rows y_i:
     precision, recall, F1    of labels whose probability (1/S) sum_s p(y_il = 1 | z_s) is above one half
 
 Decisions are taken from the average predictive distribution (Kassab and Simeone, Section 7), never from the
-average parameter. The accuracy is given where the observation is a class, the RMSE otherwise.
+average parameter. The accuracy is given if the observation is a class, the RMSE otherwise.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def log_predictive_density(log_prob: Tensor) -> float:
         The log predictive density of a row.
 
     Raises:
-        DataError: `log_prob` is no matrix, or is empty.
+        DataError: `log_prob` is not a matrix, or is empty.
 
     Example:
         >>> pf.metrics.log_predictive_density(torch.zeros(100, 5))

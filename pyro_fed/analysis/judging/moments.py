@@ -128,7 +128,7 @@ def gap_warnings(found: Gaps, *, spread: bool = True, where: str = "") -> list[F
     Args:
         found: from `gaps`.
         spread: False for a result without uncertainty, whose SDs are not judged.
-        where: words on the scale, put at the end of each text.
+        where: text on the scale, put at the end of each finding's text.
 
     Returns:
         Up to three findings: on the mean that is farthest off, on the smallest SD ratio, and on the largest.

@@ -63,7 +63,7 @@ class Moments:
         whole: whether the chains' coordinates are whitened by the full covariance of enough draws.
         by: what the estimates come from, "chains", or "weights" of points spread more widely than the draws.
         places: where the chains have been in the later half of their transitions, in the model's coordinates (N, D);
-            None where the estimates come from weights.
+            None if the estimates come from weights.
     """
 
     mean: Tensor

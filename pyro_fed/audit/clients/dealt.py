@@ -36,7 +36,7 @@ def is_function(by: np.ndarray, outcome: np.ndarray) -> bool:
     the value has to rise or fall with the outcome.
     """
     if by.dtype.kind == "f" and outcome.dtype.kind == "f":
-        by = by.astype(outcome.dtype)  # the model's precision, in which values that differ may be equal
+        by = by.astype(outcome.dtype)  # the model's precision, in which different values may be equal
     code = np.unique(by, return_inverse=True)[1]
     values, place = np.unique(outcome, return_inverse=True)
     if len(np.unique(code)) < 2:

@@ -27,7 +27,7 @@ It has one degree of freedom, not one for each parameter, so that a few rows are
 whose rows are counted a hundred times looks like a large one. A hospital with another population disagrees too. The
 figures show the differences, and decide nothing.
 
-**Numbers of rows.** Where the clients' numbers of rows n_k (n in all) are known, two rules spare honest clients:
+**Numbers of rows.** If the clients' numbers of rows n_k (n in all) are known, two rules spare honest clients:
 
 1. A client is not named for narrowing the posterior by as much as its share of the rows does. If all rows are equally
    informative, then (SD_-k θ_i / SD_q θ_i)² - 1 = n_k / (n - n_k). The left side divided by the right one is a client's
@@ -208,7 +208,7 @@ def apart_by_sites(
     """
     said, more, left = dict[str, str](), 0, list(range(len(names)))
     fewest = max(FEWEST_CLIENTS, len(names) // 2 + 1)
-    while len(left) >= fewest and bool(q.is_proper()):  # what is left need not be a distribution
+    while len(left) >= fewest and bool(q.is_proper()):  # the remainder need not be a distribution
         rest = type(sites)(sites.precision[left], sites.eta[left])
         found = by_sites(q, rest)
         together = min(max(1, int(REMOVED_SHARE * len(left))), len(left) + 1 - fewest)
@@ -266,7 +266,7 @@ def _said_by_a_row(found: Without, rows: np.ndarray) -> np.ndarray:
     said = np.full(len(rows), np.nan)
     said[here] = (found.sd_ratio[here] ** -2.0 - 1).mean(1) * (rows.sum() - rows[here]) / rows[here]
     median = np.abs(np.median(said[here])) if here.any() else 0.0
-    return said / median if median else np.full(len(rows), np.nan)  # nothing to compare with where most say nothing
+    return said / median if median else np.full(len(rows), np.nan)  # no comparison if most are uninformative
 
 
 def _outlying_client_clause(found: Without, k: int, name: str, labels: list[str]) -> str:

@@ -56,8 +56,8 @@ class _Size(NamedTuple):
         added: root mean square of what the column adds.
         of_rows: root mean square of the column.
         of_weights: size of the column's weights under the prior.
-        column: the column's number; None where all inputs are taken as one.
-        leaf: the number of the row tensor that has the column; None where it is not an argument itself.
+        column: the column's number; None if all inputs are taken as one.
+        leaf: the number of the row tensor that has the column; None if it is not an argument itself.
     """
 
     added: float

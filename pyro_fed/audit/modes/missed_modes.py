@@ -94,7 +94,7 @@ def missed_modes(evidence: Evidence, strict: bool = False) -> list[Finding]:
     own = white[at]
     far = _distant_points(evidence, target, from_prior, from_around, generator)
     far.append(target.white(images(evidence.problem, evidence.points[at[0]].to(evidence.problem.dtype))))
-    if evidence.record.modes:  # those that the audit of an earlier stage has found, by chance, are no secret
+    if evidence.record.modes:  # modes that the audit of an earlier stage has found
         far.append(target.white(torch.stack(evidence.record.modes)))
     modes, ends = _modes_and_climb_ends(evidence, target, few, torch.cat([own, *far]))
     _add_those_of_draws(evidence, target, few, modes, white)

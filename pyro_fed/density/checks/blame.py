@@ -343,7 +343,7 @@ def _record_run(
     try:
         with recording, Statements(recording.statements):
             problem.log_terms(z, tuple(leaf[at] for leaf in rows), local[at])
-    except (RuntimeError, ValueError, IndexError, TypeError):  # it was run mapped before, and may not be without
+    except (RuntimeError, ValueError, IndexError, TypeError):  # it ran mapped before, and may not run unmapped
         return None
     return recording
 

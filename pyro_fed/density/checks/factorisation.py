@@ -112,7 +112,7 @@ def check_splits(problem: RowDensities, seen: FirstRun) -> None:
         Exception: the model's own error if it cannot be mapped in this way.
     """
     try:
-        with torch.random.fork_rng(devices=[]):  # what a model draws by itself is not to change what comes after
+        with torch.random.fork_rng(devices=[]):  # a model's own draws must not change later ones
             judged = problem.doubled()
             sample = _sample(judged, seen)
             with Stepping() as stepping, Computed() as computed:
@@ -242,7 +242,7 @@ def _run_all_rows(problem: RowDensities, sample: _Sample, curved: bool = False) 
 
     try:
         slope, parts, (outside, inside) = problem.vmap(at_point)(sample.z, sample.local)
-    except (RuntimeError, NotImplementedError):  # where torch has no second derivative, gradients are looked at alone
+    except (RuntimeError, NotImplementedError):  # without torch's second derivative, only gradients are checked
         if not curved:
             raise
         return _run_all_rows(problem, sample)
@@ -505,7 +505,7 @@ def _compare_with_all(problem: RowDensities, seen: FirstRun, sample: _Sample, ap
     local[sample.at] = sample.local[0]
     each = local.new_ones(bound.num_rows)
     slope, _, (outside, inside) = _run(problem, sample.z[0], bound.all_rows, local, each, 1.0)
-    if not bool(slope.isfinite().all()) and bool(apart.regular[0]):  # in rows that are none of the sample
+    if not bool(slope.isfinite().all()) and bool(apart.regular[0]):  # in rows outside of the sample
         for some in torch.arange(bound.num_rows).split(REFERENCE_ROWS):
             rows, own = tuple(leaf[some] for leaf in problem.rows), local[some].expand(len(sample.z), -1, -1)
             refuse_undefined(problem, sample.z, rows, own, some)
@@ -542,7 +542,7 @@ def _check_imputed(problem: RowDensities, seen: FirstRun, sample: _Sample, whole
             )
 
 
-# -- what to say ------------------------------------------------------------------------------------------------
+# -- errors -----------------------------------------------------------------------------------------------------
 def _random(
     problem: RowDensities, sample: _Sample, kind: str, name: str, before: Tensor, after: Tensor | None
 ) -> ModelError:

@@ -74,7 +74,7 @@ def prior_draw(msg: Message, transform: Any) -> Tensor:
     shape = transform.inverse_shape(msg["fn"].shape())
     try:
         drawn: Tensor = transform.inv(msg["fn"].sample())
-    except (NotImplementedError, RuntimeError, ValueError):  # an improper prior, say
+    except (NotImplementedError, RuntimeError, ValueError):  # such as an improper prior
         return torch.randn(shape)
     return drawn.nan_to_num(0.0).clamp(-MAX_PRIOR_DRAW, MAX_PRIOR_DRAW)
 

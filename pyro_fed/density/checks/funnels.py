@@ -21,7 +21,7 @@ def latent_scales(problem: Problem) -> Iterator[tuple[str, LocationScale, list[s
     """Location-scale sites of the flat vector whose scale is latent, at zero, and the latents that it depends on."""
     execution, places = run_at_zero(problem.bound)
     for name in problem.sites:
-        with torch.enable_grad():  # a matrix's scale is expanded here, also where a run computes without derivatives
+        with torch.enable_grad():  # a matrix's scale is expanded here, also in a run without derivatives
             pair = LocationScale.of(execution.trace.nodes[name]["fn"])
         if pair is not None:
             # A scale to the power of zero depends on its base by name alone: its derivative is zero.

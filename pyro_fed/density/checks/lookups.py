@@ -92,7 +92,7 @@ class Lookups:
                 for category in range(size):
                     weight = torch.rand(size, generator=generator, dtype=torch.float64)
                     weight[category] = 0.0
-                    weight -= weight.sum() / (size - 1)  # odds: what all have in common drops out
+                    weight -= weight.sum() / (size - 1)  # odds: common terms drop out
                     weight[category] = 0.0
                     slopes.append(_slope((fn.logits * weight).sum(), value, axis))
             table = torch.stack(slopes)

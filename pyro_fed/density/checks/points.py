@@ -44,7 +44,7 @@ def _draw(seen: FirstRun, site: Site, generator: torch.Generator) -> Tensor:
         torch.default_generator.manual_seed(int(torch.randint(2**62, (), generator=generator)))
         try:
             drawn = unconstraining(msg).inv(msg["fn"].sample()).flatten().double()
-        except (NotImplementedError, RuntimeError, ValueError):  # an improper prior, say
+        except (NotImplementedError, RuntimeError, ValueError):  # such as an improper prior
             return uniform
     return torch.where(drawn.isfinite(), drawn, uniform)
 

@@ -156,7 +156,7 @@ def _kind(msg: Message, trace: Any, latents: Collection[str], plates: tuple[str,
         return "latent" if row_axis(msg, plates[0]) is None else "local"
     if not msg["is_observed"] and is_discrete(msg):
         return "discrete"
-    if is_reported(msg):  # the joined values of `obs_mask` are data, and no estimate
+    if is_reported(msg):  # the joined values of `obs_mask` are data, not an estimate
         return None if f"{msg['name']}_unobserved" in trace.nodes else "reported"
     return "observed" if plate_of(msg, plates) is not None else None
 

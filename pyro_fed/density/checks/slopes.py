@@ -36,8 +36,8 @@ DIFFERENCE_TOLERANCE, WRONG_GRADIENT_SHARE = 1e-3, 1e-2
 
 #: Rows whose density is examined for steps, and the number of points that are run together.
 STEP_ROWS, NUMBERS_AT_ONCE = 128, 10_000_000
-#: Intervals at first: ends by powers of ten to both sides of zero, so many a power. So many of them are cut, each into
-#: so many, until they are as short as rounding lets them be.
+#: First intervals: ends by powers of ten to both sides of zero, with this many for each power. Then the number of
+#: intervals that are cut, the pieces of each, and the relative length at which rounding ends the cuts.
 SMALLEST_POWER, LARGEST_POWER, PLACES_PER_POWER = -2, 3, 2
 NUM_CUT_INTERVALS, PIECES_PER_INTERVAL, SHORTEST_INTERVAL = 4, 16, 1e-8
 #: torch's message on an operation that it cannot differentiate.

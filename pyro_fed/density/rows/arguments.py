@@ -157,9 +157,7 @@ class Arguments:
     @cached_property
     def incomplete(self) -> bool:
         """Whether there is a NaN or an infinity in the arguments."""
-        with (
-            _disable_current_modes()
-        ):  # it may be asked for in the midst of a trace, whose business these values are not
+        with _disable_current_modes():  # it may be called within a trace, which must not see these values
             return any(
                 leaf.is_floating_point() and not all_finite(leaf) for leaf in self.leaves if isinstance(leaf, Tensor)
             )

@@ -57,7 +57,7 @@ def read_leaf(leaf: Any, name: str, known: LabelsByName) -> Leaf:
     if isinstance(leaf, Tensor) and name in known:
         raise DataError(_numbers_for_labels(name, known[name]))
     if isinstance(leaf, Tensor):
-        return Leaf(_dense(leaf, name).cpu())  # checks look at it there; a run moves it, see `Problem.placed`
+        return Leaf(_dense(leaf, name).cpu())  # checks read it there; a run moves it, see `Problem.placed`
     if hasattr(leaf, "toarray") and hasattr(leaf, "nnz"):
         raise DataError(f"argument '{name}' is sparse: pass {name}.toarray()")
     if isinstance(getattr(leaf, "dtype", None), pd.CategoricalDtype):
@@ -235,6 +235,6 @@ def _tensor(leaf: np.ndarray, name: str) -> Tensor:
     if leaf.dtype.kind == "f" and leaf.dtype.itemsize > 8:
         leaf = leaf.astype(np.float64)  # long doubles, which torch does not have
     if leaf.dtype.kind == "u" and leaf.dtype.itemsize > 1:
-        leaf = leaf.astype(np.int64)  # torch computes little with these
+        leaf = leaf.astype(np.int64)  # torch has few operations for these
     leaf = leaf.astype(leaf.dtype.newbyteorder("="), copy=False)
     return torch.as_tensor(np.require(leaf, requirements=["C", "W"]))  # pandas gives arrays that are read-only

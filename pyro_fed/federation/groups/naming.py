@@ -136,7 +136,7 @@ def owner_labels(arguments: Arguments, plate: str, coords: Mapping[str, Any]) ->
 
 def without_rows(arguments: Arguments, clients: Sequence[Tensor], names: Sequence[str]) -> list[str]:
     """Names of the clients that hold no rows, or only groups without rows; `clients` are row or group numbers."""
-    nested = [] if arguments.row_names else arguments.nested_plates  # a column of the groups says something of each
+    nested = [] if arguments.row_names else arguments.nested_plates  # a column of the groups is data of each
     held = [
         len(index) if not nested else sum(len(arguments.rows_of(part, index)) for part in nested) for index in clients
     ]

@@ -3,8 +3,8 @@
     import numpy as np
     parts = Dirichlet(0.3, by=y).split(len(y), 10, np.random.default_rng(0))
 
-Every partition is a frozen dataclass with one method, `split`; what it guarantees and the errors all
-of them share stand in `pyro_fed.partition.base`. `by` is one value a row (array, tensor or sequence);
+Every partition is a frozen dataclass with one method, `split`; `pyro_fed.federation.partition.base` has its
+guarantees and the errors of all partitions. `by` is one value a row (array, tensor or sequence);
 None means the labels handed to `split`, which a Federation takes from its last row-sharded argument.
 
 | partition | a client holds | command line |

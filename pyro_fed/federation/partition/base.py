@@ -1,4 +1,4 @@
-"""What every partition shares: the contract, the input checks and the post-condition.
+"""The common part of all partitions: the contract, the input checks and the post-condition.
 
 A partition answers one question: which rows of the pooled data does each client hold? The answer is
 a list of row-index arrays, one a client, that are sorted, disjoint and together hold every row once.
@@ -42,7 +42,7 @@ class Partition(ABC, metaclass=Checked):
             num_rows: number of rows of the pooled data.
             num_clients: number of clients; None takes `default_num_clients`.
             rng: source of all randomness; the same state gives the same split.
-            labels: one value a row, (num_rows,), used where the partition's own `by` is None.
+            labels: one value a row, (num_rows,), used if the partition's own `by` is None.
 
         Returns:
             One sorted int64 array of row indices a client. A client may hold no row.
@@ -70,29 +70,29 @@ class Partition(ABC, metaclass=Checked):
         """
 
     def default_num_clients(self, labels: Any = None) -> int:
-        """Number of clients where none is asked for; only some partitions know one.
+        """Default number of clients; only some partitions have one.
 
         Args:
             labels: one value a row, (num_rows,), or None.
 
         Raises:
-            SettingError: the partition knows none.
+            SettingError: the partition has none.
         """
         raise self.error("the number of clients is not given; pass num_clients")
 
     def names(self, num_clients: int, labels: Any = None) -> list[Any] | None:
-        """What the clients are called; None where the partition has no names for them, and they are numbered.
+        """Names of the clients; None if the partition has no names for them, and they are numbered.
 
         Args:
-            num_clients: how many there are.
+            num_clients: number of clients.
             labels: those handed to `split`, or None.
         """
         return None
 
     def dealt_by(self, num_rows: int, labels: Any = None) -> np.ndarray | None:
-        """The value of each row by which rows of one data set were dealt out; None where clients are real, or chance.
+        """The values by which rows of one data set were dealt out, (num_rows,); None for real clients, or chance.
 
-        Clients that were dealt the rows of certain outcomes differ from each other, whatever the model.
+        Clients with the rows of certain outcomes differ from each other under any model.
 
         Args:
             num_rows: number of rows.

@@ -63,10 +63,10 @@ class ByGroup(ByValue):
     """The rows of one group stay together: hospitals, users, schools.
 
     As many clients as distinct values (the default number): client k holds the k-th value in ascending
-    order, and is called by it where `by` is given. Fewer: whole groups are dealt out, the largest first, each to the
+    order, and has its name if `by` is given. Fewer: whole groups are dealt out, the largest first, each to the
     client with the fewest rows.
 
-    Where the plate is one of groups, with rows of their own (`Federation(..., rows={"patients": "hospital"})`), and the
+    If the plate is one of groups, with rows of their own (`Federation(..., rows={"patients": "hospital"})`), and the
     values differ, they are the names of its elements in order: text or categories in `hospital` are coded by them,
     whether all of them occur or not. There the column of the rows, `ByGroup(frame["hospital"])`, does too.
 
