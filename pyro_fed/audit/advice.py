@@ -20,9 +20,7 @@ FEW_ROWS = 2.5
 def cure(evidence: Evidence, beyond: bool = False) -> str:
     """The cure that fits, as a sentence without its full stop.
 
-    Args:
-        evidence: the result.
-        beyond: whether weighted points show that the posterior is wider than the draws.
+    `beyond` is whether weighted points show that the posterior is wider than the draws.
     """
     if evidence.record.has_private_noise:
         return cures.LESS_NOISE

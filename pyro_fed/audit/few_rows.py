@@ -82,14 +82,9 @@ def _alone(target: Target, which: Tensor) -> FewRows:
 
 
 def _corrected_target(target: Target, few: FewRows, at: Tensor, value: Tensor, score: Tensor) -> Target:
-    """The posterior by some rows, with the correction that fits all rows' values and scores.
+    """The posterior by some rows, with the correction that fits all rows' values and scores at points.
 
-    Args:
-        target: the posterior of all rows.
-        few: some rows, without a correction.
-        at: points; only the first 2 D + 1 are used: the origin and those to both sides of it along each axis.
-        value: the log density of all rows at the points.
-        score: the score of all rows at the points.
+    Only the first 2 D + 1 points are used: the origin and those to both sides of it along each axis.
     """
     dim = at.shape[1]
     some_value, some_score = replace(target, few=few)(at[: 2 * dim + 1])

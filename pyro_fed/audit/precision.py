@@ -54,12 +54,9 @@ def precision(evidence: Evidence) -> list[Finding]:
 
 
 def _errors(single: tuple[Tensor, Tensor], double: tuple[Tensor, Tensor], factor: Tensor) -> str | None:
-    """What is wrong with scores (S, D) and log densities (S,) in float32, against float64; None if nothing is.
+    """What is wrong with scores (S, D) and log densities (S,) in single precision against double; None if nothing is.
 
-    Args:
-        single: in float32.
-        double: in float64.
-        factor: L (D, D), or (D,), which whitens.
+    `factor` is the L (D, D), or (D,), that whitens.
     """
     usable = double[1].isfinite() & double[0].isfinite().all(1)
     if not bool(usable.any()):

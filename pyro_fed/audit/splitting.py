@@ -59,13 +59,9 @@ def splitting(evidence: Evidence) -> list[Finding]:
 
 
 def _splitting_findings(evidence: Evidence, problem: Problem, z: Tensor, local: Tensor) -> list[Finding]:
-    """Compare the clients' terms with those of the same rows among all rows: one finding, or none.
+    """Compare the clients' terms at draws z (S, D) with those of the same rows among all rows: one finding, or none.
 
-    Args:
-        evidence: the result.
-        problem: the model's densities, in float64.
-        z: draws (S, D).
-        local: values of the rows' own latents (N, D_local).
+    The densities are in float64; `local` are values of the rows' own latents (N, D_local).
     """
     outside, inside = _terms(problem, z, problem.all_rows, local)
     off: dict[Key, Tensor] = {}

@@ -54,10 +54,9 @@ def _stuck(evidence: Evidence, found: Moments) -> list[Finding]:
 
 
 def close_call(measured: Mapping[str, np.ndarray]) -> list[Finding]:
-    """One finding on a mean or an SD that is within the limits, but near them, and plainly off, or none.
+    """One finding on a moment that is within the limits, but near them, and plainly off, or none.
 
-    Args:
-        measured: the figures of `Evidence.moment_figures`, of a result without doubts.
+    `measured` are the figures of `Evidence.moment_figures`, of a result without doubts.
     """
     plain = _off(measured, WRONG, STANDARD_ERRORS)
     if not plain.max() > NEAR_LIMIT_SHARE:
@@ -68,9 +67,7 @@ def close_call(measured: Mapping[str, np.ndarray]) -> list[Finding]:
 def off_aim(measured: Mapping[str, np.ndarray], aim: Limits) -> float:
     """The largest error of a mean or an SD, in units of a finer aim; 0 if none is likely to miss it.
 
-    Args:
-        measured: the figures of `Evidence.moment_figures`.
-        aim: the limits to which an answer should keep.
+    `measured` are the figures of `Evidence.moment_figures`.
     """
     worst = float(_likely(measured, aim).max())
     return worst if worst > 1 else 0.0
@@ -79,9 +76,7 @@ def off_aim(measured: Mapping[str, np.ndarray], aim: Limits) -> float:
 def missed_aim(measured: Mapping[str, np.ndarray], aim: Limits) -> list[Finding]:
     """One finding on a mean or an SD that is within the limits, but likely to miss a finer aim, or none.
 
-    Args:
-        measured: the figures of `Evidence.moment_figures`, of a result without doubts.
-        aim: the limits to which it should have kept.
+    `measured` are the figures of `Evidence.moment_figures`, of a result without doubts.
     """
     if not off_aim(measured, aim):
         return []
@@ -110,9 +105,7 @@ def at_limit(evidence: Evidence) -> list[Finding]:
 def perhaps_wrong(measured: Mapping[str, np.ndarray], aim: Limits) -> list[Finding]:
     """One finding on a mean or an SD that plainly misses a finer aim, and may even be beyond the limits, or none.
 
-    Args:
-        measured: the figures of `Evidence.moment_figures`, of a result without doubts.
-        aim: the limits to which it should have kept.
+    `measured` are the figures of `Evidence.moment_figures`, of a result without doubts.
     """
     missed = _off(measured, aim, STANDARD_ERRORS)
     if not missed.max() > 1:

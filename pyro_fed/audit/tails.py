@@ -41,14 +41,7 @@ NO_VARIANCE = 3.05
 
 
 def moments_by_weights(target: Target, quantities: Quantities, draws: Tensor, found: WeightedPoints) -> Moments:
-    """The posterior's moments by weighted points, relative to the result's.
-
-    Args:
-        target: the posterior, whitened by the draws.
-        quantities: the numbers whose moments are estimated.
-        draws: (S, D), the model's coordinates.
-        found: the weighted points.
-    """
+    """The posterior's moments of `quantities` by weighted points, relative to the result's draws (S, D)."""
     points = quantities(target.model(found.white))
     return moments_of_weighted_points(found.weights, points, quantities(draws.double()), target.problem.dim)
 
@@ -58,14 +51,8 @@ def few_draws_tell(
 ) -> list[Finding]:
     """A number whose tail is so long that the draws do not determine its SD, even if all of them are right.
 
-    Args:
-        target: the posterior, whitened by the draws.
-        quantities: the numbers whose moments are estimated.
-        draws: all draws of the result (S, D), the model's coordinates.
-        points_of: gives weighted points; called only if some draws have a long tail.
-
-    Returns:
-        One finding, on the longest tail; none if no tail is long, or the weighted points do not show it.
+    One finding, on the longest tail; none if no tail is long, or the weighted points do not show it. `points_of` is
+    called only if some of the draws (S, D) have a long tail.
     """
     long = kurtosis(quantities(draws.double())) > LONG
     if not bool(long.any()):
@@ -89,13 +76,9 @@ def few_draws_tell(
 def _without_variance(target: Target, draws: Tensor, long: Tensor) -> list[int]:
     """Entries of the flat vector whose conditional density, given the others, falls like |x|^-3 or more slowly.
 
-    The tail of the draws does not show that. Algorithms reach Cauchy's tail only as far as their steps or weights go:
-    Pareto's k of draws was 0.2; that of the Cauchy distribution is 1.
-
-    Args:
-        target: the posterior, whitened by the draws.
-        draws: (S, D), the model's coordinates.
-        long: whether each number's draws have a long tail (F,).
+    The tail of the draws (S, D) does not show that. Algorithms reach Cauchy's tail only as far as their steps or
+    weights go: Pareto's k of draws was 0.2; that of the Cauchy distribution is 1. `long` is whether each number's draws
+    have a long tail (F,).
     """
     z = draws[evenly(len(draws), POWERS_AT)].double()
     found = []

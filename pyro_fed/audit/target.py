@@ -85,24 +85,18 @@ class Target:
 
     @classmethod
     def of(cls, problem: Problem, draws: Tensor, temperature: float = 1.0) -> Target:
-        """The target of a result, in coordinates that whiten its draws.
+        """The target of a result, in coordinates that whiten its draws (S, D), S >= 2.
 
-        Args:
-            problem: the model's densities, as the run compiled them.
-            draws: (S, D), S at least 2.
-            temperature: T of the likelihood, which is raised to the power 1 / T; 1 for the posterior.
+        The likelihood is raised to the power 1 / `temperature`: 1 for the posterior.
         """
         z = draws.double()
         return cls(for_checks(problem), z.mean(0), whitening_factor(z), temperature)
 
     @classmethod
     def around(cls, problem: Problem, point: Tensor, temperature: float = 1.0) -> Target:
-        """The target around a point, with each parameter in units of the curvature there, (-∂²f)^(-1/2).
+        """The target around a point (D,), float64, with each parameter in units of the curvature there, (-∂²f)^(-1/2).
 
-        Args:
-            problem: the model's densities, as the run compiled them.
-            point: (D,), float64.
-            temperature: T of the likelihood, which is raised to the power 1 / T; 1 for the posterior.
+        The likelihood is raised to the power 1 / `temperature`: 1 for the posterior.
         """
         target, dim = cls(for_checks(problem), point, torch.ones_like(point), temperature), len(point)
         step = SCORE_STEP * point.abs().clamp_min(1.0)
@@ -175,10 +169,7 @@ class Target:
 def scores_at(problem: Problem, z: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
     """Scores (S, D) and log densities (S,) at the model's points z (S, D), as the run computes them, in its dtype.
 
-    Args:
-        problem: the model's densities, as `for_checks` compiles them.
-        z: (S, D), the model's coordinates.
-        temperature: T of the likelihood, which is raised to the power 1 / T; 1 for the posterior.
+    `for_checks` has compiled the problem. The likelihood is raised to the power 1 / `temperature`.
     """
     score, value = _at(problem, z, TemperedDensity(temperature).score_and_value)
     return score, value

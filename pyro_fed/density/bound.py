@@ -166,7 +166,7 @@ class RowDensities(Protocol):
 
     @property
     def looped(self) -> bool:
-        """Whether `vmap` is a loop, each turn of which is an ordinary run of the model."""
+        """Whether `vmap` is a loop over ordinary runs of the model."""
 
     def doubled(self) -> RowDensities:
         """These densities, computed in float64."""

@@ -283,10 +283,8 @@ def _is_nonsense(bound: BoundModel, name: str) -> bool:
 def find_walls(problem: RowDensities, seen: FirstRun, computed: Collection[str]) -> list[str]:
     """Put walls where the parameters of sites leave their constraints at draws of the priors; a sentence on each site.
 
-    Args:
-        problem: the model's densities, which have these walls from then on.
-        seen: the model's first run.
-        computed: sites with parameters that depend on latents, and are constrained.
+    The problem has these walls from then on. `computed` are the sites with constrained parameters that depend on
+    latents.
     """
     bound, nodes = problem.bound, seen.execution.trace.nodes
     latents = {value.untyped_storage().data_ptr() for value in seen.execution.filler.values.values()}

@@ -96,13 +96,7 @@ def _value_text(value: Any) -> str:
 
 
 def density_values(problem: Problem, client_rows: Sequence[Tensor], names: Sequence[str]) -> str:
-    """The densities at the fixed points, as JSON that `difference` compares.
-
-    Args:
-        problem: the model's densities.
-        client_rows: each client's row positions (N_k,).
-        names: the clients' names.
-    """
+    """The densities at the fixed points, as JSON that `difference` compares; `client_rows` are row positions (N_k,)."""
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(len(SPREADS), problem.dim, generator=generator, dtype=torch.float64)
     points = (torch.tensor(SPREADS)[:, None] * noise).to(problem.rows[0].device, problem.dtype)
@@ -140,10 +134,7 @@ def _sums(terms: Tensor) -> tuple[float, float]:
 def difference(before: str, now: str, same_rows: bool) -> str:
     """A clause on where two models' values of `density_values` differ; "" if they agree.
 
-    Args:
-        before: values of the one model.
-        now: values of the other model.
-        same_rows: whether the clients' rows are the same; else only clients with the same rows are compared.
+    `same_rows` is whether the clients' rows are the same; else only clients with the same rows are compared.
     """
     then, here = json.loads(before), json.loads(now)
     if then["dtype"] != here["dtype"]:

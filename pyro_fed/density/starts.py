@@ -116,10 +116,7 @@ def draw_starts(
 def central_start(problem: RowDensities, generator: torch.Generator, layered: bool = False) -> Tensor:
     """The mean of `CENTRAL_DRAWS` draws of the prior, (D,); one draw if the density is not finite at the mean.
 
-    Args:
-        problem: the model's densities.
-        generator: source of randomness.
-        layered: whether rows go through layers, where gradients may vanish.
+    `layered` is whether rows go through layers, in which gradients may vanish.
 
     Raises:
         ModelError: no draw has a finite log density.

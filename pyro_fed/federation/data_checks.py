@@ -104,9 +104,7 @@ def check_labels(problem: Problem, dims: Mapping[str, Sequence[str]], coords: Ma
 def warn_unsplit(problem: Problem, said: bool) -> None:
     """Warn of data that every client holds in full, as they are not split, or lie in a plate that is not.
 
-    Args:
-        problem: the model's densities.
-        said: whether the user has named the arguments that are split by the partitioned plate.
+    `said` is whether the user has named the arguments that are split by the partitioned plate.
     """
     arguments = problem.arguments
     if not [leaf for i, leaf in enumerate(arguments.leaves) if i not in arguments.split and isinstance(leaf, Tensor)]:

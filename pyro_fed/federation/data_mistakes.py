@@ -23,7 +23,7 @@ from pyro_fed.federation.far_values import taken_as_a_number
 
 #: A value is far away if its gap to the others is more than this multiple of their range.
 FAR_VALUE_RANGES = 10.0
-#: Above this ratio a value is so large that its square absorbs the sum of squares of all the others in float64.
+#: Above this ratio, times √N, a value is so large that its square absorbs the others' sum of squares in float64.
 OVERWHELMING = torch.finfo(torch.float64).eps ** -0.5
 #: Duplicate rows are reported if a client has at least this number and this share of them.
 MIN_DUPLICATE_ROWS, MIN_DUPLICATE_SHARE = 5, 0.1
@@ -47,11 +47,7 @@ def warn_of_odd_data(
 ) -> None:
     """Warn of labels that differ by spelling or are too few, of values far from all others, and of duplicate rows.
 
-    Args:
-        problem: the model's densities, with the pooled arguments.
-        clients: each client's row positions (N_k,).
-        names: the clients' names.
-        local_numbering: count rows within the client instead of within the pooled data.
+    `clients` are row positions (N_k,); `local_numbering` counts rows within the client in messages.
     """
     arguments = problem.arguments
     _warn_of_spellings(arguments)

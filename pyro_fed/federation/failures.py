@@ -176,13 +176,7 @@ def _first_ragged_argument(arguments: Arguments) -> tuple[str, str] | None:
 
 
 def no_such_plate(plate: str, declared: list[str], run: Callable[[], Any]) -> ModelError:
-    """The error for a model without the plate, with the plates that it has and the user's own lines.
-
-    Args:
-        plate: the plate that the user names.
-        declared: the model's plates.
-        run: runs the model and returns its trace.
-    """
+    """The error for a model without the plate, with the declared ones and the user's lines; `run` returns a trace."""
     lines = observed_lines(run)
     observed = f" Site '{lines[0][0]}' is observed by {line_text(lines[0][1])}." if lines else ""
     if declared:

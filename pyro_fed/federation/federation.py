@@ -261,22 +261,10 @@ class Federation:
     ) -> None:
         """Set up the federation: the last step of every constructor.
 
-        Args:
-            model: an ordinary Pyro model.
-            arguments: pooled copies in `dtype`, with the row-sharded leaves marked.
-            plate: name of the partitioned plate.
-            num_rows: number of rows of the arguments.
-            clients: each client's row positions (N_k,).
-            dtype: floating dtype of the computation.
-            names: the clients' names; numbers by default.
-            local_numbering: count rows within a client in messages.
-            dims: names for the dimensions of sites, as in ArviZ: `{"beta": ["feature"]}`.
-            coords: coordinate values: `{"feature": names}`.
-            quadrature: how latent sites inside the plate are integrated out at the clients.
-            seen: a validated run of the model on all rows, if there has been one.
-            said: whether the user has named the arguments that are split.
-            free: whether float64 may replace float32, as the user has not chosen a dtype.
-            device: where clients' steps are computed.
+        `arguments` are pooled copies in `dtype`, with the row-sharded leaves marked; `clients` are row positions
+        (N_k,); `seen` is a validated run of the model on all rows, if there has been one. `local_numbering` counts rows
+        within a client in messages. `said` is whether the user has named the arguments that are split, `free` whether
+        float64 may replace float32, as the user has not chosen a dtype.
         """
         self.client_rows = clients
         self.client_names = names or [str(k) for k in range(len(clients))]
@@ -404,11 +392,7 @@ class Federation:
         return self.with_problem(form)
 
     def with_problem(self, problem: Problem) -> Federation:
-        """These clients with other densities; cached properties, such as the federation's forms, are computed anew.
-
-        Args:
-            problem: the densities.
-        """
+        """These clients with other densities; cached properties, such as the federation's forms, are computed anew."""
         other = copy(self)
         for kind in type(self).__mro__:
             for name, value in vars(kind).items():

@@ -93,12 +93,9 @@ def label_uses(bound: BoundModel) -> dict[str, Use]:
 
 
 def _log_density(bound: BoundModel, lookups: Lookups, turned: Mapping[str, Tensor]) -> Tensor:
-    """Sum () of the log densities of all sites, with a weight for each row; infinite ones are left out.
+    """Sum () of all sites' log densities, with a weight for each row, without infinite ones.
 
-    Args:
-        bound: the model and its arguments.
-        lookups: a run that holds the latents' values.
-        turned: permuted values of some latents.
+    The latents have the values of the run in `lookups`, or those in `turned`.
     """
 
     def source(msg: Any, transform: Any) -> Tensor:

@@ -50,7 +50,7 @@ def column_sums(rows: Any) -> ColumnSums:
         rows: (n, P) numbers: a tensor, an array, or a data frame; n may be zero.
 
     Returns:
-        Sums from which no single row can be read.
+        The sums, in place of the rows.
 
     Raises:
         DataError: a single value, text, values that are missing or infinite; it names the columns and how many values.

@@ -29,16 +29,11 @@ DRAWS_FOR_SCORES = 1000
 def against_density(
     idata: InferenceData, federation: Federation, sds: Tensor | None
 ) -> tuple[dict[str, Any], list[Finding]]:
-    """Judge draws by the Stein discrepancy, the prior's count, the Laplace approximation's spread, and the audit.
+    """Figures by column name, and findings, by the Stein discrepancy, the prior's count, the spread and the audit.
 
-    Args:
-        idata: a result whose draws are finite and differ.
-        federation: the model and its clients.
-        sds: (D,), from `laplace_sds`; None to leave the spread out.
-
-    Returns:
-        The figures by column name, and findings on the result. If the draws or the scores at them are not finite, or a
-        parameter does not vary, there are no figures, and a finding gives the reason.
+    The result's draws are finite and differ; `sds` (D,) are from `laplace_sds`, None to leave the spread out. If the
+    draws or the scores at them are not finite, or a parameter does not vary, there are no figures, and a finding gives
+    the reason.
     """
     problem = federation.problem
     draws = on_unconstrained_scale(

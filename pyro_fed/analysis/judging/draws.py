@@ -134,16 +134,11 @@ def distinct_draw_numbers(flat: np.ndarray) -> np.ndarray:
 
 
 def blocks(values: np.ndarray, kind: str) -> np.ndarray | None:
-    """The block's number of each draw (S,), so that blocks are nearly independent of each other.
+    """The block's number of each draw (S,), chain after chain, so that blocks are nearly independent of each other.
 
-    Args:
-        values: (chain, draw, D), the draws and all quantities computed from them whose autocorrelation counts.
-        kind: as in `Draws`.
-
-    Returns:
-        The block's number of each draw (S,), chain after chain. Of independent draws, equal draws form a block; of a
-        chain, each stretch of `TIMES_A_BLOCK` autocorrelation times does. None for particles and points, which are not
-        random.
+    Of independent draws, equal draws form a block; of a chain, each stretch of `TIMES_A_BLOCK` autocorrelation times
+    does. None for particles and points, which are not random. `values` (chain, draw, D) are the draws and all
+    quantities computed from them whose autocorrelation counts.
     """
     chains, each, dim = values.shape
     if kind in FIXED:

@@ -44,7 +44,7 @@ class EstimatedMoments:
 
 
 def groups(draws: Tensor) -> list[Tensor]:
-    """The draws (S, D) of each group, in the order of the groups' first draws.
+    """The groups of draws (S, D), float64 in the model's coordinates, in the order of their first draws.
 
     An empty list if there is one group, more than `MOST_GROUPS`, or too many draws outside of them.
     """
@@ -74,12 +74,9 @@ def _part(values: Tensor) -> Tensor:
 
 
 def by_groups(parts: list[Tensor], labels: tuple[str, ...], moved: Callable[[Tensor], Moments]) -> EstimatedMoments:
-    """Each group's moments, by chains of its own.
+    """Each group's moments, by chains of its own; `moved` gives the moments that chains find, from a group's draws.
 
-    Args:
-        parts: the draws of each group (S_g, D).
-        labels: names of the numbers of one group (F,).
-        moved: gives the moments that chains find, from a group's draws.
+    `parts` are the draws of each group (S_g, D), `labels` the names of the numbers of one group (F,).
     """
     found = [moved(part) for part in parts]
     moments = Moments(

@@ -148,13 +148,10 @@ class Moments:
 
 
 def margin(numbers: int, chance: float = ALPHA) -> float:
-    """The number of standard errors by which the worst of some means and SDs is off with a given probability.
+    """The number of standard errors by which the worst of F means and SDs is off with the probability `chance`.
 
-    An error is beyond a limit by more than chance if it is this many standard errors beyond it.
-
-    Args:
-        numbers: F, with a mean and an SD each.
-        chance: the probability, shared equally among the 2 F errors.
+    The probability is shared equally among the 2 F errors. An error is beyond a limit by more than chance if it is this
+    many standard errors beyond it.
     """
     return -NormalDist().inv_cdf(chance / (2 * numbers))
 
@@ -162,10 +159,8 @@ def margin(numbers: int, chance: float = ALPHA) -> float:
 def moments_verdict(found: Moments, within: float = 1.0, chance: float = ALPHA) -> bool | None:
     """True if the result is wrong by more than chance, False if it is right by more than chance, else None.
 
-    Args:
-        found: the estimates.
-        within: right means that all errors are within this part of the limits.
-        chance: the probability that a result just at the limits is called wrong.
+    Right means that all errors are below `within` times the limits; `chance` is the probability that a result just at
+    the limits is called wrong.
     """
     off = margin(len(found.mean), chance) * found.noise
     if bool((found.excess - off > 1).any()):
@@ -275,7 +270,7 @@ def told_by_tails(left: Tensor, come: Tensor, dim: int, chains: int) -> Tensor:
 
     Args:
         left: kurtosis of the draws (F,).
-        come: kurtosis of the places that chains reach (F,).
+        come: kurtosis of the posterior, as far as it is known (F,).
         dim: number of unconstrained numbers, which come first.
         chains: number of chains.
     """

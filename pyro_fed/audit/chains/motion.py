@@ -41,15 +41,10 @@ def moments_by_chains(
     aim: Limits | None = None,
     again: bool = False,
 ) -> Moments:
-    """The posterior's moments, from chains that begin at a result's draws.
+    """The posterior's moments of `quantities`, by chains from a result's draws (S, D), which whiten `target`.
 
-    Args:
-        target: the posterior, whitened by these draws.
-        quantities: the numbers whose moments are estimated.
-        draws: (S, D), the model's coordinates.
-        generator: source of randomness.
-        aim: limits finer than `WRONG`, up to which chains should measure errors; None: none.
-        again: whether to run many chains at once, since few have not been conclusive.
+    `aim` are limits finer than `WRONG`, up to which chains should measure errors, or None. With `again`, many chains
+    are run at once, since few have not been conclusive.
     """
     z = draws.double()
     detour = Detour.of(target, z, generator)

@@ -28,12 +28,7 @@ PLAIN = 2.0
 
 
 def of_no_use(problem: Problem, draws: Tensor) -> list[Finding]:
-    """One finding on a network that predicts rows no better by their own inputs than by other rows', or none.
-
-    Args:
-        problem: the model's densities.
-        draws: draws of the result (S, D), unconstrained.
-    """
+    """One finding on a network that predicts rows, by draws (S, D), no better by their own than by others' inputs."""
     if not has_layers(problem) or problem.layout.local or len(problem.layout.observed) != 1 or problem.layout.factors:
         return []
     rows = tuple(leaf[evenly(len(leaf), ROWS)] for leaf in problem.rows)

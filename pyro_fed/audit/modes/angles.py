@@ -113,14 +113,7 @@ def _values(evidence: Evidence, z: Tensor) -> Tensor:
 
 
 def _goes_across(target: Target, z: Tensor, number: int, length: float) -> bool:
-    """Whether an entry's interval has ends that are the same point, and the posterior reaches them.
-
-    Args:
-        target: the posterior.
-        z: draws (S, D).
-        number: the entry's number in the flat vector.
-        length: length of the entry's interval.
-    """
+    """Whether an entry's interval, of this length, has ends that are the same point, and draws (S, D) reach them."""
     share = (torch.arange(WITHIN, dtype=torch.float64) + 0.5) / WITHIN
     logits = torch.cat(
         [torch.tensor([-NEARER_LOGIT, -NEAR_LOGIT, NEAR_LOGIT, NEARER_LOGIT], dtype=torch.float64), share.logit()]

@@ -157,11 +157,9 @@ def climb_ends(target: Target, start: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def modes_by_climbs(target: Target, start: Tensor) -> tuple[list[Mode], dict[int, Tensor]]:
-    """The modes to which climbs lead, and the end of each climb that has arrived, by its number.
+    """The modes to which climbs from w (M, D) lead, and the end of each climb that has arrived, by its number.
 
-    Args:
-        target: the log density that is climbed.
-        start: starts of the climbs, w (M, D). Newton's first steps begin at the draws' mean.
+    Newton's first steps begin at the draws' mean.
     """
     climbs, number = Climbers.begin(target, start), torch.arange(len(start))
     usable = climbs.value.isfinite()

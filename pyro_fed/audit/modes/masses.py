@@ -41,16 +41,9 @@ def student_points(count: int, dim: int, generator: torch.Generator) -> Tensor:
 def log_mass_by_weights(
     target: Target, modes: list[Mode], number: int, points: int, generator: torch.Generator
 ) -> tuple[float, float]:
-    """log M of a mode by importance weights, and its standard error.
+    """log M of one of the known modes, by its number, by importance weights of some points, and its standard error.
 
     Laplace's log M with an infinite error if no point is nearest to this mode.
-
-    Args:
-        target: the posterior.
-        modes: all modes that are known.
-        number: the index of the mode among them.
-        points: number of points.
-        generator: source of randomness.
     """
     mode, dim = modes[number], len(modes[number].at)
     factor = torch.linalg.cholesky(mode.precision)

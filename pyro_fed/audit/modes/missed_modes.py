@@ -122,13 +122,9 @@ def missed_modes(evidence: Evidence, strict: bool = False) -> list[Finding]:
 def _modes_and_climb_ends(
     evidence: Evidence, target: Target, few: Target, start: Tensor
 ) -> tuple[list[Mode], dict[int, Tensor]]:
-    """Modes, and the end of each climb that has arrived, by the climb's number; few rows are climbed first.
+    """Modes, and the end of each climb from w (M, D) that has arrived, by the climb's number.
 
-    Args:
-        evidence: the result.
-        target: the posterior of all rows.
-        few: the posterior by few rows that stand for all; or `target` itself if rows are not many.
-        start: starts of the climbs, w (M, D).
+    The posterior by few rows is climbed first; `few` is `target` itself if rows are not many.
     """
     rough, ends = modes_by_climbs(few, start)
     if few is target:
@@ -187,14 +183,7 @@ def _wrong_shares(
 ) -> list[Finding]:
     """Modes whose share of the draws is not their share of the mass, by importance weights: one finding, or none.
 
-    Args:
-        evidence: the result.
-        target: the posterior.
-        modes: all modes that are known.
-        seen: whether each of them has draws.
-        white: the draws (S, D), whitened.
-        generator: source of randomness.
-        strict: as in `missed_modes`.
+    `seen` is whether each mode has draws; `white` are the whitened draws (S, D); `strict` is as in `missed_modes`.
     """
     held, part = torch.bincount(nearest(modes, white), minlength=len(modes)) / len(white), _part(strict)
 
@@ -264,14 +253,9 @@ def _bounds(mass: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
 def _distant_points(
     evidence: Evidence, target: Target, from_prior: int, from_around: int, generator: torch.Generator
 ) -> list[Tensor]:
-    """Points away from the draws: draws of a Student's t around them, and of the prior if it is proper.
+    """Points away from the draws: `from_around` draws of a Student's t around them, `from_prior` of the prior.
 
-    Args:
-        evidence: the result.
-        target: the posterior.
-        from_prior: number of points from the prior.
-        from_around: number of points around the draws.
-        generator: source of randomness.
+    There are none of an improper prior.
     """
     around = SPREAD * student_points(from_around, evidence.problem.dim, generator)
     if evidence.from_prior is None:
@@ -298,16 +282,7 @@ def _matters(target: Target, modes: list[Mode], more: Tensor, part: float) -> bo
 def _without_draws(
     evidence: Evidence, target: Target, modes: list[Mode], seen: list[bool], shares: Tensor, by: str = "by Laplace"
 ) -> Finding:
-    """The finding on modes without draws.
-
-    Args:
-        evidence: the result.
-        target: the posterior.
-        modes: all modes that are known.
-        seen: whether each of them has draws.
-        shares: the modes' shares of the mass (M,).
-        by: how the shares were computed.
-    """
+    """The finding on modes without draws; `seen` is whether each mode has draws, `shares` are their masses' (M,)."""
     lost = float(shares[~torch.tensor(seen)].sum())
     places = _values(evidence, target, modes)
     found = [i for i, near in enumerate(seen) if near]

@@ -108,11 +108,7 @@ def _cure(evidence: Evidence) -> str:
 def _off_mean(evidence: Evidence, target: Target, mode: Mode, points: Tensor) -> list[Finding]:
     """A mean or an SD of the posterior that is not what the mode suggests, or other modes: one finding, or none.
 
-    Args:
-        evidence: the result.
-        target: the posterior, in units of the curvature at the point.
-        mode: the mode.
-        points: the result's points (S, D), which are at the mode.
+    The result's points (S, D) are at the mode; `target` is in units of the curvature there.
     """
     generator = seeding.torch_generator(evidence.seed, seeding.AUDIT)
     normal = torch.randn(FEWEST_DRAWS, len(mode.at), generator=generator, dtype=torch.float64)

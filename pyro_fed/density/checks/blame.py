@@ -295,13 +295,9 @@ def cuts(
 
 
 def left_graph(problem: RowDensities, z: Tensor, rows: tuple[Any, ...], local: Tensor) -> Line | None:
-    """The line of the model that takes a value out of torch's graph; None if no line of its own does.
+    """The line of the model that takes a value out of torch's graph at z (D,); None if no line of its own does.
 
-    Args:
-        problem: the model's densities.
-        z: (D,) a point.
-        rows: row tensors, each (n, ...).
-        local: (n, d) latents of the rows.
+    `rows` are row tensors (n, ...), `local` their latents (n, d).
     """
     found = cuts(problem, z.detach().clone().requires_grad_(), rows, local)
     return next((cut.line for cut in found if cut.real), None)

@@ -45,9 +45,7 @@ class FirstRun(NamedTuple):
 def first_run(run: Callable[[Source], Execution], dtype: torch.dtype) -> FirstRun:
     """A validated run near zero; at zero or a draw of the priors if Pyro's validation refuses that (such as p + q < 1).
 
-    Args:
-        run: runs the model on all rows, validated, with latents from its argument.
-        dtype: of the latents.
+    `run` runs the model on all rows, validated, with latents from its argument.
 
     Raises:
         ModelError: a site that cannot be handled.

@@ -7,8 +7,8 @@ differences agree with each other, and not with g · d, the gradient is wrong.
 Rounding, comparing and counting turn a latent into steps: the gradient is right between two of them, mostly zero, and
 does not show the next. If the model has such an operation, see `blame.GradientCut`, the latents that go into it are
 followed along a line as in `compiling.jumps`: intervals over which the density changes by most that its gradient does
-not explain, |f(b) - f(a) - (b - a) (g(a) + g(b)) / 2|, are bisected repeatedly. For a density that is smooth, or at
-least continuous, the change tends to zero.
+not explain, |f(b) - f(a) - (b - a) (g(a) + g(b)) / 2|, are cut repeatedly. For a density that is smooth, or at
+least continuous, that remainder tends to zero.
 """
 
 from __future__ import annotations

@@ -188,11 +188,7 @@ class Arguments:
         return replace(self, leaves=tuple(moved))
 
     def with_leaves_of(self, other: Arguments, dtype: torch.dtype) -> Arguments:
-        """These arguments with the values of others, which must be like them in all else.
-
-        Args:
-            other: arguments of the same model, flattened alone.
-            dtype: floating dtype of the computation, to which the values are converted.
+        """These arguments with the values, in `dtype`, of others of the same model, equal to them in all else.
 
         Raises:
             DataError: names the first leaf of another structure, shape, dtype, or Python value.
@@ -355,11 +351,7 @@ def with_held(
 ) -> Mapping[str, Any] | None:
     """Keyword arguments for other data: those given, and the federation's own that have no rows and are not given.
 
-    Args:
-        arguments: the federation's.
-        model: the Pyro model, without the data that `functools.partial` held.
-        args: positional arguments, of the other data.
-        kwargs: keyword arguments.
+    The model is the one without the data that `functools.partial` held.
     """
     held = {**_without_rows(arguments, getattr(model, "separable", ())), **(kwargs or {})}
     return held if _binds(model, args, held) else kwargs

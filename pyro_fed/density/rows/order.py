@@ -24,13 +24,9 @@ KEYWORDS = ""
 def orders_of(
     args: Sequence[Any], kwargs: Mapping[str, Any], heads: Sequence[str], kinds: tuple[type, ...] = (Table, dict)
 ) -> dict[str, tuple[Any, ...]]:
-    """Columns and keys of all tables and dictionaries (`kinds`) among a model's arguments.
+    """Columns and keys of all tables and dictionaries (`kinds`) among a model's arguments, as it receives them.
 
-    Args:
-        args: the positional ones, as a model receives them.
-        kwargs: the others.
-        heads: the model's names of the positional ones.
-        kinds: of containers that are examined.
+    `heads` are the model's names of the positional ones.
     """
     named = [*zip(heads, args, strict=True), *kwargs.items()]
     found = {KEYWORDS: tuple(kwargs)} if kwargs and dict in kinds else {}
@@ -52,10 +48,7 @@ def _orders(value: Any, name: str, kinds: tuple[type, ...]) -> Iterator[tuple[st
 def in_order(tree: tuple[tuple[Any, ...], dict[str, Any]], heads: Sequence[str], orders: Orders) -> Any:
     """A model's arguments with columns and keys in their former order; new columns are left out of a table.
 
-    Args:
-        tree: `(args, kwargs)` with containers as nodes.
-        heads: the model's names of the positional arguments.
-        orders: the known ones, of `orders_of`.
+    `tree` is `(args, kwargs)` with containers as nodes, `heads` the model's names of the positional arguments.
 
     Raises:
         DataError: a table lacks a column, and has one of another name.

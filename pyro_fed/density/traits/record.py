@@ -206,9 +206,8 @@ class Traits:
     def large(self, points: int = 1, exact_dim: int = FULL_DIM) -> bool:
         """Whether the model is too large for curvatures row by row.
 
-        Args:
-            points: number of points at which an algorithm takes expectations; 1 for one that takes none.
-            exact_dim: parameters up to which the algorithm is exact, by its own limit or its user's.
+        `points` is the number at which an algorithm takes expectations, 1 for none; `exact_dim` the number of
+        parameters up to which the algorithm is exact, by its own limit or its user's.
         """
         if self.dim > LARGE_DIM:
             return True

@@ -152,12 +152,7 @@ def grouped_table(
 ) -> pd.DataFrame:
     """A table with a row for each client: its groups, their nested rows, the share of all rows, counts of each label.
 
-    Args:
-        arguments: arguments with nested plates.
-        plate: the partitioned plate.
-        client_groups: each client's groups, (N_k,).
-        names: the clients' names.
-        counted: values that the model observes as counts, which are not labels.
+    `client_groups` are group numbers (N_k,); `counted` are values that the model observes as counts, not as labels.
     """
     nested = arguments.nested_plates
     counts = {part: [len(arguments.rows_of(part, groups)) for groups in client_groups] for part in nested}
