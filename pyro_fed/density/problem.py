@@ -29,7 +29,7 @@ from pyro_fed.density.checks.shapes import another_size
 from pyro_fed.density.compiling.compiler import Compiler
 from pyro_fed.density.compiling.loop_map import or_looped
 from pyro_fed.density.latents.discrete import sum_out
-from pyro_fed.density.latents.quadrature import Near, Quadrature
+from pyro_fed.density.latents.quadrature import NearbyModes, Quadrature
 from pyro_fed.density.layout import Layout, Site
 from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.density.rows.batches import Batch
@@ -471,7 +471,7 @@ class Problem:
         """For each site inside the plate, at z (D,): the plate of rows that it is in, and the terms of all rows."""
         return self.plate_terms(z, self.all_rows)
 
-    def log_parts(self, z: Tensor, rows: tuple[Tensor, ...], near: Near | None = None) -> tuple[Tensor, Tensor]:
+    def log_parts(self, z: Tensor, rows: tuple[Tensor, ...], near: NearbyModes | None = None) -> tuple[Tensor, Tensor]:
         """Log prior with Jacobians, (), and log-likelihood of each row, (m,): z (D,), rows each (m, ...).
 
         Args:

@@ -38,7 +38,7 @@ from pyro_fed.density.compiling.predictors import (
 )
 from pyro_fed.density.compiling.tracing import to_graph
 from pyro_fed.density.derivatives.row_sums import sums_of
-from pyro_fed.density.latents.quadrature import Near
+from pyro_fed.density.latents.quadrature import NearbyModes
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch
 from pyro_fed.ops.batched import vmap
@@ -67,7 +67,7 @@ class Integrated:
         return total.add(Moments(*self.at(problem, points, batch.rows, batch.weight, *batch.near))), ()
 
     def at(
-        self, problem: Problem, points: Tensor, rows: Any, weight: Tensor, near: Near | None = None
+        self, problem: Problem, points: Tensor, rows: Any, weight: Tensor, near: NearbyModes | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Value (s,), score (s, D) and curvature (s, D, D) at points (s, D).
 

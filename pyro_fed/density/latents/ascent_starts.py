@@ -28,7 +28,7 @@ from pyro_fed.density.latents.quadrature import (
     GAUSSIAN_ORDER,
     NEAR_STEPS,
     ORDERS,
-    Near,
+    NearbyModes,
     Quadrature,
     by_curvature,
     gauss_hermite,
@@ -98,7 +98,7 @@ def ascent_starts(problem: Problem, points: Tensor, batch: Batch) -> AscentStart
     probes = torch.cat([mean, outermost.double()], 1).to(problem.dtype)
     place, slope = problem.mapped(_modes, (0, BATCHES), calls=0)(probes[:, 0], batch)
     steps = torch.ones(len(points), NEAR_STEPS, dtype=problem.dtype, device=points.device)
-    near = Near(probes[:, 0], place, slope, steps)
+    near = NearbyModes(probes[:, 0], place, slope, steps)
     left, differences, size = problem.mapped(_trial, (0, BATCHES), calls=0)(probes, batch._replace(near=(near,)))
     there = (left <= CONVERGED_DECREMENT).transpose(1, 2).flatten(2).all(2)  # (C, steps); not a number is not
     number = (~there).long().cumprod(1).sum(1) + 1
@@ -127,13 +127,13 @@ def one_client(rows: tuple[Tensor, ...], like: Tensor) -> Batch:
     return Batch(pytree.tree_map(lambda leaf: leaf.unsqueeze(0), rows), like.new_ones(1, len(rows[0])))
 
 
-def first_client(near: Near) -> Near:
+def first_client(near: NearbyModes) -> NearbyModes:
     """What is known of the first of several clients.
 
     Args:
         near: of C clients, (C, ...) each.
     """
-    found: Near = pytree.tree_map(lambda leaf: leaf[0], near)
+    found: NearbyModes = pytree.tree_map(lambda leaf: leaf[0], near)
     return found
 
 

@@ -87,7 +87,7 @@ class Nodes(NamedTuple):
     log_weight: Tensor
 
 
-class Near(NamedTuple):
+class NearbyModes(NamedTuple):
     """What is known of the integrals of m rows near one θ, see `ascent_starts`.
 
     Attributes:
@@ -397,7 +397,7 @@ class Quadrature(metaclass=Checked):
 
     # -- the integral -----------------------------------------------------------------------------------------
     def log_parts(
-        self, problem: RowDensities, theta: Tensor, rows: Rows, near: Near | None = None
+        self, problem: RowDensities, theta: Tensor, rows: Rows, near: NearbyModes | None = None
     ) -> tuple[Tensor, Tensor]:
         """Log prior (), and each row's log marginal likelihood (m,), at θ (D,).
 
@@ -411,7 +411,7 @@ class Quadrature(metaclass=Checked):
         prior, values = problem.vmap(lambda place: problem.conditional_parts(theta, rows, place))(nodes.place)
         return prior[0], torch.logsumexp(values + nodes.log_weight, 0)
 
-    def placed(self, problem: RowDensities, theta: Tensor, rows: Rows, near: Near | None = None) -> Nodes:
+    def placed(self, problem: RowDensities, theta: Tensor, rows: Rows, near: NearbyModes | None = None) -> Nodes:
         """The nodes of the rows' latents at θ (D,), those of one mode after the other; constants for derivatives.
 
         Args:
@@ -527,7 +527,7 @@ class Quadrature(metaclass=Checked):
         climber = self.climber(self.mode_steps or self.max_mode_steps)
         return climber.summit(climber.climbed(problem, theta, rows, self._start(problem, theta, rows)))
 
-    def centre_near(self, problem: RowDensities, theta: Tensor, rows: Rows, near: Near) -> Centre:
+    def centre_near(self, problem: RowDensities, theta: Tensor, rows: Rows, near: NearbyModes) -> Centre:
         """Modes of the rows' latents at θ (D,), from what is known near it, and curvatures a step before them.
 
         Args:

@@ -34,8 +34,8 @@ class Batch(NamedTuple):
     Attributes:
         rows: tuple of tensors, each (m, ...): the row-sharded leaves of the model's arguments.
         weight: (m,) multiplicity of each row's log-likelihood; 0 is padding, N_k/m rescales a minibatch.
-        near: a tuple of one `latents.quadrature.Near`, what is known of the integrals over the rows' own latents where
-            the batch is used; empty if nothing is known (`latents.ascent_starts`).
+        near: a tuple of one `latents.quadrature.NearbyModes`, what is known of the integrals over the rows' own latents
+            where the batch is used; empty if nothing is known (`latents.ascent_starts`).
     """
 
     rows: tuple[Tensor, ...]
