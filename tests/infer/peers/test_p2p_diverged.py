@@ -49,20 +49,35 @@ def test_a_funnel_is_named_and_no_step_size_advised():
     assert "step size" not in said
 
 
-def survival(t, censored):
-    """A Weibull's survival at t and after it, where 0 ** k has no second derivative in k."""
-    k = pyro.sample("k", dist.LogNormal(t.new_zeros(()), 1.0))
-    s = pyro.sample("s", dist.LogNormal(t.new_zeros(()), 1.0))
-    with pyro.plate("data", len(t)):
-        at, after = (t / s) ** k, ((t + 1) / s) ** k
+def survival(x, censored):
+    """A Weibull's survival at t = |x| and after it, where 0 ** k has no second derivative in k."""
+    k = pyro.sample("k", dist.LogNormal(x.new_zeros(()), 1.0))
+    s = pyro.sample("s", dist.LogNormal(x.new_zeros(()), 1.0))
+    with pyro.plate("data", len(x)):
+        at, after = (x.abs() / s) ** k, ((x.abs() + 1) / s) ** k
         pyro.factor("lik", -at + (1 - censored) * torch.log(-torch.expm1(at - after)))
 
 
-def test_curvatures_that_are_no_numbers_are_named():
-    t = torch.tensor([0.0, 1.0, 2.0] * 4, dtype=torch.float64)
+def federation_of(x):
+    return pf.Federation(survival, (x, (x > 1).double()), plate="data", num_clients=2, partition=pf.partition.IID())
+
+
+def test_curvatures_that_are_no_numbers_are_named_with_their_rows():
     said = r"'lik': the second derivative of the log density along 'k', 's' is not finite in 4 of the 12 rows.*by pow"
     with pytest.raises(ModelError, match=said):
-        pf.Federation(survival, (t, (t > 1).double()), plate="data", num_clients=2, partition=pf.partition.IID())
+        federation_of(torch.tensor([0.0, 1.0, 2.0] * 4, dtype=torch.float64))
+
+
+@pytest.mark.filterwarnings("ignore:not converged after 3 rounds", "ignore:the SD of 'k', 's' is no finite number")
+def test_curvatures_that_are_no_numbers_are_named():
+    """In one of 9,000 rows, which a federation does not look at: `FedEP` says what the messages may be, too."""
+    x = torch.linspace(-2, 2, 9000, dtype=torch.float64)
+    x[1234] = 0.0
+    fed = federation_of(x)
+    with pytest.raises(DivergenceError, match="the curvature where it is taken is no number"):
+        pf.run(pf.P2PVI(), fed, graph=pf.graph.complete(2), num_rounds=3, audit=False, **QUIET)
+    with pytest.warns(UserWarning, match=r"no finite second derivative at some row, as 0 \*\* k"):
+        pf.run(pf.FedEP(), fed, num_rounds=3, audit=False, **QUIET)
 
 
 def from_a_half_on(y):
