@@ -424,9 +424,7 @@ class Quadrature(metaclass=Checked):
             centre = self.centre_near(problem, theta, rows, near)
             return by_curvature(centre, *near.nodes) if near.nodes else self.around(problem, theta, rows, centre)
         if self.starts:
-            centre = self.centres(problem, theta, rows)
-            each = [self.around(problem, theta, rows, centre.at(j), (centre, j)) for j in range(len(centre.mode))]
-            return Nodes(*(torch.cat(parts) for parts in zip(*each, strict=True)))
+            return self._around_each(problem, theta, rows, self.centres(problem, theta, rows))
         return self.around(problem, theta, rows, self.centre(problem, theta, rows))
 
     def around(
@@ -451,6 +449,11 @@ class Quadrature(metaclass=Checked):
         shares = problem.vmap(lambda place: log_shares(part[0], place)[part[1]])(nodes.place)
         return nodes._replace(log_weight=nodes.log_weight + shares)
 
+    def _around_each(self, problem: RowDensities, theta: Tensor, rows: Rows, centre: Centre) -> Nodes:
+        """The nodes around all modes of each row, those of one mode after the other."""
+        each = [self.around(problem, theta, rows, centre.at(j), (centre, j)) for j in range(len(centre.mode))]
+        return Nodes(*(torch.cat(parts) for parts in zip(*each, strict=True)))
+
     def log_masses(self, problem: RowDensities, theta: Tensor, rows: Rows, centre: Centre) -> tuple[Tensor, Tensor]:
         """Log prior (), and the part of each row's log marginal likelihood that is each mode's, (J, m).
 
@@ -460,10 +463,9 @@ class Quadrature(metaclass=Checked):
             rows: row tensors, each (m, ...).
             centre: J modes and curvatures, (J, m, ...).
         """
-        each = [self.around(problem, theta, rows, centre.at(j), (centre, j)) for j in range(len(centre.mode))]
-        nodes = Nodes(*(torch.cat(parts) for parts in zip(*each, strict=True)))
+        nodes = self._around_each(problem, theta, rows, centre)
         prior, values = problem.vmap(lambda place: problem.conditional_parts(theta, rows, place))(nodes.place)
-        return prior[0], torch.logsumexp((values + nodes.log_weight).unflatten(0, (len(each), -1)), 1)
+        return prior[0], torch.logsumexp((values + nodes.log_weight).unflatten(0, (len(centre.mode), -1)), 1)
 
     def _line(
         self, problem: RowDensities, theta: Tensor, rows: Rows, centre: Centre, part: tuple[Centre, int] | None
