@@ -66,7 +66,7 @@ def _has_bounded_support(msg: Any, site: Site) -> bool:
 def _without_density(msg: Any, site: Site) -> Tensor | None:
     """Which entries of a row (N, d) have no density in their own site; None where all have one."""
     rows, size = site.unconstrained_shape[site.axis or 0], site.row_size
-    if is_improper(msg["fn"]) or msg["mask"] is False:
+    if is_improper(msg["fn"]):
         return torch.ones(rows, size, dtype=torch.bool)
     mask = mask_of(msg)
     if mask is None or bool(mask.all()):

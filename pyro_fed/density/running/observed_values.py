@@ -69,14 +69,20 @@ def _codes_as_outcome(column: Labelled, msg: Message) -> Tensor:
 def mask_of(msg: Message) -> Tensor | None:
     """A site's mask, from handlers and from `.mask()`, of the shape of its batch and ones for its event."""
     masks: list[tuple[Tensor, int]] = []  # each with the dimensions of its event that it has already
-    if isinstance(msg["mask"], Tensor):
-        masks.append((msg["mask"], 0))
+
+    def add(mask: Any, fn: Any, inside: int) -> None:
+        if mask is False:
+            mask = torch.zeros(fn.batch_shape, dtype=torch.bool)
+        if isinstance(mask, Tensor):
+            masks.append((mask, inside))
+
+    add(msg["mask"], msg["fn"], 0)
     fn, right = msg["fn"], 0
     while isinstance(fn, dist.Independent | dist.MaskedDistribution | dist.ExpandedDistribution):
         if isinstance(fn, dist.Independent):
             right += fn.reinterpreted_batch_ndims
-        elif isinstance(fn, dist.MaskedDistribution) and isinstance(fn._mask, Tensor):
-            masks.append((fn._mask, right))
+        elif isinstance(fn, dist.MaskedDistribution):
+            add(fn._mask, fn, right)
         fn = fn.base_dist
     if not masks:
         return None

@@ -84,19 +84,8 @@ def within_constraints(site: Message) -> Tensor:
         within = within & constraint.check(value)
     within = within.expand(torch.broadcast_shapes(within.shape, shape))
     within = within.flatten(len(fn.batch_shape)).all(-1) if within.dim() > len(fn.batch_shape) else within
-    if _is_left_out(site):
-        return torch.ones_like(within)
     mask = mask_of(site)
     if mask is None:
         return within
     left_out = ~mask.bool()
     return within | (left_out.flatten(within.dim()).any(-1) if left_out.dim() > within.dim() else left_out)
-
-
-def _is_left_out(site: Message) -> bool:
-    """Whether a site has no density at all, by a mask of False."""
-    fn, masks = site["fn"], [site["mask"]]
-    while hasattr(fn, "base_dist"):
-        masks.append(getattr(fn, "_mask", None))
-        fn = fn.base_dist
-    return any(mask is False for mask in masks)
