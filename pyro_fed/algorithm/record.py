@@ -13,6 +13,7 @@ from torch import Tensor
 from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding, texts
+from pyro_fed.density.symmetry import Symmetry
 
 #: Among what a plan tries: the model's non-centred form.
 NONCENTRED = "non-centred"
@@ -143,6 +144,7 @@ class Record:
         measured: what the audit measured: figures by name, each one a `parameter`, whose names are there too.
         modes: places (D,) of the posterior's maxima that the audit knows, in the coordinates of the form that was run;
             the modes that one stage of a plan finds are used by the next ones.
+        symmetries: maps that leave the posterior as it is, in the same coordinates; draws are spread over their images.
         sites: the clients' Gaussian sites, `precision` and `eta` (K, ...), with those of q as `q_precision` and
             `q_eta`; empty if there are none.
         sites_of: the algorithm that left them: the run's own, or one that it started from.
@@ -164,6 +166,7 @@ class Record:
     by_sums: BySums = field(default_factory=BySums)
     measured: dict[str, np.ndarray] = field(default_factory=dict)
     modes: list[Tensor] = field(default_factory=list)
+    symmetries: list[Symmetry] = field(default_factory=list)
     sites: State = field(default_factory=dict)
     sites_of: str = ""
     stands_apart: str = ""

@@ -22,9 +22,12 @@ def draws(evidence: Evidence) -> list[Finding]:
     """Draws that are not the posterior's, by chains that begin at them, or else by missed modes: one finding, or none.
 
     Modes are looked for only if chains find nothing wrong: an error that chains find comes first. If `weighted_points`
-    find the error, and chains do not, its cause may be a missed mode. Then modes are looked for first.
+    find the error, and chains do not, its cause may be a missed mode. Then modes are looked for first. Where an earlier
+    stage of a plan has found several modes, both are reported: chains say nothing of mass elsewhere.
     """
     found = evidence.moments
+    if len(evidence.record.modes) > 1:
+        return findings_with_causes(evidence, [*missed_modes(evidence), *stillness(evidence)])
     if found is not None and found.by == "weights":
         return findings_with_causes(evidence, missed_modes(evidence) or stillness(evidence))
     return findings_with_causes(evidence, stillness(evidence) or missed_modes(evidence))

@@ -26,6 +26,7 @@ from pyro_fed.conventions.limits import NEAR_LIMIT_SHARE, Limits
 from pyro_fed.density.checks.blame import Line
 from pyro_fed.density.checks.slopes import steps
 from pyro_fed.density.problem import Problem
+from pyro_fed.density.symmetry import spread
 from pyro_fed.federation.federation import Federation
 from pyro_fed.ops.entries import evenly
 
@@ -81,7 +82,8 @@ class Evidence:
         if len(found) >= many or not more:
             return found
         generator = seeding.torch_generator(self.seed, seeding.AUDIT, 2)
-        return self.algorithm.sample(self.shared, many, generator).to(found).flatten(0, 1)
+        drawn = self.algorithm.sample(self.shared, many, generator).to(found)
+        return spread(self.problem, self.record.symmetries, drawn, self.seed).flatten(0, 1)
 
     @cached_property
     def points(self) -> Tensor:

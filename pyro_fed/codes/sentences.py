@@ -728,9 +728,21 @@ def mode_without_draws(site: str, value: str, lost: float, by: str, cures: Cures
 def modes_relabelled(modes: int, lost: float) -> str:
     """Modes without draws differ from those with draws by the order of components only."""
     return (
-        f"the posterior has {modes} modes that differ only in the order of their components, and these draws "
-        "have one order. They predict as well as draws of all modes would, but means and SDs of single components, "
-        "and the evidence, are those of this order. Order the components in the model, or read the result so"
+        f"the posterior has {modes} modes that differ only by a symmetry, such as the order of components or a sign, "
+        "and these draws are at some of them. They predict as well as draws of all modes would, but means and SDs of "
+        "single components, and the evidence, are those of these modes. Order the components in the model, or read the "
+        "result so"
+    )
+
+
+@note(Topic.MODES)
+def draws_at_all_images(images: int) -> str:
+    """Draws were spread over the images under the posterior's symmetries."""
+    changes = "a relabelling or change of sign" if images == 2 else f"{images - 1} relabellings or changes of sign"
+    return (
+        f"the posterior is the same under {changes} of its parameters, and the draws are spread over all {images} "
+        "images. Means and SDs of single components are those over all labels: for one labelling, order the components "
+        f"in the model. An estimate of log_evidence may lack up to log {images}"
     )
 
 

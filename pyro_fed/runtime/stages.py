@@ -19,6 +19,7 @@ from pyro_fed.codes.finding import Finding, Topic, texts
 from pyro_fed.conventions.settings_repr import all_settings
 from pyro_fed.density.noncentred import NonCentred
 from pyro_fed.density.problem import Problem
+from pyro_fed.density.symmetry import Symmetry
 from pyro_fed.errors import DivergenceError, InterruptedRun, PyroFedError, QuorumError, SettingError
 from pyro_fed.ops.gaussian import ImproperGaussianError
 from pyro_fed.policy import Setup, chain_of, resolve_for_run
@@ -131,6 +132,7 @@ class _Trial:
         self._finished: dict[bool, Finished] = {False: [], True: []}  # by whether the form is non-centred
         self._failed: dict[bool, list[Algorithm]] = {False: [], True: []}
         self._modes: dict[bool, list[Tensor]] = {False: [], True: []}
+        self._symmetries: dict[bool, list[Symmetry]] = {False: [], True: []}
 
     @property
     def hopeless(self) -> bool:
@@ -200,7 +202,7 @@ class _Trial:
         record, algorithm = self.finish.context.record, stage.algorithm
         self.earlier += record.findings
         record.findings, record.measured, record.by_sums, record.audited = [], {}, BySums(), False
-        record.modes = self._modes[stage.noncentred]
+        record.modes, record.symmetries = self._modes[stage.noncentred], self._symmetries[stage.noncentred]
         record.sites, record.sites_of, record.stands_apart = {}, "", ""
         rounds = algorithm.default_rounds(context.federation.num_clients)
         shared = run_phases(algorithm, context, rounds, None, self._finished[stage.noncentred])
@@ -208,8 +210,7 @@ class _Trial:
         if cut and self.answers:
             return None
         finish = replace(self.finish, algorithm=algorithm, context=context)
-        draws = finish.drawn(shared)
-        finish.judge_in_time(shared, draws)
+        draws = finish.judged(shared).draws
         if isinstance(context.problem, NonCentred):
             draws = context.problem.centred(draws.flatten(0, 1)).unflatten(0, draws.shape[:2])
         if cut and not record.stopped:  # a stop by the limit of time is among the doubts already

@@ -23,9 +23,9 @@ error is log `ROUGH` plus half of the distance between the two.
 **Many rows.** The climbs use few of the rows (`few_rows`), whose modes are near those of all. Newton's steps with all
 rows go on from there.
 
-A plateau or a long tail has no maximum and is not found here, but by chains. Modes may be relabellings of one another:
-equal in mass, and in the values of every site except for their order, as in the posterior of a mixture. One of them
-predicts as well as all together, and the finding states this.
+A plateau or a long tail has no maximum and is not found here, but by chains. Modes may be images of one another under
+a symmetry of the posterior, such as a relabelling of a mixture's components (`symmetric_modes`). A run then moves its
+draws to all of them; of draws that cannot be moved, the finding states that one of the modes predicts as well as all.
 """
 
 from __future__ import annotations
@@ -46,11 +46,12 @@ from pyro_fed.audit.modes.climbs import (
     modes_by_climbs,
 )
 from pyro_fed.audit.modes.masses import MANY_MASS_POINTS, MASS_POINTS, log_mass_by_weights, nearest, student_points
+from pyro_fed.audit.modes.symmetric_modes import add_symmetries, relabelled
 from pyro_fed.audit.target import Target
 from pyro_fed.codes import cures, sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions import seeding
-from pyro_fed.conventions.limits import MATTERS, NEAR_LIMIT_SHARE, NEGLIGIBLE, SD_MATTERS, STANDARD_ERRORS
+from pyro_fed.conventions.limits import MATTERS, NEAR_LIMIT_SHARE, SD_MATTERS, STANDARD_ERRORS
 from pyro_fed.density.images import images
 from pyro_fed.ops.entries import CANDIDATES, far_apart
 from pyro_fed.ops.importance import systematic
@@ -70,8 +71,6 @@ FROM_WEIGHTED, EMPTY = 128, 0.025
 LARGEST_MASS_ERROR = 0.3
 #: Smallest SD of a site, for draws that are all the same; distances between places are counted in SDs.
 STOOD_STILL = 1e-12
-#: Modes may be each other's relabelling if log M differs by at most `NEGLIGIBLE`, and values by at most this.
-EQUAL = 0.05
 
 
 def missed_modes(evidence: Evidence, strict: bool = False) -> list[Finding]:
@@ -102,6 +101,7 @@ def missed_modes(evidence: Evidence, strict: bool = False) -> list[Finding]:
         weights, points = evidence.weighted_points.weights, evidence.weighted_points.white
         _add_those_of_draws(evidence, target, few, modes, points[systematic(weights, FROM_WEIGHTED, generator)])
     evidence.record.modes[:] = [target.model(mode.at[None])[0] for mode in modes[:MOST_MODES]]
+    add_symmetries(evidence, modes)
     climbers = [ends[number] for number in range(from_draws) if number in ends]
     seen = [
         bool((mode.distance(white) < SAME_MODE_SDS + dim**0.5).any())
@@ -284,9 +284,9 @@ def _without_draws(
 ) -> Finding:
     """The finding on modes without draws; `seen` is whether each mode has draws, `shares` are their masses' (M,)."""
     lost = float(shares[~torch.tensor(seen)].sum())
-    places = _values(evidence, target, modes)
     found = [i for i, near in enumerate(seen) if near]
-    if all(any(_differ_by_labels(modes, places, i, j) for j in found) for i, near in enumerate(seen) if not near):
+    missed = [mode for mode, near in zip(modes, seen, strict=True) if not near]
+    if all(any(relabelled(evidence, target, modes[i], mode) for i in found) for mode in missed):
         return sentences.modes_relabelled(modes=len(modes), lost=lost)
     worst = max((i for i, near in enumerate(seen) if not near), key=lambda i: float(shares[i]))
     name, shown = _place(evidence, target, modes, worst, found[0])
@@ -321,11 +321,3 @@ def _spread(evidence: Evidence, name: str) -> float:
     """The largest SD of a site's draws, by which places are compared."""
     site = evidence.problem.sites[name]
     return max(float(evidence.flat[:, site.start : site.start + site.size].double().std(0).max()), STOOD_STILL)
-
-
-def _differ_by_labels(modes: list[Mode], places: dict[str, Tensor], i: int, j: int) -> bool:
-    """Whether two modes are equal in mass, and in the values of every site except for their order."""
-    if abs(modes[i].log_mass - modes[j].log_mass) > NEGLIGIBLE:
-        return False
-    ordered = [(v[i].sort().values, v[j].sort().values) for v in places.values()]
-    return all(torch.allclose(one, other, rtol=EQUAL, atol=EQUAL) for one, other in ordered)

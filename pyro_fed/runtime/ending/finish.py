@@ -20,6 +20,7 @@ from pyro_fed.conventions.kinds import cast_checked
 from pyro_fed.conventions.limits import Limits
 from pyro_fed.conventions.time_limit import is_time
 from pyro_fed.density.checks.funnels import with_hint
+from pyro_fed.density.symmetry import spread
 from pyro_fed.errors import DivergenceError, InterruptedRun, PyroFedError, TimeLimitError, warn_user
 from pyro_fed.ops.gaussian import ImproperGaussianError
 from pyro_fed.results.inference_data import InferenceData
@@ -63,11 +64,12 @@ class Finish:
     def __call__(self, shared: State) -> InferenceData:
         """The judged result; doubts and notes are given as warnings."""
         shared = self.algorithm.conclude(self.context.problem, shared)
-        draws = self.drawn(shared)
         if hides_clients(self.context):
-            draws = self.noisy(shared, draws)
+            draws = self.noisy(shared, self.drawn(shared))
         else:
-            self.weigh(self.judge_in_time(shared, draws))
+            judged = self.judged(shared)
+            self.weigh(judged)
+            draws = judged.draws
         self.context.record.findings += self.context.record.clients_failed()
         return said_of(self.result(shared, draws), self.context.record)
 
@@ -145,6 +147,16 @@ class Finish:
         epsilon = private.epsilon(releases) if releases else 0.0
         record.private = Released(found.noise, epsilon, private.delta)
         return found.draws
+
+    def judged(self, shared: State) -> CheckInputs:
+        """The judged draws, spread over the images under all symmetries of the posterior that the audit finds."""
+        record, draws, before = self.context.record, self.drawn(shared), self.context.record.findings
+        while True:
+            known, record.findings = len(record.symmetries), list(before)
+            everywhere = spread(self.context.problem, record.symmetries, draws, self.context.seed)
+            result = self.judge_in_time(shared, everywhere)
+            if len(record.symmetries) == known:
+                return result
 
     def judge_in_time(self, shared: State, draws: Tensor) -> CheckInputs:
         """Judge the result within the time that is left, unless the user interrupts.
