@@ -41,7 +41,7 @@ def stillness(evidence: Evidence) -> list[Finding]:
         return []
     beyond = found.by == "weights" and float(found.log_sd[worst.number].exp()) > SD_MATTERS
     said: dict[str, Any] = {"parameter": evidence.labels[worst.number], "by": BY[found.by], "error": worst.error}
-    said |= {"largest": LARGEST_REPORTED_ERROR, "cures": [cure(evidence, beyond)]}
+    said |= {"largest": LARGEST_REPORTED_ERROR, "bound": worst.bound, "cures": [cure(evidence, beyond)]}
     if worst.of_mean:
         return [sentences.mean_is_off(size=worst.size, **said)]
     return [sentences.sd_is_off(ratio=worst.size, **said)]

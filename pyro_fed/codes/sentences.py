@@ -559,19 +559,24 @@ def sds_not_finite(
 
 
 @doubt(Topic.MOMENTS)
-def mean_is_off(parameter: str, by: str, size: float, error: float, largest: float, cures: Cures) -> str:
+def mean_is_off(
+    parameter: str, by: str, size: float, error: float, largest: float, cures: Cures, bound: bool = False
+) -> str:
     """Chains or weighted points move a mean."""
-    many = f"more than {largest:g}" if size > largest else f"{size:.2f} ± {error:.2f}"
+    many = f"more than {largest:g}" if size > largest else f"{'at least ' if bound else ''}{size:.2f} ± {error:.2f}"
     return f"{NOT_THE_POSTERIORS}: {by} move the mean of {quote_name(parameter)} by {many} SDs. {cures[0]}"
 
 
 @doubt(Topic.MOMENTS)
-def sd_is_off(parameter: str, by: str, ratio: float, error: float, largest: float, cures: Cures) -> str:
+def sd_is_off(
+    parameter: str, by: str, ratio: float, error: float, largest: float, cures: Cures, bound: bool = False
+) -> str:
     """Chains or weighted points multiply an SD."""
     if ratio > largest or ratio < 1 / largest:
         many = f"more than {largest:g}" if ratio > 1 else "less than a third"
     else:
-        many = f"{ratio:.2f} ± {error:.2f}"
+        limit = f"at {'least' if ratio > 1 else 'most'} " if bound else ""
+        many = f"{limit}{ratio:.2f} ± {error:.2f}"
     return f"{NOT_THE_POSTERIORS}: {by} multiply the SD of {quote_name(parameter)} by {many}. {cures[0]}"
 
 

@@ -144,10 +144,9 @@ def spread(problem: Problem, symmetries: Sequence[Symmetry], draws: Tensor, seed
     order = torch.randperm(len(flat), generator=generator) % len(group)
     values = entries(problem, flat)
     source, sign, shift = (torch.stack([getattr(one, part) for one in group]) for part in ("source", "sign", "shift"))
-    moved = sign[order] * values.gather(1, source[order]) + shift[order]
-    moved = moved.to(problem.dtype)
+    moved = (sign[order] * values.gather(1, source[order]) + shift[order]).to(problem.dtype)
     found = problem.vmap(lambda one: problem.unconstrain(_as_values(problem, one)))(moved)
-    return torch.where((order == 0)[:, None], flat, found.to(flat)).unflatten(0, draws.shape[:2])
+    return torch.where((order == 0)[:, None], flat, found.to(flat)).view_as(draws)
 
 
 def entries(problem: Problem, z: Tensor) -> Tensor:

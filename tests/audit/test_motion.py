@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import pyro_fed as pf
-from pyro_fed.audit.chains.moments import FARTHEST_PLACE_SDS, Moments, moments_of_chains, wrong_moments
+from pyro_fed.audit.chains.moments import FARTHEST_PLACE_SDS, Moments, moments_of_chains, worst_moment, wrong_moments
 from pyro_fed.audit.chains.motion import moments_by_chains
 from pyro_fed.audit.quantities import Quantities
 from pyro_fed.audit.target import Target
@@ -72,3 +72,15 @@ def test_places_beyond_the_range():
     places[0, 5, 1] = FARTHEST_PLACE_SDS
     torch.testing.assert_close(result.log_sd[1], moments_of_chains(begun, places, momenta[None]).log_sd[1])
     assert float(result.excess[:, 2].sum()) == float(result.noise[:, 2].sum()) == 0.0
+
+
+@pytest.mark.parametrize("memory", [0.0, 0.6])
+def test_chains_that_remember_where_they_began_give_lower_bounds(memory):
+    """Places of N(1, 4) after as many steps of a recursion as leave `memory` of the start, from draws of N(0, 1)."""
+    generator = torch.Generator().manual_seed(2)
+    begun, noise, momenta = (torch.randn(512, 1, generator=generator, dtype=torch.float64) for _ in range(3))
+    places = 1 + memory * (begun - 1) + 2 * (1 - memory**2) ** 0.5 * noise
+    result = moments_of_chains(begun, places[None], momenta[None])
+    assert result.lower_bounds.flatten().tolist() == [memory > 0, memory > 0.5]
+    worst = worst_moment(result)
+    assert worst.bound == (memory > 0)

@@ -62,7 +62,7 @@ def test_where_figures_and_cures_are_told_apart():
     found = sentences.mean_is_off(parameter="tau", by="chains", size=0.5, error=0.01, largest=3.0, cures=["Sample it"])
     assert found.code == "mean_is_off" and found.topic is Topic.MOMENTS and found.severity is Severity.DOUBT
     assert found.where == {"parameter": "tau"} and found.cures == ("Sample it",)
-    assert found.figures == {"by": "chains", "size": 0.5, "error": 0.01, "largest": 3.0}
+    assert found.figures == {"by": "chains", "size": 0.5, "error": 0.01, "largest": 3.0, "bound": False}
     assert found.text.endswith("move the mean of 'tau' by 0.50 ± 0.01 SDs. Sample it")
 
 

@@ -84,6 +84,7 @@ def by_groups(parts: list[Tensor], labels: tuple[str, ...], moved: Callable[[Ten
         mean_error=torch.cat([one.mean_error for one in found]),
         log_sd=torch.cat([one.log_sd for one in found]),
         log_sd_error=torch.cat([one.log_sd_error for one in found]),
+        remembered=torch.cat([one.lower_bounds for one in found], 1),
         accepted=min(one.accepted for one in found),
         whole=all(one.whole for one in found),
     )

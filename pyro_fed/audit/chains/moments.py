@@ -11,7 +11,8 @@ y is regressed on a, a² - 1 and the averages of b_t and b_t² - 1 (control vari
 intercept estimates the mean of the moved draws; the same regression of y² estimates their second moment. The part that
 the controls explain is not noise. For a Gaussian posterior they explain nearly all, since half of a trajectory of
 length π/2 is the momentum. The slope β on a (γ on a², for y²) is the chains' memory of their start. The intercepts are
-divided by 1 - β (and 1 - γ), which for a Gaussian gives the limit of long chains.
+divided by 1 - β (and 1 - γ), which for a Gaussian gives the limit of long chains. For other posteriors the memory fades
+more slowly than that, and the limit is farther: where β or γ is plainly above zero, an error is reported as "at least".
 
     mean error   E[y] / SD[y],      SD ratio   SD[y]
 
@@ -64,6 +65,7 @@ class Moments:
         by: what the estimates come from, "chains", or "weights" of points spread more widely than the draws.
         places: where the chains have been in the later half of their transitions, in the model's coordinates (N, D);
             None if the estimates come from weights.
+        remembered: which numbers' means and SDs (2, F) chains plainly remember from where they began; None: none.
     """
 
     mean: Tensor
@@ -74,6 +76,13 @@ class Moments:
     whole: bool = True
     by: Literal["chains", "weights"] = "chains"
     places: Tensor | None = None
+    remembered: Tensor | None = None
+
+    @property
+    def lower_bounds(self) -> Tensor:
+        """Which errors (2, F) are at least as large as their estimates."""
+        none = torch.zeros(2, len(self.mean), dtype=torch.bool)
+        return none if self.remembered is None else self.remembered
 
     @property
     def excess(self) -> Tensor:
@@ -139,6 +148,7 @@ class Moments:
             mean_error=torch.where(mean, other.mean_error, self.mean_error),
             log_sd=torch.where(sd, other.log_sd, self.log_sd),
             log_sd_error=torch.where(sd, other.log_sd_error, self.log_sd_error),
+            remembered=torch.where(torch.stack([mean, sd]), other.lower_bounds, self.lower_bounds),
         )
 
     @property
@@ -186,12 +196,14 @@ class WorstMoment(NamedTuple):
         of_mean: whether it is a mean.
         size: by how many SDs the mean is off, or the ratio of the posterior's SD to the result's.
         error: standard error of `size`.
+        bound: whether the error is at least this large, since chains remember where they began.
     """
 
     number: int
     of_mean: bool
     size: float
     error: float
+    bound: bool
 
 
 def worst_moment(found: Moments) -> WorstMoment | None:
@@ -200,10 +212,11 @@ def worst_moment(found: Moments) -> WorstMoment | None:
     if not bool(wrong.any()):
         return None
     what, number = divmod(int((found.excess * wrong).argmax()), len(found.mean))
+    bound = bool(found.lower_bounds[what, number])
     if what == 0:
-        return WorstMoment(number, True, float(found.mean[number].abs()), float(found.mean_error[number]))
+        return WorstMoment(number, True, float(found.mean[number].abs()), float(found.mean_error[number]), bound)
     ratio = float(found.log_sd[number].exp())
-    return WorstMoment(number, False, ratio, ratio * float(found.log_sd_error[number]))
+    return WorstMoment(number, False, ratio, ratio * float(found.log_sd_error[number]), bound)
 
 
 def moments_of_chains(begun: Tensor, places: Tensor, momenta: Tensor) -> Moments:
@@ -229,6 +242,8 @@ def moments_of_chains(begun: Tensor, places: Tensor, momenta: Tensor) -> Moments
     first, memory, by_first, by_memory = _regression(solve, x, places.mean(0), 1)
     mean, by_mean = first / (1 - memory), (by_first + first / (1 - memory) * by_memory) / (1 - memory)
     square, kept, by_square, by_kept = _regression(solve, x, (places - first).square().mean(0), 2)
+    memories = (memory, by_memory), (kept, by_kept)
+    remembered = torch.stack([each > STANDARD_ERRORS * influence.norm(dim=0) for each, influence in memories])
     # If the memory of the start explained all of E[y²], there would be no slope: at most half of it is ascribed to
     # the memory.
     kept = torch.where(square - kept > LEAST_VARIANCE, kept, torch.minimum(kept, square / 2))
@@ -240,7 +255,7 @@ def moments_of_chains(begun: Tensor, places: Tensor, momenta: Tensor) -> Moments
     log_error = by_log_sd.norm(dim=0)
     found = mean / sd, torch.hypot(by_mean.norm(dim=0), mean * log_error) / sd, sd.log(), log_error
     mean, mean_error, log_sd, log_sd_error = (torch.where(usable, figure, 0.0) for figure in found)
-    return Moments(mean, mean_error, log_sd, log_sd_error)
+    return Moments(mean, mean_error, log_sd, log_sd_error, remembered=remembered & usable)
 
 
 def _regression(solve: Tensor, x: Tensor, y: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
