@@ -11,6 +11,9 @@ from .judging.findings import findings as findings
 from .judging.ksd import ksd as ksd
 from .judging.steps import steps as steps
 from .plots import *
+from .predicting.estimand import estimand as estimand
+from .predicting.own_rows import own_effects as own_effects
+from .predicting.predict import posterior_epred as posterior_epred
 from .predicting.predict import predict as predict
 from .predicting.prior import prior_predict as prior_predict
 from .report.overview import Overview as Overview

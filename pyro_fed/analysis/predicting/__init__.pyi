@@ -1,4 +1,6 @@
 # Predictions, one module a question.
+from . import estimand as estimand
 from . import groups as groups
+from . import own_rows as own_rows
 from . import predict as predict
 from . import prior as prior

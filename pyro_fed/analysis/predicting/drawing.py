@@ -2,6 +2,8 @@
 
 All draws are made together by `vmap`, or one by one if the model or a sampler does not allow `vmap`.
 
+Or the observed sites take the means of their distributions (`expected`), and nothing but new groups' latents is drawn.
+
 A site that is observed outside the plates whose rows lie at clients keeps its observed value. Examples are a latent
 that `pyro.condition` has fixed, and an earlier study's estimate: they belong to the model, and are no client's rows.
 """
@@ -71,6 +73,7 @@ class ModelRun:
         constants: values that the model has kept by `pyro_fed.shared`.
         split: names of the plates whose rows lie at clients; None if they are not known, so that any plate may be one.
         here: the rows of one client; None for all rows of the arguments.
+        expected: whether observed sites take the means of their distributions in place of draws.
 
     Attributes:
         partly: for latents of which only some groups' values are known, the mask of these groups.
@@ -86,18 +89,20 @@ class ModelRun:
         constants: dict[str, Any] | None = None,
         split: frozenset[str] | None = None,
         here: PooledPlateSizes | None = None,
+        expected: bool = False,
     ) -> None:
         self.model, self.args, self.kwargs, self.dtype, self.hidden = model, args, kwargs, dtype, hidden
-        self.constants, self.split, self.here = constants, split, here
+        self.constants, self.split, self.here, self.expected = constants, split, here, expected
         self.partly: dict[str, Tensor] = {}
 
     def on(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModelRun:
         """This model on other arguments, with all other settings the same."""
-        return ModelRun(self.model, args, kwargs, self.dtype, self.hidden, self.constants, self.split, self.here)
+        settings = self.dtype, self.hidden, self.constants, self.split, self.here, self.expected
+        return ModelRun(self.model, args, kwargs, *settings)
 
     def trace(self, values: dict[str, Tensor]) -> tuple[Any, _Redraw]:
         """Run the model once with the latents at `values`; returns the trace and the handler that drew the sites."""
-        handler = _Redraw(values, self.hidden, self.constants, self.split, self.partly)
+        handler = _Redraw(values, self.hidden, self.constants, self.split, self.partly, self.expected)
         options: dict[str, Any] = {"indices": None}
         if self.here is not None:
             handler.plate = self.here.plate
@@ -181,10 +186,11 @@ class _Redraw(Messenger):
         constants: dict[str, Any] | None,
         split: frozenset[str] | None,
         partly: Mapping[str, Tensor],
+        expected: bool = False,
     ) -> None:
         super().__init__()
         self.values, self.hidden, self.constants, self.partly = values, hidden, constants, partly
-        self.split = split
+        self.split, self.expected = split, expected
         self.drawn: list[str] = []
         self.given: dict[str, Any] = {}
 
@@ -196,7 +202,9 @@ class _Redraw(Messenger):
         elif not is_deterministic(msg) and not isinstance(msg["fn"], Unit) and not self._stays(msg):
             if msg["is_observed"]:
                 self.given[name] = msg["value"]
-            msg["value"], msg["done"], msg["is_observed"] = msg["fn"].sample(), True, False
+            mean = self.expected and msg["is_observed"]
+            msg["value"] = msg["fn"].mean if mean else msg["fn"].sample()
+            msg["done"], msg["is_observed"] = True, False
             if name not in self.hidden:
                 self.drawn.append(name)
 

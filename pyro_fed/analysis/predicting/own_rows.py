@@ -1,8 +1,9 @@
-"""Predictions of each client's own rows, which need the latents inside the plate: they are drawn from the rows."""
+"""The model on each client's own rows, which needs the latents inside the plate: they are drawn from the rows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -10,14 +11,16 @@ import xarray as xr
 from torch import Tensor
 
 from pyro_fed.analysis.predicting.drawing import ModelRun, PooledPlateSizes, draw, flat, split_plates
+from pyro_fed.conventions.calls import checked, explained
 from pyro_fed.density.compiling.compiler import threads
+from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.density.rows.nested import NestedRows
 from pyro_fed.density.running.handlers import default_of
 from pyro_fed.errors import DataError, warn_user
 from pyro_fed.federation.federation import Federation
 from pyro_fed.ops.arviz_versions import group_of
 from pyro_fed.results.inference_data import InferenceData
-from pyro_fed.results.to_arviz import posterior_group, unconstrained_draws
+from pyro_fed.results.to_arviz import make_inference_data, posterior_group, unconstrained_draws
 from pyro_fed.runtime.ending.collecting import joint_result
 
 #: A function from a random generator to two dictionaries by site: replications (S, ...) of a client's observations, and
@@ -48,6 +51,38 @@ def with_own_latents(posterior: xr.Dataset, federation: Federation, seed: int) -
         return posterior_group(federation, problem, draws, seed)
 
 
+@checked
+@explained(DataError, "own_effects: the model cannot be run on these rows and this posterior")
+def own_effects(idata: InferenceData, federation: Federation, *, seed: int = 0) -> InferenceData:
+    """Draws of groups' own latents, given the shared parameters' draws and the groups' rows.
+
+    At draw θ_s of the shared parameters, the latents a of a group are drawn from p(a | θ_s, the group's rows). A
+    hospital computes its own effects this way from the result of a run that returned shared parameters alone.
+
+    Args:
+        idata: result of `pyro_fed.run`, with draws of all shared parameters.
+        federation: the model and the groups' rows; at a client, a federation of its own rows.
+        seed: seed of the draws.
+
+    Returns:
+        InferenceData with the group `posterior`: the shared parameters' draws (chain, draw, ...) as they were, and
+        those of the latents inside the plate, with the federation's groups as their dimension.
+
+    Raises:
+        DataError: the model has no latents inside the plate; the posterior lacks a shared parameter; rows are not here.
+
+    Example:
+        >>> pf.own_effects(idata, own).posterior["level"]
+    """
+    if not federation.problem.local_dim:
+        raise DataError("own_effects: the model has no latent inside the partitioned plate")
+    if not federation.holds_data:
+        raise DataError("own_effects: the rows are at the clients: call it there, with a federation of their own rows")
+    posterior = group_of(idata, "posterior")
+    shared = posterior.drop_vars([name for name in federation.problem.layout.local if name in posterior])
+    return make_inference_data({"posterior": with_own_latents(shared, federation, seed)}, dict(idata.attrs))
+
+
 def own_rows(idata: InferenceData, federation: Federation) -> list[OwnRows | None]:
     """For each client, a function that replicates its own rows with its own effects; None for a client without rows."""
     posterior, hidden = group_of(idata, "posterior"), frozenset(idata.attrs.get("local_sites", "").split())
@@ -59,11 +94,41 @@ def own_rows(idata: InferenceData, federation: Federation) -> list[OwnRows | Non
     ]
 
 
-def _client_rows(posterior: xr.Dataset, hidden: frozenset[str], federation: Federation, client: int) -> OwnRows | None:
-    """The function that replicates one client's rows; None if its groups have no rows in the nested plates."""
+class ClientRun(NamedTuple):
+    """The model on the rows of one client, at posterior draws.
+
+    Args:
+        run: the model.
+        values: draws (S, ...) of the latents, by site.
+        places: numbers of the rows of the partitioned plate, and of those nested in it, by plate.
+    """
+
+    run: ModelRun
+    values: dict[str, Tensor]
+    places: dict[str, Tensor]
+
+
+def client_run(
+    posterior: xr.Dataset,
+    hidden: frozenset[str],
+    federation: Federation,
+    client: int,
+    arguments: Arguments | None = None,
+    expected: bool = False,
+) -> ClientRun | None:
+    """The model on one client's rows; None if its groups have no rows in the nested plates.
+
+    Args:
+        posterior: draws of all latents (chain, draw, ...).
+        hidden: names of the latents inside the plate.
+        federation: which holds the rows.
+        client: the client's number.
+        arguments: the pooled arguments, if their values are to be others than the federation's own.
+        expected: whether observed sites take the means of their distributions in place of draws.
+    """
     problem, groups = federation.problem, federation.client_rows[client]
-    arguments = problem.arguments.with_client_rows([groups])
-    places = {problem.plate: groups} | {part: arguments.rows_of(part, groups) for part in arguments.nested_plates}
+    arguments = (arguments or problem.arguments).with_client_rows([groups])
+    places = {problem.plate: groups} | {part: _packed_rows(arguments, part, groups) for part in arguments.nested_plates}
     if not sum(len(places[part]) for part in arguments.nested_plates or (problem.plate,)):
         return None
     ones = torch.ones(len(groups))
@@ -74,10 +139,26 @@ def _client_rows(posterior: xr.Dataset, hidden: frozenset[str], federation: Fede
         at = {dim: index.numpy() for dim, index in places.items() if dim in value.dims}
         values[str(name)] = flat(np.asarray(value.isel(at).values), problem.dtype)
     here = PooledPlateSizes(problem.plate, torch.arange(len(groups)) if rows else groups, arguments.members(rows))
+    constants, split = dict(problem.bound.constants), split_plates(problem)
+    run = ModelRun(problem.model, args, kwargs, problem.dtype, hidden, constants, split, here, expected)
+    return ClientRun(run, values, places)
+
+
+def _packed_rows(arguments: Arguments, plate: str, groups: Tensor) -> Tensor:
+    """Numbers of a nested plate's rows of some groups (m,), group by group, as a model runs on them."""
+    rows, (owner, *_) = arguments.rows_of(plate, groups), arguments.nested_by_name[plate]
+    of_row = arguments.leaves[arguments.names.index(owner)][rows]
+    return rows[(of_row[:, None] == groups).int().argmax(1).argsort(stable=True)]
+
+
+def _client_rows(posterior: xr.Dataset, hidden: frozenset[str], federation: Federation, client: int) -> OwnRows | None:
+    """The function that replicates one client's rows; None if its groups have no rows in the nested plates."""
+    found = client_run(posterior, hidden, federation, client)
+    if found is None:
+        return None
+    run, values, _ = found
 
     def drawn(generator: torch.Generator) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        constants, split = dict(problem.bound.constants), split_plates(problem)
-        run = ModelRun(problem.model, args, kwargs, problem.dtype, hidden, constants, split, here)
         first = run.first({name: value[0] for name, value in values.items()})
         given = {name: site["given"] for name, site in first.items() if isinstance(site["given"], Tensor)}
         return {name: value for name, value in draw(run, values, generator).items() if name in given}, given

@@ -93,6 +93,57 @@ def predict(
         >>> pf.predict(idata, model, (x_new, None))["posterior_predictive"]["y"]
         >>> pf.predict(idata, fed, (x_new, hospital_idx, 1, None), groups=["Dresden"])
     """
+    return _predicted(idata, model, args, kwargs, groups, seed)
+
+
+@checked
+@explained(DataError, "posterior_epred: the model cannot be run on these arguments and this posterior")
+def posterior_epred(
+    idata: InferenceData,
+    model: Federation | Callable[..., Any],
+    args: Any = None,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    groups: str | Sequence[Any] | None = None,
+    seed: int = 0,
+) -> InferenceData:
+    """Expected observations at each posterior draw: `predict` without the noise of single observations.
+
+    At draw z_s it is E[y | x, z_s], the mean of the observed site's distribution: a probability for a Bernoulli
+    outcome, a rate for a count.
+
+    Args:
+        idata: as for `predict`.
+        model: as for `predict`.
+        args: as for `predict`.
+        kwargs: as for `predict`.
+        groups: as for `predict`.
+        seed: seed of the latents of new groups, which are drawn from the population.
+
+    Returns:
+        InferenceData with the group `posterior_predictive` of expected observations (chain, draw, ...) under the names
+        of the observed sites, and `observed_data` if observations were given.
+
+    Raises:
+        DataError: as for `predict`, or an observed site's distribution has no mean.
+        SettingError: as for `predict`.
+
+    Example:
+        >>> pf.posterior_epred(idata, fed)["posterior_predictive"]["y"].mean(("chain", "draw"))
+    """
+    return _predicted(idata, model, args, kwargs, groups, seed, expected=True)
+
+
+def _predicted(
+    idata: InferenceData,
+    model: Federation | Callable[..., Any],
+    args: Any,
+    kwargs: Mapping[str, Any] | None,
+    groups: str | Sequence[Any] | None,
+    seed: int,
+    expected: bool = False,
+) -> InferenceData:
+    """`predict`; with `expected`, the means of the observed sites' distributions."""
     new_rows = args is not None or bool(kwargs)
     if groups is not None and not new_rows:
         raise SettingError(
@@ -122,7 +173,7 @@ def predict(
         dtype = arguments.floating_dtype()
         values = {name: flat(np.asarray(value.values), dtype) for name, value in latents.items()}
         # NumPy arrays and pandas objects as tensors
-        run = ModelRun(function, *arguments.call_arguments(), dtype, hidden, kept, split)
+        run = ModelRun(function, *arguments.call_arguments(), dtype, hidden, kept, split, expected=expected)
         at = {name: value[0] for name, value in values.items()}
         return run, values, _checked_first_run(run, at, arguments, model if new_rows else None)
 

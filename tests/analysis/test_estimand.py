@@ -1,0 +1,208 @@
+"""Averages over rows at clients: equal, draw by draw, to the same average over the pooled table."""
+
+import numpy as np
+import pandas as pd
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+import xarray as xr
+
+import pyro_fed as pf
+from pyro_fed.results.to_arviz import make_inference_data
+
+ROWS, DRAWS = 40, 6
+RNG = np.random.default_rng(0)
+FRAME = pd.DataFrame(
+    {
+        "age": RNG.normal(size=ROWS),
+        "sex": RNG.choice(["female", "male"], ROWS),
+        "treated": RNG.integers(0, 2, ROWS),
+        "y": RNG.integers(0, 2, ROWS).astype(float),
+    }
+)
+
+
+def trial(data):
+    a, b, c, d = (pyro.sample(name, dist.Normal(0.0, 1.0)) for name in "abcd")
+    with pyro.plate("rows", len(data["y"])):
+        logits = a + b * data["age"] + c * data["treated"] + d * (data["sex"] == "male")
+        pyro.sample("y", dist.Bernoulli(logits=logits), obs=data["y"])
+
+
+def result(seed=1, **more):
+    """Draws that no run has made."""
+    rng = np.random.default_rng(seed)
+    draws = {name: (["chain", "draw"], rng.normal(size=(2, DRAWS // 2))) for name in "abcd"}
+    return make_inference_data({"posterior": xr.Dataset(draws | more)}, {"local_sites": ""})
+
+
+def federation(clients=4, partition=None):
+    return pf.Federation(trial, (FRAME,), plate="rows", num_clients=clients, partition=partition, dtype=torch.float64)
+
+
+def risk(idata, treated, mask=None):
+    """Each draw's average over the pooled rows, by the formula."""
+    one = {name: idata.posterior[name].values[..., None] for name in "abcd"}
+    given = FRAME["treated"].to_numpy() if treated is None else np.full(ROWS, treated)
+    logits = (
+        one["a"]
+        + one["b"] * FRAME["age"].to_numpy()
+        + one["c"] * given
+        + one["d"] * (FRAME["sex"] == "male").to_numpy()
+    )
+    values = 1 / (1 + np.exp(-logits))
+    return values[..., slice(None) if mask is None else mask].mean(-1)
+
+
+@pytest.mark.parametrize("clients", [1, 4, ROWS])
+def test_the_average_of_all_rows_does_not_depend_on_where_they_are(clients):
+    idata = result()
+    found = pf.estimand(idata, federation(clients)).posterior
+    np.testing.assert_allclose(found["estimand"].values, risk(idata, None), rtol=1e-12)
+    assert found["estimand"].dims == ("chain", "draw") and int(found["rows"]) == ROWS
+
+
+def test_standardisation_sets_the_treatment_of_every_row():
+    idata = result()
+    found = pf.estimand(idata, federation(), do={"data['treated']": [0, 1]}).posterior["estimand"]
+    for treated in (0, 1):
+        np.testing.assert_allclose(found.sel({"data['treated']": treated}).values, risk(idata, treated), rtol=1e-12)
+    one = pf.estimand(idata, federation(), do={"data['treated']": 1}).posterior["estimand"]
+    np.testing.assert_array_equal(one.values, found.sel({"data['treated']": 1}).values)
+
+
+def test_groups_are_those_of_the_rows_own_labels():
+    """Also where a setting gives all rows one label."""
+    idata, male = result(), (FRAME["sex"] == "male").to_numpy()
+    found = pf.estimand(idata, federation(), by="data['sex']").posterior
+    for label, mask in (("male", male), ("female", ~male)):
+        np.testing.assert_allclose(
+            found["estimand"].sel({"data['sex']": label}).values, risk(idata, None, mask), rtol=1e-12
+        )
+        assert int(found["rows"].sel({"data['sex']": label})) == mask.sum()
+    as_men = pf.estimand(idata, federation(), do={"data['sex']": "male"}, by="data['sex']").posterior["estimand"]
+    logits = idata.posterior["a"].values[..., None] + idata.posterior["d"].values[..., None]
+    logits = logits + idata.posterior["b"].values[..., None] * FRAME["age"].to_numpy()
+    logits = logits + idata.posterior["c"].values[..., None] * FRAME["treated"].to_numpy()
+    expected = (1 / (1 + np.exp(-logits)))[..., ~male].mean(-1)
+    np.testing.assert_allclose(as_men.sel({"data['sex']": "female"}).values, expected, rtol=1e-12)
+
+
+def test_by_client_and_by_whole_numbers():
+    idata, fed = result(), federation(3)
+    found = pf.estimand(idata, fed, by="client").posterior
+    assert found["client"].values.tolist() == list(fed.client_names)
+    parts = [risk(idata, None, rows.numpy()) for rows in fed.client_rows]
+    np.testing.assert_allclose(found["estimand"].values, np.stack(parts, -1), rtol=1e-12)
+    arms = pf.estimand(idata, fed, by="data['treated']").posterior["estimand"]
+    np.testing.assert_allclose(
+        arms.sel({"data['treated']": 1}).values, risk(idata, None, (FRAME["treated"] == 1).to_numpy()), rtol=1e-12
+    )
+
+
+def test_a_function_of_draw_and_rows():
+    idata = result()
+
+    def effect(draw, rows):
+        return draw["b"] * rows["data['age']"] * (rows["data['sex']"] == "male")
+
+    found = pf.estimand(idata, federation(), effect).posterior["estimand"]
+    mean = (FRAME["age"] * (FRAME["sex"] == "male")).mean()
+    np.testing.assert_allclose(found.values, idata.posterior["b"].values * mean, rtol=1e-12)
+
+
+def test_a_function_that_vmap_cannot_run_gives_the_same():
+    def looped(draw, rows):
+        age = rows["data['age']"]
+        return age.new_full((len(age),), float(draw["b"]))
+
+    idata = result()
+    found = pf.estimand(idata, federation(), looped).posterior["estimand"]
+    np.testing.assert_allclose(found.values, idata.posterior["b"].values, rtol=1e-12)
+
+
+def test_small_groups_of_a_client_are_left_out_and_said():
+    by_sex = pf.partition.Explicit(
+        [
+            FRAME.index[FRAME["sex"] == "female"][:-2].tolist(),
+            [*FRAME.index[FRAME["sex"] == "female"][-2:], *FRAME.index[FRAME["sex"] == "male"]],
+        ]
+    )
+    fed, idata = federation(2, by_sex), result()
+    with pytest.warns(UserWarning, match="1 of 2 clients have groups of fewer than 3 rows"):
+        found = pf.estimand(idata, fed, by="data['sex']", fewest=3).posterior
+    women = (FRAME["sex"] == "female").to_numpy().copy()
+    women[FRAME.index[FRAME["sex"] == "female"][-2:]] = False
+    assert int(found["rows"].sel({"data['sex']": "female"})) == women.sum()
+    np.testing.assert_allclose(
+        found["estimand"].sel({"data['sex']": "female"}).values, risk(idata, None, women), rtol=1e-12
+    )
+
+
+def levels(ward, x, y):
+    centre = pyro.sample("centre", dist.Normal(0.0, 1.0))
+    with pyro.plate("wards", 4):
+        level = pyro.sample("level", dist.Normal(centre, 0.5))
+    with pyro.plate("patients", len(y)):
+        pyro.sample("y", dist.Normal(level[ward] + x, 1.0), obs=y)
+
+
+def test_groups_with_effects_of_their_own_use_those():
+    ward = torch.arange(4).repeat(5)
+    x, y = torch.randn(2, 20, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    fed = pf.Federation(
+        levels, (ward, x, y), plate="wards", rows={"patients": "ward"}, num_clients=2, dtype=torch.float64
+    )
+    rng = np.random.default_rng(3)
+    draws = {
+        "centre": (["chain", "draw"], rng.normal(size=(1, 5))),
+        "level": (["chain", "draw", "wards"], rng.normal(size=(1, 5, 4))),
+    }
+    idata = make_inference_data({"posterior": xr.Dataset(draws)}, {"local_sites": "level"})
+    found = pf.estimand(idata, fed, by="ward").posterior["estimand"]
+    expected = draws["level"][1] + x.reshape(5, 4).mean(0).numpy()
+    np.testing.assert_allclose(found.values, expected, rtol=1e-6)
+    same = pf.estimand(idata, fed, lambda draw, rows: draw["level"][rows["ward"]] + rows["x"], by="ward")
+    np.testing.assert_allclose(same.posterior["estimand"].values, expected, rtol=1e-6)
+
+
+def test_expected_observations_are_those_of_the_model():
+    idata, fed = result(), federation()
+    found = pf.posterior_epred(idata, fed).posterior_predictive["y"]
+    np.testing.assert_allclose(found.values.mean(-1), risk(idata, None), rtol=1e-12)
+    assert len(np.unique(pf.predict(idata, fed).posterior_predictive["y"].values)) == 2
+
+
+def heavy(y):
+    a = pyro.sample("a", dist.Normal(0.0, 1.0))
+    with pyro.plate("rows", len(y)):
+        pyro.sample("y", dist.Cauchy(a, 1.0), obs=y)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "said"),
+    [
+        ({"do": {"treatd": 1}}, pf.SettingError, "treatd"),
+        ({"do": {"data['sex']": "man"}}, pf.SettingError, "none of"),
+        ({"do": {"data['treated']": []}}, pf.SettingError, "no value"),
+        ({"by": "clinet"}, pf.SettingError, "clinet"),
+        ({"by": "data['age']"}, pf.SettingError, "labels or whole numbers"),
+        ({"site": "z"}, pf.SettingError, "does not observe"),
+        ({"fewest": 0}, pf.SettingError, "at least 1"),
+        ({"fewest": 1000}, pf.DataError, "no client"),
+        ({"f": lambda draw, rows: draw["b"]}, pf.DataError, "one number a row"),
+        ({"f": lambda draw, rows: rows["data['age']"] / 0}, pf.DataError, "not finite"),
+        ({"f": lambda draw, rows: rows["data['height']"]}, pf.DataError, "height"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:estimand")
+def test_what_cannot_be_averaged_is_refused(arguments, kind, said):
+    with pytest.raises(kind, match=said):
+        pf.estimand(result(), federation(), **arguments)
+
+
+def test_a_distribution_without_a_mean_is_refused():
+    fed = pf.Federation(heavy, (torch.zeros(10),), plate="rows", num_clients=2)
+    with pytest.raises(pf.DataError, match="not finite"):
+        pf.estimand(result(), fed)
