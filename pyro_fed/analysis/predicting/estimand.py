@@ -159,15 +159,16 @@ def client_sums(
     Raises:
         DataError: f returns other than one finite number a row.
     """
-    each = []
+    each, places = [], dict[str, Tensor]()
     for setting in question.settings:
         arguments = _with_values(federation.problem.arguments, setting)
         found = client_run(posterior, hidden, federation, client, arguments, expected=True)
         if found is None:
             return ClientSums({}, {}, [])
         each.append(_row_values(question, arguments, found))
+        places = found.places  # the same for all settings
     values = torch.stack(each, 1)  # (S, settings, n)
-    keys = _groups(question, federation, client, found.places, values.shape[2])
+    keys = _groups(question, federation, client, places, values.shape[2])
     sums, counts, small = {}, {}, []
     for key in dict.fromkeys(keys):
         own = torch.tensor([one == key for one in keys])
