@@ -25,6 +25,8 @@ from .federation import partition as partition
 from .federation.federation import Federation as Federation
 from .federation.standardise import column_sums as column_sums
 from .federation.standardise import pooled_moments as pooled_moments
+from .formula.regression import GLM as GLM
+from .formula.regression import glm as glm
 from .infer import *
 from .policy.explanation import explain as explain
 from .results.inference_data import InferenceData as InferenceData

@@ -30,7 +30,7 @@ STOREYS = """
     results
     audit
     runtime
-    analysis testing
+    analysis formula testing
     door
     deployment
     flower

@@ -21,6 +21,7 @@ NEEDED = ("torch", "pyro-ppl", "arviz", "xarray", "numpy", "scipy", "pandas", "m
 EXTRAS = {
     "compare": (("jinja2",), "the page of pyro-fed compare and of pf.write_report"),
     "agents": (("grpc", "cryptography"), "peers without a server, pyro-fed agent"),
+    "formula": (("formulae",), "regressions by a formula, pf.glm"),
     "flower": (("flwr",), "clients on other machines, pyro-fed flower"),
     "ray": (("ray",), "several processes, --executor ray:N"),
     "privacy": (("opendp",), "noise of differential privacy, pf.Private"),

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from pyro_fed.conventions.spelling import closest
 from pyro_fed.errors import LISTED, listed, shown
@@ -95,7 +96,8 @@ class Labelled(Tensor):
             if name in EQUAL and one is not None:
                 return _equal(one, args[1] if one is first else first, EQUAL[name])
             if name in FACTS or name in OF_CODES or (name in BY_CODES and one is not first):
-                return func(*args, **(kwargs or {}))
+                args, kwargs = pytree.tree_map(plain, (args, kwargs or {}))  # tracing knows plain tensors alone
+                return func(*args, **kwargs)
             if name in FORMS and isinstance(first, Labelled):
                 found = func(*args, **(kwargs or {}))
                 if not isinstance(found, Tensor):

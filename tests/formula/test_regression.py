@@ -1,0 +1,202 @@
+"""Regressions by a formula: the printed program is the model, with the columns and density that the formula says."""
+
+import numpy as np
+import pandas as pd
+import pyro
+import pytest
+import torch
+from scipy import stats
+
+import pyro_fed as pf
+
+SITES = {"north": 30, "south": 20, "west": 25}
+
+
+def frames(seed=0):
+    """Three hospitals with wards of their own."""
+    rng = np.random.default_rng(seed)
+    found = {}
+    for site, rows in SITES.items():
+        frame = pd.DataFrame(
+            {
+                "age": rng.normal(60, 10, rows),
+                "dose": rng.choice([0.5, 1.0, 2.0], rows),
+                "sex": rng.choice(["female", "male"], rows),
+                "stage": rng.choice(["i", "ii", "iii"], rows),
+                "ward": [f"{site}-{number}" for number in rng.integers(0, 2, rows)],
+                "doctor": rng.choice(["a", "b", "c"], rows),
+                "time": rng.uniform(0.5, 3.0, rows),
+                "trials": rng.integers(4, 9, rows),
+            }
+        )
+        frame["y"] = 0.05 * frame["age"] + (frame["sex"] == "male") + rng.normal(size=rows)
+        frame["event"] = np.where(rng.random(rows) < 0.4, "yes", "no")
+        frame["flag"] = rng.integers(0, 2, rows)
+        frame["count"] = rng.poisson(2.0, rows)
+        frame["positive"] = rng.gamma(2.0, 1.0, rows)
+        frame["share"] = rng.beta(2.0, 3.0, rows)
+        frame["hits"] = rng.binomial(frame["trials"], 0.3)
+        found[site] = frame
+    return found
+
+
+#: Formulas as users of lme4, brms and bambi write them: family, columns of fixed effects, and effects a group.
+FORMULAS = [
+    ("y ~ 1", "gaussian", ["Intercept"], {}),
+    ("y ~ age", "gaussian", ["Intercept", "age"], {}),
+    ("y ~ 0 + age", "gaussian", ["age"], {}),
+    ("y ~ age + sex", "gaussian", ["Intercept", "age", "sex[male]"], {}),
+    ("y ~ age * sex", "gaussian", ["Intercept", "age", "sex[male]", "age:sex[male]"], {}),
+    ("y ~ age : sex", "gaussian", ["Intercept", "age:sex[female]", "age:sex[male]"], {}),
+    ("y ~ stage", "gaussian", ["Intercept", "stage[ii]", "stage[iii]"], {}),
+    ("y ~ 0 + stage", "gaussian", ["stage[i]", "stage[ii]", "stage[iii]"], {}),
+    ("y ~ C(dose)", "gaussian", ["Intercept", "C(dose)[1.0]", "C(dose)[2.0]"], {}),
+    ("y ~ scale(age)", "gaussian", ["Intercept", "scale(age)"], {}),
+    ("y ~ center(age)", "t", ["Intercept", "center(age)"], {}),
+    ("y ~ np.log(time)", "t", ["Intercept", "np.log(time)"], {}),
+    ("y ~ age + I(age**2)", "gaussian", ["Intercept", "age", "I(age ** 2)"], {}),
+    ("y ~ poly(age, 2)", "gaussian", ["Intercept", "poly(age, 2)[0]", "poly(age, 2)[1]"], {}),
+    ("y ~ bs(age, df=4)", "gaussian", ["Intercept", *(f"bs(age, df=4)[{i}]" for i in range(4))], {}),
+    ("event['yes'] ~ age + sex", "bernoulli", ["Intercept", "age", "sex[male]"], {}),
+    ("flag ~ age", "bernoulli", ["Intercept", "age"], {}),
+    ("p(hits, trials) ~ age", "binomial", ["Intercept", "age"], {}),
+    ("count ~ age + offset(np.log(time))", "poisson", ["Intercept", "age"], {}),
+    ("count ~ age", "negativebinomial", ["Intercept", "age"], {}),
+    ("positive ~ age", "gamma", ["Intercept", "age"], {}),
+    ("share ~ age", "beta", ["Intercept", "age"], {}),
+    ("y ~ age + (1 | ward)", "gaussian", ["Intercept", "age"], {"ward": 1}),
+    ("event['yes'] ~ age + (age | ward)", "bernoulli", ["Intercept", "age"], {"ward": 2}),
+    ("count ~ sex + (1 | ward) + (1 | doctor)", "poisson", ["Intercept", "sex[male]"], {"ward": 1, "doctor": 1}),
+    ("y ~ age + (1 | ward:sex)", "gaussian", ["Intercept", "age"], {"ward_sex": 1}),
+    ("y ~ age + (0 + age | ward)", "gaussian", ["Intercept", "age"], {"ward": 1}),
+]
+
+
+def executed(source):
+    """The function of a printed program, as a user runs it."""
+    space = {}
+    exec(source, space)
+    return space["model"]
+
+
+@pytest.mark.parametrize(("formula", "family", "columns", "effects"), FORMULAS, ids=[one[0] for one in FORMULAS])
+def test_a_formula_is_the_printed_model_over_the_clients_rows(formula, family, columns, effects):
+    study = pf.glm(formula, frames(), family=family)
+    problem = study.federation.problem
+    assert study.federation.client_names == list(SITES)
+    assert list(study.federation.coords["column"]) == columns
+    assert {name for name in problem.sites if name.endswith("_sd")} == {f"{name}_sd" for name in effects}
+    kept = {name.removesuffix("_effect") for name in problem.layout.local}
+    assert kept == {name for name in effects if name.startswith("ward")}  # doctors work at several hospitals
+    trace = pyro.poutine.trace(executed(str(study))).get_trace(*problem.arguments.call_arguments()[0])
+    assert trace.nodes["b"]["value"].shape == (len(columns),)
+    for name, size in effects.items():
+        assert trace.nodes[f"{name}_effect"]["value"].shape[1:] == (() if size == 1 else (size,))
+
+
+LIKELIHOODS = {
+    "gaussian": ("y ~ age", lambda y, eta, p, n: stats.norm(eta, p["sigma"]).logpdf(y)),
+    "t": ("y ~ age", lambda y, eta, p, n: stats.t(p["nu"], eta, p["sigma"]).logpdf(y)),
+    "bernoulli": ("flag ~ age", lambda y, eta, p, n: stats.bernoulli(1 / (1 + np.exp(-eta))).logpmf(y)),
+    "binomial": ("p(hits, trials) ~ age", lambda y, eta, p, n: stats.binom(n, 1 / (1 + np.exp(-eta))).logpmf(y)),
+    "poisson": ("count ~ age", lambda y, eta, p, n: stats.poisson(np.exp(eta)).logpmf(y)),
+    "negativebinomial": (
+        "count ~ age",
+        lambda y, eta, p, n: stats.nbinom(p["alpha"], p["alpha"] / (p["alpha"] + np.exp(eta))).logpmf(y),
+    ),
+    "gamma": ("positive ~ age", lambda y, eta, p, n: stats.gamma(p["alpha"], scale=np.exp(eta) / p["alpha"]).logpdf(y)),
+    "beta": (
+        "share ~ age",
+        lambda y, eta, p, n: stats.beta(p["kappa"] / (1 + np.exp(-eta)), p["kappa"] / (1 + np.exp(eta))).logpdf(y),
+    ),
+}
+
+
+@pytest.mark.parametrize("family", LIKELIHOODS)
+def test_the_likelihood_is_that_of_the_family(family):
+    """By scipy's densities, at parameters away from every default."""
+    formula, density = LIKELIHOODS[family]
+    study, table = pf.glm(formula, frames(), family=family, dtype=torch.float64), pd.concat(frames().values())
+    problem, values = study.federation.problem, {"b": [0.2, 0.01], "sigma": 1.3, "nu": 4.0, "alpha": 1.7, "kappa": 2.5}
+    z = problem.unconstrain({name: torch.tensor(values[name], dtype=torch.float64) for name in problem.sites})
+    response = table[formula.partition("~")[0].strip().removeprefix("p(").partition(",")[0]].to_numpy(float)
+    expected = density(response, 0.2 + 0.01 * table["age"].to_numpy(), values, table["trials"].to_numpy())
+    assert float(problem.log_lik(z)) == pytest.approx(expected.sum(), rel=1e-6)
+
+
+def test_priors_are_in_units_of_columns_and_response():
+    table = pd.concat(frames().values())
+    source = str(pf.glm("y ~ age", frames(), priors={"age": (0.5, 0.25)}))
+    unit, mean, sd = table["y"].std(ddof=0), table["age"].mean(), table["age"].std(ddof=0)
+    level = 2.5 * unit * np.sqrt(1 + (mean / sd) ** 2)
+    assert f"torch.tensor([{table['y'].mean():.3g}, 0.5]), torch.tensor([{level:.3g}, 0.25])" in source
+    assert f"'sigma', dist.HalfNormal({unit:.3g})" in source
+    plain = str(pf.glm("flag ~ age", frames(), family="bernoulli"))
+    assert (
+        f"torch.tensor([0.0, 0.0]), torch.tensor([{2.5 * np.sqrt(1 + (mean / sd) ** 2):.3g}, {2.5 / sd:.3g}])" in plain
+    )
+
+
+def test_a_fit_is_least_squares_where_priors_are_wide():
+    """With 75 rows the posterior of a Gaussian regression is that of least squares, within a tenth of its SDs."""
+    priors = {"Intercept": (0.0, 1e3), "age": (0.0, 1e3), "sex[male]": (0.0, 1e3)}
+    study = pf.glm("y ~ age + sex", frames(), priors=priors, dtype=torch.float64)
+    idata = pf.run(pf.FedEP(), study.federation, progress=False)
+    table = pd.concat(frames().values())
+    x = np.column_stack([np.ones(len(table)), table["age"], table["sex"] == "male"])
+    best, (rest,) = np.linalg.lstsq(x, table["y"], rcond=None)[:2]
+    sd = np.sqrt(np.diag(np.linalg.inv(x.T @ x)) * rest / (len(table) - 3))
+    b = idata.posterior["b"].values.reshape(-1, 3)
+    assert np.abs((b.mean(0) - best) / sd).max() < 0.15  # 1,000 draws: 0.03 SDs by chance
+    assert np.abs(b.std(0) / sd - 1).max() < 0.15
+
+
+def test_new_rows_of_known_and_new_groups():
+    study = pf.glm("y ~ age + (1 | ward)", frames())
+    idata = pf.run(pf.FedEP(), study.federation, progress=False, audit=False)
+    new = pd.DataFrame({"age": [60.0, 60.0, 60.0], "ward": ["north-0", "ulm", "ulm"]})
+    drawn = pf.predict(idata, study.federation, study.arguments(new)).posterior_predictive["y"]
+    assert drawn.shape[2] == 3 and bool(np.isfinite(drawn).all())
+    level = idata.posterior["ward_effect"].sel(ward="north-0").values
+    expected = (idata.posterior["b"].values @ np.array([1.0, 60.0])) + level
+    assert float(drawn[..., 0].mean()) == pytest.approx(expected.mean(), abs=5 * float(drawn[..., 0].std()) / 1000**0.5)
+
+
+def test_one_frame_is_dealt_out():
+    study = pf.glm("y ~ age", frames()["north"], num_clients=3)
+    assert study.federation.num_clients == 3
+
+
+def with_column(column, values):
+    changed = frames()
+    changed["south"][column] = values
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("formula", "clients", "options", "kind", "said"),
+    [
+        ("y ~ height", frames(), {}, pf.SettingError, "has height"),
+        ("y ~ age +* sex", frames(), {}, pf.SettingError, "cannot be read"),
+        ("age + sex", frames(), {}, pf.SettingError, "no response"),
+        ("y ~ age", frames(), {"family": "gausian"}, pf.SettingError, "gaussian"),
+        ("y ~ age", frames(), {"priors": {"sex": (0.0, 1.0)}}, pf.SettingError, "no column"),
+        ("y ~ age", frames(), {"priors": {"age": (0.0, 0.0)}}, pf.SettingError, "positive scale"),
+        ("event ~ age", frames(), {"family": "bernoulli"}, pf.SettingError, r"event\['yes'\]"),
+        ("y ~ age", frames(), {"family": "poisson"}, pf.DataError, "takes counts"),
+        ("hits ~ age", frames(), {"family": "binomial"}, pf.SettingError, "belong together"),
+        ("p(trials, hits) ~ age", frames(), {"family": "binomial"}, pf.SettingError, "cannot be computed"),
+        ("y ~ age", with_column("age", np.nan), {}, pf.DataError, "'age' 20"),
+        ("y ~ sex", with_column("sex", 1), {}, pf.DataError, "numbers at south"),
+        ("y ~ age", {}, {}, pf.DataError, "no rows"),
+    ],
+)
+def test_what_is_no_regression_is_refused(formula, clients, options, kind, said):
+    with pytest.raises(kind, match=said):
+        pf.glm(formula, clients, **options)
+
+
+def test_levels_that_the_clients_do_not_have_are_refused():
+    study = pf.glm("y ~ stage", frames())
+    with pytest.raises(pf.DataError, match="iv"):
+        study.arguments(pd.DataFrame({"stage": ["iv"]}))
