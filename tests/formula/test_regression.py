@@ -8,68 +8,7 @@ import torch
 from scipy import stats
 
 import pyro_fed as pf
-
-SITES = {"north": 30, "south": 20, "west": 25}
-
-
-def frames(seed=0):
-    """Three hospitals with wards of their own."""
-    rng = np.random.default_rng(seed)
-    found = {}
-    for site, rows in SITES.items():
-        frame = pd.DataFrame(
-            {
-                "age": rng.normal(60, 10, rows),
-                "dose": rng.choice([0.5, 1.0, 2.0], rows),
-                "sex": rng.choice(["female", "male"], rows),
-                "stage": rng.choice(["i", "ii", "iii"], rows),
-                "ward": [f"{site}-{number}" for number in rng.integers(0, 2, rows)],
-                "doctor": rng.choice(["a", "b", "c"], rows),
-                "time": rng.uniform(0.5, 3.0, rows),
-                "trials": rng.integers(4, 9, rows),
-            }
-        )
-        frame["y"] = 0.05 * frame["age"] + (frame["sex"] == "male") + rng.normal(size=rows)
-        frame["event"] = np.where(rng.random(rows) < 0.4, "yes", "no")
-        frame["flag"] = rng.integers(0, 2, rows)
-        frame["count"] = rng.poisson(2.0, rows)
-        frame["positive"] = rng.gamma(2.0, 1.0, rows)
-        frame["share"] = rng.beta(2.0, 3.0, rows)
-        frame["hits"] = rng.binomial(frame["trials"], 0.3)
-        found[site] = frame
-    return found
-
-
-#: Formulas as users of lme4, brms and bambi write them: family, columns of fixed effects, and effects a group.
-FORMULAS = [
-    ("y ~ 1", "gaussian", ["Intercept"], {}),
-    ("y ~ age", "gaussian", ["Intercept", "age"], {}),
-    ("y ~ 0 + age", "gaussian", ["age"], {}),
-    ("y ~ age + sex", "gaussian", ["Intercept", "age", "sex[male]"], {}),
-    ("y ~ age * sex", "gaussian", ["Intercept", "age", "sex[male]", "age:sex[male]"], {}),
-    ("y ~ age : sex", "gaussian", ["Intercept", "age:sex[female]", "age:sex[male]"], {}),
-    ("y ~ stage", "gaussian", ["Intercept", "stage[ii]", "stage[iii]"], {}),
-    ("y ~ 0 + stage", "gaussian", ["stage[i]", "stage[ii]", "stage[iii]"], {}),
-    ("y ~ C(dose)", "gaussian", ["Intercept", "C(dose)[1.0]", "C(dose)[2.0]"], {}),
-    ("y ~ scale(age)", "gaussian", ["Intercept", "scale(age)"], {}),
-    ("y ~ center(age)", "t", ["Intercept", "center(age)"], {}),
-    ("y ~ np.log(time)", "t", ["Intercept", "np.log(time)"], {}),
-    ("y ~ age + I(age**2)", "gaussian", ["Intercept", "age", "I(age ** 2)"], {}),
-    ("y ~ poly(age, 2)", "gaussian", ["Intercept", "poly(age, 2)[0]", "poly(age, 2)[1]"], {}),
-    ("y ~ bs(age, df=4)", "gaussian", ["Intercept", *(f"bs(age, df=4)[{i}]" for i in range(4))], {}),
-    ("event['yes'] ~ age + sex", "bernoulli", ["Intercept", "age", "sex[male]"], {}),
-    ("flag ~ age", "bernoulli", ["Intercept", "age"], {}),
-    ("p(hits, trials) ~ age", "binomial", ["Intercept", "age"], {}),
-    ("count ~ age + offset(np.log(time))", "poisson", ["Intercept", "age"], {}),
-    ("count ~ age", "negativebinomial", ["Intercept", "age"], {}),
-    ("positive ~ age", "gamma", ["Intercept", "age"], {}),
-    ("share ~ age", "beta", ["Intercept", "age"], {}),
-    ("y ~ age + (1 | ward)", "gaussian", ["Intercept", "age"], {"ward": 1}),
-    ("event['yes'] ~ age + (age | ward)", "bernoulli", ["Intercept", "age"], {"ward": 2}),
-    ("count ~ sex + (1 | ward) + (1 | doctor)", "poisson", ["Intercept", "sex[male]"], {"ward": 1, "doctor": 1}),
-    ("y ~ age + (1 | ward:sex)", "gaussian", ["Intercept", "age"], {"ward_sex": 1}),
-    ("y ~ age + (0 + age | ward)", "gaussian", ["Intercept", "age"], {"ward": 1}),
-]
+from benchmarks.accuracy.formulas import FORMULAS, SITES, frames
 
 
 def executed(source):
