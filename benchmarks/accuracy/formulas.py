@@ -5,7 +5,7 @@
 
 Three hospitals with 75 patients and two wards each. The reference is Pyro's NUTS on the program that `print(study)`
 shows, run by itself on the pooled rows, two chains of 500 + 1,000. Errors of means are in SDs of the reference, of SDs
-in logarithms, the largest of all shared parameters; 2,000 draws add about 0.05 and 0.04 to the largest of four.
+in logarithms, the largest of all shared parameters; 2,000 draws add about 0.05 and 0.04 to these.
 """
 
 from __future__ import annotations
