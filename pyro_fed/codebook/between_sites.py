@@ -1,0 +1,331 @@
+"""Sites' summaries beside each other: what looks like another unit, another numbering, or other dates at one of them.
+
+Means and SDs of a column differ between hospitals, so that a test of equality would find every hospital. Let m_k and s_k
+be those of site k, in the unit of the consensus (μ, σ). The model of sites is
+
+    (m_k - μ) / σ ~ t_4 · sqrt(MEANS_DIFFER² + 1 / n_k),    log s_k - log σ ~ t_4 · sqrt(SDS_DIFFER² + 1 / n_k),
+
+with the consensus that is likeliest among the sites' own values. A site is said to have another unit if the likelihood
+with its values converted, times the prior probability of that, is ODDS times that without. The codebook's range is one
+more site, of which MEANS_DIFFER and SDS_DIFFER are those of a range (`_range_site`). Exchanged levels are found in the
+same way, by the differences of other columns between them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+import numpy as np
+from scipy import stats
+
+from pyro_fed.codebook import sentences
+from pyro_fed.codebook.at_site import SiteFinding
+from pyro_fed.codebook.codebook import Column
+from pyro_fed.codebook.dates import SHIFTS
+from pyro_fed.codebook.summary import NumberSummary, SiteSummary
+from pyro_fed.codebook.units import Confusion, confusions
+from pyro_fed.codes.finding import Finding
+from pyro_fed.conventions.calls import checked
+from pyro_fed.errors import DataError, listed
+
+#: How far hospitals' means (in SDs), log SDs, log odds of levels, and differences between levels (in SDs) usually differ.
+MEANS_DIFFER, SDS_DIFFER, ODDS_DIFFER, EFFECTS_DIFFER = 0.3, 0.2, 0.5, 0.15
+#: The same of periods of recruitment.
+PERIODS_DIFFER = 0.6
+#: Degrees of freedom of the differences between hospitals.
+TAILS = 4
+#: Probability that a site's column is in another unit, or its levels are exchanged; and odds from which it is said.
+PRIOR, ODDS = 0.01, 20.0
+#: A mean so many usual differences from the others, or an SD, is said although no unit explains it.
+FAR = 8.0
+#: An effect at the other sites tells about levels if it is so many standard errors from zero.
+ESTABLISHED = 3.0
+#: Relations of one column are not independent: the sum of their log likelihood ratios counts by this share.
+INDEPENDENT = 0.5
+#: No value is missing at a site, and at least this share at each other one, with this chance of that.
+OFTEN_MISSING, MISSING_CHANCE = 0.1, 1e-6
+
+
+@checked
+def compare(summaries: Sequence[SiteSummary]) -> list[SiteFinding]:
+    """Compare the tables of several sites by their summaries.
+
+    Args:
+        summaries: of the sites, of `check` or `read_summary`.
+
+    Returns:
+        What each site has found itself, and what differs between sites, each with the site's name. Doubts contradict
+        the codebook; notes are suspicions, such as another unit, which only the site can confirm.
+
+    Raises:
+        DataError: fewer than two summaries, or two of one site.
+
+    Example:
+        >>> summaries = [pf.codebook.read_summary(f"{name}.json") for name in ("albany", "boston", "chicago")]
+        >>> for one in pf.codebook.compare(summaries):
+        ...     print(one.site, one.finding.text)
+    """
+    check_sites(summaries)
+    found = [(one.site, finding) for one in summaries for finding in one.as_findings()]
+    explained = {(site, finding.where.get("column")) for site, finding in found if finding.is_doubt}
+    found += list(_codebooks(summaries))
+    book = summaries[0].codebook
+    for name, column in book.columns.items():
+        own = list(_column_findings(name, column, summaries))
+        found += [(site, one) for site, one in own if one.code in SPECIFIC or (site, name) not in explained]
+    order = {one.site: i for i, one in enumerate(summaries)}
+    return [SiteFinding(site, one) for site, one in sorted(found, key=lambda pair: order.get(pair[0].split(" or ")[0], 0))]
+
+
+#: Findings between sites that say more than a site's own finding on the column.
+SPECIFIC = ("scale_differs", "time_differs", "levels_exchanged", "levels_reversed")
+
+
+def check_sites(summaries: Sequence[SiteSummary], least: int = 2) -> None:
+    """Raise DataError if there are too few summaries, or two of one site."""
+    names = [one.site for one in summaries]
+    if len(names) < least:
+        raise DataError(f"expected the summaries of {least} sites at least, received {len(names)}")
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise DataError(f"there are two summaries of {listed(twice)}: pass one of each site, and give sites names of their own")
+
+
+def _codebooks(summaries: Sequence[SiteSummary]) -> Iterator[tuple[str, Finding]]:
+    books = [replace(one.codebook, fewest=2) for one in summaries]
+    most = max(books, key=books.count)
+    for one, book in zip(summaries, books, strict=True):
+        if book != most:
+            yield one.site, sentences.other_codebook(
+                sites=tuple(other.site for other, its in zip(summaries, books, strict=True) if its == most)
+            )
+
+
+def _column_findings(name: str, column: Column, summaries: Sequence[SiteSummary]) -> Iterator[tuple[str, Finding]]:
+    if column.has_moments or column.type == "date":
+        sites = {
+            one.site: numbers
+            for one in summaries
+            if (numbers := {**one.numbers, **one.dates}.get(name)) is not None and numbers.has_moments
+        }
+        yield from _scales(name, column, sites)
+    if column.type == "category":
+        yield from _levels(name, column, summaries)
+    yield from _never_missing(name, summaries)
+
+
+# -- Units and dates ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Sites:
+    """Means, SDs and numbers of values of the sites that are compared, (K,) each."""
+
+    names: tuple[str, ...]
+    n: np.ndarray
+    mean: np.ndarray
+    sd: np.ndarray
+    mean_differs: float
+    extent: np.ndarray  # how far the mean and log SD of the range's own site differ besides, (2, K)
+
+    def log_likelihood(self, factors: np.ndarray, offsets: np.ndarray) -> float:
+        """Of the values after conversion, with the likeliest consensus; in the sites' own units. (K,), (K,) → ()."""
+        mean, sd = (self.mean - offsets) / factors, self.sd / factors
+        log_sd = np.log(sd)
+        wide_mean = np.sqrt(self.mean_differs**2 + 1 / self.n + self.extent[0] ** 2)
+        wide_sd = np.sqrt(SDS_DIFFER**2 + 1 / self.n + self.extent[1] ** 2)
+        real = self.extent[0] == 0
+        consensus_sd = log_sd[real][:, None, None]
+        z_mean = (mean - mean[real][:, None]) / np.exp(consensus_sd) / wide_mean  # (SDs, means, K)
+        z_sd = (log_sd - consensus_sd) / wide_sd
+        density = stats.t.logpdf(z_mean, TAILS) - consensus_sd - np.log(wide_mean * factors)
+        return float((density + stats.t.logpdf(z_sd, TAILS) - np.log(wide_sd)).sum(-1).max())
+
+    def far_off(self, factors: np.ndarray, offsets: np.ndarray) -> Iterator[tuple[int, float, float]]:
+        """Sites far from the median of the others: index, difference of means in SDs, ratio of SDs."""
+        mean, sd = (self.mean - offsets) / factors, self.sd / factors
+        for k in np.nonzero(self.extent[0] == 0)[0]:
+            others = (np.arange(len(mean)) != k) & (self.extent[0] == 0)
+            if others.sum() < 2:
+                continue
+            center, scale = float(np.median(mean[others])), float(np.median(sd[others]))
+            apart, ratio = (mean[k] - center) / scale, sd[k] / scale
+            wide = math.hypot(self.mean_differs, self.n[k] ** -0.5)
+            if abs(apart) > FAR * wide or abs(math.log(ratio)) > FAR * math.hypot(SDS_DIFFER, self.n[k] ** -0.5):
+                yield int(k), float(apart), float(ratio)
+
+
+def _scales(name: str, column: Column, sites: dict[str, NumberSummary]) -> Iterator[tuple[str, Finding]]:
+    varying = {site: one for site, one in sites.items() if one.sd}
+    if len(varying) < 2:
+        return
+    is_date = column.type == "date"
+    compared = _sites_of(varying, column)
+    possible = _shifts() if is_date else confusions(column)
+    factors, offsets = np.ones(len(compared.names)), np.zeros(len(compared.names))
+    prior, best = math.log(PRIOR / len(possible)), compared.log_likelihood(factors, offsets)
+    for _ in varying:
+        gains = sorted(
+            (
+                (compared.log_likelihood(*_converted(factors, offsets, k, one)) + prior - best, site, one)
+                for k, site in enumerate(compared.names)
+                if site and factors[k] == 1 and offsets[k] == 0
+                for one in possible
+            ),
+            key=lambda gain: -gain[0],
+        )
+        if not gains or gains[0][0] < math.log(ODDS):
+            break
+        gain, site, one = gains[0]
+        k = compared.names.index(site)
+        rival = next((other for other in gains if other[1] != site), None)
+        if rival is not None and gain - rival[0] < math.log(ODDS) and len(varying) == 2:
+            site = f"{site} or {rival[1]}"
+        text = one.name if is_date else one.text
+        yield site, (sentences.time_differs(column=name, shift=text) if is_date
+                     else sentences.scale_differs(column=name, factor=text))  # fmt: skip
+        factors, offsets = _converted(factors, offsets, k, one)
+        best = compared.log_likelihood(factors, offsets)
+    for k, apart, ratio in compared.far_off(factors, offsets):
+        mean = f"{abs(apart):.1f} SDs {'above' if apart > 0 else 'below'}"
+        yield compared.names[k], sentences.distribution_differs(column=name, mean=mean, sd=f"{ratio:.3g} times")
+
+
+def _converted(
+    factors: np.ndarray, offsets: np.ndarray, k: int, one: Confusion
+) -> tuple[np.ndarray, np.ndarray]:
+    factors, offsets = factors.copy(), offsets.copy()
+    factors[k], offsets[k] = one.factor, one.offset
+    return factors, offsets
+
+
+def _shifts() -> list[Confusion]:
+    """Shifts of dates, as confusions with a factor of one."""
+    return [
+        Confusion(1.0, f"{name} too {'late' if sign > 0 else 'early'}", sign * size)
+        for size, name in SHIFTS
+        for sign in (1, -1)
+    ]
+
+
+def _sites_of(sites: dict[str, NumberSummary], column: Column) -> _Sites:
+    names, n = [*sites], [float(one.n or 0) for one in sites.values()]
+    mean, sd = [float(one.mean or 0) for one in sites.values()], [float(one.sd or 0) for one in sites.values()]
+    extent = [(0.0, 0.0)] * len(names)
+    if column.has_moments and column.range is not None:
+        low, high = map(float, column.range)  # type: ignore[arg-type]
+        names, n = [*names, ""], [*n, math.inf]
+        mean, sd, extent = [*mean, (low + high) / 2], [*sd, (high - low) / 6], [*extent, (2.0, 0.7)]
+    differ = PERIODS_DIFFER if column.type == "date" else MEANS_DIFFER
+    return _Sites(tuple(names), np.array(n), np.array(mean), np.array(sd), differ, np.array(extent).T)
+
+
+# -- Levels -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Difference:
+    """Difference of one quantity between two levels at each site that has it, NaN elsewhere, (K,) each."""
+
+    by: str
+    value: np.ndarray
+    variance: np.ndarray
+    differs: float
+
+
+def _levels(name: str, column: Column, summaries: Sequence[SiteSummary]) -> Iterator[tuple[str, Finding]]:
+    sites = [one for one in summaries if name in one.categories and one.categories[name].is_whole]
+    levels = list(column.levels)
+    if len(sites) < 2:
+        return
+    pairs = list(combinations(levels, 2))
+    mirrored = column.ordered and len(levels) > 2
+    threshold = math.log(ODDS) - math.log(PRIOR / (len(pairs) + mirrored))
+    scores: dict[str, list[tuple[float, Finding]]] = {one.site: [] for one in sites}
+    for pair in pairs:
+        differences = list(_differences(name, pair, sites))
+        for k, site in enumerate(sites):
+            score, by = _exchange_score(differences, k)
+            finding = sentences.levels_exchanged(column=name, levels=pair, by=tuple(by))
+            scores[site.site].append((score, finding))
+    if mirrored:
+        opposite = [(low, high) for low, high in zip(levels, reversed(levels), strict=True)][: len(levels) // 2]
+        each = [list(_differences(name, pair, sites)) for pair in opposite]
+        for k, site in enumerate(sites):
+            parts = [_exchange_score(differences, k) for differences in each]
+            by = dict.fromkeys(name for _, names in parts for name in names)
+            finding = sentences.levels_reversed(column=name, by=tuple(by))
+            scores[site.site].append((sum(score for score, _ in parts), finding))
+    best = {site: max(found, key=lambda one: one[0]) for site, found in scores.items() if found}
+    suspected = {site: one for site, one in best.items() if one[0] > threshold}
+    if len(sites) == 2 and len(suspected) == 2:
+        yield " or ".join(suspected), next(iter(suspected.values()))[1]
+    elif suspected:  # a wrong site makes the others look wrong: the worst, beside which no other is left
+        yield max(suspected, key=lambda site: suspected[site][0]), max(suspected.values(), key=lambda one: one[0])[1]
+
+
+def _differences(name: str, pair: tuple[str, str], sites: Sequence[SiteSummary]) -> Iterator[_Difference]:
+    """The log odds of two levels, and the difference of each other column's mean between them, in SDs."""
+    first, second = pair
+    counts = [(one.categories[name].levels[first] or 0, one.categories[name].levels[second] or 0) for one in sites]
+    a, b = np.array(counts, float).T + 0.5
+    yield _Difference("their frequencies", np.log(a / b), 1 / a + 1 / b, ODDS_DIFFER)
+    found = [{(r.column, r.level): r for r in one.relations if r.category == name} for one in sites]
+    for key in dict.fromkeys(key for one in found for key in one):
+        value, variance = np.full(len(sites), np.nan), np.full(len(sites), np.nan)
+        for k, (site, relations) in enumerate(zip(sites, found, strict=True)):
+            relation = relations.get(key)
+            if relation is not None and first in relation.n and second in relation.n:
+                sd = _sd_of(site, key, relation.n, relation.means)
+                if sd:
+                    value[k] = (relation.means[first] - relation.means[second]) / sd
+                    variance[k] = 1 / relation.n[first] + 1 / relation.n[second]
+        if np.isfinite(value).sum() >= 2:
+            yield _Difference(key[0], value, variance, EFFECTS_DIFFER)
+
+
+def _sd_of(site: SiteSummary, key: tuple[str, str], n: dict[str, int], means: dict[str, float]) -> float:
+    column, level = key
+    if not level:
+        return site.numbers[column].sd or 0.0
+    share = sum(n[group] * means[group] for group in n) / sum(n.values())
+    return math.sqrt(share * (1 - share))
+
+
+def _exchange_score(differences: Sequence[_Difference], k: int) -> tuple[float, list[str]]:
+    """Log likelihood ratio of exchanged levels at site k, by the other sites, and the columns that say so."""
+    parts: dict[str, float] = {}
+    for one in differences:
+        others = np.isfinite(one.value) & (np.arange(len(one.value)) != k)
+        if not np.isfinite(one.value[k]) or not others.any():
+            continue
+        expected = float(np.median(one.value[others]))
+        wide = one.differs**2 + one.variance
+        error = math.sqrt(1 / (1 / wide[others]).sum())
+        if one.by != "their frequencies" and abs(expected) < ESTABLISHED * error:
+            continue
+        scale = math.sqrt(wide[k] + error**2)
+        same, other = ((one.value[k] - sign * expected) / scale for sign in (1, -1))
+        gain = float(stats.t.logpdf(other, TAILS) - stats.t.logpdf(same, TAILS))
+        if abs(gain) > abs(parts.get(one.by, 0.0)):  # one part for each column, not for each of its levels
+            parts[one.by] = gain
+    return sum(parts.values()), [name for name, gain in parts.items() if gain > 1] or ["their frequencies"]
+
+
+# -- Missing values -----------------------------------------------------------------------------------------------
+
+
+def _never_missing(name: str, summaries: Sequence[SiteSummary]) -> Iterator[tuple[str, Finding]]:
+    """Sites without a missing value, where every other site has many."""
+    known = [
+        (one.site, one.rows, columns[name].missing)
+        for one in summaries
+        if one.rows and name in (columns := one.columns) and columns[name].missing is not None
+    ]
+    for site, rows, missing in known:
+        shares = [(its or 0) / number for other, number, its in known if other != site]
+        if missing == 0 and len(shares) >= 2 and min(shares) >= OFTEN_MISSING:
+            if (1 - min(shares)) ** rows < MISSING_CHANCE:
+                yield site, sentences.never_missing(column=name)

@@ -1,0 +1,358 @@
+"""A site's summary: what of its table may leave the site, as a JSON file.
+
+Let F be the codebook's `fewest`. The rules, each of which a function below keeps:
+
+- A count from 1 to F - 1 is withheld. The levels of a column and its rows sum to a known number, so that further levels,
+  the smallest first, are withheld until there are two at least and their sum is F at least (`withheld_cells`).
+- Mean and SD are those of F values at least. A column with at most three different values, whose counts follow from the
+  number of values, mean and SD, is judged by these counts.
+- A quantile is the mean of F neighbouring values; no two quantiles share a value, and F values at least are in none.
+- Means by the levels of a category leave together or not at all: each group, that of the rows whose level is missing
+  among them, has F values at least, or none. Groups differ from each other and from the whole by F values then.
+- The number of missing values leaves as it is, since mean and SD mean nothing without the number of values, unless the
+  column says suppress_missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import pandas as pd
+
+from pyro_fed.codebook import sentences
+from pyro_fed.codebook.codebook import Codebook, Column, checked_codebook
+from pyro_fed.codebook.dates import days_of
+from pyro_fed.codebook.plain import from_json, to_json
+from pyro_fed.codes.finding import Finding
+from pyro_fed.conventions.calls import checked
+from pyro_fed.conventions.output import check_writable, replaced_file
+from pyro_fed.errors import DataError
+
+FORMAT = "pyro_fed site summary 1"
+#: Quantiles that leave, if there are rows enough.
+QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
+#: With so many different values or fewer, n, mean and SD determine the count of each.
+DETERMINED = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class NumberSummary:
+    """A column of numbers or dates; what is withheld is None.
+
+    Attributes:
+        n: values.
+        missing: missing values.
+        mean: of the values; of dates in days since 1970-01-01.
+        sd: their SD, with n - 1.
+        quantiles: by their probability, each the mean of neighbouring values.
+        decimals: of the numbers, but for fewer than `fewest` of them.
+    """
+
+    n: int | None = None
+    missing: int | None = None
+    mean: float | None = None
+    sd: float | None = None
+    quantiles: dict[str, float] = field(default_factory=dict)
+    decimals: int | None = None
+
+    @property
+    def has_moments(self) -> bool:
+        """Whether mean and SD have left the site."""
+        return bool(self.n) and self.mean is not None and self.sd is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CategorySummary:
+    """A category; what is withheld is None.
+
+    Attributes:
+        n: rows with one of the levels.
+        missing: rows without.
+        levels: rows of each level.
+    """
+
+    n: int | None = None
+    missing: int | None = None
+    levels: dict[str, int | None] = field(default_factory=dict)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all counts have left the site."""
+        return bool(self.n) and None not in self.levels.values()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Relation:
+    """Means of one column by the levels of a category.
+
+    Attributes:
+        category: whose levels they are.
+        column: whose means they are.
+        level: of `column`, if it is a category: the means are then shares of this level. Else an empty text.
+        n: values by level of `category`, each level that has any.
+        means: by level of `category`.
+    """
+
+    category: str
+    column: str
+    level: str = ""
+    n: dict[str, int]
+    means: dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noted:
+    """A finding of a site: its code and figures, from which its sentence is written."""
+
+    code: str
+    figures: dict[str, bool | int | str | tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteSummary:
+    """What of a site's table leaves the site, see `check`.
+
+    Attributes:
+        site: the site's name.
+        codebook: by which it was checked.
+        rows: of the table; None if there are fewer than may leave. Then there are no figures at all.
+        numbers: by column, of numbers.
+        dates: by column, of dates, in days since 1970-01-01.
+        categories: by column, of categories.
+        relations: means by level of a category.
+        findings: what the table contradicts, without rows and values.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    format: Literal["pyro_fed site summary 1"] = FORMAT
+    site: str
+    codebook: Codebook
+    rows: int | None = None
+    numbers: dict[str, NumberSummary] = field(default_factory=dict)
+    dates: dict[str, NumberSummary] = field(default_factory=dict)
+    categories: dict[str, CategorySummary] = field(default_factory=dict)
+    relations: tuple[Relation, ...] = ()
+    findings: tuple[Noted, ...] = ()
+
+    @property
+    def columns(self) -> Mapping[str, NumberSummary | CategorySummary]:
+        """All columns of which there is a summary."""
+        return {**self.numbers, **self.dates, **self.categories}
+
+    def as_findings(self) -> list[Finding]:
+        """The site's findings, their sentences written anew."""
+        return [sentences.as_finding(one.code, one.figures) for one in self.findings]
+
+    def write(self, path: str | Path) -> Path:
+        """Write the summary as a JSON file.
+
+        Args:
+            path: of the file, which is replaced if there is one.
+
+        Returns:
+            The path.
+
+        Raises:
+            SettingError: the file cannot be written.
+        """
+        path = check_writable(path, "path")
+        with replaced_file(path) as file:
+            file.write(to_json(self))
+        return path
+
+
+@checked
+def read_summary(path: str | Path) -> SiteSummary:
+    """Read the summary of a site.
+
+    Args:
+        path: of a JSON file that `pyro-fed check` or `SiteSummary.write` has written.
+
+    Raises:
+        DataError: the file cannot be read, or is not such a summary; the message names the entries.
+
+    Example:
+        >>> summary = pf.codebook.read_summary("albany.json")
+    """
+    summary = from_json(SiteSummary, Path(path))
+    checked_codebook(summary.codebook, f"{path}, codebook")
+    if not summary.site or not summary.site.isprintable():
+        raise DataError(f"{path}: site must be a name")
+    for name in summary.columns:
+        if name not in summary.codebook.columns:
+            raise DataError(f"{path}: its codebook has no column {name!r}")
+    for number, one in enumerate(summary.findings):
+        _check_noted(one, f"{path}: findings.{number}", summary.codebook)
+    return summary
+
+
+def _check_noted(one: Noted, where: str, book: Codebook) -> None:
+    """Refuse a finding whose sentence cannot be written, or whose texts are not printable."""
+    texts = [part for value in one.figures.values() for part in (value if isinstance(value, tuple) else (value,))]
+    if any(isinstance(text, str) and not text.isprintable() for text in texts):
+        raise DataError(f"{where} has characters that are not printable")
+    try:
+        finding = sentences.as_finding(one.code, one.figures)
+    except (KeyError, TypeError):
+        raise DataError(f"{where} has a code or figures that this version does not know: use one version at all sites") from None
+    if finding.where.get("column", next(iter(book.columns))) not in book.columns:
+        raise DataError(f"{where} is about a column that its codebook does not have")
+
+
+def summarise(frame: pd.DataFrame, book: Codebook, site: str, findings: Sequence[Finding]) -> SiteSummary:
+    """The summary of a table in the codebook's types."""
+    noted = tuple(Noted(code=one.code, figures={**one.where, **one.figures}) for one in findings)
+    number, fewest = len(frame), book.fewest
+    if number < fewest:
+        return SiteSummary(site=site, codebook=book, findings=noted)
+    numbers = {name: summarise_numbers(frame[name].to_numpy(float), book.columns[name], fewest)
+               for name in frame if book.columns[name].has_moments}  # fmt: skip
+    dates = {name: summarise_numbers(_days(frame[name]), book.columns[name], fewest)
+             for name in frame if book.columns[name].type == "date"}  # fmt: skip
+    categories = {name: summarise_category(frame[name], book.columns[name], fewest)
+                  for name in frame if book.columns[name].type == "category"}  # fmt: skip
+    summary = SiteSummary(site=site, codebook=book, rows=number, numbers=numbers, dates=dates, categories=categories,
+                          findings=noted)  # fmt: skip
+    return _with(summary, tuple(_relations(frame, summary)))
+
+
+def _with(summary: SiteSummary, relations: tuple[Relation, ...]) -> SiteSummary:
+    from dataclasses import replace
+
+    return replace(summary, relations=relations)
+
+
+def _days(dates: pd.Series) -> np.ndarray:
+    days = np.full(len(dates), np.nan)
+    there = dates.notna().to_numpy()
+    days[there] = days_of(dates[there])
+    return days
+
+
+def may_leave(counts: Sequence[int] | np.ndarray, fewest: int) -> bool:
+    """Whether each of some counts is zero, or not too small."""
+    counts = np.asarray(counts)
+    return bool(((counts == 0) | (counts >= fewest)).all())
+
+
+def summarise_numbers(values: np.ndarray, column: Column, fewest: int) -> NumberSummary:
+    """The summary of numbers (n,), NaN where they are missing."""
+    there = np.sort(values[~np.isnan(values)])
+    n, missing = len(there), len(values) - len(there)
+    if not may_leave([n], fewest) or (column.suppress_missing and not may_leave([missing], fewest)):
+        return NumberSummary()
+    if not n or not _moments_may_leave(there, fewest):
+        return NumberSummary(n=n, missing=missing)
+    sd = float(there.std(ddof=1)) if there[0] != there[-1] else 0.0
+    return NumberSummary(
+        n=n,
+        missing=missing,
+        mean=float(there.mean()),
+        sd=sd,
+        quantiles=_quantiles(there, fewest) if column.has_moments else {},
+        decimals=_decimals(there, fewest) if column.has_moments else None,
+    )
+
+
+def _moments_may_leave(values: np.ndarray, fewest: int) -> bool:
+    counts = np.unique(values, return_counts=True)[1]
+    return len(counts) > DETERMINED or may_leave(counts, fewest)
+
+
+def _quantiles(ordered: np.ndarray, fewest: int) -> dict[str, float]:
+    """Means of `fewest` neighbours around each quantile: all, the inner three, the median, or none."""
+    n = len(ordered)
+    for chosen in (QUANTILES, QUANTILES[1:-1], QUANTILES[2:3]):
+        starts = [round(p * (n - 1) - (fewest - 1) / 2) for p in chosen]
+        apart = all(after - before >= fewest for before, after in zip(starts, starts[1:], strict=False))
+        inside = starts[0] >= 0 and starts[-1] + fewest <= n
+        if apart and inside and n - fewest * len(chosen) >= fewest and len(np.unique(ordered)) > DETERMINED:
+            return {f"{p:g}": float(ordered[i : i + fewest].mean()) for p, i in zip(chosen, starts, strict=True)}
+    return {}
+
+
+def _decimals(values: np.ndarray, fewest: int) -> int | None:
+    """The fewest decimals with which fewer than `fewest` values are not written in full; None for more than six."""
+    for decimals in range(7):
+        if (abs(values - values.round(decimals)) > 1e-9 * np.maximum(1, abs(values))).sum() < fewest:
+            return decimals
+    return None
+
+
+def summarise_category(values: pd.Series, column: Column, fewest: int) -> CategorySummary:
+    """The summary of a category's levels; texts that are none of them count as missing."""
+    counts = [int((values == level).sum()) for level in column.levels]
+    missing = len(values) - sum(counts)
+    cells = [*counts, missing] if column.suppress_missing else counts
+    hidden = withheld_cells(cells, fewest)
+    if not column.suppress_missing and not may_leave([sum(counts)], fewest):
+        return CategorySummary(levels=dict.fromkeys(column.levels))
+    levels = {level: None if i in hidden else counts[i] for i, level in enumerate(column.levels)}
+    if len(counts) in hidden:
+        return CategorySummary(levels=levels)
+    return CategorySummary(n=sum(counts), missing=missing, levels=levels)
+
+
+def withheld_cells(counts: Sequence[int], fewest: int) -> set[int]:
+    """The cells that are withheld, of cells whose sum is known.
+
+    With the small ones go the smallest others, until there are two and their sum, which follows from the other
+    cells, is large enough for each of them to have several possible values.
+    """
+    hidden = {i for i, count in enumerate(counts) if 0 < count < fewest}
+    others = sorted((count, i) for i, count in enumerate(counts) if count >= fewest)
+    while hidden and (len(hidden) < 2 or sum(counts[i] for i in hidden) < fewest) and others:
+        hidden.add(others.pop(0)[1])
+    return hidden if sum(counts[i] for i in hidden) >= fewest or not hidden else set(range(len(counts)))
+
+
+# -- Means by level -----------------------------------------------------------------------------------------------
+
+
+def _relations(frame: pd.DataFrame, summary: SiteSummary) -> Iterator[Relation]:
+    book, fewest = summary.codebook, summary.codebook.fewest
+    for category, of in summary.categories.items():
+        if not of.is_whole or not may_leave([of.missing or 0], fewest):
+            continue
+        groups = frame[category].where(frame[category].isin(list(of.levels)), None)
+        for name, values in frame.items():
+            column = book.columns[str(name)]
+            if name == category or not _groups_may_leave(groups, values, column, summary):
+                continue
+            if column.has_moments:
+                yield _relation(category, str(name), "", groups, values.astype(float))
+            elif column.type == "category":
+                known = values.isin(list(column.levels))
+                for level in column.levels:
+                    yield _relation(category, str(name), level, groups, (values == level).astype(float).where(known))
+
+
+def _groups_may_leave(groups: pd.Series, values: pd.Series, column: Column, summary: SiteSummary) -> bool:
+    """Whether every group has enough values, or none; of values that are counted, of each."""
+    fewest, name = summary.codebook.fewest, str(values.name)
+    if column.has_moments:
+        if not summary.numbers[name].has_moments:
+            return False
+        cells = values if values.nunique() <= DETERMINED else values.notna().where(values.notna(), None)
+    elif column.type == "category":
+        if not summary.categories[name].is_whole:
+            return False
+        cells = values.where(values.isin(list(column.levels)), None)
+    else:
+        return False
+    keys = pd.DataFrame({"group": groups, "cell": cells})
+    if not column.suppress_missing:
+        keys = keys[keys["cell"].notna()]
+    return may_leave(keys.groupby(["group", "cell"], dropna=False).size().to_numpy(), fewest)
+
+
+def _relation(category: str, column: str, level: str, groups: pd.Series, values: pd.Series) -> Relation:
+    by: Any = values.dropna().groupby(groups[values.notna()].to_numpy())
+    n = {str(group): int(size) for group, size in by.size().items()}
+    means = {str(group): float(mean) for group, mean in by.mean().items()}
+    return Relation(category=category, column=column, level=level, n=n, means=means)
