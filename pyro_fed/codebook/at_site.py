@@ -32,6 +32,8 @@ EXPORT_LIMITS = (1000, 5000, 10000, 16384, 32767, 32768, 50000, 65535, 65536, 10
 UNEXPLAINED = 0.05
 #: Chance of a false alarm of each check that is a test.
 FALSE_ALARM = 1e-4
+#: Chance that a cause explains a failure that is there in any case.
+EXPLAINED_BY_CHANCE = 0.01
 #: Factor by which dependent columns make equal rows more frequent than independent ones would be.
 DEPENDENCE = 10
 
@@ -188,7 +190,7 @@ def _stands_out(code: float, times: int, others: np.ndarray) -> bool:
     low, high = np.quantile(others, [0.25, 0.75])
     gap = max(others.min() - code, code - others.max())
     far = times >= 2 and gap > 2 * (high - low) > 0
-    return bool(far or (len(counts) >= 20 and times > 5 * counts.max()))
+    return bool(far or (len(counts) >= 20 and times >= 6 and times > 3 * counts.max()))
 
 
 def _unit_of_whole_numbers(values: np.ndarray, column: Column) -> str:
@@ -197,11 +199,12 @@ def _unit_of_whole_numbers(values: np.ndarray, column: Column) -> str:
     decimals = next((d for d in range(4) if np.allclose(distinct, distinct.round(d), rtol=0, atol=1e-9)), None)
     if not len(distinct) or not decimals:
         return ""
-    for one in confusions(column):
+    named = [one for one in confusions(column) if one.is_named]
+    for one in named:
         meant = (distinct - one.offset) / one.factor
         rounding = 0.5 * 10.0**-decimals / one.factor
-        chance = (2 * rounding) ** len(distinct)
-        if one.is_named and chance < FALSE_ALARM and (abs(meant - meant.round()) <= 1.001 * rounding).all():
+        by_chance = len(named) * (2 * rounding) ** len(distinct)
+        if by_chance < EXPLAINED_BY_CHANCE and (abs(meant - meant.round()) <= 1.001 * rounding).all():
             return one.text
     return ""
 
@@ -263,9 +266,9 @@ def _date_findings(
 
 
 def _swaps_that_mend(name: str, column: Column, rows: pd.DataFrame, book: Codebook) -> list[str]:
-    """The columns whose day and month, swapped where that is possible, bring at least five rows into range and order."""
+    """The columns whose day and month, swapped where that is possible, bring three rows or more into range and order."""
     other = column.after
-    if len(rows) < 5:
+    if len(rows) < 3:
         return []
     own = [rows[name], swapped(rows[name])]
     others = [rows[other], swapped(rows[other])] if other in rows else [None]

@@ -3,7 +3,7 @@
 Means and SDs of a column differ between hospitals, so that a test of equality would find every hospital. Let m_k and s_k
 be those of site k, in the unit of the consensus (μ, σ). The model of sites is
 
-    (m_k - μ) / σ ~ t_4 · sqrt(MEANS_DIFFER² + 1 / n_k),    log s_k - log σ ~ t_4 · sqrt(SDS_DIFFER² + 1 / n_k),
+    (m_k - μ) / σ ~ t_6 · sqrt(MEANS_DIFFER² + 1 / n_k),    log s_k - log σ ~ t_6 · sqrt(SDS_DIFFER² + 1 / n_k),
 
 with the consensus that is likeliest among the sites' own values. A site is said to have another unit if the likelihood
 with its values converted, times the prior probability of that, is ODDS times that without. The codebook's range is one
@@ -19,13 +19,11 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 import numpy as np
-from scipy import stats
-
 from pyro_fed.codebook import sentences
 from pyro_fed.codebook.at_site import SiteFinding
 from pyro_fed.codebook.codebook import Column
 from pyro_fed.codebook.dates import SHIFTS
-from pyro_fed.codebook.summary import NumberSummary, SiteSummary
+from pyro_fed.codebook.summary import HALVES, NumberSummary, SiteSummary
 from pyro_fed.codebook.units import Confusion, confusions
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.calls import checked
@@ -36,15 +34,15 @@ MEANS_DIFFER, SDS_DIFFER, ODDS_DIFFER, EFFECTS_DIFFER = 0.3, 0.2, 0.5, 0.15
 #: The same of periods of recruitment.
 PERIODS_DIFFER = 0.6
 #: Degrees of freedom of the differences between hospitals.
-TAILS = 4
+TAILS = 6
 #: Probability that a site's column is in another unit, or its levels are exchanged; and odds from which it is said.
-PRIOR, ODDS = 0.01, 20.0
+PRIOR, ODDS = 0.05, 20.0
 #: A mean so many usual differences from the others, or an SD, is said although no unit explains it.
 FAR = 8.0
 #: An effect at the other sites tells about levels if it is so many standard errors from zero.
-ESTABLISHED = 3.0
-#: Relations of one column are not independent: the sum of their log likelihood ratios counts by this share.
-INDEPENDENT = 0.5
+ESTABLISHED = 2.0
+#: What tells about levels beside the other columns.
+FREQUENCIES = "their frequencies"
 #: No value is missing at a site, and at least this share at each other one, with this chance of that.
 OFTEN_MISSING, MISSING_CHANCE = 0.1, 1e-6
 
@@ -116,6 +114,11 @@ def _column_findings(name: str, column: Column, summaries: Sequence[SiteSummary]
     yield from _never_missing(name, summaries)
 
 
+def log_t(z: np.ndarray) -> np.ndarray:
+    """Log density of Student's t with TAILS degrees of freedom, but for its constant."""
+    return -(TAILS + 1) / 2 * np.log1p(z * z / TAILS)
+
+
 # -- Units and dates ----------------------------------------------------------------------------------------------
 
 
@@ -140,8 +143,8 @@ class _Sites:
         consensus_sd = log_sd[real][:, None, None]
         z_mean = (mean - mean[real][:, None]) / np.exp(consensus_sd) / wide_mean  # (SDs, means, K)
         z_sd = (log_sd - consensus_sd) / wide_sd
-        density = stats.t.logpdf(z_mean, TAILS) - consensus_sd - np.log(wide_mean * factors)
-        return float((density + stats.t.logpdf(z_sd, TAILS) - np.log(wide_sd)).sum(-1).max())
+        density = log_t(z_mean) - consensus_sd - np.log(wide_mean * factors)
+        return float((density + log_t(z_sd) - np.log(wide_sd)).sum(-1).max())
 
     def far_off(self, factors: np.ndarray, offsets: np.ndarray) -> Iterator[tuple[int, float, float]]:
         """Sites far from the median of the others: index, difference of means in SDs, ratio of SDs."""
@@ -236,54 +239,64 @@ class _Difference:
 
 
 def _levels(name: str, column: Column, summaries: Sequence[SiteSummary]) -> Iterator[tuple[str, Finding]]:
-    sites = [one for one in summaries if name in one.categories and one.categories[name].is_whole]
-    levels = list(column.levels)
-    if len(sites) < 2:
-        return
-    pairs = list(combinations(levels, 2))
-    mirrored = column.ordered and len(levels) > 2
-    threshold = math.log(ODDS) - math.log(PRIOR / (len(pairs) + mirrored))
-    scores: dict[str, list[tuple[float, Finding]]] = {one.site: [] for one in sites}
+    sites = [one for one in summaries if name in one.categories]
+    pairs = [*combinations(list(column.levels), 2), *([HALVES] if column.ordered and len(column.levels) > 2 else [])]
+    scores: dict[str, tuple[float, Finding]] = {}
     for pair in pairs:
         differences = list(_differences(name, pair, sites))
         for k, site in enumerate(sites):
             score, by = _exchange_score(differences, k)
-            finding = sentences.levels_exchanged(column=name, levels=pair, by=tuple(by))
-            scores[site.site].append((score, finding))
-    if mirrored:
-        opposite = [(low, high) for low, high in zip(levels, reversed(levels), strict=True)][: len(levels) // 2]
-        each = [list(_differences(name, pair, sites)) for pair in opposite]
-        for k, site in enumerate(sites):
-            parts = [_exchange_score(differences, k) for differences in each]
-            by = dict.fromkeys(name for _, names in parts for name in names)
-            finding = sentences.levels_reversed(column=name, by=tuple(by))
-            scores[site.site].append((sum(score for score, _ in parts), finding))
-    best = {site: max(found, key=lambda one: one[0]) for site, found in scores.items() if found}
-    suspected = {site: one for site, one in best.items() if one[0] > threshold}
-    if len(sites) == 2 and len(suspected) == 2:
-        yield " or ".join(suspected), next(iter(suspected.values()))[1]
-    elif suspected:  # a wrong site makes the others look wrong: the worst, beside which no other is left
-        yield max(suspected, key=lambda site: suspected[site][0]), max(suspected.values(), key=lambda one: one[0])[1]
+            if score > scores.get(site.site, (math.log(ODDS) - math.log(PRIOR / len(pairs)),))[0]:
+                finding = (
+                    sentences.levels_reversed(column=name, by=tuple(by))
+                    if pair == HALVES
+                    else sentences.levels_exchanged(column=name, levels=pair, by=tuple(by))
+                )
+                scores[site.site] = score, finding
+    if len(sites) == 2 and len(scores) == 2:
+        yield " or ".join(scores), next(iter(scores.values()))[1]
+    elif scores:  # a wrong site makes others look wrong
+        worst = max(scores, key=lambda site: scores[site][0])
+        yield worst, scores[worst][1]
 
 
 def _differences(name: str, pair: tuple[str, str], sites: Sequence[SiteSummary]) -> Iterator[_Difference]:
     """The log odds of two levels, and the difference of each other column's mean between them, in SDs."""
     first, second = pair
-    counts = [(one.categories[name].levels[first] or 0, one.categories[name].levels[second] or 0) for one in sites]
-    a, b = np.array(counts, float).T + 0.5
-    yield _Difference("their frequencies", np.log(a / b), 1 / a + 1 / b, ODDS_DIFFER)
-    found = [{(r.column, r.level): r for r in one.relations if r.category == name} for one in sites]
+    counts = [list(one.categories[name].levels.items()) for one in sites]
+    yield _mean_levels(counts) if pair == HALVES else _log_odds(pair, counts)
+    found = [
+        {(r.column, r.level): r for r in one.relations if r.category == name and {*pair} <= r.n.keys()} for one in sites
+    ]
     for key in dict.fromkeys(key for one in found for key in one):
         value, variance = np.full(len(sites), np.nan), np.full(len(sites), np.nan)
         for k, (site, relations) in enumerate(zip(sites, found, strict=True)):
             relation = relations.get(key)
-            if relation is not None and first in relation.n and second in relation.n:
-                sd = _sd_of(site, key, relation.n, relation.means)
-                if sd:
-                    value[k] = (relation.means[first] - relation.means[second]) / sd
-                    variance[k] = 1 / relation.n[first] + 1 / relation.n[second]
+            if relation is not None and (sd := _sd_of(site, key, relation.n, relation.means)):
+                value[k] = (relation.means[first] - relation.means[second]) / sd
+                variance[k] = 1 / relation.n[first] + 1 / relation.n[second]
         if np.isfinite(value).sum() >= 2:
             yield _Difference(key[0], value, variance, EFFECTS_DIFFER)
+
+
+def _log_odds(pair: tuple[str, str], counts: Sequence[list[tuple[str, int | None]]]) -> _Difference:
+    """Log odds of two levels, where their counts have left the site."""
+    a, b = (np.array([np.nan if (n := dict(of)[level]) is None else n + 0.5 for of in counts]) for level in pair)
+    a, b = np.where(np.isnan(b), np.nan, a), np.where(np.isnan(a), np.nan, b)
+    return _Difference(FREQUENCIES, np.log(a / b), 1 / a + 1 / b, ODDS_DIFFER)
+
+
+def _mean_levels(counts: Sequence[list[tuple[str, int | None]]]) -> _Difference:
+    """How far the mean level is above the middle one, in SDs; withheld counts are small ones, and taken as none."""
+    value = []
+    for of in counts:
+        known = np.array([n or 0 for _, n in of], float)
+        place = np.arange(len(of)) - (len(of) - 1) / 2
+        mean = known @ place / max(1, known.sum())
+        sd = math.sqrt(known @ (place - mean) ** 2 / max(1, known.sum()))
+        value.append(mean / sd if sd else np.nan)
+    total = np.array([sum(n or 0 for _, n in of) for of in counts], float)
+    return _Difference(FREQUENCIES, np.array(value), 1 / np.maximum(total, 1), ODDS_DIFFER)
 
 
 def _sd_of(site: SiteSummary, key: tuple[str, str], n: dict[str, int], means: dict[str, float]) -> float:
@@ -304,14 +317,14 @@ def _exchange_score(differences: Sequence[_Difference], k: int) -> tuple[float, 
         expected = float(np.median(one.value[others]))
         wide = one.differs**2 + one.variance
         error = math.sqrt(1 / (1 / wide[others]).sum())
-        if one.by != "their frequencies" and abs(expected) < ESTABLISHED * error:
+        if one.by != FREQUENCIES and abs(expected) < ESTABLISHED * error:
             continue
         scale = math.sqrt(wide[k] + error**2)
         same, other = ((one.value[k] - sign * expected) / scale for sign in (1, -1))
-        gain = float(stats.t.logpdf(other, TAILS) - stats.t.logpdf(same, TAILS))
+        gain = float(log_t(other) - log_t(same))
         if abs(gain) > abs(parts.get(one.by, 0.0)):  # one part for each column, not for each of its levels
             parts[one.by] = gain
-    return sum(parts.values()), [name for name, gain in parts.items() if gain > 1] or ["their frequencies"]
+    return sum(parts.values()), [name for name, gain in parts.items() if gain > 1] or [FREQUENCIES]
 
 
 # -- Missing values -----------------------------------------------------------------------------------------------

@@ -22,8 +22,8 @@ YEAR, EPOCHS = 365.25, 1462
 #: Shifts of whole columns, in days, the most usual first, and their names.
 SHIFTS = (
     (100 * YEAR, "100 years"),
-    (EPOCHS, "4 years and a day (the 1904 dates of a spreadsheet)"),
-    *((years * YEAR, f"{years} year{'s' * (years > 1)}") for years in (1, 10, 2, 3, 4, 5, 20, 50)),
+    (EPOCHS, "4 years (as between the 1900 and 1904 dates of spreadsheets)"),
+    *((years * YEAR, f"{years} year{'s' * (years > 1)}") for years in (1, 10, 2, 3, 5, 20, 50)),
 )
 
 

@@ -9,6 +9,7 @@ Let F be the codebook's `fewest`. The rules, each of which a function below keep
 - A quantile is the mean of F neighbouring values; no two quantiles share a value, and F values at least are in none.
 - Means by the levels of a category leave together or not at all: each group, that of the rows whose level is missing
   among them, has F values at least, or none. Groups differ from each other and from the whole by F values then.
+- Levels that have an order are halved for these means, and all counts that are withheld are in one half.
 - The number of missing values leaves as it is, since mean and SD mean nothing without the number of values, unless the
   column says suppress_missing.
 """
@@ -16,9 +17,9 @@ Let F be the codebook's `fewest`. The rules, each of which a function below keep
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import pandas as pd
@@ -35,6 +36,8 @@ from pyro_fed.errors import DataError
 FORMAT = "pyro_fed site summary 1"
 #: Quantiles that leave, if there are rows enough.
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
+#: Groups of an ordered category: its levels below a place, and those above.
+HALVES = ("lower levels", "upper levels")
 #: With so many different values or fewer, n, mean and SD determine the count of each.
 DETERMINED = 3
 
@@ -90,7 +93,7 @@ class Relation:
     """Means of one column by the levels of a category.
 
     Attributes:
-        category: whose levels they are.
+        category: whose levels they are, or the lower and the upper half of them.
         column: whose means they are.
         level: of `column`, if it is a category: the means are then shares of this level. Else an empty text.
         n: values by level of `category`, each level that has any.
@@ -218,13 +221,7 @@ def summarise(frame: pd.DataFrame, book: Codebook, site: str, findings: Sequence
                   for name in frame if book.columns[name].type == "category"}  # fmt: skip
     summary = SiteSummary(site=site, codebook=book, rows=number, numbers=numbers, dates=dates, categories=categories,
                           findings=noted)  # fmt: skip
-    return _with(summary, tuple(_relations(frame, summary)))
-
-
-def _with(summary: SiteSummary, relations: tuple[Relation, ...]) -> SiteSummary:
-    from dataclasses import replace
-
-    return replace(summary, relations=relations)
+    return replace(summary, relations=tuple(_relations(frame, summary)))
 
 
 def _days(dates: pd.Series) -> np.ndarray:
@@ -315,44 +312,62 @@ def withheld_cells(counts: Sequence[int], fewest: int) -> set[int]:
 
 
 def _relations(frame: pd.DataFrame, summary: SiteSummary) -> Iterator[Relation]:
+    """Means of numbers, and shares of levels, by the levels of each category; of ordered ones also by their halves."""
     book, fewest = summary.codebook, summary.codebook.fewest
-    for category, of in summary.categories.items():
-        if not of.is_whole or not may_leave([of.missing or 0], fewest):
+    numbers = {name: frame[name].to_numpy(float) for name, one in summary.numbers.items() if one.has_moments}
+    whole, halved = {}, {}
+    for name, one in summary.categories.items():
+        codes = _codes(frame[name], book.columns[name])
+        if one.is_whole:
+            whole[name] = (list(one.levels), codes)
+        if book.columns[name].ordered and (split := _split(list(one.levels.values()), codes)):
+            halved[name] = (list(HALVES), np.where(codes < 0, -1, codes >= split))
+    groupings = [*whole.items(), *((name, of) for name, of in halved.items() if name not in whole or len(whole[name][0]) > 2)]
+    for category, (levels, groups) in groupings:
+        if not may_leave([(groups < 0).sum()], fewest):
             continue
-        groups = frame[category].where(frame[category].isin(list(of.levels)), None)
-        for name, values in frame.items():
-            column = book.columns[str(name)]
-            if name == category or not _groups_may_leave(groups, values, column, summary):
-                continue
-            if column.has_moments:
-                yield _relation(category, str(name), "", groups, values.astype(float))
-            elif column.type == "category":
-                known = values.isin(list(column.levels))
-                for level in column.levels:
-                    yield _relation(category, str(name), level, groups, (values == level).astype(float).where(known))
+        for name, values in numbers.items():
+            distinct, cells = np.unique(values, return_inverse=True)
+            if len(distinct) - np.isnan(values).any() > DETERMINED:
+                cells = np.zeros_like(cells)
+            cells = np.where(np.isnan(values), -1, cells)
+            if _groups_may_leave(groups, cells, book.columns[name], fewest):
+                yield _relation(category, name, "", levels, groups, values)
+        for name, (others, cells) in (whole | halved).items():
+            if name != category and _groups_may_leave(groups, cells, book.columns[name], fewest):
+                for i, level in enumerate(others):
+                    yield _relation(category, name, level, levels, groups, np.where(cells < 0, np.nan, cells == i))
 
 
-def _groups_may_leave(groups: pd.Series, values: pd.Series, column: Column, summary: SiteSummary) -> bool:
-    """Whether every group has enough values, or none; of values that are counted, of each."""
-    fewest, name = summary.codebook.fewest, str(values.name)
-    if column.has_moments:
-        if not summary.numbers[name].has_moments:
-            return False
-        cells = values if values.nunique() <= DETERMINED else values.notna().where(values.notna(), None)
-    elif column.type == "category":
-        if not summary.categories[name].is_whole:
-            return False
-        cells = values.where(values.isin(list(column.levels)), None)
-    else:
-        return False
-    keys = pd.DataFrame({"group": groups, "cell": cells})
-    if not column.suppress_missing:
-        keys = keys[keys["cell"].notna()]
-    return may_leave(keys.groupby(["group", "cell"], dropna=False).size().to_numpy(), fewest)
+def _split(counts: Sequence[int | None], codes: np.ndarray) -> int:
+    """Where ordered levels are halved: nearest to the median, all withheld counts in one half; 0 if nowhere.
+
+    The half without them has the sum of counts that leave, and the other one the rest, which follows from n.
+    """
+    hidden = [i for i, count in enumerate(counts) if count is None]
+    known = codes[codes >= 0]
+    places = [i for i in range(1, len(counts)) if not hidden or i <= hidden[0] or i > hidden[-1]]
+    return min(places, key=lambda i: abs(float((known < i).mean()) - 0.5), default=0) if len(known) else 0
 
 
-def _relation(category: str, column: str, level: str, groups: pd.Series, values: pd.Series) -> Relation:
-    by: Any = values.dropna().groupby(groups[values.notna()].to_numpy())
-    n = {str(group): int(size) for group, size in by.size().items()}
-    means = {str(group): float(mean) for group, mean in by.mean().items()}
+def _codes(values: pd.Series, column: Column) -> np.ndarray:
+    """The number of each row's level, -1 for none of them, (n,)."""
+    return pd.Categorical(values.where(values.isin(list(column.levels)), None), categories=list(column.levels)).codes
+
+
+def _groups_may_leave(groups: np.ndarray, cells: np.ndarray, column: Column, fewest: int) -> bool:
+    """Whether each value has no row, or enough, in each group, that without a level among them; -1 is a missing value."""
+    counted = np.ones(len(cells), bool) if column.suppress_missing else cells >= 0
+    pairs = np.stack([groups[counted], cells[counted]])
+    return may_leave(np.unique(pairs, axis=1, return_counts=True)[1], fewest)
+
+
+def _relation(
+    category: str, column: str, level: str, levels: Sequence[str], groups: np.ndarray, values: np.ndarray
+) -> Relation:
+    there = (groups >= 0) & ~np.isnan(values)
+    counts = np.bincount(groups[there], minlength=len(levels))
+    sums = np.bincount(groups[there], values[there], len(levels))
+    n = {group: int(count) for group, count in zip(levels, counts, strict=True) if count}
+    means = {group: float(total / count) for group, total, count in zip(levels, sums, counts, strict=True) if count}
     return Relation(category=category, column=column, level=level, n=n, means=means)
