@@ -24,7 +24,7 @@ STOREYS = """
     codes
     density
     federation
-    algorithm
+    algorithm codebook
     infer recipes
     policy
     results

@@ -11,10 +11,11 @@
 
 codebook, plain      the TOML file and its entries
 rows, schema         a site's table, and the codebook as pandera's schema
+checking             `check` and `read_rows`
 at_site, dates, units    what a table contradicts, and which unit or shift explains it
 summary              what may leave: the rules on small counts
 between_sites        summaries beside each other
-constants, table     pooled moments, and Table 1
+pooling, table       pooled means and SDs, and Table 1
 sentences            the texts of all findings
 """
 
@@ -22,6 +23,7 @@ from pyro_fed.codebook.at_site import SiteFinding
 from pyro_fed.codebook.between_sites import compare
 from pyro_fed.codebook.checking import SiteCheck, check, read_rows
 from pyro_fed.codebook.codebook import Codebook, Column, Site, read_codebook
+from pyro_fed.codebook.pooling import Constants, Moments, constants, read_constants
 from pyro_fed.codebook.schema import schema
 from pyro_fed.codebook.summary import (
     CategorySummary,
@@ -30,23 +32,30 @@ from pyro_fed.codebook.summary import (
     SiteSummary,
     read_summary,
 )
+from pyro_fed.codebook.table import TableOne, table_one
 from pyro_fed.conventions.doors import public_dir
 
 __all__ = [
     "CategorySummary",
     "Codebook",
     "Column",
+    "Constants",
+    "Moments",
     "NumberSummary",
     "Relation",
     "Site",
     "SiteCheck",
     "SiteFinding",
     "SiteSummary",
+    "TableOne",
     "check",
     "compare",
+    "constants",
     "read_codebook",
+    "read_constants",
     "read_rows",
     "read_summary",
     "schema",
+    "table_one",
 ]
 __dir__ = public_dir(__all__)

@@ -1,7 +1,7 @@
 """What a site's table contradicts: its own codebook, and itself. Nothing here leaves the site but `Finding`s.
 
-pandera checks what the codebook says (`schema`). What follows from a failure, such as the unit in which all values would
-be in range, is looked for here, and replaces the failure that it explains.
+pandera checks what the codebook says (`schema`). What follows from a failure, such as the unit in which all values
+would be in range, is looked for here, and replaces the failure that it explains.
 """
 
 from __future__ import annotations
@@ -21,11 +21,35 @@ from pyro_fed.codebook.codebook import Codebook, Column
 from pyro_fed.codebook.dates import date_shift, format_in_words, format_of, swapped, swapped_format
 from pyro_fed.codebook.rows import Table, Typed, plain, typed
 from pyro_fed.codebook.schema import failures
-from pyro_fed.codebook.units import confusions
+from pyro_fed.codebook.units import Confusion, confusions
 from pyro_fed.codes.finding import Finding
+from pyro_fed.errors import listed
 
 #: What is usually written for a missing number.
-MISSING_CODES = (-1, -7, -8, -9, -77, -88, -99, -999, -9999, 9, 77, 88, 97, 98, 99, 777, 888, 998, 999, 8888, 9999, 99999)
+MISSING_CODES = (
+    -1,
+    -7,
+    -8,
+    -9,
+    -77,
+    -88,
+    -99,
+    -999,
+    -9999,
+    9,
+    77,
+    88,
+    97,
+    98,
+    99,
+    777,
+    888,
+    998,
+    999,
+    8888,
+    9999,
+    99999,
+)
 #: The most rows that spreadsheets, statistics programs and database clients export.
 EXPORT_LIMITS = (1000, 5000, 10000, 16384, 32767, 32768, 50000, 65535, 65536, 100000, 1048575, 1048576)
 #: A cause explains a failure if it leaves at most this share of the rows unexplained.
@@ -78,12 +102,12 @@ def findings_of(table: Table, book: Codebook, site: str) -> tuple[list[SiteFindi
 
 
 def _file_findings(table: Table, book: Codebook, site: str) -> Iterator[Found]:
-    number, expected = len(table.texts), book.expected_at(site).rows
-    ragged = [row for row in table.ragged if not (table.is_cut_off and row == number - 1)]
-    if ragged:
-        yield sentences.ragged_rows(rows=sentences.share(len(ragged), number, book.fewest)), ragged, ""
+    number, expected = len(table.texts) + len(table.ragged) + table.is_cut_off, book.expected_at(site).rows
+    if table.ragged:
+        lines = f"{len(table.ragged)} lines: {listed(table.ragged)}"
+        yield sentences.ragged_rows(rows=sentences.share(len(table.ragged), number, book.fewest)), [], lines
     if table.is_cut_off:
-        yield sentences.file_cut_off(), [number - 1], ""
+        yield sentences.file_cut_off(), [], ""
     if expected is not None and number != expected:
         yield sentences.other_number_of_rows(expected=expected, more=number > expected), [], f"it has {number}"
     elif expected is None and number in EXPORT_LIMITS:
@@ -95,7 +119,9 @@ def _absent(table: Table, failed: dict[tuple[str, str], list[int]]) -> Iterator[
         if check == "absent":
             alike = [other for other in table.texts if _letters(other) == _letters(name)]
             named = "the same but for capitals, spaces or signs" if alike else ""
-            own = f"did you mean {alike[0]!r}?" if alike else f"the table's columns: {', '.join(map(repr, table.texts))}"
+            own = (
+                f"did you mean {alike[0]!r}?" if alike else f"the table's columns: {', '.join(map(repr, table.texts))}"
+            )
             yield sentences.column_absent(column=name, named=named), [], own
 
 
@@ -115,7 +141,11 @@ def _column_findings(
         yield from _date_findings(name, column, data, table, failed, book)
     elif len(unreadable):
         comma = table.texts[name].iloc[unreadable].str.fullmatch(r"[-+]?\d+,\d+")
-        yield sentences.not_numbers(column=name, rows=share(unreadable), decimal_comma=bool(comma.all())), unreadable, ""
+        yield (
+            sentences.not_numbers(column=name, rows=share(unreadable), decimal_comma=bool(comma.all())),
+            unreadable,
+            "",
+        )
     if column.has_moments:
         yield from _number_findings(name, column, values, failed, book)
     if len(rows := failed.get("levels", [])):
@@ -140,9 +170,9 @@ def _number_findings(
     outside, number = failed.get("range", np.array([], int)), len(values)
     share = lambda rows: sentences.share(len(rows), number, book.fewest)  # noqa: E731
     there = values.dropna().to_numpy()
-    in_unit = _unit_that_fits(there, len(outside), column)
-    if in_unit:
-        yield sentences.in_another_unit(column=name, factor=in_unit), outside, ""
+    if units := _units_that_fit(there, len(outside), column):
+        known = sentences.in_another_unit(column=name, factor=units[0].text)
+        yield known if len(units) == 1 else sentences.in_unknown_unit(column=name), outside, ""
         return
     for code, rows in _missing_codes(values, outside):
         outside = np.setdiff1d(outside, rows)
@@ -155,19 +185,19 @@ def _number_findings(
         yield sentences.not_whole(column=name, rows=share(broken), factor=factor), broken, ""
 
 
-def _unit_that_fits(values: np.ndarray, outside: int, column: Column) -> str:
-    """The unit in which nearly all values are in range, if half of them are not; else an empty text."""
+def _units_that_fit(values: np.ndarray, outside: int, column: Column) -> list[Confusion]:
+    """The named unit, or all powers of ten, with which nearly all values are in range, if half of them are not."""
     if column.range is None or not len(values) or 2 * outside < len(values):
-        return ""
+        return []
     low, high = map(float, column.range)  # type: ignore[arg-type]
-    best: tuple[bool, float, str] | None = None
+    fits = []
     for one in confusions(column):
         meant = (values - one.offset) / one.factor
         if ((meant < low) | (meant > high)).mean() <= UNEXPLAINED:
-            off_middle = abs(float(np.median(meant)) - (low + high) / 2) / (high - low)
-            key = (not one.is_named, off_middle, one.text)
-            best = key if best is None else min(best, key)
-    return best[2] if best else ""
+            fits.append((abs(float(np.median(meant)) - (low + high) / 2), one))
+    if named := [fit for fit in fits if fit[1].is_named]:
+        return [min(named)[1]]
+    return [one for _, one in fits]
 
 
 def _missing_codes(values: pd.Series, outside: np.ndarray) -> Iterator[tuple[float, np.ndarray]]:
@@ -266,7 +296,7 @@ def _date_findings(
 
 
 def _swaps_that_mend(name: str, column: Column, rows: pd.DataFrame, book: Codebook) -> list[str]:
-    """The columns whose day and month, swapped where that is possible, bring three rows or more into range and order."""
+    """The columns whose day and month, swapped where possible, bring three rows or more into range and order."""
     other = column.after
     if len(rows) < 3:
         return []

@@ -1,7 +1,7 @@
 """Sites' summaries beside each other: what looks like another unit, another numbering, or other dates at one of them.
 
-Means and SDs of a column differ between hospitals, so that a test of equality would find every hospital. Let m_k and s_k
-be those of site k, in the unit of the consensus (μ, σ). The model of sites is
+Means and SDs of a column differ between hospitals, so that a test of equality would find every hospital. Let m_k and
+s_k be those of site k, in the unit of the consensus (μ, σ). The model of sites is
 
     (m_k - μ) / σ ~ t_6 · sqrt(MEANS_DIFFER² + 1 / n_k),    log s_k - log σ ~ t_6 · sqrt(SDS_DIFFER² + 1 / n_k),
 
@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 import numpy as np
+
 from pyro_fed.codebook import sentences
 from pyro_fed.codebook.at_site import SiteFinding
 from pyro_fed.codebook.codebook import Column
@@ -29,7 +30,7 @@ from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.calls import checked
 from pyro_fed.errors import DataError, listed
 
-#: How far hospitals' means (in SDs), log SDs, log odds of levels, and differences between levels (in SDs) usually differ.
+#: How far hospitals usually differ: means (in SDs), log SDs, log odds of levels, differences between levels (in SDs).
 MEANS_DIFFER, SDS_DIFFER, ODDS_DIFFER, EFFECTS_DIFFER = 0.3, 0.2, 0.5, 0.15
 #: The same of periods of recruitment.
 PERIODS_DIFFER = 0.6
@@ -37,10 +38,14 @@ PERIODS_DIFFER = 0.6
 TAILS = 6
 #: Probability that a site's column is in another unit, or its levels are exchanged; and odds from which it is said.
 PRIOR, ODDS = 0.05, 20.0
+#: How much rarer powers of ten are than the units that the codebook's unit is confused with.
+UNNAMED = 0.2
 #: A mean so many usual differences from the others, or an SD, is said although no unit explains it.
 FAR = 8.0
 #: An effect at the other sites tells about levels if it is so many standard errors from zero.
 ESTABLISHED = 2.0
+#: Between the names of two sites of which one is wrong.
+OR = " or "
 #: What tells about levels beside the other columns.
 FREQUENCIES = "their frequencies"
 #: No value is missing at a site, and at least this share at each other one, with this chance of that.
@@ -68,18 +73,21 @@ def compare(summaries: Sequence[SiteSummary]) -> list[SiteFinding]:
     """
     check_sites(summaries)
     found = [(one.site, finding) for one in summaries for finding in one.as_findings()]
-    explained = {(site, finding.where.get("column")) for site, finding in found if finding.is_doubt}
-    found += list(_codebooks(summaries))
-    book = summaries[0].codebook
-    for name, column in book.columns.items():
-        own = list(_column_findings(name, column, summaries))
-        found += [(site, one) for site, one in own if one.code in SPECIFIC or (site, name) not in explained]
-    order = {one.site: i for i, one in enumerate(summaries)}
-    return [SiteFinding(site, one) for site, one in sorted(found, key=lambda pair: order.get(pair[0].split(" or ")[0], 0))]
+    doubted: dict[tuple[str, str], set[str]] = {}
+    for site, finding in found:
+        if finding.is_doubt:
+            doubted.setdefault((site, str(finding.where.get("column"))), set()).add(finding.code)
+    found += _codebooks(summaries)
+    for name, column in summaries[0].codebook.columns.items():
+        for site, finding in _column_findings(name, column, summaries):
+            if doubted.get((site, name), set()) <= NOT_EXPLAINED.get(finding.code, set()):
+                found.append((site, finding))
+    order = [one.site for one in summaries]
+    return [SiteFinding(site, one) for site, one in sorted(found, key=lambda pair: order.index(pair[0].split(OR)[0]))]
 
 
-#: Findings between sites that say more than a site's own finding on the column.
-SPECIFIC = ("scale_differs", "time_differs", "levels_exchanged", "levels_reversed")
+#: Findings of a site on a column beside which one between sites says more.
+NOT_EXPLAINED = {"scale_differs": {"out_of_range", "in_unknown_unit"}, "time_differs": {"out_of_range"}}
 
 
 def check_sites(summaries: Sequence[SiteSummary], least: int = 2) -> None:
@@ -88,7 +96,9 @@ def check_sites(summaries: Sequence[SiteSummary], least: int = 2) -> None:
     if len(names) < least:
         raise DataError(f"expected the summaries of {least} sites at least, received {len(names)}")
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise DataError(f"there are two summaries of {listed(twice)}: pass one of each site, and give sites names of their own")
+        raise DataError(
+            f"there are two summaries of {listed(twice)}: pass one of each site, and give sites names of their own"
+        )
 
 
 def _codebooks(summaries: Sequence[SiteSummary]) -> Iterator[tuple[str, Finding]]:
@@ -96,8 +106,11 @@ def _codebooks(summaries: Sequence[SiteSummary]) -> Iterator[tuple[str, Finding]
     most = max(books, key=books.count)
     for one, book in zip(summaries, books, strict=True):
         if book != most:
-            yield one.site, sentences.other_codebook(
-                sites=tuple(other.site for other, its in zip(summaries, books, strict=True) if its == most)
+            yield (
+                one.site,
+                sentences.other_codebook(
+                    sites=tuple(other.site for other, its in zip(summaries, books, strict=True) if its == most)
+                ),
             )
 
 
@@ -168,11 +181,15 @@ def _scales(name: str, column: Column, sites: dict[str, NumberSummary]) -> Itera
     compared = _sites_of(varying, column)
     possible = _shifts() if is_date else confusions(column)
     factors, offsets = np.ones(len(compared.names)), np.zeros(len(compared.names))
-    prior, best = math.log(PRIOR / len(possible)), compared.log_likelihood(factors, offsets)
+    shares = np.array([1.0 if one.is_named else UNNAMED for one in possible])
+    prior, best = (
+        dict(zip(possible, np.log(PRIOR * shares / shares.sum()), strict=True)),
+        compared.log_likelihood(factors, offsets),
+    )
     for _ in varying:
         gains = sorted(
             (
-                (compared.log_likelihood(*_converted(factors, offsets, k, one)) + prior - best, site, one)
+                (compared.log_likelihood(*_converted(factors, offsets, k, one)) + prior[one] - best, site, one)
                 for k, site in enumerate(compared.names)
                 if site and factors[k] == 1 and offsets[k] == 0
                 for one in possible
@@ -185,7 +202,7 @@ def _scales(name: str, column: Column, sites: dict[str, NumberSummary]) -> Itera
         k = compared.names.index(site)
         rival = next((other for other in gains if other[1] != site), None)
         if rival is not None and gain - rival[0] < math.log(ODDS) and len(varying) == 2:
-            site = f"{site} or {rival[1]}"
+            site = f"{site}{OR}{rival[1]}"
         text = one.name if is_date else one.text
         yield site, (sentences.time_differs(column=name, shift=text) if is_date
                      else sentences.scale_differs(column=name, factor=text))  # fmt: skip
@@ -196,9 +213,7 @@ def _scales(name: str, column: Column, sites: dict[str, NumberSummary]) -> Itera
         yield compared.names[k], sentences.distribution_differs(column=name, mean=mean, sd=f"{ratio:.3g} times")
 
 
-def _converted(
-    factors: np.ndarray, offsets: np.ndarray, k: int, one: Confusion
-) -> tuple[np.ndarray, np.ndarray]:
+def _converted(factors: np.ndarray, offsets: np.ndarray, k: int, one: Confusion) -> tuple[np.ndarray, np.ndarray]:
     factors, offsets = factors.copy(), offsets.copy()
     factors[k], offsets[k] = one.factor, one.offset
     return factors, offsets
@@ -254,7 +269,7 @@ def _levels(name: str, column: Column, summaries: Sequence[SiteSummary]) -> Iter
                 )
                 scores[site.site] = score, finding
     if len(sites) == 2 and len(scores) == 2:
-        yield " or ".join(scores), next(iter(scores.values()))[1]
+        yield OR.join(scores), next(iter(scores.values()))[1]
     elif scores:  # a wrong site makes others look wrong
         worst = max(scores, key=lambda site: scores[site][0])
         yield worst, scores[worst][1]
@@ -339,6 +354,6 @@ def _never_missing(name: str, summaries: Sequence[SiteSummary]) -> Iterator[tupl
     ]
     for site, rows, missing in known:
         shares = [(its or 0) / number for other, number, its in known if other != site]
-        if missing == 0 and len(shares) >= 2 and min(shares) >= OFTEN_MISSING:
-            if (1 - min(shares)) ** rows < MISSING_CHANCE:
-                yield site, sentences.never_missing(column=name)
+        often = len(shares) >= 2 and min(shares) >= OFTEN_MISSING
+        if missing == 0 and often and (1 - min(shares)) ** rows < MISSING_CHANCE:
+            yield site, sentences.never_missing(column=name)

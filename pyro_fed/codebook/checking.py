@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -31,9 +30,7 @@ class SiteCheck:
 
 
 @checked
-def check(
-    codebook: Codebook, rows: str | Path | pd.DataFrame, site: str = "", fewest: int | None = None
-) -> SiteCheck:
+def check(codebook: Codebook, rows: str | Path | pd.DataFrame, site: str = "", fewest: int | None = None) -> SiteCheck:
     """Check a site's table against the codebook, and summarise what may leave the site.
 
     Args:

@@ -1,16 +1,16 @@
 """The codebook: what the columns of every site's table must be, in one TOML file that all sites share.
 
-    fewest = 5                          # smaller counts do not leave a site
-    missing = ["", "NA"]                # texts that stand for a missing value
+fewest = 5                          # smaller counts do not leave a site
+missing = ["", "NA"]                # texts that stand for a missing value
 
-    [columns.age]
-    type = "integer"
-    unit = "years"
-    range = [18, 100]
+[columns.age]
+type = "integer"
+unit = "years"
+range = [18, 100]
 
-    [columns.sex]
-    type = "category"
-    levels = { male = ["M", "1"], female = ["F", "2"] }     # or ["male", "female"]
+[columns.sex]
+type = "category"
+levels = { male = ["M", "1"], female = ["F", "2"] }     # or ["male", "female"]
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Column:
     @property
     def texts(self) -> dict[str, str]:
         """Each text that a category's column may have → its level."""
-        synonyms = self.levels if isinstance(self.levels, Mapping) else {level: () for level in self.levels}
+        synonyms = self.levels if isinstance(self.levels, Mapping) else dict.fromkeys(self.levels, ())
         return {text: level for level, others in synonyms.items() for text in (level, *others)}
 
 
@@ -192,7 +192,9 @@ def _column_faults(name: str, column: Column, book: Codebook) -> list[str]:
         "after": (column.after and not is_date, "dates"),
         "range": (column.range is not None and not (is_number or is_date), "numbers and dates"),
     }
-    faults += [f"{key} is for {kinds} only, and the type is {column.type}" for key, (bad, kinds) in only_for.items() if bad]
+    faults += [
+        f"{key} is for {kinds} only, and the type is {column.type}" for key, (bad, kinds) in only_for.items() if bad
+    ]
     if column.range is not None and (is_number or is_date):
         low, high = column.range
         if isinstance(low, datetime.date) != is_date:

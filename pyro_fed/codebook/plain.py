@@ -6,6 +6,8 @@ type is refused with its place, and its value is not repeated.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
@@ -57,13 +59,14 @@ def from_json(kind: type[T], path: Path) -> T:
         raise DataError(f"{path} is not such a file as pyro-fed check writes: {_faults(error)}") from None
 
 
-def to_json(value: Any) -> bytes:
-    """A dataclass as JSON; every number is read back as the same number."""
+def to_json(value: Any, brief: Sequence[str] = ()) -> bytes:
+    """A dataclass as JSON; every number is read back as the same number. `brief` entries are without their defaults."""
     check_installed()
     from pydantic import TypeAdapter
 
-    written: bytes = TypeAdapter(type(value)).dump_json(value, indent=1)
-    return written + b"\n"
+    adapter = TypeAdapter(type(value))
+    plain, short = (adapter.dump_python(value, mode="json", exclude_defaults=only) for only in (False, True))
+    return (json.dumps(plain | {name: short[name] for name in brief}, indent=1, allow_nan=False) + "\n").encode()
 
 
 def _faults(error: Any) -> str:

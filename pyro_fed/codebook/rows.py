@@ -24,10 +24,10 @@ class Table:
     """A table as texts.
 
     Attributes:
-        texts: a column for each of the header, stripped of outer spaces; an empty text where a field is absent.
+        texts: a column for each of the header, without outer spaces.
         numbers: of the rows for a message: the lines of a file, or 1, 2, ... of a frame, (n,).
-        ragged: positions of the rows with another number of fields than the header.
-        is_cut_off: whether the file ends within its last row.
+        ragged: lines with another number of fields than the header; they are not among the texts.
+        is_cut_off: whether the file ends within its last row, which is not among the texts either.
         called: what a row's number counts, "line" or "row".
     """
 
@@ -49,9 +49,7 @@ def read_table(source: Any) -> Table:
 
 def _of_frame(frame: pd.DataFrame) -> Table:
     _check_header(frame.columns, "the data frame")
-    texts = {
-        str(name): [_as_text(value) for value in frame[name]] for name in frame.columns
-    }
+    texts = {str(name): [_as_text(value) for value in frame[name]] for name in frame.columns}
     return Table(pd.DataFrame(texts, index=range(len(frame)), dtype=str), np.arange(1, len(frame) + 1))
 
 
@@ -82,11 +80,12 @@ def _of_file(path: Path) -> Table:
         raise DataError(f"{path} is empty: its first line must have the names of the columns")
     _check_header(header, str(path))
     width = len(header)
-    ragged = tuple(i for i, (_, fields) in enumerate(found) if len(fields) != width)
-    rows = [(fields + [""] * width)[:width] for _, fields in found]
     is_cut_off = bool(found) and len(found[-1][1]) < width and not content.endswith("\n")
-    texts = pd.DataFrame(rows, columns=header, dtype=str)
-    return Table(texts, np.array([line for line, _ in found], int), ragged, is_cut_off, "line")
+    found = found[: len(found) - is_cut_off]
+    rows = [(line, fields) for line, fields in found if len(fields) == width]
+    texts = pd.DataFrame([fields for _, fields in rows], columns=header, dtype=str)
+    ragged = tuple(line for line, fields in found if len(fields) != width)
+    return Table(texts, np.array([line for line, _ in rows], int), ragged, is_cut_off, "line")
 
 
 def _check_header(names: Iterable[Any], where: str) -> None:

@@ -1,7 +1,7 @@
 """Every sentence of a finding about a site's table. A function's name is the code, its arguments are the figures.
 
-Doubts contradict the codebook, notes are suspicions that it leaves open. A site's summary has codes and figures only, and
-the sentences are written anew where they are read: no sentence has a value of a row. `rows` is a word, see `share`.
+Doubts contradict the codebook, notes are suspicions that it leaves open. A site's summary has codes and figures only,
+and the sentences are written anew where they are read: no sentence has a value of a row. `rows` is a word, see `share`.
 """
 
 from __future__ import annotations
@@ -118,6 +118,15 @@ def out_of_range(column: str, rows: str) -> str:
 def in_another_unit(column: str, factor: str) -> str:
     """Numbers outside the range that another unit explains."""
     return f"{column}: the values are outside the codebook's range because they are {factor}"
+
+
+@doubt(Topic.CODEBOOK)
+def in_unknown_unit(column: str) -> str:
+    """Numbers outside the range that several powers of ten explain."""
+    return (
+        f"{column}: the values are outside the codebook's range by a power of ten: they are in another unit or have "
+        "another prefix"
+    )
 
 
 @doubt(Topic.CODEBOOK)

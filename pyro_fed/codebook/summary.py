@@ -2,8 +2,8 @@
 
 Let F be the codebook's `fewest`. The rules, each of which a function below keeps:
 
-- A count from 1 to F - 1 is withheld. The levels of a column and its rows sum to a known number, so that further levels,
-  the smallest first, are withheld until there are two at least and their sum is F at least (`withheld_cells`).
+- A count from 1 to F - 1 is withheld. The counts of a column's levels have a known sum, so that further counts, the
+  smallest first, are withheld until there are two at least and their sum is F at least (`withheld_cells`).
 - Mean and SD are those of F values at least. A column with at most three different values, whose counts follow from the
   number of values, mean and SD, is judged by these counts.
 - A quantile is the mean of F neighbouring values; no two quantiles share a value, and F values at least are in none.
@@ -18,8 +18,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar, Final, Literal
 
 import numpy as np
 import pandas as pd
@@ -33,7 +34,7 @@ from pyro_fed.conventions.calls import checked
 from pyro_fed.conventions.output import check_writable, replaced_file
 from pyro_fed.errors import DataError
 
-FORMAT = "pyro_fed site summary 1"
+FORMAT: Final = "pyro_fed site summary 1"
 #: Quantiles that leave, if there are rows enough.
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 #: Groups of an ordered category: its levels below a place, and those above.
@@ -121,26 +122,26 @@ class SiteSummary:
 
     Attributes:
         site: the site's name.
-        codebook: by which it was checked.
         rows: of the table; None if there are fewer than may leave. Then there are no figures at all.
         numbers: by column, of numbers.
         dates: by column, of dates, in days since 1970-01-01.
         categories: by column, of categories.
         relations: means by level of a category.
         findings: what the table contradicts, without rows and values.
+        codebook: by which it was checked; `fewest` is the site's.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
-    format: Literal["pyro_fed site summary 1"] = FORMAT
+    format: Literal["pyro_fed site summary 1"]
     site: str
-    codebook: Codebook
     rows: int | None = None
     numbers: dict[str, NumberSummary] = field(default_factory=dict)
     dates: dict[str, NumberSummary] = field(default_factory=dict)
     categories: dict[str, CategorySummary] = field(default_factory=dict)
     relations: tuple[Relation, ...] = ()
     findings: tuple[Noted, ...] = ()
+    codebook: Codebook
 
     @property
     def columns(self) -> Mapping[str, NumberSummary | CategorySummary]:
@@ -165,7 +166,7 @@ class SiteSummary:
         """
         path = check_writable(path, "path")
         with replaced_file(path) as file:
-            file.write(to_json(self))
+            file.write(to_json(self, brief=("codebook",)))
         return path
 
 
@@ -202,7 +203,9 @@ def _check_noted(one: Noted, where: str, book: Codebook) -> None:
     try:
         finding = sentences.as_finding(one.code, one.figures)
     except (KeyError, TypeError):
-        raise DataError(f"{where} has a code or figures that this version does not know: use one version at all sites") from None
+        raise DataError(
+            f"{where} has a code or figures that this version does not know: use one version at all sites"
+        ) from None
     if finding.where.get("column", next(iter(book.columns))) not in book.columns:
         raise DataError(f"{where} is about a column that its codebook does not have")
 
@@ -212,15 +215,26 @@ def summarise(frame: pd.DataFrame, book: Codebook, site: str, findings: Sequence
     noted = tuple(Noted(code=one.code, figures={**one.where, **one.figures}) for one in findings)
     number, fewest = len(frame), book.fewest
     if number < fewest:
-        return SiteSummary(site=site, codebook=book, findings=noted)
-    numbers = {name: summarise_numbers(frame[name].to_numpy(float), book.columns[name], fewest)
-               for name in frame if book.columns[name].has_moments}  # fmt: skip
-    dates = {name: summarise_numbers(_days(frame[name]), book.columns[name], fewest)
-             for name in frame if book.columns[name].type == "date"}  # fmt: skip
-    categories = {name: summarise_category(frame[name], book.columns[name], fewest)
-                  for name in frame if book.columns[name].type == "category"}  # fmt: skip
-    summary = SiteSummary(site=site, codebook=book, rows=number, numbers=numbers, dates=dates, categories=categories,
-                          findings=noted)  # fmt: skip
+        return SiteSummary(format=FORMAT, site=site, codebook=book, findings=noted)
+    numbers, dates, categories = {}, {}, {}
+    for name in frame:
+        column = book.columns[name]
+        if column.has_moments:
+            numbers[name] = summarise_numbers(frame[name].to_numpy(float), column, fewest)
+        elif column.type == "date":
+            dates[name] = summarise_numbers(_days(frame[name]), column, fewest)
+        elif column.type == "category":
+            categories[name] = summarise_category(frame[name], column, fewest)
+    summary = SiteSummary(
+        format=FORMAT,
+        site=site,
+        rows=number,
+        numbers=numbers,
+        dates=dates,
+        categories=categories,
+        findings=noted,
+        codebook=book,
+    )
     return replace(summary, relations=tuple(_relations(frame, summary)))
 
 
@@ -266,7 +280,7 @@ def _quantiles(ordered: np.ndarray, fewest: int) -> dict[str, float]:
     n = len(ordered)
     for chosen in (QUANTILES, QUANTILES[1:-1], QUANTILES[2:3]):
         starts = [round(p * (n - 1) - (fewest - 1) / 2) for p in chosen]
-        apart = all(after - before >= fewest for before, after in zip(starts, starts[1:], strict=False))
+        apart = all(after - before >= fewest for before, after in pairwise(starts))
         inside = starts[0] >= 0 and starts[-1] + fewest <= n
         if apart and inside and n - fewest * len(chosen) >= fewest and len(np.unique(ordered)) > DETERMINED:
             return {f"{p:g}": float(ordered[i : i + fewest].mean()) for p, i in zip(chosen, starts, strict=True)}
@@ -322,7 +336,10 @@ def _relations(frame: pd.DataFrame, summary: SiteSummary) -> Iterator[Relation]:
             whole[name] = (list(one.levels), codes)
         if book.columns[name].ordered and (split := _split(list(one.levels.values()), codes)):
             halved[name] = (list(HALVES), np.where(codes < 0, -1, codes >= split))
-    groupings = [*whole.items(), *((name, of) for name, of in halved.items() if name not in whole or len(whole[name][0]) > 2)]
+    groupings = [
+        *whole.items(),
+        *((name, of) for name, of in halved.items() if name not in whole or len(whole[name][0]) > 2),
+    ]
     for category, (levels, groups) in groupings:
         if not may_leave([(groups < 0).sum()], fewest):
             continue
@@ -356,7 +373,7 @@ def _codes(values: pd.Series, column: Column) -> np.ndarray:
 
 
 def _groups_may_leave(groups: np.ndarray, cells: np.ndarray, column: Column, fewest: int) -> bool:
-    """Whether each value has no row, or enough, in each group, that without a level among them; -1 is a missing value."""
+    """Whether each value has no row, or enough, in each group; -1 is a missing value, or the group without a level."""
     counted = np.ones(len(cells), bool) if column.suppress_missing else cells >= 0
     pairs = np.stack([groups[counted], cells[counted]])
     return may_leave(np.unique(pairs, axis=1, return_counts=True)[1], fewest)

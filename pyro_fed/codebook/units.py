@@ -27,11 +27,26 @@ KINDS: tuple[dict[str, float], ...] = (
 NAMES = {
     **{"s": "seconds", "sec": "seconds", "min": "minutes", "h": "hours", "d": "days", "wk": "weeks"},
     **{"year": "years", "yr": "years", "month": "months", "week": "weeks", "day": "days", "hour": "hours"},
-    **{"lb": "pounds", "lbs": "pounds", "pound": "pounds", "oz": "ounces", "kilograms": "kg", "grams": "g", "st": "stone"},
+    **{
+        "lb": "pounds",
+        "lbs": "pounds",
+        "pound": "pounds",
+        "oz": "ounces",
+        "kilograms": "kg",
+        "grams": "g",
+        "st": "stone",
+    },
     **{"in": "inches", "inch": "inches", "ft": "feet", "metres": "m", "meters": "m", "mm Hg": "mmHg", "%": "percent"},
 }
 #: Names in a sentence of units that are written as symbols.
-IN_WORDS = {"kg": "kilograms", "g": "grams", "mg": "milligrams", "cm": "centimetres", "m": "metres", "mm": "millimetres"}
+IN_WORDS = {
+    "kg": "kilograms",
+    "g": "grams",
+    "mg": "milligrams",
+    "cm": "centimetres",
+    "m": "metres",
+    "mm": "millimetres",
+}
 #: Scales of one unit with and without a prefix, such as mg/L and g/L.
 PREFIXES = (10.0, 100.0, 1e3, 1e6)
 

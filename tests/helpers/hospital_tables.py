@@ -196,8 +196,11 @@ def some(share, value):
 
 def spreadsheet(days):
     """A spreadsheet of another country swaps day and month where it can."""
-    exchanged = pd.Series([d.replace(day=d.month, month=d.day) if d.day <= 12 else d for d in days], index=days.index)
-    return exchanged
+    return pd.Series([d.replace(day=d.month, month=d.day) if d.day <= 12 else d for d in days], index=days.index)
+
+
+def century_early(days):
+    return days - pd.DateOffset(years=100)
 
 
 def written(form):
@@ -239,8 +242,8 @@ FAULTS = [
     Fault("metres for centimetres", "height", numbers("height", lambda x, _: x / 100), SITE_SCALE, "metres for"),
     Fault("Fahrenheit", "temperature", numbers("temperature", lambda x, _: 1.8 * x + 32, 1), SITE_SCALE, "Fahrenheit"),
     Fault("g/L for g/dL", "haemoglobin", numbers("haemoglobin", lambda x, _: 10 * x), SITE_SCALE, "10 times too large"),
-    Fault("mg/dL for µmol/L", "creatinine", numbers("creatinine", lambda x, _: 0.01131 * x, 2), SITE_SCALE, "mg/dL for"),
-    Fault("mmol/L for µmol/L", "creatinine", numbers("creatinine", lambda x, _: x / 1000), SITE_SCALE, "1000 times too"),
+    Fault("mg/dL for µmol/L", "creatinine", numbers("creatinine", lambda x, _: 0.01131 * x, 2), SITE_SCALE, "mg/dL"),
+    Fault("mmol/L for µmol/L", "creatinine", numbers("creatinine", lambda x, _: x / 1000), SITE_SCALE, "1000 times"),
     Fault("µg/L for mg/L", "crp", numbers("crp", lambda x, _: 1000 * x), SITE_SCALE, "1000 times too large"),
     Fault("M and F", "sex", texts("sex", lambda x: x[0].upper()), SITE_UNKNOWN, "abbreviate"),
     Fault("capitals and spaces", "sex", texts("sex", lambda x: f"{x.capitalize()} "), SITE_UNKNOWN, "capitals"),
@@ -254,7 +257,7 @@ FAULTS = [
     Fault("day and month exchanged", "entry", dates("entry", written("%Y-%d-%m")), ("day_and_month_swapped",)),
     Fault("exchanged where possible", "entry", dates("entry", spreadsheet), ("day_and_month_swapped",)),
     Fault("day/month/year", "exit", dates("exit", written("%d/%m/%Y")), ("not_dates",), "day/month/year"),
-    Fault("1918 for 2018", "entry", dates("entry", lambda d: d - pd.DateOffset(years=100)), ("dates_shifted",), "100 years"),
+    Fault("1918 for 2018", "entry", dates("entry", century_early), ("dates_shifted",), "100 years"),
     Fault("1904 dates", "entry", both_dates(lambda d: d - pd.Timedelta(days=1462)), ("time_differs",), "1904"),
     Fault("exit before entry", "exit", dates("exit", lambda d: d - pd.Timedelta(days=250)), ("dates_in_wrong_order",)),
     Fault("one sex only", "sex", texts("sex", lambda _: "male"), ("constant",)),
@@ -266,7 +269,7 @@ FAULTS = [
     Fault("9 for a missing score", "ecog", lambda f, rng: f.assign(ecog=f["ecog"].where(rng.random(len(f)) > 0.1, "9")),
           SITE_UNKNOWN, "numbers"),
     Fault("a column is lacking", "weight", lambda frame, _: frame.drop(columns="weight"), ("column_absent",)),
-    Fault("a column has another name", "crp", lambda f, _: f.rename(columns={"crp": "CRP "}), ("column_absent",), "capitals"),
+    Fault("another name", "crp", lambda f, _: f.rename(columns={"crp": "CRP "}), ("column_absent",), "capitals"),
     Fault("an empty column", "smoker", texts("smoker", lambda _: ""), ("column_empty",)),
     Fault("limits of detection", "crp", lambda f, rng: f.assign(crp=f["crp"].where(rng.random(len(f)) > 0.2, "<5")),
           ("not_numbers",), "limit of detection"),
