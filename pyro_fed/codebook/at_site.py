@@ -85,15 +85,51 @@ class SiteFinding:
 Found = tuple[Finding, Any, str]
 
 
+@dataclass(frozen=True, eq=False)
+class _Column:
+    """A column of a site's table, with what is known of it.
+
+    Attributes:
+        name: in the codebook.
+        column: what it must be.
+        values: in the codebook's type, (n,).
+        texts: as they are in the file, (n,).
+        unreadable: positions of texts that are no such value.
+        failed: positions of the rows that fail each check of pandera, by the check's name.
+        frame: the other columns.
+        book: the codebook.
+    """
+
+    name: str
+    column: Column
+    values: pd.Series
+    texts: pd.Series
+    unreadable: np.ndarray
+    failed: dict[str, np.ndarray]
+    frame: pd.DataFrame
+    book: Codebook
+
+    def failing(self, check: str) -> np.ndarray:
+        """Positions of the rows that fail a check."""
+        return self.failed.get(check, np.array([], int))
+
+    def share(self, rows: np.ndarray) -> str:
+        """How many of the table's rows these are, in a word."""
+        return sentences.share(len(rows), len(self.values), self.book.fewest)
+
+
 def findings_of(table: Table, book: Codebook, site: str) -> tuple[list[SiteFinding], Typed]:
     """The findings of a table, and the table in the codebook's types."""
     data = typed(table, book)
     failed = failures(data.frame, book, site)
     found = [*_file_findings(table, book, site), *_absent(table, failed)]
-    for name in data.frame:
-        column = book.columns[name]
+    for name in data.frame if len(data.frame) else []:
         checks = {check: np.array(rows, int) for (check, of), rows in failed.items() if of == name}
-        found += list(_column_findings(name, column, data, table, checks, book))
+        unreadable = data.unreadable[name].nonzero()[0]
+        values, texts = data.frame[name], table.texts[name]
+        found += _column_findings(
+            _Column(name, book.columns[name], values, texts, unreadable, checks, data.frame, book)
+        )
     found += _twice(data, table, book)
     return [
         SiteFinding(site, one, tuple(table.numbers[np.asarray(rows, int)].tolist()), own, table.called)
@@ -129,60 +165,46 @@ def _letters(name: str) -> str:
     return re.sub(r"[\W_]", "", name).casefold()
 
 
-def _column_findings(
-    name: str, column: Column, data: Typed, table: Table, failed: dict[str, np.ndarray], book: Codebook
-) -> Iterator[Found]:
-    values, number = data.frame[name], len(table.texts)
-    share = lambda rows: sentences.share(len(rows), number, book.fewest)  # noqa: E731
-    unreadable = data.unreadable[name].nonzero()[0]
-    if not number:
-        return
-    if column.type == "date":
-        yield from _date_findings(name, column, data, table, failed, book)
+def _column_findings(one: _Column) -> Iterator[Found]:
+    name, unreadable = one.name, one.unreadable
+    if one.column.type == "date":
+        yield from _date_findings(one)
     elif len(unreadable):
-        comma = table.texts[name].iloc[unreadable].str.fullmatch(r"[-+]?\d+,\d+")
-        yield (
-            sentences.not_numbers(column=name, rows=share(unreadable), decimal_comma=bool(comma.all())),
-            unreadable,
-            "",
-        )
-    if column.has_moments:
-        yield from _number_findings(name, column, values, failed, book)
-    if len(rows := failed.get("levels", [])):
-        how, own = _unknown_levels(values.iloc[rows], column, book.fewest)
-        yield sentences.unknown_levels(column=name, rows=share(rows), how=how), rows, own
-    if len(rows := failed.get("field_uniqueness", [])):
-        yield sentences.not_unique(column=name, rows=share(rows)), rows, ""
-    if values.isna().all() and not len(unreadable):
+        comma = bool(one.texts.iloc[unreadable].str.fullmatch(r"[-+]?\d+,\d+").all())
+        yield sentences.not_numbers(column=name, rows=one.share(unreadable), decimal_comma=comma), unreadable, ""
+    if one.column.has_moments:
+        yield from _number_findings(one)
+    if len(rows := one.failing("levels")):
+        how, own = _unknown_levels(one.values.iloc[rows], one.column, one.book.fewest)
+        yield sentences.unknown_levels(column=name, rows=one.share(rows), how=how), rows, own
+    if len(rows := one.failing("field_uniqueness")):
+        yield sentences.not_unique(column=name, rows=one.share(rows)), rows, ""
+    if one.values.isna().all() and not len(unreadable):
         yield sentences.column_empty(column=name), [], ""
-    elif len(rows := np.setdiff1d(failed.get("not_nullable", np.array([], int)), unreadable)):
-        yield sentences.values_missing(column=name, rows=share(rows)), rows, ""
-    if values.notna().sum() >= book.fewest and values.nunique() == 1 and column.type != "identifier":
+    elif len(rows := np.setdiff1d(one.failing("not_nullable"), unreadable)):
+        yield sentences.values_missing(column=name, rows=one.share(rows)), rows, ""
+    if one.values.notna().sum() >= one.book.fewest and one.values.nunique() == 1 and one.column.type != "identifier":
         yield sentences.constant(column=name), [], ""
 
 
 # -- Numbers ------------------------------------------------------------------------------------------------------
 
 
-def _number_findings(
-    name: str, column: Column, values: pd.Series, failed: dict[str, np.ndarray], book: Codebook
-) -> Iterator[Found]:
-    outside, number = failed.get("range", np.array([], int)), len(values)
-    share = lambda rows: sentences.share(len(rows), number, book.fewest)  # noqa: E731
-    there = values.dropna().to_numpy()
-    if units := _units_that_fit(there, len(outside), column):
+def _number_findings(one: _Column) -> Iterator[Found]:
+    name, outside, there = one.name, one.failing("range"), one.values.dropna().to_numpy()
+    if units := _units_that_fit(there, len(outside), one.column):
         known = sentences.in_another_unit(column=name, factor=units[0].text)
         yield known if len(units) == 1 else sentences.in_unknown_unit(column=name), outside, ""
         return
-    for code, rows in _missing_codes(values, outside):
+    for code, rows in _missing_codes(one.values, outside):
         outside = np.setdiff1d(outside, rows)
-        shown = f"{code:g}" if len(rows) >= book.fewest else "a number such as -9 or 99"
-        yield sentences.missing_code(column=name, rows=share(rows), missing=shown), rows, f"the code is {code:g}"
+        shown = f"{code:g}" if len(rows) >= one.book.fewest else "a number such as -9 or 99"
+        yield sentences.missing_code(column=name, rows=one.share(rows), missing=shown), rows, f"the code is {code:g}"
     if len(outside):
-        yield sentences.out_of_range(column=name, rows=share(outside)), outside, ""
-    if len(broken := failed.get("whole", [])):
-        factor = _unit_of_whole_numbers(there, column)
-        yield sentences.not_whole(column=name, rows=share(broken), factor=factor), broken, ""
+        yield sentences.out_of_range(column=name, rows=one.share(outside)), outside, ""
+    if len(broken := one.failing("whole")):
+        factor = _unit_of_whole_numbers(there, one.column)
+        yield sentences.not_whole(column=name, rows=one.share(broken), factor=factor), broken, ""
 
 
 def _units_that_fit(values: np.ndarray, outside: int, column: Column) -> list[Confusion]:
@@ -262,34 +284,30 @@ def _unknown_levels(values: pd.Series, column: Column, fewest: int) -> tuple[str
 # -- Dates --------------------------------------------------------------------------------------------------------
 
 
-def _date_findings(
-    name: str, column: Column, data: Typed, table: Table, failed: dict[str, np.ndarray], book: Codebook
-) -> Iterator[Found]:
-    values, number = data.frame[name], len(table.texts)
-    share = lambda rows: sentences.share(len(rows), number, book.fewest)  # noqa: E731
-    unreadable, outside = data.unreadable[name].nonzero()[0], failed.get("range", np.array([], int))
-    there = data.unreadable[name] | values.notna().to_numpy()
+def _date_findings(one: _Column) -> Iterator[Found]:
+    name, column, values, unreadable = one.name, one.column, one.values, one.unreadable
+    outside, early = one.failing("range"), one.failing("after")
+    there = np.union1d(unreadable, values.notna().to_numpy().nonzero()[0])
     if len(unreadable):
-        written = format_of(table.texts[name][there], column.format)
+        written = format_of(one.texts.iloc[there], column.format)
         if written == swapped_format(column.format):
-            yield sentences.day_and_month_swapped(column=name, rows=share(there.nonzero()[0])), unreadable, ""
+            yield sentences.day_and_month_swapped(column=name, rows=one.share(there)), unreadable, ""
             return
         words = format_in_words(written) if written else ""
-        yield sentences.not_dates(column=name, rows=share(unreadable), format=words), unreadable, ""
-    shift = date_shift(values.dropna(), column) if 2 * len(outside) >= there.sum() else ""
+        yield sentences.not_dates(column=name, rows=one.share(unreadable), format=words), unreadable, ""
+    shift = date_shift(values.dropna(), column) if 2 * len(outside) >= len(there) else ""
     if shift:
         yield sentences.dates_shifted(column=name, shift=shift), outside, ""
         return
-    early = failed.get("after", np.array([], int))
     wrong = np.union1d(outside, early)
-    if len(wrong) and (which := _swaps_that_mend(name, column, data.frame.iloc[wrong], book)):
-        for one in which:
-            yield sentences.day_and_month_swapped(column=one, rows="some"), wrong, ""
+    if len(wrong) and (which := _swaps_that_mend(name, column, one.frame.iloc[wrong], one.book)):
+        for swapped_one in which:
+            yield sentences.day_and_month_swapped(column=swapped_one, rows="some"), wrong, ""
         return
     if len(outside):
-        yield sentences.out_of_range(column=name, rows=share(outside)), outside, ""
+        yield sentences.out_of_range(column=name, rows=one.share(outside)), outside, ""
     if len(early):
-        yield sentences.dates_in_wrong_order(column=name, other=column.after, rows=share(early)), early, ""
+        yield sentences.dates_in_wrong_order(column=name, other=column.after, rows=one.share(early)), early, ""
     days = values.dropna().dt.day
     if not len(unreadable) and days.nunique() > 2 and days.max() <= 12 and (12 / 30.44) ** len(days) < FALSE_ALARM:
         yield sentences.no_late_days(column=name), [], ""
@@ -319,7 +337,7 @@ def _swaps_that_mend(name: str, column: Column, rows: pd.DataFrame, book: Codebo
 def _in_range(values: pd.Series, column: Column) -> pd.Series:
     if column.range is None:
         return pd.Series(True, index=values.index)
-    low, high = map(pd.Timestamp, column.range)  # type: ignore[arg-type]
+    low, high = map(pd.Timestamp, column.range)
     return values.isna() | ((values >= low) & (values <= high))
 
 

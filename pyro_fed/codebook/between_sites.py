@@ -17,6 +17,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 
@@ -127,7 +128,7 @@ def _column_findings(name: str, column: Column, summaries: Sequence[SiteSummary]
     yield from _never_missing(name, summaries)
 
 
-def log_t(z: np.ndarray) -> np.ndarray:
+def log_t(z: Any) -> Any:
     """Log density of Student's t with TAILS degrees of freedom, but for its constant."""
     return -(TAILS + 1) / 2 * np.log1p(z * z / TAILS)
 

@@ -128,7 +128,7 @@ def constants(summaries: Sequence[SiteSummary], columns: Sequence[str] | None = 
     moments, left_out = {}, {}
     for name in numbers if columns is None else columns:
         parts = {one.site: one.numbers[name] for one in summaries if name in one.numbers}
-        withheld = [site for site, part in parts.items() if part.n != 0 and not part.has_moments]
+        withheld = [site for site, part in parts.items() if part.withholds]
         reason = doubted.get(name) or (f"withheld by {listed(withheld)}" if withheld else "")
         if not any(part.n for part in parts.values()):
             reason = reason or "no site has values"

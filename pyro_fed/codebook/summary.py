@@ -68,6 +68,11 @@ class NumberSummary:
         """Whether mean and SD have left the site."""
         return bool(self.n) and self.mean is not None and self.sd is not None
 
+    @property
+    def withholds(self) -> bool:
+        """Whether there are values, and mean and SD have not left the site."""
+        return self.n != 0 and not self.has_moments
+
 
 @dataclass(frozen=True, kw_only=True)
 class CategorySummary:

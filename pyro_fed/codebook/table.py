@@ -1,13 +1,13 @@
 """Table 1 of a paper: the patients by site and overall, from what has left the sites.
 
-A count that a site withholds is not here, and the overall figures of its column leave that site out, with a note: their
-difference from the other sites' would be the count. So the table says no more than the sites' summaries.
+A count that a site withholds is not here. The count of all sites is then that of the others, "≥ 12": with the withheld
+one in it, their difference would be that count. So the table is computed from the sites' summaries, and says no more.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import TypeVar
@@ -23,6 +23,8 @@ from pyro_fed.errors import listed
 
 #: What stands for a figure that a site withholds, and for a column that it does not have.
 WITHHELD, ABSENT = "withheld", "–"
+#: What stands before the count of all sites if some withhold theirs.
+AT_LEAST = "≥"
 
 S = TypeVar("S", NumberSummary, CategorySummary)
 #: Label and cells of each row of the table.
@@ -81,32 +83,25 @@ def table_one(summaries: Sequence[SiteSummary]) -> TableOne:
         >>> print(pf.codebook.table_one(summaries).to_markdown())
     """
     check_sites(summaries, 1)
-    there = [str(one.rows) if one.rows is not None else WITHHELD for one in summaries]
-    rows: Rows = [("Rows", [*there, str(sum(one.rows or 0 for one in summaries))])]
-    without: dict[str, list[str]] = {}
-    if small := [one.site for one in summaries if one.rows is None]:
-        without[listed(small)] = ["all columns"]
+    rows: Rows = [("Rows", _with_total([one.rows for one in summaries]))]
+    notes = []
     for name, column in summaries[0].codebook.columns.items():
         shown = column.title or name
         if column.has_moments:
-            kept = _add_numbers(
-                shown, column, [_part(one, one.numbers, name, NumberSummary()) for one in summaries], rows
-            )
+            numbers = [_part(one, one.numbers, name, NumberSummary()) for one in summaries]
+            _add_numbers(shown, column, numbers, rows)
+            withheld = [
+                one.site for one, part in zip(summaries, numbers, strict=True) if part is not None and part.withholds
+            ]
+            if withheld:
+                notes.append(f"Overall mean and SD of {shown}: without {listed(withheld)}, of too few rows.")
         elif column.type == "category":
             unknown = CategorySummary(levels=dict.fromkeys(column.levels))
-            kept = _add_category(shown, column, [_part(one, one.categories, name, unknown) for one in summaries], rows)
-        else:
-            continue
-        if left := [one.site for one, keeps in zip(summaries, kept, strict=True) if not keeps and name in one.columns]:
-            without.setdefault(listed(left), []).append(shown)
-    frame = pd.DataFrame(
-        [cells for _, cells in rows],
-        index=[label for label, _ in rows],
-        columns=[*(one.site for one in summaries), "overall"],
-    )
-    notes = [
-        f"Overall: {listed(names)} without {sites}, which withholds small counts." for sites, names in without.items()
-    ]
+            _add_category(shown, column, [_part(one, one.categories, name, unknown) for one in summaries], rows)
+    cells, labels = [cells for _, cells in rows], [label for label, _ in rows]
+    if any(text.startswith(AT_LEAST) for each in cells for text in each):
+        notes.append(f"{AT_LEAST} n: the sum of the counts that are not withheld.")
+    frame = pd.DataFrame(cells, index=labels, columns=[*(one.site for one in summaries), "overall"])
     return TableOne(frame, tuple(notes))
 
 
@@ -115,46 +110,51 @@ def _part(summary: SiteSummary, parts: Mapping[str, S], name: str, withheld: S) 
     return withheld if summary.rows is None else parts.get(name)
 
 
-def _add_numbers(shown: str, column: Column, parts: Sequence[NumberSummary | None], rows: Rows) -> list[bool]:
-    """Add the rows of a column of numbers; whether each site is in the overall figures."""
+def _add_numbers(shown: str, column: Column, parts: Sequence[NumberSummary | None], rows: Rows) -> None:
+    """Add the rows of a column of numbers."""
     known = [part for part in parts if part is not None and part.has_moments]
-    cells = _cells(
-        parts, lambda part: _mean_sd(part.mean, part.sd) if part.has_moments else WITHHELD if part.n != 0 else ABSENT
-    )
     overall = ABSENT
     if known:
         all_of = pooled(known)
         varies = any(part.sd for part in known) or len({part.mean for part in known}) > 1
         overall = _mean_sd(all_of.mean, all_of.sd * math.sqrt(all_of.n / (all_of.n - 1)) if varies else 0.0)
     unit = f" ({column.unit})" if column.unit else ""
-    rows.append((f"{shown}{unit}, mean (SD)", [*cells, overall]))
+    rows.append((f"{shown}{unit}, mean (SD)", [*map(_number_cell, parts), overall]))
     _add_missing(parts, rows)
-    return [part is not None and part.has_moments for part in parts]
 
 
-def _add_category(shown: str, column: Column, parts: Sequence[CategorySummary | None], rows: Rows) -> list[bool]:
-    """Add the rows of a category; whether each site is in the overall figures."""
-    whole = [part for part in parts if part is not None and part.is_whole]
-    total = sum(part.n or 0 for part in whole)
+def _number_cell(part: NumberSummary | None) -> str:
+    if part is None or part.n == 0:
+        return ABSENT
+    return WITHHELD if part.withholds else _mean_sd(part.mean, part.sd)
+
+
+def _add_category(shown: str, column: Column, parts: Sequence[CategorySummary | None], rows: Rows) -> None:
+    """Add the rows of a category."""
     rows.append((f"{shown}, n (%)", [""] * (len(parts) + 1)))
+    totals = [None if part is None else part.n for part in parts]
     for level in column.levels:
-        cells = [ABSENT if part is None else _count(part.levels[level], part.n) for part in parts]
-        overall = _count(sum(part.levels[level] or 0 for part in whole), total) if whole else ABSENT
-        rows.append((f"  {level}", [*cells, overall]))
+        rows.append(
+            (f"  {level}", _with_total([ABSENT if part is None else part.levels[level] for part in parts], totals))
+        )
     _add_missing(parts, rows)
-    return [part is not None and part.is_whole for part in parts]
 
 
 def _add_missing(parts: Sequence[NumberSummary | CategorySummary | None], rows: Rows) -> None:
     """Add the row of missing values, if any site has some or withholds their number."""
-    there = [part.missing for part in parts if part is not None]
-    if any(missing != 0 for missing in there):
-        cells = [ABSENT if part is None else WITHHELD if part.missing is None else str(part.missing) for part in parts]
-        rows.append(("  missing", [*cells, str(sum(missing or 0 for missing in there))]))
+    counts = [ABSENT if part is None else part.missing for part in parts]
+    if any(count not in (0, ABSENT) for count in counts):
+        rows.append(("  missing", _with_total(counts)))
 
 
-def _cells(parts: Sequence[NumberSummary | None], text: Callable[[NumberSummary], str]) -> list[str]:
-    return [ABSENT if part is None else text(part) for part in parts]
+def _with_total(counts: Sequence[int | str | None], totals: Sequence[int | None] = ()) -> list[str]:
+    """Cells of counts, None where one is withheld, and of their sum; percentages of totals."""
+    known = [count for count in counts if isinstance(count, int)]
+    totals = totals or [None] * len(counts)
+    cells = [count if isinstance(count, str) else _count(count, of) for count, of in zip(counts, totals, strict=True)]
+    if None in counts:
+        return [*cells, f"{AT_LEAST} {sum(known)}"]
+    return [*cells, _count(sum(known), sum(of or 0 for of in totals)) if known else ABSENT]
 
 
 def _mean_sd(mean: float | None, sd: float | None) -> str:
