@@ -45,12 +45,14 @@ UNNAMED = 0.2
 FAR = 8.0
 #: An effect at the other sites tells about levels if it is so many standard errors from zero.
 ESTABLISHED = 2.0
-#: Between the names of two sites of which one is wrong.
-OR = " or "
 #: What tells about levels beside the other columns.
 FREQUENCIES = "their frequencies"
 #: No value is missing at a site, and at least this share at each other one, with this chance of that.
 OFTEN_MISSING, MISSING_CHANCE = 0.1, 1e-6
+
+
+#: The site that a finding is about, or two of which one is wrong; and the finding.
+Found = tuple[tuple[str, ...], Finding]
 
 
 @checked
@@ -73,18 +75,19 @@ def compare(summaries: Sequence[SiteSummary]) -> list[SiteFinding]:
         ...     print(one.site, one.finding.text)
     """
     check_sites(summaries)
-    found = [(one.site, finding) for one in summaries for finding in one.as_findings()]
+    found = [((one.site,), finding) for one in summaries for finding in one.as_findings()]
     doubted: dict[tuple[str, str], set[str]] = {}
-    for site, finding in found:
+    for (site,), finding in found:
         if finding.is_doubt:
             doubted.setdefault((site, str(finding.where.get("column"))), set()).add(finding.code)
     found += _codebooks(summaries)
     for name, column in summaries[0].codebook.columns.items():
-        for site, finding in _column_findings(name, column, summaries):
-            if doubted.get((site, name), set()) <= NOT_EXPLAINED.get(finding.code, set()):
-                found.append((site, finding))
+        for sites, finding in _column_findings(name, column, summaries):
+            if all(doubted.get((site, name), set()) <= NOT_EXPLAINED.get(finding.code, set()) for site in sites):
+                found.append((sites, finding))
     order = [one.site for one in summaries]
-    return [SiteFinding(site, one) for site, one in sorted(found, key=lambda pair: order.index(pair[0].split(OR)[0]))]
+    found.sort(key=lambda one: order.index(one[0][0]))
+    return [SiteFinding(" or ".join(sites), finding) for sites, finding in found]
 
 
 #: Findings of a site on a column beside which one between sites says more.
@@ -102,20 +105,16 @@ def check_sites(summaries: Sequence[SiteSummary], least: int = 2) -> None:
         )
 
 
-def _codebooks(summaries: Sequence[SiteSummary]) -> Iterator[tuple[str, Finding]]:
+def _codebooks(summaries: Sequence[SiteSummary]) -> Iterator[Found]:
     books = [replace(one.codebook, fewest=2) for one in summaries]
-    most = max(books, key=books.count)
+    usual = max(books, key=books.count)
+    with_it = tuple(one.site for one, book in zip(summaries, books, strict=True) if book == usual)
     for one, book in zip(summaries, books, strict=True):
-        if book != most:
-            yield (
-                one.site,
-                sentences.other_codebook(
-                    sites=tuple(other.site for other, its in zip(summaries, books, strict=True) if its == most)
-                ),
-            )
+        if book != usual:
+            yield (one.site,), sentences.other_codebook(sites=with_it)
 
 
-def _column_findings(name: str, column: Column, summaries: Sequence[SiteSummary]) -> Iterator[tuple[str, Finding]]:
+def _column_findings(name: str, column: Column, summaries: Sequence[SiteSummary]) -> Iterator[Found]:
     if column.has_moments or column.type == "date":
         sites = {
             one.site: numbers
@@ -174,44 +173,41 @@ class _Sites:
                 yield int(k), float(apart), float(ratio)
 
 
-def _scales(name: str, column: Column, sites: dict[str, NumberSummary]) -> Iterator[tuple[str, Finding]]:
+def _scales(name: str, column: Column, sites: dict[str, NumberSummary]) -> Iterator[Found]:
     varying = {site: one for site, one in sites.items() if one.sd}
     if len(varying) < 2:
         return
     is_date = column.type == "date"
-    compared = _sites_of(varying, column)
-    possible = _shifts() if is_date else confusions(column)
+    compared, possible = _sites_of(varying, column), _shifts() if is_date else confusions(column)
     factors, offsets = np.ones(len(compared.names)), np.zeros(len(compared.names))
-    shares = np.array([1.0 if one.is_named else UNNAMED for one in possible])
-    prior, best = (
-        dict(zip(possible, np.log(PRIOR * shares / shares.sum()), strict=True)),
-        compared.log_likelihood(factors, offsets),
-    )
     for _ in varying:
-        gains = sorted(
-            (
-                (compared.log_likelihood(*_converted(factors, offsets, k, one)) + prior[one] - best, site, one)
-                for k, site in enumerate(compared.names)
-                if site and factors[k] == 1 and offsets[k] == 0
-                for one in possible
-            ),
-            key=lambda gain: -gain[0],
-        )
-        if not gains or gains[0][0] < math.log(ODDS):
+        gain, site, one, rival = _likeliest(compared, possible, factors, offsets)
+        if gain < math.log(ODDS):
             break
-        gain, site, one = gains[0]
-        k = compared.names.index(site)
-        rival = next((other for other in gains if other[1] != site), None)
-        if rival is not None and gain - rival[0] < math.log(ODDS) and len(varying) == 2:
-            site = f"{site}{OR}{rival[1]}"
-        text = one.name if is_date else one.text
-        yield site, (sentences.time_differs(column=name, shift=text) if is_date
-                     else sentences.scale_differs(column=name, factor=text))  # fmt: skip
-        factors, offsets = _converted(factors, offsets, k, one)
-        best = compared.log_likelihood(factors, offsets)
+        which = (site, rival[1]) if len(varying) == 2 and gain - rival[0] < math.log(ODDS) else (site,)
+        shift = sentences.time_differs(column=name, shift=one.name)
+        yield which, shift if is_date else sentences.scale_differs(column=name, factor=one.text)
+        factors, offsets = _converted(factors, offsets, compared.names.index(site), one)
     for k, apart, ratio in compared.far_off(factors, offsets):
         mean = f"{abs(apart):.1f} SDs {'above' if apart > 0 else 'below'}"
-        yield compared.names[k], sentences.distribution_differs(column=name, mean=mean, sd=f"{ratio:.3g} times")
+        yield (compared.names[k],), sentences.distribution_differs(column=name, mean=mean, sd=f"{ratio:.3g} times")
+
+
+def _likeliest(
+    compared: _Sites, possible: Sequence[Confusion], factors: np.ndarray, offsets: np.ndarray
+) -> tuple[float, str, Confusion, tuple[float, str]]:
+    """The conversion of one more site that gains most: log odds, site, what; and log odds and name of the next site."""
+    shares = np.array([1.0 if one.is_named else UNNAMED for one in possible])
+    priors = np.log(PRIOR * shares / shares.sum()) - compared.log_likelihood(factors, offsets)
+    best = (-math.inf, "", possible[0])
+    rival = (-math.inf, "")
+    for k, site in enumerate(compared.names):
+        if site and factors[k] == 1 and offsets[k] == 0:
+            gains = [compared.log_likelihood(*_converted(factors, offsets, k, one)) for one in possible] + priors
+            mine = (float(gains.max()), site, possible[int(gains.argmax())])
+            best, next_best = (mine, best) if mine[0] > best[0] else (best, mine)
+            rival = max(rival, next_best[:2])
+    return *best, rival
 
 
 def _converted(factors: np.ndarray, offsets: np.ndarray, k: int, one: Confusion) -> tuple[np.ndarray, np.ndarray]:
@@ -254,7 +250,7 @@ class _Difference:
     differs: float
 
 
-def _levels(name: str, column: Column, summaries: Sequence[SiteSummary]) -> Iterator[tuple[str, Finding]]:
+def _levels(name: str, column: Column, summaries: Sequence[SiteSummary]) -> Iterator[Found]:
     sites = [one for one in summaries if name in one.categories]
     pairs = [*combinations(list(column.levels), 2), *([HALVES] if column.ordered and len(column.levels) > 2 else [])]
     scores: dict[str, tuple[float, Finding]] = {}
@@ -269,11 +265,9 @@ def _levels(name: str, column: Column, summaries: Sequence[SiteSummary]) -> Iter
                     else sentences.levels_exchanged(column=name, levels=pair, by=tuple(by))
                 )
                 scores[site.site] = score, finding
-    if len(sites) == 2 and len(scores) == 2:
-        yield OR.join(scores), next(iter(scores.values()))[1]
-    elif scores:  # a wrong site makes others look wrong
+    if scores:  # a wrong site makes others look wrong
         worst = max(scores, key=lambda site: scores[site][0])
-        yield worst, scores[worst][1]
+        yield (*scores,) if len(sites) == 2 else (worst,), scores[worst][1]
 
 
 def _differences(name: str, pair: tuple[str, str], sites: Sequence[SiteSummary]) -> Iterator[_Difference]:
@@ -346,7 +340,7 @@ def _exchange_score(differences: Sequence[_Difference], k: int) -> tuple[float, 
 # -- Missing values -----------------------------------------------------------------------------------------------
 
 
-def _never_missing(name: str, summaries: Sequence[SiteSummary]) -> Iterator[tuple[str, Finding]]:
+def _never_missing(name: str, summaries: Sequence[SiteSummary]) -> Iterator[Found]:
     """Sites without a missing value, where every other site has many."""
     known = [
         (one.site, one.rows, columns[name].missing)
@@ -357,4 +351,4 @@ def _never_missing(name: str, summaries: Sequence[SiteSummary]) -> Iterator[tupl
         shares = [(its or 0) / number for other, number, its in known if other != site]
         often = len(shares) >= 2 and min(shares) >= OFTEN_MISSING
         if missing == 0 and often and (1 - min(shares)) ** rows < MISSING_CHANCE:
-            yield site, sentences.never_missing(column=name)
+            yield (site,), sentences.never_missing(column=name)

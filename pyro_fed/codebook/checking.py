@@ -13,6 +13,7 @@ from pyro_fed.codebook.plain import check_installed
 from pyro_fed.codebook.rows import read_table
 from pyro_fed.codebook.summary import SiteSummary, summarise
 from pyro_fed.conventions.calls import checked
+from pyro_fed.conventions.client_names import check_shown_name
 from pyro_fed.errors import DataError, SettingError, listed
 
 
@@ -44,7 +45,8 @@ def check(codebook: Codebook, rows: str | Path | pd.DataFrame, site: str = "", f
 
     Raises:
         DataError: the file cannot be read.
-        SettingError: the extra `study` is not installed, `fewest` is smaller than the codebook's, or there is no name.
+        SettingError: the extra `study` is not installed, or `fewest` is smaller than the codebook's.
+        ProtocolError: the site has no name, as of a data frame, or one that is no plain name.
 
     Example:
         >>> checked = pf.codebook.check(book, "albany.csv")
@@ -54,8 +56,7 @@ def check(codebook: Codebook, rows: str | Path | pd.DataFrame, site: str = "", f
     """
     check_installed()
     site = site or (Path(rows).stem if not isinstance(rows, pd.DataFrame) else "")
-    if not site or not site.isprintable():
-        raise SettingError(f"check: site must be the site's name, received {site!r}")
+    check_shown_name(site)
     if fewest is not None:
         if fewest < codebook.fewest:
             raise SettingError(f"check: fewest must be at least the codebook's, {codebook.fewest}; received {fewest}")

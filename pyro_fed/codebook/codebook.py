@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from pyro_fed.codebook.plain import from_table
+from pyro_fed.codebook.plain import from_table, reason
 from pyro_fed.conventions.calls import checked
 from pyro_fed.conventions.spelling import closest
 from pyro_fed.errors import SettingError, listed
@@ -153,10 +153,10 @@ def read_codebook(path: str | Path) -> Codebook:
     path = Path(path)
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except OSError as error:
-        raise SettingError(f"{path} cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SettingError(f"{path} is not a TOML file: {error}") from error
+    except (OSError, ValueError) as error:
+        raise SettingError(f"{path} cannot be read: {reason(error)}") from error
     return checked_codebook(from_table(Codebook, table, str(path)), str(path))
 
 

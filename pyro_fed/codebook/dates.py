@@ -69,4 +69,4 @@ def date_shift(dates: pd.Series, column: Column) -> str:
 
 def days_of(dates: pd.Series) -> np.ndarray:
     """Days since 1970-01-01, (n,)."""
-    return dates.astype("datetime64[s]").astype("int64").to_numpy(float) / 86400
+    return np.asarray(dates.astype("datetime64[s]").astype("int64"), float) / 86400

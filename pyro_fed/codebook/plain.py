@@ -53,10 +53,10 @@ def from_json(kind: type[T], path: Path) -> T:
 
     try:
         return TypeAdapter(kind).validate_json(path.read_bytes(), strict=False)
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from error
     except ValidationError as error:
         raise DataError(f"{path} is not such a file as pyro-fed check writes: {_faults(error)}") from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read: {reason(error)}") from error
 
 
 def to_json(value: Any, brief: Sequence[str] = ()) -> bytes:
@@ -67,6 +67,11 @@ def to_json(value: Any, brief: Sequence[str] = ()) -> bytes:
     adapter = TypeAdapter(type(value))
     plain, short = (adapter.dump_python(value, mode="json", exclude_defaults=only) for only in (False, True))
     return (json.dumps(plain | {name: short[name] for name in brief}, indent=1, allow_nan=False) + "\n").encode()
+
+
+def reason(error: OSError | ValueError) -> str:
+    """Why a file cannot be read: the system's words, or Python's on its path."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def _faults(error: Any) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from pyro_fed.codebook.codebook import Codebook, Column
+from pyro_fed.codebook.plain import reason
 from pyro_fed.errors import DataError, listed
 
 #: What separates the fields of a line.
@@ -64,10 +65,10 @@ def _as_text(value: Any) -> str:
 def _of_file(path: Path) -> Table:
     try:
         content = path.read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 (byte {error.start}): save it as CSV in UTF-8") from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read: {reason(error)}") from error
     first = content.partition("\n")[0]
     separator = max(SEPARATORS, key=first.count)
     reader = csv.reader(io.StringIO(content, newline=""), delimiter=separator)

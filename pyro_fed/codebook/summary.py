@@ -31,6 +31,7 @@ from pyro_fed.codebook.dates import days_of
 from pyro_fed.codebook.plain import from_json, to_json
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.calls import checked
+from pyro_fed.conventions.client_names import check_shown_name
 from pyro_fed.conventions.output import check_writable, replaced_file
 from pyro_fed.errors import DataError
 
@@ -184,14 +185,14 @@ def read_summary(path: str | Path) -> SiteSummary:
 
     Raises:
         DataError: the file cannot be read, or is not such a summary; the message names the entries.
+        ProtocolError: the site's name is no plain name.
 
     Example:
         >>> summary = pf.codebook.read_summary("albany.json")
     """
     summary = from_json(SiteSummary, Path(path))
     checked_codebook(summary.codebook, f"{path}, codebook")
-    if not summary.site or not summary.site.isprintable():
-        raise DataError(f"{path}: site must be a name")
+    check_shown_name(summary.site)
     for name in summary.columns:
         if name not in summary.codebook.columns:
             raise DataError(f"{path}: its codebook has no column {name!r}")
@@ -374,7 +375,8 @@ def _split(counts: Sequence[int | None], codes: np.ndarray) -> int:
 
 def _codes(values: pd.Series, column: Column) -> np.ndarray:
     """The number of each row's level, -1 for none of them, (n,)."""
-    return pd.Categorical(values.where(values.isin(list(column.levels)), None), categories=list(column.levels)).codes
+    known = values.where(values.isin(list(column.levels)), None)
+    return np.asarray(pd.Categorical(known, categories=list(column.levels)).codes)
 
 
 def _groups_may_leave(groups: np.ndarray, cells: np.ndarray, column: Column, fewest: int) -> bool:
