@@ -52,7 +52,7 @@ def check(codebook: Codebook, rows: str | Path | pd.DataFrame, site: str = "", f
         >>> checked = pf.codebook.check(book, "albany.csv")
         >>> for one in checked.findings:
         ...     print(one.finding.text, one.rows)
-        >>> checked.summary.write("albany.json")
+        >>> path = checked.summary.write("albany.json")
     """
     check_installed()
     site = site or (Path(rows).stem if not isinstance(rows, pd.DataFrame) else "")

@@ -117,7 +117,7 @@ def constants(summaries: Sequence[SiteSummary], columns: Sequence[str] | None = 
         DataError: a column that is asked for cannot be pooled; names the site.
 
     Example:
-        >>> pf.codebook.constants(summaries, ["age", "weight"]).write("constants.json")
+        >>> path = pf.codebook.constants(summaries, ["age", "weight"]).write("constants.json")
     """
     check_sites(summaries, 1)
     book = summaries[0].codebook

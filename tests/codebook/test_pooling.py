@@ -1,5 +1,6 @@
 """Pooled constants equal the moments of the pooled rows; Table 1 has the same figures as the tables have."""
 
+import dataclasses
 import json
 
 import hospital_tables
@@ -64,6 +65,23 @@ def test_standardised_columns_have_mean_zero_and_sd_one_over_all_sites(book, sum
         constants.standardise(raw[["sex"]])
 
 
+def effect_of_age(frames):
+    """Log odds of death for one SD of age, by maximum likelihood on the pooled rows."""
+    rows = pd.concat(frames.values())
+    age, died = pd.to_numeric(rows["age"]).to_numpy(float), (rows["died"] == "yes").to_numpy(float)
+    x = np.stack([np.ones(len(age)), (age - age.mean()) / age.std()], 1)
+    beta = np.zeros(2)
+    for _ in range(10):
+        p = 1 / (1 + np.exp(-x @ beta))
+        beta += np.linalg.solve(x.T * (p * (1 - p)) @ x, x.T @ (died - p))
+    return beta[1]
+
+
+def test_months_for_years_at_one_hospital_would_hide_the_effect_of_age(frames):
+    assert effect_of_age(frames) == pytest.approx(0.472, abs=1e-3)
+    assert effect_of_age(frames | {"chicago": months(frames["chicago"])}) == pytest.approx(0.008, abs=1e-3)
+
+
 def test_months_for_years_are_not_pooled(book, summaries, frames):
     wrong = pf.codebook.check(book, months(frames["chicago"]), "chicago").summary
     mixed = [wrong if one.site == "chicago" else one for one in summaries]
@@ -73,16 +91,19 @@ def test_months_for_years_are_not_pooled(book, summaries, frames):
         pf.codebook.constants(mixed, ["age"])
 
 
-def test_a_suspicion_leaves_a_column_out_unless_it_is_asked_for(summaries, book, frames):
-    pounds = frames["dayton"]["weight"].map(lambda text: f"{1.5 + 0.4 * float(text):.1f}" if text else "")
-    light = pf.codebook.check(book, frames["dayton"].assign(weight=pounds), "dayton").summary
-    mixed = [light if one.site == "dayton" else one for one in summaries]
-    if any(one.finding.is_doubt for one in pf.codebook.compare(mixed)):
-        light_findings = [one for one in light.findings if one.code != "out_of_range"]
-        assert light_findings == []
-    with pytest.raises(pf.DataError, match="height2"):
-        pf.codebook.constants(mixed, ["height2"])
-    assert "weight" in pf.codebook.constants(mixed).left_out
+def test_a_suspicion_leaves_a_column_out_unless_it_is_asked_for(book, summaries, frames):
+    tenth = frames["dayton"]["creatinine"].map(lambda text: f"{float(text) / 10:g}")
+    wide = dataclasses.replace(book.columns["creatinine"], range=(0.5, 2000))
+    book = dataclasses.replace(book, columns=book.columns | {"creatinine": wide})
+    tables = frames | {"dayton": frames["dayton"].assign(creatinine=tenth)}
+    mixed = [pf.codebook.check(book, frame, site).summary for site, frame in tables.items()]
+    assert {one.finding.code for one in pf.codebook.compare(mixed)} == {"scale_differs"}
+    left_out = pf.codebook.constants(mixed).left_out
+    assert left_out.keys() == {"creatinine"} and "at dayton" in left_out["creatinine"]
+    with pytest.warns(UserWarning, match="creatinine is pooled although at dayton"):
+        assert "creatinine" in pf.codebook.constants(mixed, ["creatinine"]).columns
+    with pytest.raises(pf.DataError, match="'heights' is not a column of numbers; did you mean 'height'"):
+        pf.codebook.constants(mixed, ["heights"])
 
 
 def test_a_site_without_the_column_is_not_in_its_moments(book, summaries, frames):
