@@ -49,7 +49,7 @@ def check(
     files: tuple[Path, ...], site: str | None, fewest: int | None, out: Path | None, compares: bool,
     constants_path: Path | None, table_path: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
-    r"""Check a site's table, or compare those of several sites.
+    """Check a site's table, or compare those of several sites.
 
     \b
     pyro-fed check codebook.toml albany.csv
@@ -60,7 +60,7 @@ def check(
     `fewest`. The second form takes the summaries and looks for other units, exchanged levels and shifted dates.
 
     The exit code is 1 if anything is found. Needs the extra study: pip install 'pyro_fed[study]'.
-    """
+    """  # noqa: D301
     if compares:
         if site or fewest or out:
             raise SettingError("--site, --fewest and --out belong to the check of one table, without --compare")

@@ -21,7 +21,7 @@ from pyro_fed.codebook.codebook import Codebook, Column
 from pyro_fed.codebook.dates import date_shift, format_in_words, format_of, swapped, swapped_format
 from pyro_fed.codebook.rows import Table, Typed, plain, typed
 from pyro_fed.codebook.schema import failures
-from pyro_fed.codebook.units import Confusion, confusions
+from pyro_fed.codebook.units import Confusion, confusions, unit_of_whole_numbers
 from pyro_fed.codes.finding import Finding
 from pyro_fed.errors import listed
 
@@ -56,8 +56,6 @@ EXPORT_LIMITS = (1000, 5000, 10000, 16384, 32767, 32768, 50000, 65535, 65536, 10
 UNEXPLAINED = 0.05
 #: Chance of a false alarm of each check that is a test.
 FALSE_ALARM = 1e-4
-#: Chance that a cause explains a failure that is there in any case.
-EXPLAINED_BY_CHANCE = 0.01
 #: Factor by which dependent columns make equal rows more frequent than independent ones would be.
 DEPENDENCE = 10
 
@@ -122,7 +120,7 @@ def findings_of(table: Table, book: Codebook, site: str) -> tuple[list[SiteFindi
     """The findings of a table, and the table in the codebook's types."""
     data = typed(table, book)
     failed = failures(data.frame, book, site)
-    found = [*_file_findings(table, book, site), *_absent(table, failed)]
+    found = [*_file_findings(table, book, site), *_absent(table, failed, book)]
     for name in data.frame if len(data.frame) else []:
         checks = {check: np.array(rows, int) for (check, of), rows in failed.items() if of == name}
         unreadable = data.unreadable[name].nonzero()[0]
@@ -150,14 +148,14 @@ def _file_findings(table: Table, book: Codebook, site: str) -> Iterator[Found]:
         yield sentences.at_export_limit(limit=number), [], ""
 
 
-def _absent(table: Table, failed: dict[tuple[str, str], list[int]]) -> Iterator[Found]:
+def _absent(table: Table, failed: dict[tuple[str, str], list[int]], book: Codebook) -> Iterator[Found]:
+    others = [name for name in table.texts if name not in book.columns]
     for check, name in failed:
         if check == "absent":
-            alike = [other for other in table.texts if _letters(other) == _letters(name)]
+            alike = [other for other in others if _letters(other) == _letters(name)]
             named = "the same but for capitals, spaces or signs" if alike else ""
-            own = (
-                f"did you mean {alike[0]!r}?" if alike else f"the table's columns: {', '.join(map(repr, table.texts))}"
-            )
+            unknown = f"columns that the codebook does not have: {listed(map(repr, others))}" if others else ""
+            own = f"did you mean {alike[0]!r}?" if alike else unknown
             yield sentences.column_absent(column=name, named=named), [], own
 
 
@@ -203,7 +201,7 @@ def _number_findings(one: _Column) -> Iterator[Found]:
     if len(outside):
         yield sentences.out_of_range(column=name, rows=one.share(outside)), outside, ""
     if len(broken := one.failing("whole")):
-        factor = _unit_of_whole_numbers(there, one.column)
+        factor = unit_of_whole_numbers(there, one.column)
         yield sentences.not_whole(column=name, rows=one.share(broken), factor=factor), broken, ""
 
 
@@ -243,22 +241,6 @@ def _stands_out(code: float, times: int, others: np.ndarray) -> bool:
     gap = max(others.min() - code, code - others.max())
     far = times >= 2 and gap > 2 * (high - low) > 0
     return bool(far or (len(counts) >= 20 and times >= 6 and times > 3 * counts.max()))
-
-
-def _unit_of_whole_numbers(values: np.ndarray, column: Column) -> str:
-    """The unit in which rounded values would all be whole numbers, if chance does not explain it."""
-    distinct = np.unique(values[values != 0])
-    decimals = next((d for d in range(4) if np.allclose(distinct, distinct.round(d), rtol=0, atol=1e-9)), None)
-    if not len(distinct) or not decimals:
-        return ""
-    named = [one for one in confusions(column) if one.is_named]
-    for one in named:
-        meant = (distinct - one.offset) / one.factor
-        rounding = 0.5 * 10.0**-decimals / one.factor
-        by_chance = len(named) * (2 * rounding) ** len(distinct)
-        if by_chance < EXPLAINED_BY_CHANCE and (abs(meant - meant.round()) <= 1.001 * rounding).all():
-            return one.text
-    return ""
 
 
 # -- Categories ---------------------------------------------------------------------------------------------------

@@ -121,7 +121,8 @@ def _column_findings(name: str, column: Column, summaries: Sequence[SiteSummary]
             for one in summaries
             if (numbers := {**one.numbers, **one.dates}.get(name)) is not None and numbers.has_moments
         }
-        yield from _scales(name, column, sites)
+        scales = list(_scales(name, column, sites))
+        yield from scales or _decimals(name, sites)
     if column.type == "category":
         yield from _levels(name, column, summaries)
     yield from _never_missing(name, summaries)
@@ -191,6 +192,15 @@ def _scales(name: str, column: Column, sites: dict[str, NumberSummary]) -> Itera
     for k, apart, ratio in compared.far_off(factors, offsets):
         mean = f"{abs(apart):.1f} SDs {'above' if apart > 0 else 'below'}"
         yield (compared.names[k],), sentences.distribution_differs(column=name, mean=mean, sd=f"{ratio:.3g} times")
+
+
+def _decimals(name: str, sites: dict[str, NumberSummary]) -> Iterator[Found]:
+    """The one site whose numbers have decimals."""
+    found = [site for site, one in sites.items() if one.decimals]
+    if len(found) == 1 and len(sites) >= 3 and all(one.decimals is not None for one in sites.values()):
+        (site,) = found
+        decimals, unit = sites[site].decimals or 0, sites[site].whole_in
+        yield (site,), sentences.decimals_differ(column=name, decimals=decimals, factor=unit)
 
 
 def _likeliest(

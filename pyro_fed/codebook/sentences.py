@@ -213,6 +213,13 @@ def distribution_differs(column: str, mean: str, sd: str) -> str:
 
 
 @note(Topic.CODEBOOK)
+def decimals_differ(column: str, decimals: int, factor: str = "") -> str:
+    """Numbers have decimals, which are whole at all other sites; `factor` is the unit in which they would be, too."""
+    why = f": they would be, too, if they are {factor}" if factor else ": are they converted from another unit?"
+    return f"{column}: the numbers have {decimals} decimal(s), and are whole at all other sites{why}"
+
+
+@note(Topic.CODEBOOK)
 def levels_exchanged(column: str, levels: Sequence[str], by: Sequence[str]) -> str:
     """Levels have the rates and means that other levels have at the other sites."""
     return (

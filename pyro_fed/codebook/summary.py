@@ -29,6 +29,7 @@ from pyro_fed.codebook import sentences
 from pyro_fed.codebook.codebook import Codebook, Column, checked_codebook
 from pyro_fed.codebook.dates import days_of
 from pyro_fed.codebook.plain import from_json, to_json
+from pyro_fed.codebook.units import unit_of_whole_numbers
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.calls import checked
 from pyro_fed.conventions.client_names import check_shown_name
@@ -55,6 +56,7 @@ class NumberSummary:
         sd: their SD, with n - 1.
         quantiles: by their probability, each the mean of neighbouring values.
         decimals: of the numbers, but for fewer than `fewest` of them.
+        whole_in: the unit in which numbers with decimals would be whole ones, see `Confusion.text`.
     """
 
     n: int | None = None
@@ -63,6 +65,7 @@ class NumberSummary:
     sd: float | None = None
     quantiles: dict[str, float] = field(default_factory=dict)
     decimals: int | None = None
+    whole_in: str = ""
 
     @property
     def has_moments(self) -> bool:
@@ -196,6 +199,8 @@ def read_summary(path: str | Path) -> SiteSummary:
     for name in summary.columns:
         if name not in summary.codebook.columns:
             raise DataError(f"{path}: its codebook has no column {name!r}")
+    if not all(one.whole_in.isprintable() for one in summary.numbers.values()):
+        raise DataError(f"{path}: numbers have characters that are not printable")
     for number, one in enumerate(summary.findings):
         _check_noted(one, f"{path}: findings.{number}", summary.codebook)
     return summary
@@ -273,6 +278,7 @@ def summarise_numbers(values: np.ndarray, column: Column, fewest: int) -> Number
         sd=sd,
         quantiles=_quantiles(there, fewest) if column.has_moments else {},
         decimals=_decimals(there, fewest) if column.has_moments else None,
+        whole_in=unit_of_whole_numbers(there, column) if column.has_moments else "",
     )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
 from pyro_fed.codebook.codebook import Column
 
 #: Units of one kind, by what one of them is in the kind's own unit (second, gram, metre, joule, pascal, one).
@@ -47,6 +49,8 @@ IN_WORDS = {
     "m": "metres",
     "mm": "millimetres",
 }
+#: Chance of a coincidence that explains what needs an explanation in any case.
+EXPLAINED_BY_CHANCE = 0.01
 #: Scales of one unit with and without a prefix, such as mg/L and g/L.
 PREFIXES = (10.0, 100.0, 1e3, 1e6)
 
@@ -93,3 +97,19 @@ def confusions(column: Column) -> list[Confusion]:
     taken = [one.factor for one in named]
     powers = [Confusion(size, "another unit or prefix", is_named=False) for ten in PREFIXES for size in (ten, 1 / ten)]
     return named + [one for one in powers if not any(abs(one.factor / factor - 1) < 0.05 for factor in taken)]
+
+
+def unit_of_whole_numbers(values: np.ndarray, column: Column) -> str:
+    """The unit in which rounded fractions would all be whole numbers, if chance does not explain it; else no text."""
+    distinct = np.unique(values[values != 0])
+    decimals = next((d for d in range(4) if np.allclose(distinct, distinct.round(d), rtol=0, atol=1e-9)), None)
+    if not len(distinct) or not decimals:
+        return ""
+    named = [one for one in confusions(column) if one.is_named]
+    for one in named:
+        meant = (distinct - one.offset) / one.factor
+        rounding = 0.5 * 10.0**-decimals / one.factor
+        by_chance = len(named) * (2 * rounding) ** len(distinct)
+        if by_chance < EXPLAINED_BY_CHANCE and (abs(meant - meant.round()) <= 1.001 * rounding).all():
+            return one.text
+    return ""

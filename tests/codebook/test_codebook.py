@@ -119,6 +119,18 @@ def test_whole_numbers_tell_the_unit(tmp_path):
     assert found.finding.code == "not_whole" and "would be whole" not in found.finding.text
 
 
+def test_decimals_at_one_site_tell_the_unit(tmp_path):
+    """As of weight losses of few patients, whose mean and SD say nothing."""
+    book = written(tmp_path, '[columns.loss]\ntype = "number"\nunit = "pounds"\nrange = [-50, 100]\n')
+    pounds = {name: np.random.default_rng(i).integers(-5, 30, 20) for i, name in enumerate(("north", "south", "west"))}
+    tables = pounds | {"west": (pounds["west"] * 0.45359237).round(1)}
+    checked = [pf.codebook.check(book, pd.DataFrame({"loss": rows}), name) for name, rows in tables.items()]
+    assert [codes(one) for one in checked] == [[], [], []]
+    (found,) = pf.codebook.compare([one.summary for one in checked])
+    assert (found.site, found.finding.code) == ("west", "decimals_differ")
+    assert "kilograms for pounds" in found.finding.text
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
