@@ -1,4 +1,4 @@
-"""The command line: ``pyro-fed run``, ``check``, ``bench``, ``compare``, ``doctor``, ``flower``, ``agent``, ...
+"""The command line: ``pyro-fed run``, ``check``, ``bench``, ``compare``, ``doctor``, ``flower``, ``node``, ...
 
 Commands import what they need when they run: torch and Pyro take seconds, and `--help` needs neither.
 """
@@ -19,6 +19,7 @@ from pyro_fed.cli.check import check
 from pyro_fed.cli.compare import compare
 from pyro_fed.cli.doctor import doctor
 from pyro_fed.cli.flower import flower
+from pyro_fed.cli.node import node
 from pyro_fed.cli.output import typed_command
 from pyro_fed.cli.parse import parse_executor, parse_graph
 from pyro_fed.cli.termination import terminated_as_interrupted
@@ -226,6 +227,7 @@ main.add_command(doctor)
 main.add_command(flower)
 main.add_command(agent)
 main.add_command(certificates)
+main.add_command(node)
 
 
 @main.command(name="list")
