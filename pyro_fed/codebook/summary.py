@@ -161,6 +161,21 @@ class SiteSummary:
         """The site's findings, their sentences written anew."""
         return [sentences.as_finding(one.code, one.figures) for one in self.findings]
 
+    def counts(self) -> dict[str, int]:
+        """Every count that leaves, of rows, values and levels, by a name such as "sex: male"."""
+        found = {"rows": self.rows}
+        for name, one in self.columns.items():
+            found[name] = one.n
+        for name, category in self.categories.items():
+            found |= {f"{name}: {level}": count for level, count in category.levels.items()}
+        for one_of in self.relations:
+            found |= {f"{one_of.category}: {group} of {one_of.column}": count for group, count in one_of.n.items()}
+        return {name: count for name, count in found.items() if count is not None}
+
+    def to_json(self) -> bytes:
+        """The summary as its file has it."""
+        return to_json(self, brief=("codebook",))
+
     def write(self, path: str | Path) -> Path:
         """Write the summary as a JSON file.
 
@@ -175,7 +190,7 @@ class SiteSummary:
         """
         path = check_writable(path, "path")
         with replaced_file(path) as file:
-            file.write(to_json(self, brief=("codebook",)))
+            file.write(self.to_json())
         return path
 
 

@@ -221,6 +221,7 @@ def test_no_value_of_a_row_leaves(tmp_path):
         left = list(numbers_in(json.loads(text) | {"codebook": None}))
         assert not {float(value) for value in weight[1:]} & set(left)
         assert checked.summary.rows == (n if n >= 5 else None)
+        assert all(count == 0 or count >= 5 for count in checked.summary.counts().values())
 
 
 def test_quantiles_are_means_of_neighbours():
