@@ -12,7 +12,8 @@ from pyro_fed.conventions.output import check_writable, replaced_file
 from pyro_fed.errors import SettingError
 
 if TYPE_CHECKING:
-    from pyro_fed.codebook import SiteFinding, TableOne
+    from pyro_fed.codebook import SiteFinding, SiteSummary, TableOne
+    from pyro_fed.deployment.policy.gate import Outgoing
 
 #: Rows that a finding lists.
 LISTED_ROWS = 12
@@ -29,6 +30,7 @@ FOUND = 1
 @click.option(
     "--out", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False), help="The summary.  [default: SITE.json]"
 )
+@options.policy
 @click.option("--compare", "compares", is_flag=True, help="Compare the summaries of several sites.")
 @click.option(
     "--constants",
@@ -46,8 +48,8 @@ FOUND = 1
 )
 @options.as_json
 def check(
-    files: tuple[Path, ...], site: str | None, fewest: int | None, out: Path | None, compares: bool,
-    constants_path: Path | None, table_path: Path | None, as_json: bool,
+    files: tuple[Path, ...], site: str | None, fewest: int | None, out: Path | None, policy_path: Path | None,
+    compares: bool, constants_path: Path | None, table_path: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Check a site's table, or compare those of several sites.
 
@@ -62,8 +64,8 @@ def check(
     The exit code is 1 if anything is found. Needs the extra study: pip install 'pyro_fed[study]'.
     """  # noqa: D301
     if compares:
-        if site or fewest or out:
-            raise SettingError("--site, --fewest and --out belong to the check of one table, without --compare")
+        if site or fewest or out or policy_path:
+            raise SettingError("--site, --fewest, --out and --policy belong to one table's check, without --compare")
         _compare(files, constants_path, table_path, as_json)
     else:
         if constants_path or table_path:
@@ -73,16 +75,25 @@ def check(
                 "expected a codebook and a table, as in pyro-fed check codebook.toml albany.csv; received "
                 f"{len(files)} file(s). Summaries of sites are compared with --compare"
             )
-        _check(*files, site or "", fewest, out, as_json)
+        _check(*files, site or "", fewest, out, policy_path, as_json)
 
 
-def _check(codebook: Path, rows: Path, site: str, fewest: int | None, out: Path | None, as_json: bool) -> None:
+def _check(
+    codebook: Path, rows: Path, site: str, fewest: int | None, out: Path | None, policy: Path | None, as_json: bool
+) -> None:
     import pyro_fed as pf
     from pyro_fed.analysis.report import json_figures, terminal
+    from pyro_fed.deployment.policy.gate import Gate, site_folder
 
-    checked = pf.codebook.check(pf.codebook.read_codebook(codebook), rows, site, fewest)
+    book = pf.codebook.read_codebook(codebook)
+    folder = None if policy is None else site_folder(policy)
+    least = Gate.open(folder, "").policy.min_cell
+    checked = pf.codebook.check(book, rows, site, max(book.fewest if fewest is None else fewest, least))
     summary = checked.summary
-    written = summary.write(out or Path(f"{summary.site}.json"))
+    written = check_writable(out or Path(f"{summary.site}.json"), "--out")
+    gate = Gate.open(folder, summary.site, summary.rows or 0)
+    with replaced_file(written) as file:
+        file.write(gate.release(_as_message(summary)))
     if as_json:
         plain = [one.finding.to_plain() | {"site": one.site, "rows": list(one.rows)} for one in checked.findings]
         click.echo(json_figures.as_json({"findings": plain, "summary": str(written)}))
@@ -97,6 +108,21 @@ def _check(codebook: Path, rows: Path, site: str, fewest: int | None, out: Path 
             f"{summary.codebook.fewest} rows. The lines above are for this site alone."
         )
     _exit(bool(checked.findings))
+
+
+def _as_message(summary: SiteSummary) -> Outgoing:
+    """A summary as a message that passes the site's gate: its numbers, and the counts among them as cells."""
+    import torch
+
+    from pyro_fed.deployment.policy.gate import Outgoing
+
+    counts = summary.counts()
+    moments = [value for one in {**summary.numbers, **summary.dates}.values() for value in (one.mean, one.sd)]
+    others = [value for one in summary.numbers.values() for value in one.quantiles.values()]
+    means = [value for one in summary.relations for value in one.means.values()]
+    numbers = [float(value) for value in (*moments, *others, *means, *counts.values()) if value is not None]
+    tensors = {"figures": torch.tensor(numbers, dtype=torch.float64)}
+    return Outgoing(kind="table", data=summary.to_json(), tensors=tensors, to="the study", cells=counts)
 
 
 def _compare(files: tuple[Path, ...], constants_path: Path | None, table_path: Path | None, as_json: bool) -> None:

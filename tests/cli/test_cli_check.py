@@ -1,5 +1,6 @@
 """`pyro-fed check`: at a site, and between sites."""
 
+import hashlib
 import json
 
 import hospital_tables
@@ -63,6 +64,24 @@ def test_sites_are_compared_and_constants_and_table_one_written(folder):
     for ending, begins in {"html": "<table", "csv": ",albany", "txt": " "}.items():
         shell("--compare", *summaries(), "--table", f"table.{ending}")
         assert (folder / f"table.{ending}").read_text().startswith(begins)
+
+
+def test_a_summary_passes_the_sites_gate(folder):
+    (folder / "site").mkdir()
+    policy = folder / "site" / "policy.toml"
+    policy.write_text("min_cell = 8\n", encoding="utf-8")
+    assert shell("codebook.toml", "albany.csv", "--policy", str(policy)).exit_code == 0
+    summary = json.loads((folder / "albany.json").read_text())
+    assert summary["codebook"]["fewest"] == 8
+    ledger = folder / "site" / "what_left.jsonl"
+    (line,) = map(json.loads, ledger.read_text().splitlines())
+    assert (line["kind"], line["left"], line["rows"]) == ("table", True, 60)
+    assert line["sha256"] == hashlib.sha256((folder / "albany.json").read_bytes()).hexdigest()
+    policy.write_text('kinds = ["update"]\n', encoding="utf-8")
+    (folder / "albany.json").unlink()
+    refused = shell("codebook.toml", "albany.csv", "--policy", str(policy))
+    assert refused.exit_code == 2 and "messages of the kind 'table' may not leave" in " ".join(refused.output.split())
+    assert not (folder / "albany.json").exists()
 
 
 def test_figures_as_json(folder):
