@@ -75,11 +75,11 @@ def compare(summaries: Sequence[SiteSummary]) -> list[SiteFinding]:
         ...     print(one.site, one.finding.text)
     """
     check_sites(summaries)
-    found = [((one.site,), finding) for one in summaries for finding in one.as_findings()]
+    found: list[Found] = [((one.site,), finding) for one in summaries for finding in one.as_findings()]
     doubted: dict[tuple[str, str], set[str]] = {}
-    for (site,), finding in found:
+    for sites, finding in found:
         if finding.is_doubt:
-            doubted.setdefault((site, str(finding.where.get("column"))), set()).add(finding.code)
+            doubted.setdefault((sites[0], str(finding.where.get("column"))), set()).add(finding.code)
     found += _codebooks(summaries)
     for name, column in summaries[0].codebook.columns.items():
         for sites, finding in _column_findings(name, column, summaries):
