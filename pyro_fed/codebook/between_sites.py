@@ -75,14 +75,16 @@ def compare(summaries: Sequence[SiteSummary]) -> list[SiteFinding]:
         ...     print(one.site, one.finding.text)
     """
     check_sites(summaries)
-    found = [((one.site,), finding) for one in summaries for finding in one.as_findings()]
+    found: list[Found] = [((one.site,), finding) for one in summaries for finding in one.as_findings()]
     doubted: dict[tuple[str, str], set[str]] = {}
-    for (site,), finding in found:
+    for sites, finding in found:
         if finding.is_doubt:
-            doubted.setdefault((site, str(finding.where.get("column"))), set()).add(finding.code)
-    found += _codebooks(summaries)
-    for name, column in summaries[0].codebook.columns.items():
-        for sites, finding in _column_findings(name, column, summaries):
+            doubted.setdefault((sites[0], str(finding.where.get("column"))), set()).add(finding.code)
+    alike, others = by_codebook(summaries)
+    with_it = tuple(one.site for one in alike)
+    found += [((one.site,), sentences.other_codebook(sites=with_it)) for one in others]
+    for name, column in alike[0].codebook.columns.items() if len(alike) > 1 else ():
+        for sites, finding in _column_findings(name, column, alike):
             if all(doubted.get((site, name), set()) <= NOT_EXPLAINED.get(finding.code, set()) for site in sites):
                 found.append((sites, finding))
     order = [one.site for one in summaries]
@@ -105,13 +107,23 @@ def check_sites(summaries: Sequence[SiteSummary], least: int = 2) -> None:
         )
 
 
-def _codebooks(summaries: Sequence[SiteSummary]) -> Iterator[Found]:
+def by_codebook(summaries: Sequence[SiteSummary]) -> tuple[list[SiteSummary], list[SiteSummary]]:
+    """The summaries by the codebook of most of them, whose `fewest` may differ, and the others."""
     books = [replace(one.codebook, fewest=2) for one in summaries]
     usual = max(books, key=books.count)
-    with_it = tuple(one.site for one, book in zip(summaries, books, strict=True) if book == usual)
-    for one, book in zip(summaries, books, strict=True):
-        if book != usual:
-            yield (one.site,), sentences.other_codebook(sites=with_it)
+    alike = [one for one, book in zip(summaries, books, strict=True) if book == usual]
+    return alike, [one for one, book in zip(summaries, books, strict=True) if book != usual]
+
+
+def check_together(summaries: Sequence[SiteSummary]) -> None:
+    """Raise DataError if there are no summaries, two of one site, or some by another codebook."""
+    check_sites(summaries, 1)
+    alike, others = by_codebook(summaries)
+    if others:
+        raise DataError(
+            f"the summaries of {listed(one.site for one in others)} were made by another codebook than those of "
+            f"{listed(one.site for one in alike)}: check the tables again with one codebook"
+        )
 
 
 def _column_findings(name: str, column: Column, summaries: Sequence[SiteSummary]) -> Iterator[Found]:

@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 
 from pyro_fed.codebook.at_site import SiteFinding
-from pyro_fed.codebook.between_sites import check_sites, compare
+from pyro_fed.codebook.between_sites import check_together, compare
 from pyro_fed.codebook.plain import from_json, to_json
 from pyro_fed.codebook.summary import NumberSummary, SiteSummary
 from pyro_fed.conventions.calls import checked
@@ -114,12 +114,13 @@ def constants(summaries: Sequence[SiteSummary], columns: Sequence[str] | None = 
             site withholds their mean, its values contradict the codebook, or they may be in another unit.
 
     Raises:
-        DataError: a column that is asked for cannot be pooled; names the site.
+        DataError: a column that is asked for cannot be pooled, with the site; there are no summaries, two of one site,
+            or some by another codebook.
 
     Example:
         >>> path = pf.codebook.constants(summaries, ["age", "weight"]).write("constants.json")
     """
-    check_sites(summaries, 1)
+    check_together(summaries)
     book = summaries[0].codebook
     numbers = [name for name, column in book.columns.items() if column.has_moments]
     if unknown := [name for name in columns or () if name not in numbers]:

@@ -26,7 +26,7 @@ import numpy as np
 import pandas as pd
 
 from pyro_fed.codebook import sentences
-from pyro_fed.codebook.codebook import Codebook, Column, checked_codebook
+from pyro_fed.codebook.codebook import NUMBERS, Codebook, Column, checked_codebook
 from pyro_fed.codebook.dates import days_of
 from pyro_fed.codebook.plain import from_json, to_json
 from pyro_fed.codebook.units import unit_of_whole_numbers
@@ -34,7 +34,7 @@ from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.calls import checked
 from pyro_fed.conventions.client_names import check_shown_name
 from pyro_fed.conventions.output import check_writable, replaced_file
-from pyro_fed.errors import DataError
+from pyro_fed.errors import DataError, shown
 
 FORMAT: Final = "pyro_fed site summary 1"
 #: Quantiles that leave, if there are rows enough.
@@ -211,14 +211,39 @@ def read_summary(path: str | Path) -> SiteSummary:
     summary = from_json(SiteSummary, Path(path))
     checked_codebook(summary.codebook, f"{path}, codebook")
     check_shown_name(summary.site)
-    for name in summary.columns:
-        if name not in summary.codebook.columns:
-            raise DataError(f"{path}: its codebook has no column {name!r}")
+    _check_columns(summary, str(path))
     if not all(one.whole_in.isprintable() for one in summary.numbers.values()):
         raise DataError(f"{path}: numbers have characters that are not printable")
     for number, one in enumerate(summary.findings):
         _check_noted(one, f"{path}: findings.{number}", summary.codebook)
     return summary
+
+
+def _check_columns(summary: SiteSummary, where: str) -> None:
+    """Refuse figures of columns and levels that the summary's own codebook does not have."""
+    columns = summary.codebook.columns
+    kinds = {
+        **dict.fromkeys(summary.dates, ("date",)),
+        **dict.fromkeys(summary.categories, ("category",)),
+        **dict.fromkeys(summary.numbers, NUMBERS),
+    }
+    for name, types in kinds.items():
+        if name not in columns or columns[name].type not in types:
+            raise DataError(f"{where}: its codebook has no column {shown(name)} of type {' or '.join(types)}")
+    for name, one in summary.categories.items():
+        if list(one.levels) != list(columns[name].levels):
+            raise DataError(f"{where}: the levels of {name} are not those of its codebook")
+    for number, relation in enumerate(summary.relations):
+        known = {*summary.numbers, *summary.categories}
+        if (
+            relation.category not in summary.categories
+            or relation.column not in known
+            or (
+                relation.n.keys() != relation.means.keys()
+                or bool(relation.level) != (relation.column in summary.categories)
+            )
+        ):
+            raise DataError(f"{where}: relations.{number} is not one of its columns")
 
 
 def _check_noted(one: Noted, where: str, book: Codebook) -> None:

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import pandas as pd
 
-from pyro_fed.codebook.between_sites import check_sites
+from pyro_fed.codebook.between_sites import check_together
 from pyro_fed.codebook.codebook import Column
 from pyro_fed.codebook.pooling import pooled
 from pyro_fed.codebook.summary import CategorySummary, NumberSummary, SiteSummary
@@ -77,12 +77,12 @@ def table_one(summaries: Sequence[SiteSummary]) -> TableOne:
         summaries: of the sites, in the order of the table's columns.
 
     Raises:
-        DataError: there are no summaries, or two of one site.
+        DataError: there are no summaries, two of one site, or some by another codebook.
 
     Example:
         >>> print(pf.codebook.table_one(summaries).to_markdown())
     """
-    check_sites(summaries, 1)
+    check_together(summaries)
     rows: Rows = [("Rows", _with_total([one.rows for one in summaries]))]
     notes = []
     for name, column in summaries[0].codebook.columns.items():

@@ -172,7 +172,26 @@ def test_files_of_another_kind_are_refused(summaries, tmp_path):
         path.write_text(json.dumps(plain | change))
         with pytest.raises(pf.DataError, match=said):
             pf.codebook.read_summary(path)
+    few = {"sex": {"n": 5, "missing": 0, "levels": {"male": 5}}}
+    for change in ({"categories": few}, {"numbers": {"sex": {}}}, {"dates": {"secret": {}}}):
+        path.write_text(json.dumps(plain | change))
+        with pytest.raises(pf.DataError, match="its codebook"):
+            pf.codebook.read_summary(path)
     with pytest.raises(pf.DataError, match="two summaries of albany"):
         pf.codebook.compare([summaries[0], summaries[0]])
     with pytest.raises(pf.DataError, match="2 sites at least"):
         pf.codebook.compare(summaries[:1])
+
+
+def test_sites_with_another_codebook_are_named(book, summaries, frames):
+    other = dataclasses.replace(book, columns={"sex": pf.codebook.Column(type="category", levels=("female", "other"))})
+    odd = pf.codebook.check(other, frames["elgin"].assign(sex="other"), "elgin").summary
+    mixed = [odd, *summaries[:-1]]
+    found = pf.codebook.compare(mixed)
+    assert ("elgin", "other_codebook") in {(one.site, one.finding.code) for one in found}
+    assert {one.site for one in found} == {"elgin"}
+    for together in (pf.codebook.constants, pf.codebook.table_one):
+        with pytest.raises(pf.DataError, match="the summaries of elgin were made by another codebook"):
+            together(mixed)
+    stricter = pf.codebook.check(book, frames["elgin"], "elgin", fewest=20).summary
+    assert pf.codebook.compare([*summaries[:-1], stricter]) == []

@@ -2,13 +2,20 @@
 
 Hospitals differ as hospitals do: in their patients' ages, weights and blood counts (a third of an SD), shares of women
 and smokers, mortality, periods of recruitment, missing values and numbers of patients (40 to 400).
+
+    python tests/helpers/hospital_tables.py --seeds 30        how many faults are named, and which are not
 """
 
+import argparse
 import dataclasses
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
+
+import pyro_fed as pf
 
 HOSPITALS = ("albany", "boston", "chicago", "dayton", "elgin")
 
@@ -278,3 +285,61 @@ FAULTS = [
     Fault("a text with a comma", "", another_separator_in_a_text, ("ragged_rows",)),
     Fault("the last rows are lacking", "", lambda frame, _: frame.iloc[:-15], ("other_number_of_rows",), "fewer"),
 ]  # fmt: skip
+
+
+# -- Counting -----------------------------------------------------------------------------------------------------
+
+
+def summaries_with(fault, book, frames, hospital, clean, folder, seed):
+    """The summaries of all hospitals, one with a planted fault."""
+    planted = fault.plant(frames[hospital].copy(), np.random.default_rng(seed))
+    if isinstance(planted, str):
+        path = folder / "table.csv"
+        path.write_text(planted, encoding="utf-8")
+        planted = path
+    summaries = dict(clean)
+    if "other_number_of_rows" in fault.codes:
+        book = dataclasses.replace(book, sites={hospital: pf.codebook.Site(rows=len(frames[hospital]))})
+        summaries = {name: dataclasses.replace(one, codebook=book) for name, one in summaries.items()}
+    summaries[hospital] = pf.codebook.check(book, planted, hospital).summary
+    return list(summaries.values())
+
+
+def is_named(fault, hospital, found):
+    """Whether a finding names the fault, its column and its hospital."""
+    return any(
+        one.site == hospital
+        and one.finding.code in fault.codes
+        and fault.says in one.finding.text
+        and one.finding.where.get("column", "") == fault.column
+        for one in found
+    )
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Count faults that are named, and false alarms on clean tables.")
+    parser.add_argument("--seeds", type=int, default=30)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--clean", action="store_true", help="clean tables alone")
+    chosen = parser.parse_args()
+    folder = Path(tempfile.mkdtemp())
+    (folder / "codebook.toml").write_text(CODEBOOK, encoding="utf-8")
+    book = pf.codebook.read_codebook(folder / "codebook.toml")
+    alarms, named, missed = 0, 0, []
+    for seed in range(chosen.first, chosen.first + chosen.seeds):
+        frames = {hospital: table(seed, hospital) for hospital in HOSPITALS}
+        clean = {hospital: pf.codebook.check(book, frame, hospital).summary for hospital, frame in frames.items()}
+        alarms += bool(pf.codebook.compare(list(clean.values())))
+        for number, fault in enumerate([] if chosen.clean else FAULTS):
+            hospital = HOSPITALS[(seed + number) % len(HOSPITALS)]
+            found = pf.codebook.compare(summaries_with(fault, book, frames, hospital, clean, folder, seed))
+            if is_named(fault, hospital, found):
+                named += 1
+            else:
+                missed.append(f"{fault.name} at {hospital} of seed {seed}, {len(frames[hospital])} rows")
+    print(f"{chosen.seeds} clean studies, {alarms} with a finding; {named} faults named, {len(missed)} missed")
+    print("\n".join(missed))
+
+
+if __name__ == "__main__":
+    main()
