@@ -1,4 +1,5 @@
 # The public face: every `pf.` name, read by type checkers and by `conventions.doors`; a name is one line here.
+from . import codebook as codebook
 from . import graph as graph
 from . import testing as testing
 from .algorithm import combination as combination

@@ -147,7 +147,7 @@ def test_names_version_and_help_load_nothing_heavy(code):
 
 
 LATE = ("sympy", "networkx", "pyro_fed.analysis", "pyro_fed.infer.stein", "ray", "flwr", "jinja2")
-MODULES = ("combination", "executors", "metrics", "partition", "schedule", "graph", "testing")
+MODULES = ("codebook", "combination", "executors", "metrics", "partition", "schedule", "graph", "testing")
 #: What each fresh process prints in its last line; `pf.combination` is a module that the door of its room does not
 #: import.
 FRESH = {

@@ -20,6 +20,7 @@ NEEDED = ("torch", "pyro-ppl", "arviz", "xarray", "numpy", "scipy", "pandas", "m
 #: The extras: the modules that they install, and what these are for.
 EXTRAS = {
     "compare": (("jinja2",), "the page of pyro-fed compare and of pf.write_report"),
+    "study": (("pandera", "tabulate"), "a study's codebook, pyro-fed check"),
     "agents": (("grpc", "cryptography"), "peers without a server, pyro-fed agent"),
     "formula": (("formulae",), "regressions by a formula, pf.glm"),
     "flower": (("flwr",), "clients on other machines, pyro-fed flower"),

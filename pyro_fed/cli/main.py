@@ -1,4 +1,4 @@
-"""The command line: ``pyro-fed run``, ``bench``, ``compare``, ``doctor``, ``flower``, ``agent``, ``list`` and ``show``.
+"""The command line: ``pyro-fed run``, ``check``, ``bench``, ``compare``, ``doctor``, ``flower``, ``node``, ...
 
 Commands import what they need when they run: torch and Pyro take seconds, and `--help` needs neither.
 """
@@ -15,9 +15,11 @@ import click
 from pyro_fed.cli import options
 from pyro_fed.cli.agent import agent, certificates
 from pyro_fed.cli.bench import bench
+from pyro_fed.cli.check import check
 from pyro_fed.cli.compare import compare
 from pyro_fed.cli.doctor import doctor
 from pyro_fed.cli.flower import flower
+from pyro_fed.cli.node import node
 from pyro_fed.cli.output import typed_command
 from pyro_fed.cli.parse import parse_executor, parse_graph
 from pyro_fed.cli.termination import terminated_as_interrupted
@@ -218,12 +220,14 @@ def _answer_blocks(idata: InferenceData, max_parameters: int) -> str:
     return "\n".join([*steps, terminal.posterior_table(idata, max_parameters), terminal.doubts_block(idata)])
 
 
+main.add_command(check)
 main.add_command(bench)
 main.add_command(compare)
 main.add_command(doctor)
 main.add_command(flower)
 main.add_command(agent)
 main.add_command(certificates)
+main.add_command(node)
 
 
 @main.command(name="list")

@@ -59,6 +59,8 @@ class Topic(StrEnum):
     COMPARISON = "comparison"
     #: Leave-one-out and other figures of single rows.
     ROWS = "rows"
+    #: Tables of the clients that contradict the codebook or each other, before any run.
+    CODEBOOK = "codebook"
 
 
 @dataclass(frozen=True)

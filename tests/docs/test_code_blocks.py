@@ -121,6 +121,27 @@ def blocks(text, language):
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
+#: Three sites with tables that agree with the page's own codebook.
+SUPPOSED["docs/codebook.md"] = f"""
+import pathlib
+import numpy as np, pandas as pd, pyro_fed as pf
+
+pathlib.Path("codebook.toml").write_text({blocks(PAGES["docs/codebook.md"], "toml")[0]!r}, encoding="utf-8")
+for seed, name in enumerate(("albany", "boston", "chicago")):
+    rng = np.random.default_rng(seed)
+    rows = {{"patient": np.arange(70), "age": rng.integers(40, 80, 70), "sex": rng.choice(["M", "F"], 70)}}
+    rows |= {{"creatinine": rng.normal(80, 12, 70).round(1), "ecog": rng.choice(["0", "1", "2"], 70)}}
+    rows |= {{"entry": pd.Timestamp("1988-01-05") + pd.to_timedelta(rng.integers(0, 700, 70), unit="D")}}
+    rows |= {{"exit": rows["entry"] + pd.to_timedelta(rng.integers(1, 900, 70), unit="D")}}
+    frame = pd.DataFrame(rows).drop(columns=["creatinine"] * (name == "chicago"))
+    frame.to_csv(f"{{name}}.csv", index=False, date_format="%d/%m/%Y")
+    book = pf.codebook.read_codebook("codebook.toml")
+    checked = pf.codebook.check(book, f"{{name}}.csv")
+    assert not checked.findings
+    checked.summary.write(f"{{name}}.json")
+"""
+
+
 @pytest.fixture
 def short(monkeypatch):
     """Runs of two rounds with few draws, and nothing that looks at their answers."""

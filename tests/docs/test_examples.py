@@ -10,11 +10,13 @@ import contextlib
 import doctest
 import inspect
 import io
+import shutil
 import sys
 import types
 import warnings
 from pathlib import Path
 
+import hospital_tables
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -33,7 +35,7 @@ finally:
 #: What examples suppose: names that each of them may use without saying what they are.
 SUPPOSED = {
     *("model", "x", "y", "fed", "idata", "other", "reference", "results", "clients", "x1", "x2", "y1", "y2"),
-    *("y_simulated", "hospital", "x_new", "x_test", "y_test", "means", "covariances"),
+    *("y_simulated", "hospital", "x_new", "x_test", "y_test", "means", "covariances", "summaries"),
 }
 #: Lines that are read and not run, by a piece of them, with what stands in the way.
 NOT_RUN = {
@@ -131,8 +133,24 @@ def supposed():
     }
 
 
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    """A folder with a codebook, the tables of three hospitals and their summaries, and the names for these."""
+    folder = tmp_path_factory.mktemp("study")
+    (folder / "codebook.toml").write_text(hospital_tables.CODEBOOK, encoding="utf-8")
+    book = pf.codebook.read_codebook(folder / "codebook.toml")
+    summaries = []
+    for hospital in hospital_tables.HOSPITALS[:3]:
+        hospital_tables.table(0, hospital).to_csv(folder / f"{hospital}.csv", index=False)
+        summaries.append(pf.codebook.check(book, folder / f"{hospital}.csv").summary)
+        summaries[-1].write(folder / f"{hospital}.json")
+    pf.codebook.constants(summaries).write(folder / "constants.json")
+    frame = pf.codebook.read_rows(book, folder / "albany.csv")
+    return folder, {"book": book, "summaries": summaries, "frame": frame}
+
+
 @pytest.fixture
-def names(supposed, monkeypatch, tmp_path):
+def names(supposed, study, monkeypatch, tmp_path):
     """What an example may name, with runs that end before their first round."""
 
     def stop(*_, **__):
@@ -152,6 +170,7 @@ def names(supposed, monkeypatch, tmp_path):
         monkeypatch.setattr(pf, name, as_far_as_the_first_round(getattr(pf, name)))
     monkeypatch.setattr(pf, "set_progress", lambda progress: None)
     monkeypatch.chdir(tmp_path)
+    shutil.copytree(study[0], tmp_path, dirs_exist_ok=True)
     imported = {"np": "numpy", "numpy": "numpy", "nx": "networkx", "networkx": "networkx", "az": "arviz"}
     return {
         "pf": pf,
@@ -163,6 +182,7 @@ def names(supposed, monkeypatch, tmp_path):
         **{name: getattr(pf.metrics, name) for name in pf.metrics.__all__},
         "AutoDiagonalNormal": pyro.infer.autoguide.AutoDiagonalNormal,
         **supposed,
+        **study[1],
     }
 
 

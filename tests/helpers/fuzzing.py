@@ -202,7 +202,7 @@ def targets():
         for name, kind in vars(module).items():
             if dataclasses.is_dataclass(kind) and kind.__module__.startswith(module.__name__) and given_by_name(kind):
                 found[f"{module.__name__.rpartition('.')[2]}.{name}"] = kind, defaults(kind), 1
-    return found | of_results() | of_federations() | of_the_rest()
+    return found | of_results() | of_federations() | of_codebooks() | of_the_rest()
 
 
 def defaults(kind):
@@ -293,6 +293,37 @@ def of_federations():
         "metrics.rmse": (pf.metrics.rmse, {"mean": torch.zeros(4), "value": torch.zeros(4)}, 2),
         "metrics.log_predictive_density": (pf.metrics.log_predictive_density, {"log_prob": torch.zeros(5, 4)}, 2),
     }  # fmt: skip
+
+
+@functools.cache
+def codebook_files():
+    """A folder with a codebook, a table, and what is made of them."""
+    folder = Path(tempfile.mkdtemp())
+    (folder / "codebook.toml").write_text('[columns.age]\ntype = "number"\nrange = [0, 120]\n', encoding="utf-8")
+    (folder / "north.csv").write_text("age\n" + "\n".join(map(str, range(30, 60))) + "\n", encoding="utf-8")
+    book = pf.codebook.read_codebook(folder / "codebook.toml")
+    summary = pf.codebook.check(book, folder / "north.csv").summary
+    summary.write(folder / "north.json")
+    pf.codebook.constants([summary]).write(folder / "constants.json")
+    return folder, book, summary
+
+
+def of_codebooks():
+    """The checks of tables; likewise."""
+    folder, book, summary = codebook_files()
+    several = [summary, dataclasses.replace(summary, site="south")]
+    found = {
+        "read_codebook": {"path": folder / "codebook.toml"},
+        "check": {"codebook": book, "rows": folder / "north.csv", "site": "north", "fewest": None},
+        "read_rows": {"codebook": book, "rows": pd.DataFrame({"age": [50.0, 51.0]}), "site": "north"},
+        "schema": {"codebook": book, "site": "north"},
+        "read_summary": {"path": str(folder / "north.json")},
+        "compare": {"summaries": several},
+        "constants": {"summaries": several, "columns": None},
+        "read_constants": {"path": folder / "constants.json"},
+        "table_one": {"summaries": several},
+    }
+    return {f"codebook.{name}": (getattr(pf.codebook, name), given, 2) for name, given in found.items()}
 
 
 def of_the_rest():

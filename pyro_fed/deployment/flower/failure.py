@@ -1,9 +1,9 @@
-"""What a client says of its own failure: the one place through which every reply leaves.
+"""What a client says of its own failure.
 
 The text of an exception may have values of rows in it, whoever wrote the text: pandas, torch, a model, `load_rows`. So
 the server gets none of it. It gets the client's name, the exception's class, and the file and line of the user's code;
 the text goes to the client's own log. A refusal of the server's order is sent whole, since its text is made of the
-order alone.
+order alone; and so is a refusal by the site's own rules, whose text is made of the rule and the order.
 """
 
 from __future__ import annotations
@@ -11,19 +11,22 @@ from __future__ import annotations
 import logging
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context, Error, Message
-from flwr.common.constant import ErrorCode
+from flwr.app import Context
 
-from pyro_fed.errors import OURS, ProtocolError
+from pyro_fed.errors import OURS, PolicyError, ProtocolError
 
 LOG = logging.getLogger("flwr")
 #: Where installed packages are, whose lines are not the user's.
 INSTALLED = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))
+
+
+#: The packages whose refusals are sent whole.
+ROOM = f"{OURS}.deployment."
 
 
 class Refusal(ProtocolError):
@@ -45,19 +48,22 @@ def client_name(context: Context) -> str:
     return str(config.get("name", config.get("partition-id", context.node_id)))
 
 
-def told_without_values(
-    message: Message, context: Context, call_next: Callable[[Message, Context], Message]
-) -> Message:
-    """Answer a message by `call_next`, or an exception by an error of Flower without values of rows."""
-    try:
-        return call_next(message, context)
-    except (Exception, SystemExit) as error:
-        name, where = client_name(context), place_of(error)
-        LOG.error("Client %s failed at %s; the server is not told the following text", name, where, exc_info=error)
-        reason = f"client {name}: {type(error).__name__} at {where}; the text is in the client's own log"
-        if type(error) is Refusal:
-            reason = f"client {name}: {error}"
-        return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+def reason_of(error: BaseException, name: str, error_text: bool = False) -> str:
+    """What the server is told of an exception; its text too if the site's rules let `error_text` out."""
+    where = place_of(error)
+    LOG.error("Client %s failed at %s; the server is not told the following text", name, where, exc_info=error)
+    if _is_own(error):
+        return f"client {name}: {error}"
+    text = "; the text is in the client's own log"
+    if error_text:  # of an exception whose own text fails too
+        text = f": {''.join(traceback.format_exception_only(error)).strip()}"
+    return f"client {name}: {type(error).__name__} at {where}{text}"
+
+
+def _is_own(error: BaseException) -> bool:
+    """Whether an error is a refusal of this package, and was raised by it: user code may raise the same class."""
+    modules = [module for _, _, module in _frames(error)]
+    return type(error) in (Refusal, PolicyError) and bool(modules) and modules[-1].startswith(ROOM)
 
 
 def place_of(error: BaseException) -> str:
@@ -66,7 +72,8 @@ def place_of(error: BaseException) -> str:
     while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None and cause not in chain:
         chain.append(cause)
     for one in chain:
-        places = [(file, f"{Path(file).name}:{line}", module) for file, line, module in _frames(one)]
+        frames = ((file, line, module) for file, line, module in _frames(one) if file.endswith(".py"))
+        places = [(file, f"{Path(file).name}:{line}", module) for file, line, module in frames]
         innermost = innermost or (places[-1][1] if places else "")
         theirs = [place for file, place, module in places if _is_users(file, module)]
         if theirs:
@@ -81,4 +88,4 @@ def _frames(error: BaseException) -> Iterator[tuple[str, int, str]]:
 
 def _is_users(file: str, module: str) -> bool:
     ours = module.partition(".")[0] == OURS
-    return not ours and file.endswith(".py") and not any(Path(file).is_relative_to(path) for path in INSTALLED)
+    return not ours and not any(Path(file).is_relative_to(path) for path in INSTALLED)

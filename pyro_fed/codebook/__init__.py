@@ -1,0 +1,61 @@
+"""The codebook of a study: checks of the sites' tables before any run, at each site and between sites.
+
+    book = pf.codebook.read_codebook("codebook.toml")
+    checked = pf.codebook.check(book, "albany.csv")         at the site: findings with the numbers of rows
+    checked.summary.write("albany.json")                    what may leave the site
+
+    summaries = [pf.codebook.read_summary(f"{name}.json") for name in names]
+    pf.codebook.compare(summaries)                          other units, exchanged levels, shifted dates
+    pf.codebook.constants(summaries).write("constants.json")    pooled means and SDs, for every model
+    pf.codebook.table_one(summaries).to_markdown()
+
+codebook, plain      the TOML file and its entries
+rows, schema         a site's table, and the codebook as pandera's schema
+checking             `check` and `read_rows`
+at_site, dates, units    what a table contradicts, and which unit or shift explains it
+summary              what may leave: the rules on small counts
+between_sites        summaries beside each other
+pooling, table       pooled means and SDs, and Table 1
+sentences            the texts of all findings
+"""
+
+from pyro_fed.codebook.at_site import SiteFinding
+from pyro_fed.codebook.between_sites import compare
+from pyro_fed.codebook.checking import SiteCheck, check, read_rows
+from pyro_fed.codebook.codebook import Codebook, Column, Site, read_codebook
+from pyro_fed.codebook.pooling import Constants, Moments, constants, read_constants
+from pyro_fed.codebook.schema import schema
+from pyro_fed.codebook.summary import (
+    CategorySummary,
+    NumberSummary,
+    Relation,
+    SiteSummary,
+    read_summary,
+)
+from pyro_fed.codebook.table import TableOne, table_one
+from pyro_fed.conventions.doors import public_dir
+
+__all__ = [
+    "CategorySummary",
+    "Codebook",
+    "Column",
+    "Constants",
+    "Moments",
+    "NumberSummary",
+    "Relation",
+    "Site",
+    "SiteCheck",
+    "SiteFinding",
+    "SiteSummary",
+    "TableOne",
+    "check",
+    "compare",
+    "constants",
+    "read_codebook",
+    "read_constants",
+    "read_rows",
+    "read_summary",
+    "schema",
+    "table_one",
+]
+__dir__ = public_dir(__all__)

@@ -1,0 +1,376 @@
+"""Sites' summaries beside each other: what looks like another unit, another numbering, or other dates at one of them.
+
+Means and SDs of a column differ between hospitals, so that a test of equality would find every hospital. Let m_k and
+s_k be those of site k, in the unit of the consensus (μ, σ). The model of sites is
+
+    (m_k - μ) / σ ~ t_6 · sqrt(MEANS_DIFFER² + 1 / n_k),    log s_k - log σ ~ t_6 · sqrt(SDS_DIFFER² + 1 / n_k),
+
+with the consensus that is likeliest among the sites' own values. A site is said to have another unit if the likelihood
+with its values converted, times the prior probability of that, is ODDS times that without. The codebook's range is one
+more site, of which MEANS_DIFFER and SDS_DIFFER are those of a range (`_range_site`). Exchanged levels are found in the
+same way, by the differences of other columns between them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from pyro_fed.codebook import sentences
+from pyro_fed.codebook.at_site import SiteFinding
+from pyro_fed.codebook.codebook import Column
+from pyro_fed.codebook.dates import SHIFTS
+from pyro_fed.codebook.summary import HALVES, NumberSummary, SiteSummary
+from pyro_fed.codebook.units import Confusion, confusions
+from pyro_fed.codes.finding import Finding
+from pyro_fed.conventions.calls import checked
+from pyro_fed.errors import DataError, listed
+
+#: How far hospitals usually differ: means (in SDs), log SDs, log odds of levels, differences between levels (in SDs).
+MEANS_DIFFER, SDS_DIFFER, ODDS_DIFFER, EFFECTS_DIFFER = 0.3, 0.2, 0.5, 0.15
+#: The same of periods of recruitment.
+PERIODS_DIFFER = 0.6
+#: Degrees of freedom of the differences between hospitals.
+TAILS = 6
+#: Probability that a site's column is in another unit, or its levels are exchanged; and odds from which it is said.
+PRIOR, ODDS = 0.05, 20.0
+#: How much rarer powers of ten are than the units that the codebook's unit is confused with.
+UNNAMED = 0.2
+#: A mean so many usual differences from the others, or an SD, is said although no unit explains it.
+FAR = 8.0
+#: An effect at the other sites tells about levels if it is so many standard errors from zero.
+ESTABLISHED = 2.0
+#: What tells about levels beside the other columns.
+FREQUENCIES = "their frequencies"
+#: No value is missing at a site, and at least this share at each other one, with this chance of that.
+OFTEN_MISSING, MISSING_CHANCE = 0.1, 1e-6
+
+
+#: The site that a finding is about, or two of which one is wrong; and the finding.
+Found = tuple[tuple[str, ...], Finding]
+
+
+@checked
+def compare(summaries: Sequence[SiteSummary]) -> list[SiteFinding]:
+    """Compare the tables of several sites by their summaries.
+
+    Args:
+        summaries: of the sites, of `check` or `read_summary`.
+
+    Returns:
+        What each site has found itself, and what differs between sites, each with the site's name. Doubts contradict
+        the codebook; notes are suspicions, such as another unit, which only the site can confirm.
+
+    Raises:
+        DataError: fewer than two summaries, or two of one site.
+
+    Example:
+        >>> summaries = [pf.codebook.read_summary(f"{name}.json") for name in ("albany", "boston", "chicago")]
+        >>> for one in pf.codebook.compare(summaries):
+        ...     print(one.site, one.finding.text)
+    """
+    check_sites(summaries)
+    found: list[Found] = [((one.site,), finding) for one in summaries for finding in one.as_findings()]
+    doubted: dict[tuple[str, str], set[str]] = {}
+    for sites, finding in found:
+        if finding.is_doubt:
+            doubted.setdefault((sites[0], str(finding.where.get("column"))), set()).add(finding.code)
+    alike, others = by_codebook(summaries)
+    with_it = tuple(one.site for one in alike)
+    found += [((one.site,), sentences.other_codebook(sites=with_it)) for one in others]
+    for name, column in alike[0].codebook.columns.items() if len(alike) > 1 else ():
+        for sites, finding in _column_findings(name, column, alike):
+            if all(doubted.get((site, name), set()) <= NOT_EXPLAINED.get(finding.code, set()) for site in sites):
+                found.append((sites, finding))
+    order = [one.site for one in summaries]
+    found.sort(key=lambda one: order.index(one[0][0]))
+    return [SiteFinding(" or ".join(sites), finding) for sites, finding in found]
+
+
+#: Findings of a site on a column beside which one between sites says more.
+NOT_EXPLAINED = {"scale_differs": {"out_of_range", "in_unknown_unit"}, "time_differs": {"out_of_range"}}
+
+
+def check_sites(summaries: Sequence[SiteSummary], least: int = 2) -> None:
+    """Raise DataError if there are too few summaries, or two of one site."""
+    names = [one.site for one in summaries]
+    if len(names) < least:
+        raise DataError(f"expected the summaries of {least} sites at least, received {len(names)}")
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise DataError(
+            f"there are two summaries of {listed(twice)}: pass one of each site, and give sites names of their own"
+        )
+
+
+def by_codebook(summaries: Sequence[SiteSummary]) -> tuple[list[SiteSummary], list[SiteSummary]]:
+    """The summaries by the codebook of most of them, whose `fewest` may differ, and the others."""
+    books = [replace(one.codebook, fewest=2) for one in summaries]
+    usual = max(books, key=books.count)
+    alike = [one for one, book in zip(summaries, books, strict=True) if book == usual]
+    return alike, [one for one, book in zip(summaries, books, strict=True) if book != usual]
+
+
+def check_together(summaries: Sequence[SiteSummary]) -> None:
+    """Raise DataError if there are no summaries, two of one site, or some by another codebook."""
+    check_sites(summaries, 1)
+    alike, others = by_codebook(summaries)
+    if others:
+        raise DataError(
+            f"the summaries of {listed(one.site for one in others)} were made by another codebook than those of "
+            f"{listed(one.site for one in alike)}: check the tables again with one codebook"
+        )
+
+
+def _column_findings(name: str, column: Column, summaries: Sequence[SiteSummary]) -> Iterator[Found]:
+    if column.has_moments or column.type == "date":
+        sites = {
+            one.site: numbers
+            for one in summaries
+            if (numbers := {**one.numbers, **one.dates}.get(name)) is not None and numbers.has_moments
+        }
+        scales = list(_scales(name, column, sites))
+        yield from scales or _decimals(name, sites)
+    if column.type == "category":
+        yield from _levels(name, column, summaries)
+    yield from _never_missing(name, summaries)
+
+
+def log_t(z: Any) -> Any:
+    """Log density of Student's t with TAILS degrees of freedom, but for its constant."""
+    return -(TAILS + 1) / 2 * np.log1p(z * z / TAILS)
+
+
+# -- Units and dates ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Sites:
+    """Means, SDs and numbers of values of the sites that are compared, (K,) each."""
+
+    names: tuple[str, ...]
+    n: np.ndarray
+    mean: np.ndarray
+    sd: np.ndarray
+    mean_differs: float
+    extent: np.ndarray  # how far the mean and log SD of the range's own site differ besides, (2, K)
+
+    def log_likelihood(self, factors: np.ndarray, offsets: np.ndarray) -> float:
+        """Of the values after conversion, with the likeliest consensus; in the sites' own units. (K,), (K,) → ()."""
+        mean, sd = (self.mean - offsets) / factors, self.sd / factors
+        log_sd = np.log(sd)
+        wide_mean = np.sqrt(self.mean_differs**2 + 1 / self.n + self.extent[0] ** 2)
+        wide_sd = np.sqrt(SDS_DIFFER**2 + 1 / self.n + self.extent[1] ** 2)
+        real = self.extent[0] == 0
+        consensus_sd = log_sd[real][:, None, None]
+        z_mean = (mean - mean[real][:, None]) / np.exp(consensus_sd) / wide_mean  # (SDs, means, K)
+        z_sd = (log_sd - consensus_sd) / wide_sd
+        density = log_t(z_mean) - consensus_sd - np.log(wide_mean * factors)
+        return float((density + log_t(z_sd) - np.log(wide_sd)).sum(-1).max())
+
+    def far_off(self, factors: np.ndarray, offsets: np.ndarray) -> Iterator[tuple[int, float, float]]:
+        """Sites far from the median of the others: index, difference of means in SDs, ratio of SDs."""
+        mean, sd = (self.mean - offsets) / factors, self.sd / factors
+        for k in np.nonzero(self.extent[0] == 0)[0]:
+            others = (np.arange(len(mean)) != k) & (self.extent[0] == 0)
+            if others.sum() < 2:
+                continue
+            center, scale = float(np.median(mean[others])), float(np.median(sd[others]))
+            apart, ratio = (mean[k] - center) / scale, sd[k] / scale
+            wide = math.hypot(self.mean_differs, self.n[k] ** -0.5)
+            if abs(apart) > FAR * wide or abs(math.log(ratio)) > FAR * math.hypot(SDS_DIFFER, self.n[k] ** -0.5):
+                yield int(k), float(apart), float(ratio)
+
+
+def _scales(name: str, column: Column, sites: dict[str, NumberSummary]) -> Iterator[Found]:
+    varying = {site: one for site, one in sites.items() if one.sd}
+    if len(varying) < 2:
+        return
+    is_date = column.type == "date"
+    compared, possible = _sites_of(varying, column), _shifts() if is_date else confusions(column)
+    factors, offsets = np.ones(len(compared.names)), np.zeros(len(compared.names))
+    for _ in varying:
+        gain, site, one, rival = _likeliest(compared, possible, factors, offsets)
+        if gain < math.log(ODDS):
+            break
+        which = (site, rival[1]) if len(varying) == 2 and gain - rival[0] < math.log(ODDS) else (site,)
+        shift = sentences.time_differs(column=name, shift=one.name)
+        yield which, shift if is_date else sentences.scale_differs(column=name, factor=one.text)
+        factors, offsets = _converted(factors, offsets, compared.names.index(site), one)
+    for k, apart, ratio in compared.far_off(factors, offsets):
+        mean = f"{abs(apart):.1f} SDs {'above' if apart > 0 else 'below'}"
+        yield (compared.names[k],), sentences.distribution_differs(column=name, mean=mean, sd=f"{ratio:.3g} times")
+
+
+def _decimals(name: str, sites: dict[str, NumberSummary]) -> Iterator[Found]:
+    """The one site whose numbers have decimals."""
+    found = [site for site, one in sites.items() if one.decimals]
+    if len(found) == 1 and len(sites) >= 3 and all(one.decimals is not None for one in sites.values()):
+        (site,) = found
+        decimals, unit = sites[site].decimals or 0, sites[site].whole_in
+        yield (site,), sentences.decimals_differ(column=name, decimals=decimals, factor=unit)
+
+
+def _likeliest(
+    compared: _Sites, possible: Sequence[Confusion], factors: np.ndarray, offsets: np.ndarray
+) -> tuple[float, str, Confusion, tuple[float, str]]:
+    """The conversion of one more site that gains most: log odds, site, what; and log odds and name of the next site."""
+    shares = np.array([1.0 if one.is_named else UNNAMED for one in possible])
+    priors = np.log(PRIOR * shares / shares.sum()) - compared.log_likelihood(factors, offsets)
+    best = (-math.inf, "", possible[0])
+    rival = (-math.inf, "")
+    for k, site in enumerate(compared.names):
+        if site and factors[k] == 1 and offsets[k] == 0:
+            gains = [compared.log_likelihood(*_converted(factors, offsets, k, one)) for one in possible] + priors
+            mine = (float(gains.max()), site, possible[int(gains.argmax())])
+            best, next_best = (mine, best) if mine[0] > best[0] else (best, mine)
+            rival = max(rival, next_best[:2])
+    return *best, rival
+
+
+def _converted(factors: np.ndarray, offsets: np.ndarray, k: int, one: Confusion) -> tuple[np.ndarray, np.ndarray]:
+    factors, offsets = factors.copy(), offsets.copy()
+    factors[k], offsets[k] = one.factor, one.offset
+    return factors, offsets
+
+
+def _shifts() -> list[Confusion]:
+    """Shifts of dates, as confusions with a factor of one."""
+    return [
+        Confusion(1.0, f"{name} too {'late' if sign > 0 else 'early'}", sign * size)
+        for size, name in SHIFTS
+        for sign in (1, -1)
+    ]
+
+
+def _sites_of(sites: dict[str, NumberSummary], column: Column) -> _Sites:
+    names, n = [*sites], [float(one.n or 0) for one in sites.values()]
+    mean, sd = [float(one.mean or 0) for one in sites.values()], [float(one.sd or 0) for one in sites.values()]
+    extent = [(0.0, 0.0)] * len(names)
+    if column.has_moments and column.range is not None:
+        low, high = map(float, column.range)  # type: ignore[arg-type]
+        names, n = [*names, ""], [*n, math.inf]
+        mean, sd, extent = [*mean, (low + high) / 2], [*sd, (high - low) / 6], [*extent, (2.0, 0.7)]
+    differ = PERIODS_DIFFER if column.type == "date" else MEANS_DIFFER
+    return _Sites(tuple(names), np.array(n), np.array(mean), np.array(sd), differ, np.array(extent).T)
+
+
+# -- Levels -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Difference:
+    """Difference of one quantity between two levels at each site that has it, NaN elsewhere, (K,) each."""
+
+    by: str
+    value: np.ndarray
+    variance: np.ndarray
+    differs: float
+
+
+def _levels(name: str, column: Column, summaries: Sequence[SiteSummary]) -> Iterator[Found]:
+    sites = [one for one in summaries if name in one.categories]
+    pairs = [*combinations(list(column.levels), 2), *([HALVES] if column.ordered and len(column.levels) > 2 else [])]
+    scores: dict[str, tuple[float, Finding]] = {}
+    for pair in pairs:
+        differences = list(_differences(name, pair, sites))
+        for k, site in enumerate(sites):
+            score, by = _exchange_score(differences, k)
+            if score > scores.get(site.site, (math.log(ODDS) - math.log(PRIOR / len(pairs)),))[0]:
+                finding = (
+                    sentences.levels_reversed(column=name, by=tuple(by))
+                    if pair == HALVES
+                    else sentences.levels_exchanged(column=name, levels=pair, by=tuple(by))
+                )
+                scores[site.site] = score, finding
+    if scores:  # a wrong site makes others look wrong
+        worst = max(scores, key=lambda site: scores[site][0])
+        yield (*scores,) if len(sites) == 2 else (worst,), scores[worst][1]
+
+
+def _differences(name: str, pair: tuple[str, str], sites: Sequence[SiteSummary]) -> Iterator[_Difference]:
+    """The log odds of two levels, and the difference of each other column's mean between them, in SDs."""
+    first, second = pair
+    counts = [list(one.categories[name].levels.items()) for one in sites]
+    yield _mean_levels(counts) if pair == HALVES else _log_odds(pair, counts)
+    found = [
+        {(r.column, r.level): r for r in one.relations if r.category == name and {*pair} <= r.n.keys()} for one in sites
+    ]
+    for key in dict.fromkeys(key for one in found for key in one):
+        value, variance = np.full(len(sites), np.nan), np.full(len(sites), np.nan)
+        for k, (site, relations) in enumerate(zip(sites, found, strict=True)):
+            relation = relations.get(key)
+            if relation is not None and (sd := _sd_of(site, key, relation.n, relation.means)):
+                value[k] = (relation.means[first] - relation.means[second]) / sd
+                variance[k] = 1 / relation.n[first] + 1 / relation.n[second]
+        if np.isfinite(value).sum() >= 2:
+            yield _Difference(key[0], value, variance, EFFECTS_DIFFER)
+
+
+def _log_odds(pair: tuple[str, str], counts: Sequence[list[tuple[str, int | None]]]) -> _Difference:
+    """Log odds of two levels, where their counts have left the site."""
+    a, b = (np.array([np.nan if (n := dict(of)[level]) is None else n + 0.5 for of in counts]) for level in pair)
+    a, b = np.where(np.isnan(b), np.nan, a), np.where(np.isnan(a), np.nan, b)
+    return _Difference(FREQUENCIES, np.log(a / b), 1 / a + 1 / b, ODDS_DIFFER)
+
+
+def _mean_levels(counts: Sequence[list[tuple[str, int | None]]]) -> _Difference:
+    """How far the mean level is above the middle one, in SDs; withheld counts are small ones, and taken as none."""
+    value = []
+    for of in counts:
+        known = np.array([n or 0 for _, n in of], float)
+        place = np.arange(len(of)) - (len(of) - 1) / 2
+        mean = known @ place / max(1, known.sum())
+        sd = math.sqrt(known @ (place - mean) ** 2 / max(1, known.sum()))
+        value.append(mean / sd if sd else np.nan)
+    total = np.array([sum(n or 0 for _, n in of) for of in counts], float)
+    return _Difference(FREQUENCIES, np.array(value), 1 / np.maximum(total, 1), ODDS_DIFFER)
+
+
+def _sd_of(site: SiteSummary, key: tuple[str, str], n: dict[str, int], means: dict[str, float]) -> float:
+    column, level = key
+    if not level:
+        return site.numbers[column].sd or 0.0
+    share = sum(n[group] * means[group] for group in n) / sum(n.values())
+    return math.sqrt(share * (1 - share))
+
+
+def _exchange_score(differences: Sequence[_Difference], k: int) -> tuple[float, list[str]]:
+    """Log likelihood ratio of exchanged levels at site k, by the other sites, and the columns that say so."""
+    parts: dict[str, float] = {}
+    for one in differences:
+        others = np.isfinite(one.value) & (np.arange(len(one.value)) != k)
+        if not np.isfinite(one.value[k]) or not others.any():
+            continue
+        expected = float(np.median(one.value[others]))
+        wide = one.differs**2 + one.variance
+        error = math.sqrt(1 / (1 / wide[others]).sum())
+        if one.by != FREQUENCIES and abs(expected) < ESTABLISHED * error:
+            continue
+        scale = math.sqrt(wide[k] + error**2)
+        same, other = ((one.value[k] - sign * expected) / scale for sign in (1, -1))
+        gain = float(log_t(other) - log_t(same))
+        if abs(gain) > abs(parts.get(one.by, 0.0)):  # one part for each column, not for each of its levels
+            parts[one.by] = gain
+    return sum(parts.values()), [name for name, gain in parts.items() if gain > 1] or [FREQUENCIES]
+
+
+# -- Missing values -----------------------------------------------------------------------------------------------
+
+
+def _never_missing(name: str, summaries: Sequence[SiteSummary]) -> Iterator[Found]:
+    """Sites without a missing value, where every other site has many."""
+    known = [
+        (one.site, one.rows, columns[name].missing)
+        for one in summaries
+        if one.rows and name in (columns := one.columns) and columns[name].missing is not None
+    ]
+    for site, rows, missing in known:
+        shares = [(its or 0) / number for other, number, its in known if other != site]
+        often = len(shares) >= 2 and min(shares) >= OFTEN_MISSING
+        if missing == 0 and often and (1 - min(shares)) ** rows < MISSING_CHANCE:
+            yield (site,), sentences.never_missing(column=name)

@@ -1,0 +1,217 @@
+"""The codebook: what the columns of every site's table must be, in one TOML file that all sites share.
+
+fewest = 5                          # smaller counts do not leave a site
+missing = ["", "NA"]                # texts that stand for a missing value
+
+[columns.age]
+type = "integer"
+unit = "years"
+range = [18, 100]
+
+[columns.sex]
+type = "category"
+levels = { male = ["M", "1"], female = ["F", "2"] }     # or ["male", "female"]
+"""
+
+from __future__ import annotations
+
+import datetime
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from pyro_fed.codebook.plain import from_table, reason
+from pyro_fed.conventions.calls import checked
+from pyro_fed.conventions.spelling import closest
+from pyro_fed.errors import SettingError, listed
+
+#: Types whose values are numbers, and have moments.
+NUMBERS = ("number", "integer")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """What one column of every site's table must be.
+
+    Args:
+        type: "number", "integer" (whole numbers), "category", "date" or "identifier" (a text that names a row, and
+            never leaves a site).
+        title: what stands in tables; by default the column's name.
+        unit: the unit of a number, such as "years" or "kg". Units of time, mass, length, energy and pressure are
+            compared with the others of their kind; see `factors` for further ones.
+        range: least and largest value that can be right, of numbers and dates.
+        levels: the levels of a category, in their order; or a table, level = [other texts that mean it].
+        ordered: whether the levels have an order, such as grades.
+        missing: texts or numbers that stand for a missing value in this column, beside those of the codebook.
+        format: how dates are written, as for `datetime.strptime`.
+        after: a date column that is never later than this one.
+        unique: whether no value may occur twice; by default of identifiers.
+        complete: whether no value may be missing.
+        optional: whether a site may lack the column.
+        factors: units with which this one is confused: how many of them make one, such as { "mg/dL" = 0.0113 } for
+            creatinine in µmol/L.
+        suppress_missing: whether a small count of missing values is withheld like that of a level. Mean and SD are then
+            withheld, too, since they need the number of values.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    type: Literal["number", "integer", "category", "date", "identifier"]
+    title: str = ""
+    unit: str = ""
+    range: tuple[float, float] | tuple[datetime.date, datetime.date] | None = None
+    levels: tuple[str, ...] | dict[str, tuple[str, ...]] = ()
+    ordered: bool = False
+    missing: tuple[str | float, ...] = ()
+    format: str = "%Y-%m-%d"
+    after: str = ""
+    unique: bool | None = None
+    complete: bool = False
+    optional: bool = False
+    factors: dict[str, float] = field(default_factory=dict)
+    suppress_missing: bool = False
+
+    @property
+    def has_moments(self) -> bool:
+        """Whether its values have a mean and an SD."""
+        return self.type in NUMBERS
+
+    @property
+    def is_unique(self) -> bool:
+        """Whether no value may occur twice."""
+        return self.type == "identifier" if self.unique is None else self.unique
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """Each text that a category's column may have → its level."""
+        synonyms = self.levels if isinstance(self.levels, Mapping) else dict.fromkeys(self.levels, ())
+        return {text: level for level, others in synonyms.items() for text in (level, *others)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """What is known of one site beforehand.
+
+    Args:
+        rows: how many rows it has, if it is known from elsewhere, such as its recruitment log.
+        lacks: columns that it never measured.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    rows: int | None = None
+    lacks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Codebook:
+    """What every site's table must be, see `read_codebook`.
+
+    Args:
+        columns: by name, as in the tables' headers.
+        study: what the study is called.
+        fewest: the least number of rows about which a figure may leave a site.
+        missing: texts that stand for a missing value in all columns; capitals and outer spaces do not matter.
+        sites: by name, what is known of a site beforehand.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    columns: dict[str, Column]
+    study: str = ""
+    fewest: int = 5
+    missing: tuple[str, ...] = ("", "NA", "N/A", "NaN", "null", "None", ".")
+    sites: dict[str, Site] = field(default_factory=dict)
+
+    def of_type(self, *types: str) -> list[str]:
+        """Names of the columns of these types."""
+        return [name for name, column in self.columns.items() if column.type in types]
+
+    def expected_at(self, site: str) -> Site:
+        """What is known of a site beforehand; nothing, if the codebook does not have it."""
+        return self.sites.get(site, Site())
+
+
+@checked
+def read_codebook(path: str | Path) -> Codebook:
+    """Read a codebook.
+
+    Args:
+        path: of a TOML file, see `docs/codebook.md`.
+
+    Raises:
+        SettingError: the file cannot be read, is not TOML, or has entries that are unknown or contradict each other;
+            the message names the entries.
+
+    Example:
+        >>> book = pf.codebook.read_codebook("codebook.toml")
+        >>> book.columns["age"].unit
+        'years'
+    """
+    path = Path(path)
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise SettingError(f"{path} is not a TOML file: {error}") from error
+    except (OSError, ValueError) as error:
+        raise SettingError(f"{path} cannot be read: {reason(error)}") from error
+    return checked_codebook(from_table(Codebook, table, str(path)), str(path))
+
+
+def checked_codebook(book: Codebook, where: str) -> Codebook:
+    """The codebook, if its entries agree with each other.
+
+    Raises:
+        SettingError: they do not; the message has all places.
+    """
+    faults = [] if book.columns else ["it has no columns: write a table [columns.NAME] for each"]
+    if book.fewest < 2:
+        faults.append(f"fewest must be at least 2, received {book.fewest}: the figures of one row are its values")
+    for name, column in book.columns.items():
+        faults += [f"columns.{name}: {fault}" for fault in _column_faults(name, column, book)]
+    for name, site in book.sites.items():
+        unknown = [one for one in site.lacks if one not in book.columns]
+        faults += [f"sites.{name}.lacks: {one!r} is not a column; {closest(one, book.columns)}" for one in unknown]
+    if faults:
+        raise SettingError(f"{where}: {'; '.join(faults)}")
+    return book
+
+
+def _column_faults(name: str, column: Column, book: Codebook) -> list[str]:
+    faults = []
+    is_number, is_date, is_category = column.has_moments, column.type == "date", column.type == "category"
+    if is_category and len(column.levels) < 2:
+        faults.append('a category needs at least two levels, such as levels = ["male", "female"]')
+    only_for = {
+        "levels": (column.levels and not is_category, "categories"),
+        "ordered": (column.ordered and not is_category, "categories"),
+        "unit": (column.unit and not is_number, "numbers"),
+        "factors": (column.factors and not is_number, "numbers"),
+        "after": (column.after and not is_date, "dates"),
+        "range": (column.range is not None and not (is_number or is_date), "numbers and dates"),
+    }
+    faults += [
+        f"{key} is for {kinds} only, and the type is {column.type}" for key, (bad, kinds) in only_for.items() if bad
+    ]
+    if column.range is not None and (is_number or is_date):
+        low, high = column.range
+        if isinstance(low, datetime.date) != is_date:
+            faults.append(f"range must be two {'dates, without quotes' if is_date else 'numbers'}")
+        elif not low < high:  # type: ignore[operator]
+            faults.append(f"range begins at {low} and ends at {high}: the first must be the smaller one")
+    if any(not factor > 0 for factor in column.factors.values()):
+        faults.append("factors must be positive: how many of the other unit make one")
+    if column.after and (column.after == name or column.after not in book.of_type("date")):
+        faults.append(f"after = {column.after!r} is not another date column")
+    if is_category:
+        texts = [text for levels in [column.levels] for level in levels for text in (level, *_synonyms(levels, level))]
+        twice = sorted({text for text in texts if texts.count(text) > 1})
+        if twice:
+            faults.append(f"levels: {listed(map(repr, twice))} is there twice")
+    return faults
+
+
+def _synonyms(levels: tuple[str, ...] | dict[str, tuple[str, ...]], level: str) -> tuple[str, ...]:
+    return levels[level] if isinstance(levels, Mapping) else ()

@@ -1,0 +1,148 @@
+"""A site's table: its texts as they are in the file, and its columns in the codebook's types."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from pyro_fed.codebook.codebook import Codebook, Column
+from pyro_fed.codebook.plain import reason
+from pyro_fed.errors import DataError, listed
+
+#: What separates the fields of a line.
+SEPARATORS = ",;\t|"
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """A table as texts.
+
+    Attributes:
+        texts: a column for each of the header, without outer spaces.
+        numbers: of the rows for a message: the lines of a file, or 1, 2, ... of a frame, (n,).
+        ragged: lines with another number of fields than the header; they are not among the texts.
+        is_cut_off: whether the file ends within its last row, which is not among the texts either.
+        called: what a row's number counts, "line" or "row".
+    """
+
+    texts: pd.DataFrame
+    numbers: np.ndarray
+    ragged: tuple[int, ...] = ()
+    is_cut_off: bool = False
+    called: str = "row"
+
+
+def read_table(source: Any) -> Table:
+    """The table of a CSV file or a frame.
+
+    Raises:
+        DataError: the file cannot be read or has no header, or two columns have one name.
+    """
+    return _of_frame(source) if isinstance(source, pd.DataFrame) else _of_file(Path(source))
+
+
+def _of_frame(frame: pd.DataFrame) -> Table:
+    _check_header(frame.columns, "the data frame")
+    texts = {str(name): [_as_text(value) for value in frame[name]] for name in frame.columns}
+    return Table(pd.DataFrame(texts, index=range(len(frame)), dtype=str), np.arange(1, len(frame) + 1))
+
+
+def _as_text(value: Any) -> str:
+    if value is None or value is pd.NaT or value is pd.NA or (isinstance(value, float) and np.isnan(value)):
+        return ""
+    if isinstance(value, pd.Timestamp) and value == value.normalize():
+        return str(value.date())
+    return str(value).strip()
+
+
+def _of_file(path: Path) -> Table:
+    try:
+        content = path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 (byte {error.start}): save it as CSV in UTF-8") from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read: {reason(error)}") from error
+    first = content.partition("\n")[0]
+    separator = max(SEPARATORS, key=first.count)
+    reader = csv.reader(io.StringIO(content, newline=""), delimiter=separator)
+    try:
+        header = [name.strip() for name in next(reader, [])]
+        found = [(reader.line_num, [text.strip() for text in fields]) for fields in reader if fields]
+    except csv.Error as error:
+        raise DataError(f"{path}, line {reader.line_num}: {error}") from error
+    if not any(header):
+        raise DataError(f"{path} is empty: its first line must have the names of the columns")
+    _check_header(header, str(path))
+    width = len(header)
+    is_cut_off = bool(found) and len(found[-1][1]) < width and not content.endswith("\n")
+    found = found[: len(found) - is_cut_off]
+    rows = [(line, fields) for line, fields in found if len(fields) == width]
+    texts = pd.DataFrame([fields for _, fields in rows], columns=header, dtype=str)
+    ragged = tuple(line for line, fields in found if len(fields) != width)
+    return Table(texts, np.array([line for line, _ in rows], int), ragged, is_cut_off, "line")
+
+
+def _check_header(names: Iterable[Any], where: str) -> None:
+    names = list(map(str, names))
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise DataError(f"{where} has columns of the same name, {listed(map(repr, twice))}: rename or drop them")
+
+
+@dataclass(frozen=True, eq=False)
+class Typed:
+    """A table in the codebook's types.
+
+    Attributes:
+        frame: the codebook's columns that the table has: floats, dates, texts and levels; a text that is none of a
+            category's levels is kept. Missing and unreadable values are missing.
+        unreadable: by column, rows whose text is no such value, (n,).
+    """
+
+    frame: pd.DataFrame
+    unreadable: dict[str, np.ndarray]
+
+
+def typed(table: Table, book: Codebook) -> Typed:
+    """The codebook's columns of a table in their types."""
+    columns, unreadable = {}, {}
+    for name, column in book.columns.items():
+        if name in table.texts:
+            texts = table.texts[name]
+            there = ~is_missing(texts, column, book)
+            columns[name] = values = _converted(texts.where(there, None), column)
+            unreadable[name] = (there & values.isna()).to_numpy(bool)
+    return Typed(pd.DataFrame(columns, index=table.texts.index), unreadable)
+
+
+def is_missing(texts: pd.Series, column: Column, book: Codebook) -> pd.Series:
+    """Which texts stand for missing values, (n,)."""
+    codes = {plain(str(code)).casefold() for code in (*book.missing, *column.missing)}
+    return texts.map(lambda text: plain(text).casefold() in codes).astype(bool)
+
+
+def plain(text: str) -> str:
+    """A text, whole numbers without decimals: "1.0" as "1"."""
+    try:
+        return str(int(float(text))) if float(text).is_integer() else text
+    except (ValueError, OverflowError):
+        return text
+
+
+def _converted(texts: pd.Series, column: Column) -> pd.Series:
+    if column.has_moments:
+        numbers = pd.to_numeric(texts, errors="coerce").astype(float)
+        return numbers.where(np.isfinite(numbers))
+    if column.type == "date":
+        return pd.to_datetime(texts, format=column.format, errors="coerce").astype("datetime64[s]")
+    if column.type == "category":
+        known = {plain(text): level for text, level in column.texts.items()} | column.texts
+        return texts.map(lambda text: known.get(text, known.get(plain(text), text)), na_action="ignore").astype(object)
+    return texts.astype(object)

@@ -1,0 +1,115 @@
+"""Units that are taken for each other, and by which factor the numbers then differ."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from pyro_fed.codebook.codebook import Column
+
+#: Units of one kind, by what one of them is in the kind's own unit (second, gram, metre, joule, pascal, one).
+KINDS: tuple[dict[str, float], ...] = (
+    {
+        "seconds": 1.0,
+        "minutes": 60.0,
+        "hours": 3600.0,
+        "days": 86400.0,
+        "weeks": 604800.0,
+        "months": 86400 * 365.25 / 12,
+        "years": 86400 * 365.25,
+    },
+    {"mg": 1e-3, "g": 1.0, "ounces": 28.349523125, "pounds": 453.59237, "kg": 1e3, "stone": 6350.29318},
+    {"mm": 1e-3, "cm": 1e-2, "inches": 0.0254, "feet": 0.3048, "m": 1.0, "km": 1e3, "miles": 1609.344},
+    {"J": 1.0, "cal": 4.184, "kJ": 1e3, "kcal": 4184.0},
+    {"Pa": 1.0, "mmHg": 133.322, "kPa": 1e3},
+    {"percent": 0.01, "proportion": 1.0},
+)
+#: Other names of units.
+NAMES = {
+    **{"s": "seconds", "sec": "seconds", "min": "minutes", "h": "hours", "d": "days", "wk": "weeks"},
+    **{"year": "years", "yr": "years", "month": "months", "week": "weeks", "day": "days", "hour": "hours"},
+    **{
+        "lb": "pounds",
+        "lbs": "pounds",
+        "pound": "pounds",
+        "oz": "ounces",
+        "kilograms": "kg",
+        "grams": "g",
+        "st": "stone",
+    },
+    **{"in": "inches", "inch": "inches", "ft": "feet", "metres": "m", "meters": "m", "mm Hg": "mmHg", "%": "percent"},
+}
+#: Names in a sentence of units that are written as symbols.
+IN_WORDS = {
+    "kg": "kilograms",
+    "g": "grams",
+    "mg": "milligrams",
+    "cm": "centimetres",
+    "m": "metres",
+    "mm": "millimetres",
+}
+#: Chance of a coincidence that explains what needs an explanation in any case.
+EXPLAINED_BY_CHANCE = 0.01
+#: Scales of one unit with and without a prefix, such as mg/L and g/L.
+PREFIXES = (10.0, 100.0, 1e3, 1e6)
+
+
+class Confusion(NamedTuple):
+    """A site's values are `offset` + `factor` times those in the codebook's unit.
+
+    Attributes:
+        factor: greater than zero.
+        name: what happened, in words, such as "months for years".
+        offset: other than zero for temperatures only.
+        is_named: whether the codebook's unit says which unit it is; else it is a power of ten.
+    """
+
+    factor: float
+    name: str
+    offset: float = 0.0
+    is_named: bool = True
+
+    @property
+    def text(self) -> str:
+        """The factor and its name, for a sentence: "12 times too large (months for years)"."""
+        size = self.factor if self.factor > 1 else 1 / self.factor
+        times = f"{size:.4g} times too {'large' if self.factor > 1 else 'small'}"
+        if self.offset:
+            return f"{self.factor:.4g} times the values plus {self.offset:.4g} ({self.name})"
+        return f"{times} ({self.name})" if self.name else times
+
+
+def confusions(column: Column) -> list[Confusion]:
+    """How the numbers of a column may be in another unit: the unit's own kind, its `factors`, and powers of ten."""
+    unit = NAMES.get(column.unit, column.unit)
+    kind = next((kind for kind in KINDS if unit in kind), {})
+    named = [
+        Confusion(kind[unit] / size, f"{IN_WORDS.get(other, other)} for {IN_WORDS.get(unit, unit)}")
+        for other, size in kind.items()
+        if other != unit
+    ]
+    named += [Confusion(factor, f"{other} for {column.unit or 'the unit'}") for other, factor in column.factors.items()]
+    if unit in ("°C", "C", "celsius"):
+        named.append(Confusion(1.8, "Fahrenheit for Celsius", 32.0))
+    if unit in ("°F", "F", "fahrenheit"):
+        named.append(Confusion(1 / 1.8, "Celsius for Fahrenheit", -32 / 1.8))
+    taken = [one.factor for one in named]
+    powers = [Confusion(size, "another unit or prefix", is_named=False) for ten in PREFIXES for size in (ten, 1 / ten)]
+    return named + [one for one in powers if not any(abs(one.factor / factor - 1) < 0.05 for factor in taken)]
+
+
+def unit_of_whole_numbers(values: np.ndarray, column: Column) -> str:
+    """The unit in which rounded fractions would all be whole numbers, if chance does not explain it; else no text."""
+    distinct = np.unique(values[values != 0])
+    decimals = next((d for d in range(4) if np.allclose(distinct, distinct.round(d), rtol=0, atol=1e-9)), None)
+    if not len(distinct) or not decimals:
+        return ""
+    named = [one for one in confusions(column) if one.is_named]
+    for one in named:
+        meant = (distinct - one.offset) / one.factor
+        rounding = 0.5 * 10.0**-decimals / one.factor
+        by_chance = len(named) * (2 * rounding) ** len(distinct)
+        if by_chance < EXPLAINED_BY_CHANCE and (abs(meant - meant.round()) <= 1.001 * rounding).all():
+            return one.text
+    return ""
