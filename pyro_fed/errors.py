@@ -84,6 +84,26 @@ class ProtocolError(PyroFedError, ValueError):
     """
 
 
+class PolicyError(PyroFedError):
+    """A message that a site's own rules do not let out, or a run that the site has not approved.
+
+    The text has the rule and what whoever asks knows already; nothing in it follows from the site's rows.
+
+    Attributes:
+        rule: name of the rule.
+
+    Example:
+        >>> try:
+        ...     data = gate.release(message)
+        ... except pf.errors.PolicyError as error:
+        ...     print(error.rule)
+    """
+
+    def __init__(self, message: str, rule: str = "") -> None:
+        super().__init__(message)
+        self.rule = rule
+
+
 class CheckpointError(ProtocolError, RuntimeError):
     """A checkpoint that cannot be written or read, or that belongs to another run.
 

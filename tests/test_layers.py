@@ -67,6 +67,7 @@ ROOMS = {
     """,
     "pyro_fed.deployment": """
         claimed_federation client_model_checks
+        policy
         agents flower
         door
     """,

@@ -2,6 +2,7 @@
 
     flower                clients at the nodes of Flower, with a server; programs import it as `pyro_fed.flower`
     agents                agents without a server, that talk to their neighbours over TLS
+    policy                what may leave a site: its rules, the gate of all messages, and a ledger of what left
     client_model_checks   which models cannot run where each process has only its own rows
     claimed_federation    the federation as a process knows it that has some rows of it, or none
 

@@ -1,0 +1,203 @@
+"""The gate: every message of a site passes it in the site's own process, before it is sent.
+
+A gate has the site's policy and its ledger. `release` judges a message by each rule, writes a line into the ledger, and
+returns the bytes that may leave. A message that breaks a rule does not leave: the line says so, and `PolicyError` names
+the rule. The texts of that error have the rule and what the asker knows already, such as how many numbers it has asked
+for, and nothing that follows from rows; so they may leave.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from pyro_fed.conventions.output import create_file
+from pyro_fed.conventions.settings_repr import changed_settings
+from pyro_fed.deployment.policy.ledger import LEDGER, Ledger
+from pyro_fed.deployment.policy.rules import COMPUTED, KINDS, Policy
+from pyro_fed.errors import PolicyError
+
+#: Name of the policy's file in a site's folder, and of the folder of kept orders.
+POLICY, ORDERS = "policy.toml", "orders"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outgoing:
+    """A message that is about to leave.
+
+    Args:
+        kind: its kind, of `KINDS`.
+        data: the bytes that leave, exactly.
+        tensors: the named tensors in it, whose numbers are counted.
+        round: the round's number; -1 outside rounds.
+        to: who gets it: "server", or a neighbour's name.
+        asked: what it answers: the bytes of the order, or a text that names it (an agent's phase and round).
+        share: computes the largest share of one row in its numbers (`largest_share`); returns None where the numbers
+            are no sums over rows, or the rows' parts are not known.
+        cells: numbers of rows by cell of a table.
+        levels: numbers of rows by label of text columns.
+        replay: what else is needed to compute the same bytes again, by name, such as the seed.
+    """
+
+    kind: str
+    data: bytes
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    round: int = -1
+    to: str = "server"
+    asked: bytes = b""
+    share: Callable[[], float | None] | None = None
+    cells: Mapping[str, int] = field(default_factory=dict)
+    levels: Mapping[str, int] = field(default_factory=dict)
+    replay: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass
+class Gate:
+    """The place through which every message of a site leaves.
+
+    Args:
+        site: the site's name.
+        policy: its rules.
+        rows: its number of rows; for a plate over groups, of groups.
+        folder: its own folder, with the ledger; None for no ledger.
+        approval: hash of what was approved, see `approval`; "" for nothing.
+
+    Example:
+        >>> gate = Gate.open(Path("/etc/trial"), site="north", rows=212)
+        >>> answer = Outgoing(kind="update", data=data, tensors={"eta": eta}, round=0, asked=order)
+        >>> send(gate.release(answer))      # PolicyError in place of a message that breaks a rule
+    """
+
+    site: str
+    policy: Policy = field(default_factory=Policy)
+    rows: int = 0
+    folder: Path | None = None
+    approval: str = ""
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    @classmethod
+    def open(cls, folder: Path | None, site: str, rows: int = 0, approval: str = "") -> Gate:
+        """The gate of a site with the policy in its folder; without a file everything may leave.
+
+        Raises:
+            SettingError: the file cannot be read as a policy.
+        """
+        if folder is None or not (folder / POLICY).exists():
+            return cls(site, rows=rows, folder=folder, approval=approval)
+        return cls(site, Policy.read(folder / POLICY), rows, folder, approval)
+
+    def in_words(self) -> str:
+        """A sentence on the rules in force, for the site's own log."""
+        kept = "" if self.folder is None else f"; {self.folder / LEDGER} has a line for each message"
+        changed = ", ".join(f"{name} = {value}" for name, value in changed_settings(self.policy).items())
+        if not changed:
+            return f"Site {self.site} has no rules ({POLICY}): all that the run asks for may leave{kept}"
+        return f"Site {self.site} has rules on what may leave: {changed}{kept}"
+
+    def release(self, message: Outgoing) -> bytes:
+        """The bytes that may leave, once the ledger has a line on them.
+
+        Raises:
+            PolicyError: a rule does not permit the message; names the rule, and the ledger has a line on that.
+            ProtocolError: the ledger is not whole.
+        """
+        if message.kind not in KINDS:
+            raise ValueError(f"a message must be of a kind in {list(KINDS)}, received {message.kind!r}")
+        asked = hashlib.sha256(message.asked).hexdigest() if message.asked else ""
+        if self.folder is None:
+            broken = self._broken(message, 0)
+        else:
+            with self._lock, Ledger(self.folder / LEDGER).appending() as (last, line):
+                before, answered = self._answered(last)
+                rounds = before + (message.kind in COMPUTED and (not asked or asked != answered))
+                broken = self._broken(message, rounds)
+                if broken is None and message.kind in COMPUTED:
+                    before, answered = rounds, asked
+                line |= self._line(message, broken, asked) | {"rounds": before, "answered": answered}
+            if broken is None and self.policy.keep_orders and message.asked:
+                self._keep(asked, message.asked)
+        if broken is not None:
+            rule, text = broken
+            raise PolicyError(f"site {self.site}: {_where(message)} does not leave: {text} ({rule} of {POLICY})", rule)
+        return message.data
+
+    def _answered(self, last: Mapping[str, Any]) -> tuple[int, str]:
+        """How many orders were answered under these rules and this approval, and the hash of the last of them."""
+        if (last.get("policy"), last.get("approval")) != (self.policy.digest, self.approval):
+            return 0, ""
+        return int(last["rounds"]), str(last["answered"])
+
+    def _broken(self, message: Outgoing, rounds: int) -> tuple[str, str] | None:
+        """The first rule that a message breaks, and the reason; `rounds` counts the orders answered with it."""
+        policy, numbers = self.policy, number_of(message.tensors)
+        if message.kind == "notice":
+            return None
+        if policy.approval and not self.approval:
+            return "approval", "the site has approved nothing, and its rules ask for it (pyro-fed node approve)"
+        if not policy.permits(message.kind):
+            return "kinds", f"messages of the kind {message.kind!r} may not leave"
+        if self.rows < policy.min_rows:
+            return "min_rows", f"the site has fewer than {policy.min_rows} rows"
+        if any(0 < count < policy.min_cell for count in message.cells.values()):
+            return "min_cell", f"a cell has fewer than {policy.min_cell} rows"
+        if any(0 < count < policy.min_level for count in message.levels.values()):
+            return "min_level", f"a label of a text column has fewer than {policy.min_level} rows"
+        if message.kind not in COMPUTED:
+            return None
+        most = policy.max_numbers_per_row
+        if most is not None and numbers > most * self.rows:
+            return "max_numbers_per_row", f"its {numbers} numbers are more than {most:g} for each of the site's rows"
+        if policy.max_rounds is not None and rounds > policy.max_rounds:
+            return "max_rounds", f"the site answers {policy.max_rounds} orders, and has answered them"
+        if policy.max_share < 1:
+            share = message.share() if message.share is not None else None
+            if share is None:
+                return "max_share", "the share of each row in it is not known"
+            if not share <= policy.max_share:  # of NaN too
+                return "max_share", f"a row has a share of more than {policy.max_share:g} in one of its numbers"
+        return None
+
+    def _line(self, message: Outgoing, broken: tuple[str, str] | None, asked: str) -> dict[str, object]:
+        """What the ledger says of a message."""
+        return {
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "site": self.site,
+            "rows": self.rows,
+            "kind": message.kind,
+            "round": message.round,
+            "to": message.to,
+            "left": broken is None,
+            "refused_by": "" if broken is None else broken[0],
+            "numbers": number_of(message.tensors),
+            "shapes": {name: list(value.shape) for name, value in message.tensors.items()},
+            "bytes": len(message.data),
+            "sha256": hashlib.sha256(message.data).hexdigest(),
+            "policy": self.policy.digest,
+            "approval": self.approval,
+            "asked": asked,
+            "replay": dict(message.replay),
+        }
+
+    def _keep(self, name: str, order: bytes) -> None:
+        """Keep an order, by which the message can be computed again."""
+        folder = Path(str(self.folder)) / ORDERS
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if not (folder / name).exists():
+            with create_file(folder / name) as file:
+                file.write(order)
+
+
+def number_of(tensors: Mapping[str, Tensor]) -> int:
+    """The number of numbers in a message."""
+    return sum(value.numel() for value in tensors.values())
+
+
+def _where(message: Outgoing) -> str:
+    return f"round {message.round}, {message.kind}" if message.round >= 0 else f"its {message.kind}"
