@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from pyro_fed.deployment.flower.failure import told_without_values
+from pyro_fed.deployment.flower.leaving import Leaving
 from pyro_fed.deployment.flower.mod import asks_for_a_sum, handed_on
 
 if TYPE_CHECKING:
@@ -29,6 +29,11 @@ def client_app(
     node runs only apps that the hospital has signed (`--trusted-entities`, `pyro-fed flower sign`), and elsewhere an
     honest operator alone.
 
+    Where the node's configuration has `policy="/path/policy.toml"`, every reply is judged by these rules before it
+    leaves, and the site's ledger beside that file has a line for each. If the site has approved a model and recipes
+    (`pyro-fed node approve`), the app's are compared with them before the model is imported, and the site's own copies
+    are run.
+
     An order of the server that is not one of this recipe, or does not fit this client's rows, is refused before it is
     unpacked. Of an exception, whoever raises it, the server gets the client's name, the exception's class, and file and
     line of the user's code; its text, which may have values of rows in it, goes to the client's own log.
@@ -46,7 +51,6 @@ def client_app(
         >>> app = client_app("model.py", "recipe.toml", lambda model, node_config: read_rows(node_config["name"]))
     """
     given = [recipe] if isinstance(recipe, str | Path) else list(recipe)
-    app = ClientApp(mods=[told_without_values, handed_on])
     made: list[Site] = []
 
     def site() -> Site:
@@ -55,6 +59,8 @@ def client_app(
 
             made.append(Site(model, given, load_rows, secure, questions))
         return made[0]
+
+    app = ClientApp(mods=[Leaving(site), handed_on])
 
     @app.query()
     def describe(message: Message, context: Context) -> Message:

@@ -1,9 +1,9 @@
-"""What a client says of its own failure: the one place through which every reply leaves.
+"""What a client says of its own failure.
 
 The text of an exception may have values of rows in it, whoever wrote the text: pandas, torch, a model, `load_rows`. So
 the server gets none of it. It gets the client's name, the exception's class, and the file and line of the user's code;
 the text goes to the client's own log. A refusal of the server's order is sent whole, since its text is made of the
-order alone.
+order alone; and so is a refusal by the site's own rules, whose text is made of the rule and the order.
 """
 
 from __future__ import annotations
@@ -11,15 +11,14 @@ from __future__ import annotations
 import logging
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context, Error, Message
-from flwr.common.constant import ErrorCode
+from flwr.app import Context
 
-from pyro_fed.errors import OURS, ProtocolError
+from pyro_fed.errors import OURS, PolicyError, ProtocolError
 
 LOG = logging.getLogger("flwr")
 #: Where installed packages are, whose lines are not the user's.
@@ -45,19 +44,14 @@ def client_name(context: Context) -> str:
     return str(config.get("name", config.get("partition-id", context.node_id)))
 
 
-def told_without_values(
-    message: Message, context: Context, call_next: Callable[[Message, Context], Message]
-) -> Message:
-    """Answer a message by `call_next`, or an exception by an error of Flower without values of rows."""
-    try:
-        return call_next(message, context)
-    except (Exception, SystemExit) as error:
-        name, where = client_name(context), place_of(error)
-        LOG.error("Client %s failed at %s; the server is not told the following text", name, where, exc_info=error)
-        reason = f"client {name}: {type(error).__name__} at {where}; the text is in the client's own log"
-        if type(error) is Refusal:
-            reason = f"client {name}: {error}"
-        return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+def reason_of(error: BaseException, name: str, error_text: bool = False) -> str:
+    """What the server is told of an exception; its text too if the site's rules let `error_text` out."""
+    where = place_of(error)
+    LOG.error("Client %s failed at %s; the server is not told the following text", name, where, exc_info=error)
+    if type(error) in (Refusal, PolicyError):
+        return f"client {name}: {error}"
+    text = f": {error}" if error_text else "; the text is in the client's own log"
+    return f"client {name}: {type(error).__name__} at {where}{text}"
 
 
 def place_of(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""The mod of secure aggregation, through which every message to a client passes."""
+"""The mod of secure aggregation, through which every message to a client passes; and names that Flower gives."""
 
 from __future__ import annotations
 
@@ -10,6 +10,12 @@ from pyro_fed.deployment.flower.masks import client_mod
 
 #: Name of the record by which Flower marks messages of its secure aggregation.
 PROTOCOL = "secaggplus_configs"
+#: Flower's name for the masked numbers in such a message.
+MASKED = "masked_params"
+#: The key of a node's configuration that has the path of the site's policy.
+POLICY_KEY = "policy"
+#: Name of the record in Flower's context that has the client's state.
+KEPT = "pyro_fed"
 
 
 def handed_on(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:

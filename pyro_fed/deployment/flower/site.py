@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
 from flwr.app import ConfigRecord, Context, RecordDict
 from safetensors.torch import load, save
 from torch import Tensor
@@ -32,9 +33,14 @@ from pyro_fed.deployment.claimed_federation import padded_index
 from pyro_fed.deployment.client_model_checks import check_runs_at_clients
 from pyro_fed.deployment.flower.description import Description
 from pyro_fed.deployment.flower.failure import Refusal, as_refusals, client_name
+from pyro_fed.deployment.flower.mod import KEPT, POLICY_KEY, PROTOCOL
 from pyro_fed.deployment.flower.order import MAX_BYTES, STATES, WORK, Order, require
 from pyro_fed.deployment.flower.secure import flat, maskable_numbers
 from pyro_fed.deployment.flower.wire import LOST, SETTINGS, bytes_of, pack, record_of, reply_tensors
+from pyro_fed.deployment.policy import approval
+from pyro_fed.deployment.policy.gate import POLICY, Gate, Outgoing, site_folder
+from pyro_fed.deployment.policy.rules import Policy
+from pyro_fed.deployment.policy.shares import level_counts, rows_share
 from pyro_fed.errors import SettingError, listed
 from pyro_fed.federation.federation import Federation
 from pyro_fed.policy import Setup, chain_of, resolve_for_run, stages_of
@@ -45,8 +51,6 @@ from pyro_fed.runtime.executors.host import Host, Request, Verdict, WorkerPhase
 from pyro_fed.runtime.executors.local import NewStates, Sequential
 from pyro_fed.runtime.messages import answer, decode, decode_header
 
-#: Name of the record in Flower's context that has the client's state.
-KEPT = "pyro_fed"
 #: Stands for a server's, whose numbers no client knows: the form that it asks of an algorithm is the same for all.
 ANY_PRIVATE = Private(norm=1.0, noise_multiplier=1.0)
 
@@ -67,6 +71,8 @@ class Site:
         questions: whether clients answer questions besides the recipe: for the audit, leave-one-out and influence.
         federations: each client's model and rows, by name, once they are loaded.
         problems: each client's densities, by name, number of rows and of clients of the run, and compiler level.
+        approved: folders of the clients whose own approved copies are run in place of the app's files, by name.
+        unmasked: the numbers that were masked last; they stay in this process.
     """
 
     model: str | Path
@@ -76,6 +82,69 @@ class Site:
     questions: bool = True
     federations: dict[str, Federation] = field(default_factory=dict)
     problems: dict[tuple[str, int, int, str], Problem] = field(default_factory=dict)
+    approved: dict[str, Path] = field(default_factory=dict)
+    unmasked: Tensor = field(default_factory=lambda: torch.zeros(0))
+
+    def gate(self, context: Context) -> Gate:
+        """The gate of a client whose node has a policy, after its approval was compared with the app.
+
+        Raises:
+            PolicyError: the app is not what the site has approved; names what differs.
+            SettingError: the policy cannot be read.
+        """
+        name, folder = client_name(context), site_folder(str(context.node_config[POLICY_KEY]))
+        policy, digest = Policy.read(folder / POLICY), ""
+        if approval.has_approval(folder):
+
+            def asked() -> list[approval.Facts]:
+                load_model(approval.copied_model(folder), with_data=False)  # it may import a recipe's algorithm
+                return [approval.recipe_facts(recipes.load(one)) for one in self.given]
+
+            digest = approval.check_approved(folder, self.model, policy, asked)
+            self.approved[name] = folder
+        own = self.federations.get(name)
+        return Gate(name, policy, 0 if own is None else own.num_rows, folder, digest)
+
+    def outgoing(
+        self, order: RecordDict, context: Context, reply: RecordDict, data: bytes, asked: bytes, before: str
+    ) -> Outgoing:
+        """A reply as the gate judges it: its kind, numbers and shares of rows, and what it was computed from.
+
+        Args:
+            order: what was asked.
+            context: the client's.
+            reply: what is about to leave; `data` are its bytes.
+            data: the reply's bytes.
+            asked: the order's bytes.
+            before: hash of the client's state before the order.
+        """
+        federation = self.federations[client_name(context)]
+        if "description" in reply.get(SETTINGS, {}):
+            levels = level_counts(federation.problem)
+            return Outgoing(kind="description", data=data, asked=asked, levels=levels)
+        if LOST in reply.get(SETTINGS, {}):
+            return Outgoing(kind="notice", data=data, asked=asked)
+        known, shared = Order.from_record(order[SETTINGS]), decode(bytes_of(order), None, cap=MAX_BYTES, finite=False)
+        masked = PROTOCOL in reply
+        tensors = {"masked": self.unmasked} if masked else decode(bytes_of(reply), None, finite=False).tensors
+        questions = {settings_line(one) for one in _questions(federation.problem)}
+        kind = _kind(known, masked, known.algorithm in questions, any(name.startswith("new.") for name in tensors))
+        draws = shared.tensors["shared.draws"][0] if kind in ("log_likelihood", "loo") else None
+        return Outgoing(
+            kind=kind,
+            data=data,
+            tensors=tensors,
+            round=known.round,
+            asked=asked,
+            share=lambda: rows_share(federation.problem, federation.client_data(), draws),
+            replay={
+                "run": shared.header.run,
+                "seed": known.seed,
+                "phase": known.phase,
+                "algorithm": known.algorithm,
+                "state": before,
+            },
+        )
 
     def describe(self, context: Context) -> ConfigRecord:
         """The client's description, for the server."""
@@ -100,7 +169,7 @@ class Site:
         data = self._federation(name, context).client_data()
         order.check_rows(int(data.num_rows.sum()))
         problem = self._problem(order, name, context)
-        algorithm = self._algorithm(order, problem)
+        algorithm = self._algorithm(order, problem, name)
         order.check_tensors(header.tensors, problem.dim)
         with as_refusals():
             message = decode(encoded, None, cap=MAX_BYTES, finite=False)
@@ -112,6 +181,7 @@ class Site:
         if summed:
             share = min(1.0, int(data.num_rows.sum()) / order.width)
             numbers = flat(found.messages, share) if isinstance(found, Reply) else flat(found)
+            self.unmasked = numbers
             with as_refusals():
                 return maskable_numbers(numbers, context)
         if isinstance(found, Reply):
@@ -136,7 +206,8 @@ class Site:
 
     def _federation(self, name: str, context: Context) -> Federation:
         if name not in self.federations:
-            module = load_model(self.model, with_data=False)
+            own = self.approved.get(name)
+            module = load_model(self.model if own is None else approval.copied_model(own), with_data=False)
             rows = self.load_rows(module, context.node_config)
             dtype = flatten(module.model, rows, None).floating_dtype()  # the same at every client, whatever its columns
             nested = getattr(module, "ROWS", None)
@@ -157,7 +228,7 @@ class Site:
             )
         return self.problems[key]
 
-    def _algorithm(self, order: Order, problem: Problem) -> Algorithm:
+    def _algorithm(self, order: Order, problem: Problem, name: str) -> Algorithm:
         """The algorithm that the server names, made from this client's own recipes; or a question of leave-one-out.
 
         Raises:
@@ -169,8 +240,8 @@ class Site:
             self._check_questions(f"{order.algorithm:.100}")
             return asked
         known: list[str] = []
-        for path in self.given:
-            chosen = recipes.load(path)
+        own = self.approved.get(name)
+        for chosen in map(recipes.load, self.given) if own is None else approval.copied_recipes(own):
             graph = chosen.run_options(order.num_clients).get("graph")
             stages = stages_of(chosen.build(), problem, graph)
             named = (resolve_for_run(stage.algorithm, problem, Setup(graph)).algorithm for stage in stages)
@@ -190,6 +261,19 @@ class Site:
 def _questions(problem: Problem) -> Iterator[Algorithm]:
     """The questions that a server may ask besides its recipe: sums of leave-one-out, never a single row's number."""
     yield from (Pointwise(site=site) for site in ("", *observed_plates(problem)))
+
+
+def _kind(order: Order, masked: bool, question: bool, copied: bool) -> str:
+    """The kind of a reply to an order, of `policy.KINDS`; `copied` says that it brings the client's new state."""
+    if order.job == STATES:
+        return "state"
+    if order.job == LOG_LIK:
+        return "log_likelihood"
+    if question:
+        return "loo"
+    if order.job != WORK:
+        return "indicator"
+    return "masked" if masked else "state" if copied else "update"
 
 
 def _forms(algorithm: Algorithm) -> Iterator[Algorithm]:

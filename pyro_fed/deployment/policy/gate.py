@@ -20,9 +20,10 @@ from torch import Tensor
 
 from pyro_fed.conventions.output import create_file
 from pyro_fed.conventions.settings_repr import changed_settings
+from pyro_fed.density.fingerprint import hash_tensors
 from pyro_fed.deployment.policy.ledger import LEDGER, Ledger
 from pyro_fed.deployment.policy.rules import COMPUTED, KINDS, Policy
-from pyro_fed.errors import PolicyError
+from pyro_fed.errors import PolicyError, SettingError
 
 #: Name of the policy's file in a site's folder, and of the folder of kept orders.
 POLICY, ORDERS = "policy.toml", "orders"
@@ -179,6 +180,7 @@ class Gate:
             "shapes": {name: list(value.shape) for name, value in message.tensors.items()},
             "bytes": len(message.data),
             "sha256": hashlib.sha256(message.data).hexdigest(),
+            "numbers_sha256": numbers_hash(message.tensors),
             "policy": self.policy.digest,
             "approval": self.approval,
             "asked": asked,
@@ -199,5 +201,23 @@ def number_of(tensors: Mapping[str, Tensor]) -> int:
     return sum(value.numel() for value in tensors.values())
 
 
+def numbers_hash(tensors: Mapping[str, Tensor]) -> str:
+    """A hash of a message's numbers, with their names: equal for equal numbers, however a message encodes them."""
+    names = sorted(tensors)
+    return hash_tensors([tensors[name] for name in names], repr(names)) if names else ""
+
+
 def _where(message: Outgoing) -> str:
     return f"round {message.round}, {message.kind}" if message.round >= 0 else f"its {message.kind}"
+
+
+def site_folder(policy: str | Path) -> Path:
+    """The site's folder, which holds its policy's file.
+
+    Raises:
+        SettingError: there is no such file, or it has another name.
+    """
+    path = Path(policy).expanduser()
+    if path.name != POLICY or not path.is_file():
+        raise SettingError(f"policy {str(policy)!r}: expected the path of a file {POLICY}, in the site's own folder")
+    return path.parent.absolute()

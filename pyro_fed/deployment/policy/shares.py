@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.density.compiling.compiler import Compiler
+from pyro_fed.density.fingerprint import label_digests
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.density.scores import clients_likelihood_scores, clients_log_likelihoods
@@ -56,3 +57,15 @@ def rows_share(problem: Problem, data: ClientData, draws: Tensor | None = None) 
         return largest_share(clients_log_likelihoods(eager, some.expand(len(index), *some.shape), each))
     origin = torch.zeros(len(index), 1, problem.dim, dtype=problem.dtype)
     return largest_share(clients_likelihood_scores(eager, origin, each)[:, 0])
+
+
+def level_counts(problem: Problem) -> dict[str, int]:
+    """The number of rows of each label of the text columns whose labels' hash leaves, by column and label's number."""
+    arguments = problem.arguments
+    leaves = dict(zip(arguments.names, arguments.leaves, strict=True))
+    counts: dict[str, int] = {}
+    for name in label_digests(problem):
+        codes = torch.as_tensor(leaves[name]).long().flatten()
+        each = torch.bincount(codes, minlength=len(arguments.labels[name]))
+        counts |= {f"{name} {number}": int(count) for number, count in enumerate(each)}
+    return counts
