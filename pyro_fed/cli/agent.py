@@ -23,6 +23,7 @@ EXTRA = "this needs the extra: pip install 'pyro_fed[agents]'"
 @options.rows_file
 @options.peers
 @options.certificates
+@options.policy
 @options.rounds
 @options.assignments("KEY=VALUE", "gossip_tolerance=0.001")
 @options.seed
@@ -35,7 +36,8 @@ EXTRA = "this needs the extra: pip install 'pyro_fed[agents]'"
 @options.verbose
 @options.quiet
 def agent(
-    model: str, recipe_name: str, name: str, rows_path: Path, peers_path: Path, folder: Path, rounds: int | None,
+    model: str, recipe_name: str, name: str, rows_path: Path, peers_path: Path, folder: Path,
+    policy_path: Path | None, rounds: int | None,
     assignments: tuple[str, ...], seed: int, out: Path | None, checkpoint: Path | None, resume: bool,
     listen: str | None, patience: float | None, patience_all: float | None, verbose: bool, quiet: bool,
 ) -> None:  # fmt: skip
@@ -54,11 +56,22 @@ def agent(
     from pyro_fed.deployment.agents.peers import load_peers
     from pyro_fed.deployment.agents.rows import load_rows
     from pyro_fed.deployment.agents.settings import LinkSettings
+    from pyro_fed.deployment.policy import approval
     from pyro_fed.recipes import library, recipe
     from pyro_fed.recipes.values import parse_assignment
 
     peers = load_peers(peers_path)
     peers.number(name)
+    assigned = dict(parse_assignment(text) for text in assignments)
+
+    def asked() -> list[approval.Facts]:
+        chosen = recipe.load(recipe_name)
+        run = {**chosen.run, **({"num_rounds": rounds} if rounds is not None else {})}
+        return [approval.recipe_facts(chosen, chosen.build(assigned, where="--set"), run)]
+
+    gate = None if policy_path is None else approval.approved_gate(policy_path, name, model, asked)
+    if gate is not None and gate.approval and gate.folder is not None:
+        model = str(approval.copied_model(gate.folder))
     module = library.load_model(model, with_data=False)  # which may import the recipe's algorithm
     chosen = recipe.load(recipe_name)
     own = chosen.run.get("num_rounds")
@@ -75,7 +88,7 @@ def agent(
             rows=load_rows(rows_path, module.model),
             identity=Identity.load(folder, name),
             peers=peers,
-            algorithm=chosen.build(dict(parse_assignment(text) for text in assignments), where="--set"),
+            algorithm=chosen.build(assigned, where="--set"),
             num_rounds=rounds if rounds is not None else own,
             seed=seed,
             settings=settings,
@@ -83,6 +96,7 @@ def agent(
             checkpoint=checkpoint,
             resume=resume,
             progress=not quiet,
+            gate=gate,
         )
     )
     if out is not None:

@@ -236,6 +236,15 @@ rows_file = click.option(
     help="This agent's rows: a .npz file of arrays named like the model's arguments, or a .py file with load_rows().",
 )
 
+#: The site's rules on what may leave.
+policy = click.option(
+    "--policy",
+    "policy_path",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="The site's rules on what may leave, policy.toml in its own folder, where its ledger and approval are too.",
+)
+
 #: The file that all agents share.
 peers = click.option(
     "--peers",

@@ -121,6 +121,10 @@ def _work(folder, name, algorithm, out, options, waits):
     peers = load_peers(folder / "peers.toml")
     options = {"seed": 3, "num_draws": 50, "compile": "off", "progress": False} | options
     kind = options.pop("kind", model)
+    if "site" in options:
+        from pyro_fed.deployment.policy import Gate
+
+        options["gate"] = Gate.open(options.pop("site"), name)
     plate, nested, own = CASES[kind]
     agent = Agent(
         model=kind,

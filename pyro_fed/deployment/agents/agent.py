@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from copy import copy
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,9 @@ from pyro_fed.deployment.agents.peers import Peers
 from pyro_fed.deployment.agents.settings import LinkSettings
 from pyro_fed.deployment.agents.wire import Unwelcome, Wire, with_step
 from pyro_fed.deployment.client_model_checks import check_runs_at_clients
-from pyro_fed.errors import DivergenceError, ProtocolError, QuorumError, SettingError, StoppedError
+from pyro_fed.deployment.policy.gate import Gate, Outgoing
+from pyro_fed.deployment.policy.shares import level_counts, rows_share
+from pyro_fed.errors import DivergenceError, PolicyError, ProtocolError, QuorumError, SettingError, StoppedError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.federation.groups.naming import groups_alone
 from pyro_fed.ops.entries import evenly
@@ -84,6 +87,7 @@ class Agent:
         checkpoint: folder in which the state is saved after every round.
         resume: go on from the checkpoint.
         progress: whether to show the progress.
+        gate: the site's rules on what may leave, and its ledger: `Gate.open(folder, name)`; by default all may leave.
 
     Example:
         >>> peers = load_peers(Path("peers.toml"))
@@ -108,6 +112,7 @@ class Agent:
     checkpoint: Path | None = None
     resume: bool = False
     progress: bool = True
+    gate: Gate | None = None
 
 
 def run_agent(agent: Agent) -> InferenceData:
@@ -127,6 +132,7 @@ def run_agent(agent: Agent) -> InferenceData:
         SettingError: an algorithm that needs a server, or a setting out of its range.
         ProtocolError: a neighbour runs something else, or sends something that is not a message of this run.
         Unwelcome: a neighbour does not have the certificate that it should have.
+        PolicyError: a rule of the agent's own policy does not permit a message; the neighbours are told the rule.
         QuorumError: no neighbour answers; the error's `result` has the belief so far, if there is one.
         CheckpointError: a checkpoint of another run.
 
@@ -146,20 +152,36 @@ def run_agent(agent: Agent) -> InferenceData:
         check_folders(checkpoint=agent.checkpoint)
         if agent.resume and agent.checkpoint is None:
             raise SettingError("resume=True needs checkpoint=, the folder that holds the state")
-        links = Links(me, agent.peers, agent.settings, _agreement(agent, algorithm, own, rounds))
+        said = _agreement(agent, algorithm, own, rounds)
+        if agent.gate is not None:
+            agent.gate.rows = own.num_rows
+            levels = level_counts(own.problem)
+            agent.gate.release(
+                Outgoing(kind="agreement", data=json.dumps(said).encode(), to="neighbours", levels=levels)
+            )
+        share = cache(partial(rows_share, own.problem, own.client_data()))
+        links = Links(me, agent.peers, agent.settings, said, agent.gate, share)
         links.wire = Wire(me, agent.peers, agent.identity, agent.settings, links, agent.listen)
         try:
             _agree(links)
             federation = _agent_federation(own, links)
             found = _run_rounds(agent, algorithm, federation, links, rounds)
-            links.wire.leave(Farewell(links.wire.run, "its rounds are over", done=True), links.wire.neighbours)
+            _take_leave(links, Farewell(links.wire.run, "its rounds are over", done=True))
             return found
         except Exception as error:  # not KeyboardInterrupt: neighbours wait for an agent that is interrupted
-            links.wire.leave(_farewell(links, error), links.wire.neighbours)
+            _take_leave(links, _farewell(links, error))
             raise
         finally:
             links.outbox.close()
             links.wire.close()
+
+
+def _take_leave(links: Links, farewell: Farewell) -> None:
+    """Tell the neighbours that the agent leaves, after its ledger has a line on that."""
+    if links.gate is not None:
+        with suppress(ProtocolError):  # a ledger that is not whole has stopped the run: neighbours are told so
+            links.gate.release(Outgoing(kind="notice", data=farewell.encode(), to="neighbours"))
+    links.wire.leave(farewell, links.wire.neighbours)
 
 
 def _farewell(links: Links, error: Exception) -> Farewell:
@@ -168,6 +190,8 @@ def _farewell(links: Links, error: Exception) -> Farewell:
     why, differs = f"it has stopped ({type(error).__name__}); its own log says why", isinstance(error, DifferError)
     if isinstance(error, DifferError):
         why = error.told
+    elif isinstance(error, PolicyError):
+        why = str(error)
     elif isinstance(error, QuorumError) and wire.left:
         why = "; ".join(f"agent {links.names[j]} has left it: {said.why}" for j, said in dict(wire.left).items())
     return Farewell(wire.run, why, differs=differs)
@@ -359,6 +383,7 @@ def _leave(links: Links, rounds: int) -> None:
     at = At(END, -1, 0)
     there = links.up(at)
     done = {"done": torch.ones(1, dtype=torch.bool)}
+    links.release("notice", at, done)
     links.outbox.put(at, done)
     found = links.wire.ask({j: with_step("Take", at, done) for j in there}, links.settings.patience)
     left = {j for j, answer in found.items() if not isinstance(answer, NoMessage)}

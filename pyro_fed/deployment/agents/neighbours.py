@@ -24,10 +24,12 @@ answers does not go on alone.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from safetensors.torch import save
 from scipy import sparse
 from torch import Tensor
 
@@ -43,7 +45,9 @@ from pyro_fed.deployment.agents.flows import Flows
 from pyro_fed.deployment.agents.outbox import NEVER, At, NoMessage, Outbox, Why, at_of
 from pyro_fed.deployment.agents.peers import Peers
 from pyro_fed.deployment.agents.settings import LinkSettings
+from pyro_fed.deployment.agents.statements import PROOFS
 from pyro_fed.deployment.agents.wire import Answers, Ask, Wire, with_step
+from pyro_fed.deployment.policy.gate import Gate, Outgoing
 from pyro_fed.errors import ProtocolError, PyroFedError, QuorumError, listed
 from pyro_fed.graph import Consensus
 from pyro_fed.runtime.messages import Spec, encoded_size, spec_of, spec_of_one
@@ -68,6 +72,8 @@ class Links(Answers):
         peers: all agents.
         settings: waiting times and sizes.
         said: what all agents must have in common, name → text.
+        gate: the agent's gate, which every message passes; None for an agent without a policy.
+        share: computes the largest share of one of the agent's rows in its messages.
 
     Attributes:
         wire: the gRPC server and channels; set after construction.
@@ -81,6 +87,8 @@ class Links(Answers):
     peers: Peers
     settings: LinkSettings
     said: dict[str, str]
+    gate: Gate | None = None
+    share: Callable[[], float | None] | None = None
     wire: Wire = field(init=False)
     outbox: Outbox = field(default_factory=Outbox)
     flows: Flows = field(default_factory=Flows)
@@ -91,6 +99,28 @@ class Links(Answers):
     def names(self) -> tuple[str, ...]:
         """The agents' names."""
         return self.peers.names
+
+    def release(self, kind: str, at: At, tensors: State) -> None:
+        """Let the gate judge a message before neighbours can fetch it.
+
+        Raises:
+            PolicyError: a rule of the agent does not permit it.
+        """
+        if self.gate is not None:
+            asked = f"run {self.wire.run}, phase {at.phase}, round {at.round}"
+            data = save({name: value.contiguous() for name, value in tensors.items()})
+            place = {"run": self.wire.run, "phase": at.phase, "step": at.step}
+            message = Outgoing(
+                kind=kind,
+                data=data,
+                tensors=tensors,
+                round=at.round,
+                to="neighbours",
+                asked=asked.encode(),
+                share=self.share,
+                replay=place,
+            )
+            self.gate.release(message)
 
     # -- in the server's threads -----------------------------------------------------------------------------
     def agreement(self) -> dict[str, str]:
@@ -118,6 +148,7 @@ class Links(Answers):
     def _flow(self, neighbour: int) -> State:
         if neighbour not in self.flows.sums:
             raise NoMessage(Why.LATE)
+        self.release("update", self.flows.last[neighbour], self.flows.sums[neighbour])
         return {"last": self.flows.last[neighbour].tensor(), **prefixed("sum", self.flows.sums[neighbour])}
 
     # -- in the agent's own ----------------------------------------------------------------------------------
@@ -164,6 +195,7 @@ class Links(Answers):
             ProtocolError: a neighbour has passed on an entry that the agent it is about has not signed, or has none of
                 its own.
         """
+        self.release("statement", at, {name: value for name, value in own.items() if name not in PROOFS})
         own = self.wire.statements.signed(at, own)
         agents = len(self.names)
         known = torch.zeros(agents, dtype=torch.bool)
@@ -433,6 +465,7 @@ class Neighbours(Network):
             row = matrix[[self.me], :]
             at = At(self.phase, round, step)
             message = told.message(step, mine)
+            self.links.release("update", at, message)
             self.links.outbox.put(at, message)
             news = self._exchange(at, spec_of(message), set(row.indices.tolist()))
             theirs = {j: told.after(theirs.get(j, new), new) for j, new in news.items()} if step else news

@@ -38,6 +38,8 @@ from pyro_fed.errors import ProtocolError, SettingError
 
 #: Bytes of a certificate with its intermediate ones, PEM; and of a signature, an RSA key's of 4096 bits.
 MAX_CERTIFICATE, MAX_SIGNATURE = 8192, 512
+#: The tensors by which an agent proves who it is, which its rows do not change or show.
+PROOFS = ("certificate", "nonce")
 #: A signature's length, in the two bytes before it.
 _LENGTH = struct.Struct(">H")
 

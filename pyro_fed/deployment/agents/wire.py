@@ -16,6 +16,7 @@ and nothing is unpickled. Generic handlers are used, and no generated code.
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -40,6 +41,7 @@ from pyro_fed.errors import ProtocolError, PyroFedError, SettingError, listed
 from pyro_fed.runtime.messages import Header, Message, Spec, answer, decode, encode, spec_of, token
 from pyro_fed.runtime.messages.header import Entry
 
+LOG = logging.getLogger(__name__)
 #: Name of the gRPC service.
 SERVICE = "pyro_fed.Agent"
 #: Longest request (a header and a few numbers), and longest answer to Hello, in bytes.
@@ -230,6 +232,9 @@ class Wire:
                 context.abort(CODES[refused.why], str(refused.round))
             except ProtocolError as error:
                 context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            except Exception as error:  # gRPC would send its text, whatever that is
+                LOG.error("agent %s could not answer", self.peers.names[self.me], exc_info=error)
+                context.abort(grpc.StatusCode.INTERNAL, type(error).__name__)
             finally:
                 self._places[caller].release()
             return encode(Message(answer(asked.header), found))

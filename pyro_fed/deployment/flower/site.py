@@ -38,8 +38,7 @@ from pyro_fed.deployment.flower.order import MAX_BYTES, STATES, WORK, Order, req
 from pyro_fed.deployment.flower.secure import flat, maskable_numbers
 from pyro_fed.deployment.flower.wire import LOST, SETTINGS, bytes_of, pack, record_of, reply_tensors
 from pyro_fed.deployment.policy import approval
-from pyro_fed.deployment.policy.gate import POLICY, Gate, Outgoing, site_folder
-from pyro_fed.deployment.policy.rules import Policy
+from pyro_fed.deployment.policy.gate import Gate, Outgoing
 from pyro_fed.deployment.policy.shares import level_counts, rows_share
 from pyro_fed.errors import SettingError, listed
 from pyro_fed.federation.federation import Federation
@@ -92,18 +91,17 @@ class Site:
             PolicyError: the app is not what the site has approved; names what differs.
             SettingError: the policy cannot be read.
         """
-        name, folder = client_name(context), site_folder(str(context.node_config[POLICY_KEY]))
-        policy, digest = Policy.read(folder / POLICY), ""
-        if approval.has_approval(folder):
-
-            def asked() -> list[approval.Facts]:
-                load_model(approval.copied_model(folder), with_data=False)  # it may import a recipe's algorithm
-                return [approval.recipe_facts(recipes.load(one)) for one in self.given]
-
-            digest = approval.check_approved(folder, self.model, policy, asked)
-            self.approved[name] = folder
-        own = self.federations.get(name)
-        return Gate(name, policy, 0 if own is None else own.num_rows, folder, digest)
+        name, own = client_name(context), self.federations.get(client_name(context))
+        gate = approval.approved_gate(
+            str(context.node_config[POLICY_KEY]),
+            name,
+            self.model,
+            lambda: [approval.recipe_facts(recipes.load(one)) for one in self.given],
+        )
+        gate.rows = 0 if own is None else own.num_rows
+        if gate.approval and gate.folder is not None:
+            self.approved[name] = gate.folder
+        return gate
 
     def outgoing(
         self, order: RecordDict, context: Context, reply: RecordDict, data: bytes, asked: bytes, before: str

@@ -20,10 +20,11 @@ from typing import Any
 
 from pyro_fed.conventions.output import replaced_file
 from pyro_fed.conventions.version import VERSION
+from pyro_fed.deployment.policy.gate import POLICY, Gate, site_folder
 from pyro_fed.deployment.policy.rules import Policy
 from pyro_fed.errors import PolicyError, SettingError, listed
 from pyro_fed.recipes import recipe as recipes
-from pyro_fed.recipes.library import find_model
+from pyro_fed.recipes.library import find_model, load_model
 from pyro_fed.recipes.recipe import Recipe, flat_settings
 from pyro_fed.recipes.values import to_toml
 
@@ -170,6 +171,25 @@ def check_approved(folder: Path, model: str | Path, policy: Policy, asked: Calla
     if replace(approved, recipes=copies).digest != digest:
         raise _changed("its copies of the recipes are others")
     return digest
+
+
+def approved_gate(policy_file: str | Path, site: str, model: str | Path, asked: Callable[[], Iterable[Facts]]) -> Gate:
+    """A site's gate, after the run was compared with what the site has approved, if it has approved anything.
+
+    Raises:
+        PolicyError: the run differs from what was approved; names all that differs.
+        SettingError: the policy cannot be read.
+    """
+    folder = site_folder(policy_file)
+    policy, digest = Policy.read(folder / POLICY), ""
+    if has_approval(folder):
+
+        def imported() -> Iterable[Facts]:
+            load_model(copied_model(folder), with_data=False)  # it may import a recipe's algorithm
+            return asked()
+
+        digest = check_approved(folder, model, policy, imported)
+    return Gate(site, policy, folder=folder, approval=digest)
 
 
 def _changed(reason: object) -> PolicyError:

@@ -113,12 +113,12 @@ class Gate:
             raise ValueError(f"a message must be of a kind in {list(KINDS)}, received {message.kind!r}")
         asked = hashlib.sha256(message.asked).hexdigest() if message.asked else ""
         if self.folder is None:
-            broken = self._broken(message, 0)
+            broken = self.objection(message, 0)
         else:
             with self._lock, Ledger(self.folder / LEDGER).appending() as (last, line):
                 before, answered = self._answered(last)
                 rounds = before + (message.kind in COMPUTED and (not asked or asked != answered))
-                broken = self._broken(message, rounds)
+                broken = self.objection(message, rounds)
                 if broken is None and message.kind in COMPUTED:
                     before, answered = rounds, asked
                 line |= self._line(message, broken, asked) | {"rounds": before, "answered": answered}
@@ -135,7 +135,7 @@ class Gate:
             return 0, ""
         return int(last["rounds"]), str(last["answered"])
 
-    def _broken(self, message: Outgoing, rounds: int) -> tuple[str, str] | None:
+    def objection(self, message: Outgoing, rounds: int) -> tuple[str, str] | None:
         """The first rule that a message breaks, and the reason; `rounds` counts the orders answered with it."""
         policy, numbers = self.policy, number_of(message.tensors)
         if message.kind == "notice":

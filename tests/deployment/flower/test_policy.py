@@ -180,7 +180,7 @@ def test_50_tamperings_of_50_are_refused_by_what_differs(flower, tmp_path, monke
     approve(place, model, [files["FedEP"]], Policy.read(place / "policy.toml"))
     whole = {path: path.read_bytes() for path in [model, files["FedEP"], *place.rglob("*.*")] if path.is_file()}
     draw, imported = random.Random(3), []
-    monkeypatch.setattr("pyro_fed.deployment.flower.site.load_model", lambda *_, **__: imported.append(_))
+    monkeypatch.setattr("pyro_fed.deployment.policy.approval.load_model", lambda *_, **__: imported.append(_))
     for number in range(50):
         kind = KINDS[number % len(KINDS)]
         with monkeypatch.context() as patch:
