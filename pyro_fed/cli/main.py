@@ -1,4 +1,4 @@
-"""The command line: ``pyro-fed run``, ``bench``, ``compare``, ``doctor``, ``flower``, ``agent``, ``list`` and ``show``.
+"""The command line: ``pyro-fed run``, ``bench``, ``compare``, ``doctor``, ``flower``, ``agent``, ``node``, ``list``.
 
 Commands import what they need when they run: torch and Pyro take seconds, and `--help` needs neither.
 """
@@ -18,6 +18,7 @@ from pyro_fed.cli.bench import bench
 from pyro_fed.cli.compare import compare
 from pyro_fed.cli.doctor import doctor
 from pyro_fed.cli.flower import flower
+from pyro_fed.cli.node import node
 from pyro_fed.cli.output import typed_command
 from pyro_fed.cli.parse import parse_executor, parse_graph
 from pyro_fed.cli.termination import terminated_as_interrupted
@@ -224,6 +225,7 @@ main.add_command(doctor)
 main.add_command(flower)
 main.add_command(agent)
 main.add_command(certificates)
+main.add_command(node)
 
 
 @main.command(name="list")

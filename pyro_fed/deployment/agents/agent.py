@@ -237,7 +237,7 @@ def _agreement(agent: Agent, algorithm: Algorithm, own: Federation, rounds: int)
         "rows": json.dumps(rows),
         "dtype": str(problem.dtype),
         "model (the operations of its density, and constants in them)": _row_operations(problem),
-        "shared arguments": json.dumps(_shared_argument_texts(problem)),
+        **{f"shared argument {name}": digest for name, digest in _shared_argument_digests(problem).items()},
         "plates nested in it": json.dumps(arguments.nested_by_name),
         "sites": json.dumps({site: list(one.shape) for site, one in problem.sites.items()}),
         f"labels of text ({LABELS_CURE})": json.dumps(label_digests(problem)),
@@ -251,14 +251,15 @@ def _row_operations(problem: Problem) -> str:
     return operations_hash(problem, rows=1, nested=1)
 
 
-def _shared_argument_texts(problem: Problem) -> dict[str, str]:
-    """The arguments that all agents share, as text. The number of groups, which is each agent's own, is set to one."""
+def _shared_argument_digests(problem: Problem) -> dict[str, str]:
+    """Hashes of the arguments that all agents share. The number of groups, which is each agent's own, is set to one."""
     shared, arguments = shared_arguments(problem), problem.arguments
-    if not arguments.nested_plates:
-        return shared
-    alone = pytree.tree_leaves(groups_alone(problem.model, problem.plate, arguments, torch.zeros(1, dtype=torch.int64)))
-    numbers = {name: repr(leaf) for name, leaf in zip(arguments.names, alone, strict=True) if type(leaf) is int}
-    return {name: numbers.get(name, value) for name, value in shared.items()}
+    ones = {}
+    if arguments.nested_plates:
+        group = torch.zeros(1, dtype=torch.int64)
+        alone = pytree.tree_leaves(groups_alone(problem.model, problem.plate, arguments, group))
+        ones = {name: repr(leaf) for name, leaf in zip(arguments.names, alone, strict=True) if type(leaf) is int}
+    return {name: hash_tensors([], ones.get(name, text)) for name, text in shared.items()}
 
 
 def _agree(links: Links) -> None:

@@ -25,6 +25,10 @@ LOG = logging.getLogger("flwr")
 INSTALLED = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))
 
 
+#: The packages whose refusals are sent whole.
+ROOM = f"{OURS}.deployment."
+
+
 class Refusal(ProtocolError):
     """An order of the server that a client does not follow; the text consists of the order and settings only."""
 
@@ -48,10 +52,18 @@ def reason_of(error: BaseException, name: str, error_text: bool = False) -> str:
     """What the server is told of an exception; its text too if the site's rules let `error_text` out."""
     where = place_of(error)
     LOG.error("Client %s failed at %s; the server is not told the following text", name, where, exc_info=error)
-    if type(error) in (Refusal, PolicyError):
+    if _is_own(error):
         return f"client {name}: {error}"
-    text = f": {error}" if error_text else "; the text is in the client's own log"
+    text = "; the text is in the client's own log"
+    if error_text:  # of an exception whose own text fails too
+        text = f": {''.join(traceback.format_exception_only(error)).strip()}"
     return f"client {name}: {type(error).__name__} at {where}{text}"
+
+
+def _is_own(error: BaseException) -> bool:
+    """Whether an error is a refusal of this package, and was raised by it: user code may raise the same class."""
+    modules = [module for _, _, module in _frames(error)]
+    return type(error) in (Refusal, PolicyError) and bool(modules) and modules[-1].startswith(ROOM)
 
 
 def place_of(error: BaseException) -> str:
@@ -60,7 +72,8 @@ def place_of(error: BaseException) -> str:
     while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None and cause not in chain:
         chain.append(cause)
     for one in chain:
-        places = [(file, f"{Path(file).name}:{line}", module) for file, line, module in _frames(one)]
+        frames = ((file, line, module) for file, line, module in _frames(one) if file.endswith(".py"))
+        places = [(file, f"{Path(file).name}:{line}", module) for file, line, module in frames]
         innermost = innermost or (places[-1][1] if places else "")
         theirs = [place for file, place, module in places if _is_users(file, module)]
         if theirs:
@@ -75,4 +88,4 @@ def _frames(error: BaseException) -> Iterator[tuple[str, int, str]]:
 
 def _is_users(file: str, module: str) -> bool:
     ours = module.partition(".")[0] == OURS
-    return not ours and file.endswith(".py") and not any(Path(file).is_relative_to(path) for path in INSTALLED)
+    return not ours and not any(Path(file).is_relative_to(path) for path in INSTALLED)

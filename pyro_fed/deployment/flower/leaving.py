@@ -45,6 +45,7 @@ class Leaving:
                 return call_next(message, context)
             asked, before = content_bytes(message), state_hash(context)
             reply = call_next(message, context)
+            gate.rows = self.site().num_rows(context)
             gate.release(self._outgoing(message, context, reply, asked, before))
             return reply
         except (Exception, SystemExit) as error:

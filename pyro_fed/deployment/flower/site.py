@@ -91,17 +91,21 @@ class Site:
             PolicyError: the app is not what the site has approved; names what differs.
             SettingError: the policy cannot be read.
         """
-        name, own = client_name(context), self.federations.get(client_name(context))
+        name = client_name(context)
         gate = approval.approved_gate(
             str(context.node_config[POLICY_KEY]),
             name,
             self.model,
             lambda: [approval.recipe_facts(recipes.load(one)) for one in self.given],
         )
-        gate.rows = 0 if own is None else own.num_rows
         if gate.approval and gate.folder is not None:
             self.approved[name] = gate.folder
         return gate
+
+    def num_rows(self, context: Context) -> int:
+        """The client's number of rows; 0 while they are not loaded, as no answer has needed them."""
+        own = self.federations.get(client_name(context))
+        return 0 if own is None else own.num_rows
 
     def outgoing(
         self, order: RecordDict, context: Context, reply: RecordDict, data: bytes, asked: bytes, before: str

@@ -19,7 +19,6 @@ from typing import Any
 from torch import Tensor
 
 from pyro_fed.conventions.output import create_file
-from pyro_fed.conventions.settings_repr import changed_settings
 from pyro_fed.density.fingerprint import hash_tensors
 from pyro_fed.deployment.policy.ledger import LEDGER, Ledger
 from pyro_fed.deployment.policy.rules import COMPUTED, KINDS, Policy
@@ -97,10 +96,7 @@ class Gate:
     def in_words(self) -> str:
         """A sentence on the rules in force, for the site's own log."""
         kept = "" if self.folder is None else f"; {self.folder / LEDGER} has a line for each message"
-        changed = ", ".join(f"{name} = {value}" for name, value in changed_settings(self.policy).items())
-        if not changed:
-            return f"Site {self.site} has no rules ({POLICY}): all that the run asks for may leave{kept}"
-        return f"Site {self.site} has rules on what may leave: {changed}{kept}"
+        return f"Site {self.site}: {self.policy.in_words()}{kept}"
 
     def release(self, message: Outgoing) -> bytes:
         """The bytes that may leave, once the ledger has a line on them.
@@ -122,6 +118,8 @@ class Gate:
                 if broken is None and message.kind in COMPUTED:
                     before, answered = rounds, asked
                 line |= self._line(message, broken, asked) | {"rounds": before, "answered": answered}
+                if last.get("policy") != self.policy.digest:
+                    line["rules"] = self.policy.rules()
             if broken is None and self.policy.keep_orders and message.asked:
                 self._keep(asked, message.asked)
         if broken is not None:
@@ -144,6 +142,8 @@ class Gate:
             return "approval", "the site has approved nothing, and its rules ask for it (pyro-fed node approve)"
         if not policy.permits(message.kind):
             return "kinds", f"messages of the kind {message.kind!r} may not leave"
+        if message.kind == "keys":
+            return None
         if self.rows < policy.min_rows:
             return "min_rows", f"the site has fewer than {policy.min_rows} rows"
         if any(0 < count < policy.min_cell for count in message.cells.values()):

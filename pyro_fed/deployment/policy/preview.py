@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -80,24 +81,21 @@ def preview(
     for stage in stages_of(named, problem, graph):
         found = resolve_for_run(stage.algorithm, problem, Setup(graph))
         watching = _Watching()
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), suppress(StoppedError):  # a third of the rows may be too few for a posterior
             warnings.simplefilter("ignore")
-            try:
-                run(
-                    found.algorithm,
-                    federation,
-                    num_rounds=1,
-                    graph=graph,
-                    schedule=options.get("schedule"),
-                    executor=watching,
-                    compile="off",
-                    num_draws=2,
-                    audit=False,
-                    log_likelihood=False,
-                    progress=False,
-                )
-            except StoppedError:  # a third of the rows may be too few for a posterior; the shapes are known
-                pass
+            run(
+                found.algorithm,
+                federation,
+                num_rounds=1,
+                graph=graph,
+                schedule=options.get("schedule"),
+                executor=watching,
+                compile="off",
+                num_draws=2,
+                audit=False,
+                log_likelihood=False,
+                progress=False,
+            )
         own = None if isinstance(named, Plan) else chosen.run.get("num_rounds")
         for phase in phases_of(found, problem):
             name, last = type(phase.algorithm).__name__, phase.algorithm == found.algorithm
@@ -122,6 +120,6 @@ def in_words(sent: Sent, gate: Gate, share: Callable[[], float | None]) -> str:
     times = "once" if sent.rounds == 1 else f"up to {sent.rounds} times"
     each = f"{sent.numbers:,} numbers ({shapes}), {sent.numbers / rows:.3g} for each row"
     tensors = {name: torch.empty(shape, device="meta") for name, shape in sent.shapes.items()}
-    refused = gate.objection(Outgoing(kind=sent.kind, data=b"", tensors=tensors, share=share), sent.rounds)
+    refused = gate.objection(Outgoing(kind=sent.kind, data=b"", tensors=tensors, share=share), 1)
     verdict = f"REFUSED by {refused[0]}: {refused[1]}" if refused else "may leave"
     return f"{sent.kind}, {sent.algorithm}, {times}: {KINDS[sent.kind]}; {each}; {verdict}"

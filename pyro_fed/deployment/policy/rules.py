@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
-from pyro_fed.conventions.settings_repr import SettingsRepr
+from pyro_fed.conventions.settings_repr import SettingsRepr, changed_settings
 from pyro_fed.conventions.spelling import closest
 from pyro_fed.errors import SettingError
 from pyro_fed.recipes.recipe import check_settings
@@ -106,6 +106,11 @@ class Policy(SettingsRepr):
     def permits(self, kind: str) -> bool:
         """Whether messages of a kind may leave."""
         return kind == "notice" or kind in self.kinds
+
+    def in_words(self) -> str:
+        """The rules that differ from their defaults, in a line."""
+        changed = ", ".join(f"{name} = {value}" for name, value in changed_settings(self).items())
+        return f"rules on what may leave: {changed}" if changed else "no rules: all that the run asks for may leave"
 
     def rules(self) -> dict[str, object]:
         """All rules by name, as JSON has them."""

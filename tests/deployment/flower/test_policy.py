@@ -59,7 +59,8 @@ def run(flower, grid, model, files, **config):
 
 
 def test_the_ledgers_have_each_message_and_it_can_be_computed_again(flower, tmp_path):
-    grid, model, files, got = case(flower, tmp_path, "keep_orders = true")
+    text = "keep_orders = true\nmin_rows = 3\nmax_share = 1.0\nmax_rounds = 4"  # which all three keep
+    grid, model, files, got = case(flower, tmp_path, text)
     result = run(flower, grid, model, files, audit=True, loo=True)
     assert "loo" in result
     ledgers = {node: verify(tmp_path / f"site-{node}" / "what_left.jsonl") for node in NODES}
@@ -95,7 +96,7 @@ def test_the_ledgers_have_each_message_and_it_can_be_computed_again(flower, tmp_
 @pytest.mark.parametrize(
     ("rule", "text"),
     [
-        ("min_rows", "min_rows = 1000"),
+        ("min_rows", "min_rows = 8"),
         ("max_numbers_per_row", "max_numbers_per_row = 0.01"),
         ("max_share", "max_share = 0.01"),
         ("kinds", 'kinds = ["description", "state"]'),
@@ -118,7 +119,7 @@ def test_a_reply_that_breaks_a_rule_does_not_leave_the_node(flower, tmp_path, ru
 
 def test_sums_alone_are_judged_before_they_are_masked(flower, tmp_path):
     recipes = {"FedEP": RECIPE["FedEP"], "FedAvg": "[settings]\nchain_steps = 2\n[run]\nnum_rounds = 1"}
-    grid, model, files, _ = case(flower, tmp_path, "max_numbers_per_row = 2.0", recipes)
+    grid, model, files, _ = case(flower, tmp_path, "max_numbers_per_row = 2.0\nmin_rows = 3", recipes)
     options = {"secure-aggregation": True, "audit": False}
     flower.serve(grid, model, files["FedAvg"], flower.read_configuration(CONFIG | options))
     lines = verify(tmp_path / "site-102" / "what_left.jsonl")

@@ -1,0 +1,155 @@
+"""``pyro-fed node``: what a hospital does at its own machine about what leaves it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pyro_fed.cli import options
+from pyro_fed.errors import SettingError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyro_fed.deployment.policy.gate import Gate
+
+#: The ledger, as an argument.
+LEDGER = click.argument("ledger", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+
+
+@click.group()
+def node() -> None:
+    """What may leave this site, what it has approved, and what has left."""
+
+
+@node.command()
+@options.model
+@click.argument("recipes", metavar="RECIPE...", nargs=-1, required=True)
+@click.option(
+    "--policy",
+    "policy_path",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    default="policy.toml",
+    show_default=True,
+    help="The site's rules, in its own folder, into which the approval is written.",
+)
+@click.option(
+    "--rows",
+    "rows_path",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="The site's rows, as for `pyro-fed agent`, for the numbers that will leave; default: the model's load_data().",
+)
+@click.option("--yes", is_flag=True, help="Approve without a question.")
+def approve(model: str, recipes: tuple[str, ...], policy_path: Path, rows_path: Path | None, yes: bool) -> None:
+    """Show what a MODEL and RECIPEs will send from here, and approve them.
+
+    From then on this site runs nothing else: not another model, setting, version of pyro_fed or policy.
+    """
+    from pyro_fed.analysis.report import terminal
+    from pyro_fed.deployment.policy import approval
+    from pyro_fed.deployment.policy.gate import POLICY, Gate, site_folder
+    from pyro_fed.deployment.policy.rules import Policy
+    from pyro_fed.recipes import library, recipe
+
+    folder = site_folder(policy_path)
+    policy = Policy.read(folder / POLICY)
+    module = library.load_model(model, with_data=False)
+    loaded = [recipe.load(one) for one in recipes]
+    asked = approval.Request.of(model, [approval.recipe_facts(one) for one in loaded], policy)
+    gate = Gate("this site", policy, folder=folder, approval=asked.digest)
+    click.echo(terminal.heading("To be approved"))
+    click.echo(terminal.field("model", f"{library.find_model(model)}, SHA-256 {asked.model}"))
+    for one in loaded:
+        click.echo(terminal.field("recipe", f"{one.name}: {one.description or one.algorithm.__name__}"))
+        click.echo(terminal.field("settings", recipe.changed_settings(one.build())))
+    click.echo(terminal.field("version", f"pyro_fed {asked.version}"))
+    click.echo(terminal.field("rules", policy.in_words()))
+    click.echo(terminal.heading("What will leave"))
+    for line in _leaving(module, loaded, gate, rows_path):
+        click.echo(click.wrap_text(line, terminal.LINE_WIDTH, "- ", "  "))
+    if not yes:
+        click.confirm("\nApprove this?", abort=True)
+    found = approval.approve(folder, model, recipes, policy)
+    click.echo(f"\nApproved: {found.digest}\nWritten to {folder / approval.FOLDER}.")
+
+
+def _leaving(module: Any, loaded: list[Any], gate: Gate, rows_path: Path | None) -> Iterator[str]:
+    """Lines on what will leave, by kind."""
+    from functools import cache
+
+    from pyro_fed.density.rows.arguments import flatten
+    from pyro_fed.deployment.policy import preview, shares
+    from pyro_fed.deployment.policy.rules import KINDS
+    from pyro_fed.federation.federation import Federation
+
+    rows = _own_rows(module, rows_path)
+    if rows is None:
+        yield "the numbers in a message are not known without rows: give --rows"
+        return
+    nested = getattr(module, "ROWS", None)
+    dtype = flatten(module.model, rows, None).floating_dtype()
+    own = Federation.from_clients(module.model, {"site": rows}, plate=module.PLATE, rows=nested, dtype=dtype)
+    gate.rows = own.num_rows
+    share = cache(lambda: shares.rows_share(own.problem, own.client_data()))
+    columns = [str(column) for value in rows for column in getattr(value, "columns", ())]
+    yield f"description, once: {KINDS['description']}; {own.num_rows:,} rows" + (
+        f", columns {', '.join(columns)}" if columns else ""
+    )
+    for one in loaded:
+        for sent in preview.preview(module.model, rows, module.PLATE, nested, one):
+            yield preview.in_words(sent, gate, share)
+    for sent in preview.questions():
+        yield preview.in_words(sent, gate, share)
+    if gate.policy.max_rounds is not None:
+        yield f"of updates and answers to questions {gate.policy.max_rounds} leave in all, and then none"
+    yield f"notice, where this site fails or leaves: {KINDS['notice']}"
+
+
+def _own_rows(module: Any, rows_path: Path | None) -> tuple[Any, ...] | None:
+    """The site's rows from a file, or the model's own training data; None without both."""
+    if rows_path is not None:
+        from pyro_fed.deployment.agents.rows import load_rows
+
+        return load_rows(rows_path, module.model)
+    if not hasattr(module, "load_data"):
+        return None
+    try:
+        return tuple(module.load_data()[0])
+    except (NotImplementedError, OSError):  # the rows are elsewhere
+        return None
+
+
+@node.command()
+@LEDGER
+@click.option("--head", help="The hash of a line that was kept elsewhere: without it a missing end is not noticed.")
+def verify(ledger: Path, head: str | None) -> None:
+    """Check that no line of LEDGER, what_left.jsonl, was changed, removed or moved."""
+    from pyro_fed.deployment.policy.ledger import verify
+
+    lines = verify(ledger, head)
+    left = sum(line["left"] for line in lines)
+    last = lines[-1]["hash"] if lines else "none"
+    click.echo(f"{len(lines):,} lines are whole: {left:,} messages left, {len(lines) - left:,} were refused.")
+    if head is None:
+        click.echo("Lines that were removed from the end are not noticed without --head.")
+    click.echo(f"Keep this elsewhere, for --head: {last}")
+
+
+@node.command()
+@LEDGER
+@click.option("--out", required=True, type=options.PAGE, help="The HTML page.")
+@click.option("--head", help="The hash of a line that was kept elsewhere.")
+def report(ledger: Path, out: Path, head: str | None) -> None:
+    """Write a page for a data-protection officer on what left by LEDGER, what_left.jsonl."""
+    from pyro_fed.conventions.output import kept_elsewhere
+    from pyro_fed.deployment.policy.report import write_report
+
+    if out.resolve() == ledger.resolve():
+        raise SettingError(f"--out {out} is the ledger itself: give the page another name")
+    with kept_elsewhere(out) as place:
+        write_report(place, ledger, head)
+    click.echo(f"Written to {out}: open it in a browser.")

@@ -1,0 +1,217 @@
+"""A page for a data-protection officer, made from the ledger alone: what left, how often, under which rule."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pyro_fed.analysis.report import page
+from pyro_fed.conventions.version import VERSION
+from pyro_fed.deployment.policy.ledger import verify
+from pyro_fed.deployment.policy.rules import COMPUTED, KINDS, Policy
+from pyro_fed.errors import DataError
+
+TEMPLATES = Path(__file__).parent / "templates"
+#: The latest messages that the page lists.
+MAX_LISTED = 1000
+#: What each rule says, in words; `{}` is its value.
+RULES = {
+    "approval": "A run leaves only if this site has approved its model, settings, package version and rules: {}",
+    "kinds": "Kinds of messages that may leave: {}",
+    "min_rows": "Nothing leaves if the site has fewer rows than {}",
+    "min_cell": "A table leaves only if each cell that is not empty has at least so many rows: {}",
+    "min_level": "A hash of a text column's labels leaves only if each label has at least so many rows: {}",
+    "max_numbers_per_row": "The most numbers in one message for each row of the site: {}",
+    "max_share": "The largest share that one row may have in a number that leaves (dominance): {}",
+    "max_rounds": "The most orders that are answered with numbers computed from the rows: {}",
+    "error_text": "The text of an error, which may have values of rows in it, may leave: {}",
+    "keep_orders": "The orders are kept at the site, so that each message can be computed again: {}",
+}
+
+#: A line of the ledger.
+Line = Mapping[str, Any]
+
+
+def write_report(path: Path, ledger: Path, head: str | None = None) -> None:
+    """Write an HTML page on what left a site, from its ledger, after each line was checked against the one before.
+
+    Args:
+        path: the HTML file to write.
+        ledger: the site's `what_left.jsonl`.
+        head: the hash of a line that was kept elsewhere; without it the page says that a missing end is not noticed.
+
+    Raises:
+        ProtocolError: the ledger is not whole.
+        DataError: it has no lines.
+        SettingError: jinja2 is not installed, or the file cannot be written.
+
+    Example:
+        >>> write_report(Path("what_left.html"), Path("/etc/trial/what_left.jsonl"))
+    """
+    page.check_report(path)
+    import jinja2
+
+    lines = verify(ledger, head)
+    if not lines:
+        raise DataError(f"{ledger} has no lines: nothing has left, and there is nothing to report")
+    loader = jinja2.FileSystemLoader([TEMPLATES, page.TEMPLATES])
+    environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True)
+    left, refused = [one for one in lines if one["left"]], [one for one in lines if not one["left"]]
+    first, last = lines[0]["time"][:10], lines[-1]["time"][:10]
+    sites = ", ".join(sorted({str(one["site"]) for one in lines}))
+    text = environment.get_template("what_left.html").render(
+        title=f"What left {sites}",
+        lead=f"{first} to {last}; from the site's own ledger of {len(lines):,} lines",
+        summary=_summary(sites, left, refused),
+        checked=head is not None,
+        chain=_chain(lines, head),
+        tables=[
+            {"id": f"part-{number}", **one}
+            for number, one in enumerate(
+                [_by_kind(left), _refused(refused), _rules(lines), *_law(lines, left, refused), _unseen(), _list(lines)]
+            )
+        ],
+        colophon=f"Made by pyro-fed node report, pyro_fed {VERSION}, from a ledger with the SHA-256 "
+        f"{hashlib.sha256(ledger.read_bytes()).hexdigest()}.",
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def _summary(sites: str, left: list[Line], refused: list[Line]) -> str:
+    computed = [one for one in left if one["kind"] in COMPUTED]
+    numbers, size = sum(one["numbers"] for one in computed), sum(one["bytes"] for one in left)
+    return (
+        f"Messages that left {sites}: {len(left):,}, of {size:,} bytes. Computed from the rows: {len(computed):,}, "
+        f"with {numbers:,} numbers together; each is a function of all of the site's rows, and none is a row. The "
+        "others have no number that was computed from a row's values. Refused by the site's rules, so that they did "
+        f"not leave: {len(refused):,}."
+    )
+
+
+def _chain(lines: list[Line], head: str | None) -> str:
+    last = f"The last line's hash is {lines[-1]['hash']}."
+    if head is None:
+        return (
+            "Each line was checked against the one before it: none was changed, removed or moved before the last one. "
+            f"Whether lines are missing at the end was not checked, since no hash was given that had been kept. {last}"
+        )
+    return f"Each line was checked, up to and beyond the one whose hash was kept elsewhere: all are there. {last}"
+
+
+def _table(
+    title: str, note: str, columns: list[str], rows: Iterable[Iterable[object]], none: str = ""
+) -> dict[str, Any]:
+    return {"title": title, "note": note, "columns": columns, "rows": [list(row) for row in rows], "none": none}
+
+
+def _by_kind(left: list[Line]) -> dict[str, Any]:
+    rows = []
+    for kind, to in dict.fromkeys((str(one["kind"]), str(one["to"])) for one in left):
+        some = [one for one in left if (one["kind"], one["to"]) == (kind, to)]
+        most = max(one["numbers"] / max(1, one["rows"]) for one in some)
+        each = f"{most:.3g}" if kind in COMPUTED else "none"
+        dates = f"{some[0]['time'][:16].replace('T', ' ')} to {some[-1]['time'][:16].replace('T', ' ')}"
+        numbers = sum(one["numbers"] for one in some)
+        rows.append([kind, KINDS.get(kind, ""), to, f"{len(some):,}", f"{numbers:,}", each, dates])
+    columns = ["kind", "what it says", "to", "messages", "numbers", "most numbers in a message for each row", "when"]
+    return _table("What left, and how often", "Times are UTC.", columns, rows, "Nothing has left.")
+
+
+def _refused(refused: list[Line]) -> dict[str, Any]:
+    counts = Counter((str(one["refused_by"]), str(one["kind"])) for one in refused)
+    rows = [[rule, kind, f"{count:,}"] for (rule, kind), count in counts.most_common()]
+    note = "These messages were computed, judged and not sent."
+    return _table("What was refused", note, ["by the rule", "kind", "messages"], rows, "No message was refused.")
+
+
+def _rules(lines: list[Line]) -> dict[str, Any]:
+    rows: list[list[str]] = []
+    for line in lines:
+        if "rules" in line:
+            since, usual = line["time"][:10], Policy().rules()
+            same = line["rules"] == usual
+            rows += [["none: all may leave", since, line["policy"][:12]]] if same else []
+            changed = {name: value for name, value in line["rules"].items() if value != usual.get(name)}
+            rows += [[RULES.get(name, name + ": {}").format(_said(value)), since, line["policy"][:12]]
+                     for name, value in changed.items()]  # fmt: skip
+    approvals = [str(one) for one in dict.fromkeys(line["approval"] for line in lines) if one]
+    said = f"Approved by the site: {', '.join(approvals)}." if approvals else "The site had approved nothing by hash."
+    note = f"Rules of policy.toml, which the site's own process applies before a message is sent. {said}"
+    return _table("Under which rules", note, ["rule", "from", "hash of the rules"], rows)
+
+
+def _said(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _law(lines: list[Line], left: list[Line], refused: list[Line]) -> list[dict[str, Any]]:
+    """Words of GDPR and HIPAA beside the facts of the ledger that bear on them."""
+    computed = [one for one in left if one["kind"] in COMPUTED]
+    most = max((one["numbers"] / max(1, one["rows"]) for one in computed), default=0.0)
+    kinds = ", ".join(sorted({str(one["kind"]) for one in left}))
+    rules = any(one["policy"] != Policy().digest for one in lines)
+    judged = "by the rules above" if rules else "by no rule: the site had none"
+    fewest = min((int(one["rows"]) for one in computed), default=0)
+    aggregate = (
+        f"messages are functions of all of the site's rows together ({fewest:,} or more), with at most {most:.3g} "
+        "numbers for each row. They are no rows, and they are not anonymous by that alone: SECURITY.md of pyro_fed "
+        "says how much an attack reconstructs from such messages"
+    )
+    if not computed:
+        aggregate = "no message that was computed from the rows has left"
+    chained = f"{len(lines):,} hash-chained lines, one for each message, written before it was sent"
+    judging = f"each message was judged before it was sent, {judged}; refused: {len(refused):,}"
+    gdpr = [
+        ["Personal data, identifiability (Article 4(1), Recital 26)", aggregate],
+        ["Data minimisation (Article 5(1)(c))", f"kinds of messages that left: {kinds}; {judging}"],
+        ["Accountability, records of processing (Articles 5(2), 30)", chained],
+        ["Data protection by design and by default (Article 25)", judging],
+        ["Security of processing (Article 32)", "integrity by the chain; encryption is that of the transport, which "
+         "this page does not see"],
+        ["Impact assessment (Article 35)", "this page has figures for it, and does not replace it"],
+        ["Erasure (Article 17)", "what has left cannot be called back; a later run can leave a patient's row out"],
+    ]  # fmt: skip
+    hipaa = [
+        ["Minimum necessary (45 CFR 164.502(b))", judging],
+        ["De-identification (45 CFR 164.514(a), (b))", "no message has a row, or one of the listed identifiers as a "
+         f"value; names of columns leave in descriptions; {aggregate}. An expert's determination remains to be made"],
+        ["Audit controls, integrity (45 CFR 164.312(b), (c))", chained],
+        ["Transmission security (45 CFR 164.312(e))", "that of the transport, which this page does not see"],
+        ["Accounting of disclosures (45 CFR 164.528)", "the list of messages below, with date, recipient and content"],
+    ]  # fmt: skip
+    note = "Facts of this ledger beside the words of the law. Whether they suffice is for the officer to say."
+    return [
+        _table("GDPR", note, ["the law's words", "facts here"], gdpr),
+        _table("HIPAA", note, ["the law's words", "facts here"], hipaa),
+    ]
+
+
+def _unseen() -> dict[str, Any]:
+    rows = [
+        ["other ways out", "what code at the site sends beside pyro_fed. Over Flower the app is code from whoever "
+         "starts a run: only --trusted-entities limits it. Agents and files run the site's own code"],
+        ["requests", "an agent asks its neighbours by the number of a round and step, without a line here"],
+        ["times", "when a message is sent, and how long its computation took"],
+        ["receipt", "whether a message has arrived: a line is written before the message is sent"],
+        ["a ledger written anew", "whoever can write the file can write another one; a hash kept elsewhere shows that"],
+    ]  # fmt: skip
+    return _table("What this page cannot see", "", ["", "why"], rows)
+
+
+def _list(lines: list[Line]) -> dict[str, Any]:
+    rows = [
+        [one["number"], one["time"].replace("+00:00", ""), one["kind"], one["to"],
+         "" if one["round"] < 0 else one["round"], "left" if one["left"] else f"refused: {one['refused_by']}",
+         f"{one['numbers']:,}", f"{one['bytes']:,}", one["sha256"][:16]]
+        for one in lines[-MAX_LISTED:]
+    ]  # fmt: skip
+    more = len(lines) - len(rows)
+    note = f"The latest {len(rows):,}; {more:,} earlier ones are in the ledger." if more else "All of them."
+    columns = ["number", "time (UTC)", "kind", "to", "round", "left", "numbers", "bytes", "SHA-256, its beginning"]
+    return _table("Every message", note, columns, rows)
