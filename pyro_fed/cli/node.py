@@ -133,7 +133,7 @@ def verify(ledger: Path, head: str | None) -> None:
     lines = verify(ledger, head)
     left = sum(line["left"] for line in lines)
     last = lines[-1]["hash"] if lines else "none"
-    click.echo(f"{len(lines):,} lines are whole: {left:,} messages left, {len(lines) - left:,} were refused.")
+    click.echo(f"{len(lines):,} lines are whole. Messages that left: {left:,}; refused: {len(lines) - left:,}.")
     if head is None:
         click.echo("Lines that were removed from the end are not noticed without --head.")
     click.echo(f"Keep this elsewhere, for --head: {last}")
@@ -153,3 +153,32 @@ def report(ledger: Path, out: Path, head: str | None) -> None:
     with kept_elsewhere(out) as place:
         write_report(place, ledger, head)
     click.echo(f"Written to {out}: open it in a browser.")
+
+
+@node.command(context_settings={"ignore_unknown_options": True})
+@click.option("--name", required=True, help="This client's name.")
+@click.option(
+    "--policy", "policy_path", metavar="FILE", required=True, type=click.Path(path_type=Path), help="policy.toml."
+)
+@click.option(
+    "--rows",
+    "rows_path",
+    metavar="FILE",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="This site's own Python file with load_rows(model, node_config).",
+)
+@click.argument("given", metavar="[ARGUMENTS OF flower-supernode]...", nargs=-1, type=click.UNPROCESSED)
+def flower(name: str, policy_path: Path, rows_path: Path, given: tuple[str, ...]) -> None:
+    """Start a SuperNode of Flower that runs what this site has approved, and no code from the network."""
+    import subprocess
+    import sys
+    import tempfile
+
+    from pyro_fed.cli.flower import extra
+
+    with extra():
+        from pyro_fed.deployment.flower.own_code import node_command
+    with tempfile.TemporaryDirectory(prefix="pyro_fed-") as folder:
+        command, environment = node_command(Path(folder), name, policy_path, rows_path, given)
+        sys.exit(subprocess.run(command, env=environment).returncode)

@@ -213,7 +213,12 @@ def copied_model(folder: Path) -> Path:
 
 def copied_recipes(folder: Path) -> list[Recipe]:
     """The site's copies of the approved recipes."""
-    return [recipes.load(path) for path in sorted((folder / FOLDER).glob("recipe-*.toml"))]
+    return [recipes.load(path) for path in recipe_files(folder)]
+
+
+def recipe_files(folder: Path) -> list[Path]:
+    """The files of the site's copies of the approved recipes."""
+    return sorted((folder / FOLDER).glob("recipe-*.toml"))
 
 
 def _shown(value: str) -> str:
