@@ -88,10 +88,10 @@ def own_app(environment: Mapping[str, str] = os.environ) -> ClientApp:
     spec = importlib.util.spec_from_file_location("pyro_fed_own_rows", environment[ROWS])
     if spec is None or spec.loader is None:
         raise SettingError(f"{environment[ROWS]} cannot be imported as a Python file")
-    module = importlib.util.module_from_spec(spec)
+    module, loader = importlib.util.module_from_spec(spec), spec.loader
 
     def load_rows(model: Any, node_config: Mapping[str, Any]) -> Any:
-        spec.loader.exec_module(module)  # here, where an exception leaves without its text
+        loader.exec_module(module)  # here, where an exception leaves without its text
         return module.load_rows(model, node_config)
 
     return client_app(approval.copied_model(folder), approval.recipe_files(folder), load_rows)

@@ -88,11 +88,11 @@ class Request:
             for name in ("model", "version")
             if getattr(approved, name) != getattr(self, name)
         ]
-        found += [(f"policy {name}", *values) for name, *values in _differ(approved.policy, self.policy)]
+        found += [(f"policy {name}", was, now) for name, was, now in _differ(approved.policy, self.policy)]
         for asked in self.recipes:
             if asked not in approved.recipes:
                 each = [_differ(facts, asked) for facts in approved.recipes]
-                found += [(f"recipe {name}", *values) for name, *values in min(each, key=_distance, default=[])]
+                found += [(f"recipe {name}", was, now) for name, was, now in min(each, key=_distance, default=[])]
         return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ RULES = {
 }
 
 #: A line of the ledger.
-Line = Mapping[str, Any]
+Line = dict[str, Any]
 
 
 def write_report(path: Path, ledger: Path, head: str | None = None) -> None:
