@@ -93,10 +93,9 @@ class PolicyError(PyroFedError):
         rule: name of the rule.
 
     Example:
-        >>> try:
-        ...     data = gate.release(message)
-        ... except pf.errors.PolicyError as error:
-        ...     print(error.rule)
+        >>> from pyro_fed.errors import PolicyError
+        >>> PolicyError("its 40 numbers are more than 0.1 for each of the site's rows", "max_numbers_per_row").rule
+        'max_numbers_per_row'
     """
 
     def __init__(self, message: str, rule: str = "") -> None:
