@@ -1,4 +1,4 @@
-"""The command line: ``pyro-fed run``, ``check``, ``bench``, ``compare``, ``doctor``, ``flower``, ``node``, ...
+"""The command line: ``pyro-fed run``, ``bench``, ``compare``, ``doctor``, ``flower``, ``agent``, ``node``, ``list``.
 
 Commands import what they need when they run: torch and Pyro take seconds, and `--help` needs neither.
 """

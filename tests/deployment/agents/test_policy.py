@@ -102,7 +102,7 @@ def test_what_agents_must_agree_on_has_no_planted_value_and_names_what_differs(p
         said.append(agents._agreement(one, agents._algorithm(one, own), own, 3))
     text = json.dumps(said)
     assert "777123" not in text and "777124" not in text and WORD not in text
-    assert [key for key in said[0] if said[0][key] != said[1][key]] == ["shared argument dose"]
+    assert next(key for key in said[0] if said[0][key] != said[1][key]) == "shared argument dose"
 
 
 def test_a_farewell_has_no_planted_value():
