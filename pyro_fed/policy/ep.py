@@ -20,19 +20,9 @@ from pyro_fed.infer.ep.tilted import IVON
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.policy import gaussian
 from pyro_fed.policy.choice import Case, Decision, Row, Table
-from pyro_fed.policy.gaussian import CURVATURE_ROW, parameters, takes_gradients
+from pyro_fed.policy.gaussian import CURVATURE_ROW, EXACT, full_by_default, parameters, takes_gradients
 from pyro_fed.policy.networks import gradient_steps
 from pyro_fed.policy.refusals import affordable_rows, proper_prior
-
-#: Settings that say how the exact steps are taken: who sets one of them wants these.
-EXACT = frozenset({"client", "curvature", "step_control"})
-
-
-def full_dim_of(case: Case) -> Decision | None:
-    """The largest dimension for which "auto" is full, if clients take exact Newton steps and nothing else is set."""
-    if not case.algorithm.solver.newton_steps or case.own & EXACT:
-        return None
-    return gaussian.full_dim_of(case)
 
 
 def client_of(case: Case) -> Decision | None:
@@ -78,7 +68,7 @@ def start_of(case: Case) -> Decision | None:
         return None
     if traits.improper:
         return Decision("laplace", f"the priors of {sorted(traits.improper)} are improper: q cannot begin as the prior")
-    if traits.dim > algorithm.full_dim:
+    if not full_by_default(case):
         return Decision("prior", f"{parameters(traits.dim)}, for which Newton's method costs too much")
     if traits.non_smooth_scores:
         return Decision("prior", "rows' scores jump: a curvature at a point says nothing")
@@ -121,7 +111,6 @@ def warm_tolerance_of(case: Case) -> Decision | None:
     return Decision(FedLaplace.tolerance, "under an improper prior Newton's end tells whether there is a mode")
 
 
-FULL_DIM = Row("full_dim", full_dim_of, "full_dim=")
 CLIENT = Row("client", client_of, "client='newton', or another of pf.tilted")
 NARROW_CLIENT = Row("client", narrow_client_of, "client=")
 COVARIANCE = Row("covariance", covariance_of, "covariance='full' or 'diag'")
@@ -139,12 +128,12 @@ A_COPY_EACH = proper_prior("every client has a copy of the whole prior", "use Fe
 ONLY_PRIOR = proper_prior("it begins at the prior", "use FedEP or FedLaplace")
 CHECKS = (affordable_rows, AT_PRIOR)
 
-EXACT_OR_NOT = (FULL_DIM, CLIENT, COVARIANCE)
+EXACT_OR_NOT = (CLIENT, COVARIANCE)
 TABLES = {
     EP: Table((*EXACT_OR_NOT, CURVATURE_ROW), (affordable_rows, ONLY_PRIOR)),
     WarmStarted: Table((*EXACT_OR_NOT, START, WARM_TOLERANCE, CURVATURE_ROW), CHECKS),
     PVI: Table((*EXACT_OR_NOT, ORDER, START, WARM_TOLERANCE, CURVATURE_ROW), CHECKS),
-    StreamingVB: Table((FULL_DIM, COVARIANCE, CURVATURE_ROW), (affordable_rows, ONLY_PRIOR)),
+    StreamingVB: Table((COVARIANCE, CURVATURE_ROW), (affordable_rows, ONLY_PRIOR)),
     BCM: Table((COVARIANCE, CURVATURE_ROW), (affordable_rows, A_COPY_EACH)),
     FedLapCov: Table((NARROW_CLIENT, COVARIANCE, START, WARM_TOLERANCE, CURVATURE_ROW), CHECKS),
 }

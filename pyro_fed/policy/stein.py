@@ -12,7 +12,7 @@ from typing import Any
 
 from pyro_fed.density.derivatives.few_rows import have_few
 from pyro_fed.density.derivatives.nodes import MANY_ROWS_A_PARAMETER
-from pyro_fed.infer.ep.fedep import FedEP
+from pyro_fed.density.traits import FULL_DIM
 from pyro_fed.infer.stein.concave import OneMode
 from pyro_fed.infer.stein.dsvgd import DSVGD
 from pyro_fed.infer.stein.importance import MOST_DIM, POINTS, AdaptiveImportance
@@ -34,7 +34,7 @@ SHORT_TURN, SHORT_STEP = 10, 0.02
 #: So many times fewer points show whether the modes' approximations are enough, where rows are many.
 FEWER_POINTS = 4
 #: Of more parameters no Hessian tells whether a Gaussian's centre is a maximum.
-EXACT_DIM = FedEP.full_dim
+EXACT_DIM = FULL_DIM
 
 
 def on_large(setting: str, value: Any, what: str) -> Rule:
@@ -180,6 +180,6 @@ TABLES = {
     Modes: Table((Row("after", by_few_rows_of, "start='gaussian', of the algorithm that it is for"),)),
     AdaptiveImportance: Table((Row("first_points", first_points_of, "first_points="),)),
     OneMode: Table((Row("by_few_rows", one_mode_rows_of, "by_few_rows="),)),
-    Nearest: Table((ep.FULL_DIM, ep.CLIENT, ep.COVARIANCE, Row("start", ep.nearest_start_of, "start="), CURVATURE_ROW)),
-    PooledEP: Table((ep.FULL_DIM, ep.CLIENT, ep.COVARIANCE, POOLED_START, CURVATURE_ROW)),
+    Nearest: Table((ep.CLIENT, ep.COVARIANCE, Row("start", ep.nearest_start_of, "start="), CURVATURE_ROW)),
+    PooledEP: Table((ep.CLIENT, ep.COVARIANCE, POOLED_START, CURVATURE_ROW)),
 }

@@ -203,15 +203,19 @@ class Traits:
         if self.local_dim:
             self.search.require_affordable()
 
-    def large(self, points: int = 1, exact_dim: int = FULL_DIM) -> bool:
+    @property
+    def few_parameters(self) -> bool:
+        """Whether full covariances and Hessians cost little, whatever the model."""
+        return self.dim <= FULL_DIM
+
+    def large(self, points: int = 1) -> bool:
         """Whether the model is too large for curvatures row by row.
 
-        `points` is the number at which an algorithm takes expectations, 1 for none; `exact_dim` the number of
-        parameters up to which the algorithm is exact, by its own limit or its user's.
+        `points` is the number at which an algorithm takes expectations, 1 for none.
         """
         if self.dim > LARGE_DIM:
             return True
-        if self.dim <= exact_dim:
+        if self.few_parameters:
             return False
         return self.dim * self.evaluations * points > LARGE_WORK or self._is_network
 

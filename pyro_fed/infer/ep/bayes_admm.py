@@ -65,8 +65,7 @@ class BayesADMM(Converging, WarmStarted):
     """Bayesian ADMM: sites are the duals, and the server also averages the clients' Gaussians.
 
     Args:
-        covariance: of q: "full", "diag", or "auto": full up to `full_dim` parameters.
-        full_dim: largest D for which "auto" takes a full covariance, and exact Hessians.
+        covariance: of q: "full", "diag", or "auto": full up to 100 parameters (1,000 of linear predictors).
         curvature: of the likelihoods, as of `FedEP`.
         num_points: Sobol points for expectations under q; even.
         tolerance: the run has converged when no mean moves by more than this many SDs in a round, and no SD by

@@ -41,11 +41,9 @@ class FedEP(Converging, WarmStarted, ClientOptimised, Controlled, Guided):
     """Federated expectation propagation with Gaussian sites, accurate by default.
 
     Args:
-        covariance: of q: "full", "diag", or "auto": full up to `full_dim` parameters.
-        full_dim: largest D for which "auto" takes a full covariance, and exact Hessians; 1,000 if it is not set
-            and rows have linear predictors.
-        curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians up to `full_dim`
-            parameters.
+        covariance: of q: "full", "diag", or "auto": full up to 100 parameters (1,000 of linear predictors).
+        curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians as far as
+            the covariance is full by default.
         num_points: Sobol points for expectations under q; even. A hand-written guide takes eight draws a point.
         tolerance: the run has converged when no mean has more than this many SDs left to go, and no SD more than this
             share. What is left is taken to be the round's move divided by δ.
@@ -59,7 +57,7 @@ class FedEP(Converging, WarmStarted, ClientOptimised, Controlled, Guided):
         start: "laplace" (federated, with all clients), "prior", "fedavg" (diagonal sites at the point that averaging
             finds), which "auto" takes on large models, or "few_rows" (the q of rounds by a quarter of the rows), which
             "auto" takes on networks of many rows. Elsewhere "auto" takes a proper prior if there are more than
-            `full_dim` parameters, or if scores jump, as those of a quantile regression or a lasso do (curvatures say
+            100 parameters, or if scores jump, as those of a quantile regression or a lasso do (curvatures say
             nothing there); and otherwise "laplace".
         averaging: what start="fedavg" averages by: a `pf.Averaging`, as published. None takes 40 rounds by Adam
             (100 of a network of at most 1000 parameters that does not classify), and measures the curvature there.

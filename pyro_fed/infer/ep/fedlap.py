@@ -64,8 +64,7 @@ class FedLapCov(Converging, WarmStarted, ClientOptimised, Controlled):
     """FedLap with covariances: partitioned variational inference by Laplace's approximation at each client.
 
     Args:
-        covariance: of q: "full", "diag", or "auto": full up to `full_dim` parameters.
-        full_dim: largest D for which "auto" takes a full covariance, and exact Hessians.
+        covariance: of q: "full", "diag", or "auto": full up to 100 parameters.
         curvature: of the likelihoods, as of `FedEP`.
         num_points: Sobol points of a client that takes expectations; even.
         tolerance: the run has converged when no mean has more than this many SDs to go, and no SD more than this share.
@@ -111,8 +110,7 @@ class FedLap(FedLapCov):
     """FedLap: ADMM whose penalty is the prior's precision; the mode, a point and no posterior.
 
     Args:
-        covariance: of q: "full", "diag", or "auto": full up to `full_dim` parameters.
-        full_dim: largest D for which "auto" takes a full covariance, and exact Hessians.
+        covariance: of q: "full", "diag", or "auto": full up to 100 parameters.
         curvature: of the likelihoods, as of `FedEP`.
         num_points: Sobol points of a client that takes expectations; even.
         tolerance: the run has converged when the point is at most this many SDs of the posterior from the mode.

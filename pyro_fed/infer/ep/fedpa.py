@@ -34,16 +34,15 @@ class FedPA(WarmStarted, ClientOptimised, Controlled):
     """Federated posterior averaging: the product of Gaussians fitted to the clients' likelihoods.
 
     Args:
-        covariance: of q: "full", "diag", or "auto": full up to `full_dim` parameters.
-        full_dim: largest D for which "auto" takes a full covariance, and exact Hessians.
-        curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians up to `full_dim`
-            parameters.
+        covariance: of q: "full", "diag", or "auto": full up to 100 parameters (1,000 of linear predictors).
+        curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians as far as
+            the covariance is full by default.
         num_points: Sobol points for expectations under q; even.
         guide: in place of `covariance`, an automatic Gaussian guide of Pyro, class or instance.
         client: how a client approximates its own likelihood: `pf.tilted.MCMC` (with shrinkage, as published),
             `pf.tilted.Laplace`, or another inference of `pf.tilted`, or its name for its defaults.
         start: where the clients' chains and searches start: "laplace" (federated, with all clients), "prior", or
-            "auto": the prior if it is proper and there are more than `full_dim` parameters.
+            "auto": the prior if it is proper and there are more than 100 parameters.
         averaging: what start="fedavg" averages by: a `pf.Averaging`, as published. None takes 40 rounds by Adam, and
             measures the curvature at the point.
         warm_tolerance: the federated Laplace approximation stops when its next step is shorter than this, in SDs;
@@ -91,10 +90,9 @@ class BCM(Damped):
     """The Bayesian committee machine: one round, each client with the whole prior.
 
     Args:
-        covariance: of q: "full", "diag", or "auto": full up to `full_dim` parameters.
-        full_dim: largest D for which "auto" takes a full covariance, and exact Hessians.
-        curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians up to `full_dim`
-            parameters.
+        covariance: of q: "full", "diag", or "auto": full up to 100 parameters (1,000 of linear predictors).
+        curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians as far as
+            the covariance is full by default.
         num_points: Sobol points for expectations under q; even.
         guide: in place of `covariance`, an automatic Gaussian guide of Pyro, class or instance.
         client: how a client approximates its own posterior: an inference of `pf.tilted`, or its name for its defaults.

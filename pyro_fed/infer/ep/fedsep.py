@@ -35,11 +35,9 @@ class FedSEP(Converging, WarmStarted, ServerOptimised, Controlled):
     """Stochastic expectation propagation: FedEP whose clients keep no state.
 
     Args:
-        covariance: of q: "full", "diag", or "auto": full up to `full_dim` parameters.
-        full_dim: largest D for which "auto" takes a full covariance, and exact Hessians; 1,000 if it is not set
-            and rows have linear predictors.
-        curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians up to `full_dim`
-            parameters.
+        covariance: of q: "full", "diag", or "auto": full up to 100 parameters (1,000 of linear predictors).
+        curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians as far as
+            the covariance is full by default.
         num_points: Sobol points for expectations under q; even.
         tolerance: the run has converged when no mean moves by more than this many SDs in a round, and no SD by
             more than this share.
@@ -49,7 +47,7 @@ class FedSEP(Converging, WarmStarted, ServerOptimised, Controlled):
             "svi", "ivon". On models of more than 1000 parameters "ivon" is taken if none is set.
         start: "laplace" (federated, with all clients), "prior", "fedavg" (diagonal sites at the point that averaging
             finds, which is taken on large models), or "auto": the prior if it is proper and there are more than
-            `full_dim` parameters.
+            100 parameters.
         averaging: what start="fedavg" averages by: a `pf.Averaging`, as published. None takes 40 rounds by Adam, and
             measures the curvature at the point.
         warm_tolerance: the federated Laplace approximation stops when its next step is shorter than this, in SDs;

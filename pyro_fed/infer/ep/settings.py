@@ -261,7 +261,6 @@ class WarmStarted(EP):
                 return replace(self, client=self.solver.by_few_rows(self.rows_before(problem)), start="auto")
         return FedLaplace(
             covariance=self.structure,
-            full_dim=self.full_dim,
             curvature=self.curvature,
             temperature=self.temperature,
             tolerance=self.warm_tolerance,

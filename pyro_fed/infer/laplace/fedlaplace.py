@@ -81,11 +81,10 @@ class FedLaplace(GaussianAlgorithm):
     The final `local` state holds each client's Gaussian site at the mode; `shared` holds the mode (`point`) and q.
 
     Args:
-        covariance: of the approximation: "full", "diag", or "auto": full up to `full_dim` parameters.
-        full_dim: largest D for which "auto" takes a full covariance, and exact Hessians; 1,000 if it is not set
-            and rows have linear predictors.
-        curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians up to `full_dim`
-            parameters.
+        covariance: of the approximation: "full", "diag", or "auto": full up to 100 parameters (1,000 of linear
+            predictors).
+        curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians as far as
+            the covariance is full by default.
         tolerance: the run has converged when the next Newton step is shorter than this many posterior SDs,
             (d'Hd)^(1/2).
         start: "zeros" on the unconstrained scale (a point near them, or a draw of the prior, where the density or a
@@ -131,6 +130,11 @@ class FedLaplace(GaussianAlgorithm):
         check_at_least(self, 1, "few_rows", allow_none=True)
         if not self.fractions or self.fractions[0] != 1.0 or min(self.fractions) <= 0:
             raise SettingError(f"FedLaplace: fractions must be positive and begin with 1, received {self.fractions}")
+
+    @property
+    def by_newton(self) -> bool:
+        """True: this is Newton's method."""
+        return True
 
     def default_rounds(self, num_clients: int) -> int:
         """At most 100 rounds; the run stops when it has converged."""

@@ -25,10 +25,9 @@ class GVI(Converging, Damped, Controlled):
     """Global variational inference: a Gaussian fitted to the pooled data by natural-gradient steps.
 
     Args:
-        covariance: of q: "full", "diag", or "auto": full up to `full_dim` parameters.
-        full_dim: largest D for which "auto" takes a full covariance, and exact Hessians.
-        curvature: of the likelihood: "hessian", "fisher" (never negative), or "auto": Hessians up to `full_dim`
-            parameters.
+        covariance: of q: "full", "diag", or "auto": full up to 100 parameters (1,000 of linear predictors).
+        curvature: of the likelihood: "hessian", "fisher" (never negative), or "auto": Hessians as far as
+            the covariance is full by default.
         num_points: Sobol points for expectations under q; even.
         tolerance: the run has converged when no mean moves by more than this many SDs in a round, and no SD by
             more than this share.
