@@ -104,11 +104,7 @@ class Derivatives:
     kind: Kind
 
     def exact(self, dim: int) -> Derivatives:
-        """The same with full Hessians, where there are few enough parameters for these.
-
-        Args:
-            dim: D.
-        """
+        """The same with full Hessians, where there are few enough parameters for these."""
         return replace(self, structure="full") if dim <= FULL_DIM and self.kind == "hessian" else self
 
     def of_likelihood(self, problem: Problem, points: Tensor, batch: Batch) -> Moments:
@@ -232,13 +228,7 @@ class Derivatives:
         return MOST_NUMBERS // LAYERED_DIVISOR if problem.traits.layers else MOST_NUMBERS
 
     def shares(self, problem: Problem, count: int, batch: Batch) -> int:
-        """Into how many shares the points are cut, of which a row has one for its curvature; a power of two.
-
-        Args:
-            problem: the model's densities.
-            count: points.
-            batch: the clients' rows.
-        """
+        """Into how many shares the points are cut, of which a row has one for its curvature; a power of two."""
         if self._in_groups(batch):
             return 1
         numbers, most = self._numbers(problem, count), self._max_rowwise_numbers(problem)

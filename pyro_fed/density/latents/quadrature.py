@@ -360,38 +360,22 @@ class Quadrature(metaclass=Checked):
         return float(problem.vmap(bend)(theta).max())
 
     def by_tails(self, dim: int) -> bool:
-        """Whether nodes are placed by tails, see `tails`.
-
-        Args:
-            dim: d, latents of a row.
-        """
+        """Whether nodes are placed by tails, see `tails`."""
         return bool(self.tails) and dim == 1 and self.places(1) >= FEWEST_OF_TAILS
 
     def nodes(self, dim: int) -> tuple[Tensor, Tensor]:
-        """The rule for N(0, I): nodes (Q, d) and log weights (Q,), float64.
-
-        Args:
-            dim: d, latents of a row.
-        """
+        """The rule for N(0, I): nodes (Q, d) and log weights (Q,), float64."""
         order = self.places(dim)
         most = self.order or self.max_order
         return gauss_hermite(order, dim) if order >= min(3, most) else sobol(self.max_nodes // 2 * 2, dim)
 
     def places(self, dim: int) -> int:
-        """Nodes a dimension that a product rule may have, at most `order`.
-
-        Args:
-            dim: d, latents of a row.
-        """
+        """Nodes a dimension that a product rule may have, at most `order`."""
         most = self.order or self.max_order
         return max([n for n in range(1, most + 1) if n**dim <= self.max_nodes])
 
     def num_nodes(self, dim: int) -> int:
-        """Q, how often a row's density is computed for one integral.
-
-        Args:
-            dim: d, latents of a row.
-        """
+        """Q, how often a row's density is computed for one integral."""
         one = self.places(dim) if self.by_tails(dim) else len(self.nodes(dim)[0])
         return one * (1 + len(self.starts or ()))
 
@@ -412,14 +396,7 @@ class Quadrature(metaclass=Checked):
         return prior[0], torch.logsumexp(values + nodes.log_weight, 0)
 
     def placed(self, problem: RowDensities, theta: Tensor, rows: Rows, near: NearbyModes | None = None) -> Nodes:
-        """The nodes of the rows' latents at θ (D,), those of one mode after the other; constants for derivatives.
-
-        Args:
-            problem: the model's densities.
-            theta: (D,).
-            rows: row tensors, each (m, ...).
-            near: as for `log_parts`.
-        """
+        """The nodes of the rows' latents at θ (D,), those of one mode after the other; constants for derivatives."""
         if near is not None:
             centre = self.centre_near(problem, theta, rows, near)
             return by_curvature(centre, *near.nodes) if near.nodes else self.around(problem, theta, rows, centre)
@@ -518,13 +495,7 @@ class Quadrature(metaclass=Checked):
         return Profile(placed, problem.vmap(at)(place) + log_weight - placed.log_step(len(place)))
 
     def centre(self, problem: RowDensities, theta: Tensor, rows: Rows) -> Centre:
-        """Modes and curvatures of the rows' latents at θ (D,), by Newton's method; constants for derivatives.
-
-        Args:
-            problem: the model's densities.
-            theta: (D,).
-            rows: row tensors, each (m, ...).
-        """
+        """Modes and curvatures of the rows' latents at θ (D,), by Newton's method; constants for derivatives."""
         theta = theta.detach()
         climber = self.climber(self.mode_steps or self.max_mode_steps)
         return climber.summit(climber.climbed(problem, theta, rows, self._start(problem, theta, rows)))
@@ -571,11 +542,7 @@ class Quadrature(metaclass=Checked):
         return replace(self, starts=starts)
 
     def climber(self, steps: int) -> Climber:
-        """How modes are climbed to.
-
-        Args:
-            steps: of Newton's method.
-        """
+        """How modes are climbed to."""
         return Climber(steps, self.shorten, self.floor)
 
     def _start(self, problem: RowDensities, theta: Tensor, rows: Rows) -> Tensor:
@@ -605,12 +572,7 @@ def by_curvature(centre: Centre, units: Tensor, log_weights: Tensor) -> Nodes:
 
 
 def gauss_hermite(order: int, dim: int) -> tuple[Tensor, Tensor]:
-    """The product Gauss-Hermite rule for N(0, I): nodes (order^dim, dim) and log weights, float64.
-
-    Args:
-        order: nodes a dimension.
-        dim: dimensions.
-    """
+    """The product Gauss-Hermite rule for N(0, I): nodes (order^dim, dim) and log weights, float64."""
     nodes, log_weight = _product(order, dim)
     return torch.from_numpy(nodes), torch.from_numpy(log_weight)
 
