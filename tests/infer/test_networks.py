@@ -22,7 +22,7 @@ from pyro_fed.conventions.nested_settings import explicit_settings
 from pyro_fed.density.derivatives import derivatives
 from pyro_fed.density.derivatives.derivatives import Derivatives
 from pyro_fed.density.rows.batches import Batch
-from pyro_fed.density.size import LARGE_DIM, affordable_points, cost_of
+from pyro_fed.density.size import LARGE_DIM, cost_of
 from pyro_fed.density.starts import central_start
 from pyro_fed.density.traits import Traits
 from pyro_fed.infer.ep.point_sites import PointSites
@@ -275,8 +275,8 @@ def test_the_cost_of_a_network_is_that_of_its_matrix_products(fed):
     """2 (64 h + 10 h) operations a row, and one for each number that is made."""
     cost = cost_of(fed.problem)
     assert cost.operations == pytest.approx(600 * (2 * 74 * HIDDEN + cost.numbers), rel=0.02)
-    assert affordable_points(fed.problem, 600, 128) == 128
-    assert affordable_points(fed.problem, 10**9, 128) == 2
+    assert fed.problem.traits.affordable_points(600, 128) == 128
+    assert fed.problem.traits.affordable_points(10**9, 128) == 2
     assert fed.problem.dim > LARGE_DIM
     assert affordable_draws(fed.problem.traits, 10**6, 1) == 20_000_000 // 1060
 
