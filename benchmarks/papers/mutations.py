@@ -252,7 +252,7 @@ EQUATIONS = (
         (
             (f"{EP}steps.py:Optimised.step", "(len(changes.eta) - 1)", "len(changes.eta)"),
             (f"{EP}steps.py:optimised_site_steps", "change.eta[k]", "change.eta[0]"),
-            (f"{EP}settings.py:ServerOptimised.feedback", "1.0 / len(clients)", "1.0"),
+            (f"{EP}settings.py:Optimising.feedback", "1.0 / len(clients)", "1.0"),
             ("infer/averaging/optim.py:Optimiser.step", "-deltas[name]", "deltas[name]"),
         ),
     ),

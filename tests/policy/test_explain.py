@@ -33,7 +33,7 @@ def test_its_table_has_a_row_for_each_setting_and_how_to_set_it(fed):
     table = pf.explain(pf.FedEP(), fed).table
     assert list(table.columns) == ["stage", "algorithm", "setting", "value", "reason", "override"]
     own = table[table.algorithm == "FedEP"].set_index("setting")
-    assert own.value["start"] == "laplace" and own.override["start"] == "start='laplace', 'prior' or 'fedavg'"
+    assert own.value["start"] == "laplace" and own.override["start"] == "start='laplace', 'mode', 'prior' or 'fedavg'"
     assert own.override["covariance"] == "covariance='full' or 'diag'"
     assert "<table>" in pf.explain(pf.FedEP(), fed)._repr_html_()
 

@@ -23,7 +23,7 @@ from pyro_fed.conventions.nested_settings import Variant, explains_unknown
 from pyro_fed.density.problem import Problem
 from pyro_fed.infer.ep.expectation_propagation import EP
 from pyro_fed.infer.ep.pvi import TEN_STEPS, check_minimises
-from pyro_fed.infer.ep.settings import HAND_WRITTEN, ONE_PASS
+from pyro_fed.infer.ep.settings import ONE_PASS
 from pyro_fed.infer.ep.step_control import StepControl
 from pyro_fed.infer.ep.tilted import TiltedInference
 
@@ -59,13 +59,10 @@ class StreamingVB(EP):
     remedy: ClassVar[str] = cures.OF_ONE_PASS
 
     without: ClassVar[Mapping[str, str]] = {
-        "num_guide_draws": HAND_WRITTEN,
         "order": "clients take turns, one after the other; use PVI",
-        **dict.fromkeys(("start", "averaging", "warm_tolerance", "tolerance"), ONE_PASS),
+        **dict.fromkeys(("start", "tolerance"), ONE_PASS),
         **dict.fromkeys(("damping", "step_control"), "a client has one turn, which is taken whole; use PVI"),
-        **dict.fromkeys(
-            ("server_optimiser", "client_optimiser", "changes"), "an optimiser has no second round to remember for"
-        ),
+        "optimisers": "an optimiser has no second round to remember for",
     }
     shorthands: ClassVar[Mapping[str, Mapping[str, Variant]]] = {"client": {"newton": TEN_STEPS}}
 

@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.ep.settings import HAND_WRITTEN, Controlled, Converging, Damped
+from pyro_fed.infer.ep.settings import Controlled, Converging, Damped
 
 
 @explains_unknown
@@ -49,11 +49,8 @@ class GVI(Converging, Damped, Controlled):
 
     pooled: ClassVar[bool] = True
     without: ClassVar[Mapping[str, str]] = {
-        "num_guide_draws": HAND_WRITTEN,
-        **dict.fromkeys(("start", "averaging", "warm_tolerance"), "it begins at the prior"),
-        **dict.fromkeys(
-            ("server_optimiser", "client_optimiser", "changes"), "the steps are those of the natural gradient"
-        ),
+        "start": "it begins at the prior",
+        "optimisers": "the steps are those of the natural gradient",
     }
 
     def __post_init__(self) -> None:

@@ -12,7 +12,7 @@ with ρ the rows over the median client's, at least 1 for R_k; and beyond twice 
 The server validates the new particles: it makes the turn itself, towards the prior and all clients' sites with the
 residuals it had, and takes the client's particles if all are within one turn's longest move of its own,
 
-    L h (1 + t / `decay_offset`)^-`decay`
+    L h (1 + t / `DECAY_OFFSET`)^-`decay`
 
 otherwise its own. AdaGrad's state and the figures by which a run ends are the server's own. The next clients have exact
 scores of their own at these particles, which makes up for a turn that was too short or too long.
