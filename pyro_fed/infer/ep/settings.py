@@ -9,7 +9,7 @@ Guided            guides that are functions, which another algorithm federates
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal, Self, cast
 
@@ -136,6 +136,11 @@ class Optimising(Damped):
     Args:
         optimisers: a `pf.Optimisers`; None takes fractions.
     """
+
+    without: ClassVar[Mapping[str, str]] = {
+        "server_optimiser": "it is that of optimisers=pf.Optimisers(server=...)",
+        "client_optimiser": "it is that of optimisers=pf.Optimisers(client=...)",
+    }
 
     optimisers: Optimisers | None = None
 

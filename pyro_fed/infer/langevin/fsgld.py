@@ -52,8 +52,8 @@ from pyro_fed.infer.surrogates.surrogates import Given
 from pyro_fed.ops.langevin import STABLE
 from pyro_fed.ops.visits import longest_visit
 
-#: Visits of all chains together if no effective draws are asked for; and the largest number of rounds if they are.
-VISITS, MOST_ROUNDS = 1_200, 10_000
+#: Visits of all chains together if no effective draws are asked for.
+VISITS = 1_200
 
 
 @explains_unknown
@@ -119,7 +119,7 @@ class FSGLD(ConduciveVisits):
 
     def default_rounds(self, num_clients: int) -> int:
         """At most 10,000 visits of each chain if `target_ess` ends the run; else 1,200 of all chains together."""
-        return -(-VISITS // self.num_chains) if self.target_ess is None else MOST_ROUNDS
+        return -(-VISITS // self.num_chains) if self.target_ess is None else super().default_rounds(num_clients)
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """The fit of the surrogates, with a measurement of their errors if the step depends on it."""

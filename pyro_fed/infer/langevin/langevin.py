@@ -100,7 +100,7 @@ class Langevin(TravellingChains):
         if type(self.step) not in self.steps:
             allowed = " or ".join(f"pf.step.{kind.__name__}" for kind in self.steps)
             raise SettingError(f"{name}: step must be {allowed}, received {self.step!r}")
-        if self.surrogates is None and self.rule.given is None:
+        if self.surrogates is None and self.rule.given_size is None:
             raise SettingError(
                 f"{name}: without surrogates the step has no scale: give step=pf.step.Fixed(size=..., "
                 "precondition=False)"
@@ -180,7 +180,7 @@ class Langevin(TravellingChains):
         else:
             begin = at_surrogates(problem, self.surrogates, start, self.num_chains, self.rule.preconditions, generator)
         clients, visited = self.equip(new_clients(begin, share), begin, share), None
-        step, burn_in = self.rule.given, self.burn_in
+        step, burn_in = self.rule.given_size, self.burn_in
         if step is None:
             step, full = self.derived_step(num_clients, start)
             burn_in = self.longer_burn_in(burn_in, full / step, num_clients)
@@ -290,8 +290,8 @@ class Langevin(TravellingChains):
     # -- warnings about the draws ---------------------------------------------------------------------------
     def advice(self, problem: Problem, before: State) -> str:
         """The cure of a chain that became non-finite: a smaller step, or less noise from minibatches."""
-        return findings.step_advice(float(before["step_size"]), self.rule.given is not None)
+        return findings.step_advice(float(before["step_size"]), self.rule.given_size is not None)
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
         """Warnings about chains that disagree, too few effective draws, and clients whose surrogates are poor."""
-        return findings.chain_findings(record, problem, self.num_chains, self.burn_in, self.rule.given)
+        return findings.chain_findings(record, problem, self.num_chains, self.burn_in, self.rule.given_size)

@@ -44,7 +44,7 @@ class Step(Variant):
             refuse_unused(self, "the step is constant; give decay, such as 0.55", "decay_offset")
 
     @property
-    def given(self) -> float | None:
+    def given_size(self) -> float | None:
         """h_0 if it is given; None if it is derived."""
         return None
 
@@ -82,7 +82,7 @@ class Fixed(Step):
         check_positive(self, "size")
 
     @property
-    def given(self) -> float | None:
+    def given_size(self) -> float | None:
         """The setting `size`."""
         return self.size
 
