@@ -44,6 +44,7 @@ from torch.func import grad, vjp
 from torch.utils import _pytree as pytree
 
 from pyro_fed.conventions.calls import Checked
+from pyro_fed.conventions.limits import ROUNDING_UNITS
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.bound import RowDensities
 from pyro_fed.density.latents.ascent import Ascent, Centre, Climber, Rows
@@ -73,8 +74,6 @@ NEAR_STEPS = 3
 #: Such an ascent has arrived where the next step is no longer than so many SDs of a row's latents. Single precision
 #: gives the mode of 500 values to 0.02.
 CONVERGED_DECREMENT = 0.1
-#: The relative error of a log density that may be rounding, in units of the dtype's.
-MAX_ROUNDING_ERROR = 64
 
 
 class Nodes(NamedTuple):
@@ -272,7 +271,7 @@ class Quadrature(metaclass=Checked):
             return found
 
         exact = values(most)
-        allowed = self.node_tolerance + MAX_ROUNDING_ERROR * torch.finfo(exact.dtype).eps * exact.abs()
+        allowed = self.node_tolerance + ROUNDING_UNITS * torch.finfo(exact.dtype).eps * exact.abs()
         for order in ORDERS:
             if order < most and bool(((values(order) - exact).abs() <= allowed)[exact.isfinite()].all()):
                 return order
@@ -354,7 +353,7 @@ class Quadrature(metaclass=Checked):
                 return problem.conditional_parts(one, rows, centre.mode + away)[1]
 
             apart = (problem.vmap(along)(directions) - top + 0.5 * GAUSSIAN_REACH**2).abs()
-            beyond: Tensor = apart - MAX_ROUNDING_ERROR * torch.finfo(top.dtype).eps * top.abs()
+            beyond: Tensor = apart - ROUNDING_UNITS * torch.finfo(top.dtype).eps * top.abs()
             return beyond.amax()
 
         return float(problem.vmap(bend)(theta).max())

@@ -39,6 +39,7 @@ from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
 from pyro_fed.codes import cures, sentences
 from pyro_fed.codes.finding import Finding
+from pyro_fed.conventions.limits import ROUNDING_UNITS
 from pyro_fed.conventions.nested_settings import chosen_setting, explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice, check_positive
 from pyro_fed.density.derivatives.few_rows import of_some_rows, pick_rows
@@ -69,8 +70,6 @@ LONGEST_LOG_STEP = 20.0
 SHORT = 0.01
 #: The step aimed at is taken if it gains at least this share of the best fraction's gain, because that saves a round.
 AIM_SHARE = 0.5
-#: Units in the last place of f that a step may lose, because rounding explains them.
-ROUNDING_UNITS = 64.0
 
 
 @explains_unknown

@@ -25,10 +25,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.bounding import LARGEST_DISTANCE, median_of, redescending, relative_rows
-
-#: Largest effect of one client on a mean, in SDs, however well the others' surrogates fit.
-LEAST_REACH_SDS = 0.5
+from pyro_fed.algorithm.bounding import LARGEST_DISTANCE, LEAST_REACH_SDS, median_of, redescending, relative_rows
 
 
 class HeldResiduals(NamedTuple):

@@ -28,6 +28,7 @@ from pyro_fed.conventions.calls import Checked
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import ModelError, SettingError
 from pyro_fed.infer.sites.gaussian_sites import POINT_NUMBERS, gaussian
+from pyro_fed.ops.backtrack import HALVINGS
 from pyro_fed.ops.batched import quiet
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import DiagGaussian, FullGaussian
@@ -37,8 +38,6 @@ from pyro_fed.ops.matrices import positive_part, times
 #: stop.
 NEWTON_STEPS = 50
 NEWTON_CLOSE = 1e-6
-#: Largest number of halvings of a Newton step that does not go uphill.
-HALVINGS = 40
 #: Seed of the signs that show whether latents are independent a priori, and the relative rounding of an entry.
 SIGN_SEED, ROUNDING_SHARE = 0, 1e-4
 
