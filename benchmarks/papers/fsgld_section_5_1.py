@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import warnings
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -26,7 +27,7 @@ import torch
 import pyro_fed as pf
 from tests.helpers.gaussian_case import analytic_surrogates, exact, federation, moments, shards
 
-PAPER = {
+PAPER: dict[str, Any] = {
     "sweeps": False,
     "step": pf.step.Fixed(size=1e-4, precondition=False, midpoint=False),
     "target_ess": None,

@@ -34,7 +34,7 @@ class FedPA(WarmStarted, Optimising, Controlled):
     """Federated posterior averaging: the product of Gaussians fitted to the clients' likelihoods.
 
     Args:
-        covariance: of q: "full", "diag", or "auto": full up to 100 parameters (1,000 of linear predictors).
+        covariance: of q: "full", "diag", or "auto": full up to 100 parameters.
         curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians as far as
             the covariance is full by default.
         num_points: Sobol points for expectations under q; even.
@@ -81,7 +81,7 @@ class BCM(Damped):
     """The Bayesian committee machine: one round, each client with the whole prior.
 
     Args:
-        covariance: of q: "full", "diag", or "auto": full up to 100 parameters (1,000 of linear predictors).
+        covariance: of q: "full", "diag", or "auto": full up to 100 parameters.
         curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians as far as
             the covariance is full by default.
         num_points: Sobol points for expectations under q; even.
