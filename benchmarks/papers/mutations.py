@@ -355,7 +355,7 @@ EQUATIONS = (
             (f"{GRADIENTS}conducive_gradients", "product.precision - own", "product.precision + own"),
             (f"{GRADIENTS}conducive_gradients", "1 / shares", "shares"),
             (f"{GRADIENTS}conducive_gradients", "weight * (product.precision", "(product.precision"),
-            (f"{GRADIENTS}Conducive.at", "self.value - change", "self.value + change"),
+            (f"{GRADIENTS}ConduciveGradient.at", "self.value - change", "self.value + change"),
             (f"{GRADIENTS}ConduciveScore.estimate", "score + self", "score - self"),
             (f"{GRADIENTS}conducive_gradients", "sites.product_over()", "sites.product_over().power(1 / len(shares))"),
         ),

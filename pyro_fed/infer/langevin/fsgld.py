@@ -13,7 +13,7 @@ Algorithm 1, and where it stands here:
     the chains go to their clients              `TravellingChains.download`
     Update: T steps of Eq. (5)                  `Langevin.local_step`; a step is `Integrator.step`
         v_s(θ), Eq. (4)                         `MinibatchScore`, or `ControlVariateScore`
-        g_s(θ), Eq. (6)                         `Conducive.at`, made once by `conducive_gradients`
+        g_s(θ), Eq. (6)                         `ConduciveGradient.at`, by `conducive_gradients`
         v_s(θ) + α g_s(θ), Eq. (7)              `ConduciveScore`, which `ConduciveVisits.build_gradient` asks for
     Reassign_chain: samples are stored          `TravellingChains.combine`, `ChainStore.store`
 
