@@ -105,17 +105,16 @@ likelihoods = pf.Given(torch.full((10, 2), 200.0, dtype=torch.float64), shards.s
 posterior_mean = shards.sum((0, 1)) / 2001
 paper = {
     "sweeps": False,
-    "precondition": False,
-    "midpoint": False,
+    "step": pf.step.Fixed(size=1e-4, precondition=False, midpoint=False),
     "target_ess": None,
     "minibatches": "anew",
     "control_variate": False,
 }
-paper |= {"step_size": 1e-4, "batch_size": 10, "num_chains": 4 if FAST else 16, "thin": 5}
+paper |= {"batch_size": 10, "num_chains": 4 if FAST else 16, "thin": 5}
 updates, steps = ((1, 100), 200) if FAST else ((1, 10, 100, 1000), 4000)
 figure, axes = plt.subplots(2, len(updates), figsize=(11, 5.6), layout="constrained", squeeze=False)
 error_figure, error_axis = plt.subplots(figsize=(5.5, 3.4), layout="constrained")
-kinds = {"DSGLD": {}, "FSGLD": {"surrogates": likelihoods, "trust": None}}
+kinds = {"DSGLD": {}, "FSGLD": {"surrogates": likelihoods, "conducive": pf.Conducive(trust=None)}}
 for row, (name, own) in zip(axes, kinds.items(), strict=True):
     for axis, count in zip(row, updates, strict=True):
         algorithm = getattr(pf, name)(local_steps=count, burn_in=steps // 4, **paper, **own)

@@ -36,12 +36,12 @@ SHORT = pf.Averaging(rounds=1, chain_steps=1, unit="steps")
 
 def short_fedep(large: bool) -> pf.FedEP:
     """FedEP that starts at once, where a model is large."""
-    return pf.FedEP(start="fedavg", averaging=SHORT) if large else pf.FedEP()
+    return pf.FedEP(start=SHORT) if large else pf.FedEP()
 
 
 def short_fsgld(large: bool) -> pf.FSGLD:
     """FSGLD whose surrogates are had at once, where a model is large."""
-    return pf.FSGLD(surrogates=FewRounds(start="fedavg", averaging=SHORT)) if large else pf.FSGLD()
+    return pf.FSGLD(surrogates=FewRounds(start=SHORT)) if large else pf.FSGLD()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class ShortSurvey(Survey):
 
     def ep(self) -> pf.FedEP:
         """Rounds as few as those that are timed."""
-        return FewRounds(start="fedavg", averaging=SHORT)
+        return FewRounds(start=SHORT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +87,8 @@ class FewRounds(pf.FedEP):
 SHORTENED: dict[str, Callable[[bool], tuple[Any, dict[str, Any]]]] = {
     "FedAvg": lambda large: (pf.FedAvg(), {}),
     "FedEP": lambda large: (short_fedep(large), {}),
-    "FedSEP": lambda large: (pf.FedSEP(start="fedavg", averaging=SHORT) if large else pf.FedSEP(), {}),
-    "PVI": lambda large: (pf.PVI(start="fedavg", averaging=SHORT) if large else pf.PVI(), {}),
+    "FedSEP": lambda large: (pf.FedSEP(start=SHORT) if large else pf.FedSEP(), {}),
+    "PVI": lambda large: (pf.PVI(start=SHORT) if large else pf.PVI(), {}),
     "P2PVI": lambda large: (ShortP2PVI(), {"graph": pf.graph.complete(10)}),
     "FSGLD": lambda large: (short_fsgld(large), {}),
     "DSVGD": lambda large: (ShortDSVGD(), {}),

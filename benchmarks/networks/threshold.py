@@ -57,12 +57,12 @@ def by_hand(kind: Any, names: Iterable[str]) -> Any:
 #: By algorithm: the defaults of small models, those of large ones, and what a run needs besides.
 ALGORITHMS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "FedEP": (
-        pf.FedEP(full_dim=EXACT_DIM),
+        pf.FedEP(covariance="full"),
         pf.FedEP(covariance="diag", client=pf.tilted.IVON(rounds=SMALL_ROUNDS), start="fedavg"),
         {},
     ),
     "P2PVI": (
-        pf.P2PVI(full_dim=EXACT_DIM),
+        pf.P2PVI(covariance="full"),
         pf.P2PVI(covariance="diag", update=pf.update.IVON(rounds=SMALL_ROUNDS), start="fedavg"),
         {"graph": pf.graph.ring(CLIENTS)},
     ),

@@ -50,10 +50,10 @@ def algorithm_of(name: str, burn_in: int) -> Any:
     made = load(recipe).build()
     if scale:
         made = dataclasses.replace(made, client=dataclasses.replace(made.client, fisher_scale=float(scale)))
-    averaging = getattr(made, "averaging", None)
-    if averaging is None or getattr(made, "start", "") != "fedavg":
+    averaging = getattr(made, "start", None)
+    if not isinstance(averaging, pf.Averaging):
         return made
-    return dataclasses.replace(made, averaging=dataclasses.replace(averaging, rounds=burn_in))
+    return dataclasses.replace(made, start=dataclasses.replace(averaging, rounds=burn_in))
 
 
 def digits_federation(train: Rows) -> pf.Federation:

@@ -61,7 +61,8 @@ def precisions(rounds: int, momentum: bool, rows: Rows, test: Rows) -> np.ndarra
     algorithm = algorithm_of("fedep_l", BURN_IN)
     if not momentum:
         still = pf.optim.SGD(momentum=0.0)
-        algorithm = dataclasses.replace(algorithm, server_optimiser=still, client_optimiser=still)
+        optimisers = dataclasses.replace(algorithm.optimisers, server=still, client=still)
+        algorithm = dataclasses.replace(algorithm, optimisers=optimisers)
     found: list[tuple[float, float, float]] = []
 
     def evaluate(idata: Any) -> dict[str, float]:

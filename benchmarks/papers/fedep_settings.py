@@ -55,8 +55,8 @@ def inference(letter: str) -> Any:
 
 def with_client(base: Any, client: Any, scale: float | None = None) -> Any:
     """An algorithm with another client inference, and alpha_cov of the sites that it begins with."""
-    averaging = base.averaging if scale is None else dataclasses.replace(base.averaging, scale=scale)
-    return dataclasses.replace(base, client=client, averaging=averaging)
+    start = base.start if scale is None else dataclasses.replace(base.start, scale=scale)
+    return dataclasses.replace(base, client=client, start=start)
 
 
 def table_8(letter: str, burn_in: int) -> Iterator[tuple[str, Any]]:
@@ -79,8 +79,9 @@ def column(name: str, burn_in: int) -> Iterator[tuple[str, Any]]:
         "V": {"fisher_scale": scale / WEIGHT_DECAY, "fisher_steps": fisher_steps, "fisher_samples": fisher_samples},
     }
     base = algorithm_of("fedsep", burn_in)
-    base = dataclasses.replace(base, averaging=dataclasses.replace(base.averaging, chain_steps=epochs))
-    base = dataclasses.replace(base, server_optimiser=ADAGRAD.get(name, base.server_optimiser))
+    optimisers = dataclasses.replace(base.optimisers, server=ADAGRAD.get(name, base.optimisers.server))
+    start = dataclasses.replace(base.start, chain_steps=epochs)
+    base = dataclasses.replace(base, start=start, optimisers=optimisers)
     for letter, settings in own.items():
         client = dataclasses.replace(inference(letter), steps=epochs, **settings)
         yield f"FedSEP ({letter}), column {name}", with_client(base, client, scale)

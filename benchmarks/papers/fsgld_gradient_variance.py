@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from pyro_fed.infer.langevin.gradients import Conducive, conducive_gradients
+from pyro_fed.infer.langevin.gradients import ConduciveGradient, conducive_gradients
 from pyro_fed.ops.gaussian_structures import STRUCTURES
 
 HEADS, ROWS, BATCH = np.array([1, 5, 9]), 10, 5
@@ -36,7 +36,7 @@ def deviations(z: np.ndarray) -> dict[str, np.ndarray]:
     precision = torch.from_numpy(ROWS * share * (1 - share))[:, None]
     sites = STRUCTURES["diag"](precision, precision * torch.from_numpy(np.log(share / (1 - share)))[:, None])
     pull = conducive_gradients(sites, torch.full((shards,), 1 / shards), torch.zeros(1, dtype=torch.float64), 1.0)
-    each = [Conducive(pull.anchor[s], pull.value[s], pull.slope[s]) for s in range(shards)]
+    each = [ConduciveGradient(pull.anchor[s], pull.value[s], pull.slope[s]) for s in range(shards)]
     pulled = np.array([[float(shard.at(torch.tensor([at]))[0]) for at in z] for shard in each])
     return {
         "SGLD": np.full_like(z, batch_variance(float(HEADS.sum()), shards * ROWS) ** 0.5),

@@ -75,7 +75,7 @@ import torch
 from scipy.special import expit, log_expit
 
 import pyro_fed as pf
-from benchmarks.papers.fsgld_sections_5_2_and_5_3 import PUBLISHED, expansions, skewed
+from benchmarks.papers.fsgld_sections_5_2_and_5_3 import PUBLISHED, expansions, published_step, skewed
 from pyro_fed.errors import SettingError
 from pyro_fed.results.to_arviz import unconstrained_draws
 
@@ -98,7 +98,7 @@ def linear(chains, rounds):
         algorithm = getattr(pf, name)(
             surrogates=given,
             num_chains=chains,
-            step_size=2 * (1 - rho ** (1 / LOCAL_STEPS)) / fed.num_rows,
+            step=published_step(2 * (1 - rho ** (1 / LOCAL_STEPS)) / fed.num_rows),
             batch_size=None,
             local_steps=LOCAL_STEPS,
             burn_in=rounds // 5 * LOCAL_STEPS,
@@ -187,7 +187,7 @@ def network(chains, rounds, steps, shares):
                 algorithm = getattr(pf, name)(
                     surrogates=given,
                     num_chains=chains,
-                    step_size=step,
+                    step=published_step(step),
                     batch_size=BATCH,
                     minibatches="anew",
                     local_steps=LOCAL_STEPS,

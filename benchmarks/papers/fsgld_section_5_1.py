@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import warnings
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -26,12 +27,10 @@ import torch
 import pyro_fed as pf
 from tests.helpers.gaussian_case import analytic_surrogates, exact, federation, moments, shards
 
-PAPER = {
+PAPER: dict[str, Any] = {
     "sweeps": False,
-    "precondition": False,
-    "midpoint": False,
+    "step": pf.step.Fixed(size=1e-4, precondition=False, midpoint=False),
     "target_ess": None,
-    "step_size": 1e-4,
     "batch_size": 10,
     "minibatches": "anew",
 }
@@ -44,7 +43,8 @@ def sampler(name, given, updates, chains, steps):
     settings = PAPER | {"num_chains": chains, "local_steps": updates, "burn_in": steps // 4, "thin": THIN}
     if name == "DSGLD":
         return pf.DSGLD(surrogates=None, control_variate=False, **settings)
-    return pf.FSGLD(surrogates=given, trust=None, control_variate=name.endswith("variate"), **settings)
+    conducive = pf.Conducive(trust=None)
+    return pf.FSGLD(surrogates=given, conducive=conducive, control_variate=name.endswith("variate"), **settings)
 
 
 def sample(x, chains, steps):

@@ -37,7 +37,12 @@ from pyro_fed.results.to_arviz import unconstrained_draws
 
 #: Of Section 5.3.
 STEP = 4e-8
-PUBLISHED = {"sweeps": False, "precondition": False, "control_variate": False, "midpoint": False, "target_ess": None}
+PUBLISHED = {"sweeps": False, "control_variate": False, "target_ess": None}
+
+
+def published_step(size):
+    """The plain step, Eq. (5)."""
+    return pf.step.Fixed(size=size, precondition=False, midpoint=False)
 
 
 def by_chain(fed, test, algorithm, rounds, seed=0, num_draws=200):
@@ -70,7 +75,7 @@ def metric(seeds, rounds):
         algorithm = getattr(pf, name)(
             surrogates=surrogates,
             num_chains=1,
-            step_size=1e-4,
+            step=published_step(1e-4),
             batch_size=256,
             local_steps=40,
             burn_in=rounds * 20,
@@ -127,7 +132,7 @@ def network(repetitions, rounds):
             algorithm = getattr(pf, name)(
                 surrogates=given,
                 num_chains=repetitions,
-                step_size=STEP,
+                step=published_step(STEP),
                 batch_size=50,
                 local_steps=40,
                 burn_in=rounds * 20,

@@ -45,11 +45,9 @@ from models import logistic_regression
 LOCAL_STEPS = 200
 LANGEVIN: dict[str, Any] = {
     "surrogates": None,
-    "precondition": False,
+    "step": pf.step.Fixed(size=1e-5, precondition=False, midpoint=False),
     "control_variate": False,
-    "midpoint": False,
     "target_ess": None,
-    "step_size": 1e-5,
     "burn_in": 0,
     "thin": 20,
 }

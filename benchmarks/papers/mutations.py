@@ -252,7 +252,7 @@ EQUATIONS = (
         (
             (f"{EP}steps.py:Optimised.step", "(len(changes.eta) - 1)", "len(changes.eta)"),
             (f"{EP}steps.py:optimised_site_steps", "change.eta[k]", "change.eta[0]"),
-            (f"{EP}settings.py:ServerOptimised.feedback", "1.0 / len(clients)", "1.0"),
+            (f"{EP}settings.py:Optimising.feedback", "1.0 / len(clients)", "1.0"),
             ("infer/averaging/optim.py:Optimiser.step", "-deltas[name]", "deltas[name]"),
         ),
     ),
@@ -355,7 +355,7 @@ EQUATIONS = (
             (f"{GRADIENTS}conducive_gradients", "product.precision - own", "product.precision + own"),
             (f"{GRADIENTS}conducive_gradients", "1 / shares", "shares"),
             (f"{GRADIENTS}conducive_gradients", "weight * (product.precision", "(product.precision"),
-            (f"{GRADIENTS}Conducive.at", "self.value - change", "self.value + change"),
+            (f"{GRADIENTS}ConduciveGradient.at", "self.value - change", "self.value + change"),
             (f"{GRADIENTS}ConduciveScore.estimate", "score + self", "score - self"),
             (f"{GRADIENTS}conducive_gradients", "sites.product_over()", "sites.product_over().power(1 / len(shares))"),
         ),

@@ -36,7 +36,6 @@ SETTINGS: dict[str, Any] = {
     "start": "prior",
     "curvature": "fisher",
     "num_points": 2,
-    "full_dim": 40,
 }
 CASES: dict[str, tuple[Callable[..., Algorithm], int]] = {
     "FedSEP 100,000": (pf.FedSEP, 100_000),

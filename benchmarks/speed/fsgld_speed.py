@@ -24,11 +24,10 @@ from pyro_fed.density.compiling.compiler import Compiler
 from pyro_fed.runtime.executors.base import Work
 from pyro_fed.runtime.executors.local import Vectorised
 
+UNBOUNDED = pf.Conducive(trust=None)
 PAPER: dict[str, Any] = {
-    "precondition": False,
+    "step": pf.step.Fixed(size=1e-4, precondition=False, midpoint=False),
     "control_variate": False,
-    "midpoint": False,
-    "step_size": 1e-4,
     "batch_size": 10,
     "local_steps": 1_000,
     "target_ess": None,
@@ -91,12 +90,12 @@ def main():
     warnings.simplefilter("ignore")
     fed = federation(10, 45)
     eager = eager_seconds_a_step(fed)
-    paper: dict[str, Any] = {"surrogates": given(fed), "trust": None, **PAPER}
+    paper: dict[str, Any] = {"surrogates": given(fed), "conducive": UNBOUNDED, **PAPER}
     one, many = (seconds_a_step(pf.FSGLD(**paper, num_chains=n), fed) for n in (1, 64))
     without = seconds_a_step(pf.DSGLD(surrogates=None, num_chains=1, **PAPER), fed)
     wide = federation(10_000, 2)
-    large = seconds_a_step(pf.FSGLD(surrogates=given(wide), num_chains=1, trust=None, **PAPER), wide)
-    default: dict[str, Any] = PAPER | {"precondition": True, "control_variate": True, "midpoint": True}
+    large = seconds_a_step(pf.FSGLD(surrogates=given(wide), num_chains=1, conducive=UNBOUNDED, **PAPER), wide)
+    default: dict[str, Any] = PAPER | {"step": pf.step.Fixed(size=1e-4), "control_variate": True}
     full = seconds_a_step(pf.FSGLD(surrogates=given(fed), num_chains=1, **default), fed)
     print(f"eager loop        {1 / eager:9.0f} updates/s")
     print(f"FSGLD, 1 chain    {1 / one:9.0f} updates/s, {eager / one:.1f} times the eager loop")

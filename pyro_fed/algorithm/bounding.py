@@ -63,6 +63,9 @@ MAX_LIMIT_PASSES, PASS_TOLERANCE = 40, 1e-5
 REVERSED_PASS_FACTOR, REPEATED_PASS_FACTOR = 0.5, 1.5
 #: A normal number is beyond this in half of the cases: from medians of sizes to SDs.
 NORMAL_MEDIAN_DEVIATION = 0.6745
+#: Effect of one client's chain or particles on a mean, in SDs, that is always accepted, however well the others'
+#: surrogates fit.
+LEAST_REACH_SDS = 0.5
 #: The others know so much of each direction at least: in passes that have not ended q may be of one site alone.
 LEAST_OTHERS = 0.01
 #: Smallest eigenvalue, relative to the others, of a q that is not positive definite.

@@ -21,12 +21,10 @@ from pyro_fed.audit.chains.moments import Moments, worst_moment
 from pyro_fed.audit.evidence import Evidence
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
-from pyro_fed.ops.importance import LARGEST_PARETO_K, PARTS, smoothed
+from pyro_fed.ops.importance import LARGEST_PARETO_K, PARTS, TRUSTED_SHARE, smoothed
 
 #: The fewest draws with which each of `PARTS` parts has a tail whose shape can be estimated.
 FEWEST_TAIL_DRAWS = 400
-#: If the effective number is at least this share of the draws, a large k does not matter: the tail has little weight.
-TRUSTED_SHARE = 0.95
 #: Properties that sums over rows do not show.
 UNCHECKED = (
     "judged by importance weights of the clients' sums alone; not checked: modes and tails away from the draws, "

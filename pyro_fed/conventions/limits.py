@@ -13,6 +13,9 @@ STANDARD_ERRORS = 3.0
 #: Part of the limits from which on an error is near them: a mean 0.2 SDs off, an SD of 0.84 or 1.2 times the right one.
 NEAR_LIMIT_SHARE = 0.8
 
+#: Units in the last place by which sums and log densities may err through rounding.
+ROUNDING_UNITS = 64
+
 
 class Limits(NamedTuple):
     """The limits of an answer's errors: of a mean, in the posterior's SDs, and of an SD, as a factor either way."""

@@ -204,9 +204,8 @@ class _Place(NamedTuple):
 
 def _unknown(owner: type, name: str, value: Any) -> str:
     """The message for an unknown setting: why there is none, where it belongs, or which names are similar."""
-    without: Mapping[str, str] = getattr(owner, "without", {})
-    if name in without:
-        return f"{owner.__name__} has no setting {name!r}: {without[name]}"
+    if why := _reasons(owner).get(name):
+        return f"{owner.__name__} has no setting {name!r}: {why}"
     places = _places(owner)
     hits = places.get(name, [])
     if not hits:
@@ -221,6 +220,22 @@ def _unknown(owner: type, name: str, value: Any) -> str:
         f"{owner.__name__} has no setting {name!r}, which is a setting of {homes}: write "
         f"{_setting_place(owner, hits[0], value)}"
     )
+
+
+def recipe_place(owner: type, name: str) -> str:
+    """Where recipes have an unknown setting, such as "it is step.size, with step.name = 'fixed'"; "" if nowhere."""
+    if why := _reasons(owner).get(name):
+        return why
+    place = next(iter(_places(owner).get(name, [])), None)
+    if place is None:
+        return ""
+    kind = f", with {place.field}.name = {place.within.kind()!r}" if issubclass(place.within, Variant) else ""
+    return f"it is {place.field}.{place.name}{kind}"
+
+
+def _reasons(owner: type) -> dict[str, str]:
+    """The class attributes `without` of an owner and its bases."""
+    return {name: why for one in reversed(owner.__mro__) for name, why in vars(one).get("without", {}).items()}
 
 
 def _setting_place(owner: type, place: _Place, value: Any) -> str:

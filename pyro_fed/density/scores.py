@@ -15,7 +15,6 @@ from torch.utils import _pytree as pytree
 from pyro_fed.density.latents.ascent_starts import from_modes
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, BLOCK, CHUNK, Batch, ClientData, in_chunks, row_pieces
-from pyro_fed.density.size import affordable_points
 from pyro_fed.ops.entries import choose
 
 #: Points that are taken together if rows are processed in pieces.
@@ -67,7 +66,7 @@ def _by_points(problem: Problem, points: Tensor, data: ClientData) -> Tensor:
     """Scores of all clients at all points at once, or client by client at as many points as memory allows."""
     scores = problem.mapped(likelihood_scores, (0, BATCHES))
     everything = points.shape[0] * points.shape[1]
-    size = affordable_points(problem, data.row_index.shape[-1], everything)
+    size = problem.traits.affordable_points(data.row_index.shape[-1], everything)
     if size >= everything:
         whole: Tensor = scores(points, data.full_batch())
         return whole

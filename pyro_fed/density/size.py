@@ -1,4 +1,4 @@
-"""The cost of a model, and the points, clients and draws that a large one may take at once."""
+"""The cost of a model, and the clients and draws that a large one may take at once."""
 
 from __future__ import annotations
 
@@ -14,10 +14,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import CHUNK
-from pyro_fed.density.traits.record import LARGE_DIM
+from pyro_fed.density.traits.record import LARGE_DIM, WORKED_NUMBERS
 
-#: The most numbers that a run of a large model on several draws makes at once.
-WORKED_NUMBERS = 50_000_000
 #: The most numbers, parameters and those of their rows, of all clients of a large model whose steps are computed
 #: together; a step holds some ten times as many. With 10⁵ parameters it is one client at a time, which takes as long as
 #: ten at once (0.24 s and 0.23 a round of FedEP); with 10⁴, one at a time takes 1.7 times as long, and it is all ten.
@@ -27,17 +25,6 @@ CLIENTS_NUMBERS = 1_000_000
 def is_large(problem: Problem) -> bool:
     """Whether a model is too large for curvatures row by row, see `Traits.large`."""
     return problem.traits.large()
-
-
-def affordable_points(problem: Problem, rows: int, wanted: int) -> int:
-    """The `wanted` number of points, or for a large model the largest even number that is computed at once.
-
-    `rows` are those of all clients at each point.
-    """
-    if problem.dim <= LARGE_DIM:
-        return wanted
-    room = WORKED_NUMBERS / max(1.0, rows * cost_of(problem).numbers)
-    return min(wanted, max(2, int(room) // 2 * 2))
 
 
 def clients_at_once(problem: Problem, rows: int) -> int:

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from pyro_fed.ops.gaussian import Gaussian
 
+#: Largest number of halvings of a fraction or an interval: 2^-40 is 1e-12.
+HALVINGS = 40
 #: A fraction below this is not worth making; and the smallest eigenvalue that a step leaves of a precision, relative to
 #: what it was.
 MIN_FRACTION, MARGIN = 1e-6, 0.05

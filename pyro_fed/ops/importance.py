@@ -22,6 +22,8 @@ PARTS = 8
 SMALL_SHAPE = 1e-6
 #: Steps of a bisection for a power: of weights that span a million nats too.
 HALVINGS = 50
+#: If the effective number is at least this share of the draws, a large k does not matter: the tail has little weight.
+TRUSTED_SHARE = 0.95
 #: SD of log weights that is rounding: they are equal.
 EQUAL = 1e-6
 #: A log density so large is rounded to nats in float64: what is above it is no density, but what rounding has made of

@@ -24,8 +24,7 @@ import math
 
 import numpy as np
 
-#: Halvings of the interval in which the longest visit is searched.
-HALVINGS = 40
+from pyro_fed.ops.backtrack import HALVINGS
 
 
 def visit_variance(time: float, num_clients: int, shuffled: bool) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from pyro_fed.density.traits import FULL_DIM, LARGE_DIM, Traits
+from pyro_fed.density.traits import LARGE_DIM, Traits
 
 #: Densities of rows that chains or climbs may compute: about ten seconds.
 DENSITIES = 1_000_000_000
@@ -141,4 +141,4 @@ def takes_full_matrices(traits: Traits) -> bool:
     Args:
         traits: of the model.
     """
-    return traits.dim <= FULL_DIM
+    return traits.few_parameters

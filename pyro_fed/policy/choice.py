@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from pyro_fed.algorithm.combination import Bounded, Combination
@@ -84,13 +84,11 @@ class Row:
         setting: its name.
         rule: chooses it.
         override: how a user sets it.
-        clears: settings that have no effect beside these values, value → names; they go back to their defaults.
     """
 
     setting: str
     rule: Rule
     override: str
-    clears: dict[Any, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -139,8 +137,7 @@ def apply_table(algorithm: Algorithm, table: Table, traits: Traits, setup: Setup
             choices.append(Choice(row.setting, getattr(draft, row.setting), reason, ""))
             continue
         choices.append(Choice(row.setting, decision.value, decision.reason, row.override))
-        new = {row.setting: decision.value, **_without_idle_settings(draft, row, decision.value)}
-        new = {name: value for name, value in new.items() if getattr(draft, name) != value}
+        new = {} if getattr(draft, row.setting) == decision.value else {row.setting: decision.value}
         changes |= new
         draft = _with_changes(draft, new)
     for check in table.checks:
@@ -150,13 +147,6 @@ def apply_table(algorithm: Algorithm, table: Table, traits: Traits, setup: Setup
     found: Any = dataclasses.replace(algorithm, **changes)
     object.__setattr__(found, GIVEN, own | changes.keys())  # `replace` has written all of them
     return Resolved(found, tuple(choices))
-
-
-def _without_idle_settings(draft: Any, row: Row, value: Any) -> dict[str, Any]:
-    """The defaults of the settings that have no effect beside a value."""
-    names = row.clears.get(value, ()) if row.clears else ()
-    defaults = {one.name: one.default for one in dataclasses.fields(draft)}
-    return {name: defaults[name] for name in names}
 
 
 def _with_changes(draft: Any, changes: dict[str, Any]) -> Any:

@@ -7,8 +7,6 @@ regression on hundreds of covariates, a full covariance and exact Hessians cost 
 
 from __future__ import annotations
 
-from typing import Any
-
 from pyro_fed.density.derivatives.few_rows import MORE, first_row_count, have_few
 from pyro_fed.infer.ep.expectation_propagation import EP
 from pyro_fed.infer.ep.fedlap import NARROW, FedLapCov
@@ -17,22 +15,11 @@ from pyro_fed.infer.ep.pvi import PVI
 from pyro_fed.infer.ep.settings import WarmStarted
 from pyro_fed.infer.ep.streaming_vb import StreamingVB
 from pyro_fed.infer.ep.tilted import IVON
-from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.policy import gaussian
 from pyro_fed.policy.choice import Case, Decision, Row, Table
-from pyro_fed.policy.gaussian import CURVATURE_ROW, parameters, takes_gradients
+from pyro_fed.policy.gaussian import CURVATURE_ROW, EXACT, full_by_default, parameters, takes_gradients
 from pyro_fed.policy.networks import gradient_steps
 from pyro_fed.policy.refusals import affordable_rows, proper_prior
-
-#: Settings that say how the exact steps are taken: who sets one of them wants these.
-EXACT = frozenset({"client", "curvature", "step_control"})
-
-
-def full_dim_of(case: Case) -> Decision | None:
-    """The largest dimension for which "auto" is full, if clients take exact Newton steps and nothing else is set."""
-    if not case.algorithm.solver.newton_steps or case.own & EXACT:
-        return None
-    return gaussian.full_dim_of(case)
 
 
 def client_of(case: Case) -> Decision | None:
@@ -72,13 +59,14 @@ def order_of(case: Case) -> Decision | None:
 def start_of(case: Case) -> Decision | None:
     """The start of a run."""
     algorithm, traits = case.algorithm, case.traits
-    if "client" in case.chosen and not case.own & {"start", "warm_tolerance"}:
+    if "client" in case.chosen and "start" not in case.own:
         return Decision("fedavg", "stochastic gradients begin at the point that averaging finds")
+    if algorithm.start in ("auto", "laplace") and traits.improper:
+        why = "are improper: only the end of Newton's method tells whether there is a mode"
+        return Decision("mode", f"the priors of {sorted(traits.improper)} {why}")
     if algorithm.start != "auto":
         return None
-    if traits.improper:
-        return Decision("laplace", f"the priors of {sorted(traits.improper)} are improper: q cannot begin as the prior")
-    if traits.dim > algorithm.full_dim:
+    if not full_by_default(case):
         return Decision("prior", f"{parameters(traits.dim)}, for which Newton's method costs too much")
     if traits.non_smooth_scores:
         return Decision("prior", "rows' scores jump: a curvature at a point says nothing")
@@ -113,22 +101,11 @@ def nearest_start_of(case: Case) -> Decision | None:
     return Decision("laplace", "at the mode that was found") if case.algorithm.start == "auto" else None
 
 
-def warm_tolerance_of(case: Case) -> Decision | None:
-    """The tolerance of Newton's method before the run."""
-    algorithm = case.algorithm
-    if algorithm.start != "laplace" or not case.traits.improper or algorithm.warm_tolerance <= FedLaplace.tolerance:
-        return None
-    return Decision(FedLaplace.tolerance, "under an improper prior Newton's end tells whether there is a mode")
-
-
-FULL_DIM = Row("full_dim", full_dim_of, "full_dim=")
 CLIENT = Row("client", client_of, "client='newton', or another of pf.tilted")
 NARROW_CLIENT = Row("client", narrow_client_of, "client=")
 COVARIANCE = Row("covariance", covariance_of, "covariance='full' or 'diag'")
 ORDER = Row("order", order_of, "order='sequential' or 'synchronous'")
-NO_WARM_START: dict[Any, tuple[str, ...]] = {"prior": ("warm_tolerance",), "fedavg": ("warm_tolerance",)}
-START = Row("start", start_of, "start='laplace', 'prior' or 'fedavg'", NO_WARM_START)
-WARM_TOLERANCE = Row("warm_tolerance", warm_tolerance_of, "start='prior', with a proper prior")
+START = Row("start", start_of, "start='laplace', 'mode', 'prior' or 'fedavg'")
 
 AT_PRIOR = proper_prior(
     "start='prior' begins at the Gaussian nearest to the prior",
@@ -139,12 +116,12 @@ A_COPY_EACH = proper_prior("every client has a copy of the whole prior", "use Fe
 ONLY_PRIOR = proper_prior("it begins at the prior", "use FedEP or FedLaplace")
 CHECKS = (affordable_rows, AT_PRIOR)
 
-EXACT_OR_NOT = (FULL_DIM, CLIENT, COVARIANCE)
+EXACT_OR_NOT = (CLIENT, COVARIANCE)
 TABLES = {
     EP: Table((*EXACT_OR_NOT, CURVATURE_ROW), (affordable_rows, ONLY_PRIOR)),
-    WarmStarted: Table((*EXACT_OR_NOT, START, WARM_TOLERANCE, CURVATURE_ROW), CHECKS),
-    PVI: Table((*EXACT_OR_NOT, ORDER, START, WARM_TOLERANCE, CURVATURE_ROW), CHECKS),
-    StreamingVB: Table((FULL_DIM, COVARIANCE, CURVATURE_ROW), (affordable_rows, ONLY_PRIOR)),
+    WarmStarted: Table((*EXACT_OR_NOT, START, CURVATURE_ROW), CHECKS),
+    PVI: Table((*EXACT_OR_NOT, ORDER, START, CURVATURE_ROW), CHECKS),
+    StreamingVB: Table((COVARIANCE, CURVATURE_ROW), (affordable_rows, ONLY_PRIOR)),
     BCM: Table((COVARIANCE, CURVATURE_ROW), (affordable_rows, A_COPY_EACH)),
-    FedLapCov: Table((NARROW_CLIENT, COVARIANCE, START, WARM_TOLERANCE, CURVATURE_ROW), CHECKS),
+    FedLapCov: Table((NARROW_CLIENT, COVARIANCE, START, CURVATURE_ROW), CHECKS),
 }

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from pyro_fed.density.traits import LARGE_DIM, Traits
+from pyro_fed.density.traits import FULL_DIM, LARGE_DIM, Traits
 from pyro_fed.infer.sites.gaussian_sites import GaussianAlgorithm
 from pyro_fed.policy.choice import Case, Decision, Row, Table
 
-#: Rows × parameters² up to which a full covariance of more than `full_dim` parameters is taken where rows have linear
+#: Rows × parameters² up to which a full covariance of more than `FULL_DIM` parameters is taken where rows have linear
 #: predictors: a second a round. Logistic regression of 200 parameters on 2,000 rows takes 1.2 s so, and 40 s with
 #: diagonal covariances.
 CHEAP_PRODUCTS = 10_000_000_000
 #: Clients × parameters² up to which it is: 80 MB in double precision.
 CHEAP_ENTRIES = 10_000_000
+#: Settings that say how steps are taken: a user who sets one gets the usual covariance.
+EXACT = frozenset({"client", "update", "curvature", "step_control"})
 
 
 def full_is_cheap(traits: Traits) -> bool:
@@ -21,33 +23,33 @@ def full_is_cheap(traits: Traits) -> bool:
     return traits.dim <= LARGE_DIM and few and traits.linear_predictors
 
 
-def full_dim_of(case: Case) -> Decision | None:
-    """The largest dimension for which "auto" is full."""
+def full_by_default(case: Case) -> str:
+    """Why "auto" takes full covariances and Hessians; "" if it does not."""
     algorithm, traits = case.algorithm, case.traits
-    if case.own & {"full_dim", "curvature"} or algorithm.covariance == "diag" or traits.dim <= algorithm.full_dim:
-        return None
-    if not full_is_cheap(traits.as_written):
-        return None
-    return Decision(LARGE_DIM, f"rows have linear predictors, so that a full covariance of {traits.dim} costs little")
+    if traits.few_parameters:
+        return f"{parameters(traits.dim)}, at most {FULL_DIM}"
+    if algorithm.covariance == "diag" or case.own & EXACT or not algorithm.by_newton:
+        return ""
+    cheap = full_is_cheap(traits.as_written)
+    return f"rows have linear predictors, so that a full covariance of {traits.dim} costs little" if cheap else ""
 
 
 def covariance_of(case: Case) -> Decision | None:
     """Full or diagonal."""
-    algorithm, dim = case.algorithm, case.traits.dim
-    if algorithm.covariance != "auto":
+    if case.algorithm.covariance != "auto":
         return None
-    if dim <= algorithm.full_dim:
-        return Decision("full", f"{parameters(dim)}, at most full_dim={algorithm.full_dim}")
-    return Decision("diag", f"{parameters(dim)}, more than full_dim={algorithm.full_dim}")
+    if why := full_by_default(case):
+        return Decision("full", why)
+    return Decision("diag", f"{parameters(case.traits.dim)}, more than {FULL_DIM}")
 
 
 def curvature_of(case: Case) -> Decision | None:
     """Hessians, or Fisher's information."""
-    algorithm, traits = case.algorithm, case.traits
-    if algorithm.curvature != "auto":
+    traits = case.traits
+    if case.algorithm.curvature != "auto":
         return None
-    if traits.dim <= algorithm.full_dim:
-        return Decision("hessian", f"{parameters(traits.dim)}, at most full_dim={algorithm.full_dim}")
+    if why := full_by_default(case):
+        return Decision("hessian", why)
     if traits.dim <= LARGE_DIM and traits.linear_predictors:
         return Decision("hessian", "rows have linear predictors, along which Hessians cost little")
     return Decision("fisher", f"{parameters(traits.dim)}, for which Hessians cost too much")
@@ -63,12 +65,11 @@ def takes_gradients(case: Case, held_back: bool = False) -> str:
     there, and is the better for them. A user who asks for a full covariance does not get stochastic gradients.
     """
     algorithm, traits = case.algorithm, case.traits
-    may_be_full = traits.dim <= algorithm.full_dim and algorithm.covariance != "diag"
-    full = algorithm.covariance == "full" or may_be_full
-    if full and (algorithm.covariance == "full" or "full_dim" in case.own | case.chosen):
+    full = algorithm.covariance == "full" or (algorithm.covariance == "auto" and bool(full_by_default(case)))
+    if full and (algorithm.covariance == "full" or not traits.few_parameters):
         return ""
-    if traits.large(algorithm.num_points, algorithm.full_dim):
-        return "" if full else f"a network or another large model, {parameters(traits.dim)}"
+    if traits.large(algorithm.num_points):
+        return f"a network or another large model, {parameters(traits.dim)}"
     return "a network, whose exact steps lead clients to different modes" if not held_back and traits.layers else ""
 
 
@@ -77,7 +78,6 @@ def parameters(dim: int) -> str:
     return f"{dim:,} parameters" if dim != 1 else "1 parameter"
 
 
-FULL_DIM_ROW = Row("full_dim", full_dim_of, "full_dim=")
 COVARIANCE_ROW = Row("covariance", covariance_of, "covariance='full' or 'diag'")
 CURVATURE_ROW = Row("curvature", curvature_of, "curvature='hessian' or 'fisher'")
 TABLES = {GaussianAlgorithm: Table((COVARIANCE_ROW, CURVATURE_ROW))}

@@ -18,6 +18,7 @@ from pyro_fed.infer.langevin.fald import FALD
 from pyro_fed.infer.langevin.fsgld import FSGLD
 from pyro_fed.infer.langevin.langevin import Langevin
 from pyro_fed.infer.langevin.saga_ld import SAGALD
+from pyro_fed.infer.langevin.step import Measured
 from pyro_fed.policy.choice import Case, Decision, Row, Rule, Table
 from pyro_fed.policy.gaussian import parameters
 from pyro_fed.policy.refusals import affordable_rows
@@ -49,11 +50,13 @@ def chains_of(case: Case) -> Decision | None:
     return Decision(CHAINS, "a small network, whose steps are long: few chains move farther")
 
 
-def visit_error_of(case: Case) -> Decision | None:
+def unmeasured_step_of(case: Case) -> Decision | None:
     """Whether the noise of FALD's clients is measured: not on a large model, also if a bound of it is given."""
-    if case.algorithm.step_size is not None or not case.traits.large():
+    step = case.algorithm.step
+    if not isinstance(step, Measured) or not case.traits.large():
         return None
-    return Decision(None, f"the clients' own noise is not measured on a large model ({parameters(case.traits.dim)})")
+    dim = parameters(case.traits.dim)
+    return Decision(step.unmeasured(), f"the clients' own noise is not measured on a large model ({dim})")
 
 
 def tables_are_small(case: Case) -> None:
@@ -80,10 +83,10 @@ FSGLD_ROWS = (
     Row("num_chains", chains_of, "num_chains="),
     SURROGATES,
 )
-VISIT_ERROR = Row("visit_error", visit_error_of, "step_size=; local_steps=1 with midpoint=False has no such noise")
+STEP = Row("step", unmeasured_step_of, "step=pf.step.Fixed(); local_steps=1 with midpoint=False has no such noise")
 TABLES = {
     Langevin: Table((SURROGATES,)),
     FSGLD: Table(FSGLD_ROWS, (affordable_rows,)),
-    FALD: Table((VISIT_ERROR, SURROGATES)),
+    FALD: Table((STEP, SURROGATES)),
     SAGALD: Table((SURROGATES,), (tables_are_small,)),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.policy.choice import Case, Decision, Row, Table
-from pyro_fed.policy.gaussian import COVARIANCE_ROW, CURVATURE_ROW, FULL_DIM_ROW
+from pyro_fed.policy.gaussian import COVARIANCE_ROW, CURVATURE_ROW
 from pyro_fed.policy.refusals import affordable_rows
 
 
@@ -18,4 +18,4 @@ def start_of(case: Case) -> Decision | None:
 
 
 START = Row("start", start_of, "start='zeros', 'prior' or 'fedavg'")
-TABLES = {FedLaplace: Table((FULL_DIM_ROW, COVARIANCE_ROW, START, CURVATURE_ROW), (affordable_rows,))}
+TABLES = {FedLaplace: Table((COVARIANCE_ROW, START, CURVATURE_ROW), (affordable_rows,))}

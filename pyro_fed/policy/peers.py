@@ -10,7 +10,7 @@ from pyro_fed.infer.peers.peer_gaussian import PeerGaussian
 from pyro_fed.infer.peers.push_sum import P2PPushSum
 from pyro_fed.policy import gaussian, laplace
 from pyro_fed.policy.choice import Case, Decision, Row, Table, apply_table
-from pyro_fed.policy.gaussian import COVARIANCE_ROW, CURVATURE_ROW, takes_gradients
+from pyro_fed.policy.gaussian import COVARIANCE_ROW, CURVATURE_ROW, full_by_default, takes_gradients
 from pyro_fed.policy.networks import gradient_steps
 from pyro_fed.policy.refusals import affordable_rows
 
@@ -20,18 +20,13 @@ EXACT = frozenset({"update", "curvature", "num_points", "tolerance", "batch_size
 NON_SMOOTH_DAMPING = 0.5
 
 
-def full_dim_of(case: Case) -> Decision | None:
-    """The largest dimension for which "auto" is full, if the update is not set."""
-    return None if "update" in case.own else gaussian.full_dim_of(case)
-
-
 def update_of(case: Case) -> Decision | None:
     """How beliefs are updated: by gradients alone if the model is too large for Newton steps."""
     algorithm = case.algorithm
     if algorithm.solver.by_gradients or case.own & EXACT:
         return None
     if why := takes_gradients(case):
-        full = algorithm.covariance == "auto" and case.traits.dim <= algorithm.full_dim
+        full = algorithm.covariance == "auto" and bool(full_by_default(case))
         if full and "start" in case.own:  # at exact steps' own
             return None
         return Decision(IVON(**gradient_steps(case.traits)), f"{why}: stochastic gradients")
@@ -130,7 +125,6 @@ def said_of(before: object, after: object) -> list[str]:
     return [f"{name}={getattr(after, name)!r}" for name in names]
 
 
-FULL_DIM = Row("full_dim", full_dim_of, "full_dim=")
 UPDATE = Row("update", update_of, "update='newton', 'svi' or 'ivon'")
 COVARIANCE = Row("covariance", covariance_of, "covariance='full' or 'diag'")
 DAMPING = Row("damping", damping_of, "damping=")
@@ -139,7 +133,7 @@ START = Row("start", start_of, "start='consensus', 'local' or 'prior'")
 NEWTON = Table((COVARIANCE_ROW, laplace.START, CURVATURE_ROW))
 
 TABLES = {
-    P2PVI: Table((FULL_DIM, UPDATE, COVARIANCE, DAMPING, START, CURVATURE), (affordable_rows,)),
+    P2PVI: Table((UPDATE, COVARIANCE, DAMPING, START, CURVATURE), (affordable_rows,)),
     P2PEP: Table((COVARIANCE_ROW, Row("start", start_of_p2p_ep, START.override), CURVATURE_ROW)),
     P2PPushSum: Table((COVARIANCE_ROW, Row("start", start_by_push_sum_of, "start='prior'"), CURVATURE_ROW)),
     PeerGaussian: Table((COVARIANCE_ROW, Row("start", start_over_graph_of, START.override), CURVATURE_ROW)),

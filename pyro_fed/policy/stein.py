@@ -12,7 +12,7 @@ from typing import Any
 
 from pyro_fed.density.derivatives.few_rows import have_few
 from pyro_fed.density.derivatives.nodes import MANY_ROWS_A_PARAMETER
-from pyro_fed.infer.ep.fedep import FedEP
+from pyro_fed.density.traits import FULL_DIM
 from pyro_fed.infer.stein.concave import OneMode
 from pyro_fed.infer.stein.dsvgd import DSVGD
 from pyro_fed.infer.stein.importance import MOST_DIM, POINTS, AdaptiveImportance
@@ -33,8 +33,10 @@ PARTICLES, STEPS, BATCH = 20, 50, 32
 SHORT_TURN, SHORT_STEP = 10, 0.02
 #: So many times fewer points show whether the modes' approximations are enough, where rows are many.
 FEWER_POINTS = 4
+#: Largest number of parameters for which modes are searched.
+MAX_MODES_DIM = 30
 #: Of more parameters no Hessian tells whether a Gaussian's centre is a maximum.
-EXACT_DIM = FedEP.full_dim
+EXACT_DIM = FULL_DIM
 
 
 def on_large(setting: str, value: Any, what: str) -> Rule:
@@ -96,12 +98,12 @@ def start_of(case: Case) -> Decision | None:
         return Decision("gaussian", f"a network or another large model, {parameters(traits.dim)}")
     if traits.improper:
         return Decision("gaussian", f"the priors of {sorted(traits.improper)} are improper: no draws to look from")
-    if algorithm.max_modes_dim < traits.dim <= EXACT_DIM:
-        return Decision("gaussian", f"{parameters(traits.dim)}, more than max_modes_dim={algorithm.max_modes_dim}")
+    if MAX_MODES_DIM < traits.dim <= EXACT_DIM:
+        return Decision("gaussian", f"{parameters(traits.dim)}, more than {MAX_MODES_DIM}")
     if traits.non_smooth_scores:
         return Decision("gaussian", "rows' scores jump: a mode has no curvature")
-    if traits.dim <= algorithm.max_modes_dim:
-        return Decision("modes", f"{parameters(traits.dim)}, at most max_modes_dim={algorithm.max_modes_dim}")
+    if traits.dim <= MAX_MODES_DIM:
+        return Decision("modes", f"{parameters(traits.dim)}, at most {MAX_MODES_DIM}")
     return Decision("checked", f"{parameters(traits.dim)}, too many for Hessians: whether it is a maximum is looked at")
 
 
@@ -155,22 +157,16 @@ def one_mode_rows_of(case: Case) -> Decision | None:
     )
 
 
-#: Settings that only an open start, or particles that start apart, have.
-UNUSED_BESIDE: dict[Any, tuple[str, ...]] = {
-    "gaussian": ("max_modes_dim", "averaged_rounds"),
-    "modes": ("max_modes_dim", "averaged_rounds"),
-    "checked": ("max_modes_dim",),
-}
 NUM_PARTICLES = Row("num_particles", on_large("num_particles", PARTICLES, "a particle is a network"), "num_particles=")
 BATCH_SIZE = Row("batch_size", on_large("batch_size", BATCH, "minibatches"), "batch_size=")
 POOLED_STEPS = Row("local_steps", on_large("local_steps", STEPS, "a large model"), "local_steps=")
 LOCAL_STEPS = Row("local_steps", steps_of, "local_steps=")
 STEP_SIZE = Row("step_size", step_size_of, "step_size=")
 KERNEL = Row("kernel", kernel_of, "kernel=")
-START = Row("start", start_of, "start='gaussian', 'modes', 'prior', 'apart' or 'checked'", UNUSED_BESIDE)
+START = Row("start", start_of, "start='gaussian', 'modes', 'prior', 'apart' or 'checked'")
 SOURCE = Row("source", source_of, "start=, of the algorithm that it is for")
 
-POOLED_START = Row("start", ep.pooled_start_of, "start=", ep.NO_WARM_START)
+POOLED_START = Row("start", ep.pooled_start_of, "start=")
 
 TABLES = {
     DSVGD: Table((NUM_PARTICLES, LOCAL_STEPS, STEP_SIZE, BATCH_SIZE, KERNEL, START), (affordable_rows,)),
@@ -180,6 +176,6 @@ TABLES = {
     Modes: Table((Row("after", by_few_rows_of, "start='gaussian', of the algorithm that it is for"),)),
     AdaptiveImportance: Table((Row("first_points", first_points_of, "first_points="),)),
     OneMode: Table((Row("by_few_rows", one_mode_rows_of, "by_few_rows="),)),
-    Nearest: Table((ep.FULL_DIM, ep.CLIENT, ep.COVARIANCE, Row("start", ep.nearest_start_of, "start="), CURVATURE_ROW)),
-    PooledEP: Table((ep.FULL_DIM, ep.CLIENT, ep.COVARIANCE, POOLED_START, CURVATURE_ROW)),
+    Nearest: Table((ep.CLIENT, ep.COVARIANCE, Row("start", ep.nearest_start_of, "start="), CURVATURE_ROW)),
+    PooledEP: Table((ep.CLIENT, ep.COVARIANCE, POOLED_START, CURVATURE_ROW)),
 }

@@ -33,7 +33,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from pyro_fed.conventions.nested_settings import Settings, Variant, by_name, setting_hints, settings_in
+from pyro_fed.conventions.nested_settings import Settings, Variant, by_name, recipe_place, setting_hints, settings_in
 from pyro_fed.conventions.settings_repr import default_of
 from pyro_fed.conventions.spelling import closest
 from pyro_fed.errors import OURS, SettingError
@@ -212,6 +212,8 @@ def _value(owner: type, hints: Mapping[str, Any], key: str, value: Any, where: s
         return _table(owner, key, family, value, where, present)
     if family is not None and issubclass(family, Variant) and isinstance(value, str) and value != NONE_WORD:
         return _resolve_name(owner, key, family, value, where)
+    if key not in hints and (place := recipe_place(owner, key)):
+        raise SettingError(f"{where}: unknown key {key!r} of {owner.__name__}; {place}")
     return _checked_settings({key: value}, hints, where, of=f" of {owner.__name__}")[key]
 
 
@@ -219,17 +221,16 @@ def _table(owner: type, key: str, family: type[Settings], table: Mapping[str, An
     """A setting's own settings: those of the kind that the table names, or of the present kind."""
     inner = f"{where[:-1]}.{key}]" if where.endswith("]") else f"{where} {key}"
     values = dict(table)
+    base: Settings | None = None
     if issubclass(family, Variant) and "name" in values:
-        base: Settings = _resolve_name(owner, key, family, values.pop("name"), inner)
+        base = _resolve_name(owner, key, family, values.pop("name"), inner)
     elif isinstance(present, family):
         base = present
     elif issubclass(family, Variant):
         raise SettingError(f"{inner}: it lacks a name, e.g. name = {next(iter(family.kinds()))!r}")
-    else:
-        base = family()
-    checked = check_settings(type(base), values, inner)
+    checked = check_settings(family if base is None else type(base), values, inner)
     try:
-        return dataclasses.replace(base, **checked)
+        return family(**checked) if base is None else dataclasses.replace(base, **checked)
     except SettingError as error:
         raise SettingError(f"{inner}: {error}") from None
 

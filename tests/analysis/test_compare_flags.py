@@ -14,7 +14,7 @@ xr = late("xarray")
 
 CLIENTS, ROWS = 5, 20
 #: DSGLD as in the papers, without what this package adds.
-PUBLISHED = {"surrogates": None, "precondition": False, "control_variate": False, "midpoint": False, "target_ess": None}
+PUBLISHED = {"surrogates": None, "control_variate": False, "target_ess": None}
 
 
 def model(x, prior_sd):
@@ -59,7 +59,8 @@ def run(algorithm, fed, rounds):
 def test_dsgld_with_a_thousand_local_updates_is_flagged_and_right_results_are_not():
     """DSGLD ends near a client's own posterior, tens of SDs away."""
     x = shards(2, ROWS, 6.0)
-    drifting = pf.DSGLD(**PUBLISHED, step_size=1e-3, local_steps=1000, batch_size=10, burn_in=2000)
+    step = pf.step.Fixed(size=1e-3, precondition=False, midpoint=False)
+    drifting = pf.DSGLD(**PUBLISHED, step=step, local_steps=1000, batch_size=10, burn_in=2000)
     said = flags(
         {"DSGLD": (drifting, 5), "FSGLD": (pf.FSGLD(num_chains=20), None), "FedEP": (pf.FedEP(), None)}, x, 1.0
     )

@@ -15,6 +15,7 @@ from late import late
 import pyro_fed as pf
 from pyro_fed.analysis.judging import metrics
 from pyro_fed.analysis.judging.calibration import calibration_errors
+from pyro_fed.analysis.judging.draws import DRAWS_AT_ONCE
 from pyro_fed.errors import DataError
 from pyro_fed.results.to_arviz import make_inference_data
 
@@ -44,7 +45,7 @@ def result(draws):
     return make_inference_data({"posterior": xr.Dataset({"mu": (("chain", "draw"), np.reshape(draws, (2, -1)))})}, {})
 
 
-@pytest.mark.parametrize("num_draws", [2, 2 * metrics.DRAWS_AT_ONCE + 6])
+@pytest.mark.parametrize("num_draws", [2, 2 * DRAWS_AT_ONCE + 6])
 def test_gaussian_metrics(num_draws):
     draws = np.linspace(-1.0, 2.0, num_draws)
     y = np.array([0.0, 1.5, -2.0])

@@ -145,13 +145,6 @@ _NEED_NOT = {
         # A copy of all draws in each of ten thousand rounds would cost more than the rounds.
         "draws are written into room behind those that the state before counts": _CHAINS,
     },
-    "check_settings_have_effect": {
-        "with a start that is given, `max_modes_dim` is refused": (
-            "DSVGD, minibatches",
-            "DSVGD, apart",
-            "ParallelDSVGD",
-        ),
-    },
 }
 #: Row → name of a check → why that row need not pass it.
 NEED_NOT = {

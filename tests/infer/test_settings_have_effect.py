@@ -17,7 +17,8 @@ import pyro_fed as pf
 from pyro_fed.errors import SettingError
 
 GIVEN = pf.Given(torch.eye(2, dtype=torch.float64).expand(3, 2, 2), torch.ones(3, 2, dtype=torch.float64))
-PLAIN = {"surrogates": None, "precondition": False, "control_variate": False, "step_size": 0.01}
+FIXED = pf.step.Fixed(size=0.01)
+PLAIN = {"surrogates": None, "control_variate": False, "step": pf.step.Fixed(size=0.01, precondition=False)}
 CASES = {
     "SVGD": lambda: pf.SVGD(**SMALL),
     "SVGD, gaussian": lambda: pf.SVGD(**SMALL, start="gaussian"),
@@ -41,9 +42,9 @@ CASES = {
     "DSGLD": lambda: pf.DSGLD(**VISITS),
     "DSGLD, plain": lambda: pf.DSGLD(**VISITS, **PLAIN),
     "FSGLD": lambda: pf.FSGLD(**VISITS),
-    "FSGLD, given step": lambda: pf.FSGLD(**VISITS, step_size=0.01, surrogates=GIVEN),
+    "FSGLD, given step": lambda: pf.FSGLD(**VISITS, step=FIXED, surrogates=GIVEN),
     "FALD": lambda: pf.FALD(**VISITS | {"thin": 4}),
-    "FALD, plain": lambda: pf.FALD(**VISITS | {"thin": 4}, **PLAIN, alpha=0.0),
+    "FALD, plain": lambda: pf.FALD(**VISITS | {"thin": 4}, **PLAIN, conducive=None),
     "SummedLangevin": lambda: pf.SummedLangevin(step_size=0.01, burn_in=1, num_chains=2),
     "LocalSGLD": few_sgld_draws,
     "LocalSGLD, given step": lambda: pf.LocalSGLD(num_samples=20, burn_in=10, step_size=0.01, covariance="full"),

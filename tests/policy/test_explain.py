@@ -25,7 +25,7 @@ def test_it_lists_the_phases_with_their_settings_and_reasons(fed):
         "1. FedLaplace, at most 100 rounds",
         "2. FedEP, at most 50 rounds",
     ]
-    assert any(line.split("  ")[-1] == "2 parameters, at most full_dim=100" for line in lines)
+    assert any(line.split("  ")[-1] == "2 parameters, at most 100" for line in lines)
     assert any(line.split()[:1] == ["damping=0.5"] and line.endswith("as it is set") for line in lines)
 
 
@@ -33,8 +33,8 @@ def test_its_table_has_a_row_for_each_setting_and_how_to_set_it(fed):
     table = pf.explain(pf.FedEP(), fed).table
     assert list(table.columns) == ["stage", "algorithm", "setting", "value", "reason", "override"]
     own = table[table.algorithm == "FedEP"].set_index("setting")
-    assert own.value["start"] == "laplace" and own.override["start"] == "start='laplace', 'prior' or 'fedavg'"
-    assert own.override["full_dim"] == ""
+    assert own.value["start"] == "laplace" and own.override["start"] == "start='laplace', 'mode', 'prior' or 'fedavg'"
+    assert own.override["covariance"] == "covariance='full' or 'diag'"
     assert "<table>" in pf.explain(pf.FedEP(), fed)._repr_html_()
 
 

@@ -331,3 +331,18 @@ def test_every_shipped_setting_cites_its_source(name):
     assert not bare, "no source behind the value: add a comment such as `# Table 7` or `# ours: why`\n" + "\n".join(
         bare
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "place"),
+    [
+        ("fsgld", "step_size", r"step\.size, with step\.name = 'fixed'"),
+        ("fsgld", "visit_error", r"step\.visit_error, with step\.name = 'measured'"),
+        ("fsgld", "trust", r"conducive\.trust$"),
+        ("dsvgd", "max_passes", r"end\.max_passes$"),
+        ("fedep", "server_optimiser", r"that of optimisers=pf\.Optimisers\(server=\.\.\.\)$"),
+    ],
+)
+def test_the_key_of_a_setting_that_has_another_place_is_said(name, key, place):
+    with pytest.raises(SettingError, match=f"unknown key '{key}' of .*; it is {place}"):
+        recipe.load(name).build({key: 1.0})

@@ -37,7 +37,7 @@ class OneRoundFirst(pf.P2PVI):
 
 MORE = {
     "FedEP, for networks": lambda: pf.FedEP(
-        client=pf.tilted.IVON(steps=2), covariance="diag", start="fedavg", averaging=pf.Averaging(rounds=1)
+        client=pf.tilted.IVON(steps=2), covariance="diag", start=pf.Averaging(rounds=1)
     ),
     "FedSEP, for networks": lambda: pf.FedSEP(client=pf.tilted.IVON(steps=2), covariance="diag"),
     "BayesADMM, for networks": lambda: pf.BayesADMM(client=pf.tilted.IVON(steps=2), covariance="diag"),

@@ -227,12 +227,11 @@ FAST = {
         local_steps=20,
         thin=5,
         burn_in=100,
-        largest_step=1.0,
-        visit_time=20.0,
+        step=pf.step.Measured(largest=1.0, visit_time=20.0),
         target_ess=None,
         num_chains=10,
     ),
-    "DSVGD": pf.DSVGD(start="gaussian", num_particles=30, local_steps=30, max_passes=6),
+    "DSVGD": pf.DSVGD(start="gaussian", num_particles=30, local_steps=30, end=pf.EndOfRun(max_passes=6)),
 }
 
 

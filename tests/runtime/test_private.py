@@ -129,7 +129,7 @@ def test_steps_of_a_private_run_do_not_follow_the_noise():
     idata = private(pf.FedEP(start="prior"), num_rounds=3)
     assert "'memory': 0" in idata.attrs["settings"]
     with pytest.raises(pf.SettingError, match="an optimiser takes a part of each round's noise"):
-        private(pf.FedEP(start="prior", damping=0.1, server_optimiser="adam"))
+        private(pf.FedEP(start="prior", damping=0.1, optimisers=pf.Optimisers(server="adam")))
 
 
 def test_a_clients_site_is_what_the_server_has_taken():

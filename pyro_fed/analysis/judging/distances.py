@@ -20,15 +20,13 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from pyro_fed.analysis.judging.draws import entries_of
+from pyro_fed.analysis.judging.draws import DRAWS_AT_ONCE, entries_of
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.scores import likelihood_scores, prior_scores
 from pyro_fed.errors import DataError
 
 #: Distances use at most this many draws, evenly spaced: kernels cost the square of their number.
 DRAWS_COMPARED = 1000
-#: Draws whose scores are computed at once: it bounds the memory, and changes no result.
-DRAWS_AT_ONCE = 64
 #: Random directions of the sliced Wasserstein distance.
 PROJECTIONS = 200
 #: Directions whose reference variance is below this share of the largest are left out of the whitening.

@@ -15,6 +15,8 @@ from pyro_fed.results.inference_data import InferenceData
 
 #: Draws beyond this are not measured: their squares, over a small variance of the reference, exceed double precision.
 LARGEST_DRAW = 1e100
+#: Draws that are evaluated at once. It bounds the memory, and changes no result.
+DRAWS_AT_ONCE = 64
 #: An autocorrelation needs at least this many draws in each chain.
 FEWEST_OF_A_CHAIN = 4
 #: Length of a block of draws, in autocorrelation times: so long that blocks are nearly independent of each other.

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from pyro_fed.analysis.judging.draws import DRAWS_AT_ONCE
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.calls import checked, explained
@@ -32,9 +33,6 @@ from pyro_fed.results.to_arviz import unconstrained_draws
 
 __all__ = ["accuracy", "log_predictive_density", "multilabel", "rmse", "test_metrics"]
 __dir__ = public_dir(__all__)
-
-#: Number of draws evaluated at once. It bounds the memory, and changes no result.
-DRAWS_AT_ONCE = 64
 
 
 class Predictions(NamedTuple):

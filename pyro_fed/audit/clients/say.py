@@ -17,7 +17,7 @@ from pyro_fed.density.rows.batches import Batch, ClientData, in_chunks
 from pyro_fed.density.scores import log_likelihoods
 from pyro_fed.federation.federation import Federation
 from pyro_fed.infer import FedEP
-from pyro_fed.infer.sites.gaussian_sites import add_batch_axis, as_state, gaussian, site_of
+from pyro_fed.infer.sites.gaussian_sites import FEWEST_POINTS, add_batch_axis, as_state, gaussian, site_of
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import STRUCTURES
 from pyro_fed.policy import resolve
@@ -27,7 +27,7 @@ from pyro_fed.policy.audit import takes_full_matrices
 NARROW = 1e-8
 #: Largest size of the work, in coordinates of points or densities of rows, of the clients that are worked on at once;
 #: and of all clients. With more rows fewer points are taken, but at least `FEWEST_POINTS`.
-NUMBERS, MOST_NUMBERS, FEWEST_POINTS = 4_000_000, 40_000_000, 8
+NUMBERS, MOST_NUMBERS = 4_000_000, 40_000_000
 
 
 def client_log_likelihoods(federation: Federation, points: Tensor) -> Tensor:

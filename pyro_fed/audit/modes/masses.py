@@ -17,12 +17,11 @@ from torch import Tensor
 
 from pyro_fed.audit.modes.climbs import Mode
 from pyro_fed.audit.target import Target
-from pyro_fed.ops.adaptive_importance import NOTHING
+from pyro_fed.ops.adaptive_importance import FREEDOM, NOTHING
 from pyro_fed.ops.importance import log_mean
 
-#: Points for each mode; a larger number, if a difference that would matter may be chance; degrees of freedom of the
-#: Student's t.
-MASS_POINTS, MANY_MASS_POINTS, FREEDOM = 512, 4096, 5
+#: Points for each mode; a larger number, if a difference that would matter may be chance.
+MASS_POINTS, MANY_MASS_POINTS = 512, 4096
 
 
 def nearest(modes: list[Mode], white: Tensor) -> Tensor:

@@ -7,14 +7,13 @@ fits. The non-centred form x = mu + tau x', x' ~ N(0, 1), has no neck (Papaspili
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from pyro_fed.density.checks.dependence import derivatives, run_at_zero
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.running.location_scale import LocationScale
+from pyro_fed.density.traits.record import Neck
 
 
 def latent_scales(problem: Problem) -> Iterator[tuple[str, LocationScale, list[str]]]:
@@ -33,22 +32,6 @@ def latent_scales(problem: Problem) -> Iterator[tuple[str, LocationScale, list[s
 def funnels(problem: Problem) -> dict[str, list[str]]:
     """The sites whose scale is a number, which `LocScaleReparam` takes, and the latents that it depends on."""
     return {name: on for name, pair, on in latent_scales(problem) if not pair.is_matrix}
-
-
-class Neck(NamedTuple):
-    """Where the scale of a site is small, as far as its logarithm is linear in the flat vector.
-
-    Attributes:
-        site: its name.
-        scales: latents that its scale depends on.
-        log_scale: the scale's logarithm at zero, the mean over its entries.
-        slope: that logarithm's derivatives there, (D,).
-    """
-
-    site: str
-    scales: list[str]
-    log_scale: float
-    slope: Tensor
 
 
 def necks_of_rows(problem: Problem) -> list[Neck]:

@@ -118,11 +118,5 @@ def differences(one: Moments, other: Moments, root: Tensor) -> tuple[Tensor, Ten
 
 
 def where_settled(which: Tensor, one: Moments, other: Moments) -> Moments:
-    """The one's means of some clients, the other's of the rest.
-
-    Args:
-        which: clients, (C,).
-        one: means of all.
-        other: likewise.
-    """
+    """The one's means of some clients, the other's of the rest."""
     return Moments(*(choose(which, a, b) for a, b in zip(one, other, strict=True)))

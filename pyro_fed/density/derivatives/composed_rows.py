@@ -49,12 +49,7 @@ class Through:
     found: Composed
 
     def shared(self, problem: Problem, points: Tensor) -> Tensor:
-        """w (M, m).
-
-        Args:
-            problem: the model's densities.
-            points: (M, D).
-        """
+        """w (M, m); points (M, D)."""
         made: Tensor = problem.vmap(self.found.inner)(points)
         return made
 
@@ -84,11 +79,7 @@ class Through:
 
 
 def shares(problem: Problem) -> bool:
-    """Whether the model's rows are so, found once.
-
-    Args:
-        problem: the model's densities.
-    """
+    """Whether the model's rows are so, found once."""
     return composed_structure(problem, CHECK_ROWS) is not None
 
 

@@ -94,22 +94,18 @@ class Derivatives:
     Args:
         structure: "full" or "diag".
         kind: curvature of the likelihood, "hessian" or "fisher".
-        hessian_dim: up to this D the prior's diagonal is read off its full Hessian; above, by random signs, one vector
-            a point and latent site, which is exact where no two numbers of a site have to do with one another given the
-            other sites, as weights and their scales, and unbiased otherwise.
+
+    Up to `FULL_DIM` parameters the prior's diagonal is read off its full Hessian. Above, it is by random signs, one
+    vector a point and latent site, which is exact where no two numbers of a site have to do with one another given
+    the other sites, as weights and their scales, and unbiased otherwise.
     """
 
     structure: Structure
     kind: Kind
-    hessian_dim: int = FULL_DIM
 
     def exact(self, dim: int) -> Derivatives:
-        """The same with full Hessians, where there are few enough parameters for these.
-
-        Args:
-            dim: D.
-        """
-        return replace(self, structure="full") if dim <= self.hessian_dim and self.kind == "hessian" else self
+        """The same with full Hessians, where there are few enough parameters for these."""
+        return replace(self, structure="full") if dim <= FULL_DIM and self.kind == "hessian" else self
 
     def of_likelihood(self, problem: Problem, points: Tensor, batch: Batch) -> Moments:
         """Means over points (S, C, D) of the log-likelihoods of C clients' batches."""
@@ -232,13 +228,7 @@ class Derivatives:
         return MOST_NUMBERS // LAYERED_DIVISOR if problem.traits.layers else MOST_NUMBERS
 
     def shares(self, problem: Problem, count: int, batch: Batch) -> int:
-        """Into how many shares the points are cut, of which a row has one for its curvature; a power of two.
-
-        Args:
-            problem: the model's densities.
-            count: points.
-            batch: the clients' rows.
-        """
+        """Into how many shares the points are cut, of which a row has one for its curvature; a power of two."""
         if self._in_groups(batch):
             return 1
         numbers, most = self._numbers(problem, count), self._max_rowwise_numbers(problem)
@@ -363,7 +353,7 @@ class Derivatives:
     def _prior_step(self, problem: Problem, total: FiniteSums, _: Any, pairs: Tensor) -> tuple[FiniteSums, Any]:
         def at(pair: Tensor) -> Moments:
             z, signs = pair[0], pair[1]
-            if self.structure == "full" or len(z) <= self.hessian_dim:
+            if self.structure == "full" or len(z) <= FULL_DIM:
                 return self._hessian(problem, problem.log_prior, z)
             both: Any = grad_and_value(problem.log_prior)
             (score, value), pull = vjp(both, z)[:2]

@@ -119,11 +119,7 @@ def first_row_count(dim: int) -> int:
 
 
 def have_few(traits: Traits) -> bool:
-    """Whether rows are so many that some may stand for all, and rows in tensors, of which some can be taken.
-
-    Args:
-        traits: of the model.
-    """
+    """Whether rows are so many that some may stand for all, and rows in tensors, of which some can be taken."""
     many = traits.num_rows >= max(MANY_ROWS_A_PARAMETER * traits.dim, MORE * first_row_count(traits.dim))
     return many and traits.rows_in_tensors
 

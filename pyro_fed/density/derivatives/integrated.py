@@ -56,14 +56,7 @@ class Integrated:
     parts: Predictors
 
     def add(self, problem: Problem, total: FiniteSums, batch: Batch, points: Tensor) -> tuple[FiniteSums, Any]:
-        """The sum over points (s, D).
-
-        Args:
-            problem: the model's densities.
-            total: so far.
-            batch: the client's rows.
-            points: (s, D).
-        """
+        """The sum over points (s, D)."""
         return total.add(Moments(*self.at(problem, points, batch.rows, batch.weight, *batch.near))), ()
 
     def at(
@@ -149,12 +142,7 @@ def integrated(problem: Problem, rows: Any) -> Integrated | None:
 
 
 def owners(problem: Problem, rows: Sequence[Any]) -> Tensor | None:
-    """Whose each observation is that has predictors, (n,) of m rows; None where each row has one of its own.
-
-    Args:
-        problem: the model's densities.
-        rows: row tensors, each (m, ...).
-    """
+    """Whose each observation is that has predictors, (n,) of m rows; None where each row has one of its own."""
     members = problem.arguments.members(rows)
     owner: Tensor | None = max((one.owner for one in members.values()), key=len) if members else None
     return owner

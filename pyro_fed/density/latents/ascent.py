@@ -116,14 +116,7 @@ class Climber:
 
 
 def look(problem: RowDensities, theta: Tensor, rows: Rows, place: Tensor) -> Look:
-    """What is seen of the rows' log joint densities at places (m, d).
-
-    Args:
-        problem: the model's densities.
-        theta: (D,).
-        rows: row tensors, each (m, ...).
-        place: (m, d).
-    """
+    """What is seen of the rows' log joint densities at places (m, d)."""
 
     def score_and_value(x: Tensor) -> tuple[Tensor, Tensor]:
         def total(y: Tensor) -> tuple[Tensor, Tensor]:

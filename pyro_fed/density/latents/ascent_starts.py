@@ -128,11 +128,7 @@ def one_client(rows: tuple[Tensor, ...], like: Tensor) -> Batch:
 
 
 def first_client(near: NearbyModes) -> NearbyModes:
-    """What is known of the first of several clients.
-
-    Args:
-        near: of C clients, (C, ...) each.
-    """
+    """What is known of the first of several clients."""
     found: NearbyModes = pytree.tree_map(lambda leaf: leaf[0], near)
     return found
 

@@ -23,14 +23,7 @@ if TYPE_CHECKING:
 def draw_uniforms(
     sites: Mapping[str, Site], num_draws: int, generator: torch.Generator, dtype: torch.dtype
 ) -> dict[str, Tensor]:
-    """The randomness of `draw_assignments`: a number in [0, 1) for each value of each site, (S, *batch shape).
-
-    Args:
-        sites: discrete sites.
-        num_draws: S.
-        generator: source of randomness.
-        dtype: of the numbers.
-    """
+    """The randomness of `draw_assignments`: a number in [0, 1) for each value of each site, (S, *batch shape)."""
     return {
         name: torch.rand(num_draws, *site.batch_shape, generator=generator, dtype=dtype) for name, site in sites.items()
     }

@@ -28,11 +28,7 @@ from pyro_fed.errors import ModelError
 
 
 def is_discrete(msg: Any) -> bool:
-    """Whether a site's support is discrete.
-
-    Args:
-        msg: the site's message in a trace.
-    """
+    """Whether a site's support is discrete."""
     return bool(getattr(msg["fn"].support, "is_discrete", False))
 
 

@@ -44,6 +44,7 @@ from torch.func import grad, vjp
 from torch.utils import _pytree as pytree
 
 from pyro_fed.conventions.calls import Checked
+from pyro_fed.conventions.limits import ROUNDING_UNITS
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.bound import RowDensities
 from pyro_fed.density.latents.ascent import Ascent, Centre, Climber, Rows
@@ -73,8 +74,6 @@ NEAR_STEPS = 3
 #: Such an ascent has arrived where the next step is no longer than so many SDs of a row's latents. Single precision
 #: gives the mode of 500 values to 0.02.
 CONVERGED_DECREMENT = 0.1
-#: The relative error of a log density that may be rounding, in units of the dtype's.
-MAX_ROUNDING_ERROR = 64
 
 
 class Nodes(NamedTuple):
@@ -272,7 +271,7 @@ class Quadrature(metaclass=Checked):
             return found
 
         exact = values(most)
-        allowed = self.node_tolerance + MAX_ROUNDING_ERROR * torch.finfo(exact.dtype).eps * exact.abs()
+        allowed = self.node_tolerance + ROUNDING_UNITS * torch.finfo(exact.dtype).eps * exact.abs()
         for order in ORDERS:
             if order < most and bool(((values(order) - exact).abs() <= allowed)[exact.isfinite()].all()):
                 return order
@@ -354,44 +353,28 @@ class Quadrature(metaclass=Checked):
                 return problem.conditional_parts(one, rows, centre.mode + away)[1]
 
             apart = (problem.vmap(along)(directions) - top + 0.5 * GAUSSIAN_REACH**2).abs()
-            beyond: Tensor = apart - MAX_ROUNDING_ERROR * torch.finfo(top.dtype).eps * top.abs()
+            beyond: Tensor = apart - ROUNDING_UNITS * torch.finfo(top.dtype).eps * top.abs()
             return beyond.amax()
 
         return float(problem.vmap(bend)(theta).max())
 
     def by_tails(self, dim: int) -> bool:
-        """Whether nodes are placed by tails, see `tails`.
-
-        Args:
-            dim: d, latents of a row.
-        """
+        """Whether nodes are placed by tails, see `tails`."""
         return bool(self.tails) and dim == 1 and self.places(1) >= FEWEST_OF_TAILS
 
     def nodes(self, dim: int) -> tuple[Tensor, Tensor]:
-        """The rule for N(0, I): nodes (Q, d) and log weights (Q,), float64.
-
-        Args:
-            dim: d, latents of a row.
-        """
+        """The rule for N(0, I): nodes (Q, d) and log weights (Q,), float64."""
         order = self.places(dim)
         most = self.order or self.max_order
         return gauss_hermite(order, dim) if order >= min(3, most) else sobol(self.max_nodes // 2 * 2, dim)
 
     def places(self, dim: int) -> int:
-        """Nodes a dimension that a product rule may have, at most `order`.
-
-        Args:
-            dim: d, latents of a row.
-        """
+        """Nodes a dimension that a product rule may have, at most `order`."""
         most = self.order or self.max_order
         return max([n for n in range(1, most + 1) if n**dim <= self.max_nodes])
 
     def num_nodes(self, dim: int) -> int:
-        """Q, how often a row's density is computed for one integral.
-
-        Args:
-            dim: d, latents of a row.
-        """
+        """Q, how often a row's density is computed for one integral."""
         one = self.places(dim) if self.by_tails(dim) else len(self.nodes(dim)[0])
         return one * (1 + len(self.starts or ()))
 
@@ -412,14 +395,7 @@ class Quadrature(metaclass=Checked):
         return prior[0], torch.logsumexp(values + nodes.log_weight, 0)
 
     def placed(self, problem: RowDensities, theta: Tensor, rows: Rows, near: NearbyModes | None = None) -> Nodes:
-        """The nodes of the rows' latents at θ (D,), those of one mode after the other; constants for derivatives.
-
-        Args:
-            problem: the model's densities.
-            theta: (D,).
-            rows: row tensors, each (m, ...).
-            near: as for `log_parts`.
-        """
+        """The nodes of the rows' latents at θ (D,), those of one mode after the other; constants for derivatives."""
         if near is not None:
             centre = self.centre_near(problem, theta, rows, near)
             return by_curvature(centre, *near.nodes) if near.nodes else self.around(problem, theta, rows, centre)
@@ -518,13 +494,7 @@ class Quadrature(metaclass=Checked):
         return Profile(placed, problem.vmap(at)(place) + log_weight - placed.log_step(len(place)))
 
     def centre(self, problem: RowDensities, theta: Tensor, rows: Rows) -> Centre:
-        """Modes and curvatures of the rows' latents at θ (D,), by Newton's method; constants for derivatives.
-
-        Args:
-            problem: the model's densities.
-            theta: (D,).
-            rows: row tensors, each (m, ...).
-        """
+        """Modes and curvatures of the rows' latents at θ (D,), by Newton's method; constants for derivatives."""
         theta = theta.detach()
         climber = self.climber(self.mode_steps or self.max_mode_steps)
         return climber.summit(climber.climbed(problem, theta, rows, self._start(problem, theta, rows)))
@@ -571,11 +541,7 @@ class Quadrature(metaclass=Checked):
         return replace(self, starts=starts)
 
     def climber(self, steps: int) -> Climber:
-        """How modes are climbed to.
-
-        Args:
-            steps: of Newton's method.
-        """
+        """How modes are climbed to."""
         return Climber(steps, self.shorten, self.floor)
 
     def _start(self, problem: RowDensities, theta: Tensor, rows: Rows) -> Tensor:
@@ -605,12 +571,7 @@ def by_curvature(centre: Centre, units: Tensor, log_weights: Tensor) -> Nodes:
 
 
 def gauss_hermite(order: int, dim: int) -> tuple[Tensor, Tensor]:
-    """The product Gauss-Hermite rule for N(0, I): nodes (order^dim, dim) and log weights, float64.
-
-    Args:
-        order: nodes a dimension.
-        dim: dimensions.
-    """
+    """The product Gauss-Hermite rule for N(0, I): nodes (order^dim, dim) and log weights, float64."""
     nodes, log_weight = _product(order, dim)
     return torch.from_numpy(nodes), torch.from_numpy(log_weight)
 

@@ -56,11 +56,7 @@ class Line(NamedTuple):
         return self.centre + self.scale * t.sinh(), self.scale.log() + log_cosh(t)
 
     def log_step(self, order: int) -> Tensor:
-        """The log of the distance between `order` nodes in t, (m,).
-
-        Args:
-            order: nodes.
-        """
+        """The log of the distance between `order` nodes in t, (m,)."""
         return ((self.high - self.low) / (order - 1)).log()
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +27,8 @@ FULL_DIM = 100
 #: A model is large, too, if its curvature is diagonal and a round takes more numbers than this: rows × parameters ×
 #: points, about ten seconds a round.
 LARGE_WORK = 2_000_000_000
+#: The most numbers that a run of a large model on several draws makes at once.
+WORKED_NUMBERS = 50_000_000
 #: Points at which a network's size is judged: the algorithms' default number for expectations.
 NETWORK_POINTS = 128
 #: Rows × points × parameters × values of an observation above which a model of more than `FULL_DIM` parameters is a
@@ -33,6 +36,22 @@ NETWORK_POINTS = 128
 #: density (343 parameters, 142 rows). Algorithms without expectations begin with a Gaussian too, and Laplace's at the
 #: end of Newton's method does not fit a network.
 NETWORK_NUMBERS = 10_000_000
+
+
+class Neck(NamedTuple):
+    """Where the scale of a site is small, as far as its logarithm is linear in the flat vector.
+
+    Attributes:
+        site: its name.
+        scales: latents that its scale depends on.
+        log_scale: the scale's logarithm at zero, the mean over its entries.
+        slope: that logarithm's derivatives there, (D,).
+    """
+
+    site: str
+    scales: list[str]
+    log_scale: float
+    slope: Tensor
 
 
 class Search(ABC):
@@ -77,6 +96,18 @@ class Search(ABC):
     @abstractmethod
     def moving_supports(self) -> dict[str, list[str]]:
         """Latents whose support depends on other latents, with these."""
+
+    @abstractmethod
+    def funnel_hint(self) -> list[str]:
+        """A sentence on the sites to reparameterise if chains do not mix; none if there are no such sites."""
+
+    @abstractmethod
+    def necks_of_rows(self) -> list[Neck]:
+        """Where the scales of rows' own latents are small, if these scales are latent."""
+
+    @abstractmethod
+    def numbers_of_a_row(self) -> float:
+        """Numbers that a run of the model makes for one row."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,6 +220,26 @@ class Traits:
         """Latents whose support depends on other latents, with these, as for u ~ Uniform(0, theta)."""
         return self.search.moving_supports()
 
+    @cached_property
+    def funnel_hint(self) -> list[str]:
+        """A sentence on the sites to reparameterise if chains do not mix; none if there are no such sites."""
+        return self.search.funnel_hint()
+
+    @cached_property
+    def necks_of_rows(self) -> list[Neck]:
+        """Where the scales of rows' own latents are small, if these scales are latent."""
+        return self.search.necks_of_rows()
+
+    def affordable_points(self, rows: int, wanted: int) -> int:
+        """The `wanted` number of points, or for a large model the largest even number that is computed at once.
+
+        `rows` are those of all clients at each point.
+        """
+        if self.dim <= LARGE_DIM:
+            return wanted
+        room = WORKED_NUMBERS / max(1.0, rows * self.search.numbers_of_a_row())
+        return min(wanted, max(2, int(room) // 2 * 2))
+
     @property
     def scores_dtype(self) -> torch.dtype:
         """Dtype of scores that are stored and sent: double precision, or the model's own if its parameters are many."""
@@ -203,15 +254,19 @@ class Traits:
         if self.local_dim:
             self.search.require_affordable()
 
-    def large(self, points: int = 1, exact_dim: int = FULL_DIM) -> bool:
+    @property
+    def few_parameters(self) -> bool:
+        """Whether full covariances and Hessians cost little, whatever the model."""
+        return self.dim <= FULL_DIM
+
+    def large(self, points: int = 1) -> bool:
         """Whether the model is too large for curvatures row by row.
 
-        `points` is the number at which an algorithm takes expectations, 1 for none; `exact_dim` the number of
-        parameters up to which the algorithm is exact, by its own limit or its user's.
+        `points` is the number at which an algorithm takes expectations, 1 for none.
         """
         if self.dim > LARGE_DIM:
             return True
-        if self.dim <= exact_dim:
+        if self.few_parameters:
             return False
         return self.dim * self.evaluations * points > LARGE_WORK or self._is_network
 

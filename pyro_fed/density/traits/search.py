@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_fed.density.checks.funnels import latent_scales
+from pyro_fed.density.checks.funnels import funnel_hint, latent_scales, necks_of_rows
 from pyro_fed.density.compiling.jumps import prior_turns, scores_jump, scores_turn
 from pyro_fed.density.compiling.layers import has_layers
 from pyro_fed.density.compiling.predictors import CHECK_ROWS, predictors
@@ -16,7 +16,8 @@ from pyro_fed.density.latents.layered import check_affordable
 from pyro_fed.density.noncentred import effects_of
 from pyro_fed.density.observations import observation_distribution
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.traits.record import Search
+from pyro_fed.density.size import cost_of
+from pyro_fed.density.traits.record import Neck, Search
 
 #: Number of values of an observation that is not discrete.
 CONTINUOUS_VALUES = 3
@@ -84,6 +85,18 @@ class ModelSearch(Search):
     def moving_supports(self) -> dict[str, list[str]]:
         """Found in a run of the model at a random point."""
         return latents_of_moving_support(self.problem.bound)
+
+    def funnel_hint(self) -> list[str]:
+        """Found in a run of the model at the origin."""
+        return funnel_hint(self.problem)
+
+    def necks_of_rows(self) -> list[Neck]:
+        """Found in a run of the model at the origin."""
+        return necks_of_rows(self.problem)
+
+    def numbers_of_a_row(self) -> float:
+        """Counted in runs of the model."""
+        return cost_of(self.problem).numbers
 
     def require_affordable(self) -> None:
         """Judged by the cost of a round, see `latents.layered`."""

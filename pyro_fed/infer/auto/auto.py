@@ -76,7 +76,7 @@ class Auto(Plan):
             return [Stage(own, noncentred=True), own] if has_effects and problem.traits.layers else [own]
         if graph is not None:
             return [P2PVI(), P2PEP()]
-        if problem.dim > FedEP.full_dim:  # importance weights fail there, and a few particles are too narrow
+        if not problem.traits.few_parameters:  # importance weights fail there, and a few particles are too narrow
             return [FedEP(), *([Stage(FedEP(), noncentred=True)] if has_effects else []), FSGLD(), DSVGD()]
         weighed = FedAIS(surrogates=FedEP())
         again = [FedAIS(surrogates=weighed)] if problem.dim <= AGAIN_DIM else []

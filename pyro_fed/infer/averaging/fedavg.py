@@ -48,39 +48,21 @@ from pyro_fed.infer.averaging.optim import OPTIM, Adam, Optimiser
 RECENT, GROWN = 10, 2.0
 
 
-@explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class FedAvg(Algorithm):
-    """Federated averaging: averages of the clients' SGD iterates, a point and no posterior.
+class LocalSGD(Algorithm):
+    """Base of algorithms whose clients make steps of SGD from the server's point.
 
     Args:
         chain_steps: L, SGD steps a round, or epochs, see `unit`.
         step_size: of SGD, on the log-likelihood a row; if a step takes all rows, at most what the curvature allows.
         momentum: of SGD.
         batch_size: rows a step; None takes all.
-        unit: the unit of `chain_steps`: "steps", or "epochs", in each of which a client takes every row once, in
-            minibatches of `batch_size`: clients of any size then do equal work.
+        unit: "steps", or "epochs", in each of which a client takes every row once.
         prior: add the client's share of the log prior.
-        damping: δ, the server's learning rate.
-        server_optimiser: of the averaged step: a `pf.optim` optimiser, or its name for the defaults: "sgd", "adagrad",
-            or "adam", whose `betas` are (0.9, 0.99) here. None is plain averaging.
-
-    Raises:
-        SettingError: a setting out of its range, or unknown.
-
-    References:
-        McMahan et al. (2017); Reddi et al. (2020).
-
-    Example:
-        >>> idata = pf.run(pf.FedAvg(chain_steps=50), fed)
-        >>> idata = pf.run(pf.FedAvg(server_optimiser=pf.optim.SGD(momentum=0.9), damping=0.5), fed)
     """
 
     draws_are: ClassVar[str] = "point"
     additive: ClassVar[bool] = True
-    shorthands: ClassVar[Mapping[str, Mapping[str, Variant]]] = {
-        "server_optimiser": {"adam": Adam(betas=(0.9, 0.99))}  # Reddi et al., Section 5
-    }
 
     chain_steps: int = 20
     step_size: float = 0.01
@@ -88,24 +70,17 @@ class FedAvg(Algorithm):
     batch_size: int | None = None
     unit: Literal["steps", "epochs"] = "steps"
     prior: bool = False
-    damping: float = 1.0
-    server_optimiser: Optimiser | str | None = None
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "chain_steps")
         check_at_least(self, 1, "batch_size", allow_none=True)
-        check_positive(self, "step_size", "damping")
+        check_positive(self, "step_size")
         check_between(self, "momentum", 0, 1, "[)")
         check_choice(self, "unit", ("steps", "epochs"))
         if self.unit == "epochs" and self.batch_size is None:
             raise SettingError(
                 f"{type(self).__name__}: unit='epochs' needs the batch_size of the minibatches that make an epoch"
             )
-        resolve(self, "server_optimiser", Optimiser, allow_none=True)
-
-    @property
-    def _optimiser(self) -> Optimiser | None:
-        return cast("Optimiser | None", self.server_optimiser)
 
     def default_rounds(self, num_clients: int) -> int:
         """A hundred rounds, whatever the number of clients."""
@@ -115,10 +90,7 @@ class FedAvg(Algorithm):
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
         """Start near the prior's mean, further off if gradients vanish there, or at zeros if a flat prior has none."""
-        point = problem.central_start(generator)
-        optimiser = self._optimiser
-        state = {} if optimiser is None else prefixed(OPTIM, optimiser.init({"point": point}, self.damping))
-        return {"point": point, "num_rows": torch.tensor(problem.num_rows), **state}, {}
+        return {"point": problem.central_start(generator), "num_rows": torch.tensor(problem.num_rows)}, {}
 
     def download(self, shared: State, clients: Tensor) -> State:
         """The server's point, which clients receive."""
@@ -183,15 +155,6 @@ class FedAvg(Algorithm):
         """The clients' steps."""
         return StepContributions(self)
 
-    def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """Average the steps by rows, and pass the average through the optimiser."""
-        delta = (weights.unsqueeze(-1) * messages["delta"]).sum(0)
-        if self._optimiser is None:
-            return {**shared, "point": shared["point"] + self.damping * delta}
-        state = within(shared, OPTIM)
-        step, after = self._optimiser.step({"point": shared["point"]}, {"point": delta}, state, self.damping)
-        return {**shared, "point": shared["point"] + step["point"], **prefixed(OPTIM, after)}
-
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """Length of the server's step."""
         return {"change": float((after["point"] - before["point"]).norm())}
@@ -210,3 +173,66 @@ class FedAvg(Algorithm):
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
         """The point, (1, 1, D)."""
         return shared["point"][None, None]
+
+
+@explains_unknown
+@dataclass(frozen=True, kw_only=True)
+class FedAvg(LocalSGD):
+    """Federated averaging: averages of the clients' SGD iterates, a point and no posterior.
+
+    Args:
+        chain_steps: L, SGD steps a round, or epochs, see `unit`.
+        step_size: of SGD, on the log-likelihood a row; if a step takes all rows, at most what the curvature allows.
+        momentum: of SGD.
+        batch_size: rows a step; None takes all.
+        unit: the unit of `chain_steps`: "steps", or "epochs", in each of which a client takes every row once, in
+            minibatches of `batch_size`: clients of any size then do equal work.
+        prior: add the client's share of the log prior.
+        damping: δ, the server's learning rate.
+        server_optimiser: of the averaged step: a `pf.optim` optimiser, or its name for the defaults: "sgd", "adagrad",
+            or "adam", whose `betas` are (0.9, 0.99) here. None is plain averaging.
+
+    Raises:
+        SettingError: a setting out of its range, or unknown.
+
+    References:
+        McMahan et al. (2017); Reddi et al. (2020).
+
+    Example:
+        >>> idata = pf.run(pf.FedAvg(chain_steps=50), fed)
+        >>> idata = pf.run(pf.FedAvg(server_optimiser=pf.optim.SGD(momentum=0.9), damping=0.5), fed)
+    """
+
+    shorthands: ClassVar[Mapping[str, Mapping[str, Variant]]] = {
+        "server_optimiser": {"adam": Adam(betas=(0.9, 0.99))}  # Reddi et al., Section 5
+    }
+
+    damping: float = 1.0
+    server_optimiser: Optimiser | str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "damping")
+        resolve(self, "server_optimiser", Optimiser, allow_none=True)
+
+    @property
+    def _optimiser(self) -> Optimiser | None:
+        return cast("Optimiser | None", self.server_optimiser)
+
+    def init(
+        self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
+    ) -> tuple[State, State]:
+        """Start at a point, with the state of the server's optimiser."""
+        shared, local = super().init(problem, num_clients, generator, start)
+        if self._optimiser is None:
+            return shared, local
+        return shared | prefixed(OPTIM, self._optimiser.init({"point": shared["point"]}, self.damping)), local
+
+    def combine(self, shared: State, messages: State, weights: Tensor) -> State:
+        """Average the steps by rows, and pass the average through the optimiser."""
+        delta = (weights.unsqueeze(-1) * messages["delta"]).sum(0)
+        if self._optimiser is None:
+            return {**shared, "point": shared["point"] + self.damping * delta}
+        state = within(shared, OPTIM)
+        step, after = self._optimiser.step({"point": shared["point"]}, {"point": delta}, state, self.damping)
+        return {**shared, "point": shared["point"] + step["point"], **prefixed(OPTIM, after)}

@@ -18,6 +18,7 @@ the problem, which leaves the fixed point where it is.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -27,16 +28,16 @@ from torch import Tensor
 from pyro_fed.algorithm.contract import Noise, Start
 from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.states import State
-from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
+from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.infer.averaging.contributions import StepContributions
-from pyro_fed.infer.averaging.fedprox import FedProx
+from pyro_fed.infer.averaging.fedprox import Proximal
 
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class FedDyn(FedProx):
+class FedDyn(Proximal):
     """Federated averaging that learns each client's pull: the mode, a point and no posterior.
 
     Args:
@@ -46,8 +47,6 @@ class FedDyn(FedProx):
         batch_size: rows a step; None takes all.
         unit: the unit of `chain_steps`: "steps" or "epochs".
         prior: add the log prior, each client the same share of it.
-        damping: refused: the server's step is the method's.
-        server_optimiser: refused as well.
         proximal: μ, on the scale of the log-likelihood a row.
 
     Raises:
@@ -61,10 +60,9 @@ class FedDyn(FedProx):
     """
 
     additive: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        refuse_unused(self, "the server's step is the method's", "damping", "server_optimiser")
+    without: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("damping", "server_optimiser"), "the server's step is the method's; use FedProx"
+    )
 
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None

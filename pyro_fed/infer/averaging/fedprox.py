@@ -30,33 +30,17 @@ from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData, batch_of, with_batches
-from pyro_fed.infer.averaging.fedavg import FedAvg
+from pyro_fed.infer.averaging.fedavg import FedAvg, LocalSGD
 
 
-@explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class FedProx(FedAvg):
-    """Federated averaging whose clients are held near the server's point: a point and no posterior, biased.
+class Proximal(LocalSGD):
+    """Base of algorithms whose clients are held near the server's point.
 
     Args:
-        chain_steps: L, SGD steps a round, or epochs, see `unit`.
-        step_size: of SGD, on the log-likelihood a row.
-        momentum: of SGD.
-        batch_size: rows a step; None takes all.
-        unit: the unit of `chain_steps`: "steps" or "epochs".
-        prior: add the client's share of the log prior.
-        damping: δ, the server's learning rate.
-        server_optimiser: of the averaged step, as of `FedAvg`.
         proximal: μ, on the scale of the log-likelihood a row.
 
-    Raises:
-        SettingError: a setting out of its range, or unknown.
-
-    References:
-        Li et al. (2020), Federated optimization in heterogeneous networks.
-
-    Example:
-        >>> idata = pf.run(pf.FedProx(proximal=0.1), fed)
+    The others are those of `LocalSGD`.
     """
 
     prior: bool = True
@@ -95,3 +79,30 @@ class FedProx(FedAvg):
         score = self.score(problem, point, batch_of(data, picks), rows, total)
         found: Tensor = score + linear - self.proximal * (point - anchor)
         return found
+
+
+@explains_unknown
+@dataclass(frozen=True, kw_only=True)
+class FedProx(Proximal, FedAvg):
+    """Federated averaging whose clients are held near the server's point: a point and no posterior, biased.
+
+    Args:
+        chain_steps: L, SGD steps a round, or epochs, see `unit`.
+        step_size: of SGD, on the log-likelihood a row.
+        momentum: of SGD.
+        batch_size: rows a step; None takes all.
+        unit: the unit of `chain_steps`: "steps" or "epochs".
+        prior: add the client's share of the log prior.
+        damping: δ, the server's learning rate.
+        server_optimiser: of the averaged step, as of `FedAvg`.
+        proximal: μ, on the scale of the log-likelihood a row.
+
+    Raises:
+        SettingError: a setting out of its range, or unknown.
+
+    References:
+        Li et al. (2020), Federated optimization in heterogeneous networks.
+
+    Example:
+        >>> idata = pf.run(pf.FedProx(proximal=0.1), fed)
+    """

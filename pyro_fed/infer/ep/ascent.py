@@ -42,7 +42,15 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.states import State
-from pyro_fed.infer.sites.gaussian_sites import as_state, at_mean, flat_like, gaussian, largest_move, moments_of
+from pyro_fed.infer.sites.gaussian_sites import (
+    NARROWINGS,
+    as_state,
+    at_mean,
+    flat_like,
+    gaussian,
+    largest_move,
+    moments_of,
+)
 from pyro_fed.ops.gaussian import Gaussian
 
 #: Entries of the server's state that are infinite if nothing is known, or have no bound.
@@ -65,9 +73,8 @@ CLOSE = 0.02
 #: Nats for each parameter that the log density may lose from a start's mode to its Gaussian: six times a Gaussian's
 #: own.
 WIDE = 3.0
-#: Largest number of halvings of the SDs of a start at which likelihoods overflow, and of a fraction in search of the
-#: radius.
-NARROWINGS, HALVINGS = 20, 100
+#: Largest number of halvings of a fraction in search of the radius.
+HALVINGS = 100
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.ep.contributions import ADMMContributions
 from pyro_fed.infer.ep.pvi import TEN_STEPS
-from pyro_fed.infer.ep.settings import HAND_WRITTEN, Converging, WarmStarted
+from pyro_fed.infer.ep.settings import Converging, WarmStarted
 from pyro_fed.infer.ep.states import Server
 from pyro_fed.infer.ep.tilted import Received, Tilted, TiltedInference
 from pyro_fed.infer.sites.gaussian_sites import (
@@ -65,8 +65,7 @@ class BayesADMM(Converging, WarmStarted):
     """Bayesian ADMM: sites are the duals, and the server also averages the clients' Gaussians.
 
     Args:
-        covariance: of q: "full", "diag", or "auto": full up to `full_dim` parameters.
-        full_dim: largest D for which "auto" takes a full covariance, and exact Hessians.
+        covariance: of q: "full", "diag", or "auto": full up to 100 parameters (1,000 of linear predictors).
         curvature: of the likelihoods, as of `FedEP`.
         num_points: Sobol points for expectations under q; even.
         tolerance: the run has converged when no mean moves by more than this many SDs in a round, and no SD by
@@ -74,8 +73,6 @@ class BayesADMM(Converging, WarmStarted):
         guide: an automatic Gaussian guide of Pyro, as of `FedEP`.
         client: the clients' inference: "newton" is ten steps; "ivon" is the default on large models.
         start: as of `FedEP`.
-        averaging: as of `FedEP`.
-        warm_tolerance: as of `FedEP`.
         rho: ρ, how hard a client is held to q; none of it changes the fixed point.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
 
@@ -90,11 +87,7 @@ class BayesADMM(Converging, WarmStarted):
     """
 
     without: ClassVar[Mapping[str, str]] = {
-        "num_guide_draws": HAND_WRITTEN,
-        **dict.fromkeys(
-            ("damping", "step_control", "server_optimiser", "client_optimiser", "changes"),
-            "the steps are the method's, by its rho",
-        ),
+        **dict.fromkeys(("damping", "step_control", "optimisers"), "the steps are the method's, by its rho"),
     }
     shorthands: ClassVar[Mapping[str, Mapping[str, Variant]]] = {"client": {"newton": TEN_STEPS}}
 

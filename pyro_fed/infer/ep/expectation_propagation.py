@@ -213,6 +213,11 @@ class EP(SpreadGaussian, SiteKeeping):
         """The tilted inference of the clients: the setting `client` as an instance."""
         return cast(TiltedInference, self.client)
 
+    @property
+    def by_newton(self) -> bool:
+        """Whether clients take exact Newton steps."""
+        return self.solver.newton_steps > 0
+
     def step_rule(self, clients: int) -> StepRule:
         """The rule by which the server follows the changes of a round's clients."""
         damping, steps = self.damping_for(clients), self.solver.newton_steps

@@ -5,9 +5,9 @@ clients' inferences in `tilted`.
 
     paper                       here by default                  to have the paper's
     clients by M, I, L or V     an expected Newton step at q     client="mcmc", "identity", "fisher", "ngvi"
-    steps by optimisers         the largest fractions            server_optimiser=, client_optimiser=, damping=
-    sum of the changes          sum                              changes="mean" as the authors' code
-    start by FedAvg             the federated Laplace's          start="fedavg", averaging=pf.Averaging()
+    steps by optimisers         the largest fractions            optimisers=pf.Optimisers(server=, client=), damping=
+    sum of the changes          sum                              pf.Optimisers(changes="mean") as the authors' code
+    start by FedAvg             the federated Laplace's          start=pf.Averaging()
 
 The default inference is not one of the paper's. `tilted.Newton` takes the site of an expected Newton step at q itself,
 
@@ -32,48 +32,37 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pyro_fed.conventions.nested_settings import explains_unknown
-from pyro_fed.infer.ep.settings import ClientOptimised, Controlled, Converging, Guided, WarmStarted
+from pyro_fed.infer.ep.settings import Controlled, Converging, Guided, Optimising, WarmStarted
 
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class FedEP(Converging, WarmStarted, ClientOptimised, Controlled, Guided):
+class FedEP(Converging, WarmStarted, Optimising, Controlled, Guided):
     """Federated expectation propagation with Gaussian sites, accurate by default.
 
     Args:
-        covariance: of q: "full", "diag", or "auto": full up to `full_dim` parameters.
-        full_dim: largest D for which "auto" takes a full covariance, and exact Hessians; 1,000 if it is not set
-            and rows have linear predictors.
-        curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians up to `full_dim`
-            parameters.
+        covariance: of q: "full", "diag", or "auto": full up to 100 parameters (1,000 of linear predictors).
+        curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians as far as
+            the covariance is full by default.
         num_points: Sobol points for expectations under q; even. A hand-written guide takes eight draws a point.
         tolerance: the run has converged when no mean has more than this many SDs left to go, and no SD more than this
             share. What is left is taken to be the round's move divided by δ.
         guide: in place of `covariance`, an automatic Gaussian guide of Pyro, class or instance; or a function whose
             global sites are exponential families, which is federated in their natural parameters.
-        num_guide_draws: of a guide that is a function: draws of the fitted guide that are kept, of which `run` returns
-            each once; if None, the number requested, at least 4,000.
         client: how the clients approximate their tilted distributions: a `pf.tilted` inference with its settings, or
             its name for their defaults: "newton", "laplace", "fisher" (L), "mcmc" (M), "identity" (I), "ngvi" (V),
             "svi", "ivon". On models of more than 1000 parameters "ivon" is taken if none is set.
-        start: "laplace" (federated, with all clients), "prior", "fedavg" (diagonal sites at the point that averaging
-            finds), which "auto" takes on large models, or "few_rows" (the q of rounds by a quarter of the rows), which
-            "auto" takes on networks of many rows. Elsewhere "auto" takes a proper prior if there are more than
-            `full_dim` parameters, or if scores jump, as those of a quantile regression or a lasso do (curvatures say
-            nothing there); and otherwise "laplace".
-        averaging: what start="fedavg" averages by: a `pf.Averaging`, as published. None takes 40 rounds by Adam
-            (100 of a network of at most 1000 parameters that does not classify), and measures the curvature there.
-        warm_tolerance: the federated Laplace approximation stops when its next step is shorter than this, in SDs;
-            under an improper prior, at `FedLaplace`'s own tolerance.
+        start: "laplace" (federated, with all clients), "mode" (the same, to the end of Newton's method), "prior",
+            "fedavg" (diagonal sites at the point that 40 rounds by Adam find, 100 of a network of at most 1000
+            parameters that does not classify), a `pf.Averaging` (the same as published), or "few_rows" (the q of rounds
+            by a quarter of the rows). "auto" takes "fedavg" on large models, "few_rows" on networks of many rows, and
+            "mode" under improper priors; the prior if there are more than 100 parameters, or if scores jump, as those
+            of a quantile regression or a lasso do (curvatures say nothing there); and otherwise "laplace".
         damping: δ, in (0, 1]; with an optimiser, its learning rate. None takes 1 for "newton", and else one over the
             clients of the round: q is then the geometric mean of their tilted distributions, so that the clients' noise
             averages out.
         step_control: how Newton steps are accelerated and held back.
-        server_optimiser: of Σ_k Δ_k: a `pf.optim` optimiser, or its name for the defaults: "sgd", "adagrad", "adam".
-            None adds the changes, each to the fraction that leaves q a distribution.
-        client_optimiser: the same, of each client's Δ_k.
-        changes: the input of the server's optimiser: the "sum" of the clients' changes, as in Algorithm 3, or their
-            "mean", as the authors' code; the clients' optimisers are then given that share of their own.
+        optimisers: of the changes, in place of fractions: a `pf.Optimisers`, whose learning rate is `damping`.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
 
     Raises:

@@ -32,7 +32,6 @@ each factor of e.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -47,7 +46,7 @@ from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.infer.ep.settings import HAND_WRITTEN, ClientOptimised, Controlled, Converging, WarmStarted
+from pyro_fed.infer.ep.settings import Controlled, Converging, Optimising, WarmStarted
 from pyro_fed.infer.ep.tilted import Laplace, Received, Tilted, TiltedInference
 from pyro_fed.infer.sites.gaussian_sites import gaussian
 from pyro_fed.ops.gaussian import Gaussian
@@ -60,25 +59,20 @@ NARROW = 0.1
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class FedLapCov(Converging, WarmStarted, ClientOptimised, Controlled):
+class FedLapCov(Converging, WarmStarted, Optimising, Controlled):
     """FedLap with covariances: partitioned variational inference by Laplace's approximation at each client.
 
     Args:
-        covariance: of q: "full", "diag", or "auto": full up to `full_dim` parameters.
-        full_dim: largest D for which "auto" takes a full covariance, and exact Hessians.
+        covariance: of q: "full", "diag", or "auto": full up to 100 parameters.
         curvature: of the likelihoods, as of `FedEP`.
         num_points: Sobol points of a client that takes expectations; even.
         tolerance: the run has converged when no mean has more than this many SDs to go, and no SD more than this share.
         guide: an automatic Gaussian guide of Pyro, as of `FedEP`.
         client: how the clients approximate: "laplace", and on large models "ivon" with narrow draws.
         start: as of `FedEP`, "prior" by default: sites of one.
-        averaging: as of `FedEP`.
-        warm_tolerance: as of `FedEP`.
         damping: δ, in (0, 1]; None takes one over the clients of the round.
         step_control: of client="newton" alone, as of `FedEP`.
-        server_optimiser: as of `FedEP`.
-        client_optimiser: as of `FedEP`.
-        changes: as of `FedEP`.
+        optimisers: as of `FedEP`.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
 
     Raises:
@@ -90,8 +84,6 @@ class FedLapCov(Converging, WarmStarted, ClientOptimised, Controlled):
     Example:
         >>> idata = pf.run(pf.FedLapCov(), fed)
     """
-
-    without: ClassVar[Mapping[str, str]] = {"num_guide_draws": HAND_WRITTEN}
 
     client: TiltedInference | str = Laplace()
     start: Literal["auto", "laplace", "prior", "fedavg", "few_rows"] = "prior"
@@ -111,21 +103,16 @@ class FedLap(FedLapCov):
     """FedLap: ADMM whose penalty is the prior's precision; the mode, a point and no posterior.
 
     Args:
-        covariance: of q: "full", "diag", or "auto": full up to `full_dim` parameters.
-        full_dim: largest D for which "auto" takes a full covariance, and exact Hessians.
+        covariance: of q: "full", "diag", or "auto": full up to 100 parameters.
         curvature: of the likelihoods, as of `FedEP`.
         num_points: Sobol points of a client that takes expectations; even.
         tolerance: the run has converged when the point is at most this many SDs of the posterior from the mode.
         guide: an automatic Gaussian guide of Pyro, as of `FedEP`.
         client: how the clients find their modes: two steps of "laplace", and on large models "ivon" with narrow draws.
         start: as of `FedEP`, "prior" by default: sites of one.
-        averaging: as of `FedEP`.
-        warm_tolerance: as of `FedEP`.
         damping: δ, in (0, 1]; None takes one over the clients of the round.
         step_control: of client="newton" alone, as of `FedEP`.
-        server_optimiser: as of `FedEP`.
-        client_optimiser: as of `FedEP`.
-        changes: as of `FedEP`.
+        optimisers: as of `FedEP`.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
 
     Raises:

@@ -22,7 +22,7 @@ from torch import Tensor
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown
-from pyro_fed.infer.ep.settings import HAND_WRITTEN, ONE_PASS, ClientOptimised, Controlled, Damped, WarmStarted
+from pyro_fed.infer.ep.settings import ONE_PASS, Controlled, Damped, Optimising, WarmStarted
 from pyro_fed.infer.ep.tilted import MCMC, Laplace, TiltedInference
 from pyro_fed.infer.sites.gaussian_sites import as_state, flat_like, gaussian
 from pyro_fed.ops.gaussian import Gaussian
@@ -30,32 +30,23 @@ from pyro_fed.ops.gaussian import Gaussian
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class FedPA(WarmStarted, ClientOptimised, Controlled):
+class FedPA(WarmStarted, Optimising, Controlled):
     """Federated posterior averaging: the product of Gaussians fitted to the clients' likelihoods.
 
     Args:
-        covariance: of q: "full", "diag", or "auto": full up to `full_dim` parameters.
-        full_dim: largest D for which "auto" takes a full covariance, and exact Hessians.
-        curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians up to `full_dim`
-            parameters.
+        covariance: of q: "full", "diag", or "auto": full up to 100 parameters.
+        curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians as far as
+            the covariance is full by default.
         num_points: Sobol points for expectations under q; even.
         guide: in place of `covariance`, an automatic Gaussian guide of Pyro, class or instance.
         client: how a client approximates its own likelihood: `pf.tilted.MCMC` (with shrinkage, as published),
             `pf.tilted.Laplace`, or another inference of `pf.tilted`, or its name for its defaults.
         start: where the clients' chains and searches start: "laplace" (federated, with all clients), "prior", or
-            "auto": the prior if it is proper and there are more than `full_dim` parameters.
-        averaging: what start="fedavg" averages by: a `pf.Averaging`, as published. None takes 40 rounds by Adam, and
-            measures the curvature at the point.
-        warm_tolerance: the federated Laplace approximation stops when its next step is shorter than this, in SDs;
-            under an improper prior, at `FedLaplace`'s own tolerance.
+            "auto": the prior if it is proper and there are more than 100 parameters.
         damping: δ, in (0, 1]; 1 is plain averaging. With an optimiser, its learning rate. None takes 1 for "newton",
             and else one over the clients of the round.
         step_control: how Newton steps are accelerated and held back.
-        server_optimiser: of Σ_k Δ_k: a `pf.optim` optimiser, or its name for the defaults: "sgd", "adagrad", "adam".
-            None adds the changes, each to the fraction that leaves q a distribution.
-        client_optimiser: the same, of each client's Δ_k.
-        changes: the input of the server's optimiser: the "sum" of the clients' changes, as in Algorithm 3, or their
-            "mean", as the authors' code; the clients' optimisers are then given that share of their own.
+        optimisers: of the changes, in place of fractions: a `pf.Optimisers`, whose learning rate is `damping`.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
 
     Raises:
@@ -70,7 +61,6 @@ class FedPA(WarmStarted, ClientOptimised, Controlled):
 
     without: ClassVar[Mapping[str, str]] = {
         "tolerance": "the clients' answers do not depend on q, so that nothing converges",
-        "num_guide_draws": HAND_WRITTEN,
     }
 
     client: TiltedInference | str = MCMC()
@@ -91,10 +81,9 @@ class BCM(Damped):
     """The Bayesian committee machine: one round, each client with the whole prior.
 
     Args:
-        covariance: of q: "full", "diag", or "auto": full up to `full_dim` parameters.
-        full_dim: largest D for which "auto" takes a full covariance, and exact Hessians.
-        curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians up to `full_dim`
-            parameters.
+        covariance: of q: "full", "diag", or "auto": full up to 100 parameters.
+        curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians as far as
+            the covariance is full by default.
         num_points: Sobol points for expectations under q; even.
         guide: in place of `covariance`, an automatic Gaussian guide of Pyro, class or instance.
         client: how a client approximates its own posterior: an inference of `pf.tilted`, or its name for its defaults.
@@ -112,9 +101,8 @@ class BCM(Damped):
     """
 
     without: ClassVar[Mapping[str, str]] = {
-        "num_guide_draws": HAND_WRITTEN,
-        **dict.fromkeys(("start", "averaging", "warm_tolerance", "tolerance", "step_control"), ONE_PASS),
-        **dict.fromkeys(("server_optimiser", "client_optimiser", "changes"), "its one step is the product of sites"),
+        **dict.fromkeys(("start", "tolerance", "step_control"), ONE_PASS),
+        "optimisers": "its one step is the product of sites",
     }
 
     client: TiltedInference | str = Laplace()

@@ -11,7 +11,6 @@ keeps noise, which a smaller δ reduces.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -23,23 +22,22 @@ from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.density.problem import Problem
+from pyro_fed.errors import SettingError
 from pyro_fed.infer.ep.contributions import AverageSiteContributions
-from pyro_fed.infer.ep.settings import HAND_WRITTEN, Controlled, Converging, ServerOptimised, WarmStarted
+from pyro_fed.infer.ep.settings import Controlled, Converging, Optimising, WarmStarted
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
 from pyro_fed.ops.gaussian import Gaussian
 
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class FedSEP(Converging, WarmStarted, ServerOptimised, Controlled):
+class FedSEP(Converging, WarmStarted, Optimising, Controlled):
     """Stochastic expectation propagation: FedEP whose clients keep no state.
 
     Args:
-        covariance: of q: "full", "diag", or "auto": full up to `full_dim` parameters.
-        full_dim: largest D for which "auto" takes a full covariance, and exact Hessians; 1,000 if it is not set
-            and rows have linear predictors.
-        curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians up to `full_dim`
-            parameters.
+        covariance: of q: "full", "diag", or "auto": full up to 100 parameters (1,000 of linear predictors).
+        curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians as far as
+            the covariance is full by default.
         num_points: Sobol points for expectations under q; even.
         tolerance: the run has converged when no mean moves by more than this many SDs in a round, and no SD by
             more than this share.
@@ -47,21 +45,15 @@ class FedSEP(Converging, WarmStarted, ServerOptimised, Controlled):
         client: how the clients approximate their tilted distributions: a `pf.tilted` inference with its settings, or
             its name for their defaults: "newton", "laplace", "fisher" (L), "mcmc" (M), "identity" (I), "ngvi" (V),
             "svi", "ivon". On models of more than 1000 parameters "ivon" is taken if none is set.
-        start: "laplace" (federated, with all clients), "prior", "fedavg" (diagonal sites at the point that averaging
-            finds, which is taken on large models), or "auto": the prior if it is proper and there are more than
-            `full_dim` parameters.
-        averaging: what start="fedavg" averages by: a `pf.Averaging`, as published. None takes 40 rounds by Adam, and
-            measures the curvature at the point.
-        warm_tolerance: the federated Laplace approximation stops when its next step is shorter than this, in SDs;
-            under an improper prior, at `FedLaplace`'s own tolerance.
+        start: "laplace" (federated, with all clients), "mode" (the same, to the end of Newton's method), "prior",
+            "fedavg" (diagonal sites at the point that averaging finds, which is taken on large models), a
+            `pf.Averaging` (the same as published), or "auto": the prior if it is proper and there are more than 100
+            parameters.
         damping: δ, in (0, 1]; with an optimiser, its learning rate. None takes 1 for "newton", and else one over the
             clients of the round: q is then the geometric mean of their tilted distributions, which no noise of theirs
             compounds.
         step_control: how Newton steps are accelerated and held back.
-        server_optimiser: of Σ_k Δ_k: a `pf.optim` optimiser, or its name for the defaults: "sgd", "adagrad", "adam".
-            None adds the changes, each to the fraction that leaves q a distribution.
-        changes: the input of the server's optimiser: the "sum" of the clients' changes, as in Algorithm 3, or their
-            "mean", as the authors' code.
+        optimisers: of the changes, in place of fractions: a `pf.Optimisers` with a server's optimiser alone.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
 
     Raises:
@@ -76,10 +68,11 @@ class FedSEP(Converging, WarmStarted, ServerOptimised, Controlled):
 
     additive: ClassVar[bool] = True
     corrected: ClassVar[bool] = False  # there is no site to correct
-    without: ClassVar[Mapping[str, str]] = {
-        "client_optimiser": "its clients keep no state for an optimiser; use FedEP",
-        "num_guide_draws": HAND_WRITTEN,
-    }
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.client_optimiser is not None:
+            raise SettingError("FedSEP: optimisers: its clients keep no state for an optimiser of theirs; use FedEP")
 
     def regroup(self, problem: Problem, shared: State, local: State, origin: Tensor) -> tuple[State, State]:
         """Refuse to regroup, because the clients keep no sites.

@@ -41,7 +41,7 @@ CURVATURE_STEPS = OnlineNewton(steps=20)
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
 class Averaging(Settings):
-    """The averaging of `start="fedavg"` as published, and its sites: FedAvg by SGD, then α_cov for each row.
+    """A start by averaging as published, and its sites: FedAvg by SGD, then α_cov for each row.
 
     Args:
         rounds: of averaging.
@@ -62,7 +62,7 @@ class Averaging(Settings):
         Guo et al. (2023), Section 3.2 and Table 7.
 
     Example:
-        >>> pf.run(pf.FedEP(start="fedavg", averaging=pf.Averaging(rounds=400)), fed)
+        >>> pf.run(pf.FedEP(start=pf.Averaging(rounds=400)), fed)
     """
 
     rounds: int = 400

@@ -72,36 +72,25 @@ class PVI(FedEP):
     """Partitioned variational inference: each client minimises its own free energy, the cavity held fixed.
 
     Args:
-        covariance: of q: "full", "diag", or "auto": full up to `full_dim` parameters.
-        full_dim: largest D for which "auto" takes a full covariance, and exact Hessians; 1,000 if it is not set
-            and rows have linear predictors.
-        curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians up to `full_dim`
-            parameters.
+        covariance: of q: "full", "diag", or "auto": full up to 100 parameters (1,000 of linear predictors).
+        curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians as far as
+            the covariance is full by default.
         num_points: Sobol points for expectations under q; even. A hand-written guide takes eight draws a point.
         tolerance: the run has converged when no mean moves by more than this many SDs in a round, and no SD by
             more than this share.
         guide: in place of `covariance`, an automatic Gaussian guide of Pyro, class or instance; or a function whose
             global sites are exponential families, which is federated in their natural parameters.
-        num_guide_draws: of a guide that is a function: draws of the fitted guide that are kept, each returned once by
-            `run`; None keeps as many as it is asked for, and 4,000 at least.
         client: how a client minimises its free energy: `pf.tilted.Newton`, `pf.tilted.SVI`, or its name; "newton" is
             ten steps, or until one is a tenth of the first; "ivon" is taken on models of more than 1000 parameters
             if none is set.
-        start: "laplace" (federated, with all clients), "prior", "fedavg" (diagonal sites at the point that averaging
-            finds, which is taken on large models), or "auto": the prior if it is proper and there are more than
-            `full_dim` parameters.
-        averaging: what start="fedavg" averages by: a `pf.Averaging`, as published. None takes 40 rounds by Adam, and
-            measures the curvature at the point.
-        warm_tolerance: the federated Laplace approximation stops when its next step is shorter than this, in SDs;
-            under an improper prior, at `FedLaplace`'s own tolerance.
+        start: "laplace" (federated, with all clients), "mode" (the same, to the end of Newton's method), "prior",
+            "fedavg" (diagonal sites at the point that averaging finds, which is taken on large models), a
+            `pf.Averaging` (the same as published), or "auto": the prior if it is proper and there are more than 100
+            parameters.
         damping: δ, in (0, 1]; with an optimiser, its learning rate. None takes 1 for "newton", and for
             "svi" one over the clients of the round.
         step_control: how Newton steps are accelerated and held back.
-        server_optimiser: of Σ_k Δ_k: a `pf.optim` optimiser, or its name for the defaults: "sgd", "adagrad", "adam".
-            None adds the changes, each to the fraction that leaves q a distribution.
-        client_optimiser: the same, of each client's Δ_k.
-        changes: the input of the server's optimiser: the "sum" of the clients' changes, as in Algorithm 3, or their
-            "mean", as the authors' code; the clients' optimisers are then given that share of their own.
+        optimisers: of the changes, in place of fractions: a `pf.Optimisers`, whose learning rate is `damping`.
         order: "sequential" (one client a round, in turn) or "synchronous"; a schedule given to `run` goes before it.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
 

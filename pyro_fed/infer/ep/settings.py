@@ -1,8 +1,7 @@
 """Groups of settings that algorithms of expectation propagation share; each takes those that have an effect on it.
 
 Damped            δ
-ServerOptimised   an optimiser of q in place of fractions
-ClientOptimised   and of the clients' sites
+Optimising        optimisers of q and of the clients' sites in place of fractions
 Controlled        how expected Newton steps are accelerated and held back
 WarmStarted       where a run begins
 Guided            guides that are functions, which another algorithm federates
@@ -10,7 +9,7 @@ Guided            guides that are functions, which another algorithm federates
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal, Self, cast
 
@@ -22,8 +21,8 @@ from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State, prefixed
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
-from pyro_fed.conventions.nested_settings import chosen_setting, refuse_unused, resolve
-from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
+from pyro_fed.conventions.nested_settings import Settings, chosen_setting, explains_unknown, refuse_unused, resolve
+from pyro_fed.conventions.setting_checks import check_between, check_choice, check_positive
 from pyro_fed.density.derivatives.few_rows import MORE
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import ModelError, SettingError
@@ -41,10 +40,10 @@ from pyro_fed.infer.laplace.laplace_point import ESCAPING, flat_direction, mode_
 from pyro_fed.infer.sites.gaussian_sites import absolute, add_batch_axis, as_state, at_mean, flat_site, gaussian
 from pyro_fed.ops.gaussian import Gaussian
 
-#: Why most algorithms have no setting for hand-written guides.
-HAND_WRITTEN = "guides that are functions are federated by FedEP and PVI"
 #: Why an algorithm of one round or pass has no settings for more.
 ONE_PASS = "one pass from the prior is all; use FedEP"
+#: Where Newton's method ends before a run, in SDs; before a run that has to know whether there is a mode, it goes on.
+WARM_TOLERANCE = 0.5
 #: Factor on `num_points` for a hand-written guide, whose expectations are not of polynomials.
 DRAWS_A_POINT = 8
 
@@ -94,36 +93,89 @@ class Damped(EP):
         return super().damping_for(clients) if self.damping is None else self.damping
 
 
+@explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class ServerOptimised(Damped):
-    """Expectation propagation with an optimiser of q, Section 2.2.3 of Guo et al.
+class Optimisers(Settings):
+    """Optimisers of changes in place of fractions, Section 2.2.3 of Guo et al.; their learning rate is `damping`.
 
     Args:
-        server_optimiser: of Π_k Δ_k; None takes fractions.
-        changes: the optimiser's input: the "sum" of the changes, or their "mean".
+        server: of Σ_k Δ_k: a `pf.optim` optimiser, or its name for the defaults: "sgd", "adagrad", "adam". None adds
+            the changes, each to the fraction that leaves q a distribution.
+        client: the same, of each client's Δ_k; None takes the fractions that the server took.
+        changes: the input of the server's optimiser: the "sum" of the clients' changes, as in Algorithm 3, or their
+            "mean", as the authors' code; the clients' optimisers are then given that share of their own.
+
+    Raises:
+        SettingError: a setting out of its range, unknown, or without effect beside the others.
+
+    References:
+        Guo et al. (2023), Algorithm 3 and Table 7. Reddi et al. (2020).
+
+    Example:
+        >>> idata = pf.run(pf.FedEP(optimisers=pf.Optimisers(server="adam"), damping=0.1), fed)
     """
 
-    server_optimiser: Optimiser | str | None = None
+    server: Optimiser | str | None = None
+    client: Optimiser | str | None = None
     changes: Literal["sum", "mean"] = "sum"
 
     def __post_init__(self) -> None:
-        resolve(self, "server_optimiser", Optimiser, allow_none=True)
-        super().__post_init__()
+        resolve(self, "server", Optimiser, allow_none=True)
+        resolve(self, "client", Optimiser, allow_none=True)
         check_choice(self, "changes", ("sum", "mean"))
+        if self.server is None:
+            refuse_unused(self, "it is what the server's optimiser is given; set server", "changes")
+            if self.client is None:
+                raise SettingError("Optimisers: give an optimiser of the server or of the clients")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimising(Damped):
+    """Expectation propagation with optimisers of q and of the clients' sites.
+
+    Args:
+        optimisers: a `pf.Optimisers`; None takes fractions.
+    """
+
+    without: ClassVar[Mapping[str, str]] = {
+        "server_optimiser": "it is that of optimisers=pf.Optimisers(server=...)",
+        "client_optimiser": "it is that of optimisers=pf.Optimisers(client=...)",
+    }
+
+    optimisers: Optimisers | None = None
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        if self.optimisers is not None and not isinstance(self.optimisers, Optimisers):
+            raise SettingError(f"{name}: optimisers must be a pf.Optimisers, received {self.optimisers!r}")
+        super().__post_init__()
         if self.damping is None and not self.is_product:
-            raise SettingError(f"{type(self).__name__}: an optimiser needs its learning rate, damping")
-        if self.server_optimiser is None:
-            refuse_unused(self, "it is what the server's optimiser is given; set server_optimiser", "changes")
+            raise SettingError(f"{name}: an optimiser needs its learning rate, damping")
+
+    @property
+    def server_optimiser(self) -> Optimiser | None:
+        """The optimiser of q; None takes fractions."""
+        return None if self.optimisers is None else cast("Optimiser | None", self.optimisers.server)
+
+    @property
+    def client_optimiser(self) -> Optimiser | None:
+        """The optimiser of each client's site; None takes fractions."""
+        return None if self.optimisers is None else cast("Optimiser | None", self.optimisers.client)
+
+    @property
+    def by_mean(self) -> bool:
+        """Whether the server's optimiser is given the mean of the changes."""
+        return self.optimisers is not None and self.optimisers.changes == "mean"
 
     @property
     def server_optimises(self) -> bool:
-        """Whether `server_optimiser` is set."""
+        """Whether the server has an optimiser."""
         return self.server_optimiser is not None
 
     @property
     def is_product(self) -> bool:
         """Whether q = t_0 Π_k t_k holds, which it does not if an optimiser decides on steps of q or the sites."""
-        return not self.server_optimises
+        return self.optimisers is None
 
     @property
     def bound_is_known(self) -> bool:
@@ -139,7 +191,7 @@ class ServerOptimised(Damped):
         """The optimiser's rule, if there is an optimiser."""
         if self.server_optimiser is None:
             return super().step_rule(clients)
-        return Optimised(cast(Optimiser, self.server_optimiser), self.rate, mean=self.changes == "mean")
+        return Optimised(self.server_optimiser, self.rate, mean=self.by_mean)
 
     def part_taken(self, after: State) -> float:
         """The fraction by which `monitor` divides the change; 1 if an optimiser decides on the steps."""
@@ -148,7 +200,7 @@ class ServerOptimised(Damped):
     def feedback(self, after: State, clients: Tensor) -> tuple[State, State]:
         """What clients receive as of the other settings, and for changes="mean" each change's share."""
         told, figures = super().feedback(after, clients)
-        if self.changes == "mean":
+        if self.by_mean:
             told["weight"] = torch.full_like(after["fractions"], 1.0 / len(clients))
         return told, figures
 
@@ -157,33 +209,13 @@ class ServerOptimised(Damped):
         notes = super().warnings(record, problem)
         return notes if self.is_product else [*notes, sentences.sites_are_not_the_quotient()]
 
-
-@dataclass(frozen=True, kw_only=True)
-class ClientOptimised(ServerOptimised):
-    """Expectation propagation with an optimiser of each client's site, too.
-
-    Args:
-        client_optimiser: of Δ_k; None takes the fractions that the server took.
-    """
-
-    client_optimiser: Optimiser | str | None = None
-
-    def __post_init__(self) -> None:
-        resolve(self, "client_optimiser", Optimiser, allow_none=True)
-        super().__post_init__()
-
-    @property
-    def is_product(self) -> bool:
-        """Whether q = t_0 Π_k t_k holds, which it does not with either optimiser."""
-        return super().is_product and self.client_optimiser is None
-
     def client_state(self, sites: Gaussian) -> State:
         """The clients' sites, and the optimiser's state."""
         state = super().client_state(sites)
         if self.client_optimiser is None:
             return state
         first = {name: value[0] for name, value in as_state(sites).items()}
-        zero = cast(Optimiser, self.client_optimiser).init(first, self.rate)
+        zero = self.client_optimiser.init(first, self.rate)
         each = {name: value.expand(len(sites.eta), *value.shape).clone() for name, value in zero.items()}
         return {**state, **prefixed(OPTIM, each)}
 
@@ -191,7 +223,7 @@ class ClientOptimised(ServerOptimised):
         """The optimiser's steps, if there is an optimiser."""
         if self.client_optimiser is None:
             return super().client_steps(told, local, change)
-        return optimised_site_steps(cast(Optimiser, self.client_optimiser), self.rate, local, change)
+        return optimised_site_steps(self.client_optimiser, self.rate, local, change)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,42 +261,31 @@ class WarmStarted(EP):
     """Expectation propagation with settings of a run's start.
 
     Args:
-        start: "laplace", "prior", "fedavg", "few_rows" or "auto".
-        averaging: settings of start="fedavg".
-        warm_tolerance: tolerance of start="laplace".
+        start: "laplace", "mode", "prior", "fedavg", a `pf.Averaging`, "few_rows" or "auto".
     """
 
-    start: Literal["auto", "laplace", "prior", "fedavg", "few_rows"] = "auto"
-    averaging: Averaging | None = None
-    warm_tolerance: float = 0.5
+    start: Literal["auto", "laplace", "mode", "prior", "fedavg", "few_rows"] | Averaging = "auto"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice(self, "start", ("auto", "laplace", "prior", "fedavg", "few_rows"))
-        check_positive(self, "warm_tolerance")
-        if self.start in ("prior", "fedavg"):
-            refuse_unused(self, f"start={self.start!r} has no Laplace approximation", "warm_tolerance")
-        if self.averaging is not None and not isinstance(self.averaging, Averaging):
-            name = type(self).__name__
-            raise SettingError(f"{name}: averaging must be a pf.Averaging, received {self.averaging!r}")
-        if self.start != "fedavg":
-            refuse_unused(self, "it is that of start='fedavg'", "averaging")
+        if not isinstance(self.start, Averaging):
+            check_choice(self, "start", ("auto", "laplace", "mode", "prior", "fedavg", "few_rows"))
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """The phase of the setting `start`: Newton's method with all clients, averaging, or fewer rows."""
-        match chosen_setting(self, "start"):
+        start = chosen_setting(self, "start")
+        match start:
             case "prior":
                 return None
-            case "fedavg":
+            case "fedavg" | Averaging():
                 return self.point_sites()
             case "few_rows":
                 return replace(self, client=self.solver.by_few_rows(self.rows_before(problem)), start="auto")
         return FedLaplace(
             covariance=self.structure,
-            full_dim=self.full_dim,
             curvature=self.curvature,
             temperature=self.temperature,
-            tolerance=self.warm_tolerance,
+            tolerance=FedLaplace.tolerance if start == "mode" else WARM_TOLERANCE,
             few_rows=self.solver.few_rows,
         )
 
@@ -284,18 +305,18 @@ class WarmStarted(EP):
         """
         if self.structure == "full":
             raise SettingError(
-                f"{type(self).__name__}: the sites of start='fedavg' are diagonal, and those of this model are full: "
+                f"{type(self).__name__}: sites at an averaged point are diagonal, and those of this model are full: "
                 "take covariance='diag', or leave start out"
             )
-        if self.averaging is None:
+        if not isinstance(self.start, Averaging):
             return PointSites(temperature=self.temperature)
-        averaging, scale = self.averaging.algorithm(), self.averaging.scale
+        averaging, scale = self.start.algorithm(), self.start.scale
         return PointSites(temperature=self.temperature, averaging=averaging, scale=scale)
 
     @property
     def isotropic(self) -> bool:
         """Whether sites are multiples of the identity: with `Identity` of a given scale, if the first ones are."""
-        starts_so = self.start == "prior" or (self.start == "fedavg" and self.averaging is not None)
+        starts_so = self.start == "prior" or isinstance(self.start, Averaging)
         return self.solver.isotropic and starts_so and self.covariance == "diag" and not self.additive
 
     def init(
@@ -345,23 +366,14 @@ class WarmStarted(EP):
 
 @dataclass(frozen=True, kw_only=True)
 class Guided(EP):
-    """Expectation propagation with guides that are functions: `guided` federates their exponential families.
-
-    Args:
-        num_guide_draws: draws of the fitted guide that are kept.
-    """
+    """Expectation propagation with guides that are functions: `guided` federates their exponential families."""
 
     guided: ClassVar[type[GuidedFedEP]] = GuidedFedEP
 
-    num_guide_draws: int | None = GuidedFedEP.num_guide_draws
-
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(self, 1, "num_guide_draws", allow_none=True)
         if is_hand_written(self.guide):
             self.delegate()
-        else:
-            refuse_unused(self, "it is a setting of a guide that is a function", "num_guide_draws")
 
     def _take_covariance_from_guide(self) -> None:
         if not is_hand_written(self.guide):
@@ -375,12 +387,13 @@ class Guided(EP):
         """
         if not is_hand_written(self.guide):
             return self
-        shared = [field.name for field in fields(self.guided)]
+        own_fields = {field.name for field in fields(self)}
+        shared = [field.name for field in fields(self.guided) if field.name in own_fields]
         refuse_unused(
             self,
             "a hand-written guide is federated by natural-gradient steps in its own families, from where it begins; "
             "leave it out, or use an automatic guide such as AutoMultivariateNormal",
-            *(field.name for field in fields(self) if field.name not in shared),
+            *(name for name in own_fields if name not in shared),
         )
         own: dict[str, Any] = {name: getattr(self, name) for name in shared}
         damping = 1.0 if own["damping"] is None else own["damping"]

@@ -43,10 +43,9 @@ from pyro_fed.infer.ep.states import Server
 from pyro_fed.infer.ep.steps import Step, StepRule, largest_fractions
 from pyro_fed.infer.sites.gaussian_sites import as_state, drop_batch_axis, flat_like, gaussian
 from pyro_fed.ops.anderson import acceleration, remember
+from pyro_fed.ops.backtrack import HALVINGS
 from pyro_fed.ops.gaussian import Gaussian
 
-#: Largest number of halvings of a fraction in search of one within reach.
-HALVINGS = 40
 #: A reach that no step attains.
 UNHELD = 1e30
 #: Smallest factor on steps that reverse each other: q still covers 99 % of the way in 35 of them.

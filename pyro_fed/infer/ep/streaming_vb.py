@@ -23,7 +23,7 @@ from pyro_fed.conventions.nested_settings import Variant, explains_unknown
 from pyro_fed.density.problem import Problem
 from pyro_fed.infer.ep.expectation_propagation import EP
 from pyro_fed.infer.ep.pvi import TEN_STEPS, check_minimises
-from pyro_fed.infer.ep.settings import HAND_WRITTEN, ONE_PASS
+from pyro_fed.infer.ep.settings import ONE_PASS
 from pyro_fed.infer.ep.step_control import StepControl
 from pyro_fed.infer.ep.tilted import TiltedInference
 
@@ -37,11 +37,9 @@ class StreamingVB(EP):
     """Streaming variational Bayes: one pass over the clients, each with the posterior so far as its prior.
 
     Args:
-        covariance: of q: "full", "diag", or "auto": full up to `full_dim` parameters.
-        full_dim: largest D for which "auto" takes a full covariance, and exact Hessians; 1,000 if it is not set
-            and rows have linear predictors.
-        curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians up to `full_dim`
-            parameters.
+        covariance: of q: "full", "diag", or "auto": full up to 100 parameters (1,000 of linear predictors).
+        curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians as far as
+            the covariance is full by default.
         num_points: Sobol points for expectations under q; even. A hand-written guide takes eight draws a point.
         guide: in place of `covariance`, an automatic Gaussian guide of Pyro, class or instance.
         client: how a client minimises its free energy: `pf.tilted.Newton`, `pf.tilted.SVI`, or its name; "newton" is
@@ -61,13 +59,10 @@ class StreamingVB(EP):
     remedy: ClassVar[str] = cures.OF_ONE_PASS
 
     without: ClassVar[Mapping[str, str]] = {
-        "num_guide_draws": HAND_WRITTEN,
         "order": "clients take turns, one after the other; use PVI",
-        **dict.fromkeys(("start", "averaging", "warm_tolerance", "tolerance"), ONE_PASS),
+        **dict.fromkeys(("start", "tolerance"), ONE_PASS),
         **dict.fromkeys(("damping", "step_control"), "a client has one turn, which is taken whole; use PVI"),
-        **dict.fromkeys(
-            ("server_optimiser", "client_optimiser", "changes"), "an optimiser has no second round to remember for"
-        ),
+        "optimisers": "an optimiser has no second round to remember for",
     }
     shorthands: ClassVar[Mapping[str, Mapping[str, Variant]]] = {"client": {"newton": TEN_STEPS}}
 

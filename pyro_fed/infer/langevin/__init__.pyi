@@ -1,3 +1,5 @@
+from . import step as step
+from .conducive import Conducive as Conducive
 from .dsgld import DSGLD as DSGLD
 from .fald import FALD as FALD
 from .fsgld import FSGLD as FSGLD

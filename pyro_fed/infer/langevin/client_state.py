@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.states import State
-from pyro_fed.infer.langevin.gradients import Conducive, TrustRegion
+from pyro_fed.infer.langevin.gradients import ConduciveGradient, TrustRegion
 
 
 class ClientState(NamedTuple):
@@ -47,20 +47,20 @@ class ClientState(NamedTuple):
         """A dictionary of tensors, without the entries that are None."""
         return {name: value for name, value in self._asdict().items() if value is not None}
 
-    def with_conducive(self, conducive: Conducive) -> ClientState:
+    def with_conducive(self, conducive: ConduciveGradient) -> ClientState:
         """The state with the conducive gradient."""
         region = conducive.region
         radius = {"metric": region.metric, "trust_radius": region.radius} if region else {}
         return self._replace(pull=conducive.value, pull_slope=conducive.slope, **radius)
 
     @property
-    def conducive(self) -> Conducive | None:
+    def conducive(self) -> ConduciveGradient | None:
         """α g_s; None without conducive gradients."""
         if self.pull is None or self.pull_slope is None:
             return None
         if self.metric is None or self.trust_radius is None:
-            return Conducive(self.anchor, self.pull, self.pull_slope)
-        return Conducive(self.anchor, self.pull, self.pull_slope, TrustRegion(self.metric, self.trust_radius))
+            return ConduciveGradient(self.anchor, self.pull, self.pull_slope)
+        return ConduciveGradient(self.anchor, self.pull, self.pull_slope, TrustRegion(self.metric, self.trust_radius))
 
     def limit_step(self, step_size: Tensor, at: Tensor | slice = slice(None)) -> Tensor:
         """h of visits, no longer than each client allows.

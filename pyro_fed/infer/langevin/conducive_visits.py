@@ -16,9 +16,10 @@ from torch import Tensor
 from pyro_fed.algorithm.contract import Start
 from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.states import State
-from pyro_fed.conventions.setting_checks import check_positive
 from pyro_fed.density.problem import Problem
+from pyro_fed.errors import SettingError
 from pyro_fed.infer.langevin.client_state import ClientState
+from pyro_fed.infer.langevin.conducive import Conducive
 from pyro_fed.infer.langevin.contributions import VisitContributions
 from pyro_fed.infer.langevin.gradients import Score, plus_conducive
 from pyro_fed.infer.langevin.held_visits import reference
@@ -31,22 +32,27 @@ class ConduciveVisits(VisitingLangevin):
     """Visits by conducive gradients, beside the same visits to the surrogates.
 
     Args:
-        trust: the conducive gradient stops growing at √D + trust posterior SDs from the mode; None: nowhere.
-        alpha: weight of the conducive gradient.
+        conducive: the conducive gradient; None leaves it out.
 
     The others are those of `VisitingLangevin`.
     """
 
-    trust: float | None = 3.0
-    alpha: float = 1.0
+    conducive: Conducive | None = Conducive()
 
     def __post_init__(self) -> None:
+        if self.conducive is not None and not isinstance(self.conducive, Conducive):
+            name = type(self).__name__
+            raise SettingError(f"{name}: conducive must be a pf.Conducive, received {self.conducive!r}")
         super().__post_init__()
-        check_positive(self, "trust", allow_none=True)
+
+    @property
+    def needs_surrogates(self) -> bool:
+        """Whether surrogates are used, for conducive gradients or a control variate at their mode."""
+        return self.conducive is not None or super().needs_surrogates
 
     def equip(self, clients: ClientState, begin: Beginning, share: Tensor) -> ClientState:
         """The clients' states with α g_s, Eq. (6)."""
-        return give_conducive_gradients(super().equip(clients, begin, share), begin, share, self.alpha, self.trust)
+        return give_conducive_gradients(super().equip(clients, begin, share), begin, share, self.conducive)
 
     def build_gradient(self, client: ClientState, anchor: Tensor | None = None) -> Score:
         """v_s + α g_s, Eq. (7), whose f-weighted mean is the posterior's score."""
@@ -64,8 +70,8 @@ class ConduciveVisits(VisitingLangevin):
 
     def incomparable(self) -> str:
         """The reason why a visit cannot be compared with one to the surrogates, and the cure; "" if it can."""
-        if self.surrogates is None or not self.precondition:
-            return "visits are compared with those to surrogates: give surrogates, and leave precondition=True"
+        if self.surrogates is None or not self.rule.preconditions:
+            return "visits are compared with those to surrogates: give surrogates, and a step that preconditions"
         if self.batch_size is not None and not self.control_variate:
             return "the noise of minibatches cannot be told from a lie: batch_size=None, or control_variate=True"
         return ""

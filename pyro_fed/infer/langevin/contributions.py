@@ -41,7 +41,7 @@ class VisitContributions(Contributions):
 
     def bounded_messages(self, limits: Bounded, shared: State, ledger: State, sent: SentMessages) -> BoundedMessages:
         """Limit visits to the reach of the same visits to the surrogates."""
-        stride, midpoint = self.algorithm.stride, self.algorithm.midpoint
+        stride, midpoint = self.algorithm.stride, self.algorithm.rule.midpoint
         steps, noise, _ = self._replay(shared, sent)
         held, cut = held_visits(shared, sent.messages, steps, noise, stride, midpoint, limits.pull)
         own = steps[stride - 1 :: stride].to(held["step_size"])  # no client shortens the others' steps
@@ -56,7 +56,7 @@ class VisitContributions(Contributions):
 
     def client_shift_sds_of_rounds(self, before: Sequence[State], ledger: State, sent: SentMessages) -> Tensor | None:
         """Distances of all visits of R rounds at once, if their steps are equal and the noise is known."""
-        if self.algorithm.decay or sent.noise is None or "held_mean" not in before[0]:
+        if self.algorithm.rule.decay or sent.noise is None or "held_mean" not in before[0]:
             return super().client_shift_sds_of_rounds(before, ledger, sent)
         weight = self.visit_weights(before[0], sent.clients)
         noise = sent.noise["normal"].transpose(0, 1).unflatten(0, weight.shape) * weight.rsqrt()[..., None, None]
@@ -68,7 +68,7 @@ class VisitContributions(Contributions):
         """`departures` of R rounds, (R, C), each times its part of its chain."""
         chains = before[0]["position"].shape[0]
         start = torch.stack([shared["position"] for shared in before]).repeat_interleave(ends.shape[1] // chains, 1)
-        return departures(before[0], start, ends, steps, noise, self.algorithm.midpoint) * weight
+        return departures(before[0], start, ends, steps, noise, self.algorithm.rule.midpoint) * weight
 
     def _replay(self, shared: State, sent: SentMessages) -> tuple[Tensor, Tensor, Tensor]:
         """h of the steps (T,), the noise (C, T, D) and the parts (C,) of the visits, by the clients that were asked.
@@ -95,9 +95,11 @@ class AveragedVisitContributions(VisitContributions):
         return weight
 
     def bounding_obstacle(self) -> str | None:
-        """The reason why a visit cannot be compared with one to the surrogates, such as α = 0; "" if it can."""
+        """The reason why a visit cannot be compared with one to the surrogates; "" if it can."""
         return super().bounding_obstacle() or (
-            "" if self.algorithm.alpha else "without conducive gradients visits differ as lies do: alpha=1"
+            ""
+            if self.algorithm.conducive
+            else "without conducive gradients visits differ as lies do: conducive=pf.Conducive()"
         )
 
     def bounded_messages(self, limits: Bounded, shared: State, ledger: State, sent: SentMessages) -> BoundedMessages:

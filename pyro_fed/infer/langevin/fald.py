@@ -11,14 +11,14 @@ score. The averaged noise has variance Σ_c p_c² h / p_c = h: the average is Eq
 scores change while the clients are apart. Conducive gradients are the control variate: with surrogates equal to the
 likelihoods all clients have the same linear score, and the average is exact for every T.
 
-Letters: f_c `probabilities`, p_c `weight`, T `local_steps`, h `step_size`, α `alpha`.
+Letters: f_c `probabilities`, p_c `weight`, T `local_steps`, h `step_size`, α `conducive.alpha`.
 Deviations: none of the noise is shared by the clients (the source's ρ is 0), and the conducive gradient takes the
 place of Plassier's stochastic control variates. Those of `langevin.langevin` hold too, as settings.
 
 A client's own noise, h T / p_c in posterior variances, is 1/p_c times the average's: there the average of scores that
 are not linear is biased, and the bias grows with h T and the number of clients. If no step size is given, a round
-before the first (`surrogates.own_noise`) measures the bias, and visits are so short that it is at most `visit_error`.
-One step for each visit, `local_steps=1` with `midpoint=False`, has no bias.
+before the first (`surrogates.own_noise`) measures the bias, and visits are so short that it is at most
+`step.visit_error`. One step for each visit, `local_steps=1` with `step.midpoint=False`, has no bias.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import All, Schedule
 from pyro_fed.algorithm.states import State
 from pyro_fed.codes.finding import Finding
-from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
-from pyro_fed.conventions.setting_checks import check_positive
+from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
@@ -44,8 +43,8 @@ from pyro_fed.infer.langevin import findings
 from pyro_fed.infer.langevin.client_state import Visit
 from pyro_fed.infer.langevin.conducive_visits import ConduciveVisits
 from pyro_fed.infer.langevin.contributions import AveragedVisitContributions
-from pyro_fed.infer.langevin.langevin import STEP_GIVEN
 from pyro_fed.infer.langevin.server_state import ServerState
+from pyro_fed.infer.langevin.step import Fixed, ForVisits, Measured, Step
 from pyro_fed.infer.surrogates.own_noise import OwnNoise, longest_parallel_visit, noise_time
 from pyro_fed.infer.surrogates.surrogates import Given
 from pyro_fed.ops.entries import with_trailing_axes
@@ -68,28 +67,18 @@ class FALD(ConduciveVisits):
         batch_size: m, rows a step, weighted to all of the client's; None takes all of a client's rows.
         minibatches: "reshuffled": a visit goes through the client's rows in random order, minibatch by minibatch. Or
             "anew": each minibatch is drawn from all of them, as published, which leaves the full minibatch noise.
-        step_size: h_0, the variance of the injected noise; None derives it, which needs `precondition`.
-        decay: γ of h_t = h_0 (1 + t / decay_offset)^-γ, in [0, 1]; 0 keeps the step constant.
-        decay_offset: steps after which the step has fallen to 2^-γ; only with a `decay`.
+        step: the step's size and rule: a `pf.step.Measured`; a `pf.step.ForVisits`, which does not measure the clients'
+            own noise (a warning says so, and networks and other large models are run so); or a `pf.step.Fixed`.
         surrogates: the source of the Gaussians q_s: an algorithm that leaves Gaussian sites at the clients, or its
             name: "laplace" for `FedLaplace()`, "fedep" for `FedEP()`, which fits skewed posteriors better, "local_sgld"
             for `LocalSGLD()`, and "auto" for "fedep" as far as that has a full covariance by default and "laplace"
-            beyond. `Given` has them as tensors. None runs without, with `alpha=0`: then give `step_size` and turn
-            `precondition` and `control_variate` off.
-        precondition: use the covariance of p(θ) Π_s q_s(θ) as preconditioner, so that one step size serves posteriors
-            of any scale.
+            beyond. `Given` has them as tensors. None runs without, with `conducive=None`: then give
+            `step=pf.step.Fixed(precondition=False)` and turn `control_variate` off.
         control_variate: correct minibatches by their gradient at the mode of p(θ) Π_s q_s(θ); "visit": where the
             chain is when a visit begins (SVRG-LD), which needs no surrogates.
-        midpoint: evaluate and keep the chain at θ + η/2, whose variance at a Gaussian is exact for every stable step.
-        largest_step: largest h if no `step_size` is given, in (0, 1]; stability ends at 4.
         probabilities: f_s, the clients' weights, positive with sum one; None is uniform.
-        visit_time: largest h T if no `step_size` is given, in preconditioned time, where the posterior's relaxation
-            time is 2.
-        visit_error: by how many SDs the clients' own noise may move a mean, and by what share a variance, if no
-            `step_size` is given: it chooses visits shorter than `visit_time`. None does not measure that noise, of
-            which a warning says so; networks and other large models are run so.
-        trust: the conducive gradient stops growing at √D + trust posterior SDs from the mode; None: nowhere.
-        alpha: weight of the conducive gradient; 0 is the plain form, whose clients drift apart, and has no `trust`.
+        conducive: a `pf.Conducive`: the weight and the reach of the conducive gradient; None is the plain form, whose
+            clients drift apart.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
 
     Raises:
@@ -104,31 +93,20 @@ class FALD(ConduciveVisits):
     """
 
     needs_all: ClassVar[bool] = True
+    steps: ClassVar[tuple[type[Step], ...]] = (Fixed, ForVisits, Measured)
+    usual_visit_time: ClassVar[float] = 0.2
 
     local_steps: int = 5
     thin: int = 5
-    visit_time: float = 0.2
-    visit_error: float | None = 0.03
+    step: Step | str = Measured()
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self, "visit_error", allow_none=True)
-        if self.step_size is not None:
-            refuse_unused(self, STEP_GIVEN, "visit_error")
-        if self.alpha < 0:
-            raise SettingError(f"FALD: alpha must not be negative, received {self.alpha}")
-        if self.alpha == 0:
-            refuse_unused(self, "alpha=0 is without conducive gradients; give alpha, such as 1", "trust")
         if self.thin % self.local_steps:
             raise SettingError(
                 f"FALD: thin must be a multiple of local_steps={self.local_steps}, since clients agree at the end "
                 f"of a round alone; received {self.thin}"
             )
-
-    @property
-    def needs_surrogates(self) -> bool:
-        """Whether surrogates are used, for conducive gradients or a control variate at their mode."""
-        return self.alpha > 0 or super().needs_surrogates
 
     def default_schedule(self) -> Schedule:
         """All clients in every round, for every chain."""
@@ -138,16 +116,17 @@ class FALD(ConduciveVisits):
         """The fit of the surrogates, with a measurement of the clients' own noise if the step depends on it."""
         first = super().warm_start(problem)
         surrogates = first or self.surrogates
-        if self.step_size is not None or self.visit_error is None or not isinstance(surrogates, Algorithm | Given):
+        if not isinstance(self.step, Measured) or not isinstance(surrogates, Algorithm | Given):
             return first
         return OwnNoise(surrogates=surrogates, probabilities=self.probabilities)
 
     def visit_length(self, num_clients: int, start: Start | None) -> float:
         """The longest visit whose bias is small enough, if that is known."""
         known = {} if start is None else start.shared
-        if self.visit_error is None or "shift" not in known:
+        if not isinstance(self.step, Measured) or "shift" not in known:
             return self.visit_time
-        return longest_parallel_visit(self.visit_error, known, self.local_steps, self.midpoint, self.visit_time)
+        error, midpoint = self.step.visit_error, self.step.midpoint
+        return longest_parallel_visit(error, known, self.local_steps, midpoint, self.visit_time)
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """The diagnostics of all chains, and h T of a visit."""
@@ -156,11 +135,9 @@ class FALD(ConduciveVisits):
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
         """The warnings of all chains, the cure of short visits, and visits whose bias is not measured."""
         notes, visit = super().warnings(record, problem), record.latest["visit_time"]
-        if self.step_size is not None:
-            return notes
-        if self.visit_error is not None:
-            return findings.with_reason_of_short_visits(notes, visit, self.visit_time, self.visit_error)
-        if noise_time(self.local_steps, self.midpoint):
+        if isinstance(self.step, Measured):
+            return findings.with_reason_of_short_visits(notes, visit, self.visit_time, self.step.visit_error)
+        if isinstance(self.step, ForVisits) and noise_time(self.local_steps, self.step.midpoint):
             notes.append(findings.unmeasured_noise(problem))
         return notes
 

@@ -7,7 +7,6 @@ import math
 from pyro_fed.algorithm.record import NONCENTRED, Record
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
-from pyro_fed.density.checks.funnels import funnel_hint
 from pyro_fed.density.problem import Problem
 from pyro_fed.infer.langevin.chain_diagnostics import fewest_effective, r_hat_limit
 from pyro_fed.infer.langevin.chain_store import FEWEST_JUDGED_DRAWS
@@ -32,7 +31,7 @@ def chain_findings(
         end = f"the run ended within burn_in={burn_in} steps of full length"
         return [sentences.no_draw_kept(end=end), *tempered]
     if math.isnan(last["ess"]):
-        why = TOO_NARROW if step_size is None else f"step_size={step_size:.3g} is too small for its numbers"
+        why = TOO_NARROW if step_size is None else f"a step of size={step_size:.3g} is too small for its numbers"
         still = last["kept"] >= FEWEST_JUDGED_DRAWS
         few = sentences.too_few_draws_of_a_chain
         none = sentences.chains_stood_still(why=why) if still else few(draws=round(last["kept"]))
@@ -54,7 +53,7 @@ def chain_findings(
 
 def _hint(record: Record, problem: Problem) -> list[Finding]:
     """Advice to use the non-centred form for a funnel, unless a plan tries it."""
-    hints = [] if NONCENTRED in record.planned else funnel_hint(problem)
+    hints = [] if NONCENTRED in record.planned else problem.traits.funnel_hint
     return [sentences.funnel_is_likely(hint=hint) for hint in hints]
 
 
@@ -68,20 +67,20 @@ def with_reason_of_short_visits(
     if not notes or visit >= SHORT * visit_time:
         return notes
     why = (
-        f"Visits last {visit:.2g} in place of visit_time={visit_time:g}, as long as the noise that "
-        f"clients have of their own moves nothing by more than visit_error={visit_error:g}: use FSGLD(), "
-        "or local_steps=1 with midpoint=False, which has none"
+        f"Visits last {visit:.2g} in place of step.visit_time={visit_time:g}, as long as the noise that "
+        f"clients have of their own moves nothing by more than step.visit_error={visit_error:g}: use FSGLD(), "
+        "or local_steps=1 with step.midpoint=False, which has none"
     )
     return [notes[0].with_cure(why), *notes[1:]]
 
 
 def unmeasured_noise(problem: Problem) -> Finding:
     """A warning about FALD's visits if their bias is not measured."""
-    cure = "use FSGLD(), or local_steps=1 with midpoint=False, which has none"
+    cure = "use FSGLD(), or local_steps=1 with step.midpoint=False, which has none"
     return sentences.noise_of_clients_unmeasured(parameters=problem.dim, cures=[cure])
 
 
 def step_advice(step_size: float, is_given: bool) -> str:
     """The cure of a chain that became non-finite: a smaller step, or less noise from minibatches."""
-    reduce = "reduce step_size below its present" if is_given else "give a step_size below the derived"
-    return f"{reduce} {step_size:.3g}, or raise batch_size"
+    present = "present" if is_given else "derived"
+    return f"give a step=pf.step.Fixed(size=...) below the {present} {step_size:.3g}, or raise batch_size"

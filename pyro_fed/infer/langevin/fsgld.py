@@ -13,18 +13,18 @@ Algorithm 1, and where it stands here:
     the chains go to their clients              `TravellingChains.download`
     Update: T steps of Eq. (5)                  `Langevin.local_step`; a step is `Integrator.step`
         v_s(θ), Eq. (4)                         `MinibatchScore`, or `ControlVariateScore`
-        g_s(θ), Eq. (6)                         `Conducive.at`, made once by `conducive_gradients`
+        g_s(θ), Eq. (6)                         `ConduciveGradient.at`, by `conducive_gradients`
         v_s(θ) + α g_s(θ), Eq. (7)              `ConduciveScore`, which `ConduciveVisits.build_gradient` asks for
     Reassign_chain: samples are stored          `TravellingChains.combine`, `ChainStore.store`
 
-Letters: α `alpha`; all others, and the deviations, as in `langevin.langevin`. Eq. (7) of the paper omits the prior,
-which Algorithm 1 has; it is included here.
+Letters: α `conducive.alpha`; all others, and the deviations, as in `langevin.langevin`. Eq. (7) of the paper omits the
+prior, which Algorithm 1 has; it is included here.
 
 Deviation: if no step size is given, a round before the first (`surrogates.mismatch`) measures how far the surrogates'
-scores are from the clients', and visits are so short that no parameter's variance grows by more than `visit_error` from
-it (`ops.visits` has the derivation). It also measures the largest curvature λ that a chain meets at a client, and steps
-are at most `STABLE_STEP_SHARE` of 4/λ, above which they diverge: a posterior may be steeper where the chains go than
-where it was measured.
+scores are from the clients', and visits are so short that no parameter's variance grows by more than
+`step.visit_error` from it (`ops.visits` has the derivation). It also measures the largest curvature λ that a chain
+meets at a client, and steps are at most `STABLE_STEP_SHARE` of 4/λ, above which they diverge: a posterior may be
+steeper where the chains go than where it was measured.
 
 Such visits have few steps of many rows rather than many of a few: five of 800 rows for forty of 100, as many rows and
 as much noise of minibatches (it is proportional to h/m), and an eighth of the calls. As many chains run at once as
@@ -35,23 +35,25 @@ much. In sweeps each chain is at another client (`schedule.Shuffled`), so that n
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar, cast
 
 from pyro_fed.algorithm.contract import Algorithm, Start, required_start
 from pyro_fed.algorithm.schedule import Schedule
-from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
-from pyro_fed.conventions.setting_checks import check_positive
+from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.density.problem import Problem
+from pyro_fed.errors import SettingError
+from pyro_fed.infer.langevin.conducive import Conducive
 from pyro_fed.infer.langevin.conducive_visits import ConduciveVisits
 from pyro_fed.infer.langevin.curvature import STABLE_STEP_SHARE
-from pyro_fed.infer.langevin.langevin import STEP_GIVEN
+from pyro_fed.infer.langevin.step import Fixed, Measured, Step
 from pyro_fed.infer.langevin.visiting import one_client
 from pyro_fed.infer.surrogates.mismatch import Mismatch
 from pyro_fed.infer.surrogates.surrogates import Given
 from pyro_fed.ops.langevin import STABLE
 from pyro_fed.ops.visits import longest_visit
 
-#: Visits of all chains together if no effective draws are asked for; and the largest number of rounds if they are.
-VISITS, MOST_ROUNDS = 1_200, 10_000
+#: Visits of all chains together if no effective draws are asked for.
+VISITS = 1_200
 
 
 @explains_unknown
@@ -70,30 +72,18 @@ class FSGLD(ConduciveVisits):
         batch_size: m, rows a step, weighted to all of the client's; None takes all of a client's rows.
         minibatches: "reshuffled": a visit goes through the client's rows in random order, minibatch by minibatch. Or
             "anew": each minibatch is drawn from all of them, as published, which leaves the full minibatch noise.
-        step_size: h_0, the variance of the injected noise; None derives it, which needs `precondition`.
-        decay: γ of h_t = h_0 (1 + t / decay_offset)^-γ, in [0, 1]; 0 keeps the step constant.
-        decay_offset: steps after which the step has fallen to 2^-γ; only with a `decay`.
+        step: the step's size and rule: a `pf.step.Measured`, or a `pf.step.Fixed`.
         surrogates: the source of the Gaussians q_s: an algorithm that leaves Gaussian sites at the clients, or its
             name: "laplace" for `FedLaplace()`, "fedep" for `FedEP()`, which fits skewed posteriors better, "local_sgld"
             for `LocalSGLD()`, and "auto" for "fedep" as far as that has a full covariance by default and "laplace"
             beyond. `Given` has them as tensors. None is refused: the conducive
             gradient is made of them.
-        precondition: use the covariance of p(θ) Π_s q_s(θ) as preconditioner, so that one step size serves posteriors
-            of any scale.
         control_variate: correct minibatches by their gradient at the mode of p(θ) Π_s q_s(θ); "visit": where the
             chain is when a visit begins (SVRG-LD), which needs no surrogates.
-        midpoint: evaluate and keep the chain at θ + η/2, whose variance at a Gaussian is exact for every stable step.
-        largest_step: largest h if no `step_size` is given, in (0, 1]; stability ends at 4.
         probabilities: f_s, the probability of each client, positive with sum one; None is uniform.
-        visit_time: largest h T if no `step_size` is given, in preconditioned time, where the posterior's relaxation
-            time is 2.
         sweeps: every client once in each sweep, in random order, if f_s is uniform; else clients are drawn anew for
             each visit.
-        trust: the conducive gradient stops growing at √D + trust posterior SDs from the mode; None: nowhere.
-        alpha: exploration weight α of the conducive gradient, positive; every value is unbiased, 1 is the paper's.
-        visit_error: by what share the clients' errors may widen a variance, if no `step_size` is given: it chooses
-            visits shorter than `visit_time`. It moves an SD by half of it: by default 1.5 %, what 2,000
-            effective draws can tell.
+        conducive: a `pf.Conducive`: the weight and the reach of the conducive gradient.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
 
     Raises:
@@ -108,24 +98,20 @@ class FSGLD(ConduciveVisits):
         >>> idata = pf.run(pf.FSGLD(surrogates=pf.LocalSGLD(num_samples=5000), batch_size=50), fed)
     """
 
+    steps: ClassVar[tuple[type[Step], ...]] = (Fixed, Measured)
+
     num_chains: int = 10
     local_steps: int = 5
     burn_in: int = 50
     thin: int = 5
     batch_size: int | None = 800
     sweeps: bool = True
-    visit_error: float = 0.03
+    step: Step | str = Measured()
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self, "alpha", "visit_error")
-        if self.step_size is not None:
-            refuse_unused(self, STEP_GIVEN, "visit_error")
-
-    @property
-    def needs_surrogates(self) -> bool:
-        """True: the conducive gradient is made of surrogates."""
-        return True
+        if self.conducive is None:
+            raise SettingError("FSGLD: conducive=None is DSGLD; use that, or give a pf.Conducive")
 
     def default_schedule(self) -> Schedule:
         """One client for each chain: in random sweeps, or drawn with probabilities f_s."""
@@ -133,21 +119,23 @@ class FSGLD(ConduciveVisits):
 
     def default_rounds(self, num_clients: int) -> int:
         """At most 10,000 visits of each chain if `target_ess` ends the run; else 1,200 of all chains together."""
-        return -(-VISITS // self.num_chains) if self.target_ess is None else MOST_ROUNDS
+        return -(-VISITS // self.num_chains) if self.target_ess is None else super().default_rounds(num_clients)
 
     def warm_start(self, problem: Problem) -> Algorithm | None:
         """The fit of the surrogates, with a measurement of their errors if the step depends on it."""
         first = super().warm_start(problem)
         surrogates = first or self.surrogates
-        if self.step_size is not None or not isinstance(surrogates, Algorithm | Given):
+        if not isinstance(self.step, Measured) or not isinstance(surrogates, Algorithm | Given):
             return first
-        return Mismatch(surrogates=surrogates, alpha=self.alpha, probabilities=self.probabilities)
+        alpha = cast(Conducive, self.conducive).alpha
+        return Mismatch(surrogates=surrogates, alpha=alpha, probabilities=self.probabilities)
 
     def visit_length(self, num_clients: int, start: Start | None) -> float:
         """The longest visit whose errors are small enough."""
         worst = float(required_start(start, self).shared["mismatch"].amax())
         in_sweeps = self.sweeps and self.probabilities is None
-        return longest_visit(self.visit_error, worst, num_clients, in_sweeps, self.visit_time)
+        error = cast(Measured, self.step).visit_error
+        return longest_visit(error, worst, num_clients, in_sweeps, self.visit_time)
 
     def derived_step(self, num_clients: int, start: Start | None) -> tuple[float, float]:
         """h of visits that are short enough, and whose steps are stable."""

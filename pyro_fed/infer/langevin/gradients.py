@@ -138,7 +138,7 @@ class TrustRegion(NamedTuple):
         return (self.radius / distance).clamp_max(1.0)
 
 
-class Conducive(NamedTuple):
+class ConduciveGradient(NamedTuple):
     """α g_s of Eq. (6), which is linear.
 
     Attributes:
@@ -167,7 +167,7 @@ class ConduciveScore(NamedTuple):
     """Eq. (7): an estimate v_s, `unbiased`, with the conducive gradient α g_s added."""
 
     unbiased: Score
-    conducive: Conducive
+    conducive: ConduciveGradient
 
     def estimate(
         self, problem: Problem, z: Tensor, batch: Batch, picks: Any = (), memory: Memory = ()
@@ -177,12 +177,12 @@ class ConduciveScore(NamedTuple):
         return score + self.conducive.at(z), memory
 
 
-def plus_conducive(unbiased: Score, conducive: Conducive | None) -> Score:
+def plus_conducive(unbiased: Score, conducive: ConduciveGradient | None) -> Score:
     """Eq. (7), or the estimate alone if clients have no conducive gradient."""
     return unbiased if conducive is None else ConduciveScore(unbiased, conducive)
 
 
-def conducive_gradients(sites: Gaussian, shares: Tensor, anchor: Tensor, weight: float) -> Conducive:
+def conducive_gradients(sites: Gaussian, shares: Tensor, anchor: Tensor, weight: float) -> ConduciveGradient:
     """α g_s of all clients, everywhere linear, in the anchor's dtype.
 
     `sites` are q_s (K,), `shares` f_s (K,), `anchor` θ* (D,) and `weight` α.
@@ -192,7 +192,7 @@ def conducive_gradients(sites: Gaussian, shares: Tensor, anchor: Tensor, weight:
     at = anchor.to(sites.eta.dtype)
     value = weight * (product.score(at) - own.score(at))
     slope = weight * (product.precision - own.precision)
-    return Conducive(anchor.expand(len(shares), *anchor.shape), value.to(anchor.dtype), slope.to(anchor.dtype))
+    return ConduciveGradient(anchor.expand(len(shares), *anchor.shape), value.to(anchor.dtype), slope.to(anchor.dtype))
 
 
 def likelihood_score(problem: Problem, z: Tensor, batch: Batch) -> Tensor:

@@ -19,11 +19,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pyro_fed.algorithm.bounding import LEAST_REACH_SDS
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions import seeding
-
-#: Largest long-run effect of one client on a mean, in SDs, however well the others' surrogates fit.
-LEAST_REACH_SDS = 0.5
 
 
 def reference(mean: Tensor, root: Tensor, mismatch: Tensor | None) -> State:

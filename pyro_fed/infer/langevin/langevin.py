@@ -20,12 +20,12 @@ Letters: θ `position`, h `step_size`, v `score`, f_s `probabilities`, m `batch_
 
 Deviations, all settings, all off in the papers' recipes, and those of `gradients` and `integrator`:
 
-* `precondition`: G = A A' in place of I, the covariance of the Gaussian p(θ) Π_s q_s(θ), so that one step size
+* `step.precondition`: G = A A' in place of I, the covariance of the Gaussian p(θ) Π_s q_s(θ), so that one step size
   serves posteriors of any scale: in the coordinates A⁻¹θ the posterior is about N(0, I).
-* the default step size, in preconditioned coordinates: min(`largest_step`, t / T), for visits of time t,
+* the default step size, in preconditioned coordinates: min(`step.largest`, t / T), for visits of time t,
   at most `visit_time`. During a visit the score has an error of its own, that of one client's surrogate, so that a
   visit must be short against the chain's own relaxation time, which is 2 there; `FSGLD` measures these errors and
-  chooses t by them. SGLD has no clients and takes `largest_step`. If the step is shorter than for t = `visit_time`,
+  chooses t by them. SGLD has no clients and takes `step.largest`. If the step is shorter than for t = `visit_time`,
   burn-in is longer by the same factor.
 * `sweeps`: if f_s is uniform, clients in random sweeps (`schedule.Shuffled`) instead of drawn anew for each visit:
   the errors of one client and the others cancel, see `ops.visits`.
@@ -38,6 +38,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -47,8 +48,8 @@ from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
 from pyro_fed.codes.finding import Finding
-from pyro_fed.conventions.nested_settings import refuse_unused
-from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
+from pyro_fed.conventions.nested_settings import resolve
+from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, ClientData, Minibatch
 from pyro_fed.errors import SettingError
@@ -61,14 +62,12 @@ from pyro_fed.infer.langevin.integrator import Integrator
 from pyro_fed.infer.langevin.minibatches import no_picks
 from pyro_fed.infer.langevin.server_state import ServerState
 from pyro_fed.infer.langevin.start import Beginning, at_prior, at_surrogates, new_clients
+from pyro_fed.infer.langevin.step import Derived, Fixed, Step
 from pyro_fed.infer.langevin.step_sizes import StepSizes
 from pyro_fed.infer.langevin.travelling import TravellingChains
 from pyro_fed.infer.langevin.visits import Visits
 from pyro_fed.infer.surrogates.phase import Surrogates, check_surrogates, surrogate_phase
 from pyro_fed.infer.surrogates.surrogates import shares
-
-#: Why settings of a derived step are refused beside a given step.
-STEP_GIVEN = "the step is not derived where step_size is given; leave step_size out"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,48 +76,45 @@ class Langevin(TravellingChains):
 
     Args:
         batch_size: m, rows a step; None takes all of a client's rows.
-        step_size: h_0, the variance of the injected noise; None derives it, for preconditioned chains, and makes
-            burn-in longer where it is short, up to half a run by default.
-        decay: γ of h_t = h_0 (1 + t / decay_offset)^-γ; 0 keeps the step constant.
-        decay_offset: steps after which the step has fallen to 2^-γ.
+        step: a `pf.step`; a derived one makes burn-in longer where it is short, up to half a run by default.
         surrogates: the source of the Gaussians q_s: an algorithm that leaves Gaussian sites, "laplace", "fedep",
             "local_sgld", "auto", or `Given`; None runs without.
-        precondition: use the covariance of p(θ) Π q_s(θ) as preconditioner.
-        midpoint: evaluate and keep the chain at θ + η/2.
-        largest_step: largest h where none is given; stability ends at 4.
 
     The others are those of `TravellingChains`.
     """
 
+    #: The kinds of steps that have an effect.
+    steps: ClassVar[tuple[type[Step], ...]] = (Fixed, Derived)
+
     batch_size: int | None = 100
-    step_size: float | None = None
-    decay: float = 0.0
-    decay_offset: float = 1.0
+    step: Step | str = Derived()
     surrogates: Surrogates = "auto"
-    precondition: bool = True
-    midpoint: bool = True
-    largest_step: float = 0.5
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least(self, 1, "batch_size", allow_none=True)
-        check_positive(self, "step_size", allow_none=True)
-        check_positive(self, "decay_offset", "temperature")
-        check_between(self, "largest_step", 0, 1)
-        check_between(self, "decay", 0, 1, "[]")
+        check_positive(self, "temperature")
         check_surrogates(self, allow_none=True)
+        resolve(self, "step", Step)
         name = type(self).__name__
-        if self.step_size is None and not (self.precondition and self.surrogates):
-            raise SettingError(f"{name}: without preconditioner the step has no scale: give step_size")
-        if self.surrogates is None and (self.precondition or self.needs_surrogates):
+        if type(self.step) not in self.steps:
+            allowed = " or ".join(f"pf.step.{kind.__name__}" for kind in self.steps)
+            raise SettingError(f"{name}: step must be {allowed}, received {self.step!r}")
+        if self.surrogates is None and self.rule.given_size is None:
             raise SettingError(
-                f"{name}: precondition, control_variate at the mode and conducive gradients (alpha) need surrogates, "
+                f"{name}: without surrogates the step has no scale: give step=pf.step.Fixed(size=..., "
+                "precondition=False)"
+            )
+        if self.surrogates is None and (self.rule.preconditions or self.needs_surrogates):
+            raise SettingError(
+                f"{name}: precondition, control_variate at the mode and conducive gradients need surrogates, "
                 "received None"
             )
-        if self.decay == 0:
-            refuse_unused(self, "the step is constant; give decay, such as 0.55", "decay_offset")
-        if self.step_size is not None:
-            refuse_unused(self, STEP_GIVEN, "largest_step")
+
+    @property
+    def rule(self) -> Step:
+        """The setting `step` as an instance."""
+        return cast(Step, self.step)
 
     # -- the estimate of the score --------------------------------------------------------------------------
     @property
@@ -141,11 +137,12 @@ class Langevin(TravellingChains):
     @property
     def step_sizes(self) -> StepSizes:
         """The rule by which steps fall."""
-        return StepSizes(self.local_steps, self.decay, self.decay_offset)
+        return StepSizes(self.local_steps, self.rule.decay, self.rule.decay_offset)
 
     def derived_step(self, num_clients: int, start: Start | None) -> tuple[float, float]:
         """The derived h in preconditioned coordinates, and the step of full length, to which burn-in refers."""
-        return self.largest_step, self.largest_step
+        largest = cast(Derived, self.step).largest
+        return largest, largest
 
     def longer_burn_in(self, burn_in: int, times: float, num_clients: int) -> int:
         """A burn-in `times` as long, but no more than half a run by default, so that draws remain to be judged."""
@@ -181,9 +178,9 @@ class Langevin(TravellingChains):
         if self.surrogates is None:
             begin = at_prior(problem, self.num_chains, generator)
         else:
-            begin = at_surrogates(problem, self.surrogates, start, self.num_chains, self.precondition, generator)
+            begin = at_surrogates(problem, self.surrogates, start, self.num_chains, self.rule.preconditions, generator)
         clients, visited = self.equip(new_clients(begin, share), begin, share), None
-        step, burn_in = self.step_size, self.burn_in
+        step, burn_in = self.rule.given_size, self.burn_in
         if step is None:
             step, full = self.derived_step(num_clients, start)
             burn_in = self.longer_burn_in(burn_in, full / step, num_clients)
@@ -252,7 +249,7 @@ class Langevin(TravellingChains):
     def visits(self, data: ClientData) -> Visits:
         """T steps of chains at these clients."""
         size = None if self.takes_all_rows(data) else self.batch_size
-        return Visits(Integrator(self.midpoint), self.step_sizes, self.stride, size)
+        return Visits(Integrator(self.rule.midpoint), self.step_sizes, self.stride, size)
 
     # -- several rounds at once -----------------------------------------------------------------------------
     def rounds_ahead(self, shared: State) -> int:
@@ -293,8 +290,8 @@ class Langevin(TravellingChains):
     # -- warnings about the draws ---------------------------------------------------------------------------
     def advice(self, problem: Problem, before: State) -> str:
         """The cure of a chain that became non-finite: a smaller step, or less noise from minibatches."""
-        return findings.step_advice(float(before["step_size"]), self.step_size is not None)
+        return findings.step_advice(float(before["step_size"]), self.rule.given_size is not None)
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
         """Warnings about chains that disagree, too few effective draws, and clients whose surrogates are poor."""
-        return findings.chain_findings(record, problem, self.num_chains, self.burn_in, self.step_size)
+        return findings.chain_findings(record, problem, self.num_chains, self.burn_in, self.rule.given_size)

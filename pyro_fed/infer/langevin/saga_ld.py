@@ -51,17 +51,12 @@ class SAGALD(Langevin):
             and R-hat is at most 1.01 (1.025 of ten chains); None runs all rounds.
         batch_size: m, rows a step, each minibatch drawn anew, no row twice in one, weighted to all; from as many rows
             on as there are, all are taken.
-        step_size: h_0, the variance of the injected noise; None derives it, which needs `precondition`.
-        decay: γ of h_t = h_0 (1 + t / decay_offset)^-γ, in [0, 1]; 0 keeps the step constant.
-        decay_offset: steps after which the step has fallen to 2^-γ; only with a `decay`.
+        step: the step's size and rule: a `pf.step.Derived`, or a `pf.step.Fixed`.
         surrogates: the source of the Gaussians q_s: an algorithm that leaves Gaussian sites at the clients, or its
             name: "laplace" for `FedLaplace()`, "fedep" for `FedEP()`, which fits skewed posteriors better, "local_sgld"
             for `LocalSGLD()`, and "auto" for "fedep" as far as that has a full covariance by default and "laplace"
-            beyond. `Given` has them as tensors. None runs without: then give `step_size` and turn `precondition` off.
-        precondition: use the covariance of p(θ) Π_s q_s(θ) as preconditioner, so that one step size serves posteriors
-            of any scale.
-        midpoint: evaluate and keep the chain at θ + η/2, whose variance at a Gaussian is exact for every stable step.
-        largest_step: largest h if no `step_size` is given, in (0, 1]; stability ends at 4.
+            beyond. `Given` has them as tensors. None runs without: then give
+            `step=pf.step.Fixed(precondition=False)`.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
 
     Raises:
@@ -73,8 +68,8 @@ class SAGALD(Langevin):
 
     Example:
         >>> idata = pf.run(pf.SAGALD(), fed)
-        >>> plain = {"surrogates": None, "precondition": False, "midpoint": False}
-        >>> idata = pf.run(pf.SAGALD(step_size=1e-4, **plain), fed)
+        >>> step = pf.step.Fixed(size=1e-4, precondition=False, midpoint=False)
+        >>> idata = pf.run(pf.SAGALD(step=step, surrogates=None), fed)
     """
 
     pooled: ClassVar[bool] = True

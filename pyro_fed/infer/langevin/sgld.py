@@ -30,20 +30,14 @@ class SGLD(CorrectedLangevin):
         batch_size: m, rows a step, weighted to all; None takes all rows.
         minibatches: "reshuffled": a visit goes through the client's rows in random order, minibatch by minibatch. Or
             "anew": each minibatch is drawn from all of them, as published, which leaves the full minibatch noise.
-        step_size: h_0, the variance of the injected noise; None derives it, which needs `precondition`.
-        decay: γ of h_t = h_0 (1 + t / decay_offset)^-γ, in [0, 1]; 0 keeps the step constant.
-        decay_offset: steps after which the step has fallen to 2^-γ; only with a `decay`.
+        step: the step's size and rule: a `pf.step.Derived`, or a `pf.step.Fixed`.
         surrogates: the source of the Gaussians q_s: an algorithm that leaves Gaussian sites at the clients, or its
             name: "laplace" for `FedLaplace()`, "fedep" for `FedEP()`, which fits skewed posteriors better, "local_sgld"
             for `LocalSGLD()`, and "auto" for "fedep" as far as that has a full covariance by default and "laplace"
-            beyond. `Given` has them as tensors. None runs without: then give `step_size` and turn
-            `precondition` and `control_variate` off.
-        precondition: use the covariance of p(θ) Π_s q_s(θ) as preconditioner, so that one step size serves posteriors
-            of any scale.
+            beyond. `Given` has them as tensors. None runs without: then give
+            `step=pf.step.Fixed(precondition=False)` and turn `control_variate` off.
         control_variate: correct minibatches by their gradient at the mode of p(θ) Π_s q_s(θ); "visit": where the
             chain is when a visit begins (SVRG-LD), which needs no surrogates.
-        midpoint: evaluate and keep the chain at θ + η/2, whose variance at a Gaussian is exact for every stable step.
-        largest_step: largest h if no `step_size` is given, in (0, 1]; stability ends at 4.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
 
     Raises:
@@ -55,8 +49,8 @@ class SGLD(CorrectedLangevin):
 
     Example:
         >>> idata = pf.run(pf.SGLD(), fed)
-        >>> plain = {"surrogates": None, "precondition": False, "control_variate": False, "midpoint": False}
-        >>> idata = pf.run(pf.SGLD(step_size=1e-4, **plain), fed)
+        >>> step = pf.step.Fixed(size=1e-4, precondition=False, midpoint=False)
+        >>> idata = pf.run(pf.SGLD(step=step, surrogates=None, control_variate=False), fed)
     """
 
     pooled: ClassVar[bool] = True

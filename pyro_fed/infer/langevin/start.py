@@ -15,6 +15,7 @@ from torch import Tensor
 from pyro_fed.algorithm.contract import Start
 from pyro_fed.density.problem import Problem
 from pyro_fed.infer.langevin.client_state import ClientState
+from pyro_fed.infer.langevin.conducive import Conducive
 from pyro_fed.infer.langevin.gradients import TrustRegion, conducive_gradients
 from pyro_fed.infer.surrogates.surrogates import fitted_surrogates, one_each
 from pyro_fed.ops.gaussian import Gaussian
@@ -80,19 +81,15 @@ def new_clients(begin: Beginning, share: Tensor) -> ClientState:
 
 
 def give_conducive_gradients(
-    clients: ClientState, begin: Beginning, share: Tensor, alpha: float, trust: float | None
+    clients: ClientState, begin: Beginning, share: Tensor, conducive: Conducive | None
 ) -> ClientState:
-    """The clients' states with conducive gradients; unchanged if there are no surrogates, or `alpha` is 0.
-
-    `share` is f_s (K,), `alpha` the weight α. The gradient stops growing at √D + `trust` posterior SDs from θ*; None:
-    nowhere.
-    """
-    if not begin.gaussians or not alpha:
+    """The clients' states with conducive gradients, by f_s `share` (K,); unchanged if there are none."""
+    if not begin.gaussians or conducive is None:
         return clients
     sites, target = begin.gaussians
-    pull = conducive_gradients(one_each(sites, len(share)), share, begin.anchor, alpha)
-    if trust is not None:
+    pull = conducive_gradients(one_each(sites, len(share)), share, begin.anchor, conducive.alpha)
+    if conducive.trust is not None:
         metric = target.precision.to(begin.anchor.dtype)
-        radius = torch.full_like(share, math.sqrt(len(begin.anchor)) + trust)
+        radius = torch.full_like(share, math.sqrt(len(begin.anchor)) + conducive.trust)
         pull = pull._replace(region=TrustRegion(metric.expand(len(share), *metric.shape), radius))
     return clients.with_conducive(pull)

@@ -39,6 +39,7 @@ from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
 from pyro_fed.codes import cures, sentences
 from pyro_fed.codes.finding import Finding
+from pyro_fed.conventions.limits import ROUNDING_UNITS
 from pyro_fed.conventions.nested_settings import chosen_setting, explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice, check_positive
 from pyro_fed.density.derivatives.few_rows import of_some_rows, pick_rows
@@ -69,8 +70,6 @@ LONGEST_LOG_STEP = 20.0
 SHORT = 0.01
 #: The step aimed at is taken if it gains at least this share of the best fraction's gain, because that saves a round.
 AIM_SHARE = 0.5
-#: Units in the last place of f that a step may lose, because rounding explains them.
-ROUNDING_UNITS = 64.0
 
 
 @explains_unknown
@@ -81,11 +80,10 @@ class FedLaplace(GaussianAlgorithm):
     The final `local` state holds each client's Gaussian site at the mode; `shared` holds the mode (`point`) and q.
 
     Args:
-        covariance: of the approximation: "full", "diag", or "auto": full up to `full_dim` parameters.
-        full_dim: largest D for which "auto" takes a full covariance, and exact Hessians; 1,000 if it is not set
-            and rows have linear predictors.
-        curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians up to `full_dim`
-            parameters.
+        covariance: of the approximation: "full", "diag", or "auto": full up to 100 parameters (1,000 of linear
+            predictors).
+        curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians as far as
+            the covariance is full by default.
         tolerance: the run has converged when the next Newton step is shorter than this many posterior SDs,
             (d'Hd)^(1/2).
         start: "zeros" on the unconstrained scale (a point near them, or a draw of the prior, where the density or a
@@ -131,6 +129,11 @@ class FedLaplace(GaussianAlgorithm):
         check_at_least(self, 1, "few_rows", allow_none=True)
         if not self.fractions or self.fractions[0] != 1.0 or min(self.fractions) <= 0:
             raise SettingError(f"FedLaplace: fractions must be positive and begin with 1, received {self.fractions}")
+
+    @property
+    def by_newton(self) -> bool:
+        """True: this is Newton's method."""
+        return True
 
     def default_rounds(self, num_clients: int) -> int:
         """At most 100 rounds; the run stops when it has converged."""

@@ -234,9 +234,6 @@ class PaperDSVGD(SiteParticles):
         batch_size: rows a step, weighted to all of the client's; None takes all.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
         kernel: of the SVGD direction, of `pyro_fed.ops`; the default is RBF with the median heuristic.
-        decay: power of the step's decay, rate (1 + t / decay_offset)^-decay, in [0, 1]; 0 keeps it
-            constant, as the paper does.
-        decay_offset: steps after which the step has fallen to 2^-decay; only with a `decay`.
         entropy: keep by how much each turn changes the particles' entropy, exactly (figure `entropy_gain`, nats); costs
             D passes over the kernel a step.
         kde_bandwidth: λ, standard deviation of the KDE's Gaussian kernel.

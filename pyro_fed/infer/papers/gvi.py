@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.ep.settings import HAND_WRITTEN, Controlled, Converging, Damped
+from pyro_fed.infer.ep.settings import Controlled, Converging, Damped
 
 
 @explains_unknown
@@ -25,10 +25,9 @@ class GVI(Converging, Damped, Controlled):
     """Global variational inference: a Gaussian fitted to the pooled data by natural-gradient steps.
 
     Args:
-        covariance: of q: "full", "diag", or "auto": full up to `full_dim` parameters.
-        full_dim: largest D for which "auto" takes a full covariance, and exact Hessians.
-        curvature: of the likelihood: "hessian", "fisher" (never negative), or "auto": Hessians up to `full_dim`
-            parameters.
+        covariance: of q: "full", "diag", or "auto": full up to 100 parameters (1,000 of linear predictors).
+        curvature: of the likelihood: "hessian", "fisher" (never negative), or "auto": Hessians as far as
+            the covariance is full by default.
         num_points: Sobol points for expectations under q; even.
         tolerance: the run has converged when no mean moves by more than this many SDs in a round, and no SD by
             more than this share.
@@ -50,11 +49,8 @@ class GVI(Converging, Damped, Controlled):
 
     pooled: ClassVar[bool] = True
     without: ClassVar[Mapping[str, str]] = {
-        "num_guide_draws": HAND_WRITTEN,
-        **dict.fromkeys(("start", "averaging", "warm_tolerance"), "it begins at the prior"),
-        **dict.fromkeys(
-            ("server_optimiser", "client_optimiser", "changes"), "the steps are those of the natural gradient"
-        ),
+        "start": "it begins at the prior",
+        "optimisers": "the steps are those of the natural gradient",
     }
 
     def __post_init__(self) -> None:

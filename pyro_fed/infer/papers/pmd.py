@@ -40,10 +40,9 @@ from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, ClientData, batch_of, draw_anew, with_batches
+from pyro_fed.ops.backtrack import HALVINGS
 from pyro_fed.ops.step_sizes import polynomial_step
 
-#: Halvings of the interval in which the largest allowed γ is searched for.
-HALVINGS = 40
 #: Ridge of the particles' covariance, a share of its trace: it is singular if fewer than D of them have weight.
 RIDGE = 1e-8
 #: Share of effective particles below which the last weights get a warning.

@@ -43,9 +43,6 @@ class PaperSVGD(ParticleAlgorithm):
         batch_size: rows a step, weighted to all of them; None takes all.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
         kernel: of the SVGD direction, of `pyro_fed.ops`; the default is RBF with the median heuristic.
-        decay: power of the step's decay, rate (1 + t / decay_offset)^-decay, in [0, 1]; 0 keeps it
-            constant, as the paper does.
-        decay_offset: steps after which the step has fallen to 2^-decay; only with a `decay`.
         entropy: keep by how much each turn changes the particles' entropy, exactly (figure `entropy_gain`, nats); with
             it `free_energy_change`, of F = KL(q ‖ p_0 p) up to a constant. Costs D passes over the kernel a step.
 

@@ -21,7 +21,6 @@ from pyro_fed.algorithm.contract import Noise, Start, required_start
 from pyro_fed.algorithm.states import State
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.density.traits import LARGE_DIM
 from pyro_fed.infer.ep.tilted import IVON, Received
 from pyro_fed.infer.ep.tilted.base import numerics_of
 from pyro_fed.infer.peers.peer_sites import public_belief
@@ -41,11 +40,10 @@ from pyro_fed.ops.gaussian_structures import DiagGaussian
 
 #: Variance about an agent's first point at which the prior is evaluated.
 NARROW = 1e-4
-#: Points of the prior's expectations, up to `LARGE_DIM` parameters and of more. A prior that is Gaussian on the
-#: unconstrained scale needs two. The curvature of a half-Cauchy scale's logarithm is concentrated at one place, which
-#: eight points miss under an SD of five: that widened it further, until it overflowed (a horseshoe in units of its
-#: scales).
-PRIOR_POINTS, PRIOR_POINTS_OF_LARGE = 32, 8
+#: Points of the prior's expectations. A prior that is Gaussian on the unconstrained scale needs two. The curvature of a
+#: half-Cauchy scale's logarithm is concentrated at one place, which eight points miss under an SD of five: that widened
+#: it further, until it overflowed (a horseshoe in units of its scales).
+PRIOR_POINTS = 32
 
 
 def first_states(
@@ -105,13 +103,12 @@ def step(
 
 def _prior(algorithm: SpreadGaussian, problem: Problem, q: Gaussian) -> Gaussian:
     """The prior's site by an expected Newton step under each agent's belief, not negative, a few agents at a time."""
-    count = PRIOR_POINTS if q.dim <= LARGE_DIM else PRIOR_POINTS_OF_LARGE
-    size = max(1, POINT_NUMBERS // (count * q.dim))
+    size = max(1, POINT_NUMBERS // (PRIOR_POINTS * q.dim))
     derivatives, found = algorithm.derivatives("diag"), []
     for first in range(0, len(q.eta), size):
         some = slice(first, first + size)
         belief = type(q)(q.precision[some], q.eta[some])
-        points = spread_points(belief, count)
+        points = spread_points(belief, PRIOR_POINTS)
         found.append(site_of(derivatives.of_prior(problem, points), belief.mean()))
     precision = torch.cat([site.precision for site in found])
     return type(found[0])(precision.abs(), torch.cat([site.eta for site in found]))

@@ -58,10 +58,9 @@ class P2PEP(PeerGaussian):
     """Expectation propagation without a server, over an arbitrary graph; it starts at the answer of `P2PVI`.
 
     Args:
-        covariance: of the beliefs: "full", "diag", or "auto": full up to `full_dim` parameters.
-        full_dim: largest D for which "auto" takes a full covariance, and exact Hessians.
-        curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians up to `full_dim`
-            parameters.
+        covariance: of the beliefs: "full", "diag", or "auto": full up to 100 parameters.
+        curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians as far as
+            the covariance is full by default.
         num_points: Sobol points for expectations under a belief in `P2PVI`, which comes first; even.
         tolerance: the run has converged when in a round no agent's mean moves by more than this many SDs and no SD by
             more than this share, and agents differ by no more.

@@ -10,6 +10,7 @@ network", W_ij = 1/N. A point at every agent, not a posterior: agents' single dr
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -21,19 +22,19 @@ from pyro_fed.algorithm.capabilities import OnGraph
 from pyro_fed.algorithm.contract import Noise, Start
 from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.states import State
-from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
+from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.graph import Graph
 from pyro_fed.infer.averaging.contributions import StepContributions
-from pyro_fed.infer.averaging.fedavg import FedAvg
+from pyro_fed.infer.averaging.fedavg import LocalSGD
 from pyro_fed.ops.mixing import mix
 
 
 @explains_unknown
 @dataclass(frozen=True, kw_only=True)
-class P2PFedAvg(FedAvg, OnGraph):
+class P2PFedAvg(LocalSGD, OnGraph):
     """Federated averaging over a graph: a point at every agent, and no posterior.
 
     Args:
@@ -44,8 +45,6 @@ class P2PFedAvg(FedAvg, OnGraph):
         unit: the unit of `chain_steps`: "steps", or "epochs", in each of which an agent takes every row once, in
             minibatches of `batch_size`.
         prior: add the agent's share of the log prior to its objective.
-        damping: a server's learning rate. There is no server here: leave it at its default.
-        server_optimiser: a server's too: leave it at its default.
         gossip_steps: consensus steps a round.
 
     Raises:
@@ -60,13 +59,15 @@ class P2PFedAvg(FedAvg, OnGraph):
     """
 
     additive: ClassVar[bool] = False
+    without: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("damping", "server_optimiser"), "agents mix by the graph; FedAvg has a server"
+    )
 
     gossip_steps: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least(self, 1, "gossip_steps")
-        refuse_unused(self, "agents mix by the graph; FedAvg has a server", "damping", "server_optimiser")
 
     def contributions(self) -> Contributions:
         """The agents' steps, which cannot be bounded: the points that agents mix keep what they have received."""

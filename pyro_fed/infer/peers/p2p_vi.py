@@ -82,11 +82,9 @@ class P2PVI(CountedRows):
     """Peer-to-peer variational inference over an arbitrary graph, exact by default.
 
     Args:
-        covariance: of the beliefs: "full", "diag", or "auto": full up to `full_dim` parameters.
-        full_dim: largest D for which "auto" takes a full covariance, and exact Hessians; 1,000 if it is not set
-            and rows have linear predictors.
-        curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians up to `full_dim`
-            parameters. Of "newton" and the start alone.
+        covariance: of the beliefs: "full", "diag", or "auto": full up to 100 parameters (1,000 of linear predictors).
+        curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians as far as
+            the covariance is full by default. Of "newton" and the start alone.
         num_points: Sobol points for expectations under a belief; even. Of "newton" alone.
         tolerance: the run has converged when in a round no agent's mean moves by more than this many SDs and no SD by
             more than this share, and agents differ by no more. There is no such end with "svi", whose steps are
@@ -163,6 +161,11 @@ class P2PVI(CountedRows):
     def solver(self) -> TiltedInference:
         """The tilted inference that solves Eq. (3): the setting `update` as an instance."""
         return cast(TiltedInference, self.update)
+
+    @property
+    def by_newton(self) -> bool:
+        """Whether agents take exact Newton steps."""
+        return self.solver.newton_steps > 0
 
     @property
     def kind(self) -> Kind:

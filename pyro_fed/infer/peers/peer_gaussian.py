@@ -117,7 +117,6 @@ class PeerGaussian(SpreadGaussian, OnGraph):
         return ConsensusLaplace(
             newton=FedLaplace(
                 covariance=self.structure,
-                full_dim=self.full_dim,
                 curvature=self.curvature,
                 tolerance=START_TOLERANCE,
             )

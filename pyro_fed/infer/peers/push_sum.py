@@ -51,10 +51,9 @@ class P2PPushSum(PeerGaussian):
     """Peer-to-peer variational inference by PushSum: exact on directed graphs whose agents know their listeners alone.
 
     Args:
-        covariance: of the beliefs: "full", "diag", or "auto": full up to `full_dim` parameters.
-        full_dim: largest D for which "auto" takes a full covariance, and exact Hessians.
-        curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians up to `full_dim`
-            parameters.
+        covariance: of the beliefs: "full", "diag", or "auto": full up to 100 parameters.
+        curvature: of the likelihoods: "hessian", "fisher" (never negative), or "auto": Hessians as far as
+            the covariance is full by default.
         num_points: Sobol points for expectations under a belief; even.
         tolerance: the run has converged when in a round no agent's mean moves by more than this many SDs and no SD by
             more than this share, and agents differ by no more.

@@ -8,7 +8,6 @@ from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
-from pyro_fed.density.checks.funnels import funnel_hint
 from pyro_fed.density.problem import Problem
 from pyro_fed.ops.arviz_versions import bfmi, ess, rhat
 
@@ -50,7 +49,7 @@ def sampler_struggled(record: Record) -> bool:
 def trajectory_warnings(record: Record, problem: Problem) -> list[Finding]:
     """Warnings, with cures, about divergences, saturated trees, chains that have not mixed and unexplored energies."""
     divergences, deepest, rhat, bfmi = _diagnosis(record)
-    hints = funnel_hint(problem) if sampler_struggled(record) else []
+    hints = problem.traits.funnel_hint if sampler_struggled(record) else []
     return [
         *([sentences.trajectories_diverged(trajectories=divergences)] if divergences > 0 else []),
         *([sentences.trees_saturated(share=deepest)] if deepest > OFTEN_DEEPEST else []),

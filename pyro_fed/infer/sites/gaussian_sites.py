@@ -31,7 +31,6 @@ from pyro_fed.conventions.nested_settings import chosen_setting
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice, check_positive
 from pyro_fed.density.derivatives.derivatives import Derivatives, Kind, Structure
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.traits import FULL_DIM
 from pyro_fed.errors import SettingError
 from pyro_fed.ops.entries import choose, with_trailing_axes
 from pyro_fed.ops.gaussian import Gaussian
@@ -59,14 +58,12 @@ class GaussianAlgorithm(Tempered):
     """Base of algorithms whose result is a Gaussian on the unconstrained scale.
 
     Args:
-        covariance: "full", "diag", or "auto": full up to `full_dim` parameters.
-        full_dim: largest D for which "auto" takes a full covariance, and exact Hessians.
-        curvature: of the likelihood: "hessian", "fisher" (never negative), or "auto": Hessians up to `full_dim`
-            parameters.
+        covariance: "full", "diag", or "auto": full up to 100 parameters (1,000 of linear predictors).
+        curvature: of the likelihood: "hessian", "fisher" (never negative), or "auto": Hessians as far as
+            the covariance is full by default.
     """
 
     covariance: Literal["auto", "full", "diag"] = "auto"
-    full_dim: int = FULL_DIM
     curvature: Literal["auto", "hessian", "fisher"] = "auto"
 
     def advice(self, problem: Problem, before: State) -> str:
@@ -75,7 +72,7 @@ class GaussianAlgorithm(Tempered):
         if not funnel and self.structure == "full" and problem.traits.layers:
             return (
                 "the approximation that it starts at had not come to rest: a network's log density has many modes, and "
-                "full steps lead away from them; leave covariance, full_dim and start out, which takes diagonal "
+                "full steps lead away from them; leave covariance and start out, which takes diagonal "
                 "covariances by stochastic gradients, or take FedEP, which goes back where a step was one for the worse"
             )
         damping = getattr(self, "damping", None)
@@ -89,8 +86,12 @@ class GaussianAlgorithm(Tempered):
     def __post_init__(self) -> None:
         check_choice(self, "covariance", ("auto", "full", "diag"))
         check_choice(self, "curvature", ("auto", "hessian", "fisher"))
-        check_at_least(self, 1, "full_dim")
         check_positive(self, "temperature")
+
+    @property
+    def by_newton(self) -> bool:
+        """Whether rounds are exact Newton steps, for which full Hessians cost little along linear predictors."""
+        return False
 
     @property
     def structure(self) -> Structure:
@@ -99,7 +100,7 @@ class GaussianAlgorithm(Tempered):
 
     def derivatives(self, structure: Structure | None = None) -> Derivatives:
         """The computation of scores and curvatures; `structure` replaces the algorithm's."""
-        return Derivatives(structure or self.structure, self.kind, self.full_dim)
+        return Derivatives(structure or self.structure, self.kind)
 
     @property
     def kind(self) -> Kind:

@@ -66,6 +66,7 @@ class EndOfRun(Settings):
         noise: share of the kernelised Stein discrepancy of N exact draws at which it ends.
         min_fall: it also ends when the discrepancy has not fallen by this share
         patience: for this many passes.
+        max_passes: passes over the clients, at most.
 
     Raises:
         SettingError: a setting out of its range, or unknown.
@@ -80,16 +81,17 @@ class EndOfRun(Settings):
     noise: float = 0.05
     min_fall: float = 0.05
     patience: int = 3
+    max_passes: int = 20
 
     def __post_init__(self) -> None:
         check_positive(self, "noise")
         check_between(self, "min_fall", 0, 1)
-        check_at_least(self, 1, "patience")
+        check_at_least(self, 1, "patience", "max_passes")
 
-    def reached(self, figures: list[Figures], max_passes: int) -> bool | None:
+    def reached(self, figures: list[Figures]) -> bool | None:
         """Whether the rounds so far are enough; None for particles that started apart, which have no criterion.
 
-        Between basins the discrepancy rises and falls. `max_passes` is the largest number of passes.
+        Between basins the discrepancy rises and falls.
         """
         if figures[-1]["apart"]:
             return None
@@ -105,7 +107,7 @@ class EndOfRun(Settings):
             return True
         if len(figures) <= self.patience * width or any(unlike_draws(each) for each in last):
             return False
-        if len(figures) >= max_passes * width:
+        if len(figures) >= self.max_passes * width:
             return True
         passes = [sum(f["ksd"] for f in figures[i : i + width]) for i in range(0, len(figures), width)]
         return min(passes[-self.patience :]) > (1.0 - self.min_fall) * min(passes[: -self.patience])

@@ -24,6 +24,7 @@ from torch.func import grad
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start, required_start
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.kinds import cast_checked
+from pyro_fed.conventions.limits import ROUNDING_UNITS
 from pyro_fed.density.compiling.predictors import CHECK_ROWS, Predictors, predictors
 from pyro_fed.density.derivatives.few_rows import first_row_count, pick_rows
 from pyro_fed.density.derivatives.rowwise import SMALLEST_PIECE, rounded_row_count
@@ -38,9 +39,6 @@ from pyro_fed.ops.points import MOST_SOBOL_DIMS, standardised_sobol
 
 #: Number of points whose tangents are compared, and the number of the prior's SDs over which one of them is spread.
 POINTS, REACH = 16, 2.0
-#: Tolerance of a tangent below, in units in the last place of its terms, and of a nat, to which values of a log(1 +
-#: exp(u)) are rounded; and of the difference between the prior's scores and a Gaussian's.
-ROUNDING_UNITS = 64.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -48,7 +48,7 @@ class TurnContributions(Contributions):
         change = found.residuals - state["taken"][sent.clients]
         own, figures = algorithm.server_turn(cast(Problem, sent.problem), shared)
         reach = algorithm.local_steps * shared["pace"] * algorithm.step_size
-        reach = reach * (1 + shared["steps"] / algorithm.decay_offset) ** -algorithm.decay
+        reach = reach * (1 + shared["steps"] / algorithm.optimiser.offset) ** -algorithm.decay
         white, beyond = held_particles(message["white"][0], own["white"], reach)
         held = {
             "white": white[None],

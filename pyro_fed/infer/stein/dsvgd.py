@@ -66,7 +66,7 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import chosen_setting, explains_unknown, refuse_unused
-from pyro_fed.conventions.setting_checks import check_at_least, check_choice
+from pyro_fed.conventions.setting_checks import check_between, check_choice
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, ClientData, batch_of, with_batches
 from pyro_fed.density.scores import clients_likelihood_scores
@@ -85,12 +85,16 @@ from pyro_fed.ops.balanced import Balanced
 from pyro_fed.ops.kernel_base import Kernel
 from pyro_fed.ops.kernels import MEDIAN_RBF
 from pyro_fed.ops.stein import effective_number, spread
-from pyro_fed.ops.step_sizes import AdaGradState
+from pyro_fed.ops.step_sizes import AdaGrad, AdaGradState
 
 #: Let a client have the share s of all rows. If its residuals vary over the particles by less than `STRAIGHT` s in any
 #: coordinate, its site with the particles' own residuals can replace its rows during a turn: over a whole SD the error
 #: is at most this share of the posterior's score at one SD, and the next turn removes it.
 STRAIGHT = 0.1
+#: Steps after which the step has fallen to 2^-decay.
+DECAY_OFFSET = 500.0
+#: Rounds, at least a pass, over whose mean particles that started apart are returned.
+AVERAGED_ROUNDS = 20
 #: One kernel object for all defaults, so that equal settings compare as equal.
 BALANCED = Balanced()
 #: Particles, and AdaGrad's state.
@@ -127,8 +131,7 @@ class DSVGD(ParticleAlgorithm, Indicators):
         batch_size: rows a step, weighted to all of the client's; None takes all.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
         kernel: of the SVGD direction, of `pyro_fed.ops`; the default keeps two moments and the marginals right.
-        decay: power of the step's decay, rate (1 + t / decay_offset)^-decay, in [0, 1]; 0 keeps it constant.
-        decay_offset: steps after which the step has fallen to 2^-decay; only with a `decay`.
+        decay: power of the step's decay, rate (1 + t / 500)^-decay, in [0, 1]; 0 keeps it constant.
         entropy: keep by how much each turn changes the particles' entropy, exactly (figure `entropy_gain`, nats); costs
             D passes over the kernel a step.
         start: start of the particles: "gaussian" (points under the Gaussian of FedEP, or of Laplace in many
@@ -137,13 +140,10 @@ class DSVGD(ParticleAlgorithm, Indicators):
             posterior is elsewhere), "prior" (draws of the prior), "apart" (the same without surrogates,
             for densities that have no useful mode, as those of neural networks), or "checked" ("gaussian", unless its
             centre is no maximum: then "apart").
-            "auto" searches for modes if the prior is proper, the model has at most `max_modes_dim` parameters and its
+            "auto" searches for modes if the prior is proper, the model has at most 30 parameters and its
             rows' scores do not jump (a mode of a quantile regression has no curvature); it otherwise takes the
             Gaussian, with a check if the prior is proper and the model too large for Hessians.
-        max_modes_dim: largest D for which "auto" looks for modes; of that alone.
-        max_passes: passes over the clients, at most.
         end: criterion of the run's end, a `pf.EndOfRun`; not for particles that start apart, which use all rounds.
-        averaged_rounds: particles that started apart are returned at their mean over this many rounds, at least a pass.
 
     Raises:
         SettingError: a setting out of its range, unknown, or without effect beside the others.
@@ -162,24 +162,16 @@ class DSVGD(ParticleAlgorithm, Indicators):
 
     local_steps: int = 20
     decay: float = 0.6
-    decay_offset: float = 500.0
     kernel: Kernel = field(default=BALANCED)
     start: Literal["auto", "gaussian", "modes", "prior", "apart", "checked"] = "auto"
-    max_modes_dim: int = 30
-    max_passes: int = 20
     end: EndOfRun = EndOfRun()
-    averaged_rounds: int = 20
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.end, EndOfRun):
             raise SettingError(f"{type(self).__name__}: end must be a pf.EndOfRun, received {self.end!r}")
         check_choice(self, "start", ("auto", *BEGINNINGS))
-        check_at_least(self, 1, "max_passes", "max_modes_dim", "averaged_rounds")
-        if self.start != "auto":
-            refuse_unused(self, "only start='auto' has the choice", "max_modes_dim")
-        if self.start in ("gaussian", "modes", "prior"):
-            refuse_unused(self, "only particles that start apart are averaged: start='apart'", "averaged_rounds")
+        check_between(self, "decay", 0, 1, "[]")
         if self.start == "apart":
             refuse_unused(
                 self,
@@ -193,8 +185,13 @@ class DSVGD(ParticleAlgorithm, Indicators):
                 )
 
     def default_rounds(self, num_clients: int) -> int:
-        """`max_passes` passes over the clients; the run ends when it has converged."""
-        return self.max_passes * num_clients
+        """`end.max_passes` passes over the clients; the run ends when it has converged."""
+        return self.end.max_passes * num_clients
+
+    @property
+    def optimiser(self) -> AdaGrad:
+        """AdaGrad with a step that falls."""
+        return replace(super().optimiser, power=self.decay, offset=DECAY_OFFSET)
 
     def default_schedule(self) -> Schedule:
         """One client in each round, in turn."""
@@ -377,7 +374,7 @@ class DSVGD(ParticleAlgorithm, Indicators):
         before = Server.of(shared)
         server = before.adopting({name: value[0] for name, value in messages.items()})
         done = before.passed + before.pass_length
-        whole = (self.averaged_rounds * before.pass_length).clamp_min(1.0)  # passes that are averaged
+        whole = (AVERAGED_ROUNDS * before.pass_length).clamp_min(1.0)  # passes that are averaged
         share = (before.pass_length / torch.minimum(done, whole)).to(server.white.dtype)
         averaged = torch.lerp(before.averaged, server.white, share)
         return with_pace(replace(server, averaged=averaged, passed=done)).state()
@@ -402,7 +399,7 @@ class DSVGD(ParticleAlgorithm, Indicators):
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
         """Whether the discrepancy is that of exact draws or no longer falls, and the moments have converged."""
-        return self.end.reached(figures, self.max_passes)
+        return self.end.reached(figures)
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
         """Warnings about moments that contradict the scores, and too few particles to span the space."""

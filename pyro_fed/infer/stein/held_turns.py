@@ -12,7 +12,7 @@ with ρ the rows over the median client's, at least 1 for R_k; and beyond twice 
 The server validates the new particles: it makes the turn itself, towards the prior and all clients' sites with the
 residuals it had, and takes the client's particles if all are within one turn's longest move of its own,
 
-    L h (1 + t / `decay_offset`)^-`decay`
+    L h (1 + t / `DECAY_OFFSET`)^-`decay`
 
 otherwise its own. AdaGrad's state and the figures by which a run ends are the server's own. The next clients have exact
 scores of their own at these particles, which makes up for a turn that was too short or too long.
@@ -25,10 +25,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.bounding import LARGEST_DISTANCE, median_of, redescending, relative_rows
-
-#: Largest effect of one client on a mean, in SDs, however well the others' surrogates fit.
-LEAST_REACH_SDS = 0.5
+from pyro_fed.algorithm.bounding import LARGEST_DISTANCE, LEAST_REACH_SDS, median_of, redescending, relative_rows
 
 
 class HeldResiduals(NamedTuple):

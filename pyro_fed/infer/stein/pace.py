@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from pyro_fed.algorithm.bounding import NORMAL_MEDIAN_DEVIATION
 from pyro_fed.algorithm.states import State
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.scores import prior_scores
@@ -19,8 +20,6 @@ from pyro_fed.infer.stein.states import Server
 SETTLING = 0.25
 #: Factor of the steps of particles that start under the nearest Gaussian; their turns have half as many steps.
 NEAREST_STEP_SHARE, TURN_DIVISOR = 0.4, 2
-#: Median size of a standard normal number.
-NORMAL_MEDIAN = 0.6745
 
 
 def first_pace(problem: Problem, found: State) -> float:
@@ -33,13 +32,13 @@ def first_pace(problem: Problem, found: State) -> float:
 def _narrower(problem: Problem, found: State) -> float:
     """Ratio, at least one, of the scale of all particles together to that of the density around them.
 
-    The score of N(0, 1) has the median `NORMAL_MEDIAN` in size, that of modes a tenth as wide ten times that. Steps in
-    proportion to the whole's SD would carry particles from one mode to the next.
+    The score of N(0, 1) has the median `NORMAL_MEDIAN_DEVIATION` in size, that of modes a tenth as wide ten times that.
+    Steps in proportion to the whole's SD would carry particles from one mode to the next.
     """
     coordinates = Coordinates(found["mean"], found["factor"])
     prior = prior_scores(problem, coordinates.model(found["white"]).to(problem.dtype)).double()
     size = (found["scores"] + coordinates.pull(prior)).abs().nan_to_num(nan=0.0)
-    return max(1.0, float(size.median(0).values.max()) / NORMAL_MEDIAN)
+    return max(1.0, float(size.median(0).values.max()) / NORMAL_MEDIAN_DEVIATION)
 
 
 def with_pace(server: Server) -> Server:

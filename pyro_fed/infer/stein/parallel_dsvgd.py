@@ -54,21 +54,17 @@ class ParallelDSVGD(DSVGD):
         batch_size: None: a client sends one full score a round.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
         kernel: of the SVGD direction, of `pyro_fed.ops`; the default keeps two moments and the marginals right.
-        decay: power of the step's decay, rate (1 + t / decay_offset)^-decay, in [0, 1]; 0 keeps it constant.
-        decay_offset: steps after which the step has fallen to 2^-decay; only with a `decay`.
+        decay: power of the step's decay, rate (1 + t / 500)^-decay, in [0, 1]; 0 keeps it constant.
         entropy: refused: the server moves particles towards what it makes of several clients; use the forms in turn.
         start: start of the particles: "gaussian" (points under the Gaussian of FedEP, or of Laplace in many
             dimensions), "modes" (points under Laplace approximations at each mode that is
             found; in more than 12 dimensions those of one mode under FedEP's Gaussian; or weighted points where the
             posterior is elsewhere), "prior" (draws of the prior), or "checked"
             ("gaussian", refused in the run if its centre is no maximum).
-            "auto" searches for modes if the prior is proper and the model has at most `max_modes_dim` parameters; it
+            "auto" searches for modes if the prior is proper and the model has at most 30 parameters; it
             otherwise takes the Gaussian, with that check if the prior is proper and the model too large for
             Hessians.
-        max_modes_dim: largest D for which "auto" looks for modes; of that alone.
-        max_passes: passes over the clients, at most.
         end: criterion of the run's end, a `pf.EndOfRun`.
-        averaged_rounds: of particles that start apart, which this algorithm has not; leave it at its default.
 
     Raises:
         SettingError: a setting out of its range, unknown, or without effect beside the others; a `batch_size`, or a
@@ -93,7 +89,6 @@ class ParallelDSVGD(DSVGD):
         if self.start == "apart":
             raise SettingError(f"ParallelDSVGD: start must not be 'apart': {NO_SURROGATES}")
 
-        refuse_unused(self, "particles never start apart here; use DSVGD", "averaged_rounds")
         refuse_unused(self, "the server's particles move towards all clients' sites at once; use DSVGD", "entropy")
 
     def init(
@@ -111,8 +106,8 @@ class ParallelDSVGD(DSVGD):
         return super().init(problem, num_clients, generator, start)
 
     def default_rounds(self, num_clients: int) -> int:
-        """`max_passes` rounds; the run ends when it has converged."""
-        return self.max_passes
+        """`end.max_passes` rounds; the run ends when it has converged."""
+        return self.end.max_passes
 
     def default_schedule(self) -> Schedule:
         """All clients in every round."""

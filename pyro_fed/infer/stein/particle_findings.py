@@ -42,6 +42,6 @@ def _cure(record: Record, had_few_rounds: bool) -> str:
     if had_few_rounds:
         return "Give them more rounds (num_rounds)"
     return (
-        "Take the default step_size, kernel and start where they were changed; else more passes (max_passes), more "
+        "Take the default step_size, kernel and start where they were changed; else more passes (end.max_passes), more "
         f"particles, or an algorithm that samples: {record.untried('FSGLD', 'NUTS')}"
     )

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from pyro_fed.algorithm.contract import Algorithm, Noise
 from pyro_fed.algorithm.states import State
-from pyro_fed.conventions.nested_settings import refuse_unused
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import draw_minibatches
@@ -35,8 +34,6 @@ class ParticleAlgorithm(Algorithm):
         batch_size: rows a step; None takes all of a client's rows.
         temperature: alpha of Eq. (1); the likelihood is raised to 1/alpha.
         kernel: kernel of the SVGD direction.
-        decay: power of the step's decay, rate (1 + t / decay_offset)^-decay; 0 keeps it constant, as the papers do.
-        decay_offset: steps after which the decay has reached 2^-decay.
         entropy: measure by how much each step changes the particles' entropy.
     """
 
@@ -53,26 +50,19 @@ class ParticleAlgorithm(Algorithm):
     batch_size: int | None = None
     temperature: float = 1.0
     kernel: Kernel = field(default=MEDIAN_RBF)
-    decay: float = 0.0
-    decay_offset: float = 500.0
     entropy: bool = False
 
     def __post_init__(self) -> None:
         check_at_least(self, self.fewest_particles, "num_particles")
         check_at_least(self, 1, "local_steps")
         check_at_least(self, 1, "batch_size", allow_none=True)
-        check_positive(self, "step_size", "fudge", "temperature", "decay_offset")
-        check_between(self, "decay", 0, 1, "[]")
+        check_positive(self, "step_size", "fudge", "temperature")
         check_between(self, "momentum", 0, 1, "[)")
-        if self.decay == 0:
-            refuse_unused(self, "the step is constant; give decay, such as 0.6", "decay_offset")
 
     @property
     def optimiser(self) -> AdaGrad:
         """AdaGrad with momentum (Table 3)."""
-        return AdaGrad(
-            rate=self.step_size, momentum=self.momentum, fudge=self.fudge, power=self.decay, offset=self.decay_offset
-        )
+        return AdaGrad(rate=self.step_size, momentum=self.momentum, fudge=self.fudge)
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
         """Minibatches of a round's steps, or nothing if all rows are taken."""

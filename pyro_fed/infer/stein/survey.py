@@ -1,6 +1,6 @@
 """The start of particles: points under the posterior's modes, and the clients' scores there, in one round.
 
-    "gaussian"   standardised Sobol points under a Gaussian q = N(m, A A'). With at most `full_dim` parameters it is
+    "gaussian"   standardised Sobol points under a Gaussian q = N(m, A A'). With at most 100 parameters it is
                  `FedEP`'s, the nearest to the posterior in KL(q || p); with more it is the Laplace approximation.
     "modes"      the same under the Laplace approximation at each mode that `Modes` finds; each mode gets a number of
                  points in proportion to its evidence. Where there is one mode, and the model has more dimensions than

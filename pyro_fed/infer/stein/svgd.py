@@ -28,8 +28,7 @@ class SVGD(DSVGD):
         batch_size: rows a step, weighted to all of them; None takes all.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
         kernel: of the SVGD direction, of `pyro_fed.ops`; the default keeps two moments and the marginals right.
-        decay: power of the step's decay, rate (1 + t / decay_offset)^-decay, in [0, 1]; 0 keeps it constant.
-        decay_offset: steps after which the step has fallen to 2^-decay; only with a `decay`.
+        decay: power of the step's decay, rate (1 + t / 500)^-decay, in [0, 1]; 0 keeps it constant.
         entropy: keep by how much each turn changes the particles' entropy, exactly (figure `entropy_gain`, nats); costs
             D passes over the kernel a step.
         start: start of the particles: "gaussian" (points under the Gaussian of FedEP, or of Laplace in many
@@ -38,12 +37,9 @@ class SVGD(DSVGD):
             posterior is elsewhere), "prior" (draws of the prior), "apart" (the same without surrogates,
             for densities that have no useful mode, as those of neural networks), or "checked" ("gaussian", unless its
             centre is no maximum: then "apart").
-            "auto" searches for modes if the prior is proper and the model has at most `max_modes_dim` parameters; it
+            "auto" searches for modes if the prior is proper and the model has at most 30 parameters; it
             otherwise takes the Gaussian, with a check if the prior is proper and the model too large for Hessians.
-        max_modes_dim: largest D for which "auto" looks for modes; of that alone.
-        max_passes: rounds at most.
         end: criterion of the run's end, a `pf.EndOfRun`; not for particles that start apart, which use all rounds.
-        averaged_rounds: particles that started apart are returned at their mean over this many rounds.
 
     Raises:
         SettingError: a setting out of its range, unknown, or without effect beside the others.
@@ -60,8 +56,8 @@ class SVGD(DSVGD):
     local_steps: int = 50
 
     def default_rounds(self, num_clients: int) -> int:
-        """`max_passes` rounds of `local_steps` steps."""
-        return self.max_passes
+        """`end.max_passes` rounds of `local_steps` steps."""
+        return self.end.max_passes
 
     def survey(self) -> type[Survey]:
         """The survey of the pooled data."""

@@ -40,7 +40,6 @@ from pyro_fed.codes import cures
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice, check_positive
-from pyro_fed.density.checks.funnels import Neck, necks_of_rows
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import ModelError
@@ -185,22 +184,22 @@ class ConsensusMC(Algorithm):
 def _place_watcher(problem: Problem, clients: int) -> Callable[[NDArray[Any]], None]:
     """A check of the positions (L, D) of chains, which raises if all levels of groups are equal up to rounding."""
     least = math.log(torch.finfo(problem.dtype).eps)
-    slopes = [(neck, neck.slope.numpy()) for neck in necks_of_rows(problem)]
+    slopes = [(neck, neck.slope.numpy()) for neck in problem.traits.necks_of_rows]
 
     def look(z: NDArray[Any]) -> None:
         for neck, slope in slopes:
             smallest = neck.log_scale + float(np.min(z @ slope))
             if smallest < least:
-                raise _no_scale(neck, math.exp(smallest), clients)
+                raise _no_scale(neck.site, neck.scales, math.exp(smallest), clients)
 
     return look
 
 
-def _no_scale(neck: Neck, smallest: float, clients: int) -> ModelError:
+def _no_scale(site: str, scales: list[str], smallest: float, clients: int) -> ModelError:
     """The error for groups that do not inform the scale of their levels."""
     return ModelError(
-        f"ConsensusMC: a client's chain has come to a scale of '{neck.site}' of {smallest:.1g}, where its groups' "
-        f"levels are the same but for rounding. A client's own groups do not keep {neck.scales} away from there, and "
+        f"ConsensusMC: a client's chain has come to a scale of '{site}' of {smallest:.1g}, where its groups' "
+        f"levels are the same but for rounding. A client's own groups do not keep {scales} away from there, and "
         f"its share of the prior, 1/{clients} of it, hardly does: averages of such draws are no posterior. Give the "
         "groups to fewer clients, so that each has many, or take what does not sample shares of a posterior: FedEP, "
         "FedAIS, DSVGD or FSGLD"

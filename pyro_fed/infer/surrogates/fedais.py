@@ -78,7 +78,7 @@ class FedAIS(Tempered):
     Args:
         surrogates: the source of the sites: an algorithm that leaves Gaussian ones at the clients, or its name:
             "laplace" for `FedLaplace()`, "fedep" for `FedEP()`, "local_sgld" for `LocalSGLD()`, and "auto" for "fedep"
-            up to its `full_dim` parameters and "laplace" beyond. `Given` has them as tensors. An algorithm of particles
+            up to its 100 parameters and "laplace" beyond. `Given` has them as tensors. An algorithm of particles
             or chains, such as `DSVGD()`, or another `FedAIS()`, gives the points around which draws are proposed.
         num_proposals: S, draws at which every client sends its log-likelihood.
         freedom: ν of the t-distribution whose tails the sites' product gets; None leaves it a Gaussian, and no part of

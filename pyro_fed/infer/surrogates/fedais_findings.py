@@ -8,11 +8,7 @@ from pyro_fed.algorithm.record import Record
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.limits import MATTERS
-from pyro_fed.ops.importance import LARGEST_PARETO_K
-
-#: If the effective draws are at least this share of the proposals, weights hardly differ, and their tail is
-#: meaningless.
-TRUSTED_SHARE = 0.95
+from pyro_fed.ops.importance import LARGEST_PARETO_K, TRUSTED_SHARE
 
 
 def weight_findings(record: Record, num_proposals: int, min_effective: int) -> list[Finding]:

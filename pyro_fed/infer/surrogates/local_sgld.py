@@ -29,12 +29,11 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.algorithm.tempered import Tempered
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
-from pyro_fed.conventions.nested_settings import chosen_setting, explains_unknown, refuse_unused
+from pyro_fed.conventions.nested_settings import chosen_setting, explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice, check_positive
 from pyro_fed.density.derivatives.derivatives import Derivatives, Structure
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData, batch_of, draw_minibatches, with_batches
-from pyro_fed.density.traits import FULL_DIM
 from pyro_fed.infer.sites.gaussian_sites import as_state, flat_site, gaussian, where
 from pyro_fed.infer.sites.power_iteration import largest_likelihood_curvature
 from pyro_fed.ops.entries import choose, with_trailing_axes
@@ -72,8 +71,7 @@ class LocalSGLD(Tempered):
         stages: into how many parts burn-in is divided; a derived step is derived anew in each.
         batch_size: rows a step, weighted to all of the client's; None takes all.
         step_size: h_s, the variance of the injected noise; None derives it from the client's largest curvature.
-        covariance: "full", "diag", or "auto": full up to `full_dim` parameters.
-        full_dim: largest D for which "auto" takes a full covariance; of that alone.
+        covariance: "full", "diag", or "auto": full up to 100 parameters.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
 
     Raises:
@@ -95,17 +93,14 @@ class LocalSGLD(Tempered):
     batch_size: int | None = None
     step_size: float | None = None
     covariance: Literal["auto", "full", "diag"] = "auto"
-    full_dim: int = FULL_DIM
 
     def __post_init__(self) -> None:
         check_at_least(self, 2, "num_samples")
-        check_at_least(self, 1, "burn_in", "stages", "full_dim")
+        check_at_least(self, 1, "burn_in", "stages")
         check_at_least(self, 1, "batch_size", allow_none=True)
         check_positive(self, "step_size", allow_none=True)
         check_positive(self, "temperature")
         check_choice(self, "covariance", ("auto", "full", "diag"))
-        if self.covariance != "auto":
-            refuse_unused(self, "only covariance='auto' has the choice", "full_dim")
 
     @property
     def _stage_steps(self) -> int:

@@ -15,7 +15,6 @@ from pyro_fed.algorithm.states import State, concatenate, select
 from pyro_fed.conventions.setting_checks import check_at_least
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.density.size import affordable_points
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
 from pyro_fed.infer.surrogates.contributions import MeasuredContributions
 from pyro_fed.infer.surrogates.surrogates import Given, fitted_surrogates, one_each, shares
@@ -80,7 +79,7 @@ class Measuring(Algorithm):
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
         """Measure each client's surrogate, client by client if the numbers at all points are many."""
-        count = affordable_points(problem, data.row_index.numel(), self.num_points)
+        count = problem.traits.affordable_points(data.row_index.numel(), self.num_points)
         clients = len(shared["eta"])
         if clients == 1 or shared["eta"].numel() * count <= AT_ONCE:
             return self.measured(problem, shared, local, data, count)

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from pyro_fed.ops.student_mixtures import Mixture
 
-#: ν, w, and the wide component's covariance in units of that of all points.
-FREEDOM, WIDE_SHARE, WIDTH = 5, 0.1, 2.0
+#: w, and the wide component's covariance in units of that of all points.
+WIDE_SHARE, WIDTH = 0.1, 2.0
 #: k: this many for each dimension, and the smallest k.
 NEIGHBOURS_A_DIMENSION, FEWEST_NEIGHBOURS = 3, 10
 #: Largest distance of a neighbour, in units of the median one.

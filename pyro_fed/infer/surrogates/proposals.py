@@ -30,7 +30,8 @@ from pyro_fed.density.scores import prior_scores_and_values
 from pyro_fed.infer.sites.whitening import Coordinates, diagonal_coordinates
 from pyro_fed.infer.surrogates.defence import Defence
 from pyro_fed.infer.surrogates.log_densities import with_few_impossible
-from pyro_fed.infer.surrogates.neighbourhoods import FREEDOM, around
+from pyro_fed.infer.surrogates.neighbourhoods import around
+from pyro_fed.ops.adaptive_importance import FREEDOM
 from pyro_fed.ops.annealing import Annealed, Difference, anneal_sparingly, from_normal, levels_for
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import DiagGaussian

@@ -26,9 +26,9 @@ from torch.nn.functional import one_hot
 from pyro_fed.algorithm.contract import Start
 from pyro_fed.conventions.calls import Checked
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.size import WORKED_NUMBERS
 from pyro_fed.errors import ModelError, SettingError
-from pyro_fed.infer.sites.gaussian_sites import gaussian
+from pyro_fed.infer.sites.gaussian_sites import POINT_NUMBERS, gaussian
+from pyro_fed.ops.backtrack import HALVINGS
 from pyro_fed.ops.batched import quiet
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import DiagGaussian, FullGaussian
@@ -38,8 +38,6 @@ from pyro_fed.ops.matrices import positive_part, times
 #: stop.
 NEWTON_STEPS = 50
 NEWTON_CLOSE = 1e-6
-#: Largest number of halvings of a Newton step that does not go uphill.
-HALVINGS = 40
 #: Seed of the signs that show whether latents are independent a priori, and the relative rounding of an entry.
 SIGN_SEED, ROUNDING_SHARE = 0, 1e-4
 
@@ -219,7 +217,7 @@ def _diagonal(problem: Problem, z: Tensor) -> Tensor:
     if torch.allclose(one, other, rtol=ROUNDING_SHARE, atol=0.0):
         found: Tensor = one
         return found
-    size = max(1, WORKED_NUMBERS // len(z))
+    size = max(1, POINT_NUMBERS // len(z))
     blocks = [torch.arange(first, min(first + size, len(z)), device=z.device) for first in range(0, len(z), size)]
     rows = [
         problem.vmap(lambda v: pull(v)[0])(one_hot(block, len(z)).to(z)).gather(1, block[:, None]) for block in blocks

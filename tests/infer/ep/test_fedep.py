@@ -252,7 +252,7 @@ def test_guides_name_the_family_and_others_are_refused():
 
 @pytest.mark.parametrize("optimiser", [pf.optim.SGD(momentum=0.0), "adagrad", "adam"], ids=["sgd", "adagrad", "adam"])
 def test_optimisers_lead_to_the_posterior_and_say_that_the_invariant_is_gone(optimiser):
-    algorithm = pf.FedEP(server_optimiser=optimiser, damping=0.2)
+    algorithm = pf.FedEP(optimisers=pf.Optimisers(server=optimiser), damping=0.2)
     with pytest.warns(UserWarning, match="not the product"):
         idata = pf.run(algorithm, regression(3), num_rounds=2, audit=False, **{**QUIET, **OFF})
     assert np.isfinite(idata["posterior"]["w"].values).all()

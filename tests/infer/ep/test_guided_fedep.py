@@ -167,7 +167,8 @@ def test_guides_that_cannot_be_federated_name_the_site(model, guide, data, messa
 
 
 def test_settings_that_a_hand_written_guide_does_not_take_are_refused():
-    for settings in ({"client": "mcmc"}, {"covariance": "diag"}, {"start": "prior"}, {"server_optimiser": "sgd"}):
+    optimisers = pf.Optimisers(server="sgd")
+    for settings in ({"client": "mcmc"}, {"covariance": "diag"}, {"start": "prior"}, {"optimisers": optimisers}):
         name = next(iter(settings))
         with pytest.raises(pf.errors.SettingError, match=f"FedEP: {name}=.* has no effect: a hand-written guide"):
             pf.FedEP(guide=gamma_guide, damping=0.5, **settings)

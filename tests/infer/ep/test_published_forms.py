@@ -173,7 +173,7 @@ def short_run(algorithm, executor="vectorised"):
 
 def test_one_number_stands_for_a_client_s_precision():
     """D + 1 numbers in place of 2 D are sent; the executors agree, clients of unequal size among them."""
-    settings = {"covariance": "diag", "start": "fedavg", "averaging": AVERAGING}
+    settings = {"covariance": "diag", "start": AVERAGING}
     client = pf.tilted.Identity(scale=0.05, **SGD)
     short, full = pf.FedEP(client=client, **settings), pf.FedSEP(client=client, **settings)
     assert short.isotropic and not full.isotropic
@@ -185,7 +185,7 @@ def test_one_number_stands_for_a_client_s_precision():
 
 
 def test_published_burn_in_leaves_sites_of_alpha_a_row_at_the_averaged_point():
-    named = pf.FedEP(start="fedavg", averaging=AVERAGING, covariance="diag").point_sites()
+    named = pf.FedEP(start=AVERAGING, covariance="diag").point_sites()
     sites = resolve(named, unequal().problem.traits).algorithm
     point = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)
     shared, local = sites.init(unequal().problem, 3, torch.Generator(), Start({"point": point}, {}))
@@ -205,8 +205,6 @@ def test_epochs_are_of_minibatches():
         pf.tilted.MCMC(unit="epochs", batch_size=5)
     with pytest.raises(SettingError, match="needs the batch_size"):
         pf.FedAvg(unit="epochs")
-    with pytest.raises(SettingError, match=r"averaging=.* has no effect"):
-        pf.FedEP(averaging=AVERAGING)
 
 
 def test_averages_over_clients_of_unequal_size_do_not_move_in_padding():

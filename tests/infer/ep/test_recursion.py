@@ -99,18 +99,18 @@ FORMS = {
     "some clients a round": (pf.FedEP, {}, {"server": 0.0, "client": 0.0}),
     "both optimisers": (
         pf.FedEP,
-        {"server_optimiser": momentum(MOMENTUM), "client_optimiser": momentum(0.2)},
+        {"optimisers": pf.Optimisers(server=momentum(MOMENTUM), client=momentum(0.2))},
         {"server": MOMENTUM, "client": 0.2},
     ),
     "the server's, of the mean": (
         pf.FedEP,
-        {"server_optimiser": momentum(MOMENTUM), "client_optimiser": momentum(0.0), "changes": "mean"},
+        {"optimisers": pf.Optimisers(server=momentum(MOMENTUM), client=momentum(0.0), changes="mean")},
         {"server": MOMENTUM, "client": 0.0, "mean": True},
     ),
     "stateless": (pf.FedSEP, {}, {"server": 0.0, "client": 0.0, "stateless": True}),
     "stateless, with an optimiser": (
         pf.FedSEP,
-        {"server_optimiser": momentum(MOMENTUM)},
+        {"optimisers": pf.Optimisers(server=momentum(MOMENTUM))},
         {"server": MOMENTUM, "client": 0.0, "stateless": True},
     ),
 }

@@ -34,8 +34,10 @@ def fed():
     return pf.Federation(counts, (torch.tensor([0.0, 3.0, 1.0, 2.0]).double(),), plate="data", num_clients=2)
 
 
-@pytest.mark.parametrize("kind", [pf.SVI, pf.FedEP, pf.PVI])
-@pytest.mark.parametrize(("settings", "found"), [({}, 4500), ({"num_guide_draws": 50}, 50)])
+@pytest.mark.parametrize(
+    ("kind", "settings", "found"),
+    [(pf.SVI, {}, 4500), (pf.FedEP, {}, 4500), (pf.PVI, {}, 4500), (pf.SVI, {"num_guide_draws": 50}, 50)],
+)
 @pytest.mark.filterwarnings("ignore:.*not converged", "ignore:.*num_rounds")
 def test_no_draw_is_there_twice(fed, kind, settings, found):
     """4,500 are asked for, more than are kept by default; repeats would be told as effective ones."""
@@ -51,7 +53,6 @@ def test_as_many_draws_are_those_of_a_run_that_is_asked_for_fewer(fed):
     np.testing.assert_array_equal(few[0], many[0, :9])
 
 
-@pytest.mark.parametrize("kind", [pf.SVI, pf.FedEP, pf.PVI])
-def test_no_draws_at_all_are_refused(kind):
+def test_no_draws_at_all_are_refused():
     with pytest.raises(SettingError, match="num_guide_draws must be a whole number of at least 1, received 0"):
-        algorithm(kind, num_guide_draws=0)
+        algorithm(pf.SVI, num_guide_draws=0)

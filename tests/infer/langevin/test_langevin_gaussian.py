@@ -10,12 +10,7 @@ from stationary import stationary_variance
 import pyro_fed as pf
 
 QUIET = {"progress": False, "log_likelihood": False, "compile": "trace"}
-PLAIN = {
-    "precondition": False,
-    "control_variate": False,
-    "midpoint": False,
-    "target_ess": None,
-}
+PLAIN = {"control_variate": False, "target_ess": None}
 
 
 # Each chain is short: the variance is over all of them.
@@ -33,9 +28,9 @@ def test_sgld_has_the_stationary_variance_of_its_recursion(product, midpoint):
     mean, variance = exact(x)
     h = product * variance
     algorithm = pf.SGLD(
-        **PLAIN | {"midpoint": midpoint},
+        **PLAIN,
         surrogates=analytic_surrogates(x),
-        step_size=h,
+        step=pf.step.Fixed(size=h, precondition=False, midpoint=midpoint),
         batch_size=None,
         num_chains=400,
         local_steps=50,
@@ -58,7 +53,8 @@ def test_fsgld_with_exact_surrogates_is_sgld_on_all_rows():
     """
     x = shards()
     mean, variance = exact(x)
-    algorithm = pf.FSGLD(surrogates=analytic_surrogates(x), visit_time=20.0, batch_size=10, num_chains=16)
+    step = pf.step.Measured(visit_time=20.0)
+    algorithm = pf.FSGLD(surrogates=analytic_surrogates(x), step=step, batch_size=10, num_chains=16)
     found_mean, found = moments(pf.run(algorithm, federation(x), audit=False, **QUIET))
     assert float((found_mean - mean).abs().max()) < 0.1 * variance**0.5
     assert torch.allclose(found.diagonal().sqrt(), torch.tensor(variance, dtype=torch.float64).sqrt(), rtol=0.08)
@@ -70,12 +66,12 @@ def long_visits(algorithm, steps=200):
     mean, variance = exact(x)
     federated = algorithm is pf.FSGLD
     given = analytic_surrogates(x) if federated else None
-    unbounded = {"trust": None} if federated else {}
+    unbounded = {"conducive": pf.Conducive(trust=None)} if federated else {}
     settings = PLAIN | {
         **unbounded,
         "sweeps": False,
         "control_variate": federated,
-        "step_size": 1e-4,
+        "step": pf.step.Fixed(size=1e-4, precondition=False, midpoint=False),
         "batch_size": 10,
         "num_chains": 96,
         "local_steps": steps,
@@ -112,8 +108,8 @@ def test_fsgld_does_not_drift():
 
 
 @pytest.mark.filterwarnings("ignore:only", "ignore:the 100 chains disagree")  # each of them is short
-@pytest.mark.parametrize("alpha", [0.0, 1.0])
-def test_fald_averages_to_the_posterior(alpha):
+@pytest.mark.parametrize("conducive", [None, pf.Conducive()])
+def test_fald_averages_to_the_posterior(conducive):
     """With exact surrogates, or one local step, the average is SGLD on the pooled data.
 
     Draws decorrelate by 3/4 a step at h = 0.5: 100 chains of 60 kept steps have 850 effective ones, and the bounds are
@@ -121,10 +117,11 @@ def test_fald_averages_to_the_posterior(alpha):
     """
     x = shards(num_clients=4, rows=30)
     mean, variance = exact(x)
-    steps = 5 if alpha else 1
+    steps = 5 if conducive else 1
     given = analytic_surrogates(x)
-    chains = {"num_chains": 100, "burn_in": 20, "thin": 5 if alpha else 2, "target_ess": None}
-    algorithm = pf.FALD(surrogates=given, alpha=alpha, local_steps=steps, visit_time=1.0 * steps, **chains)
+    chains = {"num_chains": 100, "burn_in": 20, "thin": 5 if conducive else 2, "target_ess": None}
+    step = pf.step.Measured(visit_time=1.0 * steps)
+    algorithm = pf.FALD(surrogates=given, conducive=conducive, local_steps=steps, step=step, **chains)
     found_mean, found = moments(pf.run(algorithm, federation(x), num_rounds=80 // steps, audit=False, **QUIET))
     assert float((found_mean - mean).abs().max()) < 0.15 * variance**0.5
     assert torch.allclose(found.diagonal().sqrt(), torch.tensor(variance, dtype=torch.float64).sqrt(), rtol=0.1)

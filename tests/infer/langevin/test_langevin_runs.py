@@ -95,7 +95,7 @@ def test_thinning_keeps_the_same_chain(fed, x):
 
 def test_step_sizes_follow_the_polynomial_schedule(fed, x):
     """h_t = h_0 (1 + t / b)^-γ, t the number of steps before."""
-    sampler = short(pf.FSGLD, x, step_size=0.1, decay=0.55, decay_offset=7.0, thin=1, burn_in=0)
+    sampler = short(pf.FSGLD, x, step=pf.step.Fixed(size=0.1, decay=0.55, decay_offset=7.0), thin=1, burn_in=0)
     idata = pf.run(sampler, fed, num_rounds=5, **QUIET)
     expected = 0.1 * (1 + np.arange(20) / 7.0) ** -0.55
     for chain in idata["sample_stats"]["step_size"].values:
@@ -111,7 +111,7 @@ def test_sample_stats_name_the_clients_that_were_visited(fed, x):
             return [visits[round][calls.pop(0)]]
 
     calls = [0, 1, 2] * 3
-    sampler = short(pf.FSGLD, x, thin=4, burn_in=0, step_size=0.1)
+    sampler = short(pf.FSGLD, x, thin=4, burn_in=0, step=pf.step.Fixed(size=0.1))
     idata = pf.run(sampler, fed, num_rounds=3, schedule=Planned(), **QUIET)
     np.testing.assert_array_equal(idata["sample_stats"]["client"].values.T, visits)
     took_part = idata["federation"]["participated"].values
@@ -122,7 +122,7 @@ def test_sample_stats_name_the_clients_that_were_visited(fed, x):
 
 def test_kept_draws_stay_at_the_server(fed, x):
     """Bytes down do not grow with the rounds; the positions of a visit travel up, no more."""
-    record = pf.run(short(pf.FSGLD, x, step_size=0.1), fed, num_rounds=8, **QUIET)["federation"]
+    record = pf.run(short(pf.FSGLD, x, step=pf.step.Fixed(size=0.1)), fed, num_rounds=8, **QUIET)["federation"]
     down, up = (np.nanmax(record[name].values, 1) for name in ("bytes_down", "bytes_up"))
     visits = np.array([np.bincount(r, minlength=4).max() for r in _visited(record)])
     assert len(np.unique(down / visits)) == 1 and len(np.unique(up / visits)) == 1
@@ -145,16 +145,20 @@ def _visited(record):
 def test_a_step_beyond_stability_is_refused_with_the_largest_safe_one(algorithm, fed, x):
     """h λ >= 4, λ = 1 + n_s / f_s = 81 the curvature that a visit sees, names λ and 4 / λ."""
     precision = 1 / exact(x)[1]
-    plain = {"precondition": False, "control_variate": False}
+
+    def sampler(size):
+        return short(algorithm, x, step=pf.step.Fixed(size=size, precondition=False), control_variate=False)
+
     with pytest.raises(pf.SettingError, match=rf"largest stable step is {4 / precision:.3g}"):
-        pf.run(short(algorithm, x, step_size=4.1 / precision, **plain), fed, num_rounds=2, **QUIET)
-    inside = pf.run(short(algorithm, x, step_size=3.5 / precision, **plain), fed, num_rounds=30, **QUIET)
+        pf.run(sampler(4.1 / precision), fed, num_rounds=2, **QUIET)
+    inside = pf.run(sampler(3.5 / precision), fed, num_rounds=30, **QUIET)
     assert np.isfinite(inside["posterior"]["mu"].values).all()
 
 
 def test_long_enough_runs_stop_by_themselves(fed, x):
     """R-hat and effective draws are those of the returned chains."""
-    sampler = short(pf.FSGLD, x, num_chains=4, target_ess=400, visit_time=2.0, thin=4)
+    step = pf.step.Measured(visit_time=2.0)
+    sampler = short(pf.FSGLD, x, num_chains=4, target_ess=400, step=step, thin=4)
     idata = pf.run(sampler, fed, num_rounds=2_000, num_draws=100_000, **QUIET)
     record = idata["federation"]
     assert idata.attrs["converged"] == 1
@@ -165,7 +169,7 @@ def test_long_enough_runs_stop_by_themselves(fed, x):
 @pytest.mark.filterwarnings("default:the .* chains disagree", "default:only")
 def test_chains_that_disagree_are_reported(fed, x):
     """Tiny steps leave the chains where they started."""
-    sampler = short(pf.FSGLD, x, step_size=1e-6, burn_in=0, thin=1)
+    sampler = short(pf.FSGLD, x, step=pf.step.Fixed(size=1e-6), burn_in=0, thin=1)
     with pytest.warns(UserWarning, match="3 chains disagree: R-hat is") as caught:
         pf.run(sampler, fed, num_rounds=8, **QUIET)
     assert any("effective draws of the slowest coordinate" in str(w.message) for w in caught)
@@ -182,8 +186,9 @@ def test_too_few_draws_for_an_r_hat_are_said_to_be_that(fed, x):
 @pytest.mark.filterwarnings("default:the .* chains disagree", "default:only")
 def test_chains_that_stand_still_have_no_r_hat_and_say_why(fed, x):
     """NaN was said to be too large, and float32 to be the cause."""
-    with pytest.warns(UserWarning, match="did not move at all.*step_size=1e-40 is too small") as caught:
-        idata = pf.run(short(pf.FSGLD, x, step_size=1e-40, burn_in=0, thin=1), fed, num_rounds=8, **QUIET)
+    with pytest.warns(UserWarning, match="did not move at all.*a step of size=1e-40 is too small") as caught:
+        sampler = short(pf.FSGLD, x, step=pf.step.Fixed(size=1e-40), burn_in=0, thin=1)
+        idata = pf.run(sampler, fed, num_rounds=8, **QUIET)
     assert not any("R-hat is nan" in str(w.message) or "only nan" in str(w.message) for w in caught)
     single = SimpleNamespace(dtype=torch.float32)  # nothing of it is looked at
     assert precision(SimpleNamespace(problem=single, draws=torch.tensor(idata["posterior"]["mu"].values))) == []
@@ -201,17 +206,17 @@ BAD = [
     ({"thin": 0}, "thin must be"),
     ({"burn_in": -1}, "burn_in must be"),
     ({"batch_size": 0}, "batch_size must be"),
-    ({"step_size": 0.0}, "step_size must be positive"),
-    ({"step_size": -1.0}, "step_size must be positive"),
-    ({"alpha": 0.0}, "alpha must be positive"),
-    ({"decay": 1.5}, "decay must lie in"),
-    ({"visit_time": 0.0}, "visit_time must be positive"),
-    ({"largest_step": 2.0}, "largest_step must lie in"),
-    ({"trust": -1.0}, "trust must be positive"),
     ({"probabilities": (0.5, 0.6)}, "probabilities must be positive and sum to one"),
     ({"probabilities": (1.0, 0.0)}, "probabilities must be positive and sum to one"),
-    ({"precondition": False}, "give step_size"),
-    ({"surrogates": None, "step_size": 0.1}, "need surrogates"),
+    ({"surrogates": None}, "give step="),
+    ({"surrogates": None, "step": "fixed"}, "need surrogates"),
+    ({"conducive": None}, "use that"),
+    ({"conducive": 1.0}, "conducive must be a pf.Conducive"),
+    ({"step": "derived"}, "step must be pf.step.Fixed or pf.step.Measured"),
+    ({"step": 0.1}, "step must be one of pf.step"),
+    ({"step_size": 0.1}, r"write FSGLD\(step=pf.step.Fixed\(size=0.1\)\)"),
+    ({"visit_error": 0.1}, r"write FSGLD\(step=pf.step.Measured\(visit_error=0.1\)\)"),
+    ({"trust": None}, r"write FSGLD\(conducive=pf.Conducive\(trust=None\)\)"),
     ({"surrogates": "newton"}, "surrogates must be one of"),
 ]
 
@@ -222,11 +227,28 @@ def test_settings_out_of_range_are_refused(settings, message):
         pf.FSGLD(**settings)
 
 
+PARTS_OUT_OF_RANGE = [
+    (lambda: pf.step.Fixed(size=0.0), "size must be positive"),
+    (lambda: pf.step.Fixed(size=-1.0), "size must be positive"),
+    (lambda: pf.step.Fixed(decay=1.5), "decay must lie in"),
+    (lambda: pf.step.Fixed(decay_offset=2.0), "decay_offset=2.0 has no effect: the step is constant"),
+    (lambda: pf.step.ForVisits(visit_time=0.0), "visit_time must be positive"),
+    (lambda: pf.step.Measured(visit_error=0.0), "visit_error must be positive"),
+    (lambda: pf.step.Derived(largest=2.0), "largest must lie in"),
+    (lambda: pf.Conducive(alpha=0.0), "alpha must be positive"),
+    (lambda: pf.Conducive(trust=-1.0), "trust must be positive"),
+]
+
+
+@pytest.mark.parametrize(("part", "message"), PARTS_OUT_OF_RANGE)
+def test_parts_out_of_range_are_refused(part, message):
+    with pytest.raises(pf.SettingError, match=message):
+        part()
+
+
 def test_fald_refuses_what_it_cannot_average():
     with pytest.raises(pf.SettingError, match="multiple of local_steps=5"):
         pf.FALD(thin=7)
-    with pytest.raises(pf.SettingError, match="alpha must not be negative"):
-        pf.FALD(alpha=-1.0)
 
 
 @pytest.mark.parametrize(
@@ -288,7 +310,7 @@ def test_surrogates_that_leave_a_direction_free_are_refused_before_sampling():
 
 def test_sweeps_take_every_client_once(fed, x):
     """A chain's visits: a permutation of the clients in each sweep, another one in the next, and for the next chain."""
-    idata = pf.run(short(pf.FSGLD, x, thin=4, burn_in=0, step_size=0.1), fed, num_rounds=24, **QUIET)
+    idata = pf.run(short(pf.FSGLD, x, thin=4, burn_in=0, step=pf.step.Fixed(size=0.1)), fed, num_rounds=24, **QUIET)
     visits = idata["sample_stats"]["client"].values.reshape(3, 6, 4)
     np.testing.assert_array_equal(np.sort(visits, -1), np.broadcast_to(np.arange(4), (3, 6, 4)))
     assert len({tuple(sweep) for sweep in visits.reshape(-1, 4)}) > 6
@@ -297,7 +319,7 @@ def test_sweeps_take_every_client_once(fed, x):
 @pytest.mark.parametrize("settings", [{"sweeps": False}, {"probabilities": (0.1, 0.2, 0.3, 0.4)}])
 def test_clients_are_drawn_anew_as_published(fed, x, settings):
     """36 times four visits: all of them permutations with probability below 1e-36."""
-    sampler = short(pf.FSGLD, x, thin=4, burn_in=0, step_size=0.1, **settings)
+    sampler = short(pf.FSGLD, x, thin=4, burn_in=0, step=pf.step.Fixed(size=0.1), **settings)
     idata = pf.run(sampler, fed, num_rounds=48, **QUIET)
     visits = idata["sample_stats"]["client"].values.reshape(-1, 4)
     assert any(len(set(sweep)) < 4 for sweep in visits)
@@ -347,7 +369,7 @@ def steep(algorithm, number, schedule=None, **settings):
 @pytest.mark.parametrize("decay", [{}, {"decay": 0.3, "decay_offset": 5.0}])
 def test_all_clients_of_a_round_have_the_step_that_the_steepest_needs(decay):
     """FALD: θ' is the average of clients' steps, so that unequal ones would weigh their scores by them."""
-    steps, curvature = steep(pf.FALD, 60, burn_in=0, visit_time=0.9, largest_step=0.9, **decay)
+    steps, curvature = steep(pf.FALD, 60, burn_in=0, step=pf.step.Measured(visit_time=0.9, largest=0.9, **decay))
     taken = torch.arange(1, 60, dtype=torch.float64)
     expected = (1 + taken / 5) ** -0.3 / curvature if decay else torch.ones(59) / curvature
     np.testing.assert_allclose(steps[:, 1:], expected.expand(4, -1), rtol=1e-6)
@@ -357,8 +379,8 @@ def test_all_clients_of_a_round_have_the_step_that_the_steepest_needs(decay):
 def test_a_client_that_is_first_visited_late_shortens_the_others_steps_too(decay):
     """DSGLD on a user's schedule that comes to the last client after 40 rounds."""
     late = Explicit([[k % 3] for k in range(40)] + [[k % 4] for k in range(3, 23)])
-    settings = {"burn_in": 0, "visit_time": 0.9, "largest_step": 0.9, **decay}
-    steps, curvature = steep(pf.DSGLD, 60, late, **settings)
+    step = pf.step.ForVisits(visit_time=0.9, largest=0.9, **decay)
+    steps, curvature = steep(pf.DSGLD, 60, late, burn_in=0, step=step)
     taken = torch.arange(60, dtype=torch.float64)
     expected = torch.where(taken < 40, 0.9, 1 / curvature) * ((1 + taken / 5) ** -0.3 if decay else 1)
     np.testing.assert_allclose(steps, expected.expand(4, -1), rtol=1e-6)

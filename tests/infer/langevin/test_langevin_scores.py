@@ -65,10 +65,12 @@ def full_gradient(fed, z):
     return grad(lambda z: fed.problem.log_joint(z, pooled))(z)
 
 
+STEP = pf.step.Fixed(size=0.1)
+PLAIN = {"surrogates": None, "step": pf.step.Fixed(size=1e-4, precondition=False)}
 CASES = [
-    {"alpha": 1.0, "trust": None, "control_variate": False},
-    {"alpha": 0.3, "trust": None, "control_variate": True},
-    {"alpha": 2.0, "trust": 0.5, "control_variate": True},
+    {"conducive": pf.Conducive(alpha=1.0, trust=None), "control_variate": False},
+    {"conducive": pf.Conducive(alpha=0.3, trust=None), "control_variate": True},
+    {"conducive": pf.Conducive(alpha=2.0, trust=0.5), "control_variate": True},
 ]
 
 
@@ -79,7 +81,7 @@ def test_the_mean_over_clients_and_batches_is_the_full_gradient(fed, settings, d
     """Σ_s f_s E_batch[score_s] = ∇ log p(θ | x) to 1e-10, whatever f, α, q and the trust radius are."""
     dim = fed.problem.dim
     given = surrogates(dim, diagonal)
-    algorithm = pf.FSGLD(probabilities=F, surrogates=given, step_size=0.1, batch_size=batch_size, **settings)
+    algorithm = pf.FSGLD(probabilities=F, surrogates=given, step=STEP, batch_size=batch_size, **settings)
     z = torch.linspace(-1.5, 2, dim, dtype=torch.float64)
     total = torch.zeros(dim, dtype=torch.float64)
     for share, (_, gradient, rows) in zip(F, clients(fed, algorithm), strict=True):
@@ -94,7 +96,7 @@ def test_the_mean_over_clients_and_batches_is_the_full_gradient(fed, settings, d
 
 def test_dsgld_is_equation_4(fed):
     """Without surrogates: prior plus N_s / (f_s m) times the batch, term by term."""
-    algorithm = pf.DSGLD(probabilities=F, step_size=1e-4, surrogates=None, precondition=False, control_variate=False)
+    algorithm = pf.DSGLD(probabilities=F, **PLAIN, control_variate=False)
     z = torch.linspace(-1, 1, fed.problem.dim, dtype=torch.float64)
     problem = fed.problem
     for share, (_, gradient, rows) in zip(F, clients(fed, algorithm), strict=True):
@@ -109,7 +111,8 @@ def test_dsgld_is_equation_4(fed):
 def test_the_conducive_gradient_is_equation_6(fed):
     """g_s = ∇ log q - ∇ log q_s / f_s from the surrogates' own scores."""
     given = surrogates(fed.problem.dim, diagonal=False)
-    algorithm = pf.FSGLD(probabilities=F, surrogates=given, step_size=0.1, trust=None, control_variate=False, alpha=0.7)
+    conducive = pf.Conducive(alpha=0.7, trust=None)
+    algorithm = pf.FSGLD(probabilities=F, surrogates=given, step=STEP, conducive=conducive, control_variate=False)
     plain = pf.DSGLD(probabilities=F, surrogates=given, control_variate=False)
     z = torch.linspace(0, 3, fed.problem.dim, dtype=torch.float64)
     sites = given.sites(fed.problem)
@@ -124,9 +127,9 @@ def test_the_conducive_gradient_is_equation_6(fed):
 def test_the_bound_holds_beyond_the_trust_radius_alone(fed):
     """Inside, g_s is exact; outside, its force stops growing."""
     given = surrogates(fed.problem.dim, diagonal=False)
-    tight = pf.FSGLD(probabilities=F, surrogates=given, step_size=0.1, trust=2.0, control_variate=False)
-    free = pf.FSGLD(probabilities=F, surrogates=given, step_size=0.1, trust=None, control_variate=False)
-    bounded, linear = (next(clients(fed, one))[0].conducive for one in (tight, free))
+    settings = {"probabilities": F, "surrogates": given, "step": STEP, "control_variate": False}
+    both = (pf.FSGLD(**settings, conducive=pf.Conducive(trust=trust)) for trust in (2.0, None))
+    bounded, linear = (next(clients(fed, one))[0].conducive for one in both)
     direction = torch.ones(fed.problem.dim, dtype=torch.float64)
     differences, forces = [], []
     for reach in (1e-3, 1e3, 1e4):
@@ -141,7 +144,7 @@ def test_the_bound_holds_beyond_the_trust_radius_alone(fed):
 def test_the_control_variate_is_exact_at_its_anchor(fed, batch_size):
     """At θ* every minibatch gives the gradient of all rows."""
     given = surrogates(fed.problem.dim, diagonal=False)
-    algorithm = pf.FSGLD(surrogates=given, step_size=0.1, batch_size=batch_size or 5)
+    algorithm = pf.FSGLD(surrogates=given, step=STEP, batch_size=batch_size or 5)
     for client, gradient, rows in clients(fed, algorithm):
         n = int(rows.num_rows)
         picks = Minibatch(torch.tensor([0, n - 1]), torch.full((2,), n / 2, dtype=torch.float64))
@@ -152,7 +155,7 @@ def test_the_control_variate_is_exact_at_its_anchor(fed, batch_size):
 
 def test_a_control_variate_where_the_visit_began_has_no_noise_there(fed):
     """SVRG-LD: any minibatch gives the client's whole score at the chain's position when the visit began."""
-    algorithm = pf.DSGLD(probabilities=F, step_size=1e-4, surrogates=None, precondition=False, control_variate="visit")
+    algorithm = pf.DSGLD(probabilities=F, **PLAIN, control_variate="visit")
     z = torch.linspace(-1, 1, fed.problem.dim, dtype=torch.float64)
     for share, (_, gradient, rows) in zip(F, clients(fed, algorithm, z), strict=True):
         batch = rows.take(Minibatch(torch.tensor([1]), torch.tensor([float(rows.num_rows)])))
@@ -164,8 +167,9 @@ def test_a_control_variate_where_the_visit_began_has_no_noise_there(fed):
 def test_a_visit_computes_its_own_anchor():
     """With a quadratic likelihood the corrected minibatch is exact everywhere: as all rows at once."""
     fed = gaussian_federation(shards())
-    plain = {"surrogates": None, "precondition": False, "midpoint": False, "target_ess": None, "num_chains": 1}
-    settings = {**plain, "step_size": 1e-4, "local_steps": 20, "burn_in": 0, "thin": 5}
+    step = pf.step.Fixed(size=1e-4, precondition=False, midpoint=False)
+    plain = {"surrogates": None, "target_ess": None, "num_chains": 1}
+    settings = {**plain, "step": step, "local_steps": 20, "burn_in": 0, "thin": 5}
     found = []
     for more in ({"batch_size": 10, "control_variate": "visit"}, {"batch_size": None, "control_variate": False}):
         options = {"num_rounds": 3, "progress": False, "audit": False, "log_likelihood": False}

@@ -161,7 +161,7 @@ def test_a_visit_of_the_largest_length_is_biased_where_clients_are_many():
 def test_one_step_without_the_midpoint_has_no_noise_before_its_score():
     exposure, y = case(10, one_informative=True)
     given = surrogates(exposure, y)[0]
-    settings = {"surrogates": given, "local_steps": 1, "thin": 1, "midpoint": False}
+    settings = {"surrogates": given, "local_steps": 1, "thin": 1, "step": pf.step.Measured(midpoint=False)}
     assert derived_visit(exposure, y, **settings) == pytest.approx(0.2)
     assert noise_time(1, midpoint=False) == 0
     assert noise_time(1, midpoint=True) == 0.25
@@ -174,24 +174,27 @@ def test_the_longest_visit_keeps_the_larger_of_both():
     assert longest_parallel_visit(0.03, known, 1, True, 0.01) == 0.01
 
 
-@pytest.mark.parametrize("settings", [{}, {"visit_error": 0.01}, {"visit_error": None}])
-def test_a_large_model_is_not_measured_and_says_so(settings, monkeypatch):
-    """Also where a bound is given, as in the recipe; any model is run so by `visit_error=None`."""
-    if settings.get("visit_error", 0) is not None:
+STEPS = [pf.step.Measured(), pf.step.Measured(visit_error=0.01), pf.step.ForVisits()]
+
+
+@pytest.mark.parametrize("step", STEPS, ids=repr)
+def test_a_large_model_is_not_measured_and_says_so(step, monkeypatch):
+    """Also where a bound is given, as in the recipe; any model is run so by `pf.step.ForVisits`."""
+    if isinstance(step, pf.step.Measured):
         monkeypatch.setattr(Traits, "large", lambda *sizes: True)
     exposure, y = case(4, one_informative=False)
     given = surrogates(exposure, y)[0]
     with pytest.warns(UserWarning, match="own noise moves their average is not measured on a model of 1 parameters"):
-        assert derived_visit(exposure, y, surrogates=given, **settings) == pytest.approx(0.2)
+        assert derived_visit(exposure, y, surrogates=given, step=step) == pytest.approx(0.2)
 
 
 def test_it_is_explained_that_a_large_model_is_not_measured(monkeypatch):
     fed = federation(*case(4, one_informative=False))
-    assert ("visit_error", 0.03) in choices(fed)
+    assert ("step", pf.step.Measured()) in choices(fed)
     monkeypatch.setattr(Traits, "large", lambda *sizes: True)
-    assert ("visit_error", None) in choices(fed)
+    assert ("step", pf.step.ForVisits()) in choices(fed)
     assert "the clients' own noise is not measured on a large model (1 parameter)" in str(pf.explain(pf.FALD(), fed))
-    assert ("visit_error", 0.03) in choices(fed, step_size=0.1)  # nothing is derived
+    assert ("step", pf.step.Fixed(size=0.1)) in choices(fed, step=pf.step.Fixed(size=0.1))  # nothing is derived
 
 
 def choices(fed, **settings):
@@ -204,10 +207,10 @@ def choices(fed, **settings):
 def test_chains_that_are_too_short_by_it_are_told_the_cure():
     exposure, y = case(10, one_informative=True)
     sampler = pf.FALD(burn_in=0, surrogates=surrogates(exposure, y)[0])
-    with pytest.warns(UserWarning, match="Visits last 0.031 in place of visit_time=0.2, .*local_steps=1 with"):
+    with pytest.warns(UserWarning, match="Visits last 0.031 in place of step.visit_time=0.2, .*local_steps=1 with"):
         pf.run(sampler, federation(exposure, y), num_rounds=20, **QUIET)
 
 
 def test_a_bound_beside_a_given_step_is_refused():
-    with pytest.raises(SettingError, match="visit_error"):
-        pf.FALD(step_size=0.1, visit_error=0.1)
+    with pytest.raises(SettingError, match="Fixed has no setting 'visit_error'"):
+        pf.step.Fixed(size=0.1, visit_error=0.1)

@@ -5,6 +5,7 @@ two clients, so that a sign, a factor or an index that is wrong moves the path.
 """
 
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,9 +19,10 @@ SEED, STEPS, CLIENTS = 3, 6, ((0, 10), (10, 25), (25, 60))
 F = np.array([0.5, 0.3, 0.2])
 QUIET = {"progress": False, "log_likelihood": False, "audit": False, "seed": SEED}
 CHAIN = {"num_chains": 1, "local_steps": STEPS, "burn_in": 0, "thin": 1, "target_ess": None, "batch_size": 4}
-PLAIN = {"precondition": False, "midpoint": False, "control_variate": False, "minibatches": "anew"}
+PLAIN = {"control_variate": False, "minibatches": "anew"}
 DECAY = {"decay": 0.4, "decay_offset": 3.0}
 H = 1e-3
+STEP = pf.step.Fixed(size=H, precondition=False, midpoint=False)
 
 
 def federation(num_clients=3):
@@ -94,7 +96,8 @@ def step_size(t, decay=0.0, decay_offset=1.0):
 def test_dsgld_is_equations_3_and_4():
     """θ' = θ + h/2 d_s(θ) + √h ξ, with the polynomial step."""
     fed = federation()
-    algorithm = pf.DSGLD(**CHAIN, **PLAIN, **DECAY, surrogates=None, step_size=H, probabilities=tuple(F))
+    step = replace(STEP, **DECAY)
+    algorithm = pf.DSGLD(**CHAIN, **PLAIN, surrogates=None, step=step, probabilities=tuple(F))
     theta, _ = started(algorithm, fed)
     expected = []
     for round_ in range(4):
@@ -111,8 +114,8 @@ def test_dsgld_is_equations_3_and_4():
 def test_fsgld_is_algorithm_1(alpha):
     """θ' = θ + h/2 (d_s(θ) + α g_s(θ)) + √h ξ."""
     fed = federation()
-    settings = {**CHAIN, **PLAIN, "step_size": H, "probabilities": tuple(F), "trust": None, "alpha": alpha}
-    algorithm = pf.FSGLD(**settings, surrogates=given())
+    settings = {**CHAIN, **PLAIN, "step": STEP, "probabilities": tuple(F)}
+    algorithm = pf.FSGLD(**settings, conducive=pf.Conducive(alpha=alpha, trust=None), surrogates=given())
     theta, _ = started(algorithm, fed)
     expected = []
     for round_ in range(4):
@@ -133,8 +136,8 @@ def test_fsgld_preconditioned_at_the_midpoint_with_a_control_variate(control_var
     The likelihood's part of v is N_s/(f_s m) Σ_batch [∇ log p(x | θ) - ∇ log p(x | θ*)] + 1/f_s Σ_all ∇ log p(x | θ*).
     """
     fed = federation()
-    settings = {**CHAIN, "step_size": 0.3, "trust": None, "control_variate": control_variate, **DECAY}
-    algorithm = pf.FSGLD(**settings, surrogates=given(), sweeps=False)
+    settings = {**CHAIN, "control_variate": control_variate, "step": pf.step.Fixed(size=0.3, **DECAY)}
+    algorithm = pf.FSGLD(**settings, conducive=pf.Conducive(trust=None), surrogates=given(), sweeps=False)
     theta, local = started(algorithm, fed)
     root, covariance = local["factor"], np.linalg.inv(surrogates()[0].sum(0) + np.eye(3) / PRIOR_SD**2)
     np.testing.assert_allclose(root @ root.T, covariance, rtol=1e-9)
@@ -159,8 +162,8 @@ def test_fsgld_preconditioned_at_the_midpoint_with_a_control_variate(control_var
 def test_fald_averages_clients_with_noise_of_their_own():
     """θ^c' = θ^c + h/2 (d_c + g_c)(θ^c) + √(h/p_c) ξ^c from the server's θ; then θ = Σ_c p_c θ^c."""
     fed = federation()
-    settings = {**CHAIN, **PLAIN, "thin": STEPS, "step_size": H, "probabilities": tuple(F), "trust": None}
-    algorithm = pf.FALD(**settings, surrogates=given())
+    settings = {**CHAIN, **PLAIN, "thin": STEPS, "step": STEP, "probabilities": tuple(F)}
+    algorithm = pf.FALD(**settings, conducive=pf.Conducive(trust=None), surrogates=given())
     theta, _ = started(algorithm, fed)
     expected = []
     for round_ in range(3):
@@ -179,7 +182,7 @@ def test_fald_averages_clients_with_noise_of_their_own():
 def test_sgld_is_equations_1_and_2():
     """θ' = θ + h/2 (∇ log p(θ) + N/m Σ ∇ log p(x_i | θ)) + √h ξ."""
     fed = federation(1)
-    algorithm = pf.SGLD(**CHAIN, **PLAIN, surrogates=None, step_size=1e-4)
+    algorithm = pf.SGLD(**CHAIN, **PLAIN, surrogates=None, step=replace(STEP, size=1e-4))
     theta, _ = started(algorithm, fed)
     expected = []
     for round_ in range(3):

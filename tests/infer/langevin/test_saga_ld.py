@@ -11,9 +11,10 @@ from pyro_fed.conventions import seeding
 from pyro_fed.errors import SettingError
 from pyro_fed.policy import langevin as policy
 
-PLAIN = {"surrogates": None, "precondition": False, "midpoint": False, "target_ess": None, "num_chains": 1}
 QUIET = {"progress": False, "log_likelihood": False, "audit": False, "seed": 3}
 ROWS, STEPS, ROUNDS, H = 60, 30, 3, 1e-4
+STEP = pf.step.Fixed(size=H, precondition=False, midpoint=False)
+PLAIN = {"surrogates": None, "step": STEP, "target_ess": None, "num_chains": 1}
 
 
 def pooled():
@@ -48,13 +49,13 @@ def by_hand(algorithm):
 
 
 def test_it_is_algorithm_1():
-    algorithm = pf.SAGALD(**PLAIN, step_size=H, batch_size=7, local_steps=STEPS, burn_in=0, thin=1)
+    algorithm = pf.SAGALD(**PLAIN, batch_size=7, local_steps=STEPS, burn_in=0, thin=1)
     found = run(algorithm, num_rounds=ROUNDS, num_draws=ROUNDS * STEPS).posterior["w"].values[0]
     np.testing.assert_allclose(found, by_hand(algorithm), rtol=1e-9, atol=1e-9)
 
 
 def test_a_minibatch_of_all_rows_is_sgld():
-    same = {**PLAIN, "step_size": H, "batch_size": ROWS, "local_steps": STEPS, "burn_in": 0, "thin": 1}
+    same = {**PLAIN, "batch_size": ROWS, "local_steps": STEPS, "burn_in": 0, "thin": 1}
     kinds = pf.SAGALD(**same), pf.SGLD(**same, control_variate=False)
     draws = [run(kind, num_rounds=2, num_draws=60).posterior["w"].values for kind in kinds]
     np.testing.assert_allclose(*draws, rtol=1e-10)

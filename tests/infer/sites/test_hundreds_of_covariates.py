@@ -76,7 +76,6 @@ def test_what_is_asked_for_stays_and_memory_is_bounded(correlated):
         assert fits.structure == "full" and fits.derivatives().kind == "hessian"
     for algorithm in (
         pf.FedEP(covariance="diag"),
-        pf.FedEP(full_dim=100),
         pf.FedEP(curvature="fisher"),
         pf.FedLaplace(covariance="diag"),
         pf.P2PVI(covariance="diag"),

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 import pyro_fed as pf
-from pyro_fed.density import scores, size
+from pyro_fed.density import scores
 from pyro_fed.density.rows.batches import ClientData
+from pyro_fed.density.traits import record
 from pyro_fed.infer.stein import dsvgd, modes
 
 ROWS, DIM = 6000, 3
@@ -69,8 +70,8 @@ def test_clients_and_points_of_a_large_model_in_turn_are_all_at_once(monkeypatch
     problem = pf.Federation(curved, rows(), plate="data", num_clients=2).problem
     data, points = two_clients(problem)
     whole = scores.clients_likelihood_scores(problem, points, data)
-    monkeypatch.setattr(size, "LARGE_DIM", 1)
-    monkeypatch.setattr(size, "WORKED_NUMBERS", 1)  # two points at once
+    monkeypatch.setattr(record, "LARGE_DIM", 1)
+    monkeypatch.setattr(record, "WORKED_NUMBERS", 1)  # two points at once
     torch.testing.assert_close(scores.clients_likelihood_scores(problem, points, data), whole)
 
 

@@ -131,7 +131,7 @@ def exact(fed):
     return mean, (weight @ (grid - mean).square()).sqrt()
 
 
-FEW = {"num_particles": 40, "local_steps": 20, "max_passes": 8}
+FEW = {"num_particles": 40, "local_steps": 20, "end": pf.EndOfRun(max_passes=8)}
 RIGHT = {
     "default": (pf.DSVGD(), {}),
     "parallel": (pf.ParallelDSVGD(), {}),

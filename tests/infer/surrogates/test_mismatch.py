@@ -42,7 +42,13 @@ def expected_mismatch(given, alpha):
 @pytest.mark.parametrize("alpha", [1.0, 0.4])
 def test_the_mismatch_is_measured(structure, alpha):
     given = wrong(0.3, 0.1, structure)
-    idata = pf.run(pf.FSGLD(surrogates=given, alpha=alpha), federation(X), num_rounds=1, audit=False, **QUIET)
+    idata = pf.run(
+        pf.FSGLD(surrogates=given, conducive=pf.Conducive(alpha=alpha)),
+        federation(X),
+        num_rounds=1,
+        audit=False,
+        **QUIET,
+    )
     found = np.nanmax(idata["federation"]["mismatch"].values, 0)
     np.testing.assert_allclose(found, expected_mismatch(given, alpha).amax(-1).numpy(), rtol=1e-8)
 
@@ -71,13 +77,13 @@ def test_the_variance_of_long_visits_is_what_the_derivation_says(probabilities):
     algorithm = pf.FSGLD(
         surrogates=given,
         probabilities=probabilities,
-        step_size=0.04,
         local_steps=25,
         thin=25,
         burn_in=200,
         num_chains=100,
         batch_size=None,
-        trust=None,
+        step=pf.step.Fixed(size=0.04),
+        conducive=pf.Conducive(trust=None),
         target_ess=None,
     )
     idata = pf.run(algorithm, federation(X), num_rounds=48, audit=False, **QUIET)  # it is not the posterior

@@ -30,7 +30,7 @@ from pyro_fed.ops.gaussian import Gaussian
 class Laplace(TiltedInference):
     """Laplace's approximation of the tilted density: its mode by Newton's method, and the curvature there.
 
-    It has no randomness. The algorithm's `curvature` and `full_dim` set how the curvature is computed.
+    It has no randomness. The algorithm's `curvature` says how the curvature is computed.
 
     Args:
         steps: Newton steps a round, from the mean of q.

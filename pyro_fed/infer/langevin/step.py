@@ -1,0 +1,174 @@
+"""Steps of Langevin chains: their size, their rule, and the coordinates that they are made in.
+
+    h_t = h_0 (1 + t / decay_offset)^-decay          t steps of the chain before
+
+h_0 is given (`Fixed`), or derived: the longest stable step (`Derived`), one by which visits to clients are short
+(`ForVisits`), or one by which the clients' errors are small, which a round before the first measures (`Measured`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pyro_fed.conventions.doors import public_dir
+from pyro_fed.conventions.nested_settings import Variant, explains_unknown, refuse_unused
+from pyro_fed.conventions.setting_checks import check_between, check_positive
+
+__all__ = ["Derived", "Fixed", "ForVisits", "Measured", "Step"]
+__dir__ = public_dir(__all__)
+
+
+@explains_unknown
+@dataclass(frozen=True, kw_only=True)
+class Step(Variant):
+    """Base of the steps of Langevin chains.
+
+    Args:
+        midpoint: evaluate and keep the chain at θ + η/2, whose variance at a Gaussian is exact for every stable step.
+        decay: γ of h_t = h_0 (1 + t / decay_offset)^-γ, in [0, 1]; 0 keeps the step constant.
+        decay_offset: steps after which the step has fallen to 2^-γ; only with a `decay`.
+    """
+
+    what: ClassVar[str] = "step"
+    door: ClassVar[str] = "pf.step"
+
+    midpoint: bool = True
+    decay: float = 0.0
+    decay_offset: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_between(self, "decay", 0, 1, "[]")
+        check_positive(self, "decay_offset")
+        if self.decay == 0:
+            refuse_unused(self, "the step is constant; give decay, such as 0.55", "decay_offset")
+
+    @property
+    def given_size(self) -> float | None:
+        """h_0 if it is given; None if it is derived."""
+        return None
+
+    @property
+    def preconditions(self) -> bool:
+        """Whether the covariance of p(θ) Π q_s(θ) is the preconditioner, as derived steps need."""
+        return True
+
+
+@explains_unknown
+@dataclass(frozen=True, kw_only=True)
+class Fixed(Step):
+    """A given step.
+
+    Args:
+        size: h_0, the variance of the injected noise.
+        precondition: use the covariance of p(θ) Π_s q_s(θ) as preconditioner, so that one step size serves posteriors
+            of any scale.
+        midpoint: evaluate and keep the chain at θ + η/2, whose variance at a Gaussian is exact for every stable step.
+        decay: γ of h_t = h_0 (1 + t / decay_offset)^-γ, in [0, 1]; 0 keeps the step constant.
+        decay_offset: steps after which the step has fallen to 2^-γ; only with a `decay`.
+
+    References:
+        El Mekkaoui et al. (2021), Sections 5.1 and 5.3 have 1e-4. Leimkuhler & Matthews (2013), for the midpoint.
+
+    Example:
+        >>> idata = pf.run(pf.FSGLD(step=pf.step.Fixed(size=1e-3)), fed)
+    """
+
+    size: float = 1e-4
+    precondition: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "size")
+
+    @property
+    def given_size(self) -> float | None:
+        """The setting `size`."""
+        return self.size
+
+    @property
+    def preconditions(self) -> bool:
+        """The setting `precondition`."""
+        return self.precondition
+
+
+@explains_unknown
+@dataclass(frozen=True, kw_only=True)
+class Derived(Step):
+    """The longest step that is stable, in coordinates in which the posterior is about N(0, I).
+
+    Args:
+        largest: largest h, in (0, 1]; stability ends at 4.
+        midpoint: evaluate and keep the chain at θ + η/2, whose variance at a Gaussian is exact for every stable step.
+        decay: γ of h_t = h_0 (1 + t / decay_offset)^-γ, in [0, 1]; 0 keeps the step constant.
+        decay_offset: steps after which the step has fallen to 2^-γ; only with a `decay`.
+
+    Example:
+        >>> idata = pf.run(pf.SGLD(step=pf.step.Derived(largest=0.2)), fed)
+    """
+
+    largest: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_between(self, "largest", 0, 1)
+
+
+@explains_unknown
+@dataclass(frozen=True, kw_only=True)
+class ForVisits(Derived):
+    """A step by which a visit to a client is short against the chain's relaxation time.
+
+    Args:
+        visit_time: largest h T, in preconditioned time, where the posterior's relaxation time is 2; None takes the
+            algorithm's own: 1, and 0.2 where clients work in parallel.
+        largest: largest h, in (0, 1]; stability ends at 4.
+        midpoint: evaluate and keep the chain at θ + η/2, whose variance at a Gaussian is exact for every stable step.
+        decay: γ of h_t = h_0 (1 + t / decay_offset)^-γ, in [0, 1]; 0 keeps the step constant.
+        decay_offset: steps after which the step has fallen to 2^-γ; only with a `decay`.
+
+    Example:
+        >>> idata = pf.run(pf.DSGLD(step=pf.step.ForVisits(visit_time=0.5)), fed)
+    """
+
+    visit_time: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "visit_time", allow_none=True)
+
+
+@explains_unknown
+@dataclass(frozen=True, kw_only=True)
+class Measured(ForVisits):
+    """A step by which the clients' errors, which a round before the first measures, change the result by little.
+
+    Args:
+        visit_error: by what share the clients' errors may widen a variance; of `FALD`, also by how many SDs their own
+            noise may move a mean. It moves an SD by half of it: by default 1.5 %, what 2,000 effective draws can tell.
+        visit_time: largest h T, in preconditioned time, where the posterior's relaxation time is 2; None takes the
+            algorithm's own: 1, and 0.2 where clients work in parallel.
+        largest: largest h, in (0, 1]; stability ends at 4.
+        midpoint: evaluate and keep the chain at θ + η/2, whose variance at a Gaussian is exact for every stable step.
+        decay: γ of h_t = h_0 (1 + t / decay_offset)^-γ, in [0, 1]; 0 keeps the step constant.
+        decay_offset: steps after which the step has fallen to 2^-γ; only with a `decay`.
+
+    Example:
+        >>> idata = pf.run(pf.FSGLD(step=pf.step.Measured(visit_error=0.01)), fed)
+    """
+
+    visit_error: float = 0.03
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "visit_error")
+
+    def unmeasured(self) -> ForVisits:
+        """The same without the measurement."""
+        return ForVisits(
+            midpoint=self.midpoint,
+            decay=self.decay,
+            decay_offset=self.decay_offset,
+            largest=self.largest,
+            visit_time=self.visit_time,
+        )
