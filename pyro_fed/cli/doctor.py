@@ -22,6 +22,7 @@ EXTRAS = {
     "compare": (("jinja2",), "the page of pyro-fed compare and of pf.write_report"),
     "agents": (("grpc", "cryptography"), "peers without a server, pyro-fed agent"),
     "formula": (("formulae",), "regressions by a formula, pf.glm"),
+    "files": (("cryptography",), "studies by files that are mailed, pyro-fed study"),
     "flower": (("flwr",), "clients on other machines, pyro-fed flower"),
     "ray": (("ray",), "several processes, --executor ray:N"),
     "privacy": (("opendp",), "noise of differential privacy, pf.Private"),
