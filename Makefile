@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-test
 DOCS_STAMP := $(VENV)/.installed-docs
 
-.PHONY: demo test quick lint docs clean test-pythons readme rehearsal rehearsal-peers release-check papers
+.PHONY: demo test quick lint docs clean test-pythons readme rehearsal rehearsal-peers rehearsal-files release-check papers
 
 demo: $(STAMP)  ## DSVGD over ten clients with different label mixes, then federated algorithms against NUTS
 	$(BIN)/pyro-fed run logistic_regression dsvgd --clients 10 --partition dirichlet:0.3 --seed 0 --out out/demo.nc
@@ -40,6 +40,9 @@ rehearsal: $(STAMP)  ## a deployment on loopback over TLS: a node and the server
 
 rehearsal-peers: $(STAMP)  ## five agents without a server over TLS, killed and restarted, against the simulation
 	$(BIN)/python tests/rehearsal/peers.py out/rehearsal-peers
+
+rehearsal-files: $(STAMP)  ## five sites and a coordinator by files alone, killed and given again, against the simulation
+	$(BIN)/python tests/rehearsal/files.py out/rehearsal-files
 
 # Each item is kept in out/papers once it has run, so that this can be cut off and resumed. ONLY=p2p,fsgld_figure_1 takes
 # papers or items.

@@ -54,9 +54,9 @@ def agent(
         raise SettingError(EXTRA) from error
     from pyro_fed.analysis.report import terminal
     from pyro_fed.deployment.agents.peers import load_peers
-    from pyro_fed.deployment.agents.rows import load_rows
     from pyro_fed.deployment.agents.settings import LinkSettings
     from pyro_fed.deployment.policy import approval
+    from pyro_fed.deployment.rows import load_rows
     from pyro_fed.recipes import library, recipe
     from pyro_fed.recipes.values import parse_assignment
 

@@ -23,6 +23,7 @@ EXTRAS = {
     "study": (("pandera", "tabulate"), "a study's codebook, pyro-fed check"),
     "agents": (("grpc", "cryptography"), "peers without a server, pyro-fed agent"),
     "formula": (("formulae",), "regressions by a formula, pf.glm"),
+    "files": (("cryptography",), "studies by files that are mailed, pyro-fed study"),
     "flower": (("flwr",), "clients on other machines, pyro-fed flower"),
     "ray": (("ray",), "several processes, --executor ray:N"),
     "privacy": (("opendp",), "noise of differential privacy, pf.Private"),

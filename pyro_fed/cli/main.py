@@ -1,4 +1,4 @@
-"""The command line: ``pyro-fed run``, ``bench``, ``compare``, ``doctor``, ``flower``, ``agent``, ``node``, ``list``.
+"""The command line: ``pyro-fed run``, ``compare``, ``doctor``, ``flower``, ``agent``, ``study``, ``node`` and others.
 
 Commands import what they need when they run: torch and Pyro take seconds, and `--help` needs neither.
 """
@@ -22,6 +22,7 @@ from pyro_fed.cli.flower import flower
 from pyro_fed.cli.node import node
 from pyro_fed.cli.output import typed_command
 from pyro_fed.cli.parse import parse_executor, parse_graph
+from pyro_fed.cli.study import study
 from pyro_fed.cli.termination import terminated_as_interrupted
 from pyro_fed.conventions.output import kept_elsewhere
 from pyro_fed.errors import DivergenceError, InterruptedRun, PyroFedError, TimeLimitError
@@ -227,6 +228,7 @@ main.add_command(doctor)
 main.add_command(flower)
 main.add_command(agent)
 main.add_command(certificates)
+main.add_command(study)
 main.add_command(node)
 
 

@@ -112,7 +112,7 @@ def _leaving(module: Any, loaded: list[Any], gate: Gate, rows_path: Path | None)
 def _own_rows(module: Any, rows_path: Path | None) -> tuple[Any, ...] | None:
     """The site's rows from a file, or the model's own training data; None without both."""
     if rows_path is not None:
-        from pyro_fed.deployment.agents.rows import load_rows
+        from pyro_fed.deployment.rows import load_rows
 
         return load_rows(rows_path, module.model)
     if not hasattr(module, "load_data"):

@@ -149,7 +149,7 @@ def one_guide(y):
 def test_whole_settings_say_every_field_and_are_read_back():
     read = ast.literal_eval(repr(all_settings(pf.FedEP(client=pf.tilted.Newton(steps=2)))))
     assert list(read) == [field.name for field in dataclasses.fields(pf.FedEP)]
-    assert read["client"] == {"name": "newton", "steps": 2, "enough": 0.0, "few_rows": None}
+    assert read["client"] == {"name": "newton", "steps": 2, "enough": 0.0, "begin": "q", "few_rows": None}
     assert read["step_control"]["growth"] == 2.0
 
 

@@ -19,9 +19,9 @@ is `neighbours`, which has one row of W in the place of all.
 from pyro_fed.deployment.agents.agent import Agent, run_agent
 from pyro_fed.deployment.agents.certificates import Identity, write_certificates
 from pyro_fed.deployment.agents.peers import Peers, load_peers
-from pyro_fed.deployment.agents.rows import load_rows
 from pyro_fed.deployment.agents.settings import LinkSettings
 from pyro_fed.deployment.agents.wire import Unwelcome
+from pyro_fed.deployment.rows import load_rows
 
 __all__ = [
     "Agent",

@@ -13,7 +13,8 @@ from pyro_fed.deployment.flower.leaving import Leaving
 from pyro_fed.deployment.flower.mod import asks_for_a_sum, handed_on
 
 if TYPE_CHECKING:
-    from pyro_fed.deployment.flower.site import LoadRows, Site
+    from pyro_fed.deployment.flower.site import Site
+    from pyro_fed.deployment.remote.site import LoadRows
 
 
 def client_app(
@@ -57,7 +58,7 @@ def client_app(
         if not made:
             from pyro_fed.deployment.flower.site import Site
 
-            made.append(Site(model, given, load_rows, secure, questions))
+            made.append(Site(model, given, load_rows, questions, secure=secure))
         return made[0]
 
     app = ClientApp(mods=[Leaving(site), handed_on])

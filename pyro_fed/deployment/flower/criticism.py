@@ -17,8 +17,8 @@ from pyro_fed.analysis.criticism.influence import checked_draws, influence, infl
 from pyro_fed.analysis.criticism.loo import loo_and_waic
 from pyro_fed.analysis.criticism.pointwise import Pointwise, chosen_site, observed_plates
 from pyro_fed.deployment.flower.executor import Flower
-from pyro_fed.deployment.flower.remote_federation import RemoteFederation
 from pyro_fed.deployment.flower.secure import SecAgg
+from pyro_fed.deployment.remote.remote_federation import RemoteFederation
 from pyro_fed.errors import PyroFedError, SettingError
 from pyro_fed.ops.arviz_versions import group_of, with_group
 from pyro_fed.ops.entries import evenly

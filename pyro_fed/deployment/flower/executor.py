@@ -7,29 +7,22 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import torch
-from flwr.app import Message, MessageType
+from flwr.app import ConfigRecord, Message, MessageType
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import Indicators
-from pyro_fed.algorithm.states import State, prefixed, select, within, write
+from pyro_fed.algorithm.states import State, write
 from pyro_fed.conventions.kinds import cast_checked
-from pyro_fed.conventions.settings_repr import settings_line
-from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.deployment.flower.joining import Roll, description_in, question
-from pyro_fed.deployment.flower.order import STATES, WORK, Order
 from pyro_fed.deployment.flower.post import ANEW, GONE, LOOK_EVERY, Post
 from pyro_fed.deployment.flower.secure import MIN_SUMMED_CLIENTS, SecAgg, SecureRound, Summed, check_secure, stand_ins
 from pyro_fed.deployment.flower.wire import LOST, SETTINGS, bytes_of, pack
+from pyro_fed.deployment.remote.clients import RemoteClients
 from pyro_fed.errors import ProtocolError, SettingError
 from pyro_fed.runtime.executors.base import LOG_LIK, Reply, Work
 from pyro_fed.runtime.executors.host import Request, WorkerPhase
-from pyro_fed.runtime.executors.local import NewStates, keep
-from pyro_fed.runtime.executors.remote import Remote
-from pyro_fed.runtime.messages import Header, Mailbox, Spec, decode, spec_of
+from pyro_fed.runtime.messages import Header, Mailbox
 from pyro_fed.runtime.messages.expected import expected_reply
-from pyro_fed.runtime.messages.header import Entry
 
 #: The most characters of a client's error that the record keeps.
 MAX_REASON = 300
@@ -40,7 +33,7 @@ NOWHERE = (
 )
 
 
-class Flower(Remote):
+class Flower(RemoteClients):
     """Clients behind Flower's Grid.
 
     A client whose node is gone is left out of the round. When it comes back, under the same node number or another, it
@@ -67,7 +60,8 @@ class Flower(Remote):
     ) -> None:
         if timeout <= 0:
             raise SettingError(f"Flower: timeout must be positive, received {timeout}")
-        self.post, self.roll, self.timeout, self.copies = Post(grid), roll, timeout, copies
+        super().__init__(copies)
+        self.post, self.roll, self.timeout = Post(grid), roll, timeout
         self.mailbox, self.secure = Mailbox(), secure
 
     def prepare(self) -> None:
@@ -76,43 +70,26 @@ class Flower(Remote):
         Raises:
             SettingError: the algorithm needs pooled data, or more than sums although there is secure aggregation.
         """
-        if self.algorithm.pooled:
-            name = type(self.algorithm).__name__
-            raise SettingError(
-                f"{name} needs all rows in one place, and over Flower they stay at the clients: take FedEP, or run "
-                f"{name} on pooled data by pf.run"
-            )
+        super().prepare()
         if self.secure is not None:
             check_secure([self.algorithm])
-        super().prepare()
-        self._expected: tuple[Spec, Spec, Spec] | None = None
         self._lost: set[int] = set()
         self._said: dict[int, State] = {}
         self._carried: SecureRound | None = None
-        self._made: dict[int, list[NewStates]] = {}
 
     @property
     def sums_alone(self) -> bool:
         """Whether there is secure aggregation."""
         return self.secure is not None
 
-    def worker_of(self, client: int) -> int:
-        """Each client is a worker of its own."""
-        return client
-
-    def execute(self, work: Work) -> Reply:
-        """Do a round's work; copies of the clients' new states are kept until `settle`."""
-        if work.round != self._round:
-            self._made = {}
-        return super().execute(work)
+    @property
+    def names(self) -> list[str]:
+        """The clients' names."""
+        return self.roll.names
 
     def settle(self, taken: Tensor, told: State) -> None:
         """Note the verdict for the clients' next requests, and apply it to the copies of their states."""
         super().settle(taken, told)
-        made = [one for several in self._made.values() for one in several]
-        keep(self.algorithm, self.local, made, taken, told)
-        self._changed -= set(self._made)
-        self._made = {}
         if self.secure is not None:
             self._keep_said(taken)
 
@@ -210,7 +187,7 @@ class Flower(Remote):
         if not found.clients:
             return {}
         if request.indicator is not None:
-            shape = self._report(request)[LOG_LIK].shape
+            shape = self.report(request)[LOG_LIK].shape
             each = (found.total / len(found.clients)).reshape(shape)
             return {client: {LOG_LIK: each} for client in found.clients}
         if self._expected is None:
@@ -247,40 +224,19 @@ class Flower(Remote):
                 self._begun.discard(client)
 
     def _header(self, client: int, request: Request) -> Header:
-        kind = "work" if request.work is not None and request.indicator is None else "ask"
-        number = self._round if request.work is None else request.work.round
-        return self.mailbox.request(kind, max(number, 0), self.roll.names[client])
+        return self.mailbox.request(self.kind(request), self.number(request), self.roll.names[client])
+
+    def accept(self, header: Header) -> None:
+        """Take a reply to an open request.
+
+        Raises:
+            ProtocolError: it answers none.
+        """
+        if not self.mailbox.take(header):
+            raise ProtocolError(self.mailbox.dropped[-1][1])
 
     def _content(self, client: int, request: Request, header: Header) -> Any:
-        phase, verdict, work = request.phase, request.verdict, request.work
-        order = Order(
-            job=STATES if work is None else request.indicator or WORK,
-            algorithm=settings_line(self.algorithm.contributions().form_for_clients()),
-            num_clients=len(self.roll.nodes),
-            num_rows=self.problem.num_rows,
-            width=int(self.data.num_rows.max()),
-            client=client,
-            slots="" if work is None else " ".join(map(str, work.slots)),
-            phase=self._phase,
-            begins=phase is not None,
-            verdict=-1 if verdict is None else verdict.round,
-            round=-1 if work is None else work.round,
-            seed=0 if work is None else work.seed,
-            level=self.problem.compiler.level,
-            copies=self._copied(request),
-        )
-        tensors: State = {}
-        if phase is not None:
-            tensors |= prefixed("local", phase.local)
-        if verdict is not None:
-            tensors |= {"taken": verdict.taken} | prefixed("told", verdict.told)
-        if work is not None:
-            tensors |= prefixed("shared", work.shared)
-        return pack(order.to_record(), header, tensors)
-
-    def _copied(self, request: Request) -> bool:
-        """Whether the reply brings the client's new state."""
-        return self.copies and bool(self.local) and request.work is not None and request.indicator is None
+        return pack(ConfigRecord(self.order(client, request).to_record()), header, self.tensors(request))
 
     def _answer(self, client: int, request: Request, reply: Message | str) -> Any:
         """A client's answer, or a clause that says why there is none."""
@@ -293,7 +249,7 @@ class Flower(Remote):
         try:
             if LOST in reply.content.get(SETTINGS, {}):
                 return self._without_state(client, "has lost its state")
-            return self._decoded(client, request, bytes_of(reply.content))
+            return self.decoded(client, request, bytes_of(reply.content))
         except ProtocolError as error:
             return f"sent something that is not a reply: {error!s:.{MAX_REASON}}"
 
@@ -307,47 +263,3 @@ class Flower(Remote):
             return NOWHERE
         self._lost.add(client)
         return reason
-
-    def _decoded(self, client: int, request: Request, data: bytes) -> Reply | State:
-        # Numbers that are not finite are the round loop's to judge.
-        message = decode(data, self._spec(client, request), finite=False)
-        if not self.mailbox.take(message.header):
-            raise ProtocolError(self.mailbox.dropped[-1][1])
-        if request.work is None:
-            return within(message.tensors, "local")
-        if request.indicator is not None:
-            return within(message.tensors, "report")
-        if self._copied(request):
-            slots = torch.tensor(request.work.slots)
-            at = self.at([client]).expand(len(slots))
-            self._made.setdefault(client, []).append(NewStates(slots, at, within(message.tensors, "new")))
-        return Reply(within(message.tensors, "messages"), within(message.tensors, "info"))
-
-    def _spec(self, client: int, request: Request) -> Spec:
-        """The shapes and dtypes that this client's reply must have."""
-        at = self.at([client])
-        if request.work is None:
-            known = spec_of(prefixed("local", select(self.local, at)))
-            grown = {} if self._expected is None else self._expected[2]  # states may have grown in a round
-            new = {f"local.{name}": Entry((1, *entry.shape), entry.dtype) for name, entry in grown.items()}
-            return known | {name: entry for name, entry in new.items() if name in known}
-        if request.indicator is not None:
-            return spec_of(prefixed("report", self._report(request)))
-        if self._expected is None:
-            self._expected = expected_reply(self.algorithm, self.problem, self.data, self.local, request.work)
-        visits = len(request.work.clients)
-        kinds = ("messages", "info", "new") if self._copied(request) else ("messages", "info")
-        return {
-            f"{kind}.{name}": Entry((visits, *entry.shape), entry.dtype)
-            for kind, spec in zip(kinds, self._expected, strict=False)
-            for name, entry in spec.items()
-        }
-
-    def _report(self, request: Request) -> State:
-        """An answer to the request's question on the server's made-up row, for its shapes and dtypes."""
-        shared, indicator = cast_checked(request.work, Work).shared, cast_checked(request.indicator, str)
-        if indicator == LOG_LIK:
-            return {LOG_LIK: torch.zeros(shared["draws"].shape[:2], dtype=torch.float64)}
-        row = ClientData(self.data.rows, torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, dtype=torch.int64))
-        local = {name: value[:1] for name, value in self.local.items()}
-        return cast_checked(self.algorithm, Indicators).indicate(indicator, self.problem, shared, local, row)

@@ -19,9 +19,9 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from pyro_fed.conventions.output import replaced_file
-from pyro_fed.deployment.flower.description import Description
 from pyro_fed.deployment.flower.post import Post
 from pyro_fed.deployment.flower.wire import SETTINGS, record_of
+from pyro_fed.deployment.remote.description import Description
 from pyro_fed.errors import CheckpointError, ProtocolError, QuorumError, SettingError
 
 LOG = logging.getLogger("flwr")

@@ -16,8 +16,8 @@ from pyro_fed.deployment.flower.configuration import Configuration, check_option
 from pyro_fed.deployment.flower.criticism import INFLUENCE, check_leaving_out, with_influence, with_loo
 from pyro_fed.deployment.flower.executor import Flower
 from pyro_fed.deployment.flower.joining import Roll, wait_for_clients
-from pyro_fed.deployment.flower.remote_federation import RemoteFederation
 from pyro_fed.deployment.flower.secure import SecAgg, check_secure
+from pyro_fed.deployment.remote.remote_federation import RemoteFederation
 from pyro_fed.errors import SettingError, StoppedError
 from pyro_fed.policy import Setup, chain_of, resolve_for_run, stages_of
 from pyro_fed.recipes import recipe as recipes

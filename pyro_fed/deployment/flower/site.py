@@ -1,106 +1,47 @@
-"""A client's side of a deployment: it describes its rows, and does the work that the server asks for.
+"""A client's side of a deployment over Flower: `remote.site` with Flower's records, and secure aggregation.
 
-The problem is built once in each process. The client's state is kept in Flower's context, since each message may be
-handled by a new process. The context is in the SuperNode's memory and is lost with it; a client then replies that its
-state is lost.
+The client's state is kept in Flower's context. The context is in the SuperNode's memory and is lost with it; a client
+then replies that its state is lost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from types import ModuleType
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 from flwr.app import ConfigRecord, Context, RecordDict
-from safetensors.torch import load, save
 from torch import Tensor
 
-from pyro_fed.algorithm.capabilities import Indicators
-from pyro_fed.algorithm.contract import Algorithm
-from pyro_fed.algorithm.privacy import Private
-from pyro_fed.algorithm.states import State, prefixed, within
-from pyro_fed.analysis.criticism.pointwise import Pointwise, observed_plates
-from pyro_fed.conventions.settings_repr import settings_line
-from pyro_fed.density.compiling.compiler import Compiler
-from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.arguments import flatten
-from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.deployment.claimed_federation import padded_index
-from pyro_fed.deployment.client_model_checks import check_runs_at_clients
-from pyro_fed.deployment.flower.description import Description
-from pyro_fed.deployment.flower.failure import Refusal, as_refusals, client_name
+from pyro_fed.deployment.flower.failure import client_name
 from pyro_fed.deployment.flower.mod import KEPT, POLICY_KEY, PROTOCOL
-from pyro_fed.deployment.flower.order import MAX_BYTES, STATES, WORK, Order, require
 from pyro_fed.deployment.flower.secure import flat, maskable_numbers
-from pyro_fed.deployment.flower.wire import LOST, SETTINGS, bytes_of, pack, record_of, reply_tensors
-from pyro_fed.deployment.policy import approval
+from pyro_fed.deployment.flower.wire import LOST, SETTINGS, bytes_of, pack, record_of
 from pyro_fed.deployment.policy.gate import Gate, Outgoing
-from pyro_fed.deployment.policy.shares import level_counts, rows_share
-from pyro_fed.errors import SettingError, listed
-from pyro_fed.federation.federation import Federation
-from pyro_fed.policy import Setup, chain_of, resolve_for_run, stages_of
-from pyro_fed.recipes import recipe as recipes
-from pyro_fed.recipes.library import load_model
-from pyro_fed.runtime.executors.base import LOG_LIK, Reply, Work
-from pyro_fed.runtime.executors.host import Host, Request, Verdict, WorkerPhase
-from pyro_fed.runtime.executors.local import NewStates, Sequential
-from pyro_fed.runtime.messages import answer, decode, decode_header
-
-#: Stands for a server's, whose numbers no client knows: the form that it asks of an algorithm is the same for all.
-ANY_PRIVATE = Private(norm=1.0, noise_multiplier=1.0)
-
-#: A user's function that loads rows: takes the model's module and the node's configuration, and returns the model's
-#: positional arguments.
-LoadRows = Callable[[ModuleType, Mapping[str, Any]], Any]
+from pyro_fed.deployment.remote.order import MAX_BYTES, Order
+from pyro_fed.deployment.remote.refusal import Refusal, as_refusals
+from pyro_fed.deployment.remote.site import Done, KeptState
+from pyro_fed.deployment.remote.site import Site as RemoteSite
+from pyro_fed.runtime.executors.base import Reply
+from pyro_fed.runtime.messages import decode
 
 
 @dataclass
-class Site:
-    """The clients of a process.
+class Site(RemoteSite):
+    """The clients of a process over Flower.
 
     Args:
-        model: the model's file, or its name in the library.
-        given: files or names of the recipes that the clients take part in.
-        load_rows: loads a client's rows.
         secure: whether clients only answer in secure aggregation.
-        questions: whether clients answer questions besides the recipe: for the audit, leave-one-out and influence.
-        federations: each client's model and rows, by name, once they are loaded.
-        problems: each client's densities, by name, number of rows and of clients of the run, and compiler level.
-        approved: folders of the clients whose own approved copies are run in place of the app's files, by name.
         unmasked: the numbers that were masked last; they stay in this process.
     """
 
-    model: str | Path
-    given: list[str | Path]
-    load_rows: LoadRows
     secure: bool = False
-    questions: bool = True
-    federations: dict[str, Federation] = field(default_factory=dict)
-    problems: dict[tuple[str, int, int, str], Problem] = field(default_factory=dict)
-    approved: dict[str, Path] = field(default_factory=dict)
+    how: str = "over Flower"
     unmasked: Tensor = field(default_factory=lambda: torch.zeros(0))
 
     def gate(self, context: Context) -> Gate:
-        """The gate of a client whose node has a policy, after its approval was compared with the app.
-
-        Raises:
-            PolicyError: the app is not what the site has approved; names what differs.
-            SettingError: the policy cannot be read.
-        """
-        name = client_name(context)
-        gate = approval.approved_gate(
-            str(context.node_config[POLICY_KEY]),
-            name,
-            self.model,
-            lambda: [approval.recipe_facts(recipes.load(one)) for one in self.given],
-        )
-        if gate.approval and gate.folder is not None:
-            self.approved[name] = gate.folder
-        return gate
+        """The gate of a client whose node has a policy, see `gate_of`."""
+        return self.gate_of(client_name(context), str(context.node_config[POLICY_KEY]))
 
     def num_rows(self, context: Context) -> int:
         """The client's number of rows; 0 while they are not loaded, as no answer has needed them."""
@@ -110,7 +51,7 @@ class Site:
     def outgoing(
         self, order: RecordDict, context: Context, reply: RecordDict, data: bytes, asked: bytes, before: str
     ) -> Outgoing:
-        """A reply as the gate judges it: its kind, numbers and shares of rows, and what it was computed from.
+        """A reply as the gate judges it.
 
         Args:
             order: what was asked.
@@ -120,38 +61,19 @@ class Site:
             asked: the order's bytes.
             before: hash of the client's state before the order.
         """
-        federation = self.federations[client_name(context)]
+        name = client_name(context)
         if "description" in reply.get(SETTINGS, {}):
-            levels = level_counts(federation.problem)
-            return Outgoing(kind="description", data=data, asked=asked, levels=levels)
+            return self.outgoing_description(name, data, asked)
         if LOST in reply.get(SETTINGS, {}):
             return Outgoing(kind="notice", data=data, asked=asked)
-        known, shared = Order.from_record(order[SETTINGS]), decode(bytes_of(order), None, cap=MAX_BYTES, finite=False)
+        known, message = Order.from_record(order[SETTINGS]), decode(bytes_of(order), None, cap=MAX_BYTES, finite=False)
         masked = PROTOCOL in reply
         tensors = {"masked": self.unmasked} if masked else decode(bytes_of(reply), None, finite=False).tensors
-        questions = {settings_line(one) for one in _questions(federation.problem)}
-        kind = _kind(known, masked, known.algorithm in questions, any(name.startswith("new.") for name in tensors))
-        draws = shared.tensors["shared.draws"][0] if kind in ("log_likelihood", "loo") else None
-        return Outgoing(
-            kind=kind,
-            data=data,
-            tensors=tensors,
-            round=known.round,
-            asked=asked,
-            share=lambda: rows_share(federation.problem, federation.client_data(), draws),
-            replay={
-                "run": shared.header.run,
-                "seed": known.seed,
-                "phase": known.phase,
-                "algorithm": known.algorithm,
-                "state": before,
-            },
-        )
+        return self.outgoing_reply(name, known, message, tensors, data, asked, before, masked)
 
     def describe(self, context: Context) -> ConfigRecord:
         """The client's description, for the server."""
-        name = client_name(context)
-        return Description.of(name, self._federation(name, context)).to_record()
+        return ConfigRecord(self.description(client_name(context), context.node_config).to_record())
 
     def work(self, content: RecordDict, context: Context, summed: bool = False) -> RecordDict:
         """The answer to an order of the server; a `summed` one is masked, so that the server only learns the sum.
@@ -159,38 +81,16 @@ class Site:
         Raises:
             Refusal: the content is not an order that this client follows, and why.
         """
-        name = client_name(context)
         self._check_masked(summed)
         with as_refusals():
-            order, encoded = Order.from_record(record_of(content, SETTINGS)), bytes_of(content)
-            header = decode_header(encoded, MAX_BYTES)
+            record, encoded = record_of(content, SETTINGS), bytes_of(content)
         kept: Any = context.state.config_records.get(KEPT)
-        order.check_header(header.message, name, None if kept is None else kept["run"])
-        if order.job == LOG_LIK:
-            self._check_questions("its log-likelihood at draws")
-        data = self._federation(name, context).client_data()
-        order.check_rows(int(data.num_rows.sum()))
-        problem = self._problem(order, name, context)
-        algorithm = self._algorithm(order, problem, name)
-        order.check_tensors(header.tensors, problem.dim)
-        with as_refusals():
-            message = decode(encoded, None, cap=MAX_BYTES, finite=False)
-        host = _host(order, problem, data)
-        if not _restore_state(host, order, algorithm, context, message.header.run):
+        state = None if kept is None else KeptState(**kept)
+        done = self.follow(client_name(context), context.node_config, record, encoded, state)
+        if done is None:
             return RecordDict({SETTINGS: ConfigRecord({LOST: True})})
-        found = host.answer(_request(order, algorithm, message.tensors))
-        _keep(host, context, message.header.run)
-        if summed:
-            share = min(1.0, int(data.num_rows.sum()) / order.width)
-            numbers = flat(found.messages, share) if isinstance(found, Reply) else flat(found)
-            self.unmasked = numbers
-            with as_refusals():
-                return maskable_numbers(numbers, context)
-        if isinstance(found, Reply):
-            tensors = reply_tensors(found, host.executor.new[-1].states if order.copies else {})
-        else:
-            tensors = prefixed("local" if order.job == STATES else "report", found)
-        return pack(ConfigRecord({}), answer(message.header), tensors)
+        context.state[KEPT] = ConfigRecord(asdict(done.kept))
+        return self._masked(done, context) if summed else pack(ConfigRecord({}), done.header, done.tensors)
 
     def _check_masked(self, summed: bool) -> None:
         if self.secure and not summed:
@@ -199,133 +99,9 @@ class Site:
                 "its own message: give the server secure-aggregation"
             )
 
-    def _check_questions(self, what: str) -> None:
-        if not self.questions:
-            raise Refusal(
-                "this client answers nothing besides its recipe (client_app(questions=False)), and the server asks for "
-                f"{what}: run with audit=false, without loo and influence"
-            )
-
-    def _federation(self, name: str, context: Context) -> Federation:
-        if name not in self.federations:
-            own = self.approved.get(name)
-            module = load_model(self.model if own is None else approval.copied_model(own), with_data=False)
-            rows = self.load_rows(module, context.node_config)
-            dtype = flatten(module.model, rows, None).floating_dtype()  # the same at every client, whatever its columns
-            nested = getattr(module, "ROWS", None)
-            federation = Federation.from_clients(
-                module.model, {name: rows}, plate=module.PLATE, rows=nested, dtype=dtype
-            )
-            check_runs_at_clients(federation.problem, "over Flower")
-            self.federations[name] = federation
-        return self.federations[name]
-
-    def _problem(self, order: Order, name: str, context: Context) -> Problem:
-        """The client's densities for a run, with the run's numbers of rows and clients; traced steps are kept."""
-        key = name, order.num_rows, order.num_clients, order.level
-        if key not in self.problems:
-            problem = self._federation(name, context).problem
-            self.problems[key] = replace(
-                problem, num_rows=order.num_rows, num_clients=order.num_clients, compiler=Compiler(order.level)
-            )
-        return self.problems[key]
-
-    def _algorithm(self, order: Order, problem: Problem, name: str) -> Algorithm:
-        """The algorithm that the server names, made from this client's own recipes; or a question of leave-one-out.
-
-        Raises:
-            Refusal: the algorithm is in none of the recipes, is a question that this client does not answer, or has no
-                such job.
-        """
-        asked = next((one for one in _questions(problem) if settings_line(one) == order.algorithm), None)
-        if asked is not None:
-            self._check_questions(f"{order.algorithm:.100}")
-            return asked
-        known: list[str] = []
-        own = self.approved.get(name)
-        for chosen in map(recipes.load, self.given) if own is None else approval.copied_recipes(own):
-            graph = chosen.run_options(order.num_clients).get("graph")
-            stages = stages_of(chosen.build(), problem, graph)
-            named = (resolve_for_run(stage.algorithm, problem, Setup(graph)).algorithm for stage in stages)
-            parts = (part for one in named for part in chain_of(one, problem))
-            for part in (form for one in parts for form in _forms(one)):
-                known.append(settings_line(part))
-                if known[-1] == order.algorithm:
-                    jobs = (WORK, STATES, LOG_LIK, *(part.indicators if isinstance(part, Indicators) else ()))
-                    require(order.job in jobs, "job", f"one of {listed(jobs)}", order.job)
-                    return part
-        raise Refusal(
-            f"the server runs {order.algorithm:.500}, this client's recipe says {known!r:.1000}: give both the same "
-            "recipe"
-        )
-
-
-def _questions(problem: Problem) -> Iterator[Algorithm]:
-    """The questions that a server may ask besides its recipe: sums of leave-one-out, never a single row's number."""
-    yield from (Pointwise(site=site) for site in ("", *observed_plates(problem)))
-
-
-def _kind(order: Order, masked: bool, question: bool, copied: bool) -> str:
-    """The kind of a reply to an order, of `policy.KINDS`; `copied` says that it brings the client's new state."""
-    if order.job == STATES:
-        return "state"
-    if order.job == LOG_LIK:
-        return "log_likelihood"
-    if question:
-        return "loo"
-    if order.job != WORK:
-        return "indicator"
-    return "masked" if masked else "state" if copied else "update"
-
-
-def _forms(algorithm: Algorithm) -> Iterator[Algorithm]:
-    """An algorithm, and the form that it has at the clients of a private run, where that is another one."""
-    yield algorithm
-    with suppress(SettingError):  # it cannot be run privately
-        private: Algorithm = algorithm.contributions().form_for(ANY_PRIVATE).contributions().form_for_clients()
-        if settings_line(private) != settings_line(algorithm):
-            yield private
-
-
-def _host(order: Order, problem: Problem, data: ClientData) -> Host:
-    """A host with this client, whose rows are padded to the number of the longest client, as in a simulation."""
-    index = padded_index(data.row_index[0], order.width)
-    return Host(problem, ClientData(data.rows, index, data.num_rows), [order.client], Sequential())
-
-
-def _request(order: Order, algorithm: Algorithm, tensors: State) -> Request:
-    phase = WorkerPhase(order.phase, algorithm, within(tensors, "local")) if order.begins else None
-    verdict = Verdict(order.verdict, tensors["taken"], within(tensors, "told")) if order.verdict >= 0 else None
-    work = None
-    if order.job != STATES:
-        clients = [order.client] * len(order.places)
-        work = Work(order.round, order.seed, clients, within(tensors, "shared"), order.places)
-    return Request(phase, verdict, work, None if order.job in (WORK, STATES) else order.job)
-
-
-def _restore_state(host: Host, order: Order, algorithm: Algorithm, context: Context, run: str) -> bool:
-    """Restore the state after the last message; False if it is lost, and the order does not bring one."""
-    kept: Any = context.state.config_records.get(KEPT)
-    if kept is None or (kept["run"], kept["phase"]) != (run, order.phase):
-        return order.begins
-    tensors = load(kept["data"])
-    host.answer(Request(WorkerPhase(order.phase, algorithm, within(tensors, "local")), None))
-    host.executor.waiting = kept["waiting"]
-    host.executor.new = [_new_states(within(tensors, f"new{i}")) for i in range(kept["parts"])]
-    return True
-
-
-def _keep(host: Host, context: Context, run: str) -> None:
-    """Keep the state for the next message."""
-    executor = host.executor
-    tensors = prefixed("local", executor.local)
-    for i, made in enumerate(executor.new):
-        tensors |= prefixed(f"new{i}", {"slots": made.slots, "at": made.at} | prefixed("state", made.states))
-    data = save({name: value.clone().contiguous() for name, value in tensors.items()})
-    context.state[KEPT] = ConfigRecord(
-        {"run": run, "phase": host.phase, "waiting": executor.waiting, "parts": len(executor.new), "data": data}
-    )
-
-
-def _new_states(tensors: dict[str, Tensor]) -> NewStates:
-    return NewStates(tensors["slots"], tensors["at"], within(tensors, "state"))
+    def _masked(self, done: Done, context: Context) -> RecordDict:
+        """A reply as numbers that Flower's secure aggregation masks."""
+        share = min(1.0, done.num_rows / done.order.width)
+        self.unmasked = flat(done.found.messages, share) if isinstance(done.found, Reply) else flat(done.found)
+        with as_refusals():
+            return maskable_numbers(self.unmasked, context)

@@ -13,9 +13,8 @@ from typing import Any
 
 from flwr.app import ConfigRecord, RecordDict
 
-from pyro_fed.algorithm.states import State, prefixed
+from pyro_fed.algorithm.states import State
 from pyro_fed.errors import ProtocolError
-from pyro_fed.runtime.executors.base import Reply
 from pyro_fed.runtime.messages import Header, Message, encode
 
 #: Names of the two records of a message.
@@ -42,8 +41,3 @@ def bytes_of(content: Any) -> bytes:
     if not isinstance(data, bytes):
         raise ProtocolError(f"expected an encoded message, received {type(data).__name__}")
     return data
-
-
-def reply_tensors(reply: Reply, new: State) -> State:
-    """The tensors of a reply to work, with the client's new state if that was asked for."""
-    return prefixed("messages", reply.messages) | prefixed("info", reply.info) | prefixed("new", new)

@@ -21,10 +21,10 @@ from pyro_fed.deployment.agents.flows import Flows
 from pyro_fed.deployment.agents.neighbours import SPREAD, Links, Neighbours, neighbours_of
 from pyro_fed.deployment.agents.outbox import At, NoMessage, Outbox, Why
 from pyro_fed.deployment.agents.peers import Peers, load_peers
-from pyro_fed.deployment.agents.rows import load_rows
 from pyro_fed.deployment.agents.settings import LinkSettings
 from pyro_fed.deployment.agents.statements import Statements
 from pyro_fed.deployment.agents.wire import SERVICE, WAITING, Unwelcome, Wire, with_step
+from pyro_fed.deployment.rows import load_rows
 from pyro_fed.errors import DataError, ProtocolError, QuorumError, SettingError
 from pyro_fed.graph.circuit import AlongCircuit
 from pyro_fed.ops.mixing import mix

@@ -110,7 +110,7 @@ import numpy as np
 import pandas as pd
 import torch
 import pyro_fed as pf
-from pyro_fed.deployment.flower.failure import Refusal
+from pyro_fed.deployment.remote.refusal import Refusal
 
 def raise_in(name):
     space = {{}}

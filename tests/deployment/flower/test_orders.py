@@ -121,7 +121,7 @@ def test_400_megabytes_are_not_unpacked(client, name):
     client()
     junk = torch.zeros(1, 50_000_000, dtype=torch.float64)
     before = {}
-    from pyro_fed.deployment.flower import site
+    from pyro_fed.deployment.remote import site
 
     def unpack(*given, **options):
         before["unpacked"] = True
@@ -248,6 +248,6 @@ def test_no_text_with_rows_reaches_the_server_in_a_run(flower, tmp_path, monkeyp
 
 
 def test_where_an_exception_is_without_a_line_of_the_users():
-    from pyro_fed.deployment.flower.failure import place_of
+    from pyro_fed.deployment.remote.refusal import place_of
 
     assert place_of(ValueError("never raised")) == "an unknown line"

@@ -22,21 +22,18 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.common.config import get_fab_config, get_metadata_from_config
 from flwr.supercore.primitives.asymmetric_ed25519 import create_message_to_sign
 
 from pyro_fed.conventions.client_names import check_client_id
 from pyro_fed.conventions.kinds import cast_checked
+from pyro_fed.deployment.signing_keys import load_signing_key
 from pyro_fed.errors import SettingError
 
 #: Where the server listens: the SuperLink is on the same machine.
 HERE = "127.0.0.1"
 #: The path of a SuperLink's question for an app; the most bytes of such a question.
 QUESTION, MAX_QUESTION = "/hub/fetch-fab", 10_000
-#: Bits of a file's mode that let others than its owner read or change it.
-NOT_OWNER_BITS = 0o077
 
 
 def sign_app(fab: Path, key: Path, signer: str) -> Path:
@@ -58,7 +55,7 @@ def sign_app(fab: Path, key: Path, signer: str) -> Path:
         >>> sign_app(Path("trial.fab"), Path("reviewer"), "north")
     """
     check_client_id(signer)
-    content, private = fab.read_bytes(), _private_key(key)
+    content, private = fab.read_bytes(), load_signing_key(key)
     _app_and_version(fab)
     signed_at = int(time.time())
     signature = private.sign(create_message_to_sign(hashlib.sha256(content).digest(), signed_at))
@@ -66,21 +63,6 @@ def sign_app(fab: Path, key: Path, signer: str) -> Path:
     path = fab.with_name(f"{fab.name}.{signer}.signature")
     path.write_text(json.dumps({"public_key_id": signer, "signature": text, "signed_at": signed_at}), encoding="utf-8")
     return path
-
-
-def _private_key(path: Path) -> Ed25519PrivateKey:
-    if path.stat().st_mode & NOT_OWNER_BITS:
-        raise SettingError(f"{path}: a private key that others than its owner can read; expected mode 0600: chmod 600")
-    try:
-        key = load_ssh_private_key(path.read_bytes(), password=None)
-    except (ValueError, TypeError) as error:
-        raise SettingError(f"{path}: expected a private key in OpenSSH's format without passphrase: {error}") from error
-    if not isinstance(key, Ed25519PrivateKey):
-        raise SettingError(
-            f"{path}: expected an Ed25519 key, the only kind that nodes take as a trusted entity's, received "
-            f"{type(key).__name__}: make one by ssh-keygen -t ed25519"
-        )
-    return key
 
 
 def serve_apps(folder: Path, port: int) -> ThreadingHTTPServer:

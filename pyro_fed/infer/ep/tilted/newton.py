@@ -10,25 +10,27 @@ all without a Laplace approximation for the start, as when scores jump. The obje
     -KL(q̂ ‖ p_k q_-k) = E_q̂[log p_k] + E_q̂[log q_-k] + H(q̂) + a constant,
 
 so that a client goes back if a step has lost more than `FALL` of it, and makes a smaller fraction of the same change,
-as `FedEP`'s server does (`ascent`).
+as `FedEP`'s server does (`ascent`). Where q is as wide as a prior the first expectations are of densities far from the
+mass; a turn can begin at the mode of p_k q_-k in place of q, with the curvature there (`laplace`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.contract import Noise
-from pyro_fed.conventions.nested_settings import explains_unknown
-from pyro_fed.conventions.setting_checks import check_at_least, check_between
+from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
+from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice
 from pyro_fed.density.derivatives.few_rows import pick_rows
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.infer.ep import ascent
 from pyro_fed.infer.ep.tilted.base import Numerics, Received, Tilted, TiltedInference
+from pyro_fed.infer.ep.tilted.laplace import Laplace
 from pyro_fed.infer.sites.gaussian_sites import is_finite, moments_of, moves, site_of, where
 from pyro_fed.ops.backtrack import MIN_FRACTION, backtracked_step, move
 from pyro_fed.ops.gaussian import Gaussian
@@ -56,6 +58,8 @@ class Newton(TiltedInference):
             each step is backtracked, or taken back, which is partitioned variational inference.
         enough: a turn also ends with a step no longer than this share of its first, in [0, 1): what is left is made in
             the client's next turn, so that the fixed point is the same.
+        begin: where a turn of several steps begins: at "q", or at the "mode" of the client's tilted density, with
+            Laplace's approximation there. From there fewer rounds suffice, and each costs the client more.
         few_rows: about this many rows of all clients, each client's share from equal slices of its own, by which
             steps are computed, so that q is the posterior given these; None takes all rows. `FedEP` on a network of
             many rows begins by fewer.
@@ -74,12 +78,16 @@ class Newton(TiltedInference):
 
     steps: int = 1
     enough: float = 0.0
+    begin: Literal["q", "mode"] = "q"
     few_rows: int | None = None
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "steps")
         check_at_least(self, 1, "few_rows", allow_none=True)
         check_between(self, "enough", 0, 1, "[)")
+        check_choice(self, "begin", ("q", "mode"))
+        if self.steps == 1:
+            refuse_unused(self, "the only step is one at q; give it more steps", "begin")
 
     def by_few_rows(self, count: int) -> Self:
         """This inference with `few_rows`."""
@@ -94,6 +102,8 @@ class Newton(TiltedInference):
         """Sites of the last step."""
         if self.few_rows is not None:
             data = pick_rows(problem, data, self.few_rows)[0]
+        if self.begin == "mode":
+            received = received._replace(q=_at_modes(problem, numerics, received, data, noise))
         moments = numerics.expected(problem, received.q, data)
         site, value = site_of(moments, received.q.mean()), moments.value
         if self.steps > 1:
@@ -134,6 +144,13 @@ class Newton(TiltedInference):
             gain = _gain(q_hat, received.cavity, numerics.expected(problem, q_hat, data))
             q_hat = _either(far & ~(gain >= top - FALL), start, q_hat)
         return q_hat, value
+
+
+def _at_modes(problem: Problem, numerics: Numerics, received: Received, data: ClientData, noise: Noise) -> Gaussian:
+    """Laplace's approximations of the tilted densities, (C,); q itself where there is none."""
+    found = Laplace().infer(problem, numerics, received, data, noise)
+    tilted = found.site.product(received.cavity)
+    return _either(found.usable & tilted.is_proper(), tilted, received.q)
 
 
 def _gain(q: Gaussian, cavity: Gaussian, moments: Moments) -> Tensor:

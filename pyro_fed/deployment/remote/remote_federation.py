@@ -12,7 +12,7 @@ from pyro_fed.density.fingerprint import COLUMNS_CURE, LABELS_CURE
 from pyro_fed.density.rows.arguments import flatten
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.deployment.claimed_federation import ClaimedFederation
-from pyro_fed.deployment.flower.description import Description
+from pyro_fed.deployment.remote.description import Description
 from pyro_fed.errors import DataError, ModelError, listed
 from pyro_fed.federation.groups.reading import group_arguments
 from pyro_fed.federation.partition import Explicit

@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import torch
-from flwr.app import ConfigRecord
 
 from pyro_fed.density.compiling.compiler import LEVELS
-from pyro_fed.deployment.flower.description import MAX_ROWS
-from pyro_fed.deployment.flower.failure import Refusal
+from pyro_fed.deployment.remote.description import MAX_ROWS
+from pyro_fed.deployment.remote.refusal import Refusal
 from pyro_fed.errors import listed
 from pyro_fed.runtime.executors.base import LOG_LIK, MOST_DRAWS
 from pyro_fed.runtime.messages import Header
@@ -88,13 +87,13 @@ class Order:
     level: str
     copies: bool
 
-    def to_record(self) -> ConfigRecord:
-        """The order as a record of Flower."""
-        return ConfigRecord({field.name: getattr(self, field.name) for field in fields(self)})
+    def to_record(self) -> dict[str, Any]:
+        """The order as numbers and texts by name."""
+        return asdict(self)
 
     @classmethod
     def from_record(cls, record: Any) -> Order:
-        """The order in a record of Flower made by `to_record`, with settings in their ranges that fit one another.
+        """The order in a record made by `to_record`, with settings in their ranges that fit one another.
 
         Raises:
             Refusal: names, types or values that are not those of an order.

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from flwr.app import ConfigRecord
 from torch.utils import _pytree as pytree
 
 from pyro_fed.conventions.client_names import check_client_id
@@ -74,13 +73,13 @@ class Description:
         columns = {label: [str(column) for column in names] for label, names in tables.items()}
         return cls(name, federation.num_rows, rows, nested, order, sites, columns, label_digests(problem), VERSION)
 
-    def to_record(self) -> ConfigRecord:
-        """The description as a record of Flower."""
-        return ConfigRecord({"description": json.dumps(asdict(self))})
+    def to_record(self) -> dict[str, Any]:
+        """The description as text."""
+        return {"description": json.dumps(asdict(self))}
 
     @classmethod
     def from_record(cls, record: Any) -> Description:
-        """The description in a record of Flower made by `to_record`; ProtocolError for any other."""
+        """The description in a record made by `to_record`; ProtocolError for any other."""
         text = record.get("description")
         if not isinstance(text, str) or len(text) > MAX_TEXT:
             found = f"{len(text):,} characters" if isinstance(text, str) else type(text).__name__

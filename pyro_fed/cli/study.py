@@ -1,0 +1,184 @@
+"""``pyro-fed study``: a study by files that are mailed by hand, where no network is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from pyro_fed.cli import options
+from pyro_fed.errors import SettingError
+
+if TYPE_CHECKING:
+    from pyro_fed.deployment.files import Combined
+
+#: Exit code of `combine` if an answer was refused.
+REFUSED = 2
+
+
+@contextmanager
+def extra() -> Iterator[None]:
+    """A context for imports that need the extra `files`; SettingError if it is not installed."""
+    try:
+        yield
+    except ImportError as error:
+        raise SettingError("this needs the extra: pip install 'pyro_fed[files]'") from error
+
+
+@click.group()
+def study() -> None:
+    """A study over sites without a network between them: requests and answers are files, mailed by hand."""
+
+
+@study.command()
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--model", required=True, shell_complete=options.complete_model, help="A model's name or .py file.")
+@click.option(
+    "--recipe",
+    "recipe_name",
+    default="files",
+    show_default=True,
+    callback=options.known_recipes,
+    shell_complete=options.complete_recipe,
+    help="A recipe's name or .toml file.",
+)
+@click.option("--sites", required=True, metavar="A,B,...", help="The sites' names; they are numbered in this order.")
+@click.option("--name", help="The study's name; default: that of DIR.")
+@options.rounds
+@click.option("--draws", type=click.IntRange(min=1), help="Number of draws of the result.")
+@click.option("--min-clients", type=click.IntRange(min=0), help="Answers without which a round is not applied.")
+@click.option("--audit/--no-audit", default=True, show_default=True, help="One more exchange that checks the result.")
+@click.option(
+    "--template",
+    type=click.Path(path_type=Path),
+    help="One made-up row, as --data of `answer`, if a row of ones does not suit the model.",
+)
+@options.seed
+def init(
+    folder: Path, model: str, recipe_name: str, sites: str, name: str | None, rounds: int | None, draws: int | None,
+    min_clients: int | None, audit: bool, template: Path | None, seed: int,
+) -> None:  # fmt: skip
+    """Begin a study in the new folder DIR, and say how many mails it takes.
+
+    DIR/outbox gets a first request for each site, with the model and the recipe. Mail it, and tell the sites the
+    key's fingerprint in another way, by telephone for instance.
+    """
+    with extra():
+        from pyro_fed.deployment.files import init_study
+
+    made = init_study(
+        folder,
+        model,
+        recipe_name,
+        [site.strip() for site in sites.split(",")],
+        name=name,
+        seed=seed,
+        num_rounds=rounds,
+        num_draws=draws,
+        min_clients=min_clients,
+        audit=audit,
+        template=template,
+    )
+    click.echo(f"This recipe needs {made.content['needs']}.")
+    click.echo(f"Key of the coordinator, to be told by telephone: {made.fingerprint}")
+    click.echo("Mail to each site its file:")
+    for path in sorted((folder / "outbox").iterdir()):
+        click.echo(f"  {path}")
+
+
+@study.command()
+@click.argument("request", type=click.Path(path_type=Path))
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path),
+    help="This site's rows: a .npz or .csv file with the model's arguments, or a .py file with load_rows. Needed once.",
+)
+@click.option("--folder", type=click.Path(path_type=Path), help="This site's folder; default: STUDY-SITE, here.")
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Where the answer goes; default: here.")
+@click.option("--policy", type=click.Path(path_type=Path), help="This site's policy.toml; default: that in its folder.")
+@click.option("--coordinator", metavar="SHA256:...", help="The key that the coordinator has told; with --yes at first.")
+@click.option("--yes", is_flag=True, help="Do not ask: for scripts.")
+def answer(
+    request: Path, data: Path | None, folder: Path | None, out: Path | None, policy: Path | None,
+    coordinator: str | None, yes: bool,
+) -> None:  # fmt: skip
+    """Answer a REQUEST at a site: show what would leave, ask, and write the file that is to be mailed back.
+
+    The first request brings the model and the recipe: read them, since the model is code that runs here.
+    """
+    with extra():
+        from pyro_fed.deployment.files import answer_request
+
+    def confirm(shown: str, question: str) -> bool:
+        click.echo(shown)
+        return click.confirm(question)
+
+    made = answer_request(
+        request,
+        data,
+        folder=folder,
+        out=out or Path(),
+        coordinator=coordinator,
+        policy=policy,
+        confirm=None if yes else confirm,
+    )
+    click.echo(f"Mail it to the coordinator: {made}")
+
+
+@study.command()
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("answers", nargs=-1, type=click.Path(path_type=Path))
+@click.option("--go-on", is_flag=True, help="Go on without the sites that have not answered this exchange.")
+def combine(folder: Path, answers: tuple[Path, ...], go_on: bool) -> None:
+    """Take the sites' ANSWERS into the study in DIR, and write the next requests, or the result.
+
+    Answers may come one by one, and more than once. Without any the command says what is waited for.
+    """
+    with extra():
+        from pyro_fed.deployment.files import combine as combine_answers
+
+    found = combine_answers(folder, answers, go_on=go_on)
+    _tell(found)
+    if found.refused:
+        raise SystemExit(REFUSED)
+
+
+def _tell(found: Combined) -> None:
+    """Print what a `combine` has come to."""
+    for text in found.said:
+        click.echo(text)
+    for text in found.refused:
+        click.secho(f"Refused: {text}", fg="yellow", err=True)
+    if found.needs:
+        click.echo(f"This recipe needs {found.needs}.")
+    if found.result is None:
+        click.echo(f"Exchange {found.exchange} waits for {', '.join(found.waiting)}. Mail to each site its file:")
+        for path in found.requests:
+            click.echo(f"  {path}")
+        return
+    for text in found.findings:
+        click.secho(f"Warning: {' '.join(text.split())}", fg="yellow", err=True)
+    click.echo(f"Written to {found.result}; read it by arviz.from_netcdf({str(found.result)!r}).")
+
+
+@study.command()
+@click.argument("file", type=click.Path(path_type=Path))
+def show(file: Path) -> None:
+    """Print what a request or an answer says, without its numbers; its signature is not verified."""
+    import json
+
+    with extra():
+        from pyro_fed.deployment.files.letter import ANSWER, REQUEST, read_letter
+
+    kind = ANSWER if file.name.startswith(ANSWER) else REQUEST
+    letter = read_letter(file, kind).letter
+    texts = {name: letter.more[name] for name in ("model", "recipe") if name in letter.more}
+    rest = {name: value for name, value in letter.more.items() if name not in texts}
+    click.echo(f"{letter.kind} of exchange {letter.exchange}, site {letter.site}, study {letter.study}")
+    click.echo(json.dumps(rest, indent=1))
+    click.echo(f"body: {len(letter.body)} bytes")
+    for name, text in texts.items():
+        click.echo(f"\n# {name}\n{text}")

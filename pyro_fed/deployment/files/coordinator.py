@@ -1,0 +1,258 @@
+"""The coordinator's side of a study by files: `init_study` begins it, `combine` goes on with the answers that came."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pyro_fed.algorithm.contract import Algorithm
+from pyro_fed.algorithm.plan import Plan
+from pyro_fed.conventions.output import replaced_file
+from pyro_fed.conventions.settings_repr import settings_line
+from pyro_fed.deployment.files.executor import AnswersPending, Files
+from pyro_fed.deployment.files.study import STOPPED, Study, make_study
+from pyro_fed.deployment.files.words import needs_words, needs_words_of
+from pyro_fed.deployment.remote.description import Description
+from pyro_fed.deployment.remote.remote_federation import RemoteFederation
+from pyro_fed.deployment.rows import load_rows
+from pyro_fed.errors import ProtocolError, SettingError, StoppedError
+from pyro_fed.federation.federation import Federation
+from pyro_fed.policy import Setup, chain_of, resolve_for_run, stages_of
+from pyro_fed.recipes import recipe as recipes
+from pyro_fed.recipes.library import load_model
+from pyro_fed.results.inference_data import InferenceData
+from pyro_fed.results.saving import check_savable
+from pyro_fed.runtime.run import run
+from pyro_fed.runtime.run_checks import check_numbers
+
+#: The first exchange of a run: exchange 0 has the descriptions.
+FIRST_EXCHANGE = 1
+
+
+@dataclass(frozen=True)
+class Combined:
+    """What a `combine` has come to.
+
+    Attributes:
+        said: a sentence on each answer that was taken.
+        refused: a sentence on each that was not.
+        exchange: the number of the exchange that is waited for; -1 at the end.
+        waiting: the sites whose answers are waited for.
+        requests: the files that are to be mailed to them.
+        needs: how many exchanges there are in all, once the descriptions are here; "" before.
+        result: the result's file, at the end.
+        findings: the warnings about the result.
+    """
+
+    said: list[str]
+    refused: list[str]
+    exchange: int = -1
+    waiting: list[str] = field(default_factory=list)
+    requests: list[Path] = field(default_factory=list)
+    needs: str = ""
+    result: Path | None = None
+    findings: list[str] = field(default_factory=list)
+
+
+def init_study(
+    folder: Path,
+    model: str | Path,
+    recipe: str | Path,
+    sites: Sequence[str],
+    *,
+    name: str | None = None,
+    seed: int = 0,
+    num_rounds: int | None = None,
+    num_draws: int | None = None,
+    min_clients: int | None = None,
+    audit: bool = True,
+    compile: str = "off",
+    template: Path | None = None,
+) -> Study:
+    """Begin a study: a folder with a key, the model, the recipe, and the requests of exchange 0 in `outbox/`.
+
+    Args:
+        folder: a new folder.
+        model: the model's file, or its name in the library. The sites get its text.
+        recipe: the recipe's file, or its name in the library.
+        sites: the sites' names; they are numbered in this order.
+        name: the study's name; by default that of the folder.
+        seed: the only source of randomness, as of `pyro_fed.run`.
+        num_rounds: rounds, in place of the recipe's.
+        num_draws: number of draws.
+        min_clients: the number of answers without which a round is not applied.
+        audit: whether one more exchange checks the result.
+        compile: level of the compiler; "off" gives the simulation's draws to the bit.
+        template: a file as of `deployment.rows` with one made-up row, if a row of ones does not suit the model.
+
+    Raises:
+        SettingError: the folder exists; a setting out of its range; a recipe that cannot run so.
+
+    Example:
+        >>> study = init_study(Path("trial"), "logistic_regression", "files", ["north", "south"])
+    """
+    chosen = recipes.load(recipe)
+    module = load_model(model, with_data=False)
+    algorithm = chosen.build()
+    asked = {"num_rounds": num_rounds, "num_draws": num_draws, "min_clients": min_clients}
+    options: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
+    options |= {"seed": seed, "audit": audit, "compile": compile}
+    check_numbers(num_rounds or 1, num_draws or 1, seed, min_clients, len(sites), 1)
+    if isinstance(algorithm, Algorithm) and algorithm.pooled:
+        raise SettingError(f"{type(algorithm).__name__} needs all rows in one place, and here they stay at the sites")
+    own = chosen.run_options(len(sites))
+    rounds = own.get("num_rounds") if num_rounds is None else num_rounds
+    needs = needs_words(algorithm, rounds, len(sites), audit)
+    if template is not None:
+        rows = load_rows(template, module.model, module, {}, option="--template")
+        nested = getattr(module, "ROWS", None)
+        like = Federation.from_clients(module.model, {sites[0]: rows}, plate=module.PLATE, rows=nested).problem
+        needs = needs_words_of(algorithm, rounds, len(sites), audit, like, own.get("graph"))
+    return make_study(folder, model, recipe, sites, name=name, options=options, template=template, needs=needs)
+
+
+def combine(folder: Path, answers: Sequence[Path] = (), *, go_on: bool = False) -> Combined:
+    """Take the answers that came, and go on as far as they reach: to the next requests, or the result.
+
+    The run is repeated from its seed up to the present exchange. It costs the server's work alone: the sites' answers
+    are in the study's folder. Answers that cannot be used are refused by name, and those that can are kept all the
+    same.
+
+    Args:
+        folder: the study's folder.
+        answers: files that the sites have sent; those that are here already may be among them.
+        go_on: close the present exchange without the sites that have not answered.
+
+    Raises:
+        SettingError: it cannot go on without them; or the folder is of other versions.
+        StoppedError: as of `pyro_fed.run`; the result until then is in the folder, if there is one.
+
+    Example:
+        >>> combined = combine(Path("trial"), [Path("answer-north-000.study"), Path("answer-south-000.study")])
+    """
+    with Study.opened(folder) as study:
+        said, refused = _taken(study, answers)
+        if study.result.exists():
+            return Combined(said, refused, result=study.result)
+        silent = [site for site in study.sites if study.answer_to(0, site) is None]
+        if silent:
+            if go_on:
+                raise SettingError(
+                    f"without the description of {', '.join(silent)} nobody knows its rows: begin a study without it"
+                )
+            return Combined(said, refused, 0, silent, study.ask(0, study.first_letters()))
+        study.close(0, study.sites)
+        try:
+            made = _Run(study, go_on)
+            found, notes = made()
+        except AnswersPending as pending:
+            study.commit()
+            requests = study.ask(pending.exchange, pending.letters)
+            waiting = [path for site, path in zip(pending.letters, requests, strict=True) if site in pending.waiting]
+            refused += study.refusals
+            return Combined(said, refused, pending.exchange, pending.waiting, waiting, made.needs)
+        _save(found, study.result)
+        study.commit()
+        return Combined(said, refused + study.refusals, needs=made.needs, result=study.result, findings=notes)
+
+
+def _taken(study: Study, answers: Sequence[Path]) -> tuple[list[str], list[str]]:
+    said, refused = [], []
+    for path in answers:
+        try:
+            said.append(study.take(path))
+        except ProtocolError as error:
+            refused.append(str(error))
+    return said, refused
+
+
+class _Run:
+    """The study's run, repeated from its seed, until an answer is missing or there is a result."""
+
+    def __init__(self, study: Study, go_on: bool) -> None:
+        self.study, self.go_on = study, go_on
+        module = load_model(study.model, with_data=False)
+        rows = study.template
+        template = None if rows is None else load_rows(rows, module.model, module, {}, option="--template")
+        self.federation = RemoteFederation(module.model, module.PLATE, self._descriptions(), template)
+        check_savable(self.federation.problem)
+        self.algorithm, self.options = self._chosen()
+        self.needs = self._needs()
+
+    def __call__(self) -> tuple[InferenceData, list[str]]:
+        """The result and the warnings about it.
+
+        Raises:
+            AnswersPending: an answer is missing.
+            StoppedError: the run has ended without one; what it had found is in the folder, if anything.
+        """
+        executor = Files(self.study, FIRST_EXCHANGE, self._copied(), self.go_on)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                found = run(
+                    self.algorithm,
+                    self.federation,
+                    **{"progress": False, **self.options},
+                    executor=executor,
+                    log_likelihood=False,
+                    collect_local=False,
+                )
+            except StoppedError as error:
+                if error.result is not None:
+                    _save(error.result, self.study.folder / STOPPED)
+                raise
+        return found, [str(one.message) for one in caught]
+
+    def _descriptions(self) -> list[Description]:
+        """The sites' descriptions, in the order of their numbers."""
+        found = []
+        for site in self.study.sites:
+            answer = self.study.answer_to(0, site)
+            more = {} if answer is None else answer.letter.more
+            found.append(Description.from_record({"description": json.dumps(more.get("description"))}))
+            if found[-1].name != site:
+                raise ProtocolError(f"the description of {site} says that it is of {found[-1].name}")
+        return found
+
+    def _chosen(self) -> tuple[Algorithm | Plan, dict[str, Any]]:
+        """The algorithm, and the arguments of `run`."""
+        chosen = recipes.load(self.study.recipe)
+        options = chosen.run_options(self.federation.num_clients) | self.study.options
+        if not issubclass(chosen.algorithm, Plan):
+            return chosen.build(), options
+        rounds = options.pop("num_rounds", None)
+        return chosen.build({} if rounds is None else {"max_rounds": rounds}, where="--rounds"), options
+
+    def _copied(self) -> frozenset[str] | None:
+        """The algorithms from whose sites' states another starts, as `settings_line`; None is all."""
+        if isinstance(self.algorithm, Plan):
+            return None
+        problem, graph = self.federation.problem, self.options.get("graph")
+        (stage,) = stages_of(self.algorithm, problem, graph)
+        first = resolve_for_run(stage.algorithm, problem, Setup(graph)).algorithm
+        return frozenset(settings_line(part) for part in chain_of(first, problem)[:-1])
+
+    def _needs(self) -> str:
+        options = self.options
+        return needs_words_of(
+            self.algorithm,
+            options.get("num_rounds"),
+            self.federation.num_clients,
+            bool(options.get("audit", True)),
+            self.federation.problem,
+            options.get("graph"),
+        )
+
+
+def _save(result: InferenceData, path: Path) -> None:
+    """Write a result whole or not at all."""
+    beside = path.with_name(f"{path.name}.making")
+    result.to_netcdf(str(beside))
+    with replaced_file(path) as file:
+        file.write(beside.read_bytes())
+    beside.unlink()

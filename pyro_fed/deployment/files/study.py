@@ -1,0 +1,395 @@
+"""The coordinator's folder of a study: what was agreed on, and a journal of all exchanges.
+
+    study.json                  name, id, sites, options, versions
+    model.py  recipe.toml       what is run
+    coordinator.key  .pub       signs the requests; keys/SITE.pub: the sites', as they came with the descriptions
+    outbox/                     requests, to be mailed
+    answers/                    answers that were accepted
+    exchanges/003.asked.json    hashes of the requests of exchange 3
+    exchanges/003.closed.json   hashes of the answers with which it was closed
+    refused/                    answers whose content was refused
+    result.nc                   the result
+
+Every file is written whole or not at all, and nothing is written before what it rests on: a command that is killed is
+given again. All else follows from the journal, since the run is repeated from its seed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyro
+import torch
+
+from pyro_fed.conventions.client_names import check_client_id
+from pyro_fed.conventions.output import replaced_file
+from pyro_fed.conventions.version import VERSION
+from pyro_fed.deployment.files.letter import (
+    ANSWER,
+    REQUEST,
+    Letter,
+    Received,
+    answer_name,
+    digest_of,
+    read_letter,
+    request_name,
+    text_in,
+)
+from pyro_fed.deployment.signing_keys import fingerprint_of, load_signing_key, public_text, write_signing_key
+from pyro_fed.errors import CheckpointError, ProtocolError, SettingError
+from pyro_fed.recipes.library import find_model, find_recipe
+from pyro_fed.runtime.checkpoint.lock import Lock
+
+#: Names of the files in a study's folder.
+STUDY, MODEL, RECIPE, KEY, PUBLIC = "study.json", "model.py", "recipe.toml", "coordinator.key", "coordinator.pub"
+RESULT, STOPPED = "result.nc", "result.stopped.nc"
+OUTBOX, ANSWERS, EXCHANGES, KEYS, REFUSED = "outbox", "answers", "exchanges", "keys", "refused"
+
+
+def versions() -> dict[str, str]:
+    """The versions on which a run's last bits depend."""
+    return {"pyro_fed": VERSION, "torch": str(torch.__version__), "pyro": pyro.__version__}
+
+
+@dataclass
+class Study:
+    """A study's folder, opened by `Study.opened`.
+
+    Attributes:
+        folder: the folder.
+        content: what `study.json` says.
+        refusals: sentences on answers that were refused since the folder was opened.
+        closing: exchanges that the present run has closed, and the hashes of their answers; `commit` writes them.
+    """
+
+    folder: Path
+    content: dict[str, Any]
+    refusals: list[str] = field(default_factory=list)
+    closing: dict[int, dict[str, str]] = field(default_factory=dict)
+
+    @classmethod
+    @contextmanager
+    def opened(cls, folder: Path) -> Iterator[Study]:
+        """A study's folder, which no other command may change meanwhile.
+
+        Raises:
+            SettingError: there is no study, or it was made with other versions.
+            CheckpointError: another command works there, or a file of it cannot be read.
+        """
+        study = cls(folder, _json_in(folder / STUDY))
+        if (made := study.content["versions"]) != versions():
+            raise SettingError(
+                f"{folder} was begun with {_named(made)}, and here is {_named(versions())}: the run is repeated to the "
+                "last bit. Install the versions of the study"
+            )
+        lock = Lock(folder)
+        try:
+            yield study
+        finally:
+            lock.release()
+
+    @property
+    def id(self) -> str:
+        """The study's id, 16 hexadecimal digits."""
+        return str(self.content["id"])
+
+    @property
+    def name(self) -> str:
+        """The study's name."""
+        return str(self.content["name"])
+
+    @property
+    def sites(self) -> list[str]:
+        """The sites' names, in the order of their numbers."""
+        return list(self.content["sites"])
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Arguments of `run`."""
+        return dict(self.content["options"])
+
+    @property
+    def model(self) -> Path:
+        """The model's file."""
+        return self.folder / MODEL
+
+    @property
+    def recipe(self) -> Path:
+        """The recipe's file."""
+        return self.folder / RECIPE
+
+    @property
+    def template(self) -> Path | None:
+        """The file with one made-up row; None if the server makes one itself."""
+        name = self.content.get("template")
+        return None if name is None else self.folder / str(name)
+
+    @property
+    def result(self) -> Path:
+        """The result's file."""
+        return self.folder / RESULT
+
+    @property
+    def fingerprint(self) -> str:
+        """The fingerprint of the coordinator's key."""
+        return fingerprint_of(public_text(load_signing_key(self.folder / KEY)))
+
+    @property
+    def present(self) -> int:
+        """The number of the exchange that is not closed: the first that was not."""
+        return len(list((self.folder / EXCHANGES).glob("*.closed.json")))
+
+    # -- requests -------------------------------------------------------------------------------------------
+    def first_letters(self) -> dict[str, Letter]:
+        """The requests of exchange 0, which have the model and the recipe, by site."""
+        more = {
+            "name": self.name,
+            "sites": self.sites,
+            "options": self.options,
+            "versions": self.content["versions"],
+            "needs": self.content["needs"],
+            "key": public_text(load_signing_key(self.folder / KEY)),
+            "recipe": self.recipe.read_text(encoding="utf-8"),
+            "model": self.model.read_text(encoding="utf-8"),
+        }
+        return {site: Letter(REQUEST, self.id, site, 0, more) for site in self.sites}
+
+    def ask(self, number: int, letters: Mapping[str, Letter]) -> list[Path]:
+        """Write the requests of an exchange to be mailed; those that are there already stay."""
+        key = load_signing_key(self.folder / KEY)
+        made = {site: letter.signed(key) for site, letter in letters.items()}
+        asked = self.folder / EXCHANGES / f"{number:03d}.asked.json"
+        if not asked.exists():
+            _write_json(asked, {site: digest_of(data) for site, data in made.items()})
+        paths = []
+        for site, data in made.items():
+            path = self.folder / OUTBOX / request_name(site, number)
+            if not path.exists() or path.read_bytes() != data:
+                _write(path, data)
+            paths.append(path)
+        return paths
+
+    def asked(self, number: int) -> dict[str, str]:
+        """The hashes of an exchange's requests, by site; empty before it was asked."""
+        path = self.folder / EXCHANGES / f"{number:03d}.asked.json"
+        return dict(_json_in(path)) if path.exists() else {}
+
+    def check_again(self, number: int, letters: Mapping[str, Letter]) -> None:
+        """Require that requests that are made again are those that the sites have answered.
+
+        Raises:
+            CheckpointError: they differ.
+        """
+        before = self.asked(number)
+        if not before:
+            return
+        key = load_signing_key(self.folder / KEY)
+        again = {site: digest_of(letter.signed(key)) for site, letter in letters.items()}
+        if again != before:
+            odd = sorted(site for site in {**again, **before} if again.get(site) != before.get(site))
+            raise CheckpointError(
+                f"{self.folder}: the run, repeated, asks {', '.join(odd)} something else in exchange {number} than it "
+                "has asked before: a file of the study was changed, or another machine computes other last bits. "
+                "Combine on the machine on which the study was begun, with the files as they were"
+            )
+
+    # -- answers --------------------------------------------------------------------------------------------
+    def take(self, path: Path) -> str:
+        """Accept an answer to the present exchange, and return a sentence on it.
+
+        Raises:
+            ProtocolError: it is no answer that can be used; says why, with the site and the exchange.
+        """
+        found = read_letter(path, ANSWER)
+        letter, where = found.letter, found.name
+        if letter.study != self.id:
+            raise ProtocolError(f"{where}: it is of study {letter.study}, this is {self.name}, {self.id}")
+        if letter.site not in self.sites:
+            raise ProtocolError(f"{where}: {letter.site} is no site of this study, which are {', '.join(self.sites)}")
+        key = self._key_for(found)
+        found.verify(key, letter.site)
+        present, number = self.present, letter.exchange
+        asked = self.asked(number)
+        if number > present or not asked:
+            raise ProtocolError(f"{where}: {letter.site} answers exchange {number}, which was not asked yet")
+        if text_in(letter.more, "request", where) != asked.get(letter.site):
+            raise ProtocolError(
+                f"{where}: {letter.site} answers another request than that of exchange {number}: send it "
+                f"{request_name(letter.site, number)} again"
+            )
+        kept = self.folder / ANSWERS / answer_name(letter.site, number)
+        if kept.exists():
+            if kept.read_bytes() == found.data:
+                return f"{where}: the answer of {letter.site} to exchange {number} is here already"
+            raise ProtocolError(
+                f"{where}: another answer of {letter.site} to exchange {number} is here already, and was "
+                f"{'used' if number < present else 'accepted'}"
+            )
+        if number < present:
+            raise ProtocolError(
+                f"{where}: too late: exchange {number} was closed without {letter.site}, which takes part again in "
+                f"exchange {present}"
+            )
+        said = ""
+        if number == 0:
+            said = f", whose key is {fingerprint_of(key)}: compare it with what {letter.site} reads out"
+            _write(self.folder / KEYS / f"{letter.site}.pub", key.encode() + b"\n")
+        _write(kept, found.data)
+        return f"{where}: answer of {letter.site} to exchange {number}{said}"
+
+    def _key_for(self, found: Received) -> str:
+        """The public key that has to have signed an answer: the site's, or at first the one that comes with it."""
+        pinned = self.folder / KEYS / f"{found.letter.site}.pub"
+        if pinned.exists():
+            return pinned.read_text(encoding="utf-8").strip()
+        return text_in(found.letter.more, "key", found.name)
+
+    def answer_to(self, number: int, site: str) -> Received | None:
+        """A site's accepted answer to an exchange; None if there is none, or it was closed without.
+
+        Raises:
+            CheckpointError: the answer was changed or removed since the exchange was closed with it.
+        """
+        path = self.folder / ANSWERS / answer_name(site, number)
+        closed = self._closed(number)
+        if closed is None:
+            return read_letter(path, ANSWER) if path.exists() else None
+        if site not in closed:
+            return None
+        if not path.exists() or digest_of(path.read_bytes()) != closed[site]:
+            raise CheckpointError(
+                f"{path} is not the answer with which exchange {number} was closed: put the file back, or begin anew"
+            )
+        return read_letter(path, ANSWER)
+
+    def refuse(self, found: Received, number: int, why: str) -> None:
+        """Put an accepted answer aside whose content turned out to be none."""
+        name = answer_name(found.letter.site, number)
+        (self.folder / REFUSED).mkdir(exist_ok=True)
+        os.replace(self.folder / ANSWERS / name, self.folder / REFUSED / name)
+        self.refusals.append(f"{name}: {why}")
+
+    def is_closed(self, number: int) -> bool:
+        """Whether an exchange is closed."""
+        return self._closed(number) is not None
+
+    def close(self, number: int, sites: Sequence[str]) -> None:
+        """Close an exchange with the answers of some sites, once `commit` is called; a closed one stays as it is."""
+        if not self.is_closed(number):
+            paths = {site: self.folder / ANSWERS / answer_name(site, number) for site in sites}
+            self.closing[number] = {site: digest_of(path.read_bytes()) for site, path in paths.items()}
+
+    def commit(self) -> None:
+        """Write which exchanges were closed: the run has gone on after them."""
+        for number, answers in sorted(self.closing.items()):
+            _write_json(self.folder / EXCHANGES / f"{number:03d}.closed.json", answers)
+        self.closing = {}
+
+    def _closed(self, number: int) -> dict[str, str] | None:
+        path = self.folder / EXCHANGES / f"{number:03d}.closed.json"
+        return dict(_json_in(path)) if path.exists() else None
+
+
+def make_study(
+    folder: Path,
+    model: str | Path,
+    recipe: str | Path,
+    sites: Sequence[str],
+    *,
+    name: str | None,
+    options: Mapping[str, Any],
+    template: Path | None,
+    needs: str,
+) -> Study:
+    """Make a study's folder with a new key, all at once.
+
+    Raises:
+        SettingError: the folder exists, or sites' names that are not plain and different.
+    """
+    if folder.exists():
+        raise SettingError(f"{folder} is there already: choose another folder, or remove it")
+    if len(sites) < 1 or len(set(sites)) < len(sites):
+        raise SettingError(f"--sites must be different names, such as north,south, received {', '.join(sites)!r}")
+    for site in sites:
+        check_client_id(site)
+        if "/" in site or " " in site:
+            raise SettingError(f"--sites: a site's name becomes that of files: no blanks, received {site!r}")
+    making = folder.with_name(f"{folder.name}.writing")
+    shutil.rmtree(making, ignore_errors=True)
+    making.mkdir(parents=True, mode=0o700)
+    for part in (OUTBOX, ANSWERS, EXCHANGES, KEYS):
+        (making / part).mkdir()
+    for source, target in ((find_model(model), MODEL), (find_recipe(recipe), RECIPE)):
+        (making / target).write_bytes(source.read_bytes())
+    content: dict[str, Any] = {
+        "name": name or folder.name,
+        "id": secrets.token_hex(8),
+        "sites": list(sites),
+        "options": dict(options),
+        "versions": versions(),
+        "needs": needs,
+        "model": f"{find_model(model).name} {_hash_of(find_model(model))}",
+        "recipe": f"{find_recipe(recipe).name} {_hash_of(find_recipe(recipe))}",
+    }
+    if template is not None:
+        content["template"] = f"template{template.suffix}"
+        (making / content["template"]).write_bytes(template.read_bytes())
+    key = write_signing_key(making / KEY)
+    (making / PUBLIC).write_text(public_text(key) + "\n", encoding="utf-8")
+    _write_json(making / STUDY, content)
+    study = Study(making, content)
+    study.ask(0, study.first_letters())
+    os.replace(making, folder)
+    return Study(folder, content)
+
+
+def _hash_of(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _named(found: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in found.items())
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all.
+
+    Raises:
+        CheckpointError: it could not be written.
+    """
+    try:
+        with replaced_file(path) as file:
+            file.write(data)
+    except OSError as error:
+        raise CheckpointError(f"{path} could not be written: {error}; make room, and give the command again") from error
+
+
+def _write_json(path: Path, content: object) -> None:
+    _write(path, json.dumps(content, indent=1).encode() + b"\n")
+
+
+def _json_in(path: Path) -> dict[str, Any]:
+    """The table in a file of this folder.
+
+    Raises:
+        SettingError: there is no such file.
+        CheckpointError: it cannot be read.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise SettingError(f"{path}: there is no study here; pyro-fed study init makes one") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path} is no table")
+    return found

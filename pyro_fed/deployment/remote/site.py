@@ -1,0 +1,346 @@
+"""A client's side of a deployment: it describes its rows, and does the work that the server asks for.
+
+The problem is built once in each process. The client's state is handed in and handed back, since each order may be
+handled by a new process: whoever carries the messages keeps it. A client whose state is lost says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from safetensors.torch import load, save
+from torch import Tensor
+
+from pyro_fed.algorithm.capabilities import Indicators
+from pyro_fed.algorithm.contract import Algorithm
+from pyro_fed.algorithm.privacy import Private
+from pyro_fed.algorithm.states import State, prefixed, within
+from pyro_fed.analysis.criticism.pointwise import Pointwise, observed_plates
+from pyro_fed.conventions.settings_repr import settings_line
+from pyro_fed.density.compiling.compiler import Compiler
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.arguments import flatten
+from pyro_fed.density.rows.batches import ClientData
+from pyro_fed.deployment.claimed_federation import padded_index
+from pyro_fed.deployment.client_model_checks import check_runs_at_clients
+from pyro_fed.deployment.policy import approval
+from pyro_fed.deployment.policy.gate import Gate, Outgoing
+from pyro_fed.deployment.policy.shares import level_counts, rows_share
+from pyro_fed.deployment.remote.description import Description
+from pyro_fed.deployment.remote.order import MAX_BYTES, STATES, WORK, Order, require
+from pyro_fed.deployment.remote.refusal import Refusal, as_refusals
+from pyro_fed.errors import SettingError, listed
+from pyro_fed.federation.federation import Federation
+from pyro_fed.policy import Setup, chain_of, resolve_for_run, stages_of
+from pyro_fed.recipes import recipe as recipes
+from pyro_fed.recipes.library import load_model
+from pyro_fed.runtime.executors.base import LOG_LIK, Reply, Work
+from pyro_fed.runtime.executors.host import Host, Request, Verdict, WorkerPhase
+from pyro_fed.runtime.executors.local import NewStates, Sequential
+from pyro_fed.runtime.messages import Header, Message, answer, decode, decode_header
+
+#: Stands for a server's, whose numbers no client knows: the form that it asks of an algorithm is the same for all.
+ANY_PRIVATE = Private(norm=1.0, noise_multiplier=1.0)
+
+#: A user's function that loads rows: takes the model's module and the node's configuration, and returns the model's
+#: positional arguments.
+LoadRows = Callable[[ModuleType, Mapping[str, Any]], Any]
+
+
+@dataclass(frozen=True)
+class KeptState:
+    """A client's state between two orders.
+
+    Attributes:
+        run: the run's id.
+        phase: the phase's number.
+        waiting: the round whose new states wait for the server's verdict; -1 for none.
+        parts: the number of these.
+        data: the states' bytes, of safetensors.
+    """
+
+    run: str
+    phase: int
+    waiting: int
+    parts: int
+    data: bytes
+
+
+class Done(NamedTuple):
+    """A followed order: the reply's header and tensors, the state after it, and what they were made from."""
+
+    header: Header
+    tensors: State
+    kept: KeptState
+    order: Order
+    found: Reply | State
+    num_rows: int
+
+
+@dataclass
+class Site:
+    """The clients of a process.
+
+    Args:
+        model: the model's file, or its name in the library.
+        given: files or names of the recipes that the clients take part in.
+        load_rows: loads a client's rows.
+        questions: whether clients answer questions besides the recipe: for the audit, leave-one-out and influence.
+        how: how the clients work, in errors.
+        federations: each client's model and rows, by name, once they are loaded.
+        problems: each client's densities, by name, number of rows and of clients of the run, and compiler level.
+        approved: folders of the clients whose own approved copies are run in place of the given files, by name.
+    """
+
+    model: str | Path
+    given: list[str | Path]
+    load_rows: LoadRows
+    questions: bool = True
+    how: str = "elsewhere"
+    federations: dict[str, Federation] = field(default_factory=dict)
+    problems: dict[tuple[str, int, int, str], Problem] = field(default_factory=dict)
+    approved: dict[str, Path] = field(default_factory=dict)
+
+    def gate_of(self, name: str, policy: str | Path) -> Gate:
+        """The gate of a client with a policy's file, after the given model and recipes were compared with its approval.
+
+        Raises:
+            PolicyError: they are not what the site has approved; names what differs.
+            SettingError: the policy cannot be read.
+        """
+        gate = approval.approved_gate(
+            policy, name, self.model, lambda: [approval.recipe_facts(recipes.load(one)) for one in self.given]
+        )
+        if gate.approval and gate.folder is not None:
+            self.approved[name] = gate.folder
+        return gate
+
+    def outgoing_description(self, name: str, data: bytes, asked: bytes) -> Outgoing:
+        """A description as the gate judges it; `data` are the bytes that leave, `asked` those of the question."""
+        levels = level_counts(self.federations[name].problem)
+        return Outgoing(kind="description", data=data, asked=asked, levels=levels)
+
+    def outgoing_reply(
+        self,
+        name: str,
+        order: Order,
+        message: Message,
+        tensors: State,
+        data: bytes,
+        asked: bytes,
+        before: str,
+        masked: bool = False,
+    ) -> Outgoing:
+        """A reply as the gate judges it: its kind, numbers and shares of rows, and what it was computed from.
+
+        Args:
+            name: the client's name.
+            order: what was asked.
+            message: the order's message.
+            tensors: what the reply tells; of a masked one, the numbers before they were masked.
+            data: the bytes that leave.
+            asked: the order's bytes.
+            before: hash of the client's state before the order.
+            masked: whether the reply is masked.
+        """
+        federation = self.federations[name]
+        questions = {settings_line(one) for one in _questions(federation.problem)}
+        copied = any(part.startswith("new.") for part in tensors)
+        kind = _kind(order, masked, order.algorithm in questions, copied)
+        draws = message.tensors["shared.draws"][0] if kind in ("log_likelihood", "loo") else None
+        return Outgoing(
+            kind=kind,
+            data=data,
+            tensors=tensors,
+            round=order.round,
+            asked=asked,
+            share=lambda: rows_share(federation.problem, federation.client_data(), draws),
+            replay={
+                "run": message.header.run,
+                "seed": order.seed,
+                "phase": order.phase,
+                "algorithm": order.algorithm,
+                "state": before,
+            },
+        )
+
+    def description(self, name: str, config: Mapping[str, Any]) -> Description:
+        """The client's description, for the server."""
+        return Description.of(name, self._federation(name, config))
+
+    def follow(
+        self, name: str, config: Mapping[str, Any], record: Any, encoded: bytes, kept: KeptState | None
+    ) -> Done | None:
+        """Follow an order of the server; None if the client's state is lost, and the order does not bring one.
+
+        Args:
+            name: the client's name.
+            config: the node's configuration, for `load_rows`.
+            record: the order, as `Order.to_record` makes it.
+            encoded: its tensors, of `messages.encode`.
+            kept: the state after the last order; None before the first.
+
+        Raises:
+            Refusal: this is not an order that this client follows, and why.
+        """
+        with as_refusals():
+            order = Order.from_record(record)
+            header = decode_header(encoded, MAX_BYTES)
+        order.check_header(header.message, name, None if kept is None else kept.run)
+        if order.job == LOG_LIK:
+            self._check_questions("its log-likelihood at draws")
+        data = self._federation(name, config).client_data()
+        own = int(data.num_rows.sum())
+        order.check_rows(own)
+        problem = self._problem(order, name, config)
+        algorithm = self._algorithm(order, problem, name)
+        order.check_tensors(header.tensors, problem.dim)
+        with as_refusals():
+            message = decode(encoded, None, cap=MAX_BYTES, finite=False)
+        host = _host(order, problem, data)
+        if not _restore_state(host, order, algorithm, kept, message.header.run):
+            return None
+        found = host.answer(_request(order, algorithm, message.tensors))
+        if isinstance(found, Reply):
+            tensors = reply_tensors(found, host.executor.new[-1].states if order.copies else {})
+        else:
+            tensors = prefixed("local" if order.job == STATES else "report", found)
+        return Done(answer(message.header), tensors, _kept(host, message.header.run), order, found, own)
+
+    def _check_questions(self, what: str) -> None:
+        if not self.questions:
+            raise Refusal(
+                "this client answers nothing besides its recipe (client_app(questions=False)), and the server asks for "
+                f"{what}: run with audit=false, without loo and influence"
+            )
+
+    def _federation(self, name: str, config: Mapping[str, Any]) -> Federation:
+        if name not in self.federations:
+            own = self.approved.get(name)
+            module = load_model(self.model if own is None else approval.copied_model(own), with_data=False)
+            rows = self.load_rows(module, config)
+            dtype = flatten(module.model, rows, None).floating_dtype()  # the same at every client, whatever its columns
+            nested = getattr(module, "ROWS", None)
+            federation = Federation.from_clients(
+                module.model, {name: rows}, plate=module.PLATE, rows=nested, dtype=dtype
+            )
+            check_runs_at_clients(federation.problem, self.how)
+            self.federations[name] = federation
+        return self.federations[name]
+
+    def _problem(self, order: Order, name: str, config: Mapping[str, Any]) -> Problem:
+        """The client's densities for a run, with the run's numbers of rows and clients; traced steps are kept."""
+        key = name, order.num_rows, order.num_clients, order.level
+        if key not in self.problems:
+            problem = self._federation(name, config).problem
+            self.problems[key] = replace(
+                problem, num_rows=order.num_rows, num_clients=order.num_clients, compiler=Compiler(order.level)
+            )
+        return self.problems[key]
+
+    def _algorithm(self, order: Order, problem: Problem, name: str) -> Algorithm:
+        """The algorithm that the server names, made from this client's own recipes; or a question of leave-one-out.
+
+        Raises:
+            Refusal: the algorithm is in none of the recipes, is a question that this client does not answer, or has no
+                such job.
+        """
+        asked = next((one for one in _questions(problem) if settings_line(one) == order.algorithm), None)
+        if asked is not None:
+            self._check_questions(f"{order.algorithm:.100}")
+            return asked
+        known: list[str] = []
+        own = self.approved.get(name)
+        for chosen in map(recipes.load, self.given) if own is None else approval.copied_recipes(own):
+            graph = chosen.run_options(order.num_clients).get("graph")
+            stages = stages_of(chosen.build(), problem, graph)
+            named = (resolve_for_run(stage.algorithm, problem, Setup(graph)).algorithm for stage in stages)
+            parts = (part for one in named for part in chain_of(one, problem))
+            for part in (form for one in parts for form in _forms(one)):
+                known.append(settings_line(part))
+                if known[-1] == order.algorithm:
+                    jobs = (WORK, STATES, LOG_LIK, *(part.indicators if isinstance(part, Indicators) else ()))
+                    require(order.job in jobs, "job", f"one of {listed(jobs)}", order.job)
+                    return part
+        raise Refusal(
+            f"the server runs {order.algorithm:.500}, this client's recipe says {known!r:.1000}: give both the same "
+            "recipe"
+        )
+
+
+def _questions(problem: Problem) -> Iterator[Algorithm]:
+    """The questions that a server may ask besides its recipe: sums of leave-one-out, never a single row's number."""
+    yield from (Pointwise(site=site) for site in ("", *observed_plates(problem)))
+
+
+def _kind(order: Order, masked: bool, question: bool, copied: bool) -> str:
+    """The kind of a reply to an order, of `policy.KINDS`; `copied` says that it brings the client's new state."""
+    if order.job == STATES:
+        return "state"
+    if order.job == LOG_LIK:
+        return "log_likelihood"
+    if question:
+        return "loo"
+    if order.job != WORK:
+        return "indicator"
+    return "masked" if masked else "state" if copied else "update"
+
+
+def _forms(algorithm: Algorithm) -> Iterator[Algorithm]:
+    """An algorithm, and the form that it has at the clients of a private run, where that is another one."""
+    yield algorithm
+    with suppress(SettingError):  # it cannot be run privately
+        private: Algorithm = algorithm.contributions().form_for(ANY_PRIVATE).contributions().form_for_clients()
+        if settings_line(private) != settings_line(algorithm):
+            yield private
+
+
+def _host(order: Order, problem: Problem, data: ClientData) -> Host:
+    """A host with this client, whose rows are padded to the number of the longest client, as in a simulation."""
+    index = padded_index(data.row_index[0], order.width)
+    return Host(problem, ClientData(data.rows, index, data.num_rows), [order.client], Sequential())
+
+
+def _request(order: Order, algorithm: Algorithm, tensors: State) -> Request:
+    phase = WorkerPhase(order.phase, algorithm, within(tensors, "local")) if order.begins else None
+    verdict = Verdict(order.verdict, tensors["taken"], within(tensors, "told")) if order.verdict >= 0 else None
+    work = None
+    if order.job != STATES:
+        clients = [order.client] * len(order.places)
+        work = Work(order.round, order.seed, clients, within(tensors, "shared"), order.places)
+    return Request(phase, verdict, work, None if order.job in (WORK, STATES) else order.job)
+
+
+def _restore_state(host: Host, order: Order, algorithm: Algorithm, kept: KeptState | None, run: str) -> bool:
+    """Restore the state after the last message; False if it is lost, and the order does not bring one."""
+    if kept is None or (kept.run, kept.phase) != (run, order.phase):
+        return order.begins
+    tensors = load(kept.data)
+    host.answer(Request(WorkerPhase(order.phase, algorithm, within(tensors, "local")), None))
+    host.executor.waiting = kept.waiting
+    host.executor.new = [_new_states(within(tensors, f"new{i}")) for i in range(kept.parts)]
+    return True
+
+
+def _kept(host: Host, run: str) -> KeptState:
+    """The state for the next message."""
+    executor = host.executor
+    tensors = prefixed("local", executor.local)
+    for i, made in enumerate(executor.new):
+        tensors |= prefixed(f"new{i}", {"slots": made.slots, "at": made.at} | prefixed("state", made.states))
+    data = save({name: value.clone().contiguous() for name, value in tensors.items()})
+    return KeptState(run, host.phase, executor.waiting, len(executor.new), data)
+
+
+def _new_states(tensors: dict[str, Tensor]) -> NewStates:
+    return NewStates(tensors["slots"], tensors["at"], within(tensors, "state"))
+
+
+def reply_tensors(reply: Reply, new: State) -> State:
+    """The tensors of a reply to work, with the client's new state if that was asked for."""
+    return prefixed("messages", reply.messages) | prefixed("info", reply.info) | prefixed("new", new)
