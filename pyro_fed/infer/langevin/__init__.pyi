@@ -1,5 +1,6 @@
 from .dsgld import DSGLD as DSGLD
 from .fald import FALD as FALD
+from .fedhmc import FedHMC as FedHMC
 from .fsgld import FSGLD as FSGLD
 from .saga_ld import SAGALD as SAGALD
 from .sgld import SGLD as SGLD
