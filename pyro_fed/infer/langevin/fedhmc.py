@@ -115,8 +115,9 @@ class FedHMC(Tempered):
         return 5000
 
     def expected_rounds(self, dim: int) -> int:
-        """Rounds of two windows on a Gaussian posterior, the fewest that may be enough."""
-        return 1 + 3 * FIRST_WINDOW * steps_of(self.length, first_step(dim, self.target_accept))
+        """Rounds of the first window, and of a trajectory for each effective draw: those of a Gaussian posterior."""
+        trajectories = FIRST_WINDOW + max(FIRST_WINDOW, math.ceil(self.target_ess / self.num_chains))
+        return 1 + trajectories * steps_of(self.length, first_step(dim, self.target_accept))
 
     # -- start ----------------------------------------------------------------------------------------------
     def warm_start(self, problem: Problem) -> Algorithm | None:
@@ -135,8 +136,10 @@ class FedHMC(Tempered):
     # -- a round --------------------------------------------------------------------------------------------
     def prepare(self, problem: Problem, shared: State) -> State:
         """Compute the prior and its score at the trajectories' points."""
-        score, value = prior_scores_and_values(problem, HmcState.of(shared).points())
-        return {**shared, "prior_value": value.double(), "prior_score": score.double()}
+        score, value = (part.double() for part in prior_scores_and_values(problem, HmcState.of(shared).points()))
+        inside = value.isfinite() & score.isfinite().all(-1)
+        value, score = choose(inside, value, -torch.inf), choose(inside, score, 0.0)
+        return {**shared, "prior_value": value, "prior_score": score}
 
     def download(self, shared: State, clients: Tensor) -> State:
         """The trajectories' points, which clients receive."""
@@ -177,13 +180,13 @@ class FedHMC(Tempered):
         return self._ended(state, value, score).state()
 
     def _ended(self, state: HmcState, value: Tensor, score: Tensor) -> HmcState:
-        """The state after the ends of trajectories, whose densities and scores these are, and the beginning of others."""
+        """The state after trajectories' ends, of these densities and scores, with the next trajectories begun."""
         generator = torch.Generator().manual_seed(int(state.key) + int(state.chains.steps))
         uniform, shape = torch.rand(self.num_chains, generator=generator, dtype=torch.float64), state.prior_score.shape
         gain = state.trajectory.energy_gain(value, score, state.factor)
-        chance = gain.exp().clamp(max=1.0)
-        moved = state._replace(trajectory=state.trajectory.accepted(uniform < chance, value, score))
-        moved = self._told(moved.with_draws(self.target_ess), gain, float(chance.mean()))
+        accept = uniform < gain.exp()
+        moved = state._replace(trajectory=state.trajectory.accepted(accept, value, score))
+        moved = self._told(moved.with_draws(self.target_ess), gain)
         momentum = torch.randn(shape, generator=generator, dtype=torch.float64)
         jitter = 2 * torch.rand(self.num_chains + 1, 1, generator=generator, dtype=torch.float64) - 1
         step = float(moved.step_size)
@@ -191,11 +194,16 @@ class FedHMC(Tempered):
         steps = step * (1 + STEP_JITTER * jitter[:-1])
         return moved._replace(trajectory=moved.trajectory.launched(momentum, steps, count, moved.factor))
 
-    def _told(self, state: HmcState, gain: Tensor, acceptance: float) -> HmcState:
-        """The state with the figures of trajectories; ε and A change at the end of a window, in the first ε at once."""
+    def _told(self, state: HmcState, gain: Tensor) -> HmcState:
+        """The state with the figures of trajectories; ε and A change at the end of a window, in the first ε at once.
+
+        Ends where the density is zero do not count: no shorter step would reach less of them.
+        """
         if not int(state.chains.steps) > 1:
             return state  # the first round only finds the density where the chains begin
-        diverged = torch.stack([state.diverged[0], state.diverged[1] + (gain < -DIVERGENCE).sum()])
+        inside = gain[gain > -torch.inf]
+        acceptance = float(inside.exp().clamp(max=1.0).mean()) if len(inside) else 0.0
+        diverged = torch.stack([state.diverged[0], state.diverged[1] + (inside < -DIVERGENCE).sum()])
         state = state._replace(done=state.done + 1, acceptance=state.acceptance + acceptance, diverged=diverged)
         first, step = int(state.window) == 0, float(state.step_size)
         if first:

@@ -39,6 +39,8 @@ LONGEST_STEP = 1.5
 MOST_STEPS = 100
 #: An error in H of this many nats is a divergence, as in Stan.
 DIVERGENCE = 1000.0
+#: A point with a larger number is nowhere: single precision ends soon after.
+LARGEST_NUMBER = 1e30
 #: Effective draws of a window: one in so many, as trajectories of early windows are not independent of each other.
 DRAWS_FOR_ONE = 4
 
@@ -68,7 +70,7 @@ class Trajectory(NamedTuple):
 
     @classmethod
     def waiting(cls, start: Tensor) -> Trajectory:
-        """Chains at θ (M, D) whose density is not known yet: that of the first answer is accepted where it is finite."""
+        """Chains at θ (M, D) of unknown density: that of the first answer is accepted where it is finite."""
         zero, none = torch.zeros_like(start), start.new_zeros(len(start))
         return cls(start, none - torch.inf, zero, none, start, zero, none[:, None], torch.tensor(1))
 
@@ -77,15 +79,23 @@ class Trajectory(NamedTuple):
         half = momentum + step / 2 * times_transposed(factor[None], self.score)
         point = self.start + step * times(factor[None], half)
         kinetic = momentum.square().sum(-1) / 2
-        return self._replace(
-            kinetic=kinetic, point=point, momentum=half, step=step, steps_left=torch.tensor(num_steps)
-        )
+        return self._replace(kinetic=kinetic, point=point, momentum=half, step=step, steps_left=torch.tensor(num_steps))
 
     def stepped(self, score: Tensor, factor: Tensor) -> Trajectory:
         """The trajectories one step of Eq. (1) on, which is not the last, with the `score` (M, D) at `point`."""
         momentum = self.momentum + self.step * times_transposed(factor[None], score)
         point = self.point + self.step * times(factor[None], momentum)
-        return self._replace(point=point, momentum=momentum, steps_left=self.steps_left - 1)
+        return self._replace(point=point, momentum=momentum, steps_left=self.steps_left - 1)._without_lost()
+
+    def _without_lost(self) -> Trajectory:
+        """The trajectories, of which those beyond all numbers stand still where they began, and are rejected there."""
+        near = self.point.abs().amax(-1) < LARGEST_NUMBER  # not of a NaN
+        return self._replace(
+            point=torch.where(near[:, None], self.point, self.start),
+            momentum=torch.where(near[:, None], self.momentum, 0.0),
+            step=torch.where(near[:, None], self.step, 0.0),
+            kinetic=torch.where(near, self.kinetic, -2 * DIVERGENCE),
+        )
 
     def energy_gain(self, value: Tensor, score: Tensor, factor: Tensor) -> Tensor:
         """H - H' (M,) of trajectories that end at `point`; -inf where the density is zero or not a number."""
