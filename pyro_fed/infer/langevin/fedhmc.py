@@ -136,7 +136,8 @@ class FedHMC(Tempered):
     # -- a round --------------------------------------------------------------------------------------------
     def prepare(self, problem: Problem, shared: State) -> State:
         """Compute the prior and its score at the trajectories' points."""
-        score, value = (part.double() for part in prior_scores_and_values(problem, HmcState.of(shared).points()))
+        both = problem.mapped(prior_scores_and_values, (0,))(HmcState.of(shared).points()[None])
+        score, value = (part[0].double() for part in both)
         inside = value.isfinite() & score.isfinite().all(-1)
         value, score = choose(inside, value, -torch.inf), choose(inside, score, 0.0)
         return {**shared, "prior_value": value, "prior_score": score}
@@ -185,7 +186,8 @@ class FedHMC(Tempered):
         uniform, shape = torch.rand(self.num_chains, generator=generator, dtype=torch.float64), state.prior_score.shape
         gain = state.trajectory.energy_gain(value, score, state.factor)
         accept = uniform < gain.exp()
-        moved = state._replace(trajectory=state.trajectory.accepted(accept, value, score))
+        trajectory = state.trajectory.accepted(accept, value, score)
+        moved = state._replace(trajectory=trajectory if int(state.chains.steps) else trajectory.inside())
         moved = self._told(moved.with_draws(self.target_ess), gain)
         momentum = torch.randn(shape, generator=generator, dtype=torch.float64)
         jitter = 2 * torch.rand(self.num_chains + 1, 1, generator=generator, dtype=torch.float64) - 1

@@ -74,6 +74,16 @@ class Trajectory(NamedTuple):
         zero, none = torch.zeros_like(start), start.new_zeros(len(start))
         return cls(start, none - torch.inf, zero, none, start, zero, none[:, None], torch.tensor(1))
 
+    def inside(self) -> Trajectory:
+        """The chains, of which those where the density is zero begin where others do, in turn."""
+        here = self.value.isfinite()
+        if bool(here.all()) or not bool(here.any()):
+            return self
+        others = here.nonzero()[:, 0]
+        from_chain = torch.arange(len(here))
+        from_chain[~here] = others[torch.arange(int((~here).sum())) % len(others)]
+        return self._replace(start=self.start[from_chain], value=self.value[from_chain], score=self.score[from_chain])
+
     def launched(self, momentum: Tensor, step: Tensor, num_steps: int, factor: Tensor) -> Trajectory:
         """New trajectories from `start`, up to the first point of which a score is needed."""
         half = momentum + step / 2 * times_transposed(factor[None], self.score)
