@@ -466,7 +466,7 @@ EQUATIONS = (
         "the acceptance of trajectories on a Gaussian, by which steps are tuned",
         (HAMILTONIAN, "-k", "recursion or wanted_acceptance"),
         (
-            (f"{TRAJECTORIES}first_step", "64", "32"),
+            (f"{TRAJECTORIES}first_step", "8 *", "4 *"),
             (f"{TRAJECTORIES}retuned_step", "root(wanted) / root(observed)", "root(observed) / root(wanted)"),
             (f"{TRAJECTORIES}retuned_factor", "(1 - share) * factor @", "factor @"),
             (f"{TRAJECTORIES}retuned_factor", "count / (count + dim)", "count / (count - dim)"),

@@ -124,7 +124,7 @@ class Trajectory(NamedTuple):
 
 def first_step(dim: int, acceptance: float) -> float:
     """ε at N(0, I) by Eq. (2)."""
-    return min(LONGEST_STEP, (64 / dim) ** 0.25 * math.sqrt(-NormalDist().inv_cdf(acceptance / 2)))
+    return min(LONGEST_STEP, math.sqrt(8 * -NormalDist().inv_cdf(acceptance / 2) / math.sqrt(dim)))
 
 
 def retuned_step(step: float, observed: float, wanted: float) -> float:
@@ -151,4 +151,5 @@ def retuned_factor(factor: Tensor, draws: Tensor) -> Tensor:
     away = draws - draws.mean(0)
     if factor.dim() == 1:
         return (share * away.square().mean(0) + (1 - share) * factor.square()).sqrt()
-    return torch.linalg.cholesky(share * away.mT @ away / len(draws) + (1 - share) * factor @ factor.mT)
+    root: Tensor = torch.linalg.cholesky(share * away.mT @ away / len(draws) + (1 - share) * factor @ factor.mT)
+    return root
