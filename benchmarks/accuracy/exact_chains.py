@@ -3,7 +3,7 @@
     python -m benchmarks.accuracy.exact_chains [--cases schools,walk] [--rounds 2500]
 
 The errors of FedHMC, also on the non-centred form where there is one, and of FSGLD, all from FedEP's Gaussian, with
-their rounds (those of FedEP included). The reference of `walk`, a local level model, is exact: its two scales by a grid,
+their rounds (those of FedEP included). The reference of `walk`, a local level model, is exact: its scales by a grid,
 the levels given them by Kalman's Gaussian. The others' are four chains of 1,500 draws of NUTS on a non-centred form
 that is written by hand; the steps that one of its chains makes for an effective draw are printed, too. Positive sites
 are compared by their logarithms. A reference has an error of 0.03 SDs itself.
