@@ -89,7 +89,8 @@ class Trajectory(NamedTuple):
         half = momentum + step / 2 * times_transposed(factor[None], self.score)
         point = self.start + step * times(factor[None], half)
         kinetic = momentum.square().sum(-1) / 2
-        return self._replace(kinetic=kinetic, point=point, momentum=half, step=step, steps_left=torch.tensor(num_steps))
+        begun = {"kinetic": kinetic, "point": point, "momentum": half, "step": step}
+        return self._replace(**begun, steps_left=torch.tensor(num_steps))._without_lost()
 
     def stepped(self, score: Tensor, factor: Tensor) -> Trajectory:
         """The trajectories one step of Eq. (1) on, which is not the last, with the `score` (M, D) at `point`."""

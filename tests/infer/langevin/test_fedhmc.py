@@ -160,6 +160,28 @@ def test_a_diagonal_factor_has_the_draws_variances():
     torch.testing.assert_close((full @ full.T).diagonal(), diagonal.square())
 
 
+def waiting_at(values):
+    """Two chains of two dimensions whose densities are known, with a score that is beyond all numbers in the second."""
+    score = torch.tensor([[0.3, -0.2], [1e200, 0.0]], dtype=torch.float64)
+    start = torch.tensor([[1.0, 2.0], [3.0, 4.0]], dtype=torch.float64)
+    return Trajectory.waiting(start)._replace(value=torch.tensor(values, dtype=torch.float64), score=score)
+
+
+def test_a_trajectory_beyond_all_numbers_stands_still_and_diverges():
+    t, eye = waiting_at([-1.0, -1.0]), torch.eye(2, dtype=torch.float64)
+    begun = t.launched(torch.ones_like(t.start), torch.full((2, 1), 0.1, dtype=torch.float64), 3, eye)
+    assert torch.equal(begun.point[1], t.start[1]) and not torch.equal(begun.point[0], t.start[0])
+    gain = begun.stepped(t.score.clamp(max=1.0), eye).energy_gain(t.value, t.score.clamp(max=1.0), eye)
+    assert float(gain[1]) == -2000 and abs(float(gain[0])) < 1
+
+
+def test_chains_where_the_density_is_zero_begin_where_others_do():
+    moved = waiting_at([-1.0, -float("inf")]).inside()
+    assert moved.start.tolist() == [[1.0, 2.0], [1.0, 2.0]] and moved.value.tolist() == [-1.0, -1.0]
+    nowhere = waiting_at([-float("inf")] * 2)
+    assert nowhere.inside() is nowhere
+
+
 # -- exact posteriors ---------------------------------------------------------------------------------------------
 
 
