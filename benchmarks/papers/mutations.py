@@ -99,6 +99,7 @@ PARTICLES, PAPER, PARALLEL, UNCONSTRAINED = (
 )
 KERNELS, KDE, STEPS, EP = "ops/kernel_base.py:", "ops/kde.py:", "ops/step_sizes.py:", "infer/ep/"
 TILTED, GRADIENTS = "infer/ep/tilted/", "infer/langevin/gradients.py:"
+HAMILTONIAN, TRAJECTORIES = "infer/langevin/test_fedhmc.py", "infer/langevin/trajectories.py:"
 
 EQUATIONS = (
     # -- Kassab and Simeone -------------------------------------------------------------------------------------
@@ -433,6 +434,42 @@ EQUATIONS = (
                 'mix(weights, messages["log_belief"])',
                 'mix(weights, messages["log_belief"].exp()).log()',
             ),
+        ),
+    ),
+    # -- Neal ---------------------------------------------------------------------------------------------------
+    Equation(
+        "Neal, Eq. (5.18) to (5.20): the leapfrog step",
+        (HAMILTONIAN, "-k", "recursion or inverse"),
+        (
+            (f"{TRAJECTORIES}Trajectory.launched", "momentum + step / 2", "momentum + step"),
+            (f"{TRAJECTORIES}Trajectory.launched", "self.start + step", "self.start - step"),
+            (f"{TRAJECTORIES}Trajectory.stepped", "self.momentum + self.step", "self.momentum - self.step"),
+            (f"{TRAJECTORIES}Trajectory.stepped", "self.step * times(", "self.step / 2 * times("),
+            (f"{TRAJECTORIES}Trajectory.stepped", "times_transposed(", "times("),
+        ),
+    ),
+    Equation(
+        "Neal, Section 5.3.2: the acceptance of a trajectory's end",
+        (HAMILTONIAN, "-k", "recursion or inverse"),
+        (
+            (f"{TRAJECTORIES}Trajectory.energy_gain", "self.step / 2", "self.step"),
+            (f"{TRAJECTORIES}Trajectory.energy_gain", "- (momentum", "+ (momentum"),
+            (f"{TRAJECTORIES}Trajectory.energy_gain", "- self.kinetic", "+ self.kinetic"),
+            (f"{TRAJECTORIES}Trajectory.launched", "momentum.square().sum(-1) / 2", "half.square().sum(-1) / 2"),
+            ("infer/langevin/fedhmc.py:FedHMC._ended", "uniform < gain", "uniform > gain"),
+            ("infer/langevin/fedhmc.py:FedHMC.combine", "state.prior_value +", "-state.prior_value +"),
+            ("infer/langevin/fedhmc.py:FedHMC.combine", "state.prior_score +", "-state.prior_score +"),
+            (f"{TRAJECTORIES}Trajectory.accepted", "torch.where(accept, value, self.value)", "value"),
+        ),
+    ),
+    Equation(
+        "the acceptance of trajectories on a Gaussian, by which steps are tuned",
+        (HAMILTONIAN, "-k", "recursion or wanted_acceptance"),
+        (
+            (f"{TRAJECTORIES}first_step", "8 *", "4 *"),
+            (f"{TRAJECTORIES}retuned_step", "root(wanted) / root(observed)", "root(observed) / root(wanted)"),
+            (f"{TRAJECTORIES}retuned_factor", "(1 - share) * factor @", "factor @"),
+            (f"{TRAJECTORIES}retuned_factor", "count / (count + dim)", "count / (count - dim)"),
         ),
     ),
 )

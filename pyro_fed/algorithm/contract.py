@@ -131,6 +131,14 @@ class Algorithm(SettingsRepr, ABC):
     def default_rounds(self, num_clients: int) -> int:
         """Number of rounds if the user gives none."""
 
+    def expected_rounds(self, dim: int) -> int | None:
+        """Number of rounds that are enough where the posterior is about Gaussian; None if that is not known before.
+
+        Args:
+            dim: D, parameters of the model.
+        """
+        return None
+
     def default_schedule(self) -> Schedule:
         """The schedule if the user gives none: every client works in every round."""
         return All()

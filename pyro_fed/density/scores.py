@@ -48,6 +48,16 @@ def likelihood_scores(problem: Problem, points: Tensor, batch: Batch | None = No
     return scores
 
 
+def likelihood_scores_and_values(problem: Problem, points: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Gradient (N, D) and value (N,), summed in float64, of the log-likelihood of weighted rows at points (N, D)."""
+
+    def log_lik(z: Tensor) -> Tensor:
+        return (problem.log_parts(z, batch.rows, *batch.near)[1] * batch.weight).double().sum()
+
+    score, value = problem.vmap(grad_and_value(log_lik))(points)
+    return score, value
+
+
 def clients_likelihood_scores(problem: Problem, points: Tensor, data: ClientData) -> Tensor:
     """Scores (C, N, D) of all rows of C clients, in the points' dtype, at unconstrained points (C, N, D) of each.
 
@@ -60,6 +70,18 @@ def clients_likelihood_scores(problem: Problem, points: Tensor, data: ClientData
     zero = torch.zeros(points.shape, dtype=torch.float64, device=points.device)
     scores: Tensor = by_pieces(problem, likelihood_scores, zero, points, data, densities).to(points.dtype)
     return scores
+
+
+def clients_likelihood_scores_and_values(problem: Problem, points: Tensor, data: ClientData) -> tuple[Tensor, Tensor]:
+    """`clients_likelihood_scores` (C, N, D) and the log-likelihoods (C, N), float64, of a model that is not large."""
+    densities = points.shape[0] * points.shape[1] * problem.num_nodes
+    if not are_many(data, densities):
+        score, value = problem.mapped(likelihood_scores_and_values, (0, BATCHES))(points, data.full_batch())
+        return score, value
+    zero = torch.zeros(points.shape[:2], dtype=torch.float64, device=points.device)
+    start = torch.zeros(points.shape, dtype=torch.float64, device=points.device), zero
+    score, value = by_pieces(problem, likelihood_scores_and_values, start, points, data, densities)
+    return score.to(points.dtype), value
 
 
 def _by_points(problem: Problem, points: Tensor, data: ClientData) -> Tensor:

@@ -37,6 +37,7 @@ class Phase:
         stage: number of the stage of a plan that it belongs to, from 1.
         algorithm: the algorithm without open settings; None if the stage is not run on this model.
         rounds: the largest number of its rounds, unless `run` is given another one.
+        expected: rounds that are enough where the posterior is about Gaussian; None if that is not known before.
         choices: the choices of its settings.
         refused: why the stage is not run; "" if it is.
         before: the name of the algorithm that starts from this one; "" for the last.
@@ -48,6 +49,7 @@ class Phase:
     choices: tuple[Choice, ...] = ()
     refused: str = ""
     before: str = ""
+    expected: int | None = None
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,8 @@ class Explanation:
                 continue
             known.append(phase.algorithm)
             lines.append(f"{number}. {name}, at most {phase.rounds:,} round{'' if phase.rounds == 1 else 's'}")
+            if phase.expected is not None:
+                lines.append(f"   about {phase.expected:,} rounds, more where the posterior is far from a Gaussian")
             lines += [f"   {said}" for said in _settings_lines(phase)]
         return "\n".join(lines)
 
@@ -165,7 +169,14 @@ def _phases(number: int, stage: Stage, problem: Problem, setup: Setup) -> tuple[
     chain = phases_of(resolve_for_run(stage.algorithm, problem, setup), problem)
     names = [*(type(one.algorithm).__name__ for one in chain[1:]), ""]
     return tuple(
-        Phase(number, one.algorithm, one.algorithm.default_rounds(problem.num_clients), one.choices, before=name)
+        Phase(
+            number,
+            one.algorithm,
+            one.algorithm.default_rounds(problem.num_clients),
+            one.choices,
+            before=name,
+            expected=one.algorithm.expected_rounds(problem.dim),
+        )
         for one, name in zip(chain, names, strict=True)
     )
 

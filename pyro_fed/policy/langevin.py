@@ -15,6 +15,7 @@ from typing import Any
 from pyro_fed.density.traits import LARGE_DIM
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.langevin.fald import FALD
+from pyro_fed.infer.langevin.fedhmc import FedHMC
 from pyro_fed.infer.langevin.fsgld import FSGLD
 from pyro_fed.infer.langevin.langevin import Langevin
 from pyro_fed.infer.langevin.saga_ld import SAGALD
@@ -75,6 +76,21 @@ def tables_are_small(case: Case) -> None:
         )
 
 
+def is_small(case: Case) -> None:
+    """Refuse Hamiltonian trajectories in more dimensions than rounds suffice for.
+
+    Raises:
+        SettingError: names the number of parameters, and what to run.
+    """
+    dim = case.traits.dim
+    if dim > LARGE_DIM:
+        raise SettingError(
+            f"{type(case.algorithm).__name__} takes at most {LARGE_DIM:,} parameters, received {dim:,}: each of its "
+            "rounds is one step of all chains by all rows, and steps become shorter with every dimension. Use FedEP, "
+            "which takes stochastic gradients there, or FSGLD"
+        )
+
+
 FSGLD_ROWS = (
     Row("local_steps", of_large("local_steps", STEPS, "a visit to a large model costs its steps"), "local_steps="),
     Row("batch_size", of_large("batch_size", BATCH, "a large model takes minibatches"), "batch_size="),
@@ -86,6 +102,7 @@ FSGLD_ROWS = (
 STEP = Row("step", unmeasured_step_of, "step=pf.step.Fixed(); local_steps=1 with midpoint=False has no such noise")
 TABLES = {
     Langevin: Table((SURROGATES,)),
+    FedHMC: Table((SURROGATES,), (is_small, affordable_rows)),
     FSGLD: Table(FSGLD_ROWS, (affordable_rows,)),
     FALD: Table((STEP, SURROGATES)),
     SAGALD: Table((SURROGATES,), (tables_are_small,)),

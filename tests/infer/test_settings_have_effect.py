@@ -46,6 +46,7 @@ CASES = {
     "FALD": lambda: pf.FALD(**VISITS | {"thin": 4}),
     "FALD, plain": lambda: pf.FALD(**VISITS | {"thin": 4}, **PLAIN, conducive=None),
     "SummedLangevin": lambda: pf.SummedLangevin(step_size=0.01, burn_in=1, num_chains=2),
+    "FedHMC": lambda: pf.FedHMC(num_chains=4, surrogates=GIVEN),
     "LocalSGLD": few_sgld_draws,
     "LocalSGLD, given step": lambda: pf.LocalSGLD(num_samples=20, burn_in=10, step_size=0.01, covariance="full"),
     "P2PVI": lambda: pf.P2PVI(),

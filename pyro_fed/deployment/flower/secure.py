@@ -337,7 +337,8 @@ def check_secure(chain: Sequence[Algorithm]) -> None:
         if not part.additive:
             raise SettingError(
                 f"{type(part).__name__}: its server looks at messages one by one, and secure aggregation brings sums "
-                "alone: use FedSEP, FedLaplace, FedAIS(surrogates='laplace'), SummedLangevin or FedAvg"
+                "alone: use FedSEP, FedLaplace, FedAIS(surrogates='laplace'), FedHMC(surrogates='laplace'), "
+                "SummedLangevin or FedAvg"
             )
     for part in chain[:-1]:
         if isinstance(part, SiteKeeping):

@@ -84,3 +84,12 @@ def step_advice(step_size: float, is_given: bool) -> str:
     """The cure of a chain that became non-finite: a smaller step, or less noise from minibatches."""
     present = "present" if is_given else "derived"
     return f"give a step=pf.step.Fixed(size=...) below the {present} {step_size:.3g}, or raise batch_size"
+
+
+def trajectory_findings(record: Record, problem: Problem, num_chains: int) -> list[Finding]:
+    """Warnings about Hamiltonian chains that disagree, too few effective draws, and trajectories that diverged."""
+    last = record.latest
+    notes = chain_findings(record, problem, num_chains, 0, None)
+    if last.get("divergences"):
+        notes = [sentences.trajectories_diverged(trajectories=last["divergences"]), *notes]
+    return notes

@@ -27,6 +27,7 @@ RECIPES = {
     "FedSEP-laplace": "[run]\nnum_rounds = 3",
     "FedAIS": '[settings]\nsurrogates = "laplace"\nnum_proposals = 400',
     "FedAIS-auto": "",
+    "FedHMC": '[settings]\nsurrogates = "laplace"\nnum_chains = 4\n[run]\nnum_rounds = 12',
     "SummedLangevin": "[settings]\nstep_size = 0.02\nburn_in = 2\n[run]\nnum_rounds = 6",
 }
 #: What the rounding of what is sent may move.
@@ -37,6 +38,7 @@ ALGORITHMS = {
     "FedLaplace": (pf.FedLaplace(), {}),
     "FedSEP-laplace": (pf.FedSEP(), {"num_rounds": 3}),
     "FedAIS": (pf.FedAIS(surrogates="laplace", num_proposals=400), {}),
+    "FedHMC": (pf.FedHMC(surrogates="laplace", num_chains=4), {"num_rounds": 12}),
     "SummedLangevin": (pf.SummedLangevin(step_size=0.02, burn_in=2), {"num_rounds": 6}),
 }
 

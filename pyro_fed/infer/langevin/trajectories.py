@@ -1,0 +1,156 @@
+"""Hamiltonian trajectories of many chains, in coordinates in which the posterior is about N(0, I).
+
+Source: Neal, *MCMC using Hamiltonian dynamics* (2011), Eq. (5.18)-(5.20) and Section 5.3.2. In w = A⁻¹θ, with fresh
+momenta r ~ N(0, I) and s the gradient of the log density f in θ, a trajectory is n leapfrog steps of length ε,
+
+    r ← r + ε/2 A's(θ),    θ ← θ + ε A r,    r ← r + ε/2 A's(θ)                                              (1)
+
+and its end is accepted with probability min(1, exp(H - H')), H = |r|²/2 - f(θ). A step is its own inverse once r has
+changed its sign, and preserves volume, so that f is the exact stationary density whatever ε, n and A are, as long as
+they do not depend on where the trajectory is.
+
+For N(0, I) in D dimensions a quarter of a turn, n ε = π/2, swaps θ and r, and H' - H has the mean μ = D ε⁴ / 32 and
+about the variance 2 μ. The mean acceptance is then
+
+    a = 2 Φ(-√(μ/2))                                                                                        (2)
+
+by which ε follows from a wanted acceptance: before the first trajectory by D, and later, as √μ grows with ε², by the
+acceptance that was observed.
+
+Letters: f `value`, s `score`, r `momentum`, ε `step`, A `factor`.
+"""
+
+from __future__ import annotations
+
+import math
+from statistics import NormalDist
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyro_fed.ops.matrices import times, times_transposed
+
+#: The most that a step changes at once, and the share of acceptance that is told from 0 and 1.
+LARGEST_CHANGE, ACCEPTANCE_MARGIN = 2.0, 0.01
+#: The longest step: two is the end of stability at N(0, I).
+LONGEST_STEP = 1.5
+#: The most steps of a trajectory: shorter steps than this needs make shorter trajectories.
+MOST_STEPS = 100
+#: An error in H of this many nats is a divergence, as in Stan.
+DIVERGENCE = 1000.0
+#: A point with a larger number is nowhere: single precision ends soon after.
+LARGEST_NUMBER = 1e30
+#: Effective draws of a window: one in so many, as trajectories of early windows are not independent of each other.
+DRAWS_FOR_ONE = 4
+
+
+class Trajectory(NamedTuple):
+    """Trajectories of M chains, in the middle of their steps.
+
+    Attributes:
+        start: θ where they began, (M, D), float64 as all others.
+        value: f there, (M,).
+        score: s there, (M, D).
+        kinetic: |r|²/2 there, (M,).
+        point: θ of which s is needed next, (M, D).
+        momentum: r, after its half step, (M, D).
+        step: ε of each, (M, 1).
+        steps_left: n less the steps that are done, ().
+    """
+
+    start: Tensor
+    value: Tensor
+    score: Tensor
+    kinetic: Tensor
+    point: Tensor
+    momentum: Tensor
+    step: Tensor
+    steps_left: Tensor
+
+    @classmethod
+    def waiting(cls, start: Tensor) -> Trajectory:
+        """Chains at θ (M, D) of unknown density: that of the first answer is accepted where it is finite."""
+        zero, none = torch.zeros_like(start), start.new_zeros(len(start))
+        return cls(start, none - torch.inf, zero, none, start, zero, none[:, None], torch.tensor(1))
+
+    def inside(self) -> Trajectory:
+        """The chains, of which those where the density is zero begin where others do, in turn."""
+        here = self.value.isfinite()
+        if bool(here.all()) or not bool(here.any()):
+            return self
+        others = here.nonzero()[:, 0]
+        from_chain = torch.arange(len(here))
+        from_chain[~here] = others[torch.arange(int((~here).sum())) % len(others)]
+        return self._replace(start=self.start[from_chain], value=self.value[from_chain], score=self.score[from_chain])
+
+    def launched(self, momentum: Tensor, step: Tensor, num_steps: int, factor: Tensor) -> Trajectory:
+        """New trajectories from `start`, up to the first point of which a score is needed."""
+        half = momentum + step / 2 * times_transposed(factor[None], self.score)
+        point = self.start + step * times(factor[None], half)
+        kinetic = momentum.square().sum(-1) / 2
+        begun = {"kinetic": kinetic, "point": point, "momentum": half, "step": step}
+        return self._replace(**begun, steps_left=torch.tensor(num_steps))._without_lost()
+
+    def stepped(self, score: Tensor, factor: Tensor) -> Trajectory:
+        """The trajectories one step of Eq. (1) on, which is not the last, with the `score` (M, D) at `point`."""
+        momentum = self.momentum + self.step * times_transposed(factor[None], score)
+        point = self.point + self.step * times(factor[None], momentum)
+        return self._replace(point=point, momentum=momentum, steps_left=self.steps_left - 1)._without_lost()
+
+    def _without_lost(self) -> Trajectory:
+        """The trajectories, of which those beyond all numbers stand still where they began, and are rejected there."""
+        near = self.point.abs().amax(-1) < LARGEST_NUMBER  # not of a NaN
+        return self._replace(
+            point=torch.where(near[:, None], self.point, self.start),
+            momentum=torch.where(near[:, None], self.momentum, 0.0),
+            step=torch.where(near[:, None], self.step, 0.0),
+            kinetic=torch.where(near, self.kinetic, -2 * DIVERGENCE),
+        )
+
+    def energy_gain(self, value: Tensor, score: Tensor, factor: Tensor) -> Tensor:
+        """H - H' (M,) of trajectories that end at `point`; -inf where the density is zero or not a number."""
+        momentum = self.momentum + self.step / 2 * times_transposed(factor[None], score)
+        gain = (value - self.value) - (momentum.square().sum(-1) / 2 - self.kinetic)
+        return gain.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+
+    def accepted(self, accept: Tensor, value: Tensor, score: Tensor) -> Trajectory:
+        """The chains at their ends where these are accepted, (M,), and where they began elsewhere."""
+        return self._replace(
+            start=torch.where(accept[:, None], self.point, self.start),
+            value=torch.where(accept, value, self.value),
+            score=torch.where(accept[:, None], score, self.score),
+        )
+
+
+def first_step(dim: int, acceptance: float) -> float:
+    """ε at N(0, I) by Eq. (2)."""
+    return min(LONGEST_STEP, math.sqrt(8 * -NormalDist().inv_cdf(acceptance / 2) / math.sqrt(dim)))
+
+
+def retuned_step(step: float, observed: float, wanted: float) -> float:
+    """ε after trajectories of a mean acceptance, by Eq. (2) with another μ / ε⁴."""
+
+    def root(acceptance: float) -> float:
+        """√(μ/2)."""
+        inside = min(max(acceptance, ACCEPTANCE_MARGIN), 1 - ACCEPTANCE_MARGIN)
+        return -NormalDist().inv_cdf(inside / 2)
+
+    change = math.sqrt(root(wanted) / root(observed))
+    return min(LONGEST_STEP, step * min(max(change, 1 / LARGEST_CHANGE), LARGEST_CHANGE))
+
+
+def steps_of(length: float, step: float) -> int:
+    """Number of leapfrog steps of a trajectory."""
+    return min(MOST_STEPS, max(1, round(length / step)))
+
+
+def retuned_factor(factor: Tensor, draws: Tensor) -> Tensor:
+    """A of the covariance of draws (S, D), with the present one as if of D draws, of the structure of `factor`."""
+    count, dim = len(draws) / DRAWS_FOR_ONE, draws.shape[-1]
+    share = count / (count + dim)
+    away = draws - draws.mean(0)
+    if factor.dim() == 1:
+        return (share * away.square().mean(0) + (1 - share) * factor.square()).sqrt()
+    root: Tensor = torch.linalg.cholesky(share * away.mT @ away / len(draws) + (1 - share) * factor @ factor.mT)
+    return root
