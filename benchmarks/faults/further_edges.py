@@ -1,8 +1,12 @@
-"""Ten more models of each kind of `edges`, from the fields in which such densities are common."""
+"""Ten more models of each kind of `edges`, from the fields in which such densities are common.
+
+python -m benchmarks.faults.further_edges [KIND ...]
+"""
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +16,7 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from benchmarks.faults.edges import ROWS, Edge, _edge, _grid, _noise, _observe, _tensor, _two, _where
+from benchmarks.faults.edges import ROWS, Edge, _edge, _grid, _noise, _observe, _tensor, _two, _where, main
 
 
 def _latents(likelihood: Callable[..., Any], x: Tensor, y: Any, **priors: Callable[[Tensor], Any]) -> Edge:
@@ -469,3 +473,7 @@ KINDS: dict[str, Callable[[], dict[str, Edge]]] = {
     "dispersion": vanishing_dispersion,
     "walls": walls,
 }
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], KINDS))
