@@ -3,7 +3,7 @@
 Seven kinds, ten models of each. A model is
 
     refused    `Federation` or the run raises an error that names the site, or the line of the model
-    right      by `pf.fit`: means within `FAR` SDs of the reference, and SDs within `OFF`, of all parameters, unconstrained
+X
     said       it is not right, and the result has a doubt, or there was a warning of the edge
     silent     it is not right, and nothing is said: a fault
 

@@ -293,6 +293,11 @@ class Federation:
             if missing is None or meant:
                 raise
             raise missing from error
+        for undefined in self.problem.bound.without_curvature:
+            undefined.args = (f"{self._holders(undefined.rows)}{undefined}",)
+            warn_user(
+                f"{undefined}. Algorithms that take second derivatives, FedEP and fit among them, refuse the model"
+            )
         check_handled(self.problem, missing)
         if missing is None or seen is not None:
             warn_unsplit(self.problem, said)
