@@ -1278,7 +1278,7 @@ def no_reference() -> str:
 @doubt(Topic.COMPARISON)
 def reference_doubtful(reasons: Sequence[str]) -> str:
     """The reference's own errors are too large."""
-    return f"as a reference it is doubtful: {', and '.join(reasons)}"
+    return f"as a reference it is doubtful: {', and '.join(reasons)}. No distances to it are given"
 
 
 @doubt(Topic.COMPARISON)

@@ -95,7 +95,9 @@ def test_a_reference_is_doubted_for_what_it_cannot_tell():
     assert "its 4 chains disagree: R-hat is" in said(apart)[0]
     assert "'w[1]'" in said(apart)[0]
     assert "worth only" in said(standard(chains=4, count=100, memory=0.9))[0]
-    assert said(good, diverging=7) == ["as a reference it is doubtful: 7 of its 4000 trajectories diverged"]
+    assert said(good, diverging=7) == [
+        "as a reference it is doubtful: 7 of its 4000 trajectories diverged. No distances to it are given"
+    ]
 
 
 def distance(values, kind="independent", scores=None):
