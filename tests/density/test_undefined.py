@@ -281,3 +281,23 @@ def test_an_order_that_a_factor_asks_for_is_right():
     assert np.all(abs(values.mean(0) - [low, high]) < 0.2 * np.array(sds))
     assert np.all(abs(values.std(0) / np.array(sds) - 1) < 0.2)
     assert "density of 'order' is no finite number at" in nan_density_notes(fed.problem)[0]
+
+
+def test_a_hard_order_at_which_the_mode_lies_is_right():
+    """The likelihood's mode has a > b: the search for a mode ends at the wall, beyond which the prior has no site."""
+
+    def model(x, y):
+        a, b = (pyro.sample(name, dist.Normal(x.new_tensor(0.0), 1.0)) for name in "ab")
+        pyro.factor("order", torch.where(a < b, 0.0, -torch.inf).to(x))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(a + b * x, 0.3), obs=y)
+
+    x = torch.linspace(0.2, 2.0, 40).double()
+    y = 0.65 + 0.5 * x + 0.3 * torch.sin(17 * x)
+
+    def log_density(a, b):
+        off = sum((float(v) - a - b * float(u)) ** 2 for u, v in zip(x, y, strict=True)) / 0.09
+        return np.where(a < b, -(a**2 + b**2 + off) / 2, -np.inf)
+
+    expected = moments(log_density, np.linspace(-0.2, 1.2, 401), np.linspace(0.0, 1.4, 401))
+    assert_right(pf.fit(federated(model, x, y), **QUIET), ["a", "b"], expected, within=0.25)

@@ -39,7 +39,8 @@ def log_rising(shape: Tensor, count: Tensor) -> Tensor:
 
 def is_large(shape: Tensor) -> Tensor:
     """Where the terms of a density that cancel are large."""
-    return shape > torch.finfo(shape.dtype).eps ** LARGE_POWER
+    large: Tensor = shape > torch.finfo(shape.dtype).eps ** LARGE_POWER
+    return large
 
 
 def _stirling(a: Tensor) -> Tensor:
@@ -53,14 +54,18 @@ def _stirling(a: Tensor) -> Tensor:
 def gamma_poisson(fn: Any, value: Tensor) -> Tensor:
     """`GammaPoisson.log_prob` in concentration a and rate b."""
     a, b = fn.concentration, fn.rate
-    return log_rising(a, value) - torch.lgamma(value + 1) - a * torch.log1p(1 / b) + value * (a.log() - torch.log1p(b))
+    log_prob: Tensor = (
+        log_rising(a, value) - torch.lgamma(value + 1) - a * torch.log1p(1 / b) + value * (a.log() - torch.log1p(b))
+    )
+    return log_prob
 
 
 def negative_binomial(fn: Any, value: Tensor) -> Tensor:
     """`NegativeBinomial.log_prob` in total count a and logits."""
     a, chance = fn.total_count, torch.nn.functional.logsigmoid
     found = log_rising(a, value) - torch.lgamma(value + 1)
-    return found + a * chance(-fn.logits) + value * (a.log() + chance(fn.logits))
+    log_prob: Tensor = found + a * chance(-fn.logits) + value * (a.log() + chance(fn.logits))
+    return log_prob
 
 
 def beta_binomial(fn: Any, value: Tensor) -> Tensor:
@@ -68,7 +73,8 @@ def beta_binomial(fn: Any, value: Tensor) -> Tensor:
     a, b, n = fn.concentration1, fn.concentration0, torch.as_tensor(fn.total_count).to(value)
     ways = torch.lgamma(n + 1) - torch.lgamma(value + 1) - torch.lgamma(n - value + 1)
     chances = value * (a.log() - (a + b).log()) + (n - value) * (b.log() - (a + b).log())
-    return ways + chances + log_rising(a, value) + log_rising(b, n - value) - log_rising(a + b, n)
+    log_prob: Tensor = ways + chances + log_rising(a, value) + log_rising(b, n - value) - log_rising(a + b, n)
+    return log_prob
 
 
 def dirichlet_multinomial(fn: Any, value: Tensor) -> Tensor:
@@ -76,7 +82,8 @@ def dirichlet_multinomial(fn: Any, value: Tensor) -> Tensor:
     a, n = fn.concentration, value.sum(-1)
     total = a.sum(-1, keepdim=True)
     each = log_rising(a, value) + value * (a.log() - total.log()) - torch.lgamma(value + 1)
-    return torch.lgamma(n + 1) + each.sum(-1) - log_rising(total.squeeze(-1), n)
+    log_prob: Tensor = torch.lgamma(n + 1) + each.sum(-1) - log_rising(total.squeeze(-1), n)
+    return log_prob
 
 
 def student_t(fn: Any, value: Tensor) -> Tensor:
@@ -84,7 +91,8 @@ def student_t(fn: Any, value: Tensor) -> Tensor:
     a, y = fn.df, (value - fn.loc) / fn.scale
     half = torch.full_like(a, 0.5)
     level = log_rising(a / 2, half) - 0.5 * torch.log(torch.full_like(a, 2 * torch.pi)) - fn.scale.log()
-    return level - (a + 1) / 2 * torch.log1p(y.square() / a)
+    log_prob: Tensor = level - (a + 1) / 2 * torch.log1p(y.square() / a)
+    return log_prob
 
 
 def _where_large(shape_of: Callable[[Any], Tensor], own: LogProb, accurate: LogProb) -> LogProb:
