@@ -413,7 +413,7 @@ def walls() -> dict[str, Edge]:
     y = 0.5 + 0.6 * x.numpy() + 0.3 * g.normal(size=ROWS)
     low = -torch.inf
 
-    def constraint(write: Callable[[Tensor, Tensor], None]) -> Edge:
+    def constraint(write: Callable[[Tensor, Tensor], Any]) -> Edge:
         def model(x: Tensor, y: Tensor, guarded: bool) -> None:
             a, b = _two(x)
             write(a, b)
