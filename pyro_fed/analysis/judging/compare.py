@@ -183,6 +183,7 @@ def compare(
     rows, said = {}, {}
     for name, idata in results.items():
         row, found, draws = _cost(idata), _recorded_findings(idata), read[name].draws
+        row |= dict.fromkeys(OF_REFERENCE, math.nan) if doubted else {}
         found += _of_other_data(idata, None if reference in (None, name) else results[str(reference)], federation)
         if name == reference:
             found += doubted
@@ -219,6 +220,10 @@ def findings_of(table: pd.DataFrame) -> dict[str, list[Finding]]:
             "findings takes the table that pf.compare returns, or rows of it, received a table with rows "
             f"{[str(name) for name in table.index]} without their findings: pass the table as pf.compare returned it"
         ) from None
+
+
+#: Columns of distances to the reference.
+OF_REFERENCE = ("mean_error", "sd_ratio_min", "sd_ratio_max", "sliced_wasserstein", "mmd2")
 
 
 @dataclass(frozen=True)
