@@ -50,7 +50,7 @@ fed.summary()
 # %%
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    options = {"num_rounds": 2, "compile": "off", "audit": False, "progress": False} if FAST else {}
+    options = {"audit": False, "progress": False} if FAST else {}
     idata = pf.run(pf.FedEP(), fed, **options)
 idata.attrs["warnings"] or "no warnings"
 

@@ -151,7 +151,7 @@ rounds = click.option("--rounds", type=click.IntRange(min=1), help="Rounds; for 
 max_seconds = click.option(
     "--max-seconds",
     type=click.FloatRange(min=0, min_open=True),
-    help="Time limit for the rounds; what they have found by then is the result, marked as incomplete.",
+    help="Time limit for all that is done, two thirds of it for the rounds; what they have found is the result.",
 )
 
 #: The seed of all randomness.

@@ -1198,6 +1198,12 @@ def log_likelihood_left_out(draws: int, rows: int, most: float) -> str:
     )
 
 
+@note(Topic.UNCHECKED)
+def not_in_time(what: str) -> str:
+    """A part of the result would have taken longer than the limit of time."""
+    return f"the result is without {what}, for which max_seconds left no time"
+
+
 # -- Several answers ------------------------------------------------------------------------------------------
 
 
@@ -1272,7 +1278,7 @@ def no_reference() -> str:
 @doubt(Topic.COMPARISON)
 def reference_doubtful(reasons: Sequence[str]) -> str:
     """The reference's own errors are too large."""
-    return f"as a reference it is doubtful: {', and '.join(reasons)}"
+    return f"as a reference it is doubtful: {', and '.join(reasons)}. No distances to it are given"
 
 
 @doubt(Topic.COMPARISON)

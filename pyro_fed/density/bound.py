@@ -20,6 +20,7 @@ from pyro_fed.density.layout import Layout, Site
 from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.density.running.handlers import Execution, FillLatents, Source, run_model
 from pyro_fed.density.running.torch_modes import InDouble, Noticed
+from pyro_fed.errors import ModelError
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +38,7 @@ class BoundModel:
         device: where its arguments have been moved to; None stands for the CPU.
         noticed: facts on the functions of torch that it calls, recorded by its runs.
         walls: names of sites whose density is zero beyond the constraints of their parameters, see `running.walls`.
+        without_curvature: what is known of rows whose second derivatives are finite at no point.
     """
 
     model: Callable[..., Any] = field(repr=False)  # of a `PyroModule` it would draw, and of the arguments show rows
@@ -49,6 +51,7 @@ class BoundModel:
     device: torch.device | None = None
     noticed: Noticed = field(default_factory=Noticed, repr=False)
     walls: set[str] = field(default_factory=set)
+    without_curvature: list[ModelError] = field(default_factory=list, repr=False)
 
     def on(self, device: torch.device) -> BoundModel:
         """This model with its arguments on a device, where it is run."""

@@ -38,7 +38,7 @@ MOVES = (1.0, -1.0, 4.0, -4.0)
 EDGE_DRAWS = 32
 #: Bounds of a support that are numbers, by name; and the name of the value beside them.
 BOUNDS, VALUE = ("lower_bound", "upper_bound"), "value"
-#: Draws of the prior, and rows of each, at which parameters are examined.
+#: Draws of the prior at which parameters are examined one by one, and rows that are examined together.
 DRAWS, ROWS = 4, 2048
 #: A parameter is beyond a bound by more than this, or by this part of it: less is rounding.
 BOUND_TOLERANCE = 1e-3
@@ -297,18 +297,30 @@ def find_walls(problem: RowDensities, seen: FirstRun, computed: Collection[str])
     suspects = [name for name in nodes if name in computed and not is_own(name)]
     if not suspects or bound.walls:
         return []
-    rows = bound.all_rows if bound.num_rows <= ROWS else tuple(leaf[:ROWS] for leaf in bound.rows)
+    found: dict[str, str] = {}
+    for first in range(0, bound.num_rows, ROWS):
+        few = bound.num_rows <= ROWS
+        rows = bound.all_rows if few else tuple(leaf[first : first + ROWS] for leaf in bound.rows)
+        found |= _beyond_in(problem, rows, [name for name in suspects if name not in found])
+    bound.walls.update(found)
+    return list(found.values())
+
+
+def _beyond_in(problem: RowDensities, rows: tuple[Any, ...], suspects: list[str]) -> dict[str, str]:
+    """A sentence on each site whose parameters leave their constraints in some rows, at draws of the priors."""
+    bound, found = problem.bound, dict[str, str]()
 
     def within(_: Tensor) -> Tensor:
         nodes = bound.execute(prior_draw, rows).trace.nodes
         return torch.stack([within_constraints(nodes[name]).all() for name in suspects])
 
-    found: dict[str, str] = {}
+    if not suspects:
+        return found
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         flags = drawn_at_once(problem, within, EDGE_DRAWS)
         if flags is not None and bool(flags.all()):
-            return []
+            return found
         for _ in range(DRAWS if flags is None else MAX_TRIES):
             try:
                 execution = bound.execute(prior_draw, rows)
@@ -319,8 +331,7 @@ def find_walls(problem: RowDensities, seen: FirstRun, computed: Collection[str])
                     found[name] = said
             if flags is not None and len(found) >= int((~flags.all(0)).sum()):
                 break
-    bound.walls.update(found)
-    return list(found.values())
+    return found
 
 
 def _beyond_constraint(execution: Execution, name: str) -> str:

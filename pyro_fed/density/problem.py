@@ -206,6 +206,7 @@ class Problem:
             rows_in_tensors=all(isinstance(leaf, Tensor) for leaf in self.rows),
             looped=self.looped,
             in_units_of_scale=self.in_units_of_scale,
+            without_curvature=". ".join(map(str, self.bound.without_curvature)),
             dtype=self.dtype,
             device=self.device,
             search=self.search(self),

@@ -16,6 +16,7 @@ from torch import Tensor
 from pyro_fed.conventions import html
 from pyro_fed.conventions.calls import checked, explained
 from pyro_fed.conventions.client_names import as_it_looks, check_shown_name
+from pyro_fed.conventions.kinds import cast_checked
 from pyro_fed.density.build import build, rebuilt
 from pyro_fed.density.checks.first_run import FirstRun
 from pyro_fed.density.checks.sites import OutsideSupportError
@@ -293,6 +294,12 @@ class Federation:
             if missing is None or meant:
                 raise
             raise missing from error
+        for error in self.problem.bound.without_curvature:
+            undefined = cast_checked(error, UndefinedError)
+            undefined.args = (f"{self._holders(undefined.rows)}{undefined}",)
+            warn_user(
+                f"{undefined}. Algorithms that take second derivatives, FedEP and fit among them, refuse the model"
+            )
         check_handled(self.problem, missing)
         if missing is None or seen is not None:
             warn_unsplit(self.problem, said)

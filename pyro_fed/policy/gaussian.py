@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pyro_fed.density.traits import FULL_DIM, LARGE_DIM, Traits
+from pyro_fed.errors import ModelError
 from pyro_fed.infer.sites.gaussian_sites import GaussianAlgorithm
 from pyro_fed.policy.choice import Case, Decision, Row, Table
 
@@ -46,6 +47,7 @@ def covariance_of(case: Case) -> Decision | None:
 def curvature_of(case: Case) -> Decision | None:
     """Hessians, or Fisher's information."""
     traits = case.traits
+    require_curvature(case)
     if case.algorithm.curvature != "auto":
         return None
     if why := full_by_default(case):
@@ -53,6 +55,20 @@ def curvature_of(case: Case) -> Decision | None:
     if traits.dim <= LARGE_DIM and traits.linear_predictors:
         return Decision("hessian", "rows have linear predictors, along which Hessians cost little")
     return Decision("fisher", f"{parameters(traits.dim)}, for which Hessians cost too much")
+
+
+def require_curvature(case: Case) -> None:
+    """Refuse Hessians of rows whose second derivatives are finite at no point.
+
+    Raises:
+        ModelError: names the rows, the operation and the cures.
+    """
+    missing = case.traits.without_curvature
+    if missing and case.algorithm.curvature != "fisher":
+        raise ModelError(
+            f"{type(case.algorithm).__name__} takes second derivatives. {missing[0].upper() + missing[1:]}. Or run "
+            "what takes gradients alone, such as NUTS, SVI or SFVI"
+        )
 
 
 def takes_gradients(case: Case, held_back: bool = False) -> str:

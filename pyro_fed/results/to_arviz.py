@@ -19,6 +19,7 @@ from pyro_fed.algorithm.record import Record
 from pyro_fed.codes import sentences
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.settings_repr import all_settings
+from pyro_fed.conventions.time_limit import TimeIsUp, ending_at
 from pyro_fed.conventions.version import VERSION
 from pyro_fed.density.deterministic_sites import without_data
 from pyro_fed.density.latents.assignments import assign
@@ -71,8 +72,10 @@ def to_inference_data(
         `sample_stats` without the log density.
     """
     drawn = collect_local and federation.holds_data
+    with ending_at(None):  # every result has its posterior
+        posterior = posterior_group(federation, problem, draws, seed if drawn else None)
     groups = {
-        "posterior": posterior_group(federation, problem, draws, seed if drawn else None),
+        "posterior": posterior,
         "federation": federation_group(record),
         "audit": audit_group(record),
         "sites": sites_group(record, federation.problem),
@@ -138,9 +141,13 @@ def _from_data(
         record.findings.append(left_out)
         log_likelihood = False
     if log_likelihood or len(flat) * problem.evaluations <= MAX_UNASKED:
-        pointwise, total = _log_likelihoods(problem, flat, log_likelihood)
-        lp = {"lp": (problem.log_prior(flat) + total).reshape(draws.shape[:2])}
-    values = observed_values(federation.problem)
+        try:
+            pointwise, total = _log_likelihoods(problem, flat, log_likelihood)
+            lp = {"lp": (problem.log_prior(flat) + total).reshape(draws.shape[:2])}
+        except TimeIsUp:
+            record.findings.append(sentences.not_in_time(what="the groups log_likelihood and lp"))
+    with ending_at(None):
+        values = observed_values(federation.problem)
     groups = {
         "sample_stats": _stats({**lp, **stats}),
         "observed_data": observed_data(federation, values),
@@ -148,7 +155,8 @@ def _from_data(
     }
     if pointwise:
         shaped = {name: value.reshape(*draws.shape[:2], -1) for name, value in pointwise.items()}
-        plates = problem.compiler.find_once(("plates of terms",), problem.term_plates, problem)
+        with ending_at(None):
+            plates = problem.compiler.find_once(("plates of terms",), problem.term_plates, problem)
         whole = _dataset(shaped, {name: [plates[name]] for name in shaped}, federation.coords)
         groups["log_likelihood"] = _of_observed_rows(whole)
     return groups

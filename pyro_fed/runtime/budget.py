@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from pyro_fed.algorithm.record import Record
 from pyro_fed.conventions.time_limit import ending_at, now
 
-#: Rounds and checks together may take so many times the seconds of the rounds (`max_seconds`).
-CHECK_TIME_FACTOR = 2.0
+#: Of the seconds that are left when they begin, the rounds of a stage, and then its checks, may take this share: the
+#: rest is for what comes after them.
+SHARE_OF_TIME_LEFT = 2 / 3
 #: Where time is limited, rounds that are done at once may take so many seconds: the clock is read after them.
 SECONDS_AT_ONCE = 1.0
 
@@ -25,7 +26,7 @@ class Budget:
     Attributes:
         max_rounds: number of rounds.
         max_bytes: bytes that all clients receive and send.
-        max_seconds: seconds on the clock since the run began.
+        max_seconds: seconds on the clock since the run began, for all that is done.
         ended: the limit that has ended the run, such as "max_rounds=50"; "" if none has.
         began: when the run began, by `now`.
     """
@@ -35,6 +36,7 @@ class Budget:
     max_seconds: float | None = None
     ended: str = ""
     began: float = field(default_factory=now)
+    _rounds_end: float | None = field(default=None, init=False)
     _spent: int = field(default=0, init=False)
     _counted: int = field(default=0, init=False)
 
@@ -59,17 +61,31 @@ class Budget:
         if self.ended:
             raise BudgetEnded
 
+    def begin_rounds(self) -> None:
+        """Set when the rounds of a stage, with those of the phases from which it starts, have to end."""
+        self._rounds_end = self._end_of_share()
+
     def of_rounds(self) -> AbstractContextManager[None]:
-        """A context in which `tick` raises once the seconds of the rounds are over."""
-        return ending_at(None if self.max_seconds is None else self.began + self.max_seconds)
+        """A context in which `tick` raises once the stage's seconds for rounds are over."""
+        return ending_at(self._rounds_end)
 
     def of_checks(self) -> AbstractContextManager[None]:
-        """A context in which `tick` raises once the seconds of rounds and checks are over, see `CHECK_TIME_FACTOR`."""
-        return ending_at(None if self.max_seconds is None else self.began + CHECK_TIME_FACTOR * self.max_seconds)
+        """A context in which `tick` raises once the seconds for checks that begin now are over."""
+        return ending_at(self._end_of_share())
+
+    def of_all(self) -> AbstractContextManager[None]:
+        """A context in which `tick` raises once all seconds are over."""
+        return ending_at(None if self.max_seconds is None else self.began + self.max_seconds)
+
+    def _end_of_share(self) -> float | None:
+        if self.max_seconds is None:
+            return None
+        begins = now()
+        return begins + SHARE_OF_TIME_LEFT * max(0.0, self.began + self.max_seconds - begins)
 
     def seconds_left(self) -> float | None:
         """Seconds that are left for rounds; None if time is not limited."""
-        return None if self.max_seconds is None else max(0.0, self.began + self.max_seconds - now())
+        return None if self._rounds_end is None else max(0.0, self._rounds_end - now())
 
     def at_once(self, record: Record) -> float:
         """The number of rounds like the last one until the next look at the clock; infinity without a time limit."""

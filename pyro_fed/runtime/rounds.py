@@ -67,6 +67,7 @@ def run_phases(
     Raises:
         CheckpointError: a checkpoint of another run, or of more rounds than this one is to have.
     """
+    context.budget.begin_rounds()
     saved = context.checkpoint.load() if context.checkpoint is not None else None
     phases = [] if context.start is not None else phases_of(Resolved(algorithm), context.problem)[:-1]
     context.choices += [(phase.algorithm, phase.choices) for phase in phases]

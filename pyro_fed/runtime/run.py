@@ -80,10 +80,11 @@ def run(
         algorithm: the algorithm to run, such as `pf.DSVGD(num_particles=100)`, or `pf.Auto()`, which tries several.
         federation: the model and its clients.
         num_rounds: number of rounds of communication; by default the algorithm's own.
-        max_seconds: limit of the seconds on the clock. When they are over, the rounds end at the next client or
-            compiled step, and the posterior of the finished rounds is returned, marked as incomplete. The checks of the
-            result may take as long again; checks that do not end in time are left out, which a doubt says. How many
-            rounds there is time for differs from run to run, so that such an answer is not reproducible.
+        max_seconds: limit of the seconds on the clock for all that is done. Rounds end after two thirds of it, at the
+            next client or compiled step, and the posterior of the finished rounds is returned, marked as incomplete.
+            Checks may take two thirds of what is then left; checks that do not end in time are left out, which a doubt
+            says, and so are the clients' own latents and the log-likelihood. A single compiled step is not interrupted.
+            How many rounds there is time for differs from run to run: such an answer is not reproducible.
         schedule: which clients work in a round; by default the algorithm's own. Phases from which the algorithm starts
             keep their own.
         graph: which agents talk to each other, for an algorithm without a server, such as `pf.graph.ring(5)`. Agents

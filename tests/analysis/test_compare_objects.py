@@ -9,6 +9,7 @@ import xarray as xr
 from scipy import special
 
 from pyro_fed.analysis.judging import moments
+from pyro_fed.analysis.judging.compare import compare
 from pyro_fed.analysis.judging.doubts import prior_count
 from pyro_fed.analysis.judging.draws import Draws, blocks, effective_draws
 from pyro_fed.analysis.judging.ksd import TOLERATED_OTHER_ERRORS, TOLERATED_WORST_ERROR, discrepancy
@@ -95,7 +96,9 @@ def test_a_reference_is_doubted_for_what_it_cannot_tell():
     assert "its 4 chains disagree: R-hat is" in said(apart)[0]
     assert "'w[1]'" in said(apart)[0]
     assert "worth only" in said(standard(chains=4, count=100, memory=0.9))[0]
-    assert said(good, diverging=7) == ["as a reference it is doubtful: 7 of its 4000 trajectories diverged"]
+    assert said(good, diverging=7) == [
+        "as a reference it is doubtful: 7 of its 4000 trajectories diverged. No distances to it are given"
+    ]
 
 
 def distance(values, kind="independent", scores=None):
@@ -241,3 +244,15 @@ def test_loo_says_when_it_cannot_be_relied_on():
     assert of(np.full(50, 0.1), draws=10) == ({}, [])
     values, said = of(np.array([3.0]), rows=1)  # of one row, whose estimate has no standard error
     assert values["elpd_loo_se"] == 0 and [one.code for one in said] == ["loo_not_reliable"]
+
+
+def test_a_doubtful_reference_condemns_nobody():
+    rng = np.random.default_rng(0)
+
+    def result(values):
+        return make_inference_data({"posterior": xr.Dataset({"m": (("chain", "draw"), values)})}, {})
+
+    apart = rng.normal(size=(2, 500)) + np.array([[0.0], [50.0]])
+    table = compare({"reference": result(apart), "other": result(rng.normal(size=(2, 500)))}, "reference")
+    assert "its 2 chains disagree" in table["warnings"]["reference"] and not table["warnings"]["other"]
+    assert "mean_error" not in table or bool(table["mean_error"].isna().all())

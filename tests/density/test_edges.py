@@ -215,6 +215,14 @@ def test_a_parameter_beyond_its_constraint_is_named(model, said):
         federated(model, X, (Y > 1).double())
 
 
+def test_a_parameter_beyond_its_constraint_in_one_of_many_rows_is_named():
+    x = torch.zeros(5000).double()
+    x[4321] = 1.0
+    with pytest.warns(UserWarning, match="observed site 'y': probs of Bernoulli is"):
+        fed = federated(probability, x, (torch.arange(5000) % 2).double())
+    assert float(fed.problem.log_lik(torch.tensor([2.0]).double())) == -np.inf  # 0.5 + 2 is no probability
+
+
 def test_a_link_function_is_not_warned_of():
     def linked(x, y):
         b = pyro.sample("b", dist.Normal(0.0, 2.0))

@@ -62,21 +62,50 @@ def test_a_rate_of_zero_is_refused_with_its_clients_and_the_cure_is_right():
     assert_right(idata, ["rate"], ([shape / rate], [shape**0.5 / rate]))
 
 
-def test_a_power_of_zero_is_refused_where_one_client_has_it():
-    dose = torch.tensor([0.0, 0.125, 0.25, 0.5, 1.0, 2.0]).double()
+def dose_response(dose, y):
+    slope = pyro.sample("slope", dist.Normal(dose.new_tensor(0.0), 2.0))
+    hill = pyro.sample("hill", dist.LogNormal(dose.new_tensor(1.0), 0.5))
+    with pyro.plate("data", len(y)):
+        power = dose**hill
+        pyro.sample("y", dist.Normal(slope * power / (0.3**hill + power), 0.1), obs=y)
 
-    def model(dose, y):
-        slope = pyro.sample("slope", dist.Normal(dose.new_tensor(0.0), 2.0))
-        hill = pyro.sample("hill", dist.LogNormal(dose.new_tensor(1.0), 0.5))
-        with pyro.plate("data", len(y)):
-            power = dose**hill
-            pyro.sample("y", dist.Normal(slope * power / (0.3**hill + power), 0.1), obs=y)
 
-    said = (
-        r"clients \d \(first: client \d, row 0\): site 'y': the second derivative .* along 'hill' .* in 1 of the 6 rows"
-    )
-    with pytest.raises(pf.ModelError, match=said + r".* by pow at `power = dose\*\*hill`"):
-        federated(model, dose, dose / (0.3 + dose), clients=6)
+DOSE = torch.tensor([0.0, 0.125, 0.25, 0.5, 1.0, 2.0]).double()
+NO_CURVATURE = (
+    r"clients \d \(first: client \d, row 0\): site 'y': the second derivative .* along 'hill' .* in 1 of the 6 rows"
+    r".* by pow at `power = dose\*\*hill`"
+)
+
+
+def test_a_power_of_zero_is_refused_by_what_takes_second_derivatives_where_one_client_has_it():
+    with pytest.warns(UserWarning, match=NO_CURVATURE):
+        fed = federated(dose_response, DOSE, DOSE / (0.3 + DOSE), clients=6)
+    named = NO_CURVATURE.replace("clients", "[Cc]lients")
+    for algorithm in (pf.FedEP(), pf.FedLaplace(), pf.FedEP(curvature="hessian")):
+        with pytest.raises(pf.ModelError, match=f"takes second derivatives. {named}"):
+            pf.run(algorithm, fed, **QUIET)
+    with pytest.raises(pf.ModelError, match=named):
+        pf.fit(fed, **QUIET)
+
+
+def test_gradients_alone_are_right_where_curvatures_are_not_finite():
+    y = DOSE / (0.3 + DOSE)
+    with pytest.warns(UserWarning, match=NO_CURVATURE):
+        fed = federated(dose_response, DOSE, y, clients=6)
+    idata = pf.run(pf.NUTS(num_chains=1, warmup_steps=300), fed, num_draws=1500, audit=False, **QUIET)
+    d, v = DOSE.numpy(), y.numpy()
+
+    def log_density(slope, log_hill):
+        hill = np.exp(log_hill)
+        power = d[:, None, None] ** hill
+        off = (slope * power / (0.3**hill + power) - v[:, None, None]) / 0.1
+        return -(slope**2) / 8 - (log_hill - 1) ** 2 / 0.5 - (off**2).sum(0) / 2
+
+    means, sds = moments(log_density, np.linspace(0.2, 2.0, 401), np.linspace(-2.0, 3.0, 401))
+    for values, mean, sd in zip(
+        (idata["posterior"]["slope"].values, np.log(idata["posterior"]["hill"].values)), means, sds, strict=True
+    ):
+        assert abs(values.mean() - mean) < 0.25 * sd and abs(values.std() / sd - 1) < 0.25
 
 
 def test_no_value_of_a_row_is_in_the_message():
@@ -252,3 +281,23 @@ def test_an_order_that_a_factor_asks_for_is_right():
     assert np.all(abs(values.mean(0) - [low, high]) < 0.2 * np.array(sds))
     assert np.all(abs(values.std(0) / np.array(sds) - 1) < 0.2)
     assert "density of 'order' is no finite number at" in nan_density_notes(fed.problem)[0]
+
+
+def test_a_hard_order_at_which_the_mode_lies_is_right():
+    """The likelihood's mode has a > b: the search for a mode ends at the wall, beyond which the prior has no site."""
+
+    def model(x, y):
+        a, b = (pyro.sample(name, dist.Normal(x.new_tensor(0.0), 1.0)) for name in "ab")
+        pyro.factor("order", torch.where(a < b, 0.0, -torch.inf).to(x))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(a + b * x, 0.3), obs=y)
+
+    x = torch.linspace(0.2, 2.0, 40).double()
+    y = 0.65 + 0.5 * x + 0.3 * torch.sin(17 * x)
+
+    def log_density(a, b):
+        off = sum((float(v) - a - b * float(u)) ** 2 for u, v in zip(x, y, strict=True)) / 0.09
+        return np.where(a < b, -(a**2 + b**2 + off) / 2, -np.inf)
+
+    expected = moments(log_density, np.linspace(-0.2, 1.2, 401), np.linspace(0.0, 1.4, 401))
+    assert_right(pf.fit(federated(model, x, y), **QUIET), ["a", "b"], expected, within=0.25)

@@ -107,7 +107,7 @@ def supposed():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         idata = pf.run(pf.FedEP(), fed, num_rounds=2, num_draws=100, **quiet)
-        reference = pf.run(pf.FedLaplace(), fed, num_rounds=2, num_draws=100, **quiet)
+        reference = pf.run(pf.FedLaplace(), fed, num_rounds=2, num_draws=1000, **quiet)
         traced = pf.run(pf.P2PVI(trace=True), fed, num_rounds=2, num_draws=20, graph=pf.graph.ring(5), **quiet)
     idata.attrs |= {"epsilon": 1.0, "log_evidence": -40.0, "log_evidence_se": 0.1}
     return {

@@ -9,7 +9,10 @@ from collections import defaultdict
 from types import SimpleNamespace
 
 import numpy as np
+import pyro
+import pyro.distributions as dist
 import pytest
+import torch
 from algorithms import unequal_lines
 from short_runs import quiet, values
 
@@ -58,6 +61,7 @@ def ticks(algorithm, fed, clock, **options):
 def test_what_is_returned_is_what_the_whole_rounds_gave(name, executor, clock, monkeypatch):
     """The limit falls into the middle of a round, or of rounds that are had at once, on its first and its last tick."""
     monkeypatch.setattr(fused, "MOST_ROUNDS", 2)
+    monkeypatch.setattr(budget, "SHARE_OF_TIME_LEFT", 1.0)
     monkeypatch.setattr(
         budget, "SECONDS_AT_ONCE", 1e9
     )  # else how many are had at once depends on what the last one took
@@ -89,7 +93,7 @@ def test_before_there_is_a_posterior_there_is_none(clock, tmp_path):
     assert np.array_equal(values(rest), values(quiet(pf.FedEP(), unequal_lines())))
     with pytest.raises(pf.TimeLimitError, match="FSGLD"):  # no draws yet
         quiet(
-            pf.FSGLD(burn_in=10**6, surrogates=pf.FedEP(start="prior")), unequal_lines(), num_rounds=50, max_seconds=60
+            pf.FSGLD(burn_in=10**6, surrogates=pf.FedEP(start="prior")), unequal_lines(), num_rounds=50, max_seconds=90
         )
     clock.seconds = 0
     with pytest.raises(pf.TimeLimitError, match="SVI"):  # whose one round is all of Pyro's steps
@@ -97,8 +101,9 @@ def test_before_there_is_a_posterior_there_is_none(clock, tmp_path):
     assert clock.seconds < 100
 
 
-def test_a_start_that_had_converged_is_a_posterior(clock):
+def test_a_start_that_had_converged_is_a_posterior(clock, monkeypatch):
     """FedEP before its first round is Laplace's approximation."""
+    monkeypatch.setattr(budget, "SHARE_OF_TIME_LEFT", 1.0)
     algorithm, fed = ALGORITHMS["fedep"], unequal_lines()
     start = ticks(algorithm, fed, clock, num_rounds=4)["FedLaplace, for FedEP"]
     clock.seconds = 0
@@ -127,12 +132,33 @@ def judged(algorithm, **options):
         return pf.run(algorithm, unequal_lines(), progress=False, compile="off", **options)
 
 
-def test_checks_have_as_long_again(clock):
+def test_all_that_is_done_ends_within_the_limit(clock):
+    """The rounds take two thirds of it at most, the checks two thirds of what is then left, and results the rest."""
     rounds = quiet(pf.FedEP(), unequal_lines(), max_seconds=1e9) and clock.seconds
-    clock.seconds = 0
-    found = judged(pf.FedEP(), max_seconds=rounds)
+    clock.seconds, limit = 0, 1.5 * rounds
+    found = judged(pf.FedEP(), max_seconds=limit)
     assert found.attrs["audited"] == 0 and "stopped" not in found.attrs
-    assert found.attrs["doubts"].startswith("not all checks were made: they took longer than the run's rounds")
+    assert found.attrs["doubts"].startswith("not all checks were made: they did not end within max_seconds=")
+    assert clock.seconds <= 1 + limit
+
+
+def test_a_result_is_without_what_there_was_no_time_for(clock):
+    def schools(y, sd):
+        mu, tau = pyro.sample("mu", dist.Normal(0.0, 5.0)), pyro.sample("tau", dist.HalfNormal(5.0))
+        with pyro.plate("school", len(y)):
+            theta = pyro.sample("theta", dist.Normal(mu, tau))
+            pyro.sample("y", dist.Normal(theta, sd), obs=y)
+
+    y, sd = torch.tensor([28.0, 8, -3, 7, -1, 1, 18, 12]), torch.tensor([15.0, 10, 16, 11, 9, 11, 10, 18])
+    fed = pf.Federation(schools, (y, sd), plate="school", num_clients=4)
+    options = {"num_rounds": 1, "audit": False, "progress": False, "compile": "off", "num_draws": 200}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        with pytest.raises(pf.TimeLimitError) as stop:
+            pf.run(pf.FedEP(), fed, max_seconds=20, **options)
+    kept = stop.value.result
+    assert set(kept.posterior.data_vars) == {"mu", "tau"} and "log_likelihood" not in kept.groups()
+    assert "the result is without draws of the clients' own latents" in kept.attrs["warnings"]
 
 
 def test_the_user_may_end_the_checks(monkeypatch):
@@ -150,9 +176,9 @@ def test_a_plan_ends_with_the_answer_that_it_has(clock):
     first = judged(pf.Auto(max_rounds=1), max_seconds=1e9)
     assert "stopped" not in first.attrs
     clock.seconds = 0
-    found = judged(pf.Auto(max_seconds=30.0), max_seconds=1e9)
+    found = judged(pf.Auto(max_seconds=60.0), max_seconds=1e9)
     assert found.attrs["chosen"] == "FedEP"
-    assert "max_seconds=30" in found.attrs["doubts"]
+    assert "max_seconds=60" in found.attrs["doubts"]
 
 
 @pytest.mark.parametrize("seconds", [0, -1.0, float("nan"), float("inf")])

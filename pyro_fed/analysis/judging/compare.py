@@ -160,8 +160,9 @@ def compare(
         - `rounds`, `bytes_up`, `bytes_down`, `seconds`; bytes are NaN if the run worked on pooled data;
         - `warnings`: what was found, separated by "; ". `findings` gives it as a list, with codes and figures.
 
-        Figures that cannot be measured are NaN. A mean that is 0.25 reference SDs off, or an SD ratio outside 0.8 to
-        1.25, gives a warning if the Monte Carlo errors of result and reference do not explain it, see
+        Figures that cannot be measured are NaN; distances to a reference that is doubtful itself, since its chains
+        disagree, diverged or are short, are left out. A mean that is 0.25 reference SDs off, or an SD ratio outside
+        0.8 to 1.25, gives a warning if the Monte Carlo errors of result and reference do not explain it, see
         `pyro_fed.analysis.judging.moments`.
 
     Raises:
@@ -177,17 +178,18 @@ def compare(
     """
     names = check_inputs(results, reference, federation, test)
     read = {name: _result_draws(idata, names, federation) for name, idata in results.items()}
-    usable = reference is not None and not (read[reference].draws.fault or read[reference].draws.spreadless)
+    doubted = [] if reference is None else reference_doubts(results[reference], read[reference].draws)
     sds = _laplace(federation)
     rows, said = {}, {}
     for name, idata in results.items():
         row, found, draws = _cost(idata), _recorded_findings(idata), read[name].draws
+        row |= dict.fromkeys(OF_REFERENCE, math.nan) if doubted else {}
         found += _of_other_data(idata, None if reference in (None, name) else results[str(reference)], federation)
         if name == reference:
-            found += reference_doubts(idata, draws)
+            found += doubted
         found += [sentences.draws_unusable(why=draws.fault)] if draws.fault else []
         found += [sentences.no_uncertainty(what=draws.spreadless)] if draws.spreadless else []
-        truth = read[reference] if reference is not None and usable and name != reference else None
+        truth = read[reference] if reference is not None and name != reference and not doubted else None
         for values, more in _measurements(idata, read[name], truth, federation, test, sds):
             row |= values
             found += more
@@ -218,6 +220,10 @@ def findings_of(table: pd.DataFrame) -> dict[str, list[Finding]]:
             "findings takes the table that pf.compare returns, or rows of it, received a table with rows "
             f"{[str(name) for name in table.index]} without their findings: pass the table as pf.compare returned it"
         ) from None
+
+
+#: Columns of distances to the reference.
+OF_REFERENCE = ("mean_error", "sd_ratio_min", "sd_ratio_max", "sliced_wasserstein", "mmd2")
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from pyro_fed.density.checks.points import MAX_PRIOR_DRAW, RADIUS, local_points,
 from pyro_fed.density.checks.shapes import rows_as_values
 from pyro_fed.density.checks.slopes import OF_STEPS, beside, check_slope, said_of, steps, without_derivative
 from pyro_fed.density.checks.source import as_arguments, held_data, held_sizes
-from pyro_fed.density.checks.undefined import refuse_undefined, slopes_and_bends
+from pyro_fed.density.checks.undefined import UndefinedError, refuse_undefined, slopes_and_bends
 from pyro_fed.density.edges import find_walls
 from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.density.running.trace_sites import is_imputed
@@ -140,7 +140,12 @@ def check_splits(problem: RowDensities, seen: FirstRun) -> None:
                 warn_user(f"{said_of(stepped)}. {OF_STEPS}")
             if not bool(whole.regular.any()):
                 points = torch.cat([sample.z, _prior_draws(judged, sample)[: len(sample.z)]])
-                refuse_undefined(judged, points, sample.rows, sample.local.repeat(2, 1, 1), sample.at, walls)
+                try:
+                    refuse_undefined(judged, points, sample.rows, sample.local.repeat(2, 1, 1), sample.at, walls)
+                except UndefinedError as error:
+                    if error.order < 2:
+                        raise
+                    problem.bound.without_curvature.append(error)
             _check_imputed(judged, seen, sample, whole)
             for wall in walls:
                 warn_user(wall)

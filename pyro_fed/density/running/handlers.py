@@ -20,7 +20,7 @@ from pyro_fed.conventions.time_limit import tick
 from pyro_fed.density.latents.discrete import Enumerate, first_value, is_discrete
 from pyro_fed.density.rows.nested import MaskPadding, Members
 from pyro_fed.density.running.data_calls import data_calls
-from pyro_fed.density.running.nan_masked import mappable_nan_masked
+from pyro_fed.density.running.log_probs import own_log_probs
 from pyro_fed.density.running.observed_values import ObservedValues
 from pyro_fed.density.running.plates import Subsample, pinned_plates
 from pyro_fed.density.running.safe_log import mappable_safe_log
@@ -106,7 +106,7 @@ def run_model(
         ObservedValues(incomplete),
         data_calls(),
         mappable_safe_log(),
-        mappable_nan_masked(),
+        own_log_probs(),
         keeping(filler.constants),
     ):
         try:

@@ -8,8 +8,7 @@ density.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pyro.distributions as dist
@@ -17,6 +16,8 @@ import torch
 from torch import Tensor
 
 HALF_LOG_2PI = math.log(2 * math.pi) / 2
+
+LogProb = Callable[[Any, Tensor], Tensor]
 
 
 def log_normal_of_known(normal: Any, value: Tensor) -> Tensor:
@@ -39,18 +40,8 @@ def log_marginal_of_known(normal: Any, value: Tensor) -> Tensor:
     return densities
 
 
-@contextmanager
-def mappable_nan_masked() -> Iterator[None]:
-    """A context that uses them while a model runs."""
-    standing: Any = {
-        dist.NanMaskedNormal: log_normal_of_known,
-        dist.NanMaskedMultivariateNormal: log_marginal_of_known,
-    }
-    originals = {kind: kind.log_prob for kind in standing}
-    for kind, log_prob in standing.items():
-        kind.log_prob = log_prob
-    try:
-        yield
-    finally:
-        for kind, original in originals.items():
-            kind.log_prob = original
+#: Log densities in place of distributions' own.
+MAPPABLE: dict[Any, LogProb] = {
+    dist.NanMaskedNormal: log_normal_of_known,
+    dist.NanMaskedMultivariateNormal: log_marginal_of_known,
+}

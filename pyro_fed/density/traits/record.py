@@ -124,6 +124,7 @@ class Traits:
         rows_in_tensors: whether a row is one entry of tensors, and not a group with a shape of its own.
         looped: whether the model is run point by point, since it cannot be mapped.
         in_units_of_scale: names of the sites that are in units of their scale, in the non-centred form.
+        without_curvature: rows whose second derivatives are finite at no point, and the cure; "" if there are none.
         dtype: of the flat vector.
         device: where clients' steps are computed.
         search: finds the other traits.
@@ -144,6 +145,7 @@ class Traits:
     rows_in_tensors: bool
     looped: bool
     in_units_of_scale: tuple[str, ...]
+    without_curvature: str
     dtype: torch.dtype
     device: torch.device
     search: Search = field(repr=False)

@@ -37,7 +37,16 @@ from pyro_fed.infer.ep.steps import Optimised, StepRule, optimised_site_steps
 from pyro_fed.infer.guides.automatic import is_hand_written
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.laplace.laplace_point import ESCAPING, flat_direction, mode_level
-from pyro_fed.infer.sites.gaussian_sites import absolute, add_batch_axis, as_state, at_mean, flat_site, gaussian
+from pyro_fed.infer.sites.gaussian_sites import (
+    absolute,
+    add_batch_axis,
+    as_state,
+    at_mean,
+    flat_like,
+    flat_site,
+    gaussian,
+    is_finite,
+)
 from pyro_fed.ops.gaussian import Gaussian
 
 #: Why an algorithm of one round or pass has no settings for more.
@@ -419,11 +428,14 @@ def warm_sites(
 
     If its curvature is not positive definite, or its point is no mode, q takes |H| (see `fedlaplace`) around the point,
     narrowed by `narrowed`, and the sites share the difference equally, so that q = t_0 Π t_k holds; their first step
-    replaces them.
+    replaces them. So they do where the search ended at an edge, beyond which the prior has no site: t_0 is flat then.
     """
     q, sites, prior = gaussian(start.shared), gaussian(start.local), gaussian(start.shared, "prior_")
     proper, indefinite = absolute(q)
-    if not bool(indefinite) and not bool(start.shared.get("back", False)):
+    inside = bool(is_finite(prior))
+    if inside and not bool(indefinite) and not bool(start.shared.get("back", False)):
         return q, sites, prior
+    prior = prior if inside else flat_like(prior)
     proper = narrowed(at_mean(proper, start.shared["point"]))
-    return proper, sites.product(proper.quotient(q).power(1.0 / len(sites.eta))), prior
+    apart = proper.quotient(prior.product(sites.product_over(0)))
+    return proper, sites.product(apart.power(1.0 / len(sites.eta))), prior

@@ -18,10 +18,12 @@ from pyro_fed.codes import sentences
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.kinds import cast_checked
 from pyro_fed.conventions.limits import Limits
-from pyro_fed.conventions.time_limit import is_time
+from pyro_fed.conventions.time_limit import TimeIsUp, is_time
 from pyro_fed.density.checks.funnels import with_hint
+from pyro_fed.density.problem import Problem
 from pyro_fed.density.symmetry import spread
 from pyro_fed.errors import DivergenceError, InterruptedRun, PyroFedError, TimeLimitError, warn_user
+from pyro_fed.federation.federation import Federation
 from pyro_fed.ops.gaussian import ImproperGaussianError
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.results.to_arviz import released_alone, to_inference_data
@@ -173,7 +175,7 @@ class Finish:
             raise
         except KeyboardInterrupt as stop:
             if is_time(stop):
-                why = f"they took longer than the run's rounds were given, max_seconds={budget.max_seconds:g}"
+                why = f"they did not end within max_seconds={budget.max_seconds:g}"
                 budget.ended = budget.ended or f"max_seconds={budget.max_seconds:g}"
             else:
                 record.interrupted, why = True, "they were interrupted"
@@ -185,6 +187,7 @@ class Finish:
             why = f"one ended in {type(error).__name__} ({line}; {place})"
             left = "as the rounds left it, and unjudged; the log has the traceback"
         record.audited = False
+        record.findings += [one for one in not_converged(record) if one not in record.findings]
         record.findings.append(sentences.checks_cut_short(why=why, left=left))
         return result
 
@@ -210,8 +213,19 @@ class Finish:
         if context.record.private is not None:
             return released_alone(self.algorithm, federation, problem, draws, context.record, context.seed)
         if problem.local_dim and self.collect_local and federation.holds_data:
-            federation, problem, draws, left_out = joint_result(federation, problem, draws, context.seed)
+            with context.budget.of_all():
+                try:
+                    federation, problem, draws, left_out = joint_result(federation, problem, draws, context.seed)
+                except TimeIsUp:
+                    left_out = [sentences.not_in_time(what="draws of the clients' own latents")]
             context.record.findings += left_out
+        with context.budget.of_all():
+            return self._as_inference_data(federation, problem, draws, stats)
+
+    def _as_inference_data(
+        self, federation: Federation, problem: Problem, draws: Tensor, stats: dict[str, Tensor]
+    ) -> InferenceData:
+        context = self.context
         return to_inference_data(
             self.algorithm,
             federation,
