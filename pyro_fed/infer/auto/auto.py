@@ -1,9 +1,8 @@
 """FedEP, followed by further algorithms if its result is doubtful.
 
-    with a server   FedEP → FedAIS of its sites → FedAIS around those draws → DSVGD → FedAIS of its particles → FedHMC →
-                    FSGLD
+    with a server   FedEP → FedAIS of its sites → FedAIS around those draws → DSVGD → FedAIS of its particles → FSGLD
                     where a latent's scale is itself latent, before DSVGD: FedEP and both FedAIS on the non-centred
-                    form of the model, which has no funnel; FedHMC too is run on that form
+                    form of the model, which has no funnel
                     FedEP → FSGLD → DSVGD                in more dimensions than FedEP has a full covariance for
     of a network whose weights have latent scales, of more parameters too, first on its non-centred form
     on a graph      P2PVI → P2PEP
@@ -11,7 +10,7 @@
 Each stage is judged by its own warnings and by the audit of its draws; the first without doubts is the answer, and
 where an earlier one was doubted another must agree with it (`algorithm.plan`). The order is that of cost, and the kinds
 of error differ: FedAIS has FedEP's sites but no Gaussian, DSVGD looks for modes by itself and its particles are weighed
-by the model, FedHMC is exact with some hundred rounds of all clients, FSGLD is a Markov chain of thousands of rounds.
+by the model, FSGLD is a Markov chain of thousands of rounds.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.density.problem import Problem
 from pyro_fed.graph import Graph
 from pyro_fed.infer.ep.fedep import FedEP
-from pyro_fed.infer.langevin.fedhmc import FedHMC
 from pyro_fed.infer.langevin.fsgld import FSGLD
 from pyro_fed.infer.peers.p2p_ep import P2PEP
 from pyro_fed.infer.peers.p2p_vi import P2PVI
@@ -84,5 +82,4 @@ class Auto(Plan):
         again = [FedAIS(surrogates=weighed)] if problem.dim <= AGAIN_DIM else []
         apart = [Stage(one, noncentred=True) for one in (FedEP(), weighed, *again)]
         more: list[Algorithm | Stage] = [*apart] if has_effects else [*again]
-        exact = Stage(FedHMC(surrogates=FedEP()), noncentred=has_effects)
-        return [FedEP(), weighed, *more, DSVGD(), FedAIS(surrogates=DSVGD()), exact, FSGLD(surrogates=FedEP())]
+        return [FedEP(), weighed, *more, DSVGD(), FedAIS(surrogates=DSVGD()), FSGLD(surrogates=FedEP())]
