@@ -217,7 +217,7 @@ def reference(name: str) -> tuple[dict[str, np.ndarray], str]:
     if name == "walk":
         return walk_reference(), ""
     chains = pf.NUTS(num_samples=1500, warmup_steps=700, target_accept_prob=0.97 if name == "horseshoe" else 0.9)
-    idata = pf.run(chains, CASES[name].federation(True), **QUIET)
+    idata: Any = pf.run(chains, CASES[name].federation(True), **QUIET)
     sites = list(CASES[name].federation().problem.sites)
     least = min(float(az.ess(idata.posterior[site].values).min()) for site in sites if site != "L")
     return flat(idata, sites), f"{float(idata.sample_stats['n_steps'].sum()) / least:.0f}"
@@ -276,7 +276,7 @@ def main() -> None:
             algorithm = pf.FedHMC(surrogates="fedep") if hmc else pf.FSGLD(surrogates=pf.FedEP())
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)
-                idata = pf.run(algorithm, form, num_rounds=options.rounds if hmc else None, **QUIET)
+                idata: Any = pf.run(algorithm, form, num_rounds=options.rounds if hmc else None, **QUIET)
             figures = idata.federation
             cells = [name, fed.problem.dim, label, errors(flat(idata, list(truth)), truth), figures.sizes["round"]]
             cells += [f"{float(figures['ess'].values.ravel()[-1]):.0f}", steps, f"{time.perf_counter() - start:.0f}"]

@@ -294,8 +294,8 @@ class Federation:
             if missing is None or meant:
                 raise
             raise missing from error
-        for error in self.problem.bound.without_curvature:
-            undefined = cast_checked(error, UndefinedError)
+        for found in self.problem.bound.without_curvature:
+            undefined = cast_checked(found, UndefinedError)
             undefined.args = (f"{self._holders(undefined.rows)}{undefined}",)
             warn_user(
                 f"{undefined}. Algorithms that take second derivatives, FedEP and fit among them, refuse the model"

@@ -120,7 +120,7 @@ def test_rows_beyond_leave_one_out_are_noted_wherever_they_are(doubted):
 
 
 def two_modes(y):
-    m = pyro.sample("m", dist.Normal(0.0, 1.0))
+    m = pyro.sample("m", dist.Normal(0.01, 1.0))
     with pyro.plate("data", len(y)):
         pyro.sample("y", dist.Normal(m**2, 1.0), obs=y)
 

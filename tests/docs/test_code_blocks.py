@@ -101,6 +101,30 @@ dresden_and_ulm = ["Dresden", "Ulm"] * 12
         "args = (torch.randn(24), hospital_idx, torch.randn(12), torch.randn(24))",
     ),
     "docs/benchmark/index.md": "import torch\n",
+    "docs/formula.md": """
+import numpy as np, pandas as pd, pyro_fed as pf
+
+rng = np.random.default_rng(0)
+columns = {"age": rng.normal(60, 10, 30), "sex": ["m", "f"] * 15, "event": ["yes", "no", "no"] * 10}
+north, south, west = (pd.DataFrame(columns | {"ward": [f"{n}{i % 2}" for i in range(30)]}) for n in "nsw")
+""",
+    "docs/estimands.md": """
+import arviz as az, numpy as np, pandas as pd, pyro, pyro.distributions as dist, torch, pyro_fed as pf
+
+frame = pd.DataFrame({"age": np.linspace(-1, 1, 24), "treated": [0, 1] * 12, "sex": ["male", "female", "male"] * 8})
+frame["time"] = np.linspace(0.5, 2.0, 24)
+
+def model(data):
+    intercept, age = (pyro.sample(name, dist.Normal(0.0, 1.0)) for name in ("intercept", "age"))
+    shape = pyro.sample("shape", dist.Gamma(2.0, 1.0))
+    effect = pyro.sample("effect", dist.Normal(0.0, 1.0)) * data["treated"] * (data["sex"] == "male")
+    rate = torch.exp(intercept + age * data["age"] + effect)
+    with pyro.plate("rows", len(rate)):
+        pyro.sample("time", dist.Weibull(rate ** (-1 / shape), shape), obs=data["time"])
+
+fed = pf.Federation(model, (frame,), plate="rows", num_clients=3)
+idata = pf.run(pf.FedEP(), fed)
+""",
 }
 #: Blocks that are read and not run, by a piece of them, with what stands in the way.
 NOT_RUN = {

@@ -64,6 +64,27 @@ def federation():
     return pf.Federation(model, data(), plate="data", num_clients=3)
 
 
+def frames():
+    return {name: pd.DataFrame({"x": [0.0, 1.0, 2.0], "y": [0.0, 1.0, 1.5]}) for name in "ab"}
+
+
+@functools.cache
+def groups():
+    def levels(y):
+        m = pyro.sample("m", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(pyro.sample("level", dist.Normal(m, 1.0)), 1.0), obs=y)
+
+    return pf.Federation(levels, (data()[0][:, 0],), plate="data", num_clients=2)
+
+
+@functools.cache
+def result_of_groups():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return pf.run(pf.FedEP(start="prior"), groups(), num_rounds=1, collect_local=False, **FAST)
+
+
 @functools.cache
 def result():
     with warnings.catch_warnings():
@@ -160,6 +181,13 @@ def targets():
                                                       "rows": None, "kwargs": None, "shard": None, "dtype": None,
                                                       "dims": None, "coords": None, "quadrature": None}, 15),
         "predict": (pf.predict, {"idata": result(), "model": federation(), "args": None, "kwargs": None, "seed": 0}, 9),
+        "posterior_epred": (pf.posterior_epred, {"idata": result(), "model": federation(), "args": None,
+                                                 "kwargs": None, "groups": None, "seed": 0}, 3),
+        "estimand": (pf.estimand, {"idata": result(), "federation": federation(), "f": None, "do": None,
+                                   "by": "client", "site": None, "fewest": 1, "seed": 0}, 10),
+        "own_effects": (pf.own_effects, {"idata": result_of_groups(), "federation": groups(), "seed": 0}, 3),
+        "glm": (pf.glm, {"formula": "y ~ x", "clients": frames(), "family": "gaussian", "priors": None,
+                         "num_clients": None, "seed": 0, "dtype": None}, 10),
         "prior_predict": (pf.prior_predict, {"federation": federation(), "num_draws": 5, "seed": 0}, 3),
         "ksd": (pf.ksd, {"idata": result(), "federation": federation(), "kernel": None, "num_draws": 20,
                          "statistic": "V", "seed": 0}, 10),

@@ -118,8 +118,8 @@ def estimand(
         Robins (1986), *A new approach to causal inference in mortality studies with a sustained exposure period*.
 
     Example:
-        >>> risk = pf.estimand(idata, fed, do={"treated": [0, 1]}, by="sex").posterior["estimand"]
-        >>> az.summary(risk.sel(treated=1) - risk.sel(treated=0))      # the risk difference, by sex
+        >>> pf.estimand(idata, fed, by="client").posterior["estimand"]      # expected outcomes of each client's rows
+        >>> pf.estimand(idata, fed, do={"treated": [0, 1]}, by="sex")       # risks with and without a treatment, by sex
     """
     if not federation.holds_data:
         raise DataError("estimand: the rows are at the clients: it is computed there")
