@@ -57,7 +57,7 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# The tutorials are run in full, in minutes, and kept; PYRO_FED_FAST=1 make docs shows them as the tests run them.
+# The tutorials are shown as the tests have run them, in their fast setting; PYRO_FED_FAST=0 make docs runs all of them.
 docs: $(DOCS_STAMP)
 	$(BIN)/python -m sphinx -W --keep-going docs docs/_build/html
 

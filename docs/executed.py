@@ -2,7 +2,7 @@
 
 A tutorial that has run is kept as a notebook in `docs/_executed/`, under a digest of what its output depends on: its
 own text, the package, models and recipes, the versions of what these stand on, and whether it ran in its fast setting.
-The documentation shows full runs, `tests/docs/test_tutorials.py` takes fast ones.
+The documentation shows what is kept, and `tests/docs/test_tutorials.py` runs what is not: one execution serves both.
 
 Cells run in one process, as a script does. Figures are SVG with the colours of a style sheet (see
 `pyro_fed.analysis.report.svg`), so that they suit light and dark pages.
@@ -193,7 +193,7 @@ def main() -> None:
     """Run every tutorial that is not kept, in the setting of PYRO_FED_FAST, and say how long it took."""
     import time
 
-    fast = os.environ.get("PYRO_FED_FAST", "0") == "1"
+    fast = os.environ.get("PYRO_FED_FAST", "1") == "1"
     for path in TUTORIALS:
         began = time.monotonic()
         notebook = executed(path, fast)

@@ -144,7 +144,8 @@ class Record:
         measured: what the audit measured: figures by name, each one a `parameter`, whose names are there too.
         modes: places (D,) of the posterior's maxima that the audit knows, in the coordinates of the form that was run;
             the modes that one stage of a plan finds are used by the next ones.
-        symmetries: maps that leave the posterior as it is, in the same coordinates; draws are spread over their images.
+        symmetries: maps that leave the posterior as it is, in the same coordinates.
+        spread: whether the draws were spread over the images under these maps.
         sites: the clients' Gaussian sites, `precision` and `eta` (K, ...), with those of q as `q_precision` and
             `q_eta`; empty if there are none.
         sites_of: the algorithm that left them: the run's own, or one that it started from.
@@ -167,6 +168,7 @@ class Record:
     measured: dict[str, np.ndarray] = field(default_factory=dict)
     modes: list[Tensor] = field(default_factory=list)
     symmetries: list[Symmetry] = field(default_factory=list)
+    spread: bool = False
     sites: State = field(default_factory=dict)
     sites_of: str = ""
     stands_apart: str = ""

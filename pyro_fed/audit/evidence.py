@@ -83,7 +83,9 @@ class Evidence:
             return found
         generator = seeding.torch_generator(self.seed, seeding.AUDIT, 2)
         drawn = self.algorithm.sample(self.shared, many, generator).to(found)
-        return spread(self.problem, self.record.symmetries, drawn, self.seed).flatten(0, 1)
+        if self.record.spread:
+            drawn = spread(self.problem, self.record.symmetries, drawn, self.seed)
+        return drawn.flatten(0, 1)
 
     @cached_property
     def points(self) -> Tensor:

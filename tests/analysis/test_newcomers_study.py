@@ -51,6 +51,19 @@ def write_files(folder):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
+def test_columns_of_text_beside_groups_of_numbers(tmp_path, monkeypatch):
+    """Each client numbers its hospital from 0. The labels are in the graph that integrals over levels are taken by."""
+    write_files(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    study = STUDY.partition("new = pd")[0].replace("frame.assign(", "frame.assign(hospital=0, ")
+    exec(compile(study, "study.py", "exec"), names)
+    for name, truth in TRUTH.items():  # 5 SDs, as below
+        draws = names["idata"]["posterior"][name]
+        assert abs(float(draws.mean()) - truth) < 5 * float(draws.std()) and float(draws.std()) < 0.35
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_study_from_files_to_a_new_hospital(tmp_path, monkeypatch):
     assert len([line for line in STUDY.splitlines() if line.strip()]) < 30
     write_files(tmp_path)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import pyro_fed as pf
+from pyro_fed.algorithm.record import Record
 from pyro_fed.audit.evidence import FEWEST_DRAWS, FROM_PRIOR, MANY_DRAWS, MANY_NUMBERS, Evidence
 
 
@@ -23,7 +24,7 @@ def test_the_audits_own_draws_are_bounded_in_numbers(dim, expected):
         problem=SimpleNamespace(dim=dim),
         shared={"eta": torch.zeros(1)},
         draws=torch.zeros(1, 10, dim),
-        record=None,
+        record=Record([]),
         seed=0,
     )
     assert evidence.flat.shape == (expected, dim)

@@ -81,10 +81,13 @@ class Labelled(Tensor):
     Attributes:
         labels: what they stand for; empty if they number the groups at hand.
         argument: its name, for messages.
+        codes: the codes as the tensor that they came as. Everything is computed from it: what records the operations
+            of a model tells tensors apart by identity, and would take a copy for a constant.
     """
 
     labels: Labels
     argument: str
+    codes: Tensor
 
     @classmethod
     def __torch_function__(
@@ -95,11 +98,11 @@ class Labelled(Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             if name in EQUAL and one is not None:
                 return _equal(one, args[1] if one is first else first, EQUAL[name])
+            codes, options = pytree.tree_map(plain, (args, kwargs or {}))
             if name in FACTS or name in OF_CODES or (name in BY_CODES and one is not first):
-                args, kwargs = pytree.tree_map(plain, (args, kwargs or {}))  # tracing knows plain tensors alone
-                return func(*args, **kwargs)
+                return func(*codes, **options)
             if name in FORMS and isinstance(first, Labelled):
-                found = func(*args, **(kwargs or {}))
+                found = func(*codes, **options)
                 if not isinstance(found, Tensor):
                     return found
                 if not found.is_floating_point():
@@ -227,16 +230,13 @@ class Labelled(Tensor):
 def labelled(codes: Tensor, labels: Labels, argument: str) -> Labelled:
     """Codes, whole numbers from 0 of any shape, as a model receives them."""
     made = codes.as_subclass(Labelled)
-    made.labels, made.argument = labels, argument
+    made.labels, made.argument, made.codes = labels, argument, plain(codes)
     return made
 
 
 def plain(value: Any) -> Any:
     """Codes as a tensor of numbers; any other value unchanged."""
-    if not isinstance(value, Labelled):
-        return value
-    with torch._C.DisableTorchFunctionSubclass():
-        return value.as_subclass(Tensor)
+    return value.codes if isinstance(value, Labelled) else value
 
 
 def _equal(one: Labelled, other: Any, wanted: bool) -> Tensor:

@@ -61,6 +61,7 @@ class Newton(tilted.Newton, Update):
         steps: steps a round, at most; with more than one the cavity is held fixed, and each is backtracked, or taken
             back.
         enough: as of `pf.tilted.Newton`.
+        begin: as of `pf.tilted.Newton`.
         few_rows: as of `pf.tilted.Newton`.
         memory: rounds in the history of the acceleration of a single, undamped step; 1 is none, which graphs also get
             if a round does not make the agents agree.

@@ -28,7 +28,6 @@ from pyro_fed.audit.inputs.use import of_no_use
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding, Topic
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.symmetry import group_of
 from pyro_fed.runtime.ending.by_sums import judge_by_sums
 from pyro_fed.runtime.ending.check_inputs import Check, CheckInputs
 from pyro_fed.runtime.ending.collecting import integral_findings
@@ -75,13 +74,6 @@ def not_converged(record: Record) -> list[Finding]:
     if record.blocked:
         return [sentences.not_converged_and_blocked(rounds=rounds)]
     return [sentences.not_converged(rounds=rounds, change=record.latest["change"])]
-
-
-def symmetries(judged: CheckInputs) -> list[Finding]:
-    """Draws that were spread over the images under the posterior's symmetries."""
-    known = judged.record.symmetries
-    group = group_of(known) if known else None
-    return [sentences.draws_at_all_images(images=len(group))] if group else []
 
 
 def integrals(judged: CheckInputs) -> list[Finding]:
@@ -165,7 +157,6 @@ CHECKS: tuple[Check, ...] = (
     infinite_sds,
     algorithms_own,
     convergence,
-    symmetries,
     integrals,
     cut_back,
     small_cohort,

@@ -15,13 +15,14 @@ from pyro_fed.algorithm.privacy import Private
 from pyro_fed.algorithm.record import Record, Released
 from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
+from pyro_fed.codes.finding import Topic
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.kinds import cast_checked
 from pyro_fed.conventions.limits import Limits
 from pyro_fed.conventions.time_limit import TimeIsUp, is_time
 from pyro_fed.density.checks.funnels import with_hint
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.symmetry import spread
+from pyro_fed.density.symmetry import group_of, spread
 from pyro_fed.errors import DivergenceError, InterruptedRun, PyroFedError, TimeLimitError, warn_user
 from pyro_fed.federation.federation import Federation
 from pyro_fed.ops.gaussian import ImproperGaussianError
@@ -151,14 +152,18 @@ class Finish:
         return found.draws
 
     def judged(self, shared: State) -> CheckInputs:
-        """The judged draws, spread over the images under all symmetries of the posterior that the audit finds."""
+        """The judged draws. Where they miss modes that are images of each other, they are spread over all images."""
         record, draws, before = self.context.record, self.drawn(shared), self.context.record.findings
-        while True:
-            known, record.findings = len(record.symmetries), list(before)
+        record.spread, record.findings, known = False, list(before), -1
+        result = self.judge_in_time(shared, draws)
+        while len(record.symmetries) > max(known, 0) and result.has(Topic.MODES):
+            known, group = len(record.symmetries), group_of(record.symmetries)
+            if group is None:
+                break
+            record.spread, record.findings = True, [*before, sentences.draws_at_all_images(images=len(group))]
             everywhere = spread(self.context.problem, record.symmetries, draws, self.context.seed)
             result = self.judge_in_time(shared, everywhere)
-            if len(record.symmetries) == known:
-                return result
+        return result
 
     def judge_in_time(self, shared: State, draws: Tensor) -> CheckInputs:
         """Judge the result within the time that is left, unless the user interrupts.

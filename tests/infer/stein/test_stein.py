@@ -123,6 +123,7 @@ def test_two_modes_in_one_dimension(algorithm):
     assert float((found > 0).double().mean()) == pytest.approx(float(1 - cdf[6000]), abs=0.03)
 
 
+@pytest.mark.filterwarnings("ignore:the posterior is the same under")
 def test_label_switching_is_symmetric():
     """Both labellings get half of the particles, each with the exact means and SDs (by quadrature)."""
     y = torch.cat([draw(40) - 1.5, draw(40, seed=1) + 2])
