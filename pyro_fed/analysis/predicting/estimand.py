@@ -107,8 +107,9 @@ def estimand(
         seed: seed of the draws of groups' own latents, if the result has none.
 
     Returns:
-        InferenceData with the group `posterior`: `estimand` (chain, draw, *do, by), and `rows` (by), the number of rows
-        that it averages. Differences and ratios of its entries are posteriors of contrasts, draw by draw.
+        InferenceData with the group `posterior`: `estimand` (chain, draw, then a dimension of each list in `do`, and of
+        `by`), and `rows` (by), the number of rows that it averages. Differences and ratios of its entries are
+        posteriors of contrasts, draw by draw.
 
     Raises:
         DataError: f returns other than one finite number a row; the observed site has no mean; rows are not here.
