@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pyro_fed.cli import options
-from pyro_fed.conventions.output import check_writable, replaced_file
+from pyro_fed.conventions.output import check_writable, replaced_file, write_file
 from pyro_fed.errors import SettingError
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 #: Rows that a finding lists.
 LISTED_ROWS = 12
 #: Exit code where something is found.
-FOUND = 1
+EXIT_IF_FOUND = 1
 
 
 @click.command()
@@ -173,10 +173,9 @@ def _at_the_site(one: SiteFinding) -> str:
 def _write_table(table: TableOne, path: Path) -> None:
     forms = {".md": table.to_markdown, ".html": table.to_html, ".htm": table.to_html, ".csv": table.frame.to_csv}
     text = str(forms.get(path.suffix.lower(), table.to_text)())
-    with replaced_file(check_writable(path, "--table")) as file:
-        file.write(text.encode())
+    write_file(path, text.encode(), "--table")
 
 
 def _exit(found: bool) -> None:
     if found:
-        raise click.exceptions.Exit(FOUND)
+        raise click.exceptions.Exit(EXIT_IF_FOUND)

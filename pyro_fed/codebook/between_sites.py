@@ -42,7 +42,7 @@ PRIOR, ODDS = 0.05, 20.0
 #: How much rarer powers of ten are than the units that the codebook's unit is confused with.
 UNNAMED = 0.2
 #: A mean so many usual differences from the others, or an SD, is said although no unit explains it.
-FAR = 8.0
+FAR_APART = 8.0
 #: An effect at the other sites tells about levels if it is so many standard errors from zero.
 ESTABLISHED = 2.0
 #: What tells about levels beside the other columns.
@@ -182,7 +182,9 @@ class _Sites:
             center, scale = float(np.median(mean[others])), float(np.median(sd[others]))
             apart, ratio = (mean[k] - center) / scale, sd[k] / scale
             wide = math.hypot(self.mean_differs, self.n[k] ** -0.5)
-            if abs(apart) > FAR * wide or abs(math.log(ratio)) > FAR * math.hypot(SDS_DIFFER, self.n[k] ** -0.5):
+            if abs(apart) > FAR_APART * wide or abs(math.log(ratio)) > FAR_APART * math.hypot(
+                SDS_DIFFER, self.n[k] ** -0.5
+            ):
                 yield int(k), float(apart), float(ratio)
 
 

@@ -15,7 +15,7 @@ from pyro_fed.codebook.between_sites import check_together, compare
 from pyro_fed.codebook.plain import from_json, to_json
 from pyro_fed.codebook.summary import NumberSummary, SiteSummary
 from pyro_fed.conventions.calls import checked
-from pyro_fed.conventions.output import check_writable, replaced_file
+from pyro_fed.conventions.output import write_file
 from pyro_fed.conventions.spelling import closest
 from pyro_fed.errors import DataError, listed, warn_user
 from pyro_fed.federation.standardise import ColumnSums, pooled_moments
@@ -82,10 +82,7 @@ class Constants:
         Raises:
             SettingError: the file cannot be written.
         """
-        path = check_writable(path, "path")
-        with replaced_file(path) as file:
-            file.write(to_json(self))
-        return path
+        return write_file(path, to_json(self))
 
 
 @checked

@@ -33,7 +33,7 @@ from pyro_fed.codebook.units import unit_of_whole_numbers
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.calls import checked
 from pyro_fed.conventions.client_names import check_shown_name
-from pyro_fed.conventions.output import check_writable, replaced_file
+from pyro_fed.conventions.output import write_file
 from pyro_fed.errors import DataError, shown
 
 FORMAT: Final = "pyro_fed site summary 1"
@@ -188,10 +188,7 @@ class SiteSummary:
         Raises:
             SettingError: the file cannot be written.
         """
-        path = check_writable(path, "path")
-        with replaced_file(path) as file:
-            file.write(self.to_json())
-        return path
+        return write_file(path, self.to_json())
 
 
 @checked

@@ -143,6 +143,18 @@ def replaced_file(path: Path) -> Iterator[BinaryIO]:
     _sync_folder(path.parent)
 
 
+def write_file(path: str | Path, data: bytes, what: str = "path") -> Path:
+    """Write a file that the user names, in place of a former one. Returns its path.
+
+    Raises:
+        SettingError: a file cannot be written there; names the argument `what`.
+    """
+    path = check_writable(path, what)
+    with replaced_file(path) as file:
+        file.write(data)
+    return path
+
+
 def open_lock(path: Path) -> int:
     """A file descriptor of a file that processes lock; the file is made if it does not exist.
 

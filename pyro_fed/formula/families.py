@@ -42,7 +42,7 @@ def _log(mean: float) -> float:
     return float(np.log(max(mean, np.finfo(float).tiny)))
 
 
-def _whole(y: np.ndarray) -> np.ndarray:
+def _counts(y: np.ndarray) -> np.ndarray:
     found: np.ndarray = (y >= 0) & (y == np.round(y))
     return found
 
@@ -63,11 +63,11 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "bernoulli": Family("dist.Bernoulli(logits=eta)", lambda y: (y == 0) | (y == 1), "0 or 1", {}),
     "binomial": Family(
-        "dist.Binomial(total_count=trials, logits=eta)", _whole, "whole numbers from 0 to the trials", {}, trials=True
+        "dist.Binomial(total_count=trials, logits=eta)", _counts, "whole numbers from 0 to the trials", {}, trials=True
     ),
-    "poisson": Family("dist.Poisson(eta.exp())", _whole, "counts", {}, link=_log),
+    "poisson": Family("dist.Poisson(eta.exp())", _counts, "counts", {}, link=_log),
     "negativebinomial": Family(
-        "dist.GammaPoisson(alpha, alpha / eta.exp())", _whole, "counts", {"alpha": "dist.Gamma(2.0, 0.1)"}, link=_log
+        "dist.GammaPoisson(alpha, alpha / eta.exp())", _counts, "counts", {"alpha": "dist.Gamma(2.0, 0.1)"}, link=_log
     ),
     "gamma": Family(
         "dist.Gamma(alpha, alpha / eta.exp())",

@@ -210,7 +210,7 @@ class _Trial:
         if cut and self.answers:
             return None
         finish = replace(self.finish, algorithm=algorithm, context=context)
-        draws = finish.judged(shared).draws
+        draws = finish.judged_draws(shared).draws
         if isinstance(context.problem, NonCentred):
             draws = context.problem.centred(draws.flatten(0, 1)).unflatten(0, draws.shape[:2])
         if cut and not record.stopped:  # a stop by the limit of time is among the doubts already

@@ -135,7 +135,7 @@ def combine(folder: Path, answers: Sequence[Path] = (), *, go_on: bool = False) 
         >>> combined = combine(Path("trial"), [Path("answer-north-000.study"), Path("answer-south-000.study")])
     """
     with Study.opened(folder) as study:
-        said, refused = _taken(study, answers)
+        said, refused = _take_answers(study, answers)
         if study.result.exists():
             return Combined(said, refused, result=study.result)
         silent = [site for site in study.sites if study.answer_to(0, site) is None]
@@ -160,7 +160,7 @@ def combine(folder: Path, answers: Sequence[Path] = (), *, go_on: bool = False) 
         return Combined(said, refused + study.refusals, needs=made.needs, result=study.result, findings=notes)
 
 
-def _taken(study: Study, answers: Sequence[Path]) -> tuple[list[str], list[str]]:
+def _take_answers(study: Study, answers: Sequence[Path]) -> tuple[list[str], list[str]]:
     said, refused = [], []
     for path in answers:
         try:

@@ -23,7 +23,6 @@ from typing import Any
 import torch
 from safetensors.torch import load, save
 
-from pyro_fed.conventions.output import replaced_file
 from pyro_fed.density.compiling.compiler import threads
 from pyro_fed.deployment.files.letter import (
     ANSWER,
@@ -38,6 +37,7 @@ from pyro_fed.deployment.files.letter import (
     text_in,
 )
 from pyro_fed.deployment.files.words import description_words, order_words, reply_words, request_words
+from pyro_fed.deployment.files.writing import write_json, write_whole
 from pyro_fed.deployment.policy.gate import POLICY, Gate, site_folder
 from pyro_fed.deployment.remote.order import MAX_BYTES
 from pyro_fed.deployment.remote.refusal import Refusal
@@ -102,7 +102,7 @@ class SiteFolder:
     def keep(self, exchange: int, state: KeptState) -> None:
         """Write the state after an exchange; the states of two exchanges are kept."""
         text = {name: str(value) for name, value in asdict(state).items() if name != "data"}
-        _write(self.folder / STATES / f"{exchange:03d}.safetensors", save(load(state.data), metadata=text))
+        write_whole(self.folder / STATES / f"{exchange:03d}.safetensors", save(load(state.data), metadata=text))
 
 
 def answer_request(
@@ -163,7 +163,7 @@ def answer_request(
             )
         if (answer := _answer(mine, found, data, confirm)) is None:
             raise SettingError(f"{found.name}: not answered; nothing has left")
-        _write(made, answer)
+        write_whole(made, answer)
         return _copied(made, out or request.parent)
     finally:
         lock.release()
@@ -214,18 +214,18 @@ def _joined(
         )
     for part in (folder, folder / STATES, folder / ANSWERS):
         part.mkdir(parents=True, exist_ok=True, mode=0o700)
-    _write(folder / MODEL, model.encode())
-    _write(folder / RECIPE, recipe.encode())
+    write_whole(folder / MODEL, model.encode())
+    write_whole(folder / RECIPE, recipe.encode())
     shown = request_words(letter, told, folder / MODEL, folder / RECIPE)
     if confirm is not None and not confirm(shown, "Have you compared the key, and read the model and the recipe?"):
         raise SettingError(f"{found.name}: not answered; nothing has left")
     if not (folder / KEY).exists():
         own = write_signing_key(folder / KEY)
-        _write(folder / PUBLIC, public_text(own).encode() + b"\n")
+        write_whole(folder / PUBLIC, public_text(own).encode() + b"\n")
     content = {"study": letter.study, "site": letter.site, "coordinator": key, "data": str(data.absolute())}
     if policy is not None:
         content["policy"] = str(site_folder(policy) / POLICY)
-    _write(folder / SITE, json.dumps(content, indent=1).encode() + b"\n")  # last: from now on the site has begun
+    write_json(folder / SITE, content)  # last: from now on the site has begun
     return SiteFolder(folder, content)
 
 
@@ -311,14 +311,5 @@ def _done(mine: SiteFolder, site: Site, found: Received, before: KeptState | Non
 def _copied(made: Path, folder: Path) -> Path:
     """A copy of an answer where the person looks for it."""
     path = folder / made.name
-    _write(path, made.read_bytes())
+    write_whole(path, made.read_bytes())
     return path
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all; CheckpointError if that is not possible."""
-    try:
-        with replaced_file(path) as file:
-            file.write(data)
-    except OSError as error:
-        raise CheckpointError(f"{path} could not be written: {error}; make room, and give the command again") from error

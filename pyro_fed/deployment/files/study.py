@@ -16,7 +16,6 @@ given again. All else follows from the journal, since the run is repeated from i
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import secrets
@@ -31,7 +30,6 @@ import pyro
 import torch
 
 from pyro_fed.conventions.client_names import check_client_id
-from pyro_fed.conventions.output import replaced_file
 from pyro_fed.conventions.version import VERSION
 from pyro_fed.deployment.files.letter import (
     ANSWER,
@@ -44,6 +42,7 @@ from pyro_fed.deployment.files.letter import (
     request_name,
     text_in,
 )
+from pyro_fed.deployment.files.writing import write_json, write_whole
 from pyro_fed.deployment.signing_keys import fingerprint_of, load_signing_key, public_text, write_signing_key
 from pyro_fed.errors import CheckpointError, ProtocolError, SettingError
 from pyro_fed.recipes.library import find_model, find_recipe
@@ -169,16 +168,16 @@ class Study:
         made = {site: letter.signed(key) for site, letter in letters.items()}
         asked = self.folder / EXCHANGES / f"{number:03d}.asked.json"
         if not asked.exists():
-            _write_json(asked, {site: digest_of(data) for site, data in made.items()})
+            write_json(asked, {site: digest_of(data) for site, data in made.items()})
         paths = []
         for site, data in made.items():
             path = self.folder / OUTBOX / request_name(site, number)
             if not path.exists() or path.read_bytes() != data:
-                _write(path, data)
+                write_whole(path, data)
             paths.append(path)
         return paths
 
-    def asked(self, number: int) -> dict[str, str]:
+    def request_hashes(self, number: int) -> dict[str, str]:
         """The hashes of an exchange's requests, by site; empty before it was asked."""
         path = self.folder / EXCHANGES / f"{number:03d}.asked.json"
         return dict(_json_in(path)) if path.exists() else {}
@@ -189,7 +188,7 @@ class Study:
         Raises:
             CheckpointError: they differ.
         """
-        before = self.asked(number)
+        before = self.request_hashes(number)
         if not before:
             return
         key = load_signing_key(self.folder / KEY)
@@ -218,7 +217,7 @@ class Study:
         key = self._key_for(found)
         found.verify(key, letter.site)
         present, number = self.present, letter.exchange
-        asked = self.asked(number)
+        asked = self.request_hashes(number)
         if number > present or not asked:
             raise ProtocolError(f"{where}: {letter.site} answers exchange {number}, which was not asked yet")
         if text_in(letter.more, "request", where) != asked.get(letter.site):
@@ -242,8 +241,8 @@ class Study:
         said = ""
         if number == 0:
             said = f", whose key is {fingerprint_of(key)}: compare it with what {letter.site} reads out"
-            _write(self.folder / KEYS / f"{letter.site}.pub", key.encode() + b"\n")
-        _write(kept, found.data)
+            write_whole(self.folder / KEYS / f"{letter.site}.pub", key.encode() + b"\n")
+        write_whole(kept, found.data)
         return f"{where}: answer of {letter.site} to exchange {number}{said}"
 
     def _key_for(self, found: Received) -> str:
@@ -291,7 +290,7 @@ class Study:
     def commit(self) -> None:
         """Write which exchanges were closed: the run has gone on after them."""
         for number, answers in sorted(self.closing.items()):
-            _write_json(self.folder / EXCHANGES / f"{number:03d}.closed.json", answers)
+            write_json(self.folder / EXCHANGES / f"{number:03d}.closed.json", answers)
         self.closing = {}
 
     def _closed(self, number: int) -> dict[str, str] | None:
@@ -337,44 +336,23 @@ def make_study(
         "options": dict(options),
         "versions": versions(),
         "needs": needs,
-        "model": f"{find_model(model).name} {_hash_of(find_model(model))}",
-        "recipe": f"{find_recipe(recipe).name} {_hash_of(find_recipe(recipe))}",
+        "model": f"{find_model(model).name} {digest_of(find_model(model).read_bytes())}",
+        "recipe": f"{find_recipe(recipe).name} {digest_of(find_recipe(recipe).read_bytes())}",
     }
     if template is not None:
         content["template"] = f"template{template.suffix}"
         (making / content["template"]).write_bytes(template.read_bytes())
     key = write_signing_key(making / KEY)
     (making / PUBLIC).write_text(public_text(key) + "\n", encoding="utf-8")
-    _write_json(making / STUDY, content)
+    write_json(making / STUDY, content)
     study = Study(making, content)
     study.ask(0, study.first_letters())
     os.replace(making, folder)
     return Study(folder, content)
 
 
-def _hash_of(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
 def _named(found: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {version}" for name, version in found.items())
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all.
-
-    Raises:
-        CheckpointError: it could not be written.
-    """
-    try:
-        with replaced_file(path) as file:
-            file.write(data)
-    except OSError as error:
-        raise CheckpointError(f"{path} could not be written: {error}; make room, and give the command again") from error
-
-
-def _write_json(path: Path, content: object) -> None:
-    _write(path, json.dumps(content, indent=1).encode() + b"\n")
 
 
 def _json_in(path: Path) -> dict[str, Any]:

@@ -136,7 +136,7 @@ def _rules(lines: list[Line]) -> dict[str, Any]:
             same = line["rules"] == usual
             rows += [["none: all may leave", since, line["policy"][:12]]] if same else []
             changed = {name: value for name, value in line["rules"].items() if value != usual.get(name)}
-            rows += [[RULES.get(name, name + ": {}").format(_said(value)), since, line["policy"][:12]]
+            rows += [[RULES.get(name, name + ": {}").format(_value_in_words(value)), since, line["policy"][:12]]
                      for name, value in changed.items()]  # fmt: skip
     approvals = [str(one) for one in dict.fromkeys(line["approval"] for line in lines) if one]
     said = f"Approved by the site: {', '.join(approvals)}." if approvals else "The site had approved nothing by hash."
@@ -144,7 +144,7 @@ def _rules(lines: list[Line]) -> dict[str, Any]:
     return _table("Under which rules", note, ["rule", "from", "hash of the rules"], rows)
 
 
-def _said(value: object) -> str:
+def _value_in_words(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

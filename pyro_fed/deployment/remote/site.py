@@ -210,7 +210,7 @@ class Site:
             tensors = reply_tensors(found, host.executor.new[-1].states if order.copies else {})
         else:
             tensors = prefixed("local" if order.job == STATES else "report", found)
-        return Done(answer(message.header), tensors, _kept(host, message.header.run), order, found, own)
+        return Done(answer(message.header), tensors, _state_to_keep(host, message.header.run), order, found, own)
 
     def _check_questions(self, what: str) -> None:
         if not self.questions:
@@ -327,7 +327,7 @@ def _restore_state(host: Host, order: Order, algorithm: Algorithm, kept: KeptSta
     return True
 
 
-def _kept(host: Host, run: str) -> KeptState:
+def _state_to_keep(host: Host, run: str) -> KeptState:
     """The state for the next message."""
     executor = host.executor
     tensors = prefixed("local", executor.local)

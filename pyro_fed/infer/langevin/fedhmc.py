@@ -188,7 +188,7 @@ class FedHMC(Tempered):
         accept = uniform < gain.exp()
         trajectory = state.trajectory.accepted(accept, value, score)
         moved = state._replace(trajectory=trajectory if int(state.chains.steps) else trajectory.inside())
-        moved = self._told(moved.with_draws(self.target_ess), gain)
+        moved = self._with_figures(moved.with_draws(self.target_ess), gain)
         momentum = torch.randn(shape, generator=generator, dtype=torch.float64)
         jitter = 2 * torch.rand(self.num_chains + 1, 1, generator=generator, dtype=torch.float64) - 1
         step = float(moved.step_size)
@@ -196,7 +196,7 @@ class FedHMC(Tempered):
         steps = step * (1 + STEP_JITTER * jitter[:-1])
         return moved._replace(trajectory=moved.trajectory.launched(momentum, steps, count, moved.factor))
 
-    def _told(self, state: HmcState, gain: Tensor) -> HmcState:
+    def _with_figures(self, state: HmcState, gain: Tensor) -> HmcState:
         """The state with the figures of trajectories; ε and A change at the end of a window, in the first ε at once.
 
         Ends where the density is zero do not count: no shorter step would reach less of them.

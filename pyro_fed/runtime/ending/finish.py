@@ -70,7 +70,7 @@ class Finish:
         if hides_clients(self.context):
             draws = self.noisy(shared, self.drawn(shared))
         else:
-            judged = self.judged(shared)
+            judged = self.judged_draws(shared)
             self.weigh(judged)
             draws = judged.draws
         self.context.record.findings += self.context.record.clients_failed()
@@ -151,7 +151,7 @@ class Finish:
         record.private = Released(found.noise, epsilon, private.delta)
         return found.draws
 
-    def judged(self, shared: State) -> CheckInputs:
+    def judged_draws(self, shared: State) -> CheckInputs:
         """The judged draws. Where they miss modes that are images of each other, they are spread over all images."""
         record, draws, before = self.context.record, self.drawn(shared), self.context.record.findings
         record.spread, record.findings, known = False, list(before), -1
