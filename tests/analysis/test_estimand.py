@@ -163,8 +163,17 @@ def test_groups_with_effects_of_their_own_use_those():
     found = pf.estimand(idata, fed, by="ward").posterior["estimand"]
     expected = draws["level"][1] + x.reshape(5, 4).mean(0).numpy()
     np.testing.assert_allclose(found.values, expected, rtol=1e-6)
-    same = pf.estimand(idata, fed, lambda draw, rows: draw["level"][rows["ward"]] + rows["x"], by="ward")
-    np.testing.assert_allclose(same.posterior["estimand"].values, expected, rtol=1e-6)
+    mixed = pf.Federation(
+        levels,
+        (ward, x, y),
+        plate="wards",
+        rows={"patients": "ward"},
+        partition=pf.partition.Explicit([[2, 0], [3, 1]]),
+        dtype=torch.float64,
+    )
+    for one in (fed, mixed):
+        same = pf.estimand(idata, one, lambda draw, rows: draw["level"][rows["ward"]] + rows["x"], by="ward")
+        np.testing.assert_allclose(same.posterior["estimand"].values, expected, rtol=1e-6)
 
 
 def test_expected_observations_are_those_of_the_model():

@@ -214,8 +214,16 @@ class _Redraw(Messenger):
         return msg["is_observed"] and not (plates if self.split is None else plates & self.split)
 
 
-def draw(run: ModelRun, values: dict[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
-    """Draw the sites to predict, (S, ...) by name, at each posterior draw; torch's global generator is unchanged."""
+def draw(
+    run: Callable[[dict[str, Tensor]], dict[str, Tensor]], values: dict[str, Tensor], generator: torch.Generator
+) -> dict[str, Tensor]:
+    """Draw the sites to predict, (S, ...) by name, at each posterior draw; torch's global generator is unchanged.
+
+    Args:
+        run: predictions by name from one draw's values, such as a `ModelRun`.
+        values: posterior draws (S, ...) by site.
+        generator: of the seed.
+    """
     batched: Callable[..., Any] = vmap(run, randomness="different")
     seed = int(torch.randint(2**62, (), generator=generator))
     with torch.no_grad(), torch.random.fork_rng(devices=[]):

@@ -22,17 +22,16 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from pyro_fed.analysis.predicting.drawing import DRAWS_AT_ONCE
-from pyro_fed.analysis.predicting.own_rows import ClientRun, client_run, with_own_latents
+from pyro_fed.analysis.predicting.drawing import draw
+from pyro_fed.analysis.predicting.own_rows import ClientRun, client_run, position_among, with_own_latents
+from pyro_fed.conventions import seeding
 from pyro_fed.conventions.calls import checked, explained
 from pyro_fed.conventions.spelling import closest
-from pyro_fed.density.compiling.loop_map import loop_map
 from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.density.rows.labelled import labelled
 from pyro_fed.errors import DataError, SettingError, listed, warn_user
 from pyro_fed.federation.federation import Federation
 from pyro_fed.ops.arviz_versions import group_of
-from pyro_fed.ops.batched import vmap
 from pyro_fed.results.inference_data import InferenceData
 from pyro_fed.results.to_arviz import make_inference_data
 
@@ -250,26 +249,11 @@ def _row_values(question: Question, arguments: Arguments, found: ClientRun) -> T
 
 def _values(question: Question, arguments: Arguments, found: ClientRun) -> Tensor:
     """f (S, ...) of one client's rows."""
-    if question.of_rows is None:
-
-        def run(values: dict[str, Tensor]) -> Tensor:
-            return found.run(values)[question.site]
-
-    else:
-        rows, of_rows = _named_rows(arguments, found), question.of_rows
-
-        def run(values: dict[str, Tensor]) -> Tensor:
-            return torch.as_tensor(of_rows(values, rows))
-
-    pieces = {name: value.split(DRAWS_AT_ONCE) for name, value in found.values.items()}
-    count = len(next(iter(pieces.values())))
-    batched: Callable[..., Tensor] = vmap(run)
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        try:
-            return torch.cat([batched({name: part[i] for name, part in pieces.items()}) for i in range(count)])
-        except (RuntimeError, ValueError, TypeError):  # one draw at a time, which says what is wrong
-            alone: Tensor = loop_map(run, 0)(found.values)
-            return alone
+    of_rows, generator = question.of_rows, seeding.torch_generator(0, seeding.DRAWS)
+    if of_rows is None:
+        return draw(found.run, found.values, generator)[question.site]
+    rows = _named_rows(arguments, found)
+    return draw(lambda values: {ESTIMAND: torch.as_tensor(of_rows(values, rows))}, found.values, generator)[ESTIMAND]
 
 
 def _named_rows(arguments: Arguments, found: ClientRun) -> dict[str, Any]:
@@ -277,19 +261,13 @@ def _named_rows(arguments: Arguments, found: ClientRun) -> dict[str, Any]:
     owners = {owner for owner, *_ in arguments.nested_by_name.values()}
     rows: dict[str, Any] = dict(zip(arguments.names, arguments.leaves, strict=False))
     for name, (plate, column) in _columns(arguments).items():
-        value = column[found.places[plate] if plate else _own(found, arguments)]
+        value = column[found.places[plate or found.plate]]
         if name in owners:
-            value = torch.searchsorted(_own(found, arguments), value)
+            value = position_among(found.places[found.plate], value)
         elif name in arguments.labels:
             value = labelled(value, arguments.labels[name], name)
         rows[name] = value
     return rows
-
-
-def _own(found: ClientRun, arguments: Arguments) -> Tensor:
-    """The numbers of the client's rows of the partitioned plate."""
-    own = [plate for plate in found.places if plate not in arguments.nested_plates]
-    return found.places[own[0]]
 
 
 def _groups(

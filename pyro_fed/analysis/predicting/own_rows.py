@@ -101,11 +101,13 @@ class ClientRun(NamedTuple):
         run: the model.
         values: draws (S, ...) of the latents, by site.
         places: numbers of the rows of the partitioned plate, and of those nested in it, by plate.
+        plate: the partitioned plate.
     """
 
     run: ModelRun
     values: dict[str, Tensor]
     places: dict[str, Tensor]
+    plate: str
 
 
 def client_run(
@@ -141,14 +143,19 @@ def client_run(
     here = PooledPlateSizes(problem.plate, torch.arange(len(groups)) if rows else groups, arguments.members(rows))
     constants, split = dict(problem.bound.constants), split_plates(problem)
     run = ModelRun(problem.model, args, kwargs, problem.dtype, hidden, constants, split, here, expected)
-    return ClientRun(run, values, places)
+    return ClientRun(run, values, places, problem.plate)
 
 
 def _packed_rows(arguments: Arguments, plate: str, groups: Tensor) -> Tensor:
     """Numbers of a nested plate's rows of some groups (m,), group by group, as a model runs on them."""
     rows, (owner, *_) = arguments.rows_of(plate, groups), arguments.nested_by_name[plate]
     of_row = arguments.leaves[arguments.names.index(owner)][rows]
-    return rows[(of_row[:, None] == groups).int().argmax(1).argsort(stable=True)]
+    return rows[position_among(groups, of_row).argsort(stable=True)]
+
+
+def position_among(groups: Tensor, of_rows: Tensor) -> Tensor:
+    """The place among some groups (m,), in any order, of the group of each row (n,)."""
+    return (of_rows[:, None] == groups).int().argmax(1)
 
 
 def _client_rows(posterior: xr.Dataset, hidden: frozenset[str], federation: Federation, client: int) -> OwnRows | None:
@@ -156,7 +163,7 @@ def _client_rows(posterior: xr.Dataset, hidden: frozenset[str], federation: Fede
     found = client_run(posterior, hidden, federation, client)
     if found is None:
         return None
-    run, values, _ = found
+    run, values = found.run, found.values
 
     def drawn(generator: torch.Generator) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         first = run.first({name: value[0] for name, value in values.items()})
