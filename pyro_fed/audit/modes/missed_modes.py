@@ -46,7 +46,7 @@ from pyro_fed.audit.modes.climbs import (
     modes_by_climbs,
 )
 from pyro_fed.audit.modes.masses import MANY_MASS_POINTS, MASS_POINTS, log_mass_by_weights, nearest, student_points
-from pyro_fed.audit.modes.symmetric_modes import add_symmetries, relabelled
+from pyro_fed.audit.modes.symmetric_modes import add_symmetries, all_relabelled
 from pyro_fed.audit.target import Target
 from pyro_fed.codes import cures, sentences
 from pyro_fed.codes.finding import Finding
@@ -286,7 +286,7 @@ def _without_draws(
     lost = float(shares[~torch.tensor(seen)].sum())
     found = [i for i, near in enumerate(seen) if near]
     missed = [mode for mode, near in zip(modes, seen, strict=True) if not near]
-    if all(any(relabelled(evidence, target, modes[i], mode) for i in found) for mode in missed):
+    if all_relabelled(evidence, target, [modes[i] for i in found], missed):
         return sentences.modes_relabelled(modes=len(modes), lost=lost)
     worst = max((i for i, near in enumerate(seen) if not near), key=lambda i: float(shares[i]))
     name, shown = _place(evidence, target, modes, worst, found[0])

@@ -46,15 +46,22 @@ def add_symmetries(evidence: Evidence, modes: list[Mode]) -> None:
                 known.append(found)
 
 
-def relabelled(evidence: Evidence, target: Target, one: Mode, other: Mode) -> bool:
-    """Whether a symmetry in the record maps a mode to another."""
-    if not evidence.record.symmetries or not _equal(one, other):
+def all_relabelled(evidence: Evidence, target: Target, seen: list[Mode], missed: list[Mode]) -> bool:
+    """Whether each of the missed modes is the image of one with draws, under a symmetry in the record."""
+    if not evidence.record.symmetries:
         return False
     group = symmetry.group_of(evidence.record.symmetries) or evidence.record.symmetries
     problem = evidence.problem.doubled()
-    start, end = symmetry.entries(problem, target.model(torch.stack([one.at, other.at])))
+    starts, ends = (
+        symmetry.entries(problem, target.model(torch.stack([one.at for one in some]))) for some in (seen, missed)
+    )
     spread = symmetry.entries(problem, evidence.flat.double()).std(0).clamp_min(torch.finfo(torch.float64).tiny)
-    return any(bool(((each(start) - end).abs() < spread).all()) for each in group)
+
+    def is_image(mode: Mode, end: Tensor) -> bool:
+        alike = [start for one, start in zip(seen, starts, strict=True) if _equal(one, mode)]
+        return any(bool(((each(start) - end).abs() < spread).all()) for start in alike for each in group)
+
+    return all(is_image(mode, end) for mode, end in zip(missed, ends, strict=True))
 
 
 def _equal(one: Mode, other: Mode) -> bool:
