@@ -52,12 +52,27 @@ def warn_of_labels(problem: Problem, clients: Sequence[Tensor], names: Sequence[
                 f"ordered=True), or take the labels themselves, ({name} == {labels[-1]!r}) or {name}.map({{...}})"
             )
     for name, labels in arguments.labels.items():
-        for text in _other_codings(name, labels, _labels_of_clients(arguments, name, clients), names, uses.get(name)):
-            warn_user(
-                f"{text}: these are different categories to the model. Where they are meant to be the same, write them "
-                f"alike at all clients, such as by column.map({{...}}); else name all of them at each client, "
-                "pandas.Categorical(column, categories=[...])"
-            )
+        warn_of_other_codings(name, labels, _labels_of_clients(arguments, name, clients), names, uses.get(name))
+
+
+def warn_of_other_codings(
+    name: str, labels: Labels, each: Sequence[set[Any]], names: Sequence[str], use: Use | None
+) -> None:
+    """Warn of clients that seem to use labels of their own for categories that the others have too.
+
+    Args:
+        name: of the argument or column.
+        labels: all of its labels.
+        each: the labels in each client's rows.
+        names: of the clients.
+        use: how the model uses them; None if that is not known.
+    """
+    for text in _other_codings(name, labels, each, names, use):
+        warn_user(
+            f"{text}: these are different categories to the model. Where they are meant to be the same, write them "
+            f"alike at all clients, such as by column.map({{...}}); else name all of them at each client, "
+            "pandas.Categorical(column, categories=[...])"
+        )
 
 
 def label_uses(bound: BoundModel) -> dict[str, Use]:

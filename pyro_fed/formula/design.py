@@ -97,8 +97,11 @@ class Formula:
             raise SettingError(f"glm: the formula {text!r} has no response: write it as 'y ~ ...'")
         response, group = text.partition("~")[0], self._matrices.group
         names = dict.fromkeys(term.factor.name for term in group.terms.values()) if group is not None else {}
-        self._groupings = {
-            name: self._formulae.design_matrices(f"{response} ~ 0 + (1|{name})", frame).group for name in names
+        self.factors, self.used = tuple(names), used
+        self._combinations = {
+            name: self._formulae.design_matrices(f"{response} ~ 0 + (1|{name})", frame).group
+            for name in names
+            if name not in frame.columns
         }
         self.own = self._design(frame, True, self._matrices.common, group)
 
@@ -112,11 +115,8 @@ class Formula:
         known = frame.copy()  # columns of effects do not depend on the group, which may be a new one
         for factor in self.own.factors:
             if factor.name in frame.columns:
-                known[factor.name] = (
-                    frame[factor.name]
-                    .astype(str)
-                    .where(frame[factor.name].astype(str).isin(factor.groups), factor.groups[0])
-                )
+                groups = frame[factor.name].astype(str)
+                known[factor.name] = groups.where(groups.isin(factor.groups), factor.groups[0])
         try:
             common = None if common is None else common.evaluate_new_data(frame)
             group = None if group is None else group.evaluate_new_data(known)
@@ -154,7 +154,7 @@ class Formula:
     def _factors(self, frame: pd.DataFrame, group: Any) -> tuple[Factor, ...]:
         """The grouping factors; terms of one factor are put together."""
         found = []
-        for name, grouping in self._groupings.items():
+        for name in self.factors:
             terms = [term for term in self._matrices.group.terms.values() if term.factor.name == name]
             columns: list[str] = []
             values = []
@@ -163,12 +163,12 @@ class Formula:
                 own = [label.partition("|")[0] for label in term.labels[: data.shape[2]]]
                 columns += ["Intercept" if label == "1" else label for label in own]
                 values.append(data.sum(1))
-            if name in frame.columns:
-                of_rows = frame[name].astype(str).to_numpy(object)
-            else:
-                groups = np.array([str(one) for one in terms[0].groups], dtype=object)
-                of_rows = groups[_dense(grouping.evaluate_new_data(frame).design_matrix).argmax(1)]
             known = tuple(map(str, terms[0].groups))
+            if name in self._combinations:
+                member = _dense(self._combinations[name].evaluate_new_data(frame).design_matrix)
+                of_rows = np.array(known, dtype=object)[member.argmax(1)]
+            else:
+                of_rows = frame[name].astype(str).to_numpy(object)
             found.append(Factor(re.sub(r"\W", "_", name), known, tuple(columns), of_rows, np.concatenate(values, 1)))
         return tuple(found)
 

@@ -26,9 +26,11 @@ import torch
 
 from pyro_fed.conventions.calls import checked
 from pyro_fed.conventions.spelling import closest
+from pyro_fed.density.rows.labelled import Labels
 from pyro_fed.errors import DataError, SettingError
 from pyro_fed.federation import partition as partitions
 from pyro_fed.federation.federation import Federation
+from pyro_fed.federation.numbering import Use, warn_of_other_codings
 from pyro_fed.formula.design import Design, Factor, Formula, pooled
 from pyro_fed.formula.families import FAMILIES, Family
 
@@ -124,6 +126,8 @@ def glm(
     else:
         frame, of_rows = pooled(clients)
     parsed, kind = Formula(formula, frame), FAMILIES[family]
+    if not isinstance(clients, pd.DataFrame):
+        _warn_of_codings(parsed, clients)
     design = parsed.own
     _check_response(design, kind, family)
     split = _split_factor(design, of_rows)
@@ -149,6 +153,17 @@ def glm(
     model = _compiled(source)
     federation = Federation(model, _arguments(design, split, kind), dtype=dtype, **options)
     return GLM(formula, family, source, model, federation, parsed, split)
+
+
+def _warn_of_codings(parsed: Formula, clients: Mapping[str, pd.DataFrame]) -> None:
+    """Warn of columns of text that clients seem to code in ways of their own. Groups may be of one client each."""
+    names, grouped = [str(name) for name in clients], {part for factor in parsed.factors for part in factor.split(":")}
+    for column in parsed.used:
+        each = [set(frame[column].astype(str)) for frame in clients.values()]
+        text = not any(pd.api.types.is_numeric_dtype(frame[column]) for frame in clients.values())
+        if text:
+            labels, use = Labels(sorted(set().union(*each))), None if column in grouped else Use.COMPARED
+            warn_of_other_codings(column, labels, each, names, use)
 
 
 def _check_response(design: Design, kind: Family, family: str) -> None:

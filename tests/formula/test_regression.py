@@ -139,3 +139,11 @@ def test_levels_that_the_clients_do_not_have_are_refused():
     study = pf.glm("y ~ stage", frames())
     with pytest.raises(pf.DataError, match="iv"):
         study.arguments(pd.DataFrame({"stage": ["iv"]}))
+
+
+@pytest.mark.parametrize("own", [["F", "M"], ["woman", "man"]])
+def test_labels_of_one_hospital_alone_are_named(own):
+    coded = frames()
+    coded["south"]["sex"] = coded["south"]["sex"].map(dict(zip(["female", "male"], own, strict=True)))
+    with pytest.warns(UserWarning, match="'sex' has the labels .* at client south, none of which"):
+        pf.glm("y ~ age + sex + (1 | ward)", coded)
