@@ -53,10 +53,9 @@ from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.limits import MATTERS, SD_MATTERS
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
+from pyro_fed.density.derivatives import likelihood_scores, prior_scores
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData, batch_of, with_batches
-from pyro_fed.density.scores import likelihood_scores, prior_scores
-from pyro_fed.density.traits import LARGE_DIM
 from pyro_fed.infer.stein.particles import ParticleAlgorithm
 from pyro_fed.ops.kde import effective_neighbours, kde_draws, kde_score
 from pyro_fed.ops.stein import ksd, largest_off, linear_identities, spread
@@ -65,6 +64,8 @@ from pyro_fed.ops.stein import ksd, largest_off, linear_identities, spread
 FEWEST_NEIGHBOURS = 2.0
 #: The KDE has degenerated if this holds for more than the rest of the particles.
 ALIVE = 0.5
+#: Largest number of parameters for which figures of every parameter, round and client are kept.
+MOST_DIM = 1000
 
 
 class Approximation(NamedTuple):
@@ -187,7 +188,7 @@ class SiteParticles(ParticleAlgorithm, Indicators):
             "kde_alive": alive.mean(-1),
             "spread": spread(particles).mean(-1),
         }
-        if problem.dim > LARGE_DIM or self.num_particles == 1:
+        if problem.dim > MOST_DIM or self.num_particles == 1:
             return found
         share = data.num_rows.to(particles.dtype) / problem.num_rows
         identities = problem.mapped(self._identities, (0, 0, BATCHES))
