@@ -85,15 +85,6 @@ class Arrival(NamedTuple):
     steps: Tensor
     step_size: Tensor
 
-    @classmethod
-    def of(cls, received: State) -> Arrival:
-        """The arrival in a client's received state."""
-        return cls(*(received[name] for name in cls._fields))
-
-    def state(self) -> State:
-        """The message to the client."""
-        return self._asdict()
-
 
 class Visit(NamedTuple):
     """What C visits send: the chains' positions, and every `stride`-th of their T steps; of R rounds (R, C, ...).
@@ -111,12 +102,3 @@ class Visit(NamedTuple):
     draws: Tensor
     gradient_norm: Tensor
     step_size: Tensor
-
-    @classmethod
-    def of(cls, messages: State) -> Visit:
-        """The visits in a message."""
-        return cls(*(messages[name] for name in cls._fields))
-
-    def state(self) -> State:
-        """The message of the visits."""
-        return self._asdict()

@@ -33,7 +33,7 @@ from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import All, Schedule
-from pyro_fed.algorithm.states import State
+from pyro_fed.algorithm.states import State, entries_as
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.density.problem import Problem
@@ -148,7 +148,7 @@ class FALD(ConduciveVisits):
                 f"FALD: {len(clients)} clients cannot be shared out to {self.num_chains} chains: use a schedule that "
                 "names the same number in every call"
             )
-        return ServerState.of(shared).arrivals(clients).state() | {"weight": self.visit_weights(shared, clients)}
+        return ServerState.of(shared).arrivals(clients)._asdict() | {"weight": self.visit_weights(shared, clients)}
 
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
@@ -170,7 +170,7 @@ class FALD(ConduciveVisits):
 
     def combine_rounds(self, shared: State, messages: State) -> list[State]:
         """Average the clients of each chain, θ = Σ_c p_c θ^c, and store the chains of R rounds, (R, K M, ...)."""
-        weight, visits = self._by_chain(messages["weight"]), Visit.of(messages)
+        weight, visits = self._by_chain(messages["weight"]), entries_as(Visit, messages)
 
         def averaged(value: Tensor) -> Tensor:
             """The average over the clients of each chain."""

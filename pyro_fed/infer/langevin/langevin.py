@@ -46,7 +46,7 @@ from torch import Tensor
 from pyro_fed.algorithm.capabilities import LocalRounds
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
-from pyro_fed.algorithm.states import State
+from pyro_fed.algorithm.states import State, entries_as
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import resolve
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
@@ -208,11 +208,11 @@ class Langevin(TravellingChains):
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
         """Make T steps of each chain at its client (`Update` of Algorithm 1)."""
-        arrival = Arrival.of(shared)
+        arrival = entries_as(Arrival, shared)
         client, news = self.after_first_visit(problem, arrival, ClientState.of(local), data)
         score = self.score_of_visit(problem, client, arrival.position, data)
         _, visit, figures = self.visits(data).one_round(problem, arrival, client, score, data, noise)
-        return visit.state(), news, figures
+        return visit._asdict(), news, figures
 
     def after_first_visit(
         self, problem: Problem, arrival: Arrival, client: ClientState, data: ClientData
@@ -280,7 +280,7 @@ class Langevin(TravellingChains):
         noise: Noise,
     ) -> LocalRounds | None:
         """R visits of each chain, if all clients have been visited before, so that only steps are left."""
-        arrival, client = Arrival.of(received), ClientState.of(local)
+        arrival, client = entries_as(Arrival, received), ClientState.of(local)
         if not bool(client.ready.all()):
             return None
         score = self.score_of_visit(problem, client, arrival.position, data)

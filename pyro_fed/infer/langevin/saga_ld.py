@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.contract import Noise, Start
-from pyro_fed.algorithm.states import State
+from pyro_fed.algorithm.states import State, entries_as
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, ClientData, Minibatch, draw_anew
@@ -106,12 +106,12 @@ class SAGALD(Langevin):
         if self.takes_all_rows(data):  # there is nothing to correct
             message, news, figures = super().local_step(problem, shared, local, data, noise)
             return message | _tables_of(shared)._asdict(), news, figures
-        arrival, client = Arrival.of(shared), ClientState.of(local)
+        arrival, client = entries_as(Arrival, shared), ClientState.of(local)
         memory = _tables_of(shared) if bool(client.ready.all()) else _first_tables(problem, arrival.position, data)
         client, news = self.after_first_visit(problem, arrival, client, data)
         score = SagaScore(client.inverse_f)
         end, visit, figures = self.visits(data).one_round(problem, arrival, client, score, data, noise, memory)
-        return visit.state() | end.memory._asdict(), news, figures
+        return visit._asdict() | end.memory._asdict(), news, figures
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """Store the chains and their tables."""

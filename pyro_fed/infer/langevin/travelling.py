@@ -19,13 +19,13 @@ from torch import Tensor
 from pyro_fed.algorithm import message_limits
 from pyro_fed.algorithm.capabilities import Chains
 from pyro_fed.algorithm.schedule import Schedule, Shuffled
-from pyro_fed.algorithm.states import State
+from pyro_fed.algorithm.states import State, entries_as
 from pyro_fed.algorithm.tempered import Tempered
 from pyro_fed.conventions.setting_checks import check_at_least
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.langevin.chain_diagnostics import chains_converged
 from pyro_fed.infer.langevin.chain_store import ChainStore
-from pyro_fed.infer.langevin.client_state import Visit
+from pyro_fed.infer.langevin.client_state import Arrival, Visit
 from pyro_fed.infer.langevin.server_state import ServerState
 
 #: Largest number of random numbers of rounds that are computed at once: 40 MB in single precision, and several times
@@ -90,7 +90,7 @@ class TravellingChains(Tempered, Chains):
                 f"{type(self).__name__}: each of the {self.num_chains} chains visits one client a round, but the "
                 f"schedule named {len(clients)} in all: use a schedule of one client, such as schedule.Categorical()"
             )
-        return ServerState.of(shared).arrivals(clients).state()
+        return ServerState.of(shared).arrivals(clients)._asdict()
 
     def objections(self, received: State, messages: State) -> message_limits.Objections:
         """Objections to ends, or draws on the way, that have grown far beyond where the chain was."""
@@ -104,13 +104,13 @@ class TravellingChains(Tempered, Chains):
             for name, value in messages.items()
         }
         lost = torch.ones(len(asked), dtype=torch.bool).index_fill(0, slots, False)
-        start = shared["position"].repeat_interleave(
-            len(asked) // len(shared["position"]), 0
-        )  # several clients a chain
+        server = ServerState.of(shared)
+        position = server.chains.position
+        start = position.repeat_interleave(len(asked) // len(position), 0)  # several clients a chain
         filled["client"][lost] = asked[lost]
         filled["position"][lost] = start[lost]
         filled["draws"][lost] = start[lost].unsqueeze(1)
-        filled["step_size"][lost] = shared["step_size"]
+        filled["step_size"][lost] = server.step_size
         return filled
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
@@ -119,7 +119,7 @@ class TravellingChains(Tempered, Chains):
 
     def combine_rounds(self, shared: State, messages: State) -> list[State]:
         """Store the chains of R rounds, (R, C, ...)."""
-        visits = Visit.of(messages)
+        visits = entries_as(Visit, messages)
         return self.states_after(shared, visits, visits)
 
     def states_after(self, shared: State, chains: Visit, visits: Visit) -> list[State]:
@@ -147,7 +147,7 @@ class TravellingChains(Tempered, Chains):
 
     def onward(self, received: State, messages: State, clients: Tensor) -> State:
         """The next visits of the chains, from their present positions."""
-        steps = received["steps"] + self.local_steps
+        steps = entries_as(Arrival, received).steps + self.local_steps
         return {**received, "position": messages["position"], "client": clients, "steps": steps}
 
     # -- the draws ------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ from pyro_fed.algorithm import message_limits
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.record import Record
-from pyro_fed.algorithm.states import State
+from pyro_fed.algorithm.states import State, entries_as
 from pyro_fed.codes import cures, sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.limits import ROUNDING_UNITS
@@ -158,7 +158,7 @@ class FedLaplace(GaussianAlgorithm):
 
     def prepare(self, problem: Problem, shared: State) -> State:
         """Compute the prior's part: its values on the line, and its site at the aim."""
-        found = self.of_the_prior(problem, Line(*(part[None] for part in Line.of(shared))))
+        found = self.of_the_prior(problem, Line(*(part[None] for part in entries_as(Line, shared))))
         return {**shared, **{name: value[0] for name, value in found.items()}}
 
     def of_the_prior(self, problem: Problem, line: Line) -> State:
@@ -169,13 +169,13 @@ class FedLaplace(GaussianAlgorithm):
 
     def download(self, shared: State, clients: Tensor) -> State:
         """The point, the direction and the aim, which clients receive."""
-        return super().download(Line.of(shared)._asdict(), clients)
+        return super().download(entries_as(Line, shared)._asdict(), clients)
 
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
         """Compute log-likelihoods on the line, and a site at the aim."""
-        line = Line.of(shared)
+        line = entries_as(Line, shared)
         if self.few_rows is not None:
             data = pick_rows(problem, data, self.few_rows)[0]
         derivatives = self.derivatives()

@@ -20,11 +20,6 @@ class Line(NamedTuple):
     direction: Tensor
     aim: Tensor
 
-    @classmethod
-    def of(cls, state: State) -> Line:
-        """The line in a server's state, or in what clients receive of it."""
-        return cls(*(state[name] for name in cls._fields))
-
     @property
     def end(self) -> Tensor:
         """The point aimed at, (D,) or (C, D)."""

@@ -29,7 +29,7 @@ from torch import Tensor
 from pyro_fed.algorithm import message_limits
 from pyro_fed.algorithm.capabilities import OnGraph
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
-from pyro_fed.algorithm.states import State
+from pyro_fed.algorithm.states import State, entries_as
 from pyro_fed.codes import cures
 from pyro_fed.conventions.nested_settings import chosen_setting
 from pyro_fed.density.problem import Problem
@@ -115,7 +115,7 @@ class ConsensusLaplace(Algorithm, OnGraph):
         """Decide at each agent from the sums it knows, then evaluate at the point it chose."""
         states = [self._decide(_entry(shared, i), _entry(local, i)) for i in range(len(data.num_rows))]
         server = {name: torch.stack([state[name] for state in states]) for name in local}
-        line = Line.of(server)
+        line = entries_as(Line, server)
         server |= self.newton.of_the_prior(problem, line)
         message, _, info = self.newton.local_step(problem, line._asdict(), {}, data, noise)
         v = shared["centrality"]

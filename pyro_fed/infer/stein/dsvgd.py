@@ -62,7 +62,7 @@ from pyro_fed.algorithm.contract import Algorithm, Noise, Start, required_start
 from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import RoundRobin, Schedule
-from pyro_fed.algorithm.states import State
+from pyro_fed.algorithm.states import State, entries_as
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import chosen_setting, explains_unknown, refuse_unused
@@ -251,7 +251,7 @@ class DSVGD(ParticleAlgorithm, Indicators):
 
     def arrival(self, problem: Problem, shared: State, local: State, data: ClientData) -> Arrival:
         """The data of a turn when the particles reach the clients."""
-        received, site = Received.of(shared), Site.of(local)
+        received, site = Received.of(shared), entries_as(Site, local)
         all_by_own = problem.num_rows / data.num_rows.clamp_min(1).to(problem.dtype)
         own = self.likelihood_scores(problem, received.coordinates, received.white, data)
         target = TiltedTarget.of(received, site, all_by_own)
