@@ -197,7 +197,7 @@ class SFVI(KeptDraws, Tempered):
         """The scores of a row at the draws, or the parameters' change in m steps."""
         rows = data.num_rows.double().clamp_min(1).unsqueeze(-1)
         if self.local_steps > 1:
-            return {"delta": self._moved(problem, shared, data, shared["num_rows"] / rows[:, 0])}, {}, {}
+            return {"delta": self._parameter_changes(problem, shared, data, shared["num_rows"] / rows[:, 0])}, {}, {}
         if not local:
             scores = clients_likelihood_scores(problem, shared["points"], data)
             return {"delta": scores.double().flatten(1) / rows}, {}, {}
@@ -206,7 +206,7 @@ class SFVI(KeptDraws, Tempered):
         after = {name: torch.stack([own[name] for _, own in found]) for name in local}
         return {"delta": scores / rows}, after, {}
 
-    def _moved(self, problem: Problem, shared: State, data: ClientData, weight: Tensor) -> Tensor:
+    def _parameter_changes(self, problem: Problem, shared: State, data: ClientData, weight: Tensor) -> Tensor:
         """The changes of φ by m steps of each client, (C, P), whose likelihood counts with `weight` N / N_k, (C,)."""
         each = zip(*(shared[name] for name in ("params", "step", "seed")), strict=True)
         fits = [Fit(params, step, seed, self._adam_at(params)) for params, step, seed in each]

@@ -49,7 +49,7 @@ RIDGE = 1e-8
 LEAST_EFFECTIVE_SHARE = 0.05
 
 
-class Weighted(NamedTuple):
+class WeightedParticles(NamedTuple):
     """The server's state: θ_i (M, D), normalised log α_i (M,), and the number of steps made, ()."""
 
     particles: Tensor
@@ -151,7 +151,7 @@ class PMD(Algorithm):
         """
         particles = problem.sample_prior(self.num_particles, generator)
         level = torch.full_like(particles[:, 0], -math.log(self.num_particles))
-        return Weighted(particles, level, torch.zeros_like(level[0]))._asdict(), {}
+        return WeightedParticles(particles, level, torch.zeros_like(level[0]))._asdict(), {}
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
         """For each particle, a uniform number to choose its centre and a normal vector to move it; and minibatches."""
@@ -168,11 +168,13 @@ class PMD(Algorithm):
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
         """Make steps of mirror descent."""
-        (rows, axes), before = with_batches(data, self.batch_size), entries_as(Weighted, shared)
+        (rows, axes), before = with_batches(data, self.batch_size), entries_as(WeightedParticles, shared)
         after, (taken, worth) = problem.scan(self._step, before, rows, noise, self.local_steps, axes)
         return after._asdict(), {}, {"step_taken": taken[-1], "effective": worth[-1]}
 
-    def _step(self, problem: Problem, before: Weighted, rows: Any, noise: Any) -> tuple[Weighted, Any]:
+    def _step(
+        self, problem: Problem, before: WeightedParticles, rows: Any, noise: Any
+    ) -> tuple[WeightedParticles, Any]:
         q, done = self._estimate(before), before.steps
         moved = q.draws(noise["uniform"], noise["normal"])
         first = done == 0
@@ -184,7 +186,7 @@ class PMD(Algorithm):
         wanted = polynomial_step(done, self.step_size * self.decay_offset**self.decay, self.decay_offset, self.decay)
         taken = self._allowed(gain, wanted * torch.ones_like(done))
         level = torch.log_softmax(taken * gain, -1)
-        return Weighted(particles, level, done + 1), (taken, _effective_particles(level) / self.num_particles)
+        return WeightedParticles(particles, level, done + 1), (taken, _effective_particles(level) / self.num_particles)
 
     def _targets(self, problem: Problem, particles: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """log p p(y | ·)^(1/α), and log p: (M,) each."""
@@ -208,7 +210,7 @@ class PMD(Algorithm):
             low, high = torch.where(fine, middle, low), torch.where(fine, high, middle)
         return torch.where(enough, wanted, low)
 
-    def _estimate(self, found: Weighted) -> Estimate:
+    def _estimate(self, found: WeightedParticles) -> Estimate:
         """The kernel density estimate of weighted particles."""
         particles, log_weights, _ = found
         count, dim = particles.shape
@@ -230,21 +232,21 @@ class PMD(Algorithm):
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """The effective number of particles, and the move of the mean in SDs."""
-        new = entries_as(Weighted, after)
-        (old_mean, _), (mean, sd) = entries_as(Weighted, before).moments(), new.moments()
+        new = entries_as(WeightedParticles, after)
+        (old_mean, _), (mean, sd) = entries_as(WeightedParticles, before).moments(), new.moments()
         change = ((mean - old_mean).abs() / sd).amax()
         return {"change": float(change), "effective_particles": float(_effective_particles(new.log_weights))}
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
         """Independent draws of the last q, (1, num_draws, D)."""
-        q = self._estimate(entries_as(Weighted, shared))
+        q = self._estimate(entries_as(WeightedParticles, shared))
         uniform = torch.rand(num_draws, generator=generator, dtype=q.centres.dtype)
         normal = torch.randn(num_draws, q.centres.shape[1], generator=generator, dtype=q.centres.dtype)
         return q.draws(uniform, normal)[None]
 
     def log_density(self, shared: State, draws: Tensor) -> Tensor | None:
         """The log density of the last q."""
-        q = self._estimate(entries_as(Weighted, shared))
+        q = self._estimate(entries_as(WeightedParticles, shared))
         return q.log_density(draws.reshape(-1, draws.shape[-1]).to(q.centres.dtype)).reshape(draws.shape[:-1])
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
