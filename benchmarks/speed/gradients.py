@@ -25,11 +25,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import binary_cross_entropy_with_logits, softplus
 
 import pyro_fed as pf
-from pyro_fed.algorithm.states import entries_as
 from pyro_fed.density.compiling.compiler import Compiler
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, draw_minibatches
 from pyro_fed.infer.papers.dsvgd import Approximation, Site
+from pyro_fed.infer.sites.records import entries_as
 
 REPEATS = 9
 

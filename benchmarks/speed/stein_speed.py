@@ -23,10 +23,10 @@ import pyro_fed as pf
 from benchmarks.speed.gradients import EagerDSVGD, data, seconds
 from benchmarks.speed.gradients import model as logistic
 from models import bnn_regression
-from pyro_fed.algorithm.states import entries_as
 from pyro_fed.density.compiling.compiler import Compiler
 from pyro_fed.density.rows.batches import draw_minibatches, with_batches
 from pyro_fed.infer.papers.dsvgd import Approximation, Site
+from pyro_fed.infer.sites.records import entries_as
 from pyro_fed.ops.step_sizes import AdaGradState
 
 STEPS, PARTICLES, ROWS = 50, 20, 1000

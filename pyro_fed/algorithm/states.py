@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 #: Named tensors: what a server or a client keeps, or a message.
 State = dict[str, Tensor]
-#: A kind of record: a NamedTuple of tensors, whose `_asdict` are entries of a state.
-Entries = TypeVar("Entries", bound=NamedTuple)
-
-
-def entries_as(kind: type[Entries], state: State) -> Entries:
-    """The entries of a state that are the fields of a kind of record."""
-    return kind(*(state[name] for name in kind._fields))
 
 
 def select(state: State, index: Tensor | slice) -> State:

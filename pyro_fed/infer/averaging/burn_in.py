@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.contract import Noise, Start
-from pyro_fed.algorithm.states import State, entries_as
+from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import chosen_setting, explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.infer.averaging.fedavg import FedAvg, Server
+from pyro_fed.infer.sites.records import entries_as
 
 
 @explains_unknown

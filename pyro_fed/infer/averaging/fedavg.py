@@ -25,7 +25,7 @@ from pyro_fed.algorithm import message_limits
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.record import Record
-from pyro_fed.algorithm.states import State, entries_as, prefixed, within
+from pyro_fed.algorithm.states import State, prefixed, within
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import Variant, explains_unknown, resolve
@@ -45,6 +45,7 @@ from pyro_fed.errors import SettingError
 from pyro_fed.infer.averaging.contributions import StepContributions
 from pyro_fed.infer.averaging.descent import descent_ends
 from pyro_fed.infer.averaging.optim import OPTIM, Adam, Optimiser
+from pyro_fed.infer.sites.records import entries_as
 
 #: Rounds whose steps are averaged, and the largest ratio of the last steps' mean to that of the middle ones: steps of
 #: minibatches keep their length, and steps towards a point get shorter.

@@ -27,13 +27,14 @@ from torch import Tensor
 
 from pyro_fed.algorithm.contract import Noise, Start
 from pyro_fed.algorithm.contributions import Contributions
-from pyro_fed.algorithm.states import State, entries_as
+from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.infer.averaging import fedavg
 from pyro_fed.infer.averaging.contributions import StepContributions
 from pyro_fed.infer.averaging.fedprox import Proximal
+from pyro_fed.infer.sites.records import entries_as
 
 
 class Server(NamedTuple):

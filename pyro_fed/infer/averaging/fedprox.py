@@ -25,12 +25,13 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.contract import Noise
-from pyro_fed.algorithm.states import State, entries_as
+from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.infer.averaging.fedavg import FedAvg, LocalSGD, Objective, Server
+from pyro_fed.infer.sites.records import entries_as
 
 
 class HeldObjective(NamedTuple):

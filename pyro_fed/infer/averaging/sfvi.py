@@ -30,7 +30,7 @@ from __future__ import annotations
 import inspect
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
 from pyro.infer.autoguide import AutoDelta, AutoLaplaceApproximation, AutoMultivariateNormal
@@ -52,6 +52,7 @@ from pyro_fed.guides.kept_draws import KeptDraws
 from pyro_fed.guides.program import GuideDraws, GuideProgram, guide_program
 from pyro_fed.infer.averaging.contributions import StepContributions
 from pyro_fed.infer.averaging.optim import OPTIM, Adam
+from pyro_fed.infer.sites.records import as_entries, entries_as
 
 #: Adam's β₂: steep gradients of a distant start are forgotten within the rounds of a run.
 ADAM = Adam(betas=(0.9, 0.99), eps=1e-8)
@@ -70,16 +71,7 @@ class Fit(NamedTuple):
     params: Tensor
     step: Tensor
     seed: Tensor
-    adam: State
-
-    @classmethod
-    def of(cls, shared: State) -> Fit:
-        """The guide in the server's state."""
-        return cls(shared["params"], shared["step"], shared["seed"], within(shared, OPTIM))
-
-    def state(self) -> State:
-        """The entries of the server's state."""
-        return {"params": self.params, "step": self.step, "seed": self.seed, **prefixed(OPTIM, self.adam)}
+    adam: Annotated[State, f"{OPTIM}."]
 
     @property
     def noise_seed(self) -> int:
@@ -161,7 +153,7 @@ class SFVI(KeptDraws, Tempered):
         zero = torch.zeros(self.num_particles, problem.dim, dtype=problem.dtype)
         seed = torch.randint(2**31, (), generator=generator)
         shared = {
-            **Fit(program.start, torch.tensor(0), seed, self._adam_at(program.start)).state(),
+            **as_entries(Fit(program.start, torch.tensor(0), seed, self._adam_at(program.start))),
             "num_rows": torch.tensor(float(problem.num_rows), dtype=torch.float64),
             "points": zero,
             "delta": program.start if self.local_steps > 1 else zero.flatten(),
@@ -184,7 +176,7 @@ class SFVI(KeptDraws, Tempered):
         """Draw the round's points."""
         if self.local_steps > 1:
             return shared
-        return {**shared, "points": self._points(problem, Fit.of(shared))}
+        return {**shared, "points": self._points(problem, entries_as(Fit, shared))}
 
     def download(self, shared: State, clients: Tensor) -> State:
         """The round's draws, or the guide's parameters, which clients receive."""
@@ -241,7 +233,7 @@ class SFVI(KeptDraws, Tempered):
         if self.local_steps > 1:
             return {**shared, "params": shared["params"] + delta, "step": shared["step"] + self.local_steps}
         scores = shared["num_rows"] * delta.reshape(shared["points"].shape)
-        return {**shared, **self._ascended(problem, Fit.of(shared), scores).state()}
+        return {**shared, **as_entries(self._ascended(problem, entries_as(Fit, shared), scores))}
 
     def conclude(self, problem: Problem, shared: State) -> State:
         """Draw from the guide."""

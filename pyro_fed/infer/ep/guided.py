@@ -33,7 +33,7 @@ from pyro_fed.algorithm import message_limits
 from pyro_fed.algorithm.capabilities import SiteKeeping
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
-from pyro_fed.algorithm.states import State, entries_as
+from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import explains_unknown
@@ -48,6 +48,7 @@ from pyro_fed.guides.written import Draws, GuideFamily, read_guide
 from pyro_fed.infer.ep.findings import at_rest
 from pyro_fed.infer.ep.guided_steps import UNKNOWN, Path
 from pyro_fed.infer.sites.gaussian_sites import largest_move
+from pyro_fed.infer.sites.records import entries_as
 from pyro_fed.ops.backtrack import MIN_FRACTION
 
 #: Seed of the draws for expectations, the same at the server and at all clients.

@@ -7,7 +7,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.states import State
 from pyro_fed.infer.langevin.gradients import ConduciveGradient, TrustRegion
 
 
@@ -37,15 +36,6 @@ class ClientState(NamedTuple):
     pull_slope: Tensor | None = None
     metric: Tensor | None = None
     trust_radius: Tensor | None = None
-
-    @classmethod
-    def of(cls, state: State) -> ClientState:
-        """The state from a dictionary of tensors."""
-        return cls(**{name: state[name] for name in cls._fields if name in state})
-
-    def state(self) -> State:
-        """A dictionary of tensors, without the entries that are None."""
-        return {name: value for name, value in self._asdict().items() if value is not None}
 
     def with_conducive(self, conducive: ConduciveGradient) -> ClientState:
         """The state with the conducive gradient."""

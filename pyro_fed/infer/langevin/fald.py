@@ -33,7 +33,7 @@ from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import All, Schedule
-from pyro_fed.algorithm.states import State, entries_as
+from pyro_fed.algorithm.states import State
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.density.problem import Problem
@@ -45,6 +45,7 @@ from pyro_fed.infer.langevin.conducive_visits import ConduciveVisits
 from pyro_fed.infer.langevin.contributions import AveragedVisitContributions
 from pyro_fed.infer.langevin.server_state import ServerState
 from pyro_fed.infer.langevin.step import Fixed, ForVisits, Measured, Step
+from pyro_fed.infer.sites.records import entries_as
 from pyro_fed.infer.surrogates.own_noise import OwnNoise, longest_parallel_visit, noise_time
 from pyro_fed.infer.surrogates.surrogates import Given
 from pyro_fed.ops.entries import with_trailing_axes
@@ -148,7 +149,8 @@ class FALD(ConduciveVisits):
                 f"FALD: {len(clients)} clients cannot be shared out to {self.num_chains} chains: use a schedule that "
                 "names the same number in every call"
             )
-        return ServerState.of(shared).arrivals(clients)._asdict() | {"weight": self.visit_weights(shared, clients)}
+        arrivals = entries_as(ServerState, shared).arrivals(clients)
+        return arrivals._asdict() | {"weight": self.visit_weights(shared, clients)}
 
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise

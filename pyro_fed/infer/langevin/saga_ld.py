@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.contract import Noise, Start
-from pyro_fed.algorithm.states import State, entries_as
+from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, ClientData, Minibatch, draw_anew
@@ -35,6 +35,7 @@ from pyro_fed.errors import SettingError
 from pyro_fed.infer.langevin.client_state import Arrival, ClientState
 from pyro_fed.infer.langevin.gradients import SagaScore, Table, row_scores
 from pyro_fed.infer.langevin.langevin import Langevin
+from pyro_fed.infer.sites.records import entries_as
 
 
 @explains_unknown
@@ -106,7 +107,7 @@ class SAGALD(Langevin):
         if self.takes_all_rows(data):  # there is nothing to correct
             message, news, figures = super().local_step(problem, shared, local, data, noise)
             return message | _tables_of(shared)._asdict(), news, figures
-        arrival, client = entries_as(Arrival, shared), ClientState.of(local)
+        arrival, client = entries_as(Arrival, shared), entries_as(ClientState, local)
         memory = _tables_of(shared) if bool(client.ready.all()) else _first_tables(problem, arrival.position, data)
         client, news = self.after_first_visit(problem, arrival, client, data)
         score = SagaScore(client.inverse_f)

@@ -36,7 +36,7 @@ from pyro_fed.algorithm import message_limits
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.record import Record
-from pyro_fed.algorithm.states import State, entries_as
+from pyro_fed.algorithm.states import State
 from pyro_fed.codes import cures, sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.limits import ROUNDING_UNITS
@@ -60,6 +60,7 @@ from pyro_fed.infer.sites.gaussian_sites import (
     kept_where,
     site_of,
 )
+from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.ops.gaussian import Gaussian
 
 #: Longest step of an entry that is a logarithm or a logit: a factor of 5e8.
@@ -154,7 +155,7 @@ class FedLaplace(GaussianAlgorithm):
             point = (problem.regular_start if start is None else start.shared["point"]).to(site.eta)
         rounding = ROUNDING_UNITS * torch.finfo(problem.dtype).eps
         server = first_server(point, site, problem.transformed, num_clients, len(self.fractions), rounding)
-        return server.state(), as_state(flat_site(problem, structure, num_clients))
+        return as_entries(server), as_state(flat_site(problem, structure, num_clients))
 
     def prepare(self, problem: Problem, shared: State) -> State:
         """Compute the prior's part: its values on the line, and its site at the aim."""
@@ -203,12 +204,12 @@ class FedLaplace(GaussianAlgorithm):
         Raises:
             SettingError: not all clients took part, so that the sum is not the posterior's.
         """
-        server, expected = Server.of(shared), int(shared["num_clients"])
+        server, expected = entries_as(Server, shared), int(shared["num_clients"])
         if len(weights) != expected:
             raise SettingError(
                 f"FedLaplace needs all {expected} clients in every round, received {len(weights)}: use schedule.All()"
             )
-        return self.next_server(server, messages).state()
+        return as_entries(self.next_server(server, messages))
 
     def next_server(self, server: Server, messages: State) -> Server:
         """The server's state after the round, see `combine`."""

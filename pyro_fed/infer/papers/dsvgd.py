@@ -47,7 +47,7 @@ from pyro_fed.algorithm.capabilities import Indicators
 from pyro_fed.algorithm.contract import Noise, Start
 from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.schedule import RoundRobin, Schedule
-from pyro_fed.algorithm.states import State, entries_as
+from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.limits import MATTERS, SD_MATTERS
@@ -56,6 +56,7 @@ from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.derivatives import likelihood_scores, prior_scores
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData, batch_of, with_batches
+from pyro_fed.infer.sites.records import entries_as
 from pyro_fed.infer.stein.particles import ParticleAlgorithm
 from pyro_fed.ops.kde import effective_neighbours, kde_draws, kde_score
 from pyro_fed.ops.stein import ksd, largest_off, linear_identities, spread

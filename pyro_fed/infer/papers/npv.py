@@ -32,13 +32,14 @@ from torch.func import grad, grad_and_value
 
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
-from pyro_fed.algorithm.states import State, entries_as
+from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
+from pyro_fed.infer.sites.records import entries_as
 from pyro_fed.ops.pairwise import squared_distances
 
 #: Number of steps whose gradients L-BFGS keeps.

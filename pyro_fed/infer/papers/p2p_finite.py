@@ -28,7 +28,7 @@ from pyro_fed.algorithm import message_limits
 from pyro_fed.algorithm.capabilities import OnGraph
 from pyro_fed.algorithm.contract import Noise, Start
 from pyro_fed.algorithm.record import Record
-from pyro_fed.algorithm.states import State, entries_as
+from pyro_fed.algorithm.states import State
 from pyro_fed.algorithm.tempered import Tempered
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
@@ -45,6 +45,7 @@ from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData, row_dtype
 from pyro_fed.errors import DataError, GraphError, SettingError
 from pyro_fed.graph import Graph
 from pyro_fed.graph.consensus import MAX_TOLERANCE
+from pyro_fed.infer.sites.records import entries_as
 from pyro_fed.ops.mixing import mix
 
 #: Log-likelihood of a candidate that the rows exclude: it is finite, so that it can be mixed, and has no mass.

@@ -33,13 +33,14 @@ from torch import Tensor
 
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.record import Record
-from pyro_fed.algorithm.states import State, entries_as
+from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, ClientData, batch_of, draw_anew, with_batches
+from pyro_fed.infer.sites.records import entries_as
 from pyro_fed.ops.backtrack import HALVINGS
 from pyro_fed.ops.step_sizes import polynomial_step
 

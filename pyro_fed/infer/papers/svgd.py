@@ -17,13 +17,14 @@ from torch.func import grad
 
 from pyro_fed.algorithm.contract import Noise, Start
 from pyro_fed.algorithm.record import Record
-from pyro_fed.algorithm.states import State, entries_as
+from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.limits import MATTERS, SD_MATTERS
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData, batch_of, with_batches
+from pyro_fed.infer.sites.records import entries_as
 from pyro_fed.infer.stein.particles import ParticleAlgorithm
 from pyro_fed.ops.stein import moments_off
 from pyro_fed.ops.step_sizes import AdaGradState

@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from pyro_fed.algorithm.states import State
-from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian, where
+from pyro_fed.infer.sites.gaussian_sites import where
 from pyro_fed.ops.anderson import acceleration, remember
 from pyro_fed.ops.gaussian import Gaussian
 
@@ -38,15 +37,6 @@ class History(NamedTuple):
         at = type(q)(torch.full_like(q.precision, torch.nan), torch.full_like(q.eta, torch.nan))
         past = type(q)(*(part.unsqueeze(1).repeat_interleave(memory, 1) for part in (at.precision, at.eta)))
         return cls(at, past, past)
-
-    @classmethod
-    def of(cls, local: State) -> History:
-        """The histories in the agents' states."""
-        return cls(*(gaussian(local, f"{name}_") for name in cls._fields))
-
-    def state(self) -> State:
-        """The entries of the agents' states."""
-        return {name: part for own, q in self._asdict().items() for name, part in as_state(q, f"{own}_").items()}
 
     def look_ahead(self, q: Gaussian) -> History:
         """The histories with a round that ended at beliefs q (A,), `at` the points for the next sites."""

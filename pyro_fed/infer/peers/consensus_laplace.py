@@ -28,7 +28,7 @@ from torch import Tensor
 from pyro_fed.algorithm import message_limits
 from pyro_fed.algorithm.capabilities import OnGraph
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
-from pyro_fed.algorithm.states import State, entries_as
+from pyro_fed.algorithm.states import State
 from pyro_fed.codes import cures
 from pyro_fed.conventions.nested_settings import chosen_setting
 from pyro_fed.density.problem import Problem
@@ -38,6 +38,7 @@ from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.laplace.states import Line, Server
 from pyro_fed.infer.peers.peer_burn_in import PeerBurnIn
 from pyro_fed.infer.sites.gaussian_sites import add_batch_axis, as_state, flat_site, gaussian
+from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.ops.entries import with_trailing_axes
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.mixing import mix
@@ -157,7 +158,7 @@ class ConsensusLaplace(Algorithm, OnGraph):
             return server
         usable = sums.unusable[None] < 0.5
         total = {"values": sums.values[None], "usable": usable, **as_state(add_batch_axis(sums.product()))}
-        return self.newton.next_server(Server.of(server), total).state()
+        return as_entries(self.newton.next_server(entries_as(Server, server), total))
 
     def objections(self, received: State, messages: State) -> message_limits.Objections:
         """Objections to messages far above the other agents'."""

@@ -36,6 +36,7 @@ from pyro_fed.infer.sites.gaussian_sites import (
     spread_points,
     where,
 )
+from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import DiagGaussian
 
@@ -54,7 +55,7 @@ def first_states(
     flat = flat_site(problem, "diag", num_clients)
     point = required_start(start, algorithm).shared["point"].double()
     agents = NetworkAgent(flat, flat, flat, torch.zeros_like(point[:, 0]), point)
-    return as_state(flat), {name: value.clone() for name, value in agents.state().items()}
+    return as_state(flat), {name: value.clone() for name, value in as_entries(agents).items()}
 
 
 def step(
@@ -73,7 +74,7 @@ def step(
     `shared` holds the agents' beliefs and `centrality`, `share` (C,) that of the prior in each agent's site; `damping`
     is δ.
     """
-    q, agent, v = gaussian(shared), NetworkAgent.of(local), shared["centrality"].to(torch.float64)
+    q, agent, v = gaussian(shared), entries_as(NetworkAgent, local), shared["centrality"].to(torch.float64)
     known, likelihood = q.is_proper(), agent.likelihood
     narrow = DiagGaussian.from_moments(agent.start, torch.full_like(agent.start, NARROW))
     under = where(known, q, narrow)
@@ -93,7 +94,7 @@ def step(
     likelihood = likelihood * (new / likelihood) ** taken
     held = agent.prior * (mine / agent.prior) ** taken
     after = agent._replace(site=likelihood * held, likelihood=likelihood, prior=held)
-    return belief, after.state(), fraction
+    return belief, as_entries(after), fraction
 
 
 def _prior(algorithm: SpreadGaussian, problem: Problem, q: Gaussian) -> Gaussian:

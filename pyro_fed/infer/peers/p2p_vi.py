@@ -68,6 +68,7 @@ from pyro_fed.infer.peers.peer_sites import new_site, public_belief, seen_whole,
 from pyro_fed.infer.peers.states import Agent
 from pyro_fed.infer.peers.update import Newton, Update, check_update
 from pyro_fed.infer.sites.gaussian_sites import as_state, flat_like, gaussian, is_finite, where
+from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.ops.gaussian import Gaussian
 
 #: Share of their disagreement that agents have after a round's consensus if rounds are accelerated and none is set.
@@ -200,7 +201,7 @@ class P2PVI(CountedRows):
         local["next_row"] = torch.zeros(num_clients, dtype=torch.int64, device=shared["eta"].device)
         if self.accelerates:
             strict = torch.zeros_like(shared["eta"][:, 0], dtype=torch.bool)
-            local |= {**History.empty(gaussian(shared), self.solver.memory).state(), "strict": strict}
+            local |= {**as_entries(History.empty(gaussian(shared), self.solver.memory)), "strict": strict}
         if self.solver.round_decay != 1:
             local["pace"] = torch.ones(num_clients, dtype=torch.float64, device=shared["eta"].device)
         return shared, local
@@ -246,15 +247,15 @@ class P2PVI(CountedRows):
         self, problem: Problem, shared: State, local: State, held: Tensor, data: ClientData, noise: Noise
     ) -> tuple[Gaussian, State, Tensor]:
         """b_i, the changes of the agents' states, and the fraction s of each site's change that is made, (C,)."""
-        q, weight, agent = gaussian(shared), self.weight(shared["centrality"]), Agent.of(local)
+        q, weight, agent = gaussian(shared), self.weight(shared["centrality"]), entries_as(Agent, local)
         old = agent.site if self.keeps_site else flat_like(q)  # as published a site is added to those before
         rows, next_row = self.rows_of_round(data, local["next_row"])
         news = {"next_row": next_row}
         at, lost = q, without_distribution(q, agent.site)
         if self.accelerates:
-            history = History.of(local).look_ahead(q)
+            history = entries_as(History, local).look_ahead(q)
             at = history.at
-            news |= {**history.state(), "strict": local["strict"] | lost}
+            news |= {**as_entries(history), "strict": local["strict"] | lost}
         if "pace" in local:
             news["pace"] = local["pace"] * self.solver.round_decay
         share = held if self.keeps_site else torch.where(agent.prior_share == 0, held, 0.0)
@@ -268,7 +269,7 @@ class P2PVI(CountedRows):
         else:
             belief, fraction = public_belief(q, change**weight, proper, self.damping)
         site = old * change**fraction if self.keeps_site else agent.site
-        return belief, {**agent._replace(site=site).state(), **news}, fraction * answer.usable
+        return belief, {**as_entries(agent._replace(site=site)), **news}, fraction * answer.usable
 
     @property
     def left_apart(self) -> float:

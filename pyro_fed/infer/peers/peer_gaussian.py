@@ -57,6 +57,7 @@ from pyro_fed.infer.sites.gaussian_sites import (
     where,
 )
 from pyro_fed.infer.sites.prior_gaussian import fit_prior
+from pyro_fed.infer.sites.records import as_entries
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.mixing import mix
 
@@ -187,7 +188,9 @@ class PeerGaussian(SpreadGaussian, OnGraph):
             prior = gaussian_prior(self, problem, self.start == "draw", generator)
             beliefs = repeated(prior, num_clients)
         agents = Agent(flat, torch.zeros_like(flat.eta[:, 0]), anchor, point)
-        shared, local = ({name: part.clone() for name, part in s.items()} for s in (as_state(beliefs), agents.state()))
+        shared, local = (
+            {name: part.clone() for name, part in s.items()} for s in (as_state(beliefs), as_entries(agents))
+        )
         return shared, local
 
     @property

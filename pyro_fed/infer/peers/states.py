@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from torch import Tensor
 
-from pyro_fed.algorithm.states import State
-from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
 from pyro_fed.ops.gaussian import Gaussian
 
 
@@ -21,20 +19,10 @@ class Agent(NamedTuple):
         start: the point (A, D) at which its search for one of its own data begins.
     """
 
-    site: Gaussian
+    site: Annotated[Gaussian, ""]
     prior_share: Tensor
     anchor: Gaussian
     start: Tensor
-
-    @classmethod
-    def of(cls, local: State) -> Agent:
-        """The agents in the run's dictionary."""
-        return cls(gaussian(local), local["prior_share"], gaussian(local, "anchor_"), local["start"])
-
-    def state(self) -> State:
-        """The entries of the run's dictionary."""
-        own = {"prior_share": self.prior_share, "start": self.start}
-        return {**as_state(self.site), **own, **as_state(self.anchor, "anchor_")}
 
 
 class NetworkAgent(NamedTuple):
@@ -48,19 +36,8 @@ class NetworkAgent(NamedTuple):
         start: m_i, the point (A, D) that averaging has found.
     """
 
-    site: Gaussian
-    likelihood: Gaussian
+    site: Annotated[Gaussian, ""]
+    likelihood: Annotated[Gaussian, "lik_"]
     prior: Gaussian
     prior_share: Tensor
     start: Tensor
-
-    @classmethod
-    def of(cls, local: State) -> NetworkAgent:
-        """The agents in the run's dictionary."""
-        likelihood, prior = gaussian(local, "lik_"), gaussian(local, "prior_")
-        return cls(gaussian(local), likelihood, prior, local["prior_share"], local["start"])
-
-    def state(self) -> State:
-        """The entries of the run's dictionary."""
-        sites = {**as_state(self.site), **as_state(self.likelihood, "lik_"), **as_state(self.prior, "prior_")}
-        return {**sites, "prior_share": self.prior_share, "start": self.start}

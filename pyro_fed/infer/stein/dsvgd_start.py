@@ -8,13 +8,14 @@ from pyro_fed.algorithm.contract import Start
 from pyro_fed.algorithm.states import State
 from pyro_fed.density.problem import Problem
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
+from pyro_fed.infer.sites.records import entries_as
 from pyro_fed.infer.stein.pace import first_pace
 from pyro_fed.infer.stein.survey import SurveyState, residuals_at
 
 
 def first_states(problem: Problem, num_clients: int, start: Start, num_particles: int) -> tuple[State, State]:
     """The server's state (`Server`) and the clients' sites, with residuals at the particles, from the survey."""
-    found, sites = SurveyState.of(start.shared), gaussian(start.local)
+    found, sites = entries_as(SurveyState, start.shared), gaussian(start.local)
     if bool(found.apart):  # no surrogates
         found, sites = found._replace(product=found.product.power(0.0)), sites.power(0.0)
     white, scores = found.white, start.shared.get("held_scores", start.local["scores"])

@@ -35,14 +35,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple, get_args
+from typing import Annotated, ClassVar, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start, required_start
 from pyro_fed.algorithm.contributions import Contributions
-from pyro_fed.algorithm.states import State, entries_as
+from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.conventions.nested_settings import chosen_setting
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice, check_positive
@@ -53,7 +53,8 @@ from pyro_fed.infer.ep.fedep import FedEP
 from pyro_fed.infer.ep.point_sites import PointSites
 from pyro_fed.infer.ep.settings import warm_sites
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
-from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
+from pyro_fed.infer.sites.gaussian_sites import as_state
+from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.infer.stein.concave import OneMode
 from pyro_fed.infer.stein.contributions import SurveyContributions
 from pyro_fed.infer.stein.importance import (
@@ -127,7 +128,7 @@ class SurveyState(NamedTuple):
 
     white: Tensor
     coordinates: Coordinates
-    product: Gaussian
+    product: Annotated[Gaussian, ""]
     scores: Tensor
     draws: Tensor
     shares: Tensor
@@ -137,18 +138,6 @@ class SurveyState(NamedTuple):
     census: Tensor
     near: Tensor
     settled: Tensor
-
-    @classmethod
-    def of(cls, shared: State) -> SurveyState:
-        """The state in the run's dictionary."""
-        coordinates, product = entries_as(Coordinates, shared), gaussian(shared)
-        rest = {name: shared[name] for name in cls._fields if name not in ("coordinates", "product")}
-        return cls(coordinates=coordinates, product=product, **rest)
-
-    def state(self) -> State:
-        """The entries of the run's dictionary."""
-        rest = {name: part for name, part in self._asdict().items() if name not in ("coordinates", "product")}
-        return {**rest, **self.coordinates._asdict(), **as_state(self.product)}
 
 
 Begin = Literal["gaussian", "modes", "prior", "apart", "checked"]
@@ -191,7 +180,7 @@ class Survey(Algorithm):
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """The number of points that are moved closer for the next round, or all of them after a check."""
-        return {"steep": float(SurveyState.of(after).steep)}
+        return {"steep": float(entries_as(SurveyState, after).steep)}
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
         """Whether no point is steep, or all rounds for moving them are over."""
@@ -270,7 +259,7 @@ class Survey(Algorithm):
         # A large model's scores are many: no room is taken for them before they are known.
         count = len(points) if num_clients * points.numel() <= AT_ONCE else 0
         unknown = points.new_zeros(num_clients, count, problem.dim, dtype=problem.traits.scores_dtype)
-        return found.state(), as_state(white) | {"scores": unknown}
+        return as_entries(found), as_state(white) | {"scores": unknown}
 
     def _weighted_points(
         self, problem: Problem, coordinates: Coordinates, found: State, generator: torch.Generator
@@ -341,11 +330,11 @@ class Survey(Algorithm):
 
     def refine(self, problem: Problem, shared: State) -> State:
         """Compute the points of the next round: after the check, or if some are too steep."""
-        found = SurveyState.of(shared)
+        found = entries_as(SurveyState, shared)
         prior = prior_scores(problem, found.coordinates.model(found.white).to(problem.dtype)).double()
         scores = found.scores + found.coordinates.pull(prior)
         next_points = self._checked(found, scores) if bool(found.checking) else self._less_steep(found, scores)
-        return {**shared, **next_points.state()}
+        return {**shared, **as_entries(next_points)}
 
     def _checked(self, found: SurveyState, scores: Tensor) -> SurveyState:
         """The points themselves after those of the check, or draws of the prior where m is no maximum."""

@@ -35,7 +35,7 @@ from torch import Tensor
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.record import Record
-from pyro_fed.algorithm.states import State, concatenate, entries_as, select
+from pyro_fed.algorithm.states import State, concatenate, select
 from pyro_fed.codes import cures
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import explains_unknown
@@ -45,6 +45,7 @@ from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import ModelError
 from pyro_fed.infer.pooled.nuts_chains import Chains, Potential
 from pyro_fed.infer.pooled.nuts_diagnostics import trajectory_figures, trajectory_warnings
+from pyro_fed.infer.sites.records import entries_as
 from pyro_fed.infer.subposteriors import products
 from pyro_fed.infer.subposteriors.contributions import DrawContributions
 from pyro_fed.infer.subposteriors.lanes import Lanes
