@@ -48,7 +48,7 @@ from pyro_fed.guides.written import Draws, GuideFamily, read_guide
 from pyro_fed.infer.ep.findings import at_rest
 from pyro_fed.infer.ep.guided_steps import UNKNOWN, Path
 from pyro_fed.infer.sites.gaussian_sites import largest_move
-from pyro_fed.infer.sites.records import entries_as
+from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.ops.backtrack import MIN_FRACTION
 
 #: Seed of the draws for expectations, the same at the server and at all clients.
@@ -56,7 +56,7 @@ DRAWS_SEED = 0
 
 
 class Server(NamedTuple):
-    """The server's state without its `Path`.
+    """The server's state.
 
     Args:
         natural: λ, (P,).
@@ -73,6 +73,7 @@ class Server(NamedTuple):
         bound: the evidence's lower bound at λ, ().
         added: each site's share of the acceleration, (P,).
         reset: 1 if the last step was taken back, and sites are discarded.
+        path: the λ of past rounds.
     """
 
     natural: Tensor
@@ -89,6 +90,7 @@ class Server(NamedTuple):
     bound: Tensor
     added: Tensor
     reset: Tensor
+    path: Path
 
 
 class Site(NamedTuple):
@@ -184,9 +186,10 @@ class GuidedFedEP(KeptDraws, Algorithm, SiteKeeping):
             bound=zero,
             added=still,
             reset=zero,
+            path=Path.begin(natural),
         )
         flat = natural.new_zeros(num_clients, len(natural))
-        return {**server._asdict(), **Path.begin(natural)._asdict()}, Site(flat, flat.clone())._asdict()
+        return as_entries(server), Site(flat, flat.clone())._asdict()
 
     def prepare(self, problem: Problem, shared: State) -> State:
         """Compute the change of the prior's site."""
@@ -195,7 +198,7 @@ class GuidedFedEP(KeptDraws, Algorithm, SiteKeeping):
         scores, values = problem.vmap(grad_and_value(problem.log_prior))(draws.z.to(problem.dtype))
         delta = _site(draws, (scores.double() - draws.base_score)[None])[0] - server.prior_natural
         bound = (values.double() - draws.log_density).mean()
-        return {**shared, **server._replace(prior_delta=delta, bound=bound, fisher=draws.fisher)._asdict()}
+        return as_entries(server._replace(prior_delta=delta, bound=bound, fisher=draws.fisher))
 
     def download(self, shared: State, clients: Tensor) -> State:
         """λ, the natural parameters of the guide, which clients receive."""
@@ -234,17 +237,14 @@ class GuidedFedEP(KeptDraws, Algorithm, SiteKeeping):
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """Sum all changes; `refine` finds how much of the sum can be taken."""
         server = entries_as(Server, shared)
-        server = server._replace(
-            change=messages["delta"].sum(0) + server.prior_delta,
-            bound=messages["value"].sum() + server.bound,
-            share=server.fraction.new_tensor(len(weights)) / server.num_clients,
-        )
-        return {**shared, **server._asdict()}
+        change, bound = messages["delta"].sum(0) + server.prior_delta, messages["value"].sum() + server.bound
+        share = server.fraction.new_tensor(len(weights)) / server.num_clients
+        return as_entries(server._replace(change=change, bound=bound, share=share))
 
     def refine(self, problem: Problem, shared: State) -> State:
         """Move λ by the largest fraction that leaves a distribution, or take the last step back."""
-        family, server, path = self.family(problem), entries_as(Server, shared), entries_as(Path, shared)
-        natural, move, bound = server.natural, server.change, server.bound
+        family, server = self.family(problem), entries_as(Server, shared)
+        natural, move, bound, path = server.natural, server.change, server.bound, server.path
         zero, nothing = torch.zeros_like(server.fraction), torch.zeros_like(natural)
         everyone = bool(server.share >= 1)
         if everyone and path.has_fallen(bound):
@@ -263,7 +263,7 @@ class GuidedFedEP(KeptDraws, Algorithm, SiteKeeping):
             prior = server.prior_natural + fraction * server.prior_delta + share
             server = server._replace(prior_natural=prior, fraction=fraction, added=share, reset=zero)
         mean, sd = family.moments(new)
-        return {**server._replace(natural=new, mean=mean, sd=sd)._asdict(), **path._asdict()}
+        return as_entries(server._replace(natural=new, mean=mean, sd=sd, path=path))
 
     def conclude(self, problem: Problem, shared: State) -> State:
         """Draw from the guide."""
@@ -283,11 +283,11 @@ class GuidedFedEP(KeptDraws, Algorithm, SiteKeeping):
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """Largest move of a site's mean in SDs, or change of a log SD; the fraction taken; the clients' share."""
-        old, new, path = entries_as(Server, before), entries_as(Server, after), entries_as(Path, after)
+        old, new = entries_as(Server, before), entries_as(Server, after)
         return {
             "change": float(largest_move((old.mean, old.sd), (new.mean, new.sd))),
             "fraction": float(new.fraction),
-            "cut": float(new.reset > 0 or path.pace < self.damping),
+            "cut": float(new.reset > 0 or new.path.pace < self.damping),
             "share": float(new.share),
         }
 

@@ -19,7 +19,7 @@ dimension.
 
 Only values are needed, no derivatives: a client sends one number for each point in each round.
 
-Letters: z `points` and log p `log_density` of the sampler, n, m and F of t as in `ops.student_mixtures`.
+Letters: z `points`, log p `value`, n, m and F of t as in `ops.student_mixtures`.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.derivatives import clients_log_likelihoods
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
+from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.infer.stein.modes import Modes, modes_of
 from pyro_fed.ops.adaptive_importance import COMPONENTS, FIT_STEPS, AdaptiveImportanceSampler, AdaptiveSettings
 from pyro_fed.ops.cholesky import equilibrated_cholesky
@@ -67,13 +68,18 @@ FAR_SDS = 4.0
 IMPOSSIBLE = -1e300
 #: Figures of a round, entries of the server's state.
 FIGURES = ("worth", "k", "fits", "beyond")
+#: Of the points' entries in a state.
+PREFIX = "census_"
 
 
 class WeightedPoints(NamedTuple):
-    """The server's state, besides the results of the search for modes: entries `census_*`.
+    """The server's state, besides the results of the search for modes; its entries begin with `PREFIX`.
 
     Args:
-        sampler: the points so far, and those whose log-likelihoods the clients are asked for.
+        trial: points whose log-likelihoods the clients are asked for, (T, D).
+        points: z, those before, (S, D).
+        value: log p there, (S,).
+        proposals: the components of q, with the number of points of each.
         weights: w of the points, (S,), with sum one.
         seed: of the next points, ().
         worth: the points' effective number, ().
@@ -82,7 +88,10 @@ class WeightedPoints(NamedTuple):
         beyond: the posterior's mass that is far from all modes, ().
     """
 
-    sampler: AdaptiveImportanceSampler
+    trial: Tensor
+    points: Tensor
+    value: Tensor
+    proposals: Mixture
     weights: Tensor
     seed: Tensor
     worth: Tensor
@@ -90,20 +99,20 @@ class WeightedPoints(NamedTuple):
     fits: Tensor
     beyond: Tensor
 
-    @classmethod
-    def of(cls, shared: State) -> WeightedPoints:
-        """The points in the run's dictionary."""
-        proposals = Mixture(*(shared[f"census_{name}"] for name in Mixture._fields))
-        points = (shared[f"census_{name}"] for name in ("trial", "points", "value"))
-        sampler = AdaptiveImportanceSampler(SETTINGS, proposals, *points)
-        return cls(sampler, *(shared[f"census_{name}"] for name in cls._fields[1:]))
+    @property
+    def sampler(self) -> AdaptiveImportanceSampler:
+        """The sampler that the points are those of."""
+        return AdaptiveImportanceSampler(SETTINGS, self.proposals, self.trial, self.points, self.value)
 
-    def state(self) -> State:
-        """The entries of the run's dictionary."""
-        sampler, rest = self.sampler, self._asdict()
-        del rest["sampler"]
-        points = {"trial": sampler.trial, "points": sampler.points, "value": sampler.log_density}
-        return {f"census_{name}": part for name, part in {**points, **sampler.proposals._asdict(), **rest}.items()}
+    def with_points(self, sampler: AdaptiveImportanceSampler) -> WeightedPoints:
+        """The state with a sampler's points."""
+        trial, points, value, proposals = sampler.trial, sampler.points, sampler.log_density, sampler.proposals
+        return self._replace(trial=trial, points=points, value=value, proposals=proposals)
+
+
+def weighted_points(shared: State) -> WeightedPoints:
+    """The points in the server's state."""
+    return entries_as(WeightedPoints, shared, PREFIX)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,12 +163,13 @@ class AdaptiveImportance(Algorithm):
         mixture = mixture.wider(widening(problem.dim))
         sampler = AdaptiveImportanceSampler.start(SETTINGS, mixture, _generator(seed))
         none, whole, infinite = (torch.tensor(value, dtype=torch.float64) for value in (0.0, 1.0, torch.inf))
-        points = WeightedPoints(sampler, draws.new_zeros(0), seed, worth=none, k=infinite, fits=none, beyond=whole)
-        return start.shared | points.state(), start.local
+        parts = sampler.trial, sampler.points, sampler.log_density, sampler.proposals
+        points = WeightedPoints(*parts, draws.new_zeros(0), seed, worth=none, k=infinite, fits=none, beyond=whole)
+        return start.shared | as_entries(points, PREFIX), start.local
 
     def download(self, shared: State, clients: Tensor) -> State:
         """The points, which clients receive."""
-        return super().download({"census_trial": shared["census_trial"]}, clients)
+        return super().download({f"{PREFIX}trial": weighted_points(shared).trial}, clients)
 
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
@@ -174,26 +184,27 @@ class AdaptiveImportance(Algorithm):
 
     def refine(self, problem: Problem, shared: State) -> State:
         """Weight all points, and draw the next ones."""
-        before = WeightedPoints.of(shared)
-        new = problem.log_prior(before.sampler.trial.to(problem.dtype)).double() + shared["census_new"]
+        before = weighted_points(shared)
+        new = problem.log_prior(before.trial.to(problem.dtype)).double() + shared["census_new"]
         known = (new > IMPOSSIBLE / 2) & (new < LARGEST)
         sampler = before.sampler.tell(torch.where(known, new, -torch.inf))
         if sampler.all_impossible:
             return shared
         smoothed = sampler.smoothed
         weights, figures = smoothed.weights, (smoothed.effective, smoothed.pareto_k, *_fit(sampler, shared))
-        after = WeightedPoints(sampler, weights, before.seed, *(weights.new_tensor(figure) for figure in figures))
+        worth, k, fits, beyond = (weights.new_tensor(figure) for figure in figures)
+        after = before._replace(weights=weights, worth=worth, k=k, fits=fits, beyond=beyond)
         if not are_enough(*figures):
             generator = seeding.torch_generator(int(before.seed), seeding.SERVER, len(sampler.points))
-            worth = min(A_DIMENSION * problem.dim, 0.5 * len(sampler.trial))
-            fit = sampler.refit(worth, generator).shared_out(POINTS)
+            wanted = min(A_DIMENSION * problem.dim, 0.5 * len(sampler.trial))
+            fit = sampler.refit(wanted, generator).shared_out(POINTS)
             seed = torch.randint(2**31, (), generator=generator)
-            after = after._replace(sampler=sampler.draw(fit.wider(widening(problem.dim)), _generator(seed)))
-        return shared | after.state()
+            sampler = sampler.draw(fit.wider(widening(problem.dim)), _generator(seed))
+        return shared | as_entries(after.with_points(sampler), PREFIX)
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """The effective number of points, the shape of the weights' tail, and the fit of the modes by two measures."""
-        return {name: float(getattr(WeightedPoints.of(after), name)) for name in FIGURES}
+        return {name: float(getattr(weighted_points(after), name)) for name in FIGURES}
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
         """Whether the modes fit, or there are enough effective points."""
@@ -201,7 +212,7 @@ class AdaptiveImportance(Algorithm):
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
         """The points, (1, S, D)."""
-        return WeightedPoints.of(shared).sampler.points[None]
+        return weighted_points(shared).points[None]
 
 
 def modes_as_mixture(found: State) -> Mixture:
@@ -244,10 +255,10 @@ def weighted_points_of(found: State) -> tuple[Tensor, Tensor] | None:
     """The points (S, D) and their weights (S,), if they improve on the modes; otherwise None."""
     if "census_points" not in found:
         return None
-    known = WeightedPoints.of(found)
+    known = weighted_points(found)
     if _modes_fit(float(known.fits), float(known.beyond)) or bool(known.worth < LEAST_EFFECTIVE_POINTS):
         return None
-    return known.sampler.points, known.weights
+    return known.points, known.weights
 
 
 def widening(dim: int) -> float:

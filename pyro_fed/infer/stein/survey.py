@@ -60,7 +60,7 @@ from pyro_fed.infer.stein.contributions import SurveyContributions
 from pyro_fed.infer.stein.importance import (
     LEAST_EFFECTIVE_POINTS,
     AdaptiveImportance,
-    WeightedPoints,
+    weighted_points,
     weighted_points_of,
 )
 from pyro_fed.infer.stein.modes import Modes, modes_of
@@ -280,8 +280,8 @@ class Survey(Algorithm):
         if bool((sd <= WIDEST_SD_RATIO * draws.std(0)).all()):
             return None
         if "census_points" in found:
-            known = WeightedPoints.of(found)
-            return known.sampler.points, flattened(known.weights.log(), LEAST_EFFECTIVE_POINTS)
+            known = weighted_points(found)
+            return known.points, flattened(known.weights.log(), LEAST_EFFECTIVE_POINTS)
         return draws, torch.full((len(draws),), 1 / len(draws), dtype=torch.float64)
 
     def _points(self, coordinates: Coordinates, draws: Tensor, found: State, seed: int) -> tuple[Tensor, Tensor]:
