@@ -200,7 +200,7 @@ class Optimising(Damped):
         """The optimiser's rule, if there is an optimiser."""
         if self.server_optimiser is None:
             return super().step_rule(clients)
-        return Optimised(self.server_optimiser, self.rate, mean=self.by_mean)
+        return Optimised(self.server_optimiser, self.client_optimiser, self.rate, mean=self.by_mean)
 
     def part_taken(self, after: State) -> float:
         """The fraction by which `monitor` divides the change; 1 if an optimiser decides on the steps."""
