@@ -138,7 +138,7 @@ def rates(y):
 @pytest.mark.parametrize("changes", ["sum", "mean"])
 @pytest.mark.filterwarnings("ignore")
 def test_optimisers_count_a_prior_that_is_no_gaussian_once(changes):
-    """The fixed point of EP with Laplace is the mode of the logarithm, (Σ y + 3) / (N + 1), and its curvature Σ y + 3."""
+    """The fixed point with Laplace's approximation is the mode of the logarithm, (Σ y + 3) / (N + 1)."""
     y = torch.tensor(COUNTS, dtype=torch.float64)
     fed = pf.Federation(rates, (y,), plate="data", num_clients=2)
     both = pf.Optimisers(server=momentum(MOMENTUM), client=momentum(MOMENTUM), changes=changes)
