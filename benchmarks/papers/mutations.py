@@ -129,7 +129,11 @@ EQUATIONS = (
             ("infer/papers/svgd.py:PaperSVGD._scores", "self.temperature", "1.0"),
             ("infer/papers/svgd.py:PaperSVGD._scores", "log_joint(z, batch, self.temperature)", "log_lik(z, batch)"),
             (f"{PARTICLES}ParticleAlgorithm.move", "particles + pace", "particles - pace"),
-            ("infer/papers/svgd.py:PaperSVGD.local_step", 'local["steps"])\n', '0 * local["steps"])\n'),
+            (
+                "infer/papers/svgd.py:PaperSVGD.local_step",
+                "entries_as(AdaGradState, local)",
+                "self.start_optimiser(before)",
+            ),
         ),
     ),
     Equation(
@@ -140,7 +144,7 @@ EQUATIONS = (
             (f"{PAPER}SiteParticles.tilted_scores", "/ self.temperature", "* self.temperature"),
             (f"{PAPER}SiteParticles.tilted_scores", "(1.0 - is_prior) * density", "density"),
             (f"{PAPER}SiteParticles.tilted_scores", "is_prior * log_prior", "log_prior"),
-            (f"{PAPER}SiteParticles.tilted_scores", 'shared["particles"]', "particles"),
+            (f"{PAPER}SiteParticles.tilted_scores", "q.particles", "particles"),
         ),
     ),
     Equation(
@@ -149,8 +153,8 @@ EQUATIONS = (
         (
             (f"{PAPER}PaperDSVGD._distill_step", "+ self.site_score", "- self.site_score"),
             (f"{PAPER}PaperDSVGD._distill_step", "- self.global_score", "+ self.global_score"),
-            (f"{PAPER}PaperDSVGD._distill_step", "kde_score(site, particles,", 'kde_score(site, shared["particles"],'),
-            (f"{PAPER}PaperDSVGD.local_step", '(local["site"], self', '(shared["particles"], self'),
+            (f"{PAPER}PaperDSVGD._distill_step", "kde_score(local, particles,", "kde_score(local, q.particles,"),
+            (f"{PAPER}PaperDSVGD.local_step", "site.site, self", "q.particles, self"),
             (f"{PAPER}PaperDSVGD.site_score", "torch.zeros_like(score)", "score"),
             (f"{PAPER}SiteParticles.global_score", "torch.where(is_prior,", "torch.where(~is_prior,"),
         ),
@@ -160,10 +164,10 @@ EQUATIONS = (
         (STEIN, "-k", "algorithm_4"),
         (
             (f"{UNCONSTRAINED}UDSVGD.site_score", "score + torch.where", "score - torch.where"),
-            (f"{UNCONSTRAINED}UDSVGD.site_score", 'where(site["from_prior"]', 'where(~site["from_prior"]'),
-            (f"{UNCONSTRAINED}UDSVGD.site_score", 'site["before"][0]', 'site["after"][0]'),
+            (f"{UNCONSTRAINED}UDSVGD.site_score", "where(site.from_prior", "where(~site.from_prior"),
+            (f"{UNCONSTRAINED}UDSVGD.site_score", "site.before[0]", "site.after[0]"),
             (f"{KDE}buffer_score_ratio", "- kde_score", "+ kde_score"),
-            (f"{UNCONSTRAINED}_remember", 'shared["particles"][:, None]', "particles[:, None]"),
+            (f"{UNCONSTRAINED}Turns.with_turn", "q.particles[:, None]", "particles[:, None]"),
         ),
     ),
     Equation(
@@ -174,7 +178,7 @@ EQUATIONS = (
             (f"{PARALLEL}PaperParallelDSVGD._server_step", ".sum(0)", ".mean(0)"),
             (f"{PARALLEL}PaperParallelDSVGD._server_step", "prior_scores(problem, particles) + ", ""),
             (f"{PARALLEL}PaperParallelDSVGD._server_step", "visited[:, None, None]", "~visited[:, None, None]"),
-            (f"{PARALLEL}PaperParallelDSVGD.combine", 'sites[messages["client"]]', 'sites[: len(messages["client"])]'),
+            (f"{PARALLEL}PaperParallelDSVGD.combine", "sites[clients]", "sites[: len(clients)]"),
         ),
     ),
     Equation(
@@ -212,8 +216,8 @@ EQUATIONS = (
         (
             (
                 f"{PAPER}SiteParticles._tilted_ksd",
-                "particles, shared, site, batch)",
-                "particles + 1, shared, site, batch)",
+                "particles, q, site, batch)",
+                "particles + 1, q, site, batch)",
             ),
             (f"{PAPER}SiteParticles.tilted_scores", "/ self.temperature", "* self.temperature"),
             (

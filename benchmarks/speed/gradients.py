@@ -28,6 +28,8 @@ import pyro_fed as pf
 from pyro_fed.density.compiling.compiler import Compiler
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, draw_minibatches
+from pyro_fed.infer.papers.dsvgd import Approximation, Site
+from pyro_fed.infer.sites.records import entries_as
 
 REPEATS = 9
 
@@ -154,7 +156,8 @@ def dsvgd(clients: int = 20, steps: int = 400) -> None:
         noise = type(draws[0])(*(torch.stack(parts, 1) for parts in zip(*draws, strict=True)))
         site = {name: value[at] for name, value in local.items()}
         received = algorithm.download(shared, at)
-        return partial(algorithm.move_global, problem, received, site, fed.client_data(range(count)), noise)
+        records = entries_as(Approximation, received), entries_as(Site, site)
+        return partial(algorithm.move_global, problem, *records, fed.client_data(range(count)), noise)
 
     eager = EagerDSVGD(x[:100], y[:100], shared["particles"], local["site"][0])
     one, many, plain = seconds(work(1), work(clients), partial(eager.run, steps), calls=1)

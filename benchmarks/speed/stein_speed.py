@@ -25,6 +25,8 @@ from benchmarks.speed.gradients import model as logistic
 from models import bnn_regression
 from pyro_fed.density.compiling.compiler import Compiler
 from pyro_fed.density.rows.batches import draw_minibatches, with_batches
+from pyro_fed.infer.papers.dsvgd import Approximation, Site
+from pyro_fed.infer.sites.records import entries_as
 from pyro_fed.ops.step_sizes import AdaGradState
 
 STEPS, PARTICLES, ROWS = 50, 20, 1000
@@ -48,7 +50,8 @@ def published(algorithm, fed, noise):
     shared, local = algorithm.init(fed.problem, 1, torch.Generator().manual_seed(0), None)
     received = algorithm.download(shared | {"is_prior": torch.tensor(False)}, torch.zeros(1, dtype=torch.int64))
     site = local | {"visited": torch.ones(1, dtype=torch.bool)}
-    return partial(algorithm.move_global, fed.problem, received, site, fed.client_data(), noise)
+    records = entries_as(Approximation, received), entries_as(Site, site)
+    return partial(algorithm.move_global, fed.problem, *records, fed.client_data(), noise)
 
 
 def accurate(algorithm, fed, noise, dense):

@@ -59,7 +59,7 @@ def acceleration(points: Gaussian, moves: Gaussian, damping: float, growth: floa
     known = _usable_rounds(vectors.norm(dim=-1), growth)
     change, moved = (_differences(part, known) for part in (moves, points))
     columns = torch.where(known[:-1].unsqueeze(-1), vectors.diff(dim=0), 0.0)
-    weights = _least_squares(columns, vectors[-1])
+    weights = least_squares(columns, vectors[-1])
     added = moved.product(change.power(damping)).power(-weights).product_over(0)
     length = _whitened_changes(last, _item(added, None))[0].norm(dim=-1)
     added = added.power(_bound(length, vectors[-1].norm(dim=-1), longest))
@@ -72,7 +72,7 @@ def _mean_steps(points: Gaussian, moves: Gaussian, damping: float, longest: floa
     steps = moves.score(means) / root  # P^(1/2) f
     known = steps.isfinite().all(-1, keepdim=True)[:-1]
     columns = torch.where(known, steps.diff(dim=0), 0.0)
-    weights = _least_squares(columns, steps[-1]).unsqueeze(-1)
+    weights = least_squares(columns, steps[-1]).unsqueeze(-1)
     step = -(weights * (torch.where(known, means.diff(dim=0), 0.0) * root + damping * columns)).sum(0)
     return step * _bound(step.norm(dim=-1), steps[-1].norm(dim=-1), longest).unsqueeze(-1) / root
 
@@ -102,7 +102,7 @@ def _differences(factors: Gaussian, known: Tensor) -> Gaussian:
     return type(factors)(*(choose(known[:-1], part.diff(dim=0), 0.0) for part in parts))
 
 
-def _least_squares(columns: Tensor, target: Tensor) -> Tensor:
+def least_squares(columns: Tensor, target: Tensor) -> Tensor:
     """γ of least norm, (M - 1, ...), from columns (M - 1, ..., V) and a target (..., V).
 
     Columns may depend on each other, or be zero: torch solves such systems on the CPU alone.

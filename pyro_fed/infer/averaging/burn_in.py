@@ -13,8 +13,9 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import chosen_setting, explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import ClientData, batch_of, with_batches
-from pyro_fed.infer.averaging.fedavg import FedAvg
+from pyro_fed.density.rows.batches import ClientData
+from pyro_fed.infer.averaging.fedavg import FedAvg, Server
+from pyro_fed.infer.sites.records import entries_as
 
 
 @explains_unknown
@@ -75,18 +76,18 @@ class BurnIn(FedAvg):
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
         """Make L steps of Adam, which starts afresh in every round."""
-        batch, dims = with_batches(data, self.batch_size)
-        zero = torch.zeros_like(shared["point"])
-        carry = (shared["point"], zero, zero, zero[:, 0])
+        server = entries_as(Server, shared)
+        objective, axes = self.objective(server, data, data.num_rows)
+        zero = torch.zeros_like(server.point)
         rate = self.step_size * ((shared["rounds_before"] + 1).to(zero) / self.rising).clamp_max(1)
-        const = ((data.num_rows, shared["num_rows"], rate), batch)
-        (point, *_), _ = problem.scan(self._adam, carry, const, noise, self.chain_steps, ((0, 0, 0), dims))
-        return {"delta": point - shared["point"]}, {}, {}
+        carry, const = (server.point, zero, zero, zero[:, 0]), (objective, rate)
+        (point, *_), _ = problem.scan(self._adam, carry, const, noise, self.chain_steps, (axes, 0))
+        return {"delta": point - server.point}, {}, {}
 
     def _adam(self, problem: Problem, carry: Any, const: Any, picks: Any) -> tuple[Any, tuple[()]]:
         point, first, second, count = carry
-        (rows, total, rate), data = const
-        score, count = self.score(problem, point, batch_of(data, picks), rows, total), count + 1
+        objective, rate = const
+        score, count = self.score(problem, point, objective, picks), count + 1
         first = self.momentum * first + (1 - self.momentum) * score
         second = self.second_moment * second + (1 - self.second_moment) * score.square()
         mean, square = first / (1 - self.momentum**count), second / (1 - self.second_moment**count)

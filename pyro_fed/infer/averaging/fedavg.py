@@ -7,13 +7,15 @@ Source: McMahan et al. (2017); Reddi et al. (2020), Algorithm 2; the baseline of
 Deviations: `prior` adds the client's share N_k / N of the log prior to its objective (MAP); the papers have none. Where
 a step takes all rows its size is held to the curvature that the client's own gradients show, see `averaging.descent`.
 A point, not a posterior: its one draw is labelled so (`draws_are` "point").
+
+Letters: θ `point`, θ_k - θ `delta`, N_k `divisor`, N `num_rows`, δ `damping`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -32,6 +34,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import (
     Batch,
     ClientData,
+    Minibatch,
     at_work,
     batch_of,
     draw_epochs,
@@ -42,10 +45,32 @@ from pyro_fed.errors import SettingError
 from pyro_fed.infer.averaging.contributions import StepContributions
 from pyro_fed.infer.averaging.descent import descent_ends
 from pyro_fed.infer.averaging.optim import OPTIM, Adam, Optimiser
+from pyro_fed.infer.sites.records import entries_as
 
 #: Rounds whose steps are averaged, and the largest ratio of the last steps' mean to that of the middle ones: steps of
 #: minibatches keep their length, and steps towards a point get shorter.
 RECENT, GROWN = 10, 2.0
+
+
+class Server(NamedTuple):
+    """The server's state but for its optimiser's, which clients receive: θ (D,) or (C, D), and N, () or (C,)."""
+
+    point: Tensor
+    num_rows: Tensor
+
+
+class Objective(NamedTuple):
+    """What a client's log density a row, log p_k / N_k + log p_0 / N, is computed from; leading axes are clients.
+
+    Args:
+        divisor: of the log-likelihood, N_k.
+        num_rows: N.
+        data: the client's rows, or those of a step.
+    """
+
+    divisor: Tensor
+    num_rows: Tensor
+    data: Batch | ClientData
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,11 +115,11 @@ class LocalSGD(Algorithm):
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
         """Start near the prior's mean, further off if gradients vanish there, or at zeros if a flat prior has none."""
-        return {"point": problem.central_start(generator), "num_rows": torch.tensor(problem.num_rows)}, {}
+        return Server(problem.central_start(generator), torch.tensor(problem.num_rows))._asdict(), {}
 
     def download(self, shared: State, clients: Tensor) -> State:
         """The server's point, which clients receive."""
-        return super().download({name: shared[name] for name in ("point", "num_rows")}, clients)
+        return super().download(entries_as(Server, shared)._asdict(), clients)
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
         """Minibatches of a round."""
@@ -108,18 +133,22 @@ class LocalSGD(Algorithm):
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
         """Make L steps of SGD."""
-        batch, dims = with_batches(data, self.batch_size)
-        const = ((data.num_rows, shared["num_rows"]), batch)
-        point = self.descended(problem, shared["point"], const, noise, ((0, 0), dims))
-        return {"delta": point - shared["point"]}, {}, {}
+        server = entries_as(Server, shared)
+        point = self.descended(problem, server.point, *self.objective(server, data, data.num_rows), noise)
+        return {"delta": point - server.point}, {}, {}
 
-    def descended(self, problem: Problem, point: Tensor, const: Any, noise: Noise, dims: Any) -> Tensor:
+    def objective(self, server: Server, data: ClientData, divisor: Tensor) -> tuple[Objective, Objective]:
+        """The objectives of C clients, whose log-likelihoods `divisor` (C,) divides, and their client axes."""
+        rows, axes = with_batches(data, self.batch_size)
+        return Objective(divisor, server.num_rows, rows), Objective._make((0, 0, axes))
+
+    def descended(self, problem: Problem, point: Tensor, const: Any, dims: Any, noise: Noise) -> Tensor:
         """The points (C, D) where C clients' L steps from `point` (C, D) end; `dims` are the client axes of `const`."""
         if self.batch_size is None:
             return descent_ends(problem, self, point, const, dims)
         count = len(noise.weight) if self.unit == "epochs" else self.chain_steps
-        (found, _), _ = problem.scan(self._step, (point, torch.zeros_like(point)), const, noise, count, dims)
-        end: Tensor = found
+        end: Tensor
+        (end, _), _ = problem.scan(self._step, (point, torch.zeros_like(point)), const, noise, count, dims)
         return end
 
     def _step(self, problem: Problem, carry: Any, const: Any, picks: Any) -> tuple[Any, tuple[()]]:
@@ -129,21 +158,18 @@ class LocalSGD(Algorithm):
         return (point + moving * self.step_size * velocity, velocity), ()
 
     def gradient(self, problem: Problem, point: Tensor, const: Any, picks: Any) -> Tensor:
-        """The gradient (D,) that a client's step follows.
+        """The gradient (D,) that a client's step follows; `const` is its objective, `picks` the step's minibatch."""
+        return self.score(problem, point, const, picks)
 
-        `const` holds the client's and all rows' numbers, and its data; `picks` is the step's minibatch.
-        """
-        (rows, total), data = const
-        return self.score(problem, point, batch_of(data, picks), rows, total)
+    def score(self, problem: Problem, point: Tensor, objective: Objective, picks: Minibatch) -> Tensor:
+        """The gradient (D,) of a client's objective by a step's minibatch."""
+        batch = batch_of(objective.data, picks)
 
-    def score(self, problem: Problem, point: Tensor, batch: Batch, rows: Tensor, total: Tensor) -> Tensor:
-        """The gradient (D,) of a client's objective; the client has `rows` rows, all clients `total`."""
+        def log_density(z: Tensor) -> Tensor:
+            value: Tensor = problem.log_lik(z, batch) / objective.divisor.clamp_min(1)
+            return value + problem.log_prior(z) / objective.num_rows if self.prior else value
 
-        def objective(z: Tensor) -> Tensor:
-            value: Tensor = problem.log_lik(z, batch) / rows.clamp_min(1)
-            return value + problem.log_prior(z) / total if self.prior else value
-
-        found: Tensor = grad(objective)(point)
+        found: Tensor = grad(log_density)(point)
         return found
 
     def objections(self, received: State, messages: State) -> message_limits.Objections:
@@ -157,7 +183,7 @@ class LocalSGD(Algorithm):
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """Length of the server's step."""
-        return {"change": float((after["point"] - before["point"]).norm())}
+        return {"change": float((entries_as(Server, after).point - entries_as(Server, before).point).norm())}
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
         """A warning if steps grow at the end, because the point has not converged."""
@@ -172,7 +198,7 @@ class LocalSGD(Algorithm):
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
         """The point, (1, 1, D)."""
-        return shared["point"][None, None]
+        return entries_as(Server, shared).point[None, None]
 
 
 @explains_unknown
@@ -216,7 +242,8 @@ class FedAvg(LocalSGD):
         resolve(self, "server_optimiser", Optimiser, allow_none=True)
 
     @property
-    def _optimiser(self) -> Optimiser | None:
+    def optimiser(self) -> Optimiser | None:
+        """The setting `server_optimiser` as an instance."""
         return cast("Optimiser | None", self.server_optimiser)
 
     def init(
@@ -224,15 +251,16 @@ class FedAvg(LocalSGD):
     ) -> tuple[State, State]:
         """Start at a point, with the state of the server's optimiser."""
         shared, local = super().init(problem, num_clients, generator, start)
-        if self._optimiser is None:
+        if self.optimiser is None:
             return shared, local
-        return shared | prefixed(OPTIM, self._optimiser.init({"point": shared["point"]}, self.damping)), local
+        point = entries_as(Server, shared).point
+        return shared | prefixed(OPTIM, self.optimiser.init({"point": point}, self.damping)), local
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """Average the steps by rows, and pass the average through the optimiser."""
+        point = entries_as(Server, shared).point
         delta = (weights.unsqueeze(-1) * messages["delta"]).sum(0)
-        if self._optimiser is None:
-            return {**shared, "point": shared["point"] + self.damping * delta}
-        state = within(shared, OPTIM)
-        step, after = self._optimiser.step({"point": shared["point"]}, {"point": delta}, state, self.damping)
-        return {**shared, "point": shared["point"] + step["point"], **prefixed(OPTIM, after)}
+        if self.optimiser is None:
+            return {**shared, "point": point + self.damping * delta}
+        step, memory = self.optimiser.step({"point": point}, {"point": delta}, within(shared, OPTIM), self.damping)
+        return {**shared, "point": point + step["point"], **prefixed(OPTIM, memory)}

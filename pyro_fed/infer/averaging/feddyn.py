@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,8 +31,19 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
+from pyro_fed.infer.averaging import fedavg
 from pyro_fed.infer.averaging.contributions import StepContributions
 from pyro_fed.infer.averaging.fedprox import Proximal
+from pyro_fed.infer.sites.records import entries_as
+
+
+class Server(NamedTuple):
+    """The server's state: θ (D,), N, h (D,) and K."""
+
+    point: Tensor
+    num_rows: Tensor
+    correction: Tensor
+    num_clients: Tensor
 
 
 @explains_unknown
@@ -69,9 +80,9 @@ class FedDyn(Proximal):
     ) -> tuple[State, State]:
         """The state of `FedAvg`, with pulls of zero."""
         shared, _ = super().init(problem, num_clients, generator, start)
-        point = shared["point"]
-        own = {"correction": torch.zeros_like(point), "num_clients": torch.tensor(num_clients)}
-        return {**shared, **own}, {"linear": point.new_zeros(num_clients, len(point))}
+        none = torch.zeros_like(shared["point"])
+        server = Server(**shared, correction=none, num_clients=torch.tensor(num_clients))
+        return server._asdict(), {"linear": none.expand(num_clients, -1).clone()}
 
     def download(self, shared: State, clients: Tensor) -> State:
         """The server's point and the number of clients, which clients receive."""
@@ -82,10 +93,10 @@ class FedDyn(Proximal):
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
         """Make L steps of SGD on f_k, the client's pull and the proximal term."""
-        rows = shared["num_rows"] / shared["num_clients"]  # so that clients count by their rows, see the header
-        point = self.minimised(problem, shared, local["linear"], data, noise, rows)
-        delta = point - shared["point"]
-        return {"delta": delta}, {"linear": local["linear"] - self.proximal * delta}, {}
+        server, linear = entries_as(fedavg.Server, shared), local["linear"]
+        divisor = server.num_rows / shared["num_clients"]  # so that clients count by their rows, see the header
+        delta = self.step(problem, server, linear, data, divisor, noise)
+        return {"delta": delta}, {"linear": linear - self.proximal * delta}, {}
 
     def contributions(self) -> Contributions:
         """The clients' steps, which cannot be bounded: a client's pull follows its own step, not the accepted part."""
@@ -94,7 +105,7 @@ class FedDyn(Proximal):
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """The mean over the clients of the round, less the correction."""
-        delta = messages["delta"]
-        correction = shared["correction"] - self.proximal * delta.sum(0) / shared["num_clients"]
-        point = shared["point"] + delta.mean(0) - correction / self.proximal
-        return {**shared, "point": point, "correction": correction}
+        server, delta = entries_as(Server, shared), messages["delta"]
+        correction = server.correction - self.proximal * delta.sum(0) / server.num_clients
+        point = server.point + delta.mean(0) - correction / self.proximal
+        return server._replace(point=point, correction=correction)._asdict()

@@ -19,7 +19,7 @@ The prior is counted by default (MAP).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,8 +29,23 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_positive
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import ClientData, batch_of, with_batches
-from pyro_fed.infer.averaging.fedavg import FedAvg, LocalSGD
+from pyro_fed.density.rows.batches import ClientData
+from pyro_fed.infer.averaging.fedavg import FedAvg, LocalSGD, Objective, Server
+from pyro_fed.infer.sites.records import entries_as
+
+
+class HeldObjective(NamedTuple):
+    """A client's objective with the linear and the proximal term; leading axes are clients.
+
+    Args:
+        free: without them.
+        linear: g_k, of a term -g_k'θ of f_k, zero in FedProx, (D,).
+        anchor: θ_t, the point of the proximal term, (D,).
+    """
+
+    free: Objective
+    linear: Tensor
+    anchor: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,30 +69,21 @@ class Proximal(LocalSGD):
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
         """Make L steps of SGD on f_k and the proximal term."""
-        point = self.minimised(problem, shared, torch.zeros_like(shared["point"]), data, noise, data.num_rows)
-        return {"delta": point - shared["point"]}, {}, {}
+        server = entries_as(Server, shared)
+        return {"delta": self.step(problem, server, torch.zeros_like(server.point), data, data.num_rows, noise)}, {}, {}
 
-    def minimised(
-        self, problem: Problem, shared: State, linear: Tensor, data: ClientData, noise: Noise, rows: Tensor
+    def step(
+        self, problem: Problem, server: Server, linear: Tensor, data: ClientData, divisor: Tensor, noise: Noise
     ) -> Tensor:
-        """The points (C, D) where the clients' steps end.
+        """The clients' steps θ_k - θ_t, (C, D), with g_k `linear` (C, D); `divisor` (C,) is of log-likelihoods."""
+        free, axes = self.objective(server, data, divisor)
+        held, held_axes = HeldObjective(free, linear, server.point), HeldObjective._make((axes, 0, 0))
+        return self.descended(problem, server.point, held, held_axes, noise) - server.point
 
-        `linear` is g_k (C, D), of a term -g_k'θ in the clients' objectives; `rows` (C,) divide the log-likelihoods.
-        """
-        batch, dims = with_batches(data, self.batch_size)
-        anchor = shared["point"]
-        const = ((rows, shared["num_rows"], anchor, linear), batch)
-        return self.descended(problem, anchor, const, noise, ((0, 0, 0, 0), dims))
-
-    def gradient(self, problem: Problem, point: Tensor, const: Any, picks: Any) -> Tensor:
-        """The gradient (D,) of f_k with its linear and proximal terms.
-
-        `const` holds the divisor of the log-likelihood, the number of all rows, the anchor, the linear term, and the
-        data; `picks` is the step's minibatch.
-        """
-        (rows, total, anchor, linear), data = const
-        score = self.score(problem, point, batch_of(data, picks), rows, total)
-        found: Tensor = score + linear - self.proximal * (point - anchor)
+    def gradient(self, problem: Problem, point: Tensor, const: HeldObjective, picks: Any) -> Tensor:
+        """The gradient (D,) of -f_k with its linear and proximal terms; `picks` is the step's minibatch."""
+        score = self.score(problem, point, const.free, picks)
+        found: Tensor = score + const.linear - self.proximal * (point - const.anchor)
         return found
 
 

@@ -20,7 +20,7 @@ rounds. It ends elsewhere where they are not: the mean of the clients' best guid
 Latents inside the plate are integrated out of log p_k, which is what the best of all local guides would give. Where the
 guide has these sites, and takes any rows, its local part is used in place: see `guides.amortised`.
 
-Letters: φ `params`, S `num_particles`, m `local_steps`.
+Letters: φ `params`, z `points`, ε's seed `noise_seed`, S `num_particles`, m `local_steps`.
 
 Deviation: φ is averaged as it is, by rows; the paper takes Wasserstein barycentres of Gaussians, and means of clients.
 """
@@ -30,7 +30,7 @@ from __future__ import annotations
 import inspect
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
 from pyro.infer.autoguide import AutoDelta, AutoLaplaceApproximation, AutoMultivariateNormal
@@ -52,9 +52,31 @@ from pyro_fed.guides.kept_draws import KeptDraws
 from pyro_fed.guides.program import GuideDraws, GuideProgram, guide_program
 from pyro_fed.infer.averaging.contributions import StepContributions
 from pyro_fed.infer.averaging.optim import OPTIM, Adam
+from pyro_fed.infer.sites.records import as_entries, entries_as
 
 #: Adam's β₂: steep gradients of a distant start are forgotten within the rounds of a run.
 ADAM = Adam(betas=(0.9, 0.99), eps=1e-8)
+
+
+class Fit(NamedTuple):
+    """A guide on its way to the largest ELBO, at the server or at a client that moves it.
+
+    Args:
+        params: φ.
+        step: steps of Adam so far, ().
+        seed: of the run's ε, ().
+        adam: Adam's state by name.
+    """
+
+    params: Tensor
+    step: Tensor
+    seed: Tensor
+    adam: Annotated[State, f"{OPTIM}."]
+
+    @property
+    def noise_seed(self) -> int:
+        """The seed of this step's ε."""
+        return int(self.seed) + int(self.step)
 
 
 @explains_unknown
@@ -127,26 +149,23 @@ class SFVI(KeptDraws, Tempered):
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
         """Start from the guide's initial parameters."""
-        params = self.program(problem).start
+        program = self.program(problem)
         zero = torch.zeros(self.num_particles, problem.dim, dtype=problem.dtype)
+        seed = torch.randint(2**31, (), generator=generator)
         shared = {
-            "params": params,
-            "step": torch.tensor(0),
-            "seed": torch.randint(2**31, (), generator=generator),
+            **as_entries(Fit(program.start, torch.tensor(0), seed, self._adam_at(program.start))),
             "num_rows": torch.tensor(float(problem.num_rows), dtype=torch.float64),
             "points": zero,
-            "delta": params if self.local_steps > 1 else zero.flatten(),
-            **prefixed(OPTIM, ADAM.init({"params": params}, self.step_size)),
+            "delta": program.start if self.local_steps > 1 else zero.flatten(),
         }
-        if not self.program(problem).amortised:
+        if not program.amortised:
             return shared, {}
         if self.local_steps > 1:
             raise SettingError(
                 f"{type(self).__name__}: local_steps={self.local_steps} moves parameters of global sites alone, and "
                 "this guide has sites inside the plate: leave local_steps out, or leave these sites out of the guide"
             )
-        own = {"params": self.program(problem).own_start}
-        local = {**own, **prefixed(OPTIM, ADAM.init(own, self.step_size))}
+        local = {"params": program.own_start, **prefixed(OPTIM, self._adam_at(program.own_start))}
         return shared, {name: value.expand(num_clients, *value.shape) for name, value in local.items()}
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
@@ -157,7 +176,7 @@ class SFVI(KeptDraws, Tempered):
         """Draw the round's points."""
         if self.local_steps > 1:
             return shared
-        return {**shared, "points": self._points(problem, shared["params"], shared)}
+        return {**shared, "points": self._points(problem, entries_as(Fit, shared))}
 
     def download(self, shared: State, clients: Tensor) -> State:
         """The round's draws, or the guide's parameters, which clients receive."""
@@ -168,25 +187,26 @@ class SFVI(KeptDraws, Tempered):
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
         """The scores of a row at the draws, or the parameters' change in m steps."""
-        rows = data.num_rows.double().clamp_min(1)
-        if self.local_steps == 1 and not local:
+        rows = data.num_rows.double().clamp_min(1).unsqueeze(-1)
+        if self.local_steps > 1:
+            return {"delta": self._parameter_changes(problem, shared, data, shared["num_rows"] / rows[:, 0])}, {}, {}
+        if not local:
             scores = clients_likelihood_scores(problem, shared["points"], data)
-            return {"delta": scores.double().flatten(1) / rows.unsqueeze(-1)}, {}, {}
-        if local:
-            found = [self._own_step(problem, shared, local, data, noise, k) for k in range(len(rows))]
-            scores = torch.stack([score.flatten() for score, _ in found])
-            after = {name: torch.stack([own[name] for _, own in found]) for name in local}
-            return {"delta": scores / rows.unsqueeze(-1)}, after, {}
-        states = [{name: value[k] for name, value in shared.items()} for k in range(len(rows))]
-        for state in states:
-            state |= prefixed(OPTIM, ADAM.init({"params": state["params"]}, self.step_size))
+            return {"delta": scores.double().flatten(1) / rows}, {}, {}
+        found = [self._own_step(problem, shared, local, data, noise, k) for k in range(len(rows))]
+        scores = torch.stack([score.flatten() for score, _ in found])
+        after = {name: torch.stack([own[name] for _, own in found]) for name in local}
+        return {"delta": scores / rows}, after, {}
+
+    def _parameter_changes(self, problem: Problem, shared: State, data: ClientData, weight: Tensor) -> Tensor:
+        """The changes of φ by m steps of each client, (C, P), whose likelihood counts with `weight` N / N_k, (C,)."""
+        each = zip(*(shared[name] for name in ("params", "step", "seed")), strict=True)
+        fits = [Fit(params, step, seed, self._adam_at(params)) for params, step, seed in each]
         for _ in range(self.local_steps):
-            points = torch.stack([self._points(problem, state["params"], state) for state in states])
-            scores = clients_likelihood_scores(problem, points, data)
-            share = (shared["num_rows"] / rows).reshape(-1, 1, 1)
-            states = [self._ascended(problem, *each) for each in zip(states, scores * share, strict=True)]
-        params = torch.stack([state["params"] for state in states])
-        return {"delta": params - shared["params"]}, {}, {}
+            points = torch.stack([self._points(problem, fit) for fit in fits])
+            scores = clients_likelihood_scores(problem, points, data) * weight[:, None, None]
+            fits = [self._ascended(problem, fit, own) for fit, own in zip(fits, scores, strict=True)]
+        return torch.stack([fit.params for fit in fits]) - shared["params"]
 
     def _own_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise, k: int
@@ -212,7 +232,8 @@ class SFVI(KeptDraws, Tempered):
         delta = shared["delta"]
         if self.local_steps > 1:
             return {**shared, "params": shared["params"] + delta, "step": shared["step"] + self.local_steps}
-        return self._ascended(problem, shared, shared["num_rows"] * delta.reshape(shared["points"].shape))
+        scores = shared["num_rows"] * delta.reshape(shared["points"].shape)
+        return {**shared, **as_entries(self._ascended(problem, entries_as(Fit, shared), scores))}
 
     def conclude(self, problem: Problem, shared: State) -> State:
         """Draw from the guide."""
@@ -227,23 +248,25 @@ class SFVI(KeptDraws, Tempered):
         """Advise shorter steps."""
         return f"take a shorter step_size ({self.step_size:g} was taken), or a guide that begins nearer"
 
-    def _points(self, problem: Problem, params: Tensor, shared: State) -> Tensor:
+    def _adam_at(self, params: Tensor) -> State:
+        """Adam's state before the first step."""
+        return ADAM.init({"params": params}, self.step_size)
+
+    def _points(self, problem: Problem, fit: Fit) -> Tensor:
         """The points z of the step's ε."""
-        return self.program(problem).points(params, self.num_particles, _seed(shared))
+        return self.program(problem).points(fit.params, self.num_particles, fit.noise_seed)
 
     def _rate(self, step: Tensor) -> float:
         """Adam's rate at a step."""
         share: float = self.final_share ** max(0.0, 2 * int(step) / self.num_steps - 1)
         return self.step_size * share
 
-    def _ascended(self, problem: Problem, shared: State, scores: Tensor) -> State:
-        """The state after one step of Adam along the gradient of the ELBO, by scores of the likelihood (S, D)."""
+    def _ascended(self, problem: Problem, fit: Fit, scores: Tensor) -> Fit:
+        """The guide after one step of Adam along the gradient of the ELBO, by scores of the likelihood (S, D)."""
         objective = partial(elbo, problem, scores)
-        gradient = self.program(problem).gradient(shared["params"], self.num_particles, _seed(shared), objective)
-        params = {"params": shared["params"]}
-        move, after = ADAM.step(params, {"params": gradient}, within(shared, OPTIM), self._rate(shared["step"]))
-        step = {"params": shared["params"] + move["params"], "step": shared["step"] + 1}
-        return {**shared, **step, **prefixed(OPTIM, after)}
+        gradient = self.program(problem).gradient(fit.params, self.num_particles, fit.noise_seed, objective)
+        move, adam = ADAM.step({"params": fit.params}, {"params": gradient}, fit.adam, self._rate(fit.step))
+        return Fit(fit.params + move["params"], fit.step + 1, fit.seed, adam)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,11 +284,6 @@ class PointSFVI(SFVI):
 def _is_kind(guide: Any, kind: type) -> bool:
     """Whether a guide, class or instance, is of a kind."""
     return issubclass(guide if inspect.isclass(guide) else type(guide), kind)
-
-
-def _seed(shared: State) -> int:
-    """The seed of a step's ε."""
-    return int(shared["seed"]) + int(shared["step"])
 
 
 def elbo(problem: Problem, scores: Tensor, draws: GuideDraws) -> Tensor:

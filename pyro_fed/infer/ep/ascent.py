@@ -35,7 +35,7 @@ prior. No easy run takes a step back.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
@@ -44,10 +44,8 @@ from torch import Tensor
 from pyro_fed.algorithm.states import State
 from pyro_fed.infer.sites.gaussian_sites import (
     NARROWINGS,
-    as_state,
     at_mean,
     flat_like,
-    gaussian,
     largest_move,
     moments_of,
 )
@@ -108,17 +106,6 @@ class Climb:
     recent_bests: Tensor
     enough: Tensor
     slow: Tensor
-
-    @classmethod
-    def of(cls, memory: State) -> Self:
-        """The record in the server's state."""
-        rest = {field.name: memory[field.name] for field in fields(cls) if field.name not in ("best", "onward")}
-        return cls(gaussian(memory, "best_"), gaussian(memory, "onward_"), **rest)
-
-    def state(self) -> State:
-        """The entries of the server's state."""
-        rest = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in ("best", "onward")}
-        return {**as_state(self.best, "best_"), **as_state(self.onward, "onward_"), **rest}
 
     def with_bound(self, bound: Tensor) -> Self:
         """The record with the bound of this round among the last best ones, and whether these have risen too little."""

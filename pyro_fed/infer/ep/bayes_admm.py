@@ -55,6 +55,7 @@ from pyro_fed.infer.sites.gaussian_sites import (
     is_finite,
     kept_where,
 )
+from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.ops.backtrack import backtrack
 from pyro_fed.ops.gaussian import Gaussian
 
@@ -115,14 +116,15 @@ class BayesADMM(Converging, WarmStarted):
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """Take the server's average, and record how far it is ahead of the product of the sites."""
-        server, ahead, sent = Server.of(shared), gaussian(shared, "ahead_"), self.changes_of(messages).product_over(0)
+        server, ahead = entries_as(Server, shared), gaussian(shared, "ahead_")
+        sent = self.changes_of(messages).product_over(0)
         known = is_finite(server.prior_change)
         prior_change = kept_where(known, server.prior_change)
         share = 1 / (1 + self.rho * int(server.num_clients))
         whole = sent.power(2.0).product(prior_change).quotient(ahead).power(share)
         taken = backtrack(server.q, whole)
         step = whole.power(taken)
-        return replace(
+        after = replace(
             server,
             q=server.q.product(step),
             prior=server.prior.product(prior_change),
@@ -130,7 +132,8 @@ class BayesADMM(Converging, WarmStarted):
             fractions=messages["usable"].double(),
             cut=(~known | (taken < 1)).double(),
             memory=server.memory | as_state(ahead.product(step).quotient(sent).quotient(prior_change), "ahead_"),
-        ).state()
+        )
+        return as_entries(after)
 
     def part_taken(self, after: State) -> float:
         """The share 1 / (1 + ρ K) of the whole step."""

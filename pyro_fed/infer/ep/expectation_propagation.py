@@ -58,6 +58,7 @@ from pyro_fed.infer.sites.gaussian_sites import (
     prepend_gaussian,
 )
 from pyro_fed.infer.sites.prior_gaussian import fit_prior
+from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.ops.gaussian import Gaussian
 
 
@@ -122,10 +123,10 @@ class EP(SpreadGaussian, SiteKeeping):
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """Update q ← q Π_k (Δ_k)^s_k and t_0 ← t_0 (Δ_0)^s_0, Algorithm 3, step 2; `weights` only gives the number."""
-        server = Server.of(shared)
+        server = entries_as(Server, shared)
         changes = prepend_gaussian(server.prior_change, self.changes_of(messages))
         step = self.step_rule(len(weights)).step(server, changes, self.lower_bound(server, messages))
-        return replace(
+        after = replace(
             server,
             q=step.q,
             prior=server.prior.product(step.prior_taken),
@@ -135,7 +136,8 @@ class EP(SpreadGaussian, SiteKeeping):
             reset=torch.full_like(server.reset, float(step.reset)),
             cut=torch.full_like(server.cut, float(step.cut)),
             memory=step.memory,
-        ).state()
+        )
+        return as_entries(after)
 
     def settle(self, told: State, local: State) -> State:
         """Update t_k ← t_k (Δ_k)^s_k, step 5 of Algorithm 4, with the client's share of the added part."""
@@ -155,11 +157,11 @@ class EP(SpreadGaussian, SiteKeeping):
     # -- the rest of a round --------------------------------------------------------------------------------
     def prepare(self, problem: Problem, shared: State) -> State:
         """Compute Δ_0, the change of the prior's site, by the same step as the clients'; none if it never changes."""
-        server = Server.of(shared)
+        server = entries_as(Server, shared)
         if bool(server.skips_prior):
             return shared
         change, value = prior_site.change_at(self, self.solver, problem, server)
-        return replace(server, prior_change=change, prior_value=value).state()
+        return as_entries(replace(server, prior_change=change, prior_value=value))
 
     def lower_bound(self, server: Server, messages: State) -> Tensor | None:
         """Σ_k E_q[log p_k] + E_q[log p_0] + H(q), the evidence's lower bound at q, (); NaN if a part is not finite.
@@ -175,7 +177,7 @@ class EP(SpreadGaussian, SiteKeeping):
 
     def feedback(self, after: State, clients: Tensor) -> tuple[State, State]:
         """What clients receive (s_k, their share of what was added to q, whether sites are discarded), and figures."""
-        server = Server.of(after)
+        server = entries_as(Server, after)
         share = as_state(server.added.power(1.0 / len(clients)), "share_")
         shares = {name: part.expand(len(clients), *part.shape) for name, part in share.items()}
         told = {"fraction": server.fractions, "reset": server.reset.expand(len(clients)), **shares}
@@ -267,7 +269,7 @@ class EP(SpreadGaussian, SiteKeeping):
         server = first_server(q, prior, num_clients, self.step_rule(num_clients).memory(q))
         # A bound needs E_q[log p_0] in every round, whether or not t_0 changes.
         skips = not self.bound_is_known and prior_site.never_changes(self, problem, q, prior)
-        return replace(server, skips_prior=torch.tensor(skips)).state(), self.client_state(sites)
+        return as_entries(replace(server, skips_prior=torch.tensor(skips))), self.client_state(sites)
 
     def client_state(self, sites: Gaussian) -> State:
         """The states of the clients, (K, ...): their sites."""

@@ -46,6 +46,7 @@ from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
+from pyro_fed.infer.ep.findings import unrestricted_pass
 from pyro_fed.infer.ep.settings import Controlled, Converging, Optimising, WarmStarted
 from pyro_fed.infer.ep.tilted import Laplace, Received, Tilted, TiltedInference
 from pyro_fed.infer.sites.gaussian_sites import gaussian
@@ -132,12 +133,10 @@ class FedLap(FedLapCov):
     def tilted(self, problem: Problem, received: Received, data: ClientData, noise: Noise) -> Tilted:
         """Compute v_k = Λ_-k θ_k - η_-k, which puts the mean of q_-k t_k at the tilted mode; and that mode's gap."""
         answer, cavity = super().tilted(problem, received, data, noise), received.cavity
-        found = answer.site.product(cavity)
-        mode = found.mean()
+        tilted, m = answer.site.product(cavity), received.q.mean()
+        mode = tilted.mean()
         site = type(cavity)(torch.zeros_like(cavity.precision), -cavity.score(mode))
-        # The score at m of a Gaussian of precision P_k and mean θ_k is P_k (θ_k - m).
-        start = received.q.mean()
-        gap = ((mode - start) * found.score(start)).sum(-1).clamp_min(0).sqrt()
+        gap = ((mode - m) * tilted.score(m)).sum(-1).clamp_min(0).sqrt()  # the score is P_k (θ_k - m)
         return answer._replace(site=site, info={**answer.info, "gap": gap, "curvature": answer.site.precision})
 
     def default_rounds(self, num_clients: int) -> int:
@@ -198,9 +197,8 @@ class FedLap(FedLapCov):
         if not self.solver.deterministic:
             return None
         window = math.ceil(1 / figures[-1]["share"])
-        recent = figures[-window:]
-        held = any(f["cut"] or f["fraction"] <= 0 for f in recent)
-        return len(recent) == window and not held and sum(f["bound"] for f in recent) < self.tolerance
+        last = figures[-window:]
+        return unrestricted_pass(last, window) and sum(f["bound"] for f in last) < self.tolerance
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
         """The warnings of `FedEP`, and one about the distance of the point from the mode."""

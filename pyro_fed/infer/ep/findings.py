@@ -30,16 +30,16 @@ def at_rest(figures: list[dict[str, float]], tolerance: float) -> bool:
     """
     window = math.ceil(1 / figures[-1]["share"])
     last, before = figures[-window:], figures[-2 * window : -window]
-    if not _unrestricted_pass(last, window):
+    if not unrestricted_pass(last, window):
         return False
     largest = max(f["change"] for f in last)
-    if largest < tolerance or window == 1 or not _unrestricted_pass(before, window):
+    if largest < tolerance or window == 1 or not unrestricted_pass(before, window):
         return largest < tolerance
     rate = sum(f["change"] for f in last) / sum(f["change"] for f in before)
     return rate <= FAST and rate * largest < GROWING * tolerance
 
 
-def _unrestricted_pass(figures: list[dict[str, float]], window: int) -> bool:
+def unrestricted_pass(figures: list[dict[str, float]], window: int) -> bool:
     """Whether these are all rounds of a pass, and nothing was held back in them."""
     return len(figures) == window and all(f["fraction"] > 0 and not f.get("cut") for f in figures)
 

@@ -13,8 +13,8 @@ and the prior's in the same way, from log p_0 - log h. Both gradients are means 
 If all clients are at work, steps are accelerated, and taken back if the evidence's bound has fallen, as those of
 Gaussians: see `guided_steps`. When a step is taken back the sites are discarded.
 
-Letters: λ `natural`, F `fisher`, s `fraction`, δ `damping`. The draws use the same random numbers at all clients and in
-all rounds; away from conjugacy the error falls with the root of `num_points`.
+Letters: λ_k `Site.natural`, F `fisher`, s `fraction`, δ `damping`. The draws use the same random numbers at all clients
+and in all rounds; away from conjugacy the error falls with the root of `num_points`.
 
 Only q(θ) of the guide is federated. A local part q(z_k | θ) is not used, with a warning: the likelihoods have z_k
 integrated out, which is equal to the best of all local guides.
@@ -23,7 +23,7 @@ integrated out, which is equal to the best of all local guides.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,10 +48,67 @@ from pyro_fed.guides.written import Draws, GuideFamily, read_guide
 from pyro_fed.infer.ep.findings import at_rest
 from pyro_fed.infer.ep.guided_steps import UNKNOWN, Path
 from pyro_fed.infer.sites.gaussian_sites import largest_move
+from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.ops.backtrack import MIN_FRACTION
 
 #: Seed of the draws for expectations, the same at the server and at all clients.
 DRAWS_SEED = 0
+
+
+class Server(NamedTuple):
+    """The server's state.
+
+    Args:
+        natural: λ, (P,).
+        prior_natural: the prior's site, (P,).
+        prior_delta: its change in this round.
+        change: Σ_k (λ_k - old λ_k), the prior's included.
+        fraction: s, ().
+        share: of the clients, at work in the last round, ().
+        mean: of the guide's sites.
+        sd: of the same.
+        num_clients: K.
+        seed: of the draws of the result.
+        fisher: F, (P, P).
+        bound: the evidence's lower bound at λ, ().
+        added: each site's share of the acceleration, (P,).
+        reset: 1 if the last step was taken back, and sites are discarded.
+        path: the λ of past rounds.
+    """
+
+    natural: Tensor
+    prior_natural: Tensor
+    prior_delta: Tensor
+    change: Tensor
+    fraction: Tensor
+    share: Tensor
+    mean: Tensor
+    sd: Tensor
+    num_clients: Tensor
+    seed: Tensor
+    fisher: Tensor
+    bound: Tensor
+    added: Tensor
+    reset: Tensor
+    path: Path
+
+
+class Site(NamedTuple):
+    """A client's site λ_k (C, P), and the change that it has sent."""
+
+    natural: Tensor
+    delta: Tensor
+
+
+class Verdict(NamedTuple):
+    """What the server tells clients of its step: s, each site's share of the acceleration, whether sites are discarded.
+
+    Leading axes are clients.
+    """
+
+    fraction: Tensor
+    added: Tensor
+    reset: Tensor
 
 
 @explains_unknown
@@ -113,37 +170,35 @@ class GuidedFedEP(KeptDraws, Algorithm, SiteKeeping):
         """Start from the guide's initial q as the prior's site, with clients' sites equal to one."""
         natural = self.family(problem).start
         mean, sd = self.family(problem).moments(natural)
-        shared = {
-            "natural": natural,
-            "prior_natural": natural,
-            "prior_delta": torch.zeros_like(natural),
-            "fraction": natural.new_ones(()),
-            "share": natural.new_ones(()),
-            "mean": mean,
-            "sd": sd,
-            "num_clients": torch.tensor(num_clients),
-            "seed": torch.randint(2**31, (), generator=generator),
-            "fisher": torch.eye(len(natural), dtype=natural.dtype),
-            "bound": natural.new_zeros(()),
-            "added": torch.zeros_like(natural),
-            "reset": natural.new_zeros(()),
-            **Path.begin(natural).state(),
-        }
-        return shared, {
-            "natural": natural.new_zeros(num_clients, len(natural)),
-            "delta": natural.new_zeros(num_clients, len(natural)),
-        }
+        still, zero, one = torch.zeros_like(natural), natural.new_zeros(()), natural.new_ones(())
+        server = Server(
+            natural=natural,
+            prior_natural=natural,
+            prior_delta=still,
+            change=still,
+            fraction=one,
+            share=one,
+            mean=mean,
+            sd=sd,
+            num_clients=torch.tensor(num_clients),
+            seed=torch.randint(2**31, (), generator=generator),
+            fisher=torch.eye(len(natural), dtype=natural.dtype),
+            bound=zero,
+            added=still,
+            reset=zero,
+            path=Path.begin(natural),
+        )
+        flat = natural.new_zeros(num_clients, len(natural))
+        return as_entries(server), Site(flat, flat.clone())._asdict()
 
     def prepare(self, problem: Problem, shared: State) -> State:
         """Compute the change of the prior's site."""
-        draws = self._draws(problem, shared["natural"])
+        server = entries_as(Server, shared)
+        draws = self._draws(problem, server.natural)
         scores, values = problem.vmap(grad_and_value(problem.log_prior))(draws.z.to(problem.dtype))
-        return {
-            **shared,
-            "prior_delta": _site(draws, (scores.double() - draws.base_score)[None])[0] - shared["prior_natural"],
-            "bound": (values.double() - draws.log_density).mean(),
-            "fisher": draws.fisher,
-        }
+        delta = _site(draws, (scores.double() - draws.base_score)[None])[0] - server.prior_natural
+        bound = (values.double() - draws.log_density).mean()
+        return as_entries(server._replace(prior_delta=delta, bound=bound, fisher=draws.fisher))
 
     def download(self, shared: State, clients: Tensor) -> State:
         """λ, the natural parameters of the guide, which clients receive."""
@@ -153,16 +208,16 @@ class GuidedFedEP(KeptDraws, Algorithm, SiteKeeping):
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
         """Compute the changes of the clients' sites."""
-        draws, batch = self._draws(problem, shared["natural"][0]), data.full_batch()
+        site, draws, batch = entries_as(Site, local), self._draws(problem, shared["natural"][0]), data.full_batch()
         points = draws.z.unsqueeze(1).expand(-1, len(batch.weight), -1).to(problem.dtype)
         points = in_blocks(points, len(batch.weight) * batch.width() * problem.num_nodes)
         _, (scores, values) = problem.scan(self._scores, (), batch, points, len(points), BATCHES)
-        delta = _site(draws, scores.transpose(0, 1).flatten(1, 2).double()) - local["natural"]
+        delta = _site(draws, scores.transpose(0, 1).flatten(1, 2).double()) - site.natural
         value = values.transpose(0, 1).flatten(1).double().mean(1)
         usable = delta.isfinite().all(1) & value.isfinite()
         delta = torch.where(usable.unsqueeze(-1), delta, 0.0)
         value = torch.where(usable, value, torch.finfo(value.dtype).min)
-        return {"delta": delta, "value": value}, {**local, "delta": delta}, {"usable": usable.double()}
+        return {"delta": delta, "value": value}, Site(site.natural, delta)._asdict(), {"usable": usable.double()}
 
     def _scores(self, problem: Problem, carry: Any, batch: Batch, points: Tensor) -> tuple[Any, Any]:
         def log_lik(z: Tensor) -> Tensor:
@@ -181,45 +236,34 @@ class GuidedFedEP(KeptDraws, Algorithm, SiteKeeping):
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """Sum all changes; `refine` finds how much of the sum can be taken."""
-        count = len(weights)
-        return {
-            **shared,
-            "sum": messages["delta"].sum(0) + shared["prior_delta"],
-            "bound": messages["value"].sum() + shared["bound"],
-            "share": shared["fraction"].new_tensor(count) / shared["num_clients"],
-        }
+        server = entries_as(Server, shared)
+        change, bound = messages["delta"].sum(0) + server.prior_delta, messages["value"].sum() + server.bound
+        share = server.fraction.new_tensor(len(weights)) / server.num_clients
+        return as_entries(server._replace(change=change, bound=bound, share=share))
 
     def refine(self, problem: Problem, shared: State) -> State:
         """Move λ by the largest fraction that leaves a distribution, or take the last step back."""
-        family, path, move, natural = self.family(problem), Path.of(shared), shared["sum"], shared["natural"]
-        zero, everyone = torch.zeros_like(shared["fraction"]), bool(shared["share"] >= 1)
-        fraction, added = zero + self.damping, torch.zeros_like(natural)
-        reset = everyone and path.has_fallen(shared["bound"])
-        if reset:
-            (new, path), fraction = path.back(family.proper), zero
+        family, server = self.family(problem), entries_as(Server, shared)
+        natural, move, bound, path = server.natural, server.change, server.bound, server.path
+        zero, nothing = torch.zeros_like(server.fraction), torch.zeros_like(natural)
+        everyone = bool(server.share >= 1)
+        if everyone and path.has_fallen(bound):
+            new, path = path.back(family.proper)
+            server = server._replace(prior_natural=new, fraction=zero, added=nothing, reset=zero + 1)
         else:
+            added, fraction = nothing, zero + self.damping
             if everyone:
-                added, path = path.onwards(natural, move, shared["bound"], shared["fisher"], self.damping)
+                added, path = path.onwards(natural, move, bound, server.fisher, self.damping)
                 fraction = path.pace
             if not family.proper(natural + fraction * move + added):
-                added = torch.zeros_like(natural)
+                added = nothing
             while not family.proper(natural + fraction * move):
                 fraction = fraction / 2 if fraction > MIN_FRACTION else zero
-            new = natural + fraction * move + added
+            new, share = natural + fraction * move + added, added / (server.num_clients + 1)
+            prior = server.prior_natural + fraction * server.prior_delta + share
+            server = server._replace(prior_natural=prior, fraction=fraction, added=share, reset=zero)
         mean, sd = family.moments(new)
-        site = added / (shared["num_clients"] + 1)
-        kept = {name: value for name, value in shared.items() if name != "sum"}
-        return {
-            **kept,
-            **path.state(),
-            "natural": new,
-            "fraction": fraction,
-            "added": site,
-            "reset": zero + reset,
-            "mean": mean,
-            "sd": sd,
-            "prior_natural": new if reset else shared["prior_natural"] + fraction * shared["prior_delta"] + site,
-        }
+        return as_entries(server._replace(natural=new, mean=mean, sd=sd, path=path))
 
     def conclude(self, problem: Problem, shared: State) -> State:
         """Draw from the guide."""
@@ -228,22 +272,23 @@ class GuidedFedEP(KeptDraws, Algorithm, SiteKeeping):
 
     def feedback(self, after: State, clients: Tensor) -> tuple[State, State]:
         """The fraction taken, each site's share of the acceleration, and whether sites are discarded."""
-        told = {name: after[name].expand(len(clients), *after[name].shape) for name in ("fraction", "added", "reset")}
-        return told, {"fraction": told["fraction"]}
+        verdict = Verdict(*(part.expand(len(clients), *part.shape) for part in entries_as(Verdict, after)))
+        return verdict._asdict(), {"fraction": verdict.fraction}
 
     def settle(self, told: State, local: State) -> State:
         """Move the clients' sites by the fraction taken."""
-        moved = local["natural"] + told["fraction"].unsqueeze(-1) * local["delta"] + told["added"]
-        return {"natural": torch.where(told["reset"].unsqueeze(-1) > 0, 0.0, moved), "delta": local["delta"]}
+        site, verdict = entries_as(Site, local), entries_as(Verdict, told)
+        moved = site.natural + verdict.fraction.unsqueeze(-1) * site.delta + verdict.added
+        return site._replace(natural=torch.where(verdict.reset.unsqueeze(-1) > 0, 0.0, moved))._asdict()
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """Largest move of a site's mean in SDs, or change of a log SD; the fraction taken; the clients' share."""
-        move = largest_move(*((state["mean"], state["sd"]) for state in (before, after)))
+        old, new = entries_as(Server, before), entries_as(Server, after)
         return {
-            "change": float(move),
-            "fraction": float(after["fraction"]),
-            "cut": float(after["reset"] > 0 or after["pace"] < self.damping),
-            "share": float(after["share"]),
+            "change": float(largest_move((old.mean, old.sd), (new.mean, new.sd))),
+            "fraction": float(new.fraction),
+            "cut": float(new.reset > 0 or new.path.pace < self.damping),
+            "share": float(new.share),
         }
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:

@@ -13,24 +13,22 @@ Letters: s `pace`, f `move`, ΔX and ΔF differences of `points` and `moves`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
-from typing import Self
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.states import State
 from pyro_fed.infer.ep.ascent import GROW, SHRINK
 from pyro_fed.infer.ep.step_control import ACCELERATION, StepControl
+from pyro_fed.ops.anderson import least_squares
 from pyro_fed.ops.backtrack import MIN_FRACTION
 
 #: Entries of the server's state that are NaN or infinite if nothing is known.
 UNKNOWN = frozenset({"points", "moves", "best_value", "bound"})
 
 
-@dataclass(frozen=True)
-class Path:
-    """The server's record of past rounds.
+class Path(NamedTuple):
+    """The server's record of past rounds, entries of its state.
 
     Args:
         best: the λ of the largest bound, (P,).
@@ -49,49 +47,40 @@ class Path:
     moves: Tensor
 
     @classmethod
-    def begin(cls, natural: Tensor) -> Self:
+    def begin(cls, natural: Tensor) -> Path:
         """The record before the first round."""
         past = natural.new_full((ACCELERATION["diag"][0], len(natural)), torch.nan)
         one = natural.new_ones(())
         return cls(natural, torch.zeros_like(natural), -torch.inf * one, one, past, past)
 
-    @classmethod
-    def of(cls, state: State) -> Self:
-        """The record in the server's state."""
-        return cls(**{field.name: state[field.name] for field in fields(cls)})
-
-    def state(self) -> State:
-        """The entries of the server's state."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
-
     def has_fallen(self, bound: Tensor) -> bool:
         """Whether a bound is less than the best one, or not finite while that is."""
         return bool(self.best_value.isfinite() & ~(bound >= self.best_value - StepControl.fall))
 
-    def back(self, proper: Callable[[Tensor], bool]) -> tuple[Tensor, Self]:
+    def back(self, proper: Callable[[Tensor], bool]) -> tuple[Tensor, Path]:
         """Another λ in place of one at which the bound has fallen, and the new record; `proper` tests a λ."""
         pace = SHRINK * self.pace
         while pace > MIN_FRACTION and not proper(self.best + pace * self.onward):
             pace = pace / 2
         nothing = torch.full_like(self.points, torch.nan)
-        return self.best + pace * self.onward, replace(self, pace=pace, points=nothing, moves=nothing)
+        return self.best + pace * self.onward, self._replace(pace=pace, points=nothing, moves=nothing)
 
     def onwards(
         self, natural: Tensor, move: Tensor, bound: Tensor, fisher: Tensor, damping: float
-    ) -> tuple[Tensor, Self]:
+    ) -> tuple[Tensor, Path]:
         """The addition to λ + s f, (P,), and the new record with s, at a λ where the bound has not fallen.
 
         `move` is f, `fisher` I (P, P), and `damping` the largest s.
         """
         points, moves = (torch.cat([past[1:], new[None]]) for past, new in ((self.points, natural), (self.moves, move)))
         pace = (GROW * self.pace).clamp_max(damping)
-        found = replace(self, points=points, moves=moves, pace=pace)
+        path = self._replace(points=points, moves=moves, pace=pace)
         if bound >= self.best_value:
-            found = replace(found, best=natural, onward=move, best_value=bound)
+            path = path._replace(best=natural, onward=move, best_value=bound)
         known = points[:-1].isfinite().all(1) & moves[:-1].isfinite().all(1)
         root, failed = torch.linalg.cholesky_ex((fisher + fisher.T) / 2)
         if pace < damping or not known.any() or failed:
-            return torch.zeros_like(natural), found
+            return torch.zeros_like(natural), path
         by_point, by_move = natural - points[:-1][known], move - moves[:-1][known]
-        share = torch.linalg.lstsq((by_move @ root).T, (move @ root).unsqueeze(-1), driver="gelsd").solution
-        return -((by_point + pace * by_move) * share).sum(0), found
+        share = least_squares(by_move @ root, move @ root).unsqueeze(-1)
+        return -((by_point + pace * by_move) * share).sum(0), path

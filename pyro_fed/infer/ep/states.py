@@ -1,18 +1,18 @@
 """The states of expectation propagation with names and types: what its server and its clients keep between rounds.
 
-Between rounds a state is a flat dictionary of tensors, which travels and is written to disk. `of` reads and `state`
-writes it: a Gaussian is two entries, `{prefix}precision` and `{prefix}eta`.
+Between rounds a state is a flat dictionary of tensors, see `sites.records`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.states import State
-from pyro_fed.infer.sites.gaussian_sites import as_state, flat_like, gaussian
+from pyro_fed.infer.sites.gaussian_sites import flat_like
 from pyro_fed.ops.gaussian import Gaussian
 
 #: Entry of a client's state for the change that it has sent, until it knows the part that was taken.
@@ -37,52 +37,17 @@ class Server:
         memory: the step rule's state, and further entries of derived algorithms.
     """
 
-    q: Gaussian
+    q: Annotated[Gaussian, ""]
     prior: Gaussian
-    prior_change: Gaussian
+    prior_change: Annotated[Gaussian, "prior_delta_"]
     prior_value: Tensor
-    skips_prior: Tensor
+    skips_prior: Annotated[Tensor, "prior_known"]
     num_clients: Tensor
     fractions: Tensor
     added: Gaussian
     reset: Tensor
     cut: Tensor
     memory: State
-
-    @classmethod
-    def of(cls, shared: State) -> Server:
-        """The server's state from tensors by name."""
-        server = cls(
-            q=gaussian(shared),
-            prior=gaussian(shared, "prior_"),
-            prior_change=gaussian(shared, "prior_delta_"),
-            prior_value=shared["prior_value"],
-            skips_prior=shared["prior_known"],
-            num_clients=shared["num_clients"],
-            fractions=shared["fractions"],
-            added=gaussian(shared, "added_"),
-            reset=shared["reset"],
-            cut=shared["cut"],
-            memory={},
-        )
-        own = server.state().keys()
-        return replace(server, memory={name: value for name, value in shared.items() if name not in own})
-
-    def state(self) -> State:
-        """The state as tensors by name."""
-        return {
-            **as_state(self.q),
-            **as_state(self.prior, "prior_"),
-            **as_state(self.prior_change, "prior_delta_"),
-            "prior_value": self.prior_value,
-            "prior_known": self.skips_prior,
-            "num_clients": self.num_clients,
-            "fractions": self.fractions,
-            **as_state(self.added, "added_"),
-            "reset": self.reset,
-            "cut": self.cut,
-            **self.memory,
-        }
 
 
 def first_server(q: Gaussian, prior: Gaussian, num_clients: int, memory: State) -> Server:

@@ -42,6 +42,7 @@ from pyro_fed.infer.ep.ascent import Climb
 from pyro_fed.infer.ep.states import Server
 from pyro_fed.infer.ep.steps import Step, StepRule, largest_fractions
 from pyro_fed.infer.sites.gaussian_sites import as_state, drop_batch_axis, flat_like, gaussian
+from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.ops.anderson import acceleration, remember
 from pyro_fed.ops.backtrack import HALVINGS
 from pyro_fed.ops.gaussian import Gaussian
@@ -130,7 +131,7 @@ class NewtonSteps(StepRule):
             "turning": q.eta.new_ones(()),
             "turned": q.eta.new_zeros(2 * q.dim),
         }
-        return {**self._no_history(q), **never, **ascent.first_climb(q).state()}
+        return {**self._no_history(q), **never, **as_entries(ascent.first_climb(q))}
 
     def step(self, server: Server, changes: Gaussian, bound: Tensor | None) -> Step:
         """q Π_k (Δ_k)^s_k and the acceleration's addition; or a q to try in place of one at which the bound has fallen.
@@ -142,7 +143,7 @@ class NewtonSteps(StepRule):
         everyone = len(changes.eta) - 1 == int(server.num_clients)
         radius = torch.inf
         if self.takes_back and everyone and bound is not None:
-            climb = Climb.of(memory).with_bound(bound)
+            climb = entries_as(Climb, memory).with_bound(bound)
             if bool(climb.slow):
                 return self._back_to(climb.highest(q, bound), server, changes, climb)
             if (back := climb.way_back(q, bound, self.control.fall)) is not None:
@@ -150,7 +151,7 @@ class NewtonSteps(StepRule):
             if bool(bound.isfinite()):
                 climb = climb.after_acceptance(q, bound, move, self.control.fall)
                 radius = float(climb.radius)
-            memory = {**memory, **climb.state()}
+            memory = {**memory, **as_entries(climb)}
         # Steps of all clients go free, but where the parts of a bound that would be known have been withheld.
         free = everyone and (bound is not None or not self.takes_back)
         share, cautions = (1.0, State()) if free else self._held_back(server, move, everyone)
@@ -168,7 +169,7 @@ class NewtonSteps(StepRule):
 
         Sites from the rejected q are of no use: clients' changes relative to them would look like outliers.
         """
-        memory = {**server.memory, **climb.state(), **self._no_history(server.q)}
+        memory = {**server.memory, **as_entries(climb), **self._no_history(server.q)}
         skipped, added = new.eta.new_zeros(len(changes.eta) - 1), new.quotient(server.prior)
         return Step(new, flat_like(new), skipped, added, memory, cut=bool(server.cut), reset=True)
 

@@ -7,12 +7,11 @@ buffer, and its own `kept` is the length of its part.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.states import State
 from pyro_fed.infer.langevin.chain_diagnostics import rhat_and_ess
 from pyro_fed.infer.langevin.client_state import Visit
 from pyro_fed.ops.entries import evenly
@@ -71,7 +70,7 @@ class ChainStore(NamedTuple):
     position: Tensor
     steps: Tensor
     kept: Tensor
-    buffers: Draws
+    buffers: Annotated[Draws, "kept_"]
     r_hat: Tensor
     ess: Tensor
     judged: Tensor
@@ -84,18 +83,6 @@ class ChainStore(NamedTuple):
         buffers = Draws(position.new_zeros(number, room, dim), *(position.new_zeros(number, room) for _ in range(3)))
         none, unknown = torch.zeros((), dtype=torch.int64), torch.tensor(float("nan"))
         return cls(position, none, none.clone(), buffers, unknown, unknown.clone(), none.clone())
-
-    @classmethod
-    def of(cls, state: State) -> ChainStore:
-        """The chains in the server's state."""
-        buffers = Draws(*(state[f"kept_{name}"] for name in Draws._fields))
-        return cls(buffers=buffers, **{name: state[name] for name in cls._fields if name != "buffers"})
-
-    def state(self) -> State:
-        """The entries of the server's state."""
-        entries = self._asdict()
-        buffers: Draws = entries.pop("buffers")
-        return entries | {f"kept_{name}": value for name, value in buffers._asdict().items()}
 
     def append(self, more: Draws, wanted: int | None = None) -> ChainStore:
         """The chains with more draws (M, n, ...) at the end.

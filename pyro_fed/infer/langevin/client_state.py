@@ -7,7 +7,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.states import State
 from pyro_fed.infer.langevin.gradients import ConduciveGradient, TrustRegion
 
 
@@ -37,15 +36,6 @@ class ClientState(NamedTuple):
     pull_slope: Tensor | None = None
     metric: Tensor | None = None
     trust_radius: Tensor | None = None
-
-    @classmethod
-    def of(cls, state: State) -> ClientState:
-        """The state from a dictionary of tensors."""
-        return cls(**{name: state[name] for name in cls._fields if name in state})
-
-    def state(self) -> State:
-        """A dictionary of tensors, without the entries that are None."""
-        return {name: value for name, value in self._asdict().items() if value is not None}
 
     def with_conducive(self, conducive: ConduciveGradient) -> ClientState:
         """The state with the conducive gradient."""
@@ -85,15 +75,6 @@ class Arrival(NamedTuple):
     steps: Tensor
     step_size: Tensor
 
-    @classmethod
-    def of(cls, received: State) -> Arrival:
-        """The arrival in a client's received state."""
-        return cls(*(received[name] for name in cls._fields))
-
-    def state(self) -> State:
-        """The message to the client."""
-        return self._asdict()
-
 
 class Visit(NamedTuple):
     """What C visits send: the chains' positions, and every `stride`-th of their T steps; of R rounds (R, C, ...).
@@ -111,12 +92,3 @@ class Visit(NamedTuple):
     draws: Tensor
     gradient_norm: Tensor
     step_size: Tensor
-
-    @classmethod
-    def of(cls, messages: State) -> Visit:
-        """The visits in a message."""
-        return cls(*(messages[name] for name in cls._fields))
-
-    def state(self) -> State:
-        """The message of the visits."""
-        return self._asdict()

@@ -45,6 +45,7 @@ from pyro_fed.infer.langevin.conducive_visits import ConduciveVisits
 from pyro_fed.infer.langevin.contributions import AveragedVisitContributions
 from pyro_fed.infer.langevin.server_state import ServerState
 from pyro_fed.infer.langevin.step import Fixed, ForVisits, Measured, Step
+from pyro_fed.infer.sites.records import entries_as
 from pyro_fed.infer.surrogates.own_noise import OwnNoise, longest_parallel_visit, noise_time
 from pyro_fed.infer.surrogates.surrogates import Given
 from pyro_fed.ops.entries import with_trailing_axes
@@ -148,7 +149,8 @@ class FALD(ConduciveVisits):
                 f"FALD: {len(clients)} clients cannot be shared out to {self.num_chains} chains: use a schedule that "
                 "names the same number in every call"
             )
-        return ServerState.of(shared).arrivals(clients).state() | {"weight": self.visit_weights(shared, clients)}
+        arrivals = entries_as(ServerState, shared).arrivals(clients)
+        return arrivals._asdict() | {"weight": self.visit_weights(shared, clients)}
 
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
@@ -170,7 +172,7 @@ class FALD(ConduciveVisits):
 
     def combine_rounds(self, shared: State, messages: State) -> list[State]:
         """Average the clients of each chain, θ = Σ_c p_c θ^c, and store the chains of R rounds, (R, K M, ...)."""
-        weight, visits = self._by_chain(messages["weight"]), Visit.of(messages)
+        weight, visits = self._by_chain(messages["weight"]), entries_as(Visit, messages)
 
         def averaged(value: Tensor) -> Tensor:
             """The average over the clients of each chain."""

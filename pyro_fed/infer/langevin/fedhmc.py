@@ -54,6 +54,7 @@ from pyro_fed.infer.langevin.findings import trajectory_findings
 from pyro_fed.infer.langevin.hmc_state import HmcState
 from pyro_fed.infer.langevin.start import at_surrogates
 from pyro_fed.infer.langevin.trajectories import DIVERGENCE, first_step, retuned_factor, retuned_step, steps_of
+from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.infer.surrogates.phase import Surrogates, check_surrogates, surrogate_phase
 from pyro_fed.ops.entries import choose
 
@@ -131,12 +132,12 @@ class FedHMC(Tempered):
         begin = at_surrogates(problem, self.surrogates, start, self.num_chains, True, generator)
         key = torch.randint(2**62, (), generator=generator)
         step = first_step(problem.dim, self.target_accept)
-        return HmcState.begin(begin.position, begin.factor, step, num_clients, key).state(), {}
+        return as_entries(HmcState.begin(begin.position, begin.factor, step, num_clients, key)), {}
 
     # -- a round --------------------------------------------------------------------------------------------
     def prepare(self, problem: Problem, shared: State) -> State:
         """Compute the prior and its score at the trajectories' points."""
-        both = problem.mapped(prior_scores_and_values, (0,))(HmcState.of(shared).points()[None])
+        both = problem.mapped(prior_scores_and_values, (0,))(entries_as(HmcState, shared).points()[None])
         score, value = (part[0].double() for part in both)
         inside = value.isfinite() & score.isfinite().all(-1)
         value, score = choose(inside, value, -torch.inf), choose(inside, score, 0.0)
@@ -144,7 +145,7 @@ class FedHMC(Tempered):
 
     def download(self, shared: State, clients: Tensor) -> State:
         """The trajectories' points, which clients receive."""
-        return super().download({"point": HmcState.of(shared).points()}, clients)
+        return super().download({"point": entries_as(HmcState, shared).points()}, clients)
 
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Any
@@ -165,7 +166,7 @@ class FedHMC(Tempered):
         Raises:
             SettingError: the messages are not those of all clients.
         """
-        state = HmcState.of(shared)
+        state = entries_as(HmcState, shared)
         if len(messages["value"]) != int(state.num_clients):
             raise SettingError(
                 f"FedHMC adds up the scores of all {int(state.num_clients)} clients in every round, and the schedule "
@@ -177,8 +178,8 @@ class FedHMC(Tempered):
         value, score = choose(inside, value, -torch.inf), choose(inside, score, 0.0)
         trajectory = state.trajectory
         if int(trajectory.steps_left) > 1:
-            return state._replace(trajectory=trajectory.stepped(score, state.factor)).state()
-        return self._ended(state, value, score).state()
+            return as_entries(state._replace(trajectory=trajectory.stepped(score, state.factor)))
+        return as_entries(self._ended(state, value, score))
 
     def _ended(self, state: HmcState, value: Tensor, score: Tensor) -> HmcState:
         """The state after trajectories' ends, of these densities and scores, with the next trajectories begun."""
@@ -222,7 +223,7 @@ class FedHMC(Tempered):
     # -- the draws ------------------------------------------------------------------------------------------
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """R-hat and ESS as last computed, kept draws, acceptance and divergences, ε, and the window's number."""
-        state = HmcState.of(after)
+        state = entries_as(HmcState, after)
         done = int(state.done)
         return state.chains.figures() | {
             "acceptance": float(state.acceptance) / done if done else math.nan,
@@ -239,7 +240,7 @@ class FedHMC(Tempered):
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
         """At most `num_draws` kept draws of each chain, evenly spaced: (M, n, D)."""
-        return ChainStore.of(shared).sample(num_draws)
+        return entries_as(ChainStore, shared).sample(num_draws)
 
     def advice(self, problem: Problem, before: State) -> str:
         """The cure of a chain that became non-finite."""

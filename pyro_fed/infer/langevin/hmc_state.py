@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.states import State, prefixed, within
 from pyro_fed.infer.langevin.chain_store import ChainStore, Draws
 from pyro_fed.infer.langevin.trajectories import Trajectory
 
@@ -31,7 +30,7 @@ class HmcState(NamedTuple):
     """
 
     chains: ChainStore
-    trajectory: Trajectory
+    trajectory: Annotated[Trajectory, "trajectory."]
     factor: Tensor
     step_size: Tensor
     window: Tensor
@@ -62,17 +61,6 @@ class HmcState(NamedTuple):
             num_clients=torch.tensor(num_clients),
             key=key,
         )
-
-    @classmethod
-    def of(cls, state: State) -> HmcState:
-        """The state from the run's dictionary."""
-        rest = {name: state[name] for name in cls._fields[2:]}
-        return cls(ChainStore.of(state), Trajectory(**within(state, "trajectory")), **rest)
-
-    def state(self) -> State:
-        """The run's dictionary."""
-        rest = dict(zip(self._fields[2:], self[2:], strict=True))
-        return self.chains.state() | prefixed("trajectory", self.trajectory._asdict()) | rest
 
     def points(self) -> Tensor:
         """Where the clients are asked next, (M, D), in the model's dtype."""

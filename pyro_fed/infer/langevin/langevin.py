@@ -66,6 +66,7 @@ from pyro_fed.infer.langevin.step import Derived, Fixed, Step
 from pyro_fed.infer.langevin.step_sizes import StepSizes
 from pyro_fed.infer.langevin.travelling import TravellingChains
 from pyro_fed.infer.langevin.visits import Visits
+from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.infer.surrogates.phase import Surrogates, check_surrogates, surrogate_phase
 from pyro_fed.infer.surrogates.surrogates import shares
 
@@ -187,7 +188,7 @@ class Langevin(TravellingChains):
             clients = clients._replace(longest_step=torch.full_like(share, torch.inf))
             visited = torch.zeros(num_clients, dtype=torch.bool)
         chains, h = ChainStore.begin(begin.position), begin.position.new_tensor(step)
-        return ServerState(chains, torch.tensor(burn_in), h, share, visited).state(), clients.state()
+        return as_entries(ServerState(chains, torch.tensor(burn_in), h, share, visited)), as_entries(clients)
 
     def equip(self, clients: ClientState, begin: Beginning, share: Tensor) -> ClientState:
         """The clients' states with what their estimate of the score needs; `share` is f_s, (K,)."""
@@ -208,11 +209,11 @@ class Langevin(TravellingChains):
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
         """Make T steps of each chain at its client (`Update` of Algorithm 1)."""
-        arrival = Arrival.of(shared)
-        client, news = self.after_first_visit(problem, arrival, ClientState.of(local), data)
+        arrival = entries_as(Arrival, shared)
+        client, news = self.after_first_visit(problem, arrival, entries_as(ClientState, local), data)
         score = self.score_of_visit(problem, client, arrival.position, data)
         _, visit, figures = self.visits(data).one_round(problem, arrival, client, score, data, noise)
-        return visit.state(), news, figures
+        return visit._asdict(), news, figures
 
     def after_first_visit(
         self, problem: Problem, arrival: Arrival, client: ClientState, data: ClientData
@@ -254,7 +255,7 @@ class Langevin(TravellingChains):
     # -- several rounds at once -----------------------------------------------------------------------------
     def rounds_ahead(self, shared: State) -> int:
         """The rounds until the chains are judged; one as long as clients have not found their longest derived steps."""
-        visited = ServerState.of(shared).visited
+        visited = entries_as(ServerState, shared).visited
         return 1 if visited is not None and not bool(visited.all()) else super().rounds_ahead(shared)
 
     def draw_noises(self, problem: Problem, num_rows: Tensor, generators: Iterator[torch.Generator]) -> Noise | None:
@@ -280,7 +281,7 @@ class Langevin(TravellingChains):
         noise: Noise,
     ) -> LocalRounds | None:
         """R visits of each chain, if all clients have been visited before, so that only steps are left."""
-        arrival, client = Arrival.of(received), ClientState.of(local)
+        arrival, client = entries_as(Arrival, received), entries_as(ClientState, local)
         if not bool(client.ready.all()):
             return None
         score = self.score_of_visit(problem, client, arrival.position, data)

@@ -35,6 +35,7 @@ from pyro_fed.errors import SettingError
 from pyro_fed.infer.langevin.client_state import Arrival, ClientState
 from pyro_fed.infer.langevin.gradients import SagaScore, Table, row_scores
 from pyro_fed.infer.langevin.langevin import Langevin
+from pyro_fed.infer.sites.records import entries_as
 
 
 @explains_unknown
@@ -106,12 +107,12 @@ class SAGALD(Langevin):
         if self.takes_all_rows(data):  # there is nothing to correct
             message, news, figures = super().local_step(problem, shared, local, data, noise)
             return message | _tables_of(shared)._asdict(), news, figures
-        arrival, client = Arrival.of(shared), ClientState.of(local)
+        arrival, client = entries_as(Arrival, shared), entries_as(ClientState, local)
         memory = _tables_of(shared) if bool(client.ready.all()) else _first_tables(problem, arrival.position, data)
         client, news = self.after_first_visit(problem, arrival, client, data)
         score = SagaScore(client.inverse_f)
         end, visit, figures = self.visits(data).one_round(problem, arrival, client, score, data, noise, memory)
-        return visit.state() | end.memory._asdict(), news, figures
+        return visit._asdict() | end.memory._asdict(), news, figures
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """Store the chains and their tables."""

@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from pyro_fed.algorithm.states import State
 from pyro_fed.infer.langevin.chain_store import ChainStore
 from pyro_fed.infer.langevin.client_state import Arrival
 
@@ -27,16 +26,6 @@ class ServerState(NamedTuple):
     step_size: Tensor
     share: Tensor
     visited: Tensor | None = None
-
-    @classmethod
-    def of(cls, state: State) -> ServerState:
-        """The state from the run's dictionary."""
-        return cls(ChainStore.of(state), **{name: state[name] for name in cls._fields[1:] if name in state})
-
-    def state(self) -> State:
-        """The entries of the run's dictionary."""
-        entries = {name: value for name, value in self._asdict().items() if name != "chains" and value is not None}
-        return self.chains.state() | entries
 
     def arrivals(self, clients: Tensor) -> Arrival:
         """The chains, each for the client in its place, (M,), or for as many in a row, (M K,)."""

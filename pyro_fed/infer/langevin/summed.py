@@ -60,6 +60,7 @@ from pyro_fed.infer.langevin.chain_diagnostics import chains_converged
 from pyro_fed.infer.langevin.chain_store import ChainStore, Draws
 from pyro_fed.infer.langevin.contributions import SummedContributions
 from pyro_fed.infer.langevin.summed_findings import summed_chain_findings, widening
+from pyro_fed.infer.sites.records import as_entries, entries_as
 
 #: Steps of the grid of rows' scores in `row_norm`, as a power of two.
 ROW_GRID_BITS = 28
@@ -81,15 +82,6 @@ class SummedState(NamedTuple):
     step_size: Tensor
     num_clients: Tensor
     key: Tensor
-
-    @classmethod
-    def of(cls, state: State) -> SummedState:
-        """The state from the run's dictionary."""
-        return cls(ChainStore.of(state), *(state[name] for name in cls._fields[1:]))
-
-    def state(self) -> State:
-        """The run's dictionary."""
-        return self.chains.state() | dict(zip(self._fields[1:], self[1:], strict=True))
 
 
 @explains_unknown
@@ -177,7 +169,7 @@ class SummedLangevin(Algorithm):
             num_clients=torch.tensor(num_clients),
             key=torch.randint(2**62, (), generator=generator),
         )
-        return state.state(), {}
+        return as_entries(state), {}
 
     # -- a round --------------------------------------------------------------------------------------------
     def prepare(self, problem: Problem, shared: State) -> State:
@@ -214,7 +206,7 @@ class SummedLangevin(Algorithm):
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """Make a step of Eq. (1), with K/C times the sum of C clients' scores, and the rest of the noise."""
-        state, score = SummedState.of(shared), messages["score"]
+        state, score = entries_as(SummedState, shared), messages["score"]
         theta, scale = state.chains.position, int(state.num_clients) / len(score)
         h, s_over_alpha = float(state.step_size), scale * self.released_noise / self.temperature
         if s_over_alpha:
@@ -227,7 +219,7 @@ class SummedLangevin(Algorithm):
             one = theta.new_ones(len(theta), 1)
             draws = Draws(theta[:, None], -one, drift.norm(dim=-1, keepdim=True), h * one)
             chains = chains.append(draws, self.target_ess)
-        return state._replace(chains=chains).state()
+        return as_entries(state._replace(chains=chains))
 
     def _normal(self, state: SummedState) -> Tensor:
         """ξ, of the positions' shape."""
@@ -239,8 +231,8 @@ class SummedLangevin(Algorithm):
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """R-hat and ESS as last computed, the number of kept draws, and the factor by which steps widen the draws."""
-        chains = ChainStore.of(after)
-        judged = int(chains.judged) > int(ChainStore.of(before).judged)
+        chains = entries_as(ChainStore, after)
+        judged = int(chains.judged) > int(entries_as(ChainStore, before).judged)
         return chains.figures() | {"widened": widening(chains) if judged else math.nan}
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
@@ -252,7 +244,7 @@ class SummedLangevin(Algorithm):
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
         """At most `num_draws` kept draws of each chain, evenly spaced: (M, n, D)."""
-        return ChainStore.of(shared).sample(num_draws)
+        return entries_as(ChainStore, shared).sample(num_draws)
 
     def advice(self, problem: Problem, before: State) -> str:
         """The cure of a chain that became non-finite: a shorter step."""

@@ -25,8 +25,9 @@ from pyro_fed.conventions.setting_checks import check_at_least
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.langevin.chain_diagnostics import chains_converged
 from pyro_fed.infer.langevin.chain_store import ChainStore
-from pyro_fed.infer.langevin.client_state import Visit
+from pyro_fed.infer.langevin.client_state import Arrival, Visit
 from pyro_fed.infer.langevin.server_state import ServerState
+from pyro_fed.infer.sites.records import as_entries, entries_as
 
 #: Largest number of random numbers of rounds that are computed at once: 40 MB in single precision, and several times
 #: that while visits are replayed.
@@ -90,7 +91,7 @@ class TravellingChains(Tempered, Chains):
                 f"{type(self).__name__}: each of the {self.num_chains} chains visits one client a round, but the "
                 f"schedule named {len(clients)} in all: use a schedule of one client, such as schedule.Categorical()"
             )
-        return ServerState.of(shared).arrivals(clients).state()
+        return entries_as(ServerState, shared).arrivals(clients)._asdict()
 
     def objections(self, received: State, messages: State) -> message_limits.Objections:
         """Objections to ends, or draws on the way, that have grown far beyond where the chain was."""
@@ -104,13 +105,13 @@ class TravellingChains(Tempered, Chains):
             for name, value in messages.items()
         }
         lost = torch.ones(len(asked), dtype=torch.bool).index_fill(0, slots, False)
-        start = shared["position"].repeat_interleave(
-            len(asked) // len(shared["position"]), 0
-        )  # several clients a chain
+        server = entries_as(ServerState, shared)
+        position = server.chains.position
+        start = position.repeat_interleave(len(asked) // len(position), 0)  # several clients a chain
         filled["client"][lost] = asked[lost]
         filled["position"][lost] = start[lost]
         filled["draws"][lost] = start[lost].unsqueeze(1)
-        filled["step_size"][lost] = shared["step_size"]
+        filled["step_size"][lost] = server.step_size
         return filled
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
@@ -119,16 +120,16 @@ class TravellingChains(Tempered, Chains):
 
     def combine_rounds(self, shared: State, messages: State) -> list[State]:
         """Store the chains of R rounds, (R, C, ...)."""
-        visits = Visit.of(messages)
+        visits = entries_as(Visit, messages)
         return self.states_after(shared, visits, visits)
 
     def states_after(self, shared: State, chains: Visit, visits: Visit) -> list[State]:
         """The server's state after each of R rounds, with kept chains (R, M, ...) and received visits (R, C, ...)."""
-        server = ServerState.of(shared)
-        after = shared | self.adapt_steps(server, visits).state()
+        server = entries_as(ServerState, shared)
+        after = shared | as_entries(self.adapt_steps(server, visits))
         burn_in = int(server.burn_in)
         stores = server.chains.store(chains, self.local_steps, burn_in, self.thin, self.target_ess)
-        return [after | one.state() for one in stores]
+        return [after | as_entries(one) for one in stores]
 
     def adapt_steps(self, server: ServerState, visits: Visit) -> ServerState:
         """The server's state after further changes by visits (R, C, ...); unchanged by default."""
@@ -137,7 +138,7 @@ class TravellingChains(Tempered, Chains):
     # -- several rounds at once -----------------------------------------------------------------------------
     def rounds_ahead(self, shared: State) -> int:
         """Rounds until the chains are judged, or as many as the memory for their noise allows."""
-        server = ServerState.of(shared)
+        server = entries_as(ServerState, shared)
         chains, steps = server.chains, int(server.chains.steps)
         wanted = chains.next_look(self.target_ess) - int(chains.kept)
         first = max(steps, int(server.burn_in)) // self.thin
@@ -147,13 +148,13 @@ class TravellingChains(Tempered, Chains):
 
     def onward(self, received: State, messages: State, clients: Tensor) -> State:
         """The next visits of the chains, from their present positions."""
-        steps = received["steps"] + self.local_steps
+        steps = entries_as(Arrival, received).steps + self.local_steps
         return {**received, "position": messages["position"], "client": clients, "steps": steps}
 
     # -- the draws ------------------------------------------------------------------------------------------
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """R-hat, the largest of all coordinates, and ESS, the smallest."""
-        return ChainStore.of(after).figures()
+        return entries_as(ChainStore, after).figures()
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
         """Whether the chains agree and have as many effective draws as wanted."""
@@ -164,10 +165,10 @@ class TravellingChains(Tempered, Chains):
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
         """At most `num_draws` kept draws of each chain, evenly spaced: (M, n, D)."""
-        return ChainStore.of(shared).sample(num_draws)
+        return entries_as(ChainStore, shared).sample(num_draws)
 
     def sample_stats(self, shared: State, draws: Tensor) -> dict[str, Tensor]:
         """Client visited, gradient norm (in preconditioned coordinates) and step size of each draw."""
-        chains = ChainStore.of(shared)
+        chains = entries_as(ChainStore, shared)
         columns = {name: value for name, value in chains.buffers._asdict().items() if name != "draws"}
         return {name: chains.thinned(value, draws.shape[1]) for name, value in columns.items()}

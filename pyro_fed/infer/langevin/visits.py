@@ -99,9 +99,9 @@ class Visits:
         )
         began = torch.cat([arrival.position.unsqueeze(0), ends.position[:-1]])
         trace = Trace(*(value.unflatten(0, (rounds, -1)).transpose(0, 1) for value in trace))
-        received = Arrival(began, clients, done, step_size).state()
+        received = Arrival(began, clients, done, step_size)._asdict()
         visits = self._sent(clients, ends.position, trace, steps)
-        return LocalRounds(received, visits.state(), {"gradient_norm": trace.norm.mean(0)})
+        return LocalRounds(received, visits._asdict(), {"gradient_norm": trace.norm.mean(0)})
 
     def _picks(self, noise: Noise, num_rows: Tensor) -> Any:
         """The minibatches of visits, (T, C, m), from `num_rows` (C,) of their clients; () if all rows are taken."""

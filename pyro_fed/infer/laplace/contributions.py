@@ -14,6 +14,7 @@ from pyro_fed.infer.laplace.line import held_values
 from pyro_fed.infer.laplace.states import Server
 from pyro_fed.infer.sites.contributions import SiteContributions
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
+from pyro_fed.infer.sites.records import entries_as
 from pyro_fed.ops.gaussian import Gaussian
 
 
@@ -41,7 +42,7 @@ class LaplaceContributions(SiteContributions):
 
     def bounded_messages(self, limits: Bounded, shared: State, ledger: State, sent: SentMessages) -> BoundedMessages:
         """Sites within the limits, and values on the line no further apart than these sites and the cohort explain."""
-        server = Server.of(shared)
+        server = entries_as(Server, shared)
         point = server.line.end
         found = limits.sites(server.prior, gaussian(sent.messages), point, sent.own_rows)
         values, start = held_values(

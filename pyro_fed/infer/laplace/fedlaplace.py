@@ -60,6 +60,7 @@ from pyro_fed.infer.sites.gaussian_sites import (
     kept_where,
     site_of,
 )
+from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.ops.gaussian import Gaussian
 
 #: Longest step of an entry that is a logarithm or a logit: a factor of 5e8.
@@ -154,11 +155,11 @@ class FedLaplace(GaussianAlgorithm):
             point = (problem.regular_start if start is None else start.shared["point"]).to(site.eta)
         rounding = ROUNDING_UNITS * torch.finfo(problem.dtype).eps
         server = first_server(point, site, problem.transformed, num_clients, len(self.fractions), rounding)
-        return server.state(), as_state(flat_site(problem, structure, num_clients))
+        return as_entries(server), as_state(flat_site(problem, structure, num_clients))
 
     def prepare(self, problem: Problem, shared: State) -> State:
         """Compute the prior's part: its values on the line, and its site at the aim."""
-        found = self.of_the_prior(problem, Line(*(part[None] for part in Line.of(shared))))
+        found = self.of_the_prior(problem, Line(*(part[None] for part in entries_as(Line, shared))))
         return {**shared, **{name: value[0] for name, value in found.items()}}
 
     def of_the_prior(self, problem: Problem, line: Line) -> State:
@@ -169,13 +170,13 @@ class FedLaplace(GaussianAlgorithm):
 
     def download(self, shared: State, clients: Tensor) -> State:
         """The point, the direction and the aim, which clients receive."""
-        return super().download(Line.of(shared)._asdict(), clients)
+        return super().download(entries_as(Line, shared)._asdict(), clients)
 
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
         """Compute log-likelihoods on the line, and a site at the aim."""
-        line = Line.of(shared)
+        line = entries_as(Line, shared)
         if self.few_rows is not None:
             data = pick_rows(problem, data, self.few_rows)[0]
         derivatives = self.derivatives()
@@ -203,12 +204,12 @@ class FedLaplace(GaussianAlgorithm):
         Raises:
             SettingError: not all clients took part, so that the sum is not the posterior's.
         """
-        server, expected = Server.of(shared), int(shared["num_clients"])
+        server, expected = entries_as(Server, shared), int(shared["num_clients"])
         if len(weights) != expected:
             raise SettingError(
                 f"FedLaplace needs all {expected} clients in every round, received {len(weights)}: use schedule.All()"
             )
-        return self.next_server(server, messages).state()
+        return as_entries(self.next_server(server, messages))
 
     def next_server(self, server: Server, messages: State) -> Server:
         """The server's state after the round, see `combine`."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.states import State
-from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
 from pyro_fed.ops.gaussian import Gaussian
 
 
@@ -19,11 +17,6 @@ class Line(NamedTuple):
     point: Tensor
     direction: Tensor
     aim: Tensor
-
-    @classmethod
-    def of(cls, state: State) -> Line:
-        """The line in a server's state, or in what clients receive of it."""
-        return cls(*(state[name] for name in cls._fields))
 
     @property
     def end(self) -> Tensor:
@@ -80,21 +73,9 @@ class Server:
     transformed: Tensor
     num_clients: Tensor
     prior_value: Tensor
-    q: Gaussian
+    q: Annotated[Gaussian, ""]
     prior: Gaussian
     rounding: Tensor
-
-    @classmethod
-    def of(cls, shared: State) -> Server:
-        """The server's state from tensors by name."""
-        names = (field.name for field in fields(cls))
-        parts = {name: shared[name] for name in names if name not in ("q", "prior")}
-        return cls(**parts, q=gaussian(shared), prior=gaussian(shared, "prior_"))
-
-    def state(self) -> State:
-        """The state as tensors by name."""
-        parts = {name: value for name, value in vars(self).items() if name not in ("q", "prior")}
-        return {**parts, **as_state(self.q), **as_state(self.prior, "prior_")}
 
     @property
     def line(self) -> Line:

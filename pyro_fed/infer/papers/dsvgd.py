@@ -11,8 +11,8 @@ then distils its new site into its N local particles by L' steps towards
 where q^(i) and t_k^(i) are Gaussian KDEs of the global and the local particles; q^(0) is the prior itself and
 t_k^(0) = 1, as Algorithm 1's first line says.
 
-Letters: θ `particles`, q `received` (the particles sent down), t `site` (local particles), α `temperature`,
--L_k log-likelihood of client k, L `local_steps`, L' `distill_steps`, ε AdaGrad's step, λ `kde_bandwidth`.
+Letters: θ `particles`, q `q`, t `site`, α `temperature`, -L_k log-likelihood of client k, L `local_steps`,
+L' `distill_steps`, ε AdaGrad's step, λ `kde_bandwidth`.
 
 Deviation: `kde_floor`, which the authors' code has and the paper does not, lies under every KDE; its score then
 vanishes far from the particles. It is on by default, and off in the recipes, which are the paper's. Where it vanishes
@@ -36,7 +36,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -56,6 +56,7 @@ from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.derivatives import likelihood_scores, prior_scores
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData, batch_of, with_batches
+from pyro_fed.infer.sites.records import entries_as
 from pyro_fed.infer.stein.particles import ParticleAlgorithm
 from pyro_fed.ops.kde import effective_neighbours, kde_draws, kde_score
 from pyro_fed.ops.stein import ksd, largest_off, linear_identities, spread
@@ -66,6 +67,20 @@ FEWEST_NEIGHBOURS = 2.0
 ALIVE = 0.5
 #: Largest number of parameters for which figures of every parameter, round and client are kept.
 MOST_DIM = 1000
+
+
+class Approximation(NamedTuple):
+    """q^(i-1): the prior while `is_prior` (), and the KDE of the particles (N, D) after; leading axes are clients."""
+
+    particles: Tensor
+    is_prior: Tensor
+
+
+class Site(NamedTuple):
+    """t_k^(i-1): one until the client is `visited` (), and the KDE of its local particles `site` (N, D) after."""
+
+    site: Tensor
+    visited: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +95,8 @@ class SiteParticles(ParticleAlgorithm, Indicators):
     """
 
     fewest_particles: ClassVar[int] = 1
+    #: The kind of a client's site, a record of entries of its state.
+    site_kind: ClassVar[type[Any]] = Site
 
     kde_bandwidth: float = 0.55
     kde_floor: float = 1e-9
@@ -104,69 +121,68 @@ class SiteParticles(ParticleAlgorithm, Indicators):
         return RoundRobin()
 
     @abstractmethod
-    def site_score(self, problem: Problem, particles: Tensor, site: State) -> Tensor:
-        """Score of a client's site at the particles: (N, D)."""
+    def site_score(self, problem: Problem, particles: Tensor, site: Any) -> Tensor:
+        """Score of a client's site, of `site_kind`, at the particles: (N, D)."""
 
     def start_shared(self, problem: Problem, generator: torch.Generator) -> State:
-        """Draw particles from the prior; `is_prior` says that q is still the prior."""
+        """Draw particles from the prior, which q still is."""
         particles = problem.init(self.num_particles, generator)
-        return {"particles": particles, "is_prior": torch.tensor(True, device=particles.device)}
+        return Approximation(particles, torch.tensor(True, device=particles.device))._asdict()
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """Adopt the particles; q is no longer the prior."""
         return super().combine(shared, messages, weights) | {"is_prior": torch.zeros_like(shared["is_prior"])}
 
-    def global_score(self, problem: Problem, particles: Tensor, received: Tensor, is_prior: Tensor) -> Tensor:
+    def global_score(self, problem: Problem, particles: Tensor, q: Approximation) -> Tensor:
         """Score of q^(i-1): the prior's before the first update, the KDE's after."""
-        density = kde_score(particles, received, self.kde_bandwidth, self.kde_floor)
-        return torch.where(is_prior, prior_scores(problem, particles), density)
+        density = kde_score(particles, q.particles, self.kde_bandwidth, self.kde_floor)
+        return torch.where(q.is_prior, prior_scores(problem, particles), density)
 
     def move_global(
-        self, problem: Problem, shared: State, site: State, data: ClientData, noise: Noise
+        self, problem: Problem, q: Approximation, site: Any, data: ClientData, noise: Noise
     ) -> tuple[Tensor, State]:
         """Make L steps towards the tilted target, Eq. (13): (C, N, D), and the steps' figures."""
-        batch, dims = with_batches(data, self.batch_size)
-        carry = (shared["particles"], self.start_optimiser(shared["particles"]))
-        axes = (dict.fromkeys(shared, 0), dict.fromkeys(site, 0), dims)
-        const = (shared, site, batch)
-        end, gains = problem.scan(self._global_step, carry, const, noise, self.local_steps, axes)
-        return end[0], self.entropy_figures(gains)
+        rows, axes = with_batches(data, self.batch_size)
+        carry = q.particles, self.start_optimiser(q.particles)
+        (particles, _), gains = problem.scan(
+            self._global_step, carry, (q, site, rows), noise, self.local_steps, (0, 0, axes)
+        )
+        return particles, self.entropy_figures(gains)
 
     def _global_step(self, problem: Problem, carry: Any, const: Any, picks: Any) -> tuple[Any, tuple[Tensor, ...]]:
         particles, optimiser = carry
-        shared, site, rows = const
-        scores = self.tilted_scores(problem, particles, shared, site, batch_of(rows, picks))
+        q, site, rows = const
+        scores = self.tilted_scores(problem, particles, q, site, batch_of(rows, picks))
         return self.stepped(particles, scores, optimiser)
 
     def indicate(self, kind: str, problem: Problem, shared: State, local: State, data: ClientData) -> State:
         """The KSD of the particles from the client's tilted distribution, or the client's likelihood scores there."""
-        batch = data.full_batch()
+        batch, q, site = data.full_batch(), entries_as(Approximation, shared), entries_as(self.site_kind, local)
         if kind == "hip":
-            scores = problem.mapped(likelihood_scores, (0, BATCHES))(shared["particles"], batch)
+            scores = problem.mapped(likelihood_scores, (0, BATCHES))(q.particles, batch)
             return {"scores": scores / self.temperature}
-        axes = (dict.fromkeys(shared, 0), dict.fromkeys(local, 0), BATCHES)
-        return {"ksd": problem.mapped(self._tilted_ksd, axes)(shared, local, batch)}
+        return {"ksd": problem.mapped(self._tilted_ksd, (0, 0, BATCHES))(q, site, batch)}
 
-    def _tilted_ksd(self, problem: Problem, shared: State, site: State, batch: Batch) -> Tensor:
-        particles = shared["particles"]
-        return ksd(particles, self.tilted_scores(problem, particles, shared, site, batch), self.kernel)
+    def _tilted_ksd(self, problem: Problem, q: Approximation, site: Any, batch: Batch) -> Tensor:
+        particles = q.particles
+        return ksd(particles, self.tilted_scores(problem, particles, q, site, batch), self.kernel)
 
-    def tilted_scores(self, problem: Problem, particles: Tensor, shared: State, site: State, batch: Batch) -> Tensor:
+    def tilted_scores(self, problem: Problem, particles: Tensor, q: Approximation, site: Any, batch: Batch) -> Tensor:
         """Score of the tilted target, Eq. (14), at particles (N, D)."""
-        is_prior = shared["is_prior"].to(particles.dtype)
+        is_prior = q.is_prior.to(particles.dtype)
 
         def model_part(z: Tensor) -> Tensor:
             """log p_0 in the first round and -L_k / α, by one execution of the model."""
             log_prior, pointwise = problem.log_parts(z, batch.rows)
             return is_prior * log_prior + (pointwise * batch.weight).sum() / self.temperature
 
-        density = kde_score(particles, shared["particles"], self.kde_bandwidth, self.kde_floor)
+        density = kde_score(particles, q.particles, self.kde_bandwidth, self.kde_floor)
         model: Tensor = problem.vmap(grad(model_part))(particles)
         return model + (1.0 - is_prior) * density - self.site_score(problem, particles, site)
 
-    def figures(self, problem: Problem, shared: State, particles: Tensor, data: ClientData) -> State:
+    def figures(self, problem: Problem, q: Approximation, particles: Tensor, data: ClientData) -> State:
         """Effective neighbours in the KDE of q^(i-1) at the new particles, their spread, the client's identities."""
-        neighbours = effective_neighbours(particles, shared["particles"], self.kde_bandwidth)
+        neighbours = effective_neighbours(particles, q.particles, self.kde_bandwidth)
         alive = (neighbours >= FEWEST_NEIGHBOURS).to(particles.dtype)
         found = {
             "kde_neighbours": neighbours.mean(-1),
@@ -177,7 +193,7 @@ class SiteParticles(ParticleAlgorithm, Indicators):
             return found
         share = data.num_rows.to(particles.dtype) / problem.num_rows
         identities = problem.mapped(self._identities, (0, 0, BATCHES))
-        mean, identity = identities(shared["particles"], share, data.full_batch())
+        mean, identity = identities(q.particles, share, data.full_batch())
         return {**found, "mean_identity": mean, "sd_identity": identity}
 
     def _identities(self, problem: Problem, particles: Tensor, share: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -264,29 +280,30 @@ class PaperDSVGD(SiteParticles):
         """Start all local particles at the global ones, with sites equal to one."""
         shared = self.start_shared(problem, generator)
         site = shared["particles"].expand(num_clients, -1, -1).clone()
-        return shared, {"site": site, "visited": torch.zeros(num_clients, dtype=torch.bool, device=site.device)}
+        return shared, Site(site, torch.zeros(num_clients, dtype=torch.bool, device=site.device))._asdict()
 
-    def site_score(self, problem: Problem, particles: Tensor, site: State) -> Tensor:
+    def site_score(self, problem: Problem, particles: Tensor, site: Site) -> Tensor:
         """Score of t_k^(i-1): zero before the client's first turn."""
-        score = kde_score(particles, site["site"], self.kde_bandwidth, self.kde_floor)
-        return torch.where(site["visited"], score, torch.zeros_like(score))
+        score = kde_score(particles, site.site, self.kde_bandwidth, self.kde_floor)
+        return torch.where(site.visited, score, torch.zeros_like(score))
 
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
         """Move the global particles, then distil the site."""
-        particles, steps = self.move_global(problem, shared, local, data, noise)
-        carry = (local["site"], self.start_optimiser(local["site"]))
-        (site, _), _ = problem.scan(self._distill_step, carry, (shared, local, particles), (), self.distill_steps)
-        new_local = {"site": site, "visited": torch.ones_like(local["visited"])}
-        return {"particles": particles}, new_local, steps | self.figures(problem, shared, particles, data)
+        q, site = entries_as(Approximation, shared), entries_as(Site, local)
+        particles, steps = self.move_global(problem, q, site, data, noise)
+        carry = site.site, self.start_optimiser(site.site)
+        (distilled, _), _ = problem.scan(self._distill_step, carry, (q, site, particles), (), self.distill_steps)
+        new_site = Site(distilled, torch.ones_like(site.visited))
+        return {"particles": particles}, new_site._asdict(), steps | self.figures(problem, q, particles, data)
 
     def _distill_step(self, problem: Problem, carry: Any, const: Any, _: Any) -> tuple[Any, tuple[()]]:
-        site, optimiser = carry
-        shared, local, particles = const
+        local, optimiser = carry
+        q, site, particles = const
         scores = (
-            kde_score(site, particles, self.kde_bandwidth, self.kde_floor)
-            + self.site_score(problem, site, local)
-            - self.global_score(problem, site, shared["particles"], shared["is_prior"])
+            kde_score(local, particles, self.kde_bandwidth, self.kde_floor)
+            + self.site_score(problem, local, site)
+            - self.global_score(problem, local, q)
         )
-        return self.move(site, scores, optimiser), ()
+        return self.move(local, scores, optimiser), ()

@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,10 +39,23 @@ from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
+from pyro_fed.infer.sites.records import entries_as
 from pyro_fed.ops.pairwise import squared_distances
 
 #: Number of steps whose gradients L-BFGS keeps.
 MEMORY = 10
+
+
+class Mixture(NamedTuple):
+    """q: means μ (N, D) and log σ² (N,); with a leading axis of one at the client."""
+
+    means: Tensor
+    log_variances: Tensor
+
+    @property
+    def sd(self) -> Tensor:
+        """σ, (N,)."""
+        return (self.log_variances / 2).exp()
 
 
 @explains_unknown
@@ -91,8 +104,7 @@ class NPV(Algorithm):
     ) -> tuple[State, State]:
         """Draw means from the prior."""
         means = problem.init(self.num_components, generator)
-        level = 2 * math.log(self.start_sd)
-        return {"means": means, "log_variances": torch.full_like(means[:, 0], level)}, {}
+        return Mixture(means, torch.full_like(means[:, 0], 2 * math.log(self.start_sd)))._asdict(), {}
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
         """Nothing: a round has no randomness."""
@@ -102,7 +114,7 @@ class NPV(Algorithm):
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
         """Maximise by L-BFGS over the means, then over the variances."""
-        batch, means, level = data.full_batch(), shared["means"], shared["log_variances"]
+        batch, (means, level) = data.full_batch(), entries_as(Mixture, shared)
         first = problem.mapped(self._first, (0, 0, BATCHES), calls=self.steps)
         means = _climb(lambda at: first(at, level, batch), means, self.steps)
         heights, curvature = problem.mapped(self._heights, (0, BATCHES))(means, batch)
@@ -117,7 +129,7 @@ class NPV(Algorithm):
             "bound": _variance_bound(level, means, heights, curvature)[None],
             "curving_up": (~bent).sum(-1).to(means.dtype),
         }
-        return {"means": means, "log_variances": level}, {}, figures
+        return Mixture(means, level)._asdict(), {}, figures
 
     def _first(self, problem: Problem, means: Tensor, level: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Slope of L_1 in the means, and L_1."""
@@ -153,9 +165,9 @@ class NPV(Algorithm):
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """Largest move of a mean, in its σ, or of a log σ."""
-        sd = (after["log_variances"] / 2).exp()
-        moved = ((after["means"] - before["means"]).abs().amax(-1) / sd).amax()
-        wider = (after["log_variances"] - before["log_variances"]).abs().amax() / 2
+        old, new = entries_as(Mixture, before), entries_as(Mixture, after)
+        moved = ((new.means - old.means).abs().amax(-1) / new.sd).amax()
+        wider = (new.log_variances - old.log_variances).abs().amax() / 2
         return {"change": float(torch.maximum(moved, wider))}
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
@@ -164,16 +176,16 @@ class NPV(Algorithm):
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
         """Independent draws of the mixture, (1, num_draws, D), equally many of each component."""
-        means, sd = shared["means"], (shared["log_variances"] / 2).exp()
-        order = torch.arange(num_draws) % len(means)
-        noise = torch.randn(num_draws, means.shape[1], generator=generator, dtype=means.dtype)
-        return (means[order] + sd[order, None] * noise)[None]
+        q = entries_as(Mixture, shared)
+        order = torch.arange(num_draws) % len(q.means)
+        noise = torch.randn(num_draws, q.means.shape[1], generator=generator, dtype=q.means.dtype)
+        return (q.means[order] + q.sd[order, None] * noise)[None]
 
     def log_density(self, shared: State, draws: Tensor) -> Tensor | None:
         """The log density of the mixture."""
-        level = shared["log_variances"]
+        means, level = entries_as(Mixture, shared)
         flat = draws.reshape(-1, draws.shape[-1]).to(level.dtype)
-        found = _log_normals(squared_distances(flat, shared["means"]), level, draws.shape[-1]).logsumexp(-1)
+        found = _log_normals(squared_distances(flat, means), level, draws.shape[-1]).logsumexp(-1)
         return found.reshape(draws.shape[:-1])
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:

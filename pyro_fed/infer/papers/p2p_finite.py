@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,12 +45,20 @@ from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData, row_dtype
 from pyro_fed.errors import DataError, GraphError, SettingError
 from pyro_fed.graph import Graph
 from pyro_fed.graph.consensus import MAX_TOLERANCE
+from pyro_fed.infer.sites.records import entries_as
 from pyro_fed.ops.mixing import mix
 
 #: Log-likelihood of a candidate that the rows exclude: it is finite, so that it can be mixed, and has no mass.
 RULED_OUT = -1e12
 #: Effective number of draws of the prior below which the run warns.
 FEWEST_EFFECTIVE_DRAWS = 50
+
+
+class Beliefs(NamedTuple):
+    """Each agent's log q (A, M) and Θ (A, M, D)."""
+
+    log_belief: Tensor
+    candidates: Tensor
 
 
 @explains_unknown
@@ -145,9 +153,8 @@ class P2PFinite(Tempered, OnGraph):
         prior = torch.tensor(self.probabilities or [1 / len(points)] * len(points), dtype=torch.float64)
         if len(prior) != len(points):
             raise SettingError(f"P2PFinite: {len(points)} candidates need as many probabilities, received {len(prior)}")
-        belief = prior.log().expand(num_clients, -1).clone()
-        shared = {"log_belief": belief, "candidates": points.expand(num_clients, *points.shape).clone()}
-        return shared, {"next_row": torch.zeros(num_clients, dtype=torch.int64)}
+        beliefs = Beliefs(*(part.expand(num_clients, *part.shape).clone() for part in (prior.log(), points)))
+        return beliefs._asdict(), {"next_row": torch.zeros(num_clients, dtype=torch.int64)}
 
     def _points(self, problem: Problem, generator: torch.Generator) -> Tensor:
         """Θ, (M, D)."""
@@ -167,11 +174,11 @@ class P2PFinite(Tempered, OnGraph):
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
         """Update by Eq. (6), or not at all when all rows are used."""
-        position, belief = local["next_row"], shared["log_belief"]
+        position, (belief, candidates) = local["next_row"], entries_as(Beliefs, shared)
         left = data.num_rows - position
         if bool((left > 0).any()):
             batch, position = self._rows(data, position)
-            found = problem.mapped(_log_likelihoods, (0, BATCHES))(shared["candidates"], batch).double()
+            found = problem.mapped(_log_likelihoods, (0, BATCHES))(candidates, batch).double()
             v = shared["centrality"][:, None] if self.weighting == "exact" else 1.0
             belief = belief + torch.nan_to_num(found, nan=RULED_OUT, neginf=RULED_OUT).clamp_min(RULED_OUT) / v
         figures = {"rows_left": (data.num_rows - position).double(), "effective": _effective_candidates(belief)}
@@ -215,8 +222,9 @@ class P2PFinite(Tempered, OnGraph):
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
         """Each agent's draws of Θ, (A, num_draws, D)."""
-        chosen = torch.multinomial(shared["log_belief"].exp(), num_draws, replacement=True, generator=generator)
-        return shared["candidates"].gather(1, chosen[..., None].expand(-1, -1, shared["candidates"].shape[-1]))
+        belief, candidates = entries_as(Beliefs, shared)
+        chosen = torch.multinomial(belief.exp(), num_draws, replacement=True, generator=generator)
+        return candidates.gather(1, chosen[..., None].expand(-1, -1, candidates.shape[-1]))
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
         """Warnings about another target, rows that no round has reached, and prior draws that miss the posterior."""

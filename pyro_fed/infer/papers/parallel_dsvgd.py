@@ -17,7 +17,7 @@ sites.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,8 +30,18 @@ from pyro_fed.conventions.setting_checks import check_at_least, check_between
 from pyro_fed.density.derivatives import prior_scores
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.infer.papers.dsvgd import PaperDSVGD
+from pyro_fed.infer.papers.dsvgd import Approximation, PaperDSVGD
+from pyro_fed.infer.sites.records import entries_as
 from pyro_fed.ops.kde import kde_score
+
+
+class Server(NamedTuple):
+    """The server's state: φ (N, D), whether q is still the prior, θ_k (K, N, D), and who has had a turn, (K,)."""
+
+    particles: Tensor
+    is_prior: Tensor
+    sites: Tensor
+    visited: Tensor
 
 
 @explains_unknown
@@ -81,8 +91,8 @@ class PaperParallelDSVGD(PaperDSVGD):
     ) -> tuple[State, State]:
         """Start as DSVGD; the server keeps every client's site."""
         shared, local = super().init(problem, num_clients, generator, start)
-        shared |= {"sites": local["site"].clone(), "visited": local["visited"].clone()}
-        return shared, local | {"client": torch.arange(num_clients)}
+        server = Server(**shared, sites=local["site"].clone(), visited=local["visited"].clone())
+        return server._asdict(), local | {"client": torch.arange(num_clients)}
 
     def default_schedule(self) -> Schedule:
         """A share of the clients, at random (Fig. 15)."""
@@ -90,35 +100,32 @@ class PaperParallelDSVGD(PaperDSVGD):
 
     def download(self, shared: State, clients: Tensor) -> State:
         """The particles, and whether they are still draws of the prior."""
-        return super().download({name: shared[name] for name in ("particles", "is_prior")}, clients)
+        return super().download(entries_as(Approximation, shared)._asdict(), clients)
 
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
         """Make DSVGD's turn; the message is the new site."""
-        site = {name: local[name] for name in ("site", "visited")}
-        _, kept, figures = super().local_step(problem, shared, site, data, noise)
-        return {"site": kept["site"], "client": local["client"]}, kept | {"client": local["client"]}, figures
+        _, after, figures = super().local_step(problem, shared, local, data, noise)
+        number = {"client": local["client"]}
+        return {"site": after["site"], **number}, {**after, **number}, figures
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """Replace the clients' old sites by the new ones."""
-        sites, visited = shared["sites"].clone(), shared["visited"].clone()
-        sites[messages["client"]] = messages["site"]
-        visited[messages["client"]] = True
-        return {
-            **shared,
-            "sites": sites,
-            "visited": visited,
-            "is_prior": torch.zeros_like(shared["is_prior"]),
-        }
+        server, clients = entries_as(Server, shared), messages["client"]
+        sites, visited = server.sites.clone(), server.visited.clone()
+        sites[clients], visited[clients] = messages["site"], True
+        is_prior = torch.zeros_like(server.is_prior)
+        return server._replace(sites=sites, visited=visited, is_prior=is_prior)._asdict()
 
     def refine(self, problem: Problem, shared: State) -> State:
         """Make L_s steps of SVGD towards the prior times all sites, Eq. (29)."""
-        particles = shared["particles"][None]
-        carry = (particles, self.start_optimiser(particles))
-        const = (shared["sites"][None], shared["visited"][None])
+        server = entries_as(Server, shared)
+        particles = server.particles[None]
+        carry = particles, self.start_optimiser(particles)
+        const = server.sites[None], server.visited[None]
         (particles, _), _ = problem.scan(self._server_step, carry, const, (), self.server_steps)
-        return {**shared, "particles": particles[0]}
+        return server._replace(particles=particles[0])._asdict()
 
     def _server_step(self, problem: Problem, carry: Any, const: Any, _: Any) -> tuple[Any, tuple[()]]:
         particles, optimiser = carry

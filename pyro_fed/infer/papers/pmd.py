@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,6 +40,7 @@ from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, ClientData, batch_of, draw_anew, with_batches
+from pyro_fed.infer.sites.records import entries_as
 from pyro_fed.ops.backtrack import HALVINGS
 from pyro_fed.ops.step_sizes import polynomial_step
 
@@ -47,6 +48,41 @@ from pyro_fed.ops.step_sizes import polynomial_step
 RIDGE = 1e-8
 #: Share of effective particles below which the last weights get a warning.
 LEAST_EFFECTIVE_SHARE = 0.05
+
+
+class WeightedParticles(NamedTuple):
+    """The server's state: θ_i (M, D), normalised log α_i (M,), and the number of steps made, ()."""
+
+    particles: Tensor
+    log_weights: Tensor
+    steps: Tensor
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """Mean and SDs, (D,)."""
+        weights = self.log_weights.exp()
+        mean = weights @ self.particles
+        return mean, (weights @ (self.particles - mean).square()).sqrt()
+
+
+class Estimate(NamedTuple):
+    """q = Σ_i α_i K(θ - c_i): c_i (M, D), normalised log α_i (M,), and the Cholesky factor of K's covariance (D, D)."""
+
+    centres: Tensor
+    log_weights: Tensor
+    root: Tensor
+
+    def draws(self, uniform: Tensor, normal: Tensor) -> Tensor:
+        """Draws (S, D): a centre by inversion of the weights' distribution function, and a kernel's noise."""
+        passed = (uniform[:, None] > self.log_weights.exp().cumsum(-1)).sum(-1)
+        return self.centres[passed.clamp_max(len(self.centres) - 1)] + normal @ self.root.mT
+
+    def log_density(self, at: Tensor) -> Tensor:
+        """log q at points (P, D): (P,)."""
+        white = torch.linalg.solve_triangular(self.root, torch.cat([at, self.centres]).mT, upper=False).mT
+        away = white[: len(at), None, :] - white[None, len(at) :, :]
+        log_kernels = -0.5 * away.square().sum(-1) - 0.5 * at.shape[-1] * math.log(2 * math.pi)
+        log_mean: Tensor = (log_kernels + self.log_weights).logsumexp(-1)
+        return log_mean - self.root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
 
 @explains_unknown
@@ -109,14 +145,14 @@ class PMD(Algorithm):
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """Draw particles from the prior, with equal weights; `steps` counts the steps made.
+        """Draw particles from the prior, with equal weights.
 
         Raises:
             ModelError: the prior is improper.
         """
         particles = problem.sample_prior(self.num_particles, generator)
         level = torch.full_like(particles[:, 0], -math.log(self.num_particles))
-        return {"particles": particles, "log_weights": level, "steps": torch.zeros_like(level[0])}, {}
+        return WeightedParticles(particles, level, torch.zeros_like(level[0]))._asdict(), {}
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
         """For each particle, a uniform number to choose its centre and a normal vector to move it; and minibatches."""
@@ -133,26 +169,25 @@ class PMD(Algorithm):
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
         """Make steps of mirror descent."""
-        names = ("particles", "log_weights", "steps")
-        rows, dims = with_batches(data, self.batch_size)
-        carry = tuple(shared[name] for name in names)
-        end, (taken, worth) = problem.scan(self._step, carry, rows, noise, self.local_steps, dims)
-        return dict(zip(names, end, strict=True)), {}, {"step_taken": taken[-1], "effective": worth[-1]}
+        (rows, axes), before = with_batches(data, self.batch_size), entries_as(WeightedParticles, shared)
+        after, (taken, worth) = problem.scan(self._step, before, rows, noise, self.local_steps, axes)
+        return after._asdict(), {}, {"step_taken": taken[-1], "effective": worth[-1]}
 
-    def _step(self, problem: Problem, carry: Any, rows: Any, noise: Any) -> tuple[Any, Any]:
-        before, level, done = carry
-        q = self._estimate(before, level)
-        moved = _drawn(q, level, noise["uniform"], noise["normal"])
+    def _step(
+        self, problem: Problem, before: WeightedParticles, rows: Any, noise: Any
+    ) -> tuple[WeightedParticles, Any]:
+        q, done = self._estimate(before), before.steps
+        moved = q.draws(noise["uniform"], noise["normal"])
         first = done == 0
-        particles = torch.where(first, before, moved)  # q_1 is the prior, from which they have been drawn
+        particles = torch.where(first, before.particles, moved)  # q_1 is the prior, from which they have been drawn
         target, prior = self._targets(problem, particles, batch_of(rows, noise.get("picks")))
-        log_q = torch.where(first, prior, _log_estimate(q, level, particles))
+        log_q = torch.where(first, prior, q.log_density(particles))
         # Where the prior, the likelihood or q vanishes nothing is to be drawn again.
-        gain = torch.nan_to_num(target - log_q, nan=-torch.inf, posinf=-torch.inf).to(before.dtype)
+        gain = torch.nan_to_num(target - log_q, nan=-torch.inf, posinf=-torch.inf).to(moved.dtype)
         wanted = polynomial_step(done, self.step_size * self.decay_offset**self.decay, self.decay_offset, self.decay)
         taken = self._allowed(gain, wanted * torch.ones_like(done))
         level = torch.log_softmax(taken * gain, -1)
-        return (particles, level, done + 1), (taken, _effective_particles(level) / self.num_particles)
+        return WeightedParticles(particles, level, done + 1), (taken, _effective_particles(level) / self.num_particles)
 
     def _targets(self, problem: Problem, particles: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """log p p(y | ·)^(1/α), and log p: (M,) each."""
@@ -176,20 +211,21 @@ class PMD(Algorithm):
             low, high = torch.where(fine, middle, low), torch.where(fine, high, middle)
         return torch.where(enough, wanted, low)
 
-    def _estimate(self, particles: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
-        """Centres (M, D) of the kernels, and the Cholesky factor of their common covariance (D, D)."""
+    def _estimate(self, found: WeightedParticles) -> Estimate:
+        """The kernel density estimate of weighted particles."""
+        particles, log_weights, _ = found
         count, dim = particles.shape
         eye = torch.eye(dim, dtype=particles.dtype, device=particles.device)
         if self.bandwidth is not None:
-            return particles, self.bandwidth * eye
+            return Estimate(particles, log_weights, self.bandwidth * eye)
         share = (4 / ((dim + 2) * count)) ** (1 / (dim + 4))
-        weights = level.exp()
+        weights = log_weights.exp()
         mean = weights @ particles
         offset = particles - mean
         covariance = (weights[:, None] * offset).mT @ offset
         covariance = covariance + RIDGE * covariance.diagonal(dim1=-2, dim2=-1).mean() * eye
         root, _ = torch.linalg.cholesky_ex(covariance)
-        return mean + math.sqrt(1 - share**2) * offset, share * root
+        return Estimate(mean + math.sqrt(1 - share**2) * offset, log_weights, share * root)
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """Take the particles from the one client with all rows."""
@@ -197,22 +233,22 @@ class PMD(Algorithm):
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """The effective number of particles, and the move of the mean in SDs."""
-        moments = [_moments(state["particles"], state["log_weights"].exp()) for state in (before, after)]
-        change = ((moments[1][0] - moments[0][0]).abs() / moments[1][1]).amax()
-        return {"change": float(change), "effective_particles": float(_effective_particles(after["log_weights"]))}
+        new = entries_as(WeightedParticles, after)
+        (old_mean, _), (mean, sd) = entries_as(WeightedParticles, before).moments(), new.moments()
+        change = ((mean - old_mean).abs() / sd).amax()
+        return {"change": float(change), "effective_particles": float(_effective_particles(new.log_weights))}
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
         """Independent draws of the last q, (1, num_draws, D)."""
-        particles, level = shared["particles"], shared["log_weights"]
-        uniform = torch.rand(num_draws, generator=generator, dtype=particles.dtype)
-        normal = torch.randn(num_draws, particles.shape[1], generator=generator, dtype=particles.dtype)
-        return _drawn(self._estimate(particles, level), level, uniform, normal)[None]
+        q = self._estimate(entries_as(WeightedParticles, shared))
+        uniform = torch.rand(num_draws, generator=generator, dtype=q.centres.dtype)
+        normal = torch.randn(num_draws, q.centres.shape[1], generator=generator, dtype=q.centres.dtype)
+        return q.draws(uniform, normal)[None]
 
     def log_density(self, shared: State, draws: Tensor) -> Tensor | None:
         """The log density of the last q."""
-        q = self._estimate(shared["particles"], shared["log_weights"])
-        flat = draws.reshape(-1, draws.shape[-1]).to(q[0].dtype)
-        return _log_estimate(q, shared["log_weights"], flat).reshape(draws.shape[:-1])
+        q = self._estimate(entries_as(WeightedParticles, shared))
+        return q.log_density(draws.reshape(-1, draws.shape[-1]).to(q.centres.dtype)).reshape(draws.shape[:-1])
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
         """Warnings about a step that was limited to the end, and about weights that few particles have."""
@@ -229,26 +265,3 @@ class PMD(Algorithm):
 def _effective_particles(level: Tensor) -> Tensor:
     """Effective number of particles with normalised log weights (M,)."""
     return 1 / level.exp().square().sum(-1)
-
-
-def _moments(particles: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and SDs, (D,)."""
-    mean = weights @ particles
-    return mean, (weights @ (particles - mean).square()).sqrt()
-
-
-def _drawn(q: tuple[Tensor, Tensor], level: Tensor, uniform: Tensor, normal: Tensor) -> Tensor:
-    """Draws of a mixture: a centre by inversion of the weights' distribution function, and a kernel's noise."""
-    centres, root = q
-    passed = (uniform[:, None] > level.exp().cumsum(-1)).sum(-1)
-    return centres[passed.clamp_max(len(centres) - 1)] + normal @ root.mT
-
-
-def _log_estimate(q: tuple[Tensor, Tensor], level: Tensor, at: Tensor) -> Tensor:
-    """log Σ_i α_i K(θ - c_i) at points (P, D): (P,)."""
-    centres, root = q
-    white = torch.linalg.solve_triangular(root, torch.cat([at, centres]).mT, upper=False).mT
-    away = white[: len(at), None, :] - white[None, len(at) :, :]
-    log_kernels = -0.5 * away.square().sum(-1) - 0.5 * at.shape[-1] * math.log(2 * math.pi)
-    found: Tensor = (log_kernels + level).logsumexp(-1) - root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    return found

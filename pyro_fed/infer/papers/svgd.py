@@ -24,6 +24,7 @@ from pyro_fed.conventions.limits import MATTERS, SD_MATTERS
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData, batch_of, with_batches
+from pyro_fed.infer.sites.records import entries_as
 from pyro_fed.infer.stein.particles import ParticleAlgorithm
 from pyro_fed.ops.stein import moments_off
 from pyro_fed.ops.step_sizes import AdaGradState
@@ -67,26 +68,23 @@ class PaperSVGD(ParticleAlgorithm):
     ) -> tuple[State, State]:
         """Draw particles from the prior, with AdaGrad's state, which is kept over the rounds."""
         particles = problem.init(self.num_particles, generator)
-        optimiser = self.start_optimiser(particles[None])
-        return {"particles": particles}, {"history": optimiser.history, "steps": optimiser.steps}
+        return {"particles": particles}, self.start_optimiser(particles[None])._asdict()
 
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
         """Make L steps on all rows."""
-        optimiser = AdaGradState(local["history"], local["steps"])
+        before, batch = shared["particles"], data.full_batch()
+        carry = before, entries_as(AdaGradState, local)
         const, dims = with_batches(data, self.batch_size)
-        (particles, optimiser), gains = problem.scan(
-            self._step, (shared["particles"], optimiser), const, noise, self.local_steps, dims
-        )
-        batch = data.full_batch()
+        (particles, optimiser), gains = problem.scan(self._step, carry, const, noise, self.local_steps, dims)
         judged = problem.mapped(self._moments_off, (0, BATCHES))(particles, batch)
         figures = {"mean_off": judged[0], "sd_off": judged[1], **self.entropy_figures(gains)}
         if self.entropy:
             height = problem.mapped(self._height, (0, BATCHES))
-            risen = height(particles, batch) - height(shared["particles"], batch)
+            risen = height(particles, batch) - height(before, batch)
             figures["free_energy_change"] = -risen - figures["entropy_gain"]
-        return {"particles": particles}, {"history": optimiser.history, "steps": optimiser.steps}, figures
+        return {"particles": particles}, optimiser._asdict(), figures
 
     def _step(self, problem: Problem, carry: Any, const: Any, picks: Any) -> tuple[Any, tuple[Tensor, ...]]:
         particles, optimiser = carry

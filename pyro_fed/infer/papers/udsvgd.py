@@ -12,6 +12,7 @@ Letters: q^(j) `after`, q^(j-1) `before`, `turns` the number of slots in use; th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,8 +23,35 @@ from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.density.derivatives import prior_scores
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.infer.papers.dsvgd import SiteParticles
+from pyro_fed.infer.papers.dsvgd import Approximation, SiteParticles
+from pyro_fed.infer.sites.records import entries_as
 from pyro_fed.ops.kde import buffer_score_ratio, kde_score
+
+
+class Turns(NamedTuple):
+    """Both ends of a client's turns so far, which its site is made of; leading axes are clients.
+
+    Args:
+        before: the particles of q^(j-1), (V, N, D).
+        after: those of q^(j).
+        turns: number of slots in use, ().
+        from_prior: whether the first q^(j-1) is the prior, ().
+    """
+
+    before: Tensor
+    after: Tensor
+    turns: Tensor
+    from_prior: Tensor
+
+    def with_turn(self, q: Approximation, particles: Tensor) -> Turns:
+        """The turns (C, ...) with one more from q to particles (C, N, D); the buffers double if they are full."""
+        before, after, turns, from_prior = self
+        if int(turns.max()) == before.shape[1]:
+            before, after = (torch.cat([buffer, torch.zeros_like(buffer)], 1) for buffer in (before, after))
+        slot = (torch.arange(before.shape[1], device=turns.device) == turns[:, None])[..., None, None]
+        before = torch.where(slot, q.particles[:, None], before)
+        after = torch.where(slot, particles[:, None], after)
+        return Turns(before, after, turns + 1, from_prior | q.is_prior)
 
 
 @explains_unknown
@@ -59,6 +87,8 @@ class UDSVGD(SiteParticles):
         >>> idata = pf.run(pf.UDSVGD(num_particles=100, batch_size=10), fed)
     """
 
+    site_kind: ClassVar[type[Any]] = Turns
+
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
@@ -67,45 +97,21 @@ class UDSVGD(SiteParticles):
         particles = shared["particles"]
         room = particles.new_zeros(num_clients, 1, *particles.shape)
         turns = torch.zeros(num_clients, dtype=torch.int64, device=particles.device)
-        return shared, {
-            "before": room,
-            "after": room.clone(),
-            "turns": turns,
-            "from_prior": torch.zeros_like(turns, dtype=torch.bool),
-        }
+        return shared, Turns(room, room.clone(), turns, torch.zeros_like(turns, dtype=torch.bool))._asdict()
 
-    def site_score(self, problem: Problem, particles: Tensor, site: State) -> Tensor:
+    def site_score(self, problem: Problem, particles: Tensor, site: Turns) -> Tensor:
         """The score of Eq. (15). The first slot's `before` is the prior if the client worked in the first round."""
-        used = torch.arange(len(site["before"]), device=particles.device) < site["turns"]
-        score = buffer_score_ratio(particles, site["after"], site["before"], used, self.kde_bandwidth, self.kde_floor)
-        swap = kde_score(particles, site["before"][0], self.kde_bandwidth, self.kde_floor) - prior_scores(
-            problem, particles
-        )
-        return score + torch.where(site["from_prior"], swap, torch.zeros_like(swap))
+        used = torch.arange(len(site.before), device=particles.device) < site.turns
+        score = buffer_score_ratio(particles, site.after, site.before, used, self.kde_bandwidth, self.kde_floor)
+        first = kde_score(particles, site.before[0], self.kde_bandwidth, self.kde_floor)
+        swap = first - prior_scores(problem, particles)
+        return score + torch.where(site.from_prior, swap, torch.zeros_like(swap))
 
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
         """Move the global particles and keep both ends of the move."""
-        particles, steps = self.move_global(problem, shared, local, data, noise)
-        return (
-            {"particles": particles},
-            _remember(local, shared, particles),
-            steps | self.figures(problem, shared, particles, data),
-        )
-
-
-def _remember(local: State, shared: State, particles: Tensor) -> State:
-    """The buffers with one more turn, (C, V, N, D), of doubled size if they are full."""
-    turns = local["turns"]
-    before, after = local["before"], local["after"]
-    if int(turns.max()) == before.shape[1]:
-        before = torch.cat([before, torch.zeros_like(before)], 1)
-        after = torch.cat([after, torch.zeros_like(after)], 1)
-    slot = (torch.arange(before.shape[1], device=turns.device) == turns[:, None])[..., None, None]
-    return {
-        "before": torch.where(slot, shared["particles"][:, None], before),
-        "after": torch.where(slot, particles[:, None], after),
-        "turns": turns + 1,
-        "from_prior": local["from_prior"] | shared["is_prior"],
-    }
+        q, turns = entries_as(Approximation, shared), entries_as(Turns, local)
+        particles, steps = self.move_global(problem, q, turns, data, noise)
+        figures = steps | self.figures(problem, q, particles, data)
+        return {"particles": particles}, turns.with_turn(q, particles)._asdict(), figures

@@ -14,14 +14,13 @@ condition number 1e5, moved the mode by 1e-3 SDs.)
 It is where `P2PVI` starts by default: expectations under a belief need a belief, and an agent's own
 likelihood may be unbounded (as many parameters as rows) where the pooled one is not.
 
-    shared   values, unusable, precision, eta, decrement    the sums that each agent knows, (A, ...)
-    local    the state of FedLaplace's server at each agent, (A, ...)
+An agent knows the sums (`Sums`), and keeps the state of `FedLaplace`'s server (`local`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,19 +35,43 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.graph import Consensus, Graph
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
-from pyro_fed.infer.laplace.states import Line
+from pyro_fed.infer.laplace.states import Line, Server
 from pyro_fed.infer.peers.peer_burn_in import PeerBurnIn
-from pyro_fed.infer.sites.gaussian_sites import flat_site, gaussian
+from pyro_fed.infer.sites.gaussian_sites import add_batch_axis, as_state, flat_site, gaussian
+from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.ops.entries import with_trailing_axes
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.mixing import mix
 
-#: The sums over all agents that each agent knows.
-SUMS = ("values", "unusable", "precision", "eta")
 #: Stands for a step length that is not known yet, and for a log-likelihood of minus infinity, which cannot be mixed.
 UNKNOWN, LOWEST_LOG_LIK = 1e6, -1e200
 #: Stands for the number of agents whose site cannot be used, before any is known.
 NOTHING_YET = -1.0
+
+
+class Sums(NamedTuple):
+    """The sums over all agents that each agent knows, (A, ...), and in a message its part of them.
+
+    Args:
+        values: log-likelihoods on the line, (A, L).
+        unusable: number of agents whose site cannot be used, (A,).
+        precision: Σ_i P_i.
+        eta: Σ_i g_i, (A, D).
+        aim: ā, (A, D).
+        decrement: length of the next Newton step, in SDs, (A,).
+    """
+
+    values: Tensor
+    unusable: Tensor
+    precision: Tensor
+    eta: Tensor
+    aim: Tensor
+    decrement: Tensor
+
+    def product(self) -> Gaussian:
+        """The product of the sites, from the sum of their scores at the points' mean."""
+        q = gaussian({"precision": self.precision, "eta": self.eta})
+        return type(q)(q.precision, q.score(-self.aim))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,40 +122,43 @@ class ConsensusLaplace(Algorithm, OnGraph):
             local |= {name: at.clone() for name in ("point", "best_point", "rough_point")}
         site = flat_site(problem, self.newton.structure, num_clients)
         none = site.eta.new_zeros(num_clients)
-        shared = {
-            "values": none[:, None].expand(-1, len(self.newton.fractions)).clone(),
-            "unusable": none + NOTHING_YET,
-            "precision": site.precision,
-            "eta": site.eta,
-            "aim": torch.zeros_like(site.eta),
-            "decrement": none + UNKNOWN,
-        }
-        return shared, local
+        values = none[:, None].expand(-1, len(self.newton.fractions)).clone()
+        aim = torch.zeros_like(site.eta)
+        return Sums(values, none + NOTHING_YET, site.precision, site.eta, aim, none + UNKNOWN)._asdict(), local
 
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
         """Decide at each agent from the sums it knows, then evaluate at the point it chose."""
-        states = [self._decide(_entry(shared, i), _entry(local, i)) for i in range(len(data.num_rows))]
+        sums = entries_as(Sums, shared)
+        agents = range(len(data.num_rows))
+        states = [self._decide(Sums(*(part[i] for part in sums)), _entry(local, i)) for i in agents]
         server = {name: torch.stack([state[name] for state in states]) for name in local}
-        line = Line.of(server)
+        line = entries_as(Line, server)
         server |= self.newton.of_the_prior(problem, line)
-        message, _, info = self.newton.local_step(problem, line._asdict(), {}, data, noise)
-        v = shared["centrality"]
-        unusable = (~message["usable"]).double()
-        message = {**message, "values": message["values"].clamp_min(LOWEST_LOG_LIK), "unusable": unusable}
-        message["eta"] = gaussian(message).score(line.end)
-        put_in = {name: message[name].double() / with_trailing_axes(v, message[name]) for name in SUMS}
-        return {**put_in, "aim": line.end.double(), "decrement": server["decrement"].clamp_max(UNKNOWN)}, server, info
+        site, _, info = self.newton.local_step(problem, line._asdict(), {}, data, noise)
 
-    def _decide(self, sums: State, server: State) -> State:
+        def put_in(part: Tensor) -> Tensor:
+            """m_i / v_i, whose consensus is Σ_i m_i."""
+            return part.double() / with_trailing_axes(shared["centrality"], part)
+
+        message = Sums(
+            values=put_in(site["values"].clamp_min(LOWEST_LOG_LIK)),
+            unusable=put_in(~site["usable"]),
+            precision=put_in(site["precision"]),
+            eta=put_in(gaussian(site).score(line.end)),
+            aim=line.end.double(),
+            decrement=server["decrement"].clamp_max(UNKNOWN),
+        )
+        return message._asdict(), server, info
+
+    def _decide(self, sums: Sums, server: State) -> State:
         """The server's part of a round, at one agent; before the first round nothing is known."""
-        if float(sums["unusable"]) == NOTHING_YET:
+        if float(sums.unusable) == NOTHING_YET:
             return server
-        site = _product_of_sites(sums)
-        total = {"values": sums["values"][None], "precision": site.precision[None], "eta": site.eta[None]}
-        everyone = sums["unusable"][None] < 0.5
-        return self.newton.combine(server, {**total, "usable": everyone}, torch.ones(1))
+        usable = sums.unusable[None] < 0.5
+        total = {"values": sums.values[None], "usable": usable, **as_state(add_batch_axis(sums.product()))}
+        return as_entries(self.newton.next_server(entries_as(Server, server), total))
 
     def objections(self, received: State, messages: State) -> message_limits.Objections:
         """Objections to messages far above the other agents'."""
@@ -148,7 +174,7 @@ class ConsensusLaplace(Algorithm, OnGraph):
 
     def witness(self, before: State, after: State) -> State:
         """The length of the Newton step that each agent knows."""
-        return {"decrement": after["decrement"]}
+        return {"decrement": entries_as(Sums, after).decrement}
 
     def figures_of_witness(self, told: State) -> dict[str, float]:
         """The largest of the agents' step lengths."""
@@ -160,13 +186,7 @@ class ConsensusLaplace(Algorithm, OnGraph):
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
         """Draws of each agent's sum of sites, without the prior, (A, num_draws, D)."""
-        return _product_of_sites(shared).even_sample(num_draws, generator).transpose(0, 1)
-
-
-def _product_of_sites(sums: State) -> Gaussian:
-    """The sum of the sites, from that of their scores at the points' mean."""
-    q = gaussian(sums)
-    return type(q)(q.precision, q.score(-sums["aim"]))
+        return entries_as(Sums, shared).product().even_sample(num_draws, generator).transpose(0, 1)
 
 
 def _entry(state: State, i: int) -> State:

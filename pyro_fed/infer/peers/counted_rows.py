@@ -11,7 +11,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.infer.peers.peer_gaussian import PeerGaussian
@@ -39,9 +38,8 @@ class CountedRows(PeerGaussian):
         """Whether an agent replaces its site instead of adding to its belief."""
         return self.weighting == "exact" and self.batch_size is None
 
-    def weight(self, shared: State) -> Tensor:
+    def weight(self, v: Tensor) -> Tensor:
         """1 / v_i, or 1 as published: (C,)."""
-        v = shared["centrality"]
         return 1.0 / v if self.weighting == "exact" else torch.ones_like(v)
 
     @property

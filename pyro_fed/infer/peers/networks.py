@@ -10,7 +10,7 @@ As in all peer algorithms, Σ_i v_i q_i = Σ_i t_i holds (`peers.peer_gaussian`)
 its own change, and consensus takes the mean of all changes: that of the agents' tilted Gaussians, as in `FedEP` with δ
 = 1 / K, so that their noise does not compound.
 
-Letters: v_i `centrality`, Λ_0 the prior's precision, l_i `lik_*`, δ `damping`.
+Letters: v_i `centrality`, Λ_0 the prior's precision, δ `damping`; those of an agent in `states.NetworkAgent`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.infer.ep.tilted import IVON, Received
 from pyro_fed.infer.ep.tilted.base import numerics_of
 from pyro_fed.infer.peers.peer_sites import public_belief
+from pyro_fed.infer.peers.states import NetworkAgent
 from pyro_fed.infer.sites.gaussian_sites import (
     POINT_NUMBERS,
     SpreadGaussian,
@@ -35,6 +36,7 @@ from pyro_fed.infer.sites.gaussian_sites import (
     spread_points,
     where,
 )
+from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import DiagGaussian
 
@@ -52,14 +54,8 @@ def first_states(
     """Flat beliefs and sites, and the points that averaging has found, from the final states of `PeerBurnIn`."""
     flat = flat_site(problem, "diag", num_clients)
     point = required_start(start, algorithm).shared["point"].double()
-    local = {
-        **as_state(flat),
-        **as_state(flat, "lik_"),
-        **as_state(flat, "prior_"),
-        "start": point,
-        "prior_share": torch.zeros(num_clients, dtype=torch.float64, device=point.device),
-    }
-    return as_state(flat), {name: value.clone() for name, value in local.items()}
+    agents = NetworkAgent(flat, flat, flat, torch.zeros_like(point[:, 0]), point)
+    return as_state(flat), {name: value.clone() for name, value in as_entries(agents).items()}
 
 
 def step(
@@ -78,9 +74,9 @@ def step(
     `shared` holds the agents' beliefs and `centrality`, `share` (C,) that of the prior in each agent's site; `damping`
     is δ.
     """
-    q, likelihood, v = gaussian(shared), gaussian(local, "lik_"), shared["centrality"].to(torch.float64)
-    known = q.is_proper()
-    narrow = DiagGaussian.from_moments(local["start"], torch.full_like(local["start"], NARROW))
+    q, agent, v = gaussian(shared), entries_as(NetworkAgent, local), shared["centrality"].to(torch.float64)
+    known, likelihood = q.is_proper(), agent.likelihood
+    narrow = DiagGaussian.from_moments(agent.start, torch.full_like(agent.start, NARROW))
     under = where(known, q, narrow)
     prior = _prior(algorithm, problem, under)
     new = likelihood
@@ -88,17 +84,17 @@ def step(
         numerics = numerics_of(algorithm, problem)
         new = solver.infer(problem, numerics, Received(under, under / likelihood), data, noise).site
     if not bool(known.all()):
-        new = where(known, new, _first_site(solver, problem, prior, local, v, data, noise))
+        new = where(known, new, _first_site(solver, problem, prior, agent.start, v, data, noise))
     new = where(is_finite(new), new, likelihood)
     each = share.unsqueeze(-1)
     mine = type(prior)(prior.precision * each, prior.eta * each)
-    change = (new / likelihood) * (mine / gaussian(local, "prior_"))
+    change = (new / likelihood) * (mine / agent.prior)
     belief, fraction = public_belief(q, change ** torch.where(known, 1.0, 1 / v), known, damping)
     taken = torch.where(known, fraction * v, fraction)
     likelihood = likelihood * (new / likelihood) ** taken
-    held = gaussian(local, "prior_") * (mine / gaussian(local, "prior_")) ** taken
-    news = {**as_state(likelihood * held), **as_state(likelihood, "lik_"), **as_state(held, "prior_")}
-    return belief, news, fraction
+    held = agent.prior * (mine / agent.prior) ** taken
+    after = agent._replace(site=likelihood * held, likelihood=likelihood, prior=held)
+    return belief, as_entries(after), fraction
 
 
 def _prior(algorithm: SpreadGaussian, problem: Problem, q: Gaussian) -> Gaussian:
@@ -118,13 +114,12 @@ def _first_site(
     solver: IVON,
     problem: Problem,
     prior: Gaussian,
-    local: State,
+    point: torch.Tensor,
     v: torch.Tensor,
     data: ClientData,
     noise: Noise,
 ) -> DiagGaussian:
-    """A site at an agent's own point whose mean, with the prior's share, is that point."""
-    point = local["start"]
+    """A site at an agent's own point (D,) whose mean, with the prior's share, is that point."""
     precision = solver.curvature(problem, point, prior.precision, 1 / v, data, noise)
     pull = (prior.precision * point - prior.eta) * v.unsqueeze(-1)
     return DiagGaussian(precision, precision * point + pull)

@@ -45,7 +45,9 @@ from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
 from pyro_fed.infer.peers.p2p_vi import P2PVI
 from pyro_fed.infer.peers.peer_gaussian import PeerGaussian
 from pyro_fed.infer.peers.peer_sites import public_belief
+from pyro_fed.infer.peers.states import Agent
 from pyro_fed.infer.sites.gaussian_sites import as_state, flat_like, gaussian, spread_points, where
+from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.ops.gaussian import Gaussian
 
 #: Clients × points × rows evaluated at once.
@@ -110,14 +112,14 @@ class P2PEP(PeerGaussian):
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
         """Compute new sites of C agents by their tilted moments."""
-        q, old = gaussian(shared), gaussian(local)
-        matched, effective = self._tilted(problem, q, old, data.full_batch(), local["prior_share"])
+        q, agent = gaussian(shared), entries_as(Agent, local)
+        matched, effective = self._tilted(problem, q, agent.site, data.full_batch(), agent.prior_share)
         usable = q.is_proper() & (effective >= self.min_effective) & matched.is_proper()
         change = where(usable, matched / q, flat_like(q))
         message, fraction = public_belief(q, change ** (1.0 / shared["centrality"]), q.is_proper(), self.damping)
-        new_local = {**local, **as_state(old * change**fraction)}
+        after = agent._replace(site=agent.site * change**fraction)
         info = {"fraction": fraction * usable, "effective_points": effective, **self.traces(q)}
-        return as_state(message), new_local, info
+        return as_state(message), {**local, **as_entries(after)}, info
 
     def _tilted(
         self, problem: Problem, q: Gaussian, site: Gaussian, batch: Batch, share: Tensor

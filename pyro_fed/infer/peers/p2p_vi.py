@@ -60,13 +60,15 @@ from pyro_fed.graph import Graph
 from pyro_fed.infer.ep.tilted import IVON, Received, TiltedInference
 from pyro_fed.infer.ep.tilted.base import numerics_of
 from pyro_fed.infer.peers import networks
-from pyro_fed.infer.peers.acceleration import look_ahead, nothing_known
+from pyro_fed.infer.peers.acceleration import History
 from pyro_fed.infer.peers.contributions import PeerContributions
 from pyro_fed.infer.peers.counted_rows import CountedRows
 from pyro_fed.infer.peers.peer_burn_in import PeerBurnIn
 from pyro_fed.infer.peers.peer_sites import new_site, public_belief, seen_whole, without_distribution
+from pyro_fed.infer.peers.states import Agent
 from pyro_fed.infer.peers.update import Newton, Update, check_update
 from pyro_fed.infer.sites.gaussian_sites import as_state, flat_like, gaussian, is_finite, where
+from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.ops.gaussian import Gaussian
 
 #: Share of their disagreement that agents have after a round's consensus if rounds are accelerated and none is set.
@@ -199,7 +201,7 @@ class P2PVI(CountedRows):
         local["next_row"] = torch.zeros(num_clients, dtype=torch.int64, device=shared["eta"].device)
         if self.accelerates:
             strict = torch.zeros_like(shared["eta"][:, 0], dtype=torch.bool)
-            local |= {**nothing_known(gaussian(shared), self.solver.memory), "strict": strict}
+            local |= {**as_entries(History.empty(gaussian(shared), self.solver.memory)), "strict": strict}
         if self.solver.round_decay != 1:
             local["pace"] = torch.ones(num_clients, dtype=torch.float64, device=shared["eta"].device)
         return shared, local
@@ -230,7 +232,7 @@ class P2PVI(CountedRows):
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
         """Solve Eq. (3): the public beliefs b_i = q_i (t_i^new / t_i)^(s / v_i) of C agents."""
-        held = self.first_share(shared, local)
+        held = self.share_held(local["prior_share"], shared["centrality"])
         if self.start == "fedavg":
             solver = cast(IVON, self.solver)
             belief, news, made = networks.step(self, solver, self.damping, problem, shared, local, held, data, noise)
@@ -245,19 +247,20 @@ class P2PVI(CountedRows):
         self, problem: Problem, shared: State, local: State, held: Tensor, data: ClientData, noise: Noise
     ) -> tuple[Gaussian, State, Tensor]:
         """b_i, the changes of the agents' states, and the fraction s of each site's change that is made, (C,)."""
-        q, weight = gaussian(shared), self.weight(shared)
-        old = gaussian(local) if self.keeps_site else flat_like(q)  # as published a site is added to those before
+        q, weight, agent = gaussian(shared), self.weight(shared["centrality"]), entries_as(Agent, local)
+        old = agent.site if self.keeps_site else flat_like(q)  # as published a site is added to those before
         rows, next_row = self.rows_of_round(data, local["next_row"])
         news = {"next_row": next_row}
-        at, lost = q, without_distribution(q, gaussian(local))
+        at, lost = q, without_distribution(q, agent.site)
         if self.accelerates:
-            at, history = look_ahead(q, local)
-            news |= history | {"strict": local["strict"] | lost}
+            history = entries_as(History, local).look_ahead(q)
+            at = history.at
+            news |= {**as_entries(history), "strict": local["strict"] | lost}
         if "pace" in local:
             news["pace"] = local["pace"] * self.solver.round_decay
-        share = held if self.keeps_site else torch.where(local["prior_share"] == 0, held, 0.0)
+        share = held if self.keeps_site else torch.where(agent.prior_share == 0, held, 0.0)
         numerics, received = numerics_of(self, problem, share), Received(at, at / old, local.get("pace"))
-        answer, known = new_site(self.solver, problem, numerics, received, rows, noise, local, weight, lost)
+        answer, known = new_site(self.solver, problem, numerics, received, rows, noise, agent, weight, lost)
         improper = ~answer.usable & is_finite(answer.site)  # what is not finite is sent: the round refuses it
         site, proper = where(improper, old, answer.site), known & q.is_proper()
         change = site / old
@@ -265,8 +268,8 @@ class P2PVI(CountedRows):
             belief, fraction = seen_whole(q, old, site, weight, proper, news["strict"])
         else:
             belief, fraction = public_belief(q, change**weight, proper, self.damping)
-        kept = old * change**fraction if self.keeps_site else gaussian(local)
-        return belief, {**as_state(kept), **news}, fraction * answer.usable
+        site = old * change**fraction if self.keeps_site else agent.site
+        return belief, {**as_entries(agent._replace(site=site)), **news}, fraction * answer.usable
 
     @property
     def left_apart(self) -> float:

@@ -3,10 +3,9 @@
 Source: Wang et al., *Peer-to-peer variational federated learning over arbitrary graphs*, Eq. (4) and (8);
 Kia et al., *Tutorial on dynamic average consensus* (2019), for tracking.
 
-    shared   precision (A, D, D) or (A, D), eta (A, D)      beliefs q_i, one an agent, float64
-    local    precision, eta, the same                       sites t_i
-    message  precision, eta                                 public beliefs b_i
-    q_i ← Σ_j W_ij b_j                                      on natural parameters, Eq. (8)
+    q_i ← Σ_j W_ij b_j        on natural parameters, Eq. (8)
+
+with q_i the agents' beliefs (`shared`), b_i the public ones (messages), and t_i the agents' sites (`states.Agent`).
 
 **Every change counts once.** With v(t) = v(t+1) W(t), consensus keeps Σ_i v_i q_i, so a change that agent i adds to its
 belief enters every belief with weight v_i(t). An agent whose site changes by δ_i therefore adds δ_i / v_i(t):
@@ -42,11 +41,13 @@ from pyro_fed.errors import GraphError
 from pyro_fed.graph import Consensus, Graph
 from pyro_fed.graph.consensus import MAX_TOLERANCE
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
-from pyro_fed.infer.peers.beliefs import gaussian_prior, or_infinity, range_over_agents
+from pyro_fed.infer.peers.beliefs import gaussian_prior, or_infinity, range_over_agents, repeated
 from pyro_fed.infer.peers.consensus_laplace import ConsensusLaplace
+from pyro_fed.infer.peers.states import Agent
 from pyro_fed.infer.sites.gaussian_sites import (
     SpreadGaussian,
     absolute,
+    add_batch_axis,
     as_state,
     at_mean,
     flat_site,
@@ -56,6 +57,7 @@ from pyro_fed.infer.sites.gaussian_sites import (
     where,
 )
 from pyro_fed.infer.sites.prior_gaussian import fit_prior
+from pyro_fed.infer.sites.records import as_entries
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.mixing import mix
 
@@ -172,29 +174,24 @@ class PeerGaussian(SpreadGaussian, OnGraph):
         """Start from flat beliefs and sites, or from those of the phase before."""
         if start is not None and "anchor_eta" in start.local:
             return dict(start.shared), dict(start.local)
-        flat = flat_site(problem, self.structure, num_clients)
-        local = as_state(flat)
-        local["prior_share"] = torch.zeros(num_clients, dtype=torch.float64, device=flat.eta.device)
-        anchor = flat
+        flat = beliefs = anchor = flat_site(problem, self.structure, num_clients)
         if start is None:
-            point = problem.init(START_DRAWS, generator).median(0).values.double()
-            local["start"] = point.expand(num_clients, -1).clone()
-            if problem.traits.kinked_prior:
-                nearest = as_state(fit_prior(self, problem, generator))  # no agent has a Laplace approximation
-                anchor = gaussian({name: value.expand(num_clients, *value.shape) for name, value in nearest.items()})
+            point = problem.init(START_DRAWS, generator).median(0).values.double().expand(num_clients, -1)
+            if problem.traits.kinked_prior:  # no agent has a Laplace approximation
+                anchor = repeated(add_batch_axis(fit_prior(self, problem, generator)), num_clients)
         else:
-            point, found = start.local["point"], gaussian(start.local)
-            local["start"] = point
-            anchor, around = found, at_mean(absolute(found)[0], point)
-            if bool(start.local["back"].any()):  # of a point that is no mode
-                anchor = where(start.local["back"].bool(), self.narrowed(problem, around), found)
-        local |= as_state(anchor, "anchor_")
-        shared = as_state(flat)
+            point, anchor = start.local["point"], gaussian(start.local)
+            if bool((back := start.local["back"].bool()).any()):  # of a point that is no mode
+                around = at_mean(absolute(anchor)[0], point)
+                anchor = where(back, self.narrowed(problem, around), anchor)
         if self.starts_at_prior:
             prior = gaussian_prior(self, problem, self.start == "draw", generator)
-            shared = {name: value.expand(num_clients, *value.shape[1:]) for name, value in prior.items()}
-        copies = [{name: value.clone() for name, value in state.items()} for state in (shared, local)]
-        return copies[0], copies[1]
+            beliefs = repeated(prior, num_clients)
+        agents = Agent(flat, torch.zeros_like(flat.eta[:, 0]), anchor, point)
+        shared, local = (
+            {name: part.clone() for name, part in s.items()} for s in (as_state(beliefs), as_entries(agents))
+        )
+        return shared, local
 
     @property
     def starts_at_prior(self) -> bool:
@@ -210,12 +207,11 @@ class PeerGaussian(SpreadGaussian, OnGraph):
         return {name: mix(weights, value) for name, value in messages.items()}
 
     # -- sites ----------------------------------------------------------------------------------------------
-    def first_share(self, shared: State, local: State) -> Tensor:
-        """The prior's share that each agent's site holds, c_i: (C,); zero if the beliefs hold it."""
-        share = local["prior_share"]
+    def share_held(self, share: Tensor, centrality: Tensor) -> Tensor:
+        """c_i, (C,), that each agent's site holds from this round on; zero if the beliefs hold the prior."""
         if self.starts_at_prior:
             return torch.zeros_like(share)
-        return torch.where(share > 0, share, shared["centrality"])
+        return torch.where(share > 0, share, centrality)
 
     # -- what the record shows ------------------------------------------------------------------------------
     def traces(self, q: Gaussian) -> State:

@@ -29,13 +29,13 @@ import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.contract import Noise
-from pyro_fed.algorithm.states import State
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.infer.ep.tilted import Numerics, Received, Tilted, TiltedInference
 from pyro_fed.infer.peers.beliefs import unit_spread
 from pyro_fed.infer.peers.local_laplace import local_laplace
-from pyro_fed.infer.sites.gaussian_sites import gaussian, site_of, where, with_prior
+from pyro_fed.infer.peers.states import Agent
+from pyro_fed.infer.sites.gaussian_sites import site_of, where, with_prior
 from pyro_fed.ops.backtrack import backtrack, move
 from pyro_fed.ops.gaussian import Gaussian
 
@@ -50,7 +50,7 @@ def new_site(
     received: Received,
     data: ClientData,
     noise: Noise,
-    local: State,
+    agent: Agent,
     weight: Tensor,
     lost: Tensor,
 ) -> tuple[Tilted, Tensor]:
@@ -63,7 +63,7 @@ def new_site(
         received: beliefs, (C,), proper or not, and these without the agents' own sites.
         data: the agents' rows.
         noise: the solver's.
-        local: the agents' states, with `anchor_*` and `start`.
+        agent: the agents, of whom `anchor` and `start` are used.
         weight: 1 / v_i, (C,).
         lost: (C,) `without_distribution`.
 
@@ -74,13 +74,13 @@ def new_site(
     known = q.is_proper()
     if bool(known.all()) or not solver.newton_steps:
         return solver.infer(problem, numerics, received, data, noise), known
-    anchor, usable = gaussian(local, "anchor_"), torch.ones_like(known)
+    anchor, usable = agent.anchor, torch.ones_like(known)
     anchored = anchor.is_proper()
-    under = where(known, q, where(anchored, anchor, type(q).from_moments(local["start"], unit_spread(q))))
+    under = where(known, q, where(anchored, anchor, type(q).from_moments(agent.start, unit_spread(q))))
     found = known | anchored
     own = None
     if not bool(found.all()):
-        own = local_laplace(numerics.derivatives, problem, data.full_batch(), numerics.prior_share, local["start"])
+        own = local_laplace(numerics.derivatives, problem, data.full_batch(), numerics.prior_share, agent.start)
         if not bool(found.any()):
             return Tilted(own, usable, {}), known
     site = site_of(numerics.expected(problem, under, data), under.mean())

@@ -40,7 +40,9 @@ from pyro_fed.infer.ep.tilted import Newton, Received
 from pyro_fed.infer.ep.tilted.base import numerics_of
 from pyro_fed.infer.peers.peer_gaussian import PeerGaussian
 from pyro_fed.infer.peers.peer_sites import new_site, public_belief, without_distribution
+from pyro_fed.infer.peers.states import Agent
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
+from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.mixing import mix
 
@@ -123,16 +125,15 @@ class P2PPushSum(PeerGaussian):
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
         """Solve Eq. (3) at each agent's ratio; the message is what the agent then distributes."""
-        q, old, agents, mass = _ratio(shared), gaussian(local), local["agents"], shared["mass"]
-        share = self.first_share({**shared, "centrality": 1.0 / agents}, local)
-        lost = without_distribution(q, old)
-        numerics, received = numerics_of(self, problem, share), Received(q, q / old)
-        answer, known = new_site(Newton(), problem, numerics, received, data, noise, local, agents, lost)
-        change = answer.site / old
+        q, agent, agents, mass = _ratio(shared), entries_as(Agent, local), local["agents"], shared["mass"]
+        share, lost = self.share_held(agent.prior_share, 1.0 / agents), without_distribution(q, agent.site)
+        numerics, received = numerics_of(self, problem, share), Received(q, q / agent.site)
+        answer, known = new_site(Newton(), problem, numerics, received, data, noise, agent, agents, lost)
+        change = answer.site / agent.site
         belief, fraction = public_belief(q, change ** (agents / mass), known & q.is_proper(), self.damping)
-        news = {**as_state(old * change**fraction), "prior_share": share}
+        after = agent._replace(site=agent.site * change**fraction, prior_share=share)
         figures = {"fraction": fraction, "mass": mass, **self.traces(q)}
-        return {**as_state(belief**mass), "mass": mass}, {**local, **news}, figures
+        return {**as_state(belief**mass), "mass": mass}, {**as_entries(after), "agents": agents}, figures
 
     def objections(self, received: State, messages: State) -> message_limits.Objections:
         """Objections to ratios far above the other agents', or to masses that are not positive."""

@@ -6,4 +6,5 @@ In this room:
     online_newton       diagonal sites from scores alone
     power_iteration     the largest curvature of a client's log-likelihood
     prior_gaussian      a Gaussian for the prior
+    records             states as typed records
 """

@@ -34,11 +34,6 @@ class Site(NamedTuple):
     eta: Tensor
     residual: Tensor
 
-    @classmethod
-    def of(cls, local: State) -> Site:
-        """The site in a client's state."""
-        return cls(local["precision"], local["eta"], local["residual"])
-
     def surrogate_scores(self, white: Tensor) -> Tensor:
         """η - Λ z, without the correction, at particles (..., N, D)."""
         return site_scores(self.precision, self.eta, white)

@@ -71,6 +71,7 @@ from pyro_fed.density.derivatives import clients_likelihood_scores
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, ClientData, batch_of, with_batches
 from pyro_fed.errors import SettingError
+from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.infer.stein.at_rest import EndOfRun, stein_figures
 from pyro_fed.infer.stein.contributions import TurnContributions
 from pyro_fed.infer.stein.corrected_sites import Received, Site, TiltedTarget, scores_by_sites
@@ -251,7 +252,7 @@ class DSVGD(ParticleAlgorithm, Indicators):
 
     def arrival(self, problem: Problem, shared: State, local: State, data: ClientData) -> Arrival:
         """The data of a turn when the particles reach the clients."""
-        received, site = Received.of(shared), Site.of(local)
+        received, site = Received.of(shared), entries_as(Site, local)
         all_by_own = problem.num_rows / data.num_rows.clamp_min(1).to(problem.dtype)
         own = self.likelihood_scores(problem, received.coordinates, received.white, data)
         target = TiltedTarget.of(received, site, all_by_own)
@@ -371,17 +372,17 @@ class DSVGD(ParticleAlgorithm, Indicators):
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """Adopt what the client sent, and update the particles' mean positions."""
         self.require_one(weights)
-        before = Server.of(shared)
+        before = entries_as(Server, shared)
         server = before.adopting({name: value[0] for name, value in messages.items()})
         done = before.passed + before.pass_length
         whole = (AVERAGED_ROUNDS * before.pass_length).clamp_min(1.0)  # passes that are averaged
         share = (before.pass_length / torch.minimum(done, whole)).to(server.white.dtype)
         averaged = torch.lerp(before.averaged, server.white, share)
-        return with_pace(replace(server, averaged=averaged, passed=done)).state()
+        return as_entries(with_pace(replace(server, averaged=averaged, passed=done)))
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """KSD, that of draws, errors of moments, spread in the Gaussian's SDs, effective number, move in these SDs."""
-        old, new = Server.of(before), Server.of(after)
+        old, new = entries_as(Server, before), entries_as(Server, after)
         return {
             "ksd": float(new.ksd),
             "ksd_of_draws": float(new.noise),
@@ -408,6 +409,6 @@ class DSVGD(ParticleAlgorithm, Indicators):
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
         """The particles, (1, N, D); for those that started apart, their recent mean positions."""
-        server = Server.of(shared)
+        server = entries_as(Server, shared)
         white = server.averaged if bool(server.apart) else server.white
         return Coordinates(server.mean, server.factor).model(white)[None]

@@ -8,17 +8,17 @@ from pyro_fed.algorithm.contract import Start
 from pyro_fed.algorithm.states import State
 from pyro_fed.density.problem import Problem
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
+from pyro_fed.infer.sites.records import entries_as
 from pyro_fed.infer.stein.pace import first_pace
-from pyro_fed.infer.stein.survey import residuals_at
-from pyro_fed.ops.whitening import Coordinates
+from pyro_fed.infer.stein.survey import SurveyState, residuals_at
 
 
 def first_states(problem: Problem, num_clients: int, start: Start, num_particles: int) -> tuple[State, State]:
     """The server's state (`Server`) and the clients' sites, with residuals at the particles, from the survey."""
-    found, sites = start.shared, gaussian(start.local)
-    if bool(found["apart"]):  # no surrogates
-        found, sites = found | as_state(gaussian(found).power(0.0)), sites.power(0.0)
-    white, scores = found["white"], found.get("held_scores", start.local["scores"])
+    found, sites = entries_as(SurveyState, start.shared), gaussian(start.local)
+    if bool(found.apart):  # no surrogates
+        found, sites = found._replace(product=found.product.power(0.0)), sites.power(0.0)
+    white, scores = found.white, start.shared.get("held_scores", start.local["scores"])
     residual, residuals = residuals_at(scores, sites, white, problem.dtype)
     tensors = {
         "white": white,
@@ -26,21 +26,21 @@ def first_states(problem: Problem, num_clients: int, start: Start, num_particles
         "residuals": residuals,
         "history": torch.zeros_like(white),
         "steps": white.new_zeros(()),
-        **Coordinates(found["mean"], found["factor"])._asdict(),
-        **as_state(gaussian(found)),
+        **found.coordinates._asdict(),
+        **as_state(found.product),
     }
     figures = {
         "ksd": torch.nan,
         "noise": torch.nan,
         "mean_off": torch.nan,
         "sd_off": torch.nan,
-        "modes": float((found["shares"] > 0.5 / num_particles).sum()),  # those that got a particle, rounded
-        "apart": float(found["apart"]),
+        "modes": float((found.shares > 0.5 / num_particles).sum()),  # those that got a particle, rounded
+        "apart": float(found.apart),
         "pass": 0.0,
         "pass_length": 1.0 / num_clients,
         "pace": first_pace(problem, found),
-        "near": float(found["near"]),
-        "census": float(found["census"]),
+        "near": float(found.near),
+        "census": float(found.census),
         "pass_ksd": 0.0,
         "lowest_ksd": torch.inf,
     }

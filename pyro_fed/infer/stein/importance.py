@@ -19,14 +19,14 @@ dimension.
 
 Only values are needed, no derivatives: a client sends one number for each point in each round.
 
-Letters: z `census_points`, p `census_value` (log), n, m and F of t as in `ops.student_mixtures`.
+Letters: z `points`, log p `value`, n, m and F of t as in `ops.student_mixtures`.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,6 +39,7 @@ from pyro_fed.conventions.setting_checks import check_at_least, check_positive
 from pyro_fed.density.derivatives import clients_log_likelihoods
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
+from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.infer.stein.modes import Modes, modes_of
 from pyro_fed.ops.adaptive_importance import COMPONENTS, FIT_STEPS, AdaptiveImportanceSampler, AdaptiveSettings
 from pyro_fed.ops.cholesky import equilibrated_cholesky
@@ -65,6 +66,53 @@ PRIOR_DRAWS, A_COMPONENT = 48, 12
 FAR_SDS = 4.0
 #: Log-likelihood of impossible points. It is finite, so that a sum over clients is.
 IMPOSSIBLE = -1e300
+#: Figures of a round, entries of the server's state.
+FIGURES = ("worth", "k", "fits", "beyond")
+#: Of the points' entries in a state.
+PREFIX = "census_"
+
+
+class WeightedPoints(NamedTuple):
+    """The server's state, besides the results of the search for modes; its entries begin with `PREFIX`.
+
+    Args:
+        trial: points whose log-likelihoods the clients are asked for, (T, D).
+        points: z, those before, (S, D).
+        value: log p there, (S,).
+        proposals: the components of q, with the number of points of each.
+        weights: w of the points, (S,), with sum one.
+        seed: of the next points, ().
+        worth: the points' effective number, ().
+        k: Pareto's k of their weights, ().
+        fits: the mass that the modes' approximations share with the posterior, ().
+        beyond: the posterior's mass that is far from all modes, ().
+    """
+
+    trial: Tensor
+    points: Tensor
+    value: Tensor
+    proposals: Mixture
+    weights: Tensor
+    seed: Tensor
+    worth: Tensor
+    k: Tensor
+    fits: Tensor
+    beyond: Tensor
+
+    @property
+    def sampler(self) -> AdaptiveImportanceSampler:
+        """The sampler that the points are those of."""
+        return AdaptiveImportanceSampler(SETTINGS, self.proposals, self.trial, self.points, self.value)
+
+    def with_points(self, sampler: AdaptiveImportanceSampler) -> WeightedPoints:
+        """The state with a sampler's points."""
+        trial, points, value, proposals = sampler.trial, sampler.points, sampler.log_density, sampler.proposals
+        return self._replace(trial=trial, points=points, value=value, proposals=proposals)
+
+
+def weighted_points(shared: State) -> WeightedPoints:
+    """The points in the server's state."""
+    return entries_as(WeightedPoints, shared, PREFIX)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,13 +162,14 @@ class AdaptiveImportance(Algorithm):
         seed = torch.randint(2**31, (), generator=generator)
         mixture = mixture.wider(widening(problem.dim))
         sampler = AdaptiveImportanceSampler.start(SETTINGS, mixture, _generator(seed))
-        figures = {"census_worth": 0.0, "census_k": torch.inf, "census_fits": 0.0, "census_beyond": 1.0}
-        shared = start.shared | as_state(sampler) | {"census_weights": draws.new_zeros(0), "census_seed": seed}
-        return shared | {name: torch.tensor(value, dtype=torch.float64) for name, value in figures.items()}, start.local
+        none, whole, infinite = (torch.tensor(value, dtype=torch.float64) for value in (0.0, 1.0, torch.inf))
+        parts = sampler.trial, sampler.points, sampler.log_density, sampler.proposals
+        points = WeightedPoints(*parts, draws.new_zeros(0), seed, worth=none, k=infinite, fits=none, beyond=whole)
+        return start.shared | as_entries(points, PREFIX), start.local
 
     def download(self, shared: State, clients: Tensor) -> State:
         """The points, which clients receive."""
-        return super().download({"census_trial": shared["census_trial"]}, clients)
+        return super().download({f"{PREFIX}trial": weighted_points(shared).trial}, clients)
 
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
@@ -135,40 +184,35 @@ class AdaptiveImportance(Algorithm):
 
     def refine(self, problem: Problem, shared: State) -> State:
         """Weight all points, and draw the next ones."""
-        sampler = sampler_of(shared)
-        new = problem.log_prior(sampler.trial.to(problem.dtype)).double() + shared["census_new"]
+        before = weighted_points(shared)
+        new = problem.log_prior(before.trial.to(problem.dtype)).double() + shared["census_new"]
         known = (new > IMPOSSIBLE / 2) & (new < LARGEST)
-        sampler = sampler.tell(torch.where(known, new, -torch.inf))
+        sampler = before.sampler.tell(torch.where(known, new, -torch.inf))
         if sampler.all_impossible:
             return shared
-        found, modes = sampler.smoothed, modes_as_mixture(shared)
-        figures = {"worth": found.effective, "k": found.pareto_k, "fits": 0.0, "beyond": 1.0}
-        expected = modes.log_density(sampler.points, torch.inf) - sampler.log_proposals if len(modes.counts) else None
-        if expected is not None and bool(expected.isfinite().any()):
-            # None is finite where a climb into a funnel's neck ends so narrow that no point is near.
-            figures["fits"] = float(torch.minimum(found.weights, torch.softmax(expected, 0)).sum())
-            figures["beyond"] = float(found.weights[far_from(modes, sampler.points)].sum())
-        as_tensors = {f"census_{name}": found.weights.new_tensor(value) for name, value in figures.items()}
-        shared = {**shared, "census_weights": found.weights, **as_tensors}
-        if not are_enough(figures):
-            generator = seeding.torch_generator(int(shared["census_seed"]), seeding.SERVER, len(sampler.points))
-            worth = min(A_DIMENSION * problem.dim, 0.5 * len(sampler.trial))
-            fit = sampler.refit(worth, generator).shared_out(POINTS)
+        smoothed = sampler.smoothed
+        weights, figures = smoothed.weights, (smoothed.effective, smoothed.pareto_k, *_fit(sampler, shared))
+        worth, k, fits, beyond = (weights.new_tensor(figure) for figure in figures)
+        after = before._replace(weights=weights, worth=worth, k=k, fits=fits, beyond=beyond)
+        if not are_enough(*figures):
+            generator = seeding.torch_generator(int(before.seed), seeding.SERVER, len(sampler.points))
+            wanted = min(A_DIMENSION * problem.dim, 0.5 * len(sampler.trial))
+            fit = sampler.refit(wanted, generator).shared_out(POINTS)
             seed = torch.randint(2**31, (), generator=generator)
             sampler = sampler.draw(fit.wider(widening(problem.dim)), _generator(seed))
-        return shared | as_state(sampler)
+        return shared | as_entries(after.with_points(sampler), PREFIX)
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """The effective number of points, the shape of the weights' tail, and the fit of the modes by two measures."""
-        return {name: float(after[f"census_{name}"]) for name in ("worth", "k", "fits", "beyond")}
+        return {name: float(getattr(weighted_points(after), name)) for name in FIGURES}
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
         """Whether the modes fit, or there are enough effective points."""
-        return are_enough(figures[-1])
+        return are_enough(*(figures[-1][name] for name in FIGURES))
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
         """The points, (1, S, D)."""
-        return shared["census_points"][None]
+        return weighted_points(shared).points[None]
 
 
 def modes_as_mixture(found: State) -> Mixture:
@@ -186,9 +230,21 @@ def far_from(modes: Mixture, points: Tensor) -> Tensor:
     return ~near
 
 
-def are_enough(figures: dict[str, float]) -> bool:
+def are_enough(worth: float, k: float, fits: float, beyond: float) -> bool:
     """Whether no more points are needed, by a round's figures."""
-    return SETTINGS.are_met(figures["worth"], figures["k"]) or _modes_fit(figures["fits"], figures["beyond"])
+    return SETTINGS.are_met(worth, k) or _modes_fit(fits, beyond)
+
+
+def _fit(sampler: AdaptiveImportanceSampler, shared: State) -> tuple[float, float]:
+    """The mass that the modes' approximations share with the posterior, and the mass that is far from all modes."""
+    weights, modes = sampler.smoothed.weights, modes_as_mixture(shared)
+    if not len(modes.counts):
+        return 0.0, 1.0
+    expected = modes.log_density(sampler.points, torch.inf) - sampler.log_proposals
+    if not bool(expected.isfinite().any()):  # a climb into a funnel's neck ended so narrow that no point is near
+        return 0.0, 1.0
+    fits = torch.minimum(weights, torch.softmax(expected, 0)).sum()
+    return float(fits), float(weights[far_from(modes, sampler.points)].sum())
 
 
 def _modes_fit(fits: float, beyond: float) -> bool:
@@ -197,30 +253,17 @@ def _modes_fit(fits: float, beyond: float) -> bool:
 
 def weighted_points_of(found: State) -> tuple[Tensor, Tensor] | None:
     """The points (S, D) and their weights (S,), if they improve on the modes; otherwise None."""
-    if "census_points" not in found or _modes_fit(float(found["census_fits"]), float(found["census_beyond"])):
+    if "census_points" not in found:
         return None
-    if bool(found["census_worth"] < LEAST_EFFECTIVE_POINTS):
+    known = weighted_points(found)
+    if _modes_fit(float(known.fits), float(known.beyond)) or bool(known.worth < LEAST_EFFECTIVE_POINTS):
         return None
-    return found["census_points"], found["census_weights"]
+    return known.points, known.weights
 
 
 def widening(dim: int) -> float:
     """Factor by which proposals are wider than a fit: √2 in one dimension, less in many, where width costs more."""
     return math.sqrt(1 + dim**-0.5)
-
-
-def as_state(sampler: AdaptiveImportanceSampler) -> State:
-    """The sampler's tensors under their names in the state."""
-    proposals = {f"census_{name}": part for name, part in sampler.proposals._asdict().items()}
-    points = {"census_trial": sampler.trial, "census_points": sampler.points, "census_value": sampler.log_density}
-    return {**points, **proposals}
-
-
-def sampler_of(shared: State) -> AdaptiveImportanceSampler:
-    """The sampler with the tensors of a state."""
-    proposals = Mixture(*(shared[f"census_{name}"] for name in Mixture._fields))
-    points = (shared[f"census_{name}"] for name in ("trial", "points", "value"))
-    return AdaptiveImportanceSampler(SETTINGS, proposals, *points)
 
 
 def _generator(seed: Tensor) -> torch.Generator:

@@ -10,11 +10,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pyro_fed.algorithm.bounding import NORMAL_MEDIAN_DEVIATION
-from pyro_fed.algorithm.states import State
 from pyro_fed.density.derivatives import prior_scores
 from pyro_fed.density.problem import Problem
 from pyro_fed.infer.stein.states import Server
-from pyro_fed.ops.whitening import Coordinates
+from pyro_fed.infer.stein.survey import SurveyState
 
 #: Factor of the steps of draws of the posterior.
 SETTLING = 0.25
@@ -22,22 +21,21 @@ SETTLING = 0.25
 NEAREST_STEP_SHARE, TURN_DIVISOR = 0.4, 2
 
 
-def first_pace(problem: Problem, found: State) -> float:
-    """The factor of the particles' first steps; `found` is the survey's last state."""
-    if bool(found["census"]):
+def first_pace(problem: Problem, found: SurveyState) -> float:
+    """The factor of the particles' first steps, by the survey's last state."""
+    if bool(found.census):
         return SETTLING / _narrower(problem, found)
-    return NEAREST_STEP_SHARE if bool(found["near"]) else 1.0
+    return NEAREST_STEP_SHARE if bool(found.near) else 1.0
 
 
-def _narrower(problem: Problem, found: State) -> float:
+def _narrower(problem: Problem, found: SurveyState) -> float:
     """Ratio, at least one, of the scale of all particles together to that of the density around them.
 
     The score of N(0, 1) has the median `NORMAL_MEDIAN_DEVIATION` in size, that of modes a tenth as wide ten times that.
     Steps in proportion to the whole's SD would carry particles from one mode to the next.
     """
-    coordinates = Coordinates(found["mean"], found["factor"])
-    prior = prior_scores(problem, coordinates.model(found["white"]).to(problem.dtype)).double()
-    size = (found["scores"] + coordinates.pull(prior)).abs().nan_to_num(nan=0.0)
+    prior = prior_scores(problem, found.coordinates.model(found.white).to(problem.dtype)).double()
+    size = (found.scores + found.coordinates.pull(prior)).abs().nan_to_num(nan=0.0)
     return max(1.0, float(size.median(0).values.max()) / NORMAL_MEDIAN_DEVIATION)
 
 

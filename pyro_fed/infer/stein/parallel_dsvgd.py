@@ -28,6 +28,7 @@ from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
+from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.infer.stein.contributions import ResidualContributions
 from pyro_fed.infer.stein.dsvgd import DSVGD
 from pyro_fed.infer.stein.pace import with_pace
@@ -129,9 +130,9 @@ class ParallelDSVGD(DSVGD):
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """Add the changes to the residuals."""
-        server = Server.of(shared)
+        server = entries_as(Server, shared)
         passed = server.passed + len(weights) * server.pass_length
-        return replace(server, residuals=server.residuals + messages["change"].sum(0), passed=passed).state()
+        return as_entries(replace(server, residuals=server.residuals + messages["change"].sum(0), passed=passed))
 
     def contributions(self) -> Contributions:
         """The clients' residuals."""
@@ -140,4 +141,4 @@ class ParallelDSVGD(DSVGD):
     def refine(self, problem: Problem, shared: State) -> State:
         """Make L_s steps of SVGD at the server."""
         moved, figures = self.server_turn(problem, shared)
-        return with_pace(Server.of(shared).adopting(moved | figures)).state()
+        return as_entries(with_pace(entries_as(Server, shared).adopting(moved | figures)))

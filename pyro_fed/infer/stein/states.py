@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
 from torch import Tensor
 
@@ -55,7 +55,7 @@ class Server:
     sd_off: Tensor
     modes: Tensor
     apart: Tensor
-    passed: Tensor
+    passed: Annotated[Tensor, "pass"]
     pass_length: Tensor
     pace: Tensor
     near: Tensor
@@ -64,19 +64,7 @@ class Server:
     lowest_ksd: Tensor
     account: State
 
-    @classmethod
-    def of(cls, shared: State) -> Server:
-        """The server's state from tensors by name."""
-        names = [field.name for field in fields(cls) if field.name not in ("passed", "account")]
-        account = {name: value for name, value in shared.items() if name not in (*names, "pass")}
-        return cls(**{name: shared[name] for name in names}, passed=shared["pass"], account=account)
-
     def adopting(self, entries: State) -> Server:
         """The state with some entries replaced by those with the same names."""
         values: dict[str, Any] = dict(entries)
         return replace(self, **values)
-
-    def state(self) -> State:
-        """The state as tensors by name."""
-        entries = {name: value for name, value in vars(self).items() if name not in ("passed", "account")}
-        return {**entries, "pass": self.passed, **self.account}

@@ -35,14 +35,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import Annotated, ClassVar, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start, required_start
 from pyro_fed.algorithm.contributions import Contributions
-from pyro_fed.algorithm.states import State, select
+from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.conventions.nested_settings import chosen_setting
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice, check_positive
@@ -54,9 +54,15 @@ from pyro_fed.infer.ep.point_sites import PointSites
 from pyro_fed.infer.ep.settings import warm_sites
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.sites.gaussian_sites import as_state
+from pyro_fed.infer.sites.records import as_entries, entries_as
 from pyro_fed.infer.stein.concave import OneMode
 from pyro_fed.infer.stein.contributions import SurveyContributions
-from pyro_fed.infer.stein.importance import LEAST_EFFECTIVE_POINTS, AdaptiveImportance, weighted_points_of
+from pyro_fed.infer.stein.importance import (
+    LEAST_EFFECTIVE_POINTS,
+    AdaptiveImportance,
+    weighted_points,
+    weighted_points_of,
+)
 from pyro_fed.infer.stein.modes import Modes, modes_of
 from pyro_fed.infer.stein.nearest import Nearest, is_at_rest, nearest_of
 from pyro_fed.infer.stein.starting_points import (
@@ -87,6 +93,53 @@ NOWHERE = (
     "where the search went, call pf.run with FedLaplace on the same federation. A flat prior may be the cause, or a "
     "density that is not a number in parts of its support"
 )
+
+
+class Received(NamedTuple):
+    """What clients receive: the points z (C, N, D), and m and A of their coordinates."""
+
+    white: Tensor
+    mean: Tensor
+    factor: Tensor
+
+    @property
+    def coordinates(self) -> Coordinates:
+        """The coordinates of z."""
+        return Coordinates(self.mean, self.factor)
+
+
+class SurveyState(NamedTuple):
+    """The server's state, which becomes the particles' start.
+
+    Args:
+        white: the points z, (N, D).
+        coordinates: of z.
+        product: Π_k t_k there.
+        scores: the sum of the clients' at the points, (N, D).
+        draws: of the prior, that the points are, or become if the check fails; (0, D) for other starts.
+        shares: of the points at each mode, (M,).
+        steep: number of points that are moved for the next round, or all of them after a check, ().
+        checking: whether this round checks that m is a maximum, ().
+        apart: 1 if the points are draws of the prior without surrogates.
+        census: whether they are weighted points, resampled.
+        near: whether they are under the Gaussian nearest to a posterior of one mode.
+        settled: whether weighted points are where the posterior is, so that none is moved.
+    """
+
+    white: Tensor
+    coordinates: Coordinates
+    product: Annotated[Gaussian, ""]
+    scores: Tensor
+    draws: Tensor
+    shares: Tensor
+    steep: Tensor
+    checking: Tensor
+    apart: Tensor
+    census: Tensor
+    near: Tensor
+    settled: Tensor
+
+
 Begin = Literal["gaussian", "modes", "prior", "apart", "checked"]
 BEGINNINGS = get_args(Begin)
 
@@ -127,7 +180,7 @@ class Survey(Algorithm):
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """The number of points that are moved closer for the next round, or all of them after a check."""
-        return {"steep": float(after["steep"])}
+        return {"steep": float(entries_as(SurveyState, after).steep)}
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
         """Whether no point is steep, or all rounds for moving them are over."""
@@ -189,24 +242,24 @@ class Survey(Algorithm):
             coordinates, model_points = whitened_resample(*weighted, self.num_particles, generator)
             points, shares = coordinates.white(model_points), torch.ones(1, dtype=torch.float64)
             white = equal_sites(num_clients, coordinates)
-        shared = {
-            "white": points,
-            "draws": draws,
-            "apart": torch.tensor(float(self.begin == "apart"), dtype=torch.float64),
-            "census": torch.tensor(weighted is not None),
-            "near": torch.tensor(self.begin == "modes" and weighted is None and is_at_rest(start.shared)),
-            "checking": torch.tensor(self.begin == "checked"),
-            "steep": torch.zeros((), dtype=torch.int64),
-            "settled": torch.tensor(self.begin == "modes" and weighted_points_of(start.shared) is not None),
-            "scores": torch.zeros_like(points),
-            "shares": shares,
-            **as_state(white.product_over(0)),
-            **coordinates._asdict(),
-        }
+        found = SurveyState(
+            white=points,
+            coordinates=coordinates,
+            product=white.product_over(0),
+            scores=torch.zeros_like(points),
+            draws=draws,
+            shares=shares,
+            steep=torch.zeros((), dtype=torch.int64),
+            checking=torch.tensor(self.begin == "checked"),
+            apart=torch.tensor(float(self.begin == "apart"), dtype=torch.float64),
+            census=torch.tensor(weighted is not None),
+            near=torch.tensor(self.begin == "modes" and weighted is None and is_at_rest(start.shared)),
+            settled=torch.tensor(self.begin == "modes" and weighted_points_of(start.shared) is not None),
+        )
         # A large model's scores are many: no room is taken for them before they are known.
         count = len(points) if num_clients * points.numel() <= AT_ONCE else 0
         unknown = points.new_zeros(num_clients, count, problem.dim, dtype=problem.traits.scores_dtype)
-        return shared, as_state(white) | {"scores": unknown}
+        return as_entries(found), as_state(white) | {"scores": unknown}
 
     def _weighted_points(
         self, problem: Problem, coordinates: Coordinates, found: State, generator: torch.Generator
@@ -227,7 +280,8 @@ class Survey(Algorithm):
         if bool((sd <= WIDEST_SD_RATIO * draws.std(0)).all()):
             return None
         if "census_points" in found:
-            return found["census_points"], flattened(found["census_weights"].log(), LEAST_EFFECTIVE_POINTS)
+            known = weighted_points(found)
+            return known.points, flattened(known.weights.log(), LEAST_EFFECTIVE_POINTS)
         return draws, torch.full((len(draws),), 1 / len(draws), dtype=torch.float64)
 
     def _points(self, coordinates: Coordinates, draws: Tensor, found: State, seed: int) -> tuple[Tensor, Tensor]:
@@ -245,26 +299,26 @@ class Survey(Algorithm):
 
     def download(self, shared: State, clients: Tensor) -> State:
         """The points and the coordinates, which clients receive."""
-        return super().download({name: shared[name] for name in ("white", "mean", "factor")}, clients)
+        return super().download(entries_as(Received, shared)._asdict(), clients)
 
     def local_step(
         self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
     ) -> tuple[State, State, State]:
         """Compute likelihood scores in whitened coordinates, at all points; client by client if they are many."""
-        if shared["white"].numel() <= AT_ONCE:
-            scores = self._white_scores(problem, shared, data)
+        received = entries_as(Received, shared)
+        if received.white.numel() <= AT_ONCE:
+            scores = self._white_scores(problem, received, data)
         else:
-            scores = shared["white"].new_empty(shared["white"].shape, dtype=problem.traits.scores_dtype)
+            scores = received.white.new_empty(received.white.shape, dtype=problem.traits.scores_dtype)
             for client in range(len(scores)):
                 own = slice(client, client + 1)
-                scores[own] = self._white_scores(problem, select(shared, own), data.of(own))
+                scores[own] = self._white_scores(problem, Received(*(part[own] for part in received)), data.of(own))
         return {"scores": scores}, {**local, "scores": scores}, {}
 
-    def _white_scores(self, problem: Problem, shared: State, data: ClientData) -> Tensor:
-        coordinates = Coordinates(shared["mean"], shared["factor"])
-        points = coordinates.model(shared["white"]).to(problem.dtype)
-        found = clients_likelihood_scores(problem, points, data)
-        return (coordinates.pull(found.double()) / self.temperature).to(problem.traits.scores_dtype)
+    def _white_scores(self, problem: Problem, received: Received, data: ClientData) -> Tensor:
+        coordinates = received.coordinates
+        scores = clients_likelihood_scores(problem, coordinates.model(received.white).to(problem.dtype), data)
+        return (coordinates.pull(scores.double()) / self.temperature).to(problem.traits.scores_dtype)
 
     def contributions(self) -> Contributions:
         """The clients' scores, which are compared with their sites'."""
@@ -276,31 +330,32 @@ class Survey(Algorithm):
 
     def refine(self, problem: Problem, shared: State) -> State:
         """Compute the points of the next round: after the check, or if some are too steep."""
-        coordinates = Coordinates(shared["mean"], shared["factor"])
-        prior = prior_scores(problem, coordinates.model(shared["white"]).to(problem.dtype)).double()
-        scores = shared["scores"] + coordinates.pull(prior)
-        if not bool(shared["checking"]):
-            return self._less_steep(shared, scores)
-        lowest = lowest_curvature(shared["white"], scores)
-        chosen = {**shared, "white": shared["white"] / self.probe, "checking": torch.zeros_like(shared["checking"])}
-        chosen["steep"] = torch.full_like(shared["steep"], len(scores))
-        if lowest >= -self.saddle:
-            return chosen
-        units = unit_coordinates(coordinates, shared["draws"])
-        apart = {"white": units.white(shared["draws"]), "apart": torch.ones_like(shared["apart"])}
-        return {**chosen, **apart, **units._asdict()}
+        found = entries_as(SurveyState, shared)
+        prior = prior_scores(problem, found.coordinates.model(found.white).to(problem.dtype)).double()
+        scores = found.scores + found.coordinates.pull(prior)
+        next_points = self._checked(found, scores) if bool(found.checking) else self._less_steep(found, scores)
+        return {**shared, **as_entries(next_points)}
 
-    def _less_steep(self, shared: State, scores: Tensor) -> State:
+    def _checked(self, found: SurveyState, scores: Tensor) -> SurveyState:
+        """The points themselves after those of the check, or draws of the prior where m is no maximum."""
+        unchecked = torch.zeros_like(found.checking)
+        found = found._replace(steep=torch.full_like(found.steep, len(scores)), checking=unchecked)
+        if lowest_curvature(found.white, scores) >= -self.saddle:
+            return found._replace(white=found.white / self.probe)
+        units = unit_coordinates(found.coordinates, found.draws)
+        return found._replace(white=units.white(found.draws), coordinates=units, apart=torch.ones_like(found.apart))
+
+    def _less_steep(self, found: SurveyState, scores: Tensor) -> SurveyState:
         """Steep points moved half-way to the centre; draws of the prior and weighted points stay unchanged."""
         steep = ~(scores.norm(dim=1) <= STEEP * scores.shape[1] ** 0.5)  # NaN counts as steep
-        if bool(shared["apart"]) or self.begin == "prior" or bool(shared["settled"]):
+        if bool(found.apart) or self.begin == "prior" or bool(found.settled):
             steep = torch.zeros_like(steep)
-        white = torch.where(steep[:, None], shared["white"] / 2, shared["white"])
-        return {**shared, "white": white, "steep": steep.sum()}
+        return found._replace(white=torch.where(steep[:, None], found.white / 2, found.white), steep=steep.sum())
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
         """The points, (1, N, D)."""
-        return Coordinates(shared["mean"], shared["factor"]).model(shared["white"])[None]
+        points = entries_as(Received, shared)
+        return points.coordinates.model(points.white)[None]
 
 
 def residuals_at(scores: Tensor, sites: Gaussian, white: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

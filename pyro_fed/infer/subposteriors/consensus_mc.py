@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ from torch import Tensor
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.record import Record
-from pyro_fed.algorithm.states import State
+from pyro_fed.algorithm.states import State, concatenate, select
 from pyro_fed.codes import cures
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import explains_unknown
@@ -45,12 +45,20 @@ from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import ModelError
 from pyro_fed.infer.pooled.nuts_chains import Chains, Potential
 from pyro_fed.infer.pooled.nuts_diagnostics import trajectory_figures, trajectory_warnings
+from pyro_fed.infer.sites.records import entries_as
 from pyro_fed.infer.subposteriors import products
 from pyro_fed.infer.subposteriors.contributions import DrawContributions
 from pyro_fed.infer.subposteriors.lanes import Lanes
 
 Rule = Literal["weighted", "uniform", "gaussian", "nonparametric"]
-RULES: tuple[Rule, ...] = ("weighted", "uniform", "gaussian", "nonparametric")
+
+
+class Server(NamedTuple):
+    """The server's state: draws (chains, S, D), before the round the starting points (chains, 1, D); K; its seed."""
+
+    draws: Tensor
+    num_clients: Tensor
+    seed: Tensor
 
 
 @explains_unknown
@@ -104,7 +112,7 @@ class ConsensusMC(Algorithm):
         check_at_least(self, 0, "warmup_steps")
         check_positive(self, "radius", "temperature")
         check_between(self, "target_accept_prob", 0.0, 1.0)
-        check_choice(self, "rule", RULES)
+        check_choice(self, "rule", get_args(Rule))
 
     def default_rounds(self, num_clients: int) -> int:
         """One round."""
@@ -113,17 +121,15 @@ class ConsensusMC(Algorithm):
     def init(
         self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
     ) -> tuple[State, State]:
-        """Start from the starting points, (chains, 1, D), in place of draws, and a seed of the server's."""
-        points = (
-            2 * torch.rand(self.num_chains, problem.dim, generator=generator, dtype=problem.dtype) - 1
-        ) * self.radius
-        seed = torch.randint(2**62, (), generator=generator)
-        return {"draws": points[:, None], "num_clients": torch.tensor(num_clients), "seed": seed}, {}
+        """Start from the starting points in place of draws."""
+        uniform = torch.rand(self.num_chains, problem.dim, generator=generator, dtype=problem.dtype)
+        points, seed = (2 * uniform - 1) * self.radius, torch.randint(2**62, (), generator=generator)
+        return Server(points[:, None], torch.tensor(num_clients), seed)._asdict(), {}
 
     def download(self, shared: State, clients: Tensor) -> State:
         """The starting points and the number of clients, which clients receive."""
-        told = {"draws": shared["draws"][:, -1:], "num_clients": shared["num_clients"]}
-        return Algorithm.download(self, told, clients)
+        server = entries_as(Server, shared)
+        return super().download({"draws": server.draws[:, -1:], "num_clients": server.num_clients}, clients)
 
     def draw_noise(self, problem: Problem, num_rows: int, generator: torch.Generator) -> Noise:
         """A seed for each chain, (chains,)."""
@@ -137,24 +143,20 @@ class ConsensusMC(Algorithm):
         Raises:
             ModelError: the clients' groups do not tell the scale of their levels.
         """
-        power = 1.0 / int(shared["num_clients"][0])
+        count = int(shared["num_clients"][0])
         how = Chains(
             num_samples=self.num_samples,
             warmup_steps=self.warmup_steps,
             target_accept_prob=self.target_accept_prob,
             max_tree_depth=self.max_tree_depth,
             full_mass=self.full_mass,
-            potential=Potential(self.temperature, power),
+            potential=Potential(self.temperature, prior_power=1.0 / count),
         )
-        points, seeds = shared["draws"][:, :, -1].contiguous(), noise.T
-        found = Lanes(how, _place_watcher(problem, int(shared["num_clients"][0]))).run(
-            problem, data.full_batch(), points, seeds, type(self).__name__
-        )
-        each = [
-            trajectory_figures({name: value[k : k + 1] for name, value in found.items()}, self.max_tree_depth)
-            for k in range(len(points))
-        ]
-        return {"draws": found["draws"]}, {}, {name: torch.cat([one[name] for one in each]) for name in each[0]}
+        points, lanes = shared["draws"][:, :, -1].contiguous(), Lanes(how, _place_watcher(problem, count))
+        found = lanes.run(problem, data.full_batch(), points, noise.T, type(self).__name__)
+        clients = (select(found, slice(k, k + 1)) for k in range(len(points)))
+        figures = concatenate([trajectory_figures(client, self.max_tree_depth) for client in clients])
+        return {"draws": found["draws"]}, {}, figures
 
     def contributions(self) -> Contributions:
         """The clients' draws."""
@@ -162,19 +164,19 @@ class ConsensusMC(Algorithm):
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """Draw from the product of the clients' densities."""
-        draws = messages["draws"].double()  # (K, chains, S, D)
-        precise = draws.flatten(1, 2)
+        server, draws = entries_as(Server, shared), messages["draws"].double()  # (K, chains, S, D)
         if self.rule in ("weighted", "uniform"):
-            found = products.average_draws(precise, weighted=self.rule == "weighted").unflatten(0, draws.shape[1:3])
+            means = products.average_draws(draws.flatten(1, 2), weighted=self.rule == "weighted")
+            product = means.unflatten(0, draws.shape[1:3])
         else:
-            generator = torch.Generator().manual_seed(int(shared["seed"]))
-            make = products.gaussian if self.rule == "gaussian" else products.nonparametric
-            found = torch.stack([make(draws[:, chain], generator) for chain in range(draws.shape[1])])
-        return {**shared, "draws": found.to(shared["draws"].dtype)}
+            generator = torch.Generator().manual_seed(int(server.seed))
+            draw = products.gaussian if self.rule == "gaussian" else products.nonparametric
+            product = torch.stack([draw(chain, generator) for chain in draws.unbind(1)])
+        return server._replace(draws=product.to(server.draws.dtype))._asdict()
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
         """The draws, (chains, num_samples, D); their number is a setting of the algorithm."""
-        return shared["draws"]
+        return entries_as(Server, shared).draws
 
     def warnings(self, record: Record, problem: Problem) -> list[Finding]:
         """Warnings from the clients' trajectories: divergences, and chains that have not mixed."""

@@ -52,6 +52,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import DivergenceError
 from pyro_fed.infer.sites.gaussian_sites import as_state
+from pyro_fed.infer.sites.records import entries_as
 from pyro_fed.infer.surrogates.contributions import HELD, LogLikContributions
 from pyro_fed.infer.surrogates.fedais_findings import weight_findings
 from pyro_fed.infer.surrogates.log_densities import log_likelihoods_beyond_rounding, with_few_impossible
@@ -151,7 +152,7 @@ class FedAIS(Tempered):
             proposals, sites = self.annealing.draw(problem, product, q, generator), as_state(each, HELD)
         _check_known(proposals)
         drawn = WeightedDraws.begin(proposals, num_clients, proper=not problem.layout.improper)
-        return drawn.state(), {"answered": drawn.answered.new_zeros(num_clients)} | sites
+        return drawn._asdict(), {"answered": drawn.answered.new_zeros(num_clients)} | sites
 
     @property
     def annealing(self) -> AnnealedProposals:
@@ -177,7 +178,7 @@ class FedAIS(Tempered):
         """The points of particles, chains or weighted draws, (N, D)."""
         surrogates = cast_checked(self.surrogates, Algorithm)
         if isinstance(surrogates, FedAIS):
-            before = WeightedDraws.of(start.shared)
+            before = entries_as(WeightedDraws, start.shared)
             weights = flattened(before.log_weights, min(FEWEST_EFFECTIVE, surrogates.num_proposals / 2))
             return before.draws[systematic(weights, MOST_POINTS, generator).unique()]
         points = surrogates.sample(start.shared, MOST_POINTS, generator).flatten(0, 1)
@@ -199,11 +200,11 @@ class FedAIS(Tempered):
 
     def combine(self, shared: State, messages: State, weights: Tensor) -> State:
         """Update the weights (step 3)."""
-        return WeightedDraws.of(shared).with_answers(messages["log_lik"], messages["answered"]).state()
+        return entries_as(WeightedDraws, shared).with_answers(messages["log_lik"], messages["answered"])._asdict()
 
     def monitor(self, before: State, after: State) -> dict[str, float]:
         """The tail shape, effective number and mean of the weights, once all clients have answered."""
-        return WeightedDraws.of(after).figures()
+        return entries_as(WeightedDraws, after).figures()
 
     def converged(self, figures: list[dict[str, float]]) -> bool | None:
         """Whether all clients have answered."""
@@ -211,7 +212,7 @@ class FedAIS(Tempered):
 
     def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
         """Proposals by their weights, (1, num_draws, D); those with large weights occur several times."""
-        return WeightedDraws.of(shared).sample(num_draws, generator)[None]
+        return entries_as(WeightedDraws, shared).sample(num_draws, generator)[None]
 
     # -- warnings about the draws ---------------------------------------------------------------------------
     def own_errors(self, figures: Mapping[str, float]) -> tuple[float, float]:

@@ -7,7 +7,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm.states import State
 from pyro_fed.infer.surrogates.proposals import Proposals
 from pyro_fed.ops.importance import PARTS, log_mean, smoothed, systematic, weighted_errors
 
@@ -40,15 +39,6 @@ class WeightedDraws(NamedTuple):
         draws, log_weights, accepted = proposals
         number, is_proper = accepted.new_tensor(float(num_clients)), accepted.new_tensor(float(proper))
         return cls(draws, log_weights, accepted, accepted.new_zeros(()), number, is_proper)
-
-    @classmethod
-    def of(cls, state: State) -> WeightedDraws:
-        """The state from the run's dictionary."""
-        return cls(*(state[name] for name in cls._fields))
-
-    def state(self) -> State:
-        """The run's dictionary."""
-        return self._asdict()
 
     def with_answers(self, log_lik: Tensor, answered: Tensor) -> WeightedDraws:
         """The state with the log-likelihoods of more clients: log w_s + Σ_k log p_k(z_s).

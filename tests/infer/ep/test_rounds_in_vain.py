@@ -12,6 +12,7 @@ import torch
 
 import pyro_fed as pf
 from pyro_fed.infer.ep import ascent
+from pyro_fed.infer.sites.records import as_entries
 from pyro_fed.ops.gaussian_structures import DiagGaussian
 
 QUIET = {"progress": False, "log_likelihood": False, "audit": False, "seed": 0}
@@ -98,8 +99,8 @@ def returned(distances):
     climb = replace(climb, best=q_at(0.0), onward=onward, best_value=torch.tensor(0.0))
     for distance in distances:
         _, climb = climb.way_back(q_at(distance), torch.tensor(-2.0), 1.0)
-        ends.append(ascent.is_in_vain({**climb.state(), "reset": torch.ones(())}))
-    assert not ascent.is_in_vain({**climb.state(), "reset": torch.zeros(())})  # a run that goes on from there
+        ends.append(ascent.is_in_vain({**as_entries(climb), "reset": torch.ones(())}))
+    assert not ascent.is_in_vain({**as_entries(climb), "reset": torch.zeros(())})  # a run that goes on from there
     return ends
 
 

@@ -14,6 +14,7 @@ from models import logistic_regression
 from pyro_fed.density.rows.batches import ClientData, Minibatch
 from pyro_fed.infer.langevin.client_state import ClientState
 from pyro_fed.infer.langevin.gradients import likelihood_score
+from pyro_fed.infer.sites.records import entries_as
 
 F = (0.1, 0.2, 0.4, 0.3)
 
@@ -46,7 +47,7 @@ def clients(fed, algorithm, anchor=None):
     _, local = algorithm.init(fed.problem, fed.num_clients, torch.Generator().manual_seed(0), None)
     data = fed.client_data()
     for k in range(fed.num_clients):
-        client = ClientState.of({name: value[k] for name, value in local.items()})
+        client = entries_as(ClientState, {name: value[k] for name, value in local.items()})
         rows = ClientData(data.rows, data.row_index[k], data.num_rows[k])
         at = None
         if client.anchor_score is not None:

@@ -12,6 +12,7 @@ import pyro_fed as pf
 from models import bnn_regression
 from pyro_fed.density.traits import Traits
 from pyro_fed.errors import SettingError
+from pyro_fed.infer.sites.records import as_entries
 from pyro_fed.infer.stein import dsvgd
 from pyro_fed.infer.stein.starting_points import gaussian_points, lowest_curvature
 from pyro_fed.infer.stein.states import Server
@@ -110,7 +111,7 @@ def test_particles_that_started_apart_are_returned_at_their_mean_of_late(clients
     unit = {"mean": torch.zeros(2), "factor": torch.ones(2), "pass_length": torch.tensor(1.0 / clients)}
     parts = dict.fromkeys((field.name for field in fields(Server)), torch.tensor(0.0)) | unit
     particles = {"white": torch.zeros(4, 2), "averaged": torch.zeros(4, 2), "account": {}}
-    shared = Server(**parts | particles).state()
+    shared = as_entries(Server(**parts | particles))
     weights, window = torch.zeros(0), max(clients, rounds)
     for white in where:
         shared = algorithm.combine(shared, {"white": white[None]}, torch.ones(1))

@@ -1,0 +1,43 @@
+"""What agents without a server keep between rounds, with names and types; leading axes are agents."""
+
+from __future__ import annotations
+
+from typing import Annotated, NamedTuple
+
+from torch import Tensor
+
+from pyro_fed.ops.gaussian import Gaussian
+
+
+class Agent(NamedTuple):
+    """An agent of `PeerGaussian` and its kin.
+
+    Args:
+        site: t_i.
+        prior_share: c_i, the prior's share in it, (A,); zero before the first round.
+        anchor: Laplace's approximation of all data, under which the first site is taken; improper where it has none.
+        start: the point (A, D) at which its search for one of its own data begins.
+    """
+
+    site: Annotated[Gaussian, ""]
+    prior_share: Tensor
+    anchor: Gaussian
+    start: Tensor
+
+
+class NetworkAgent(NamedTuple):
+    """An agent that refines its belief by gradients, see `networks`.
+
+    Args:
+        site: t_i = l_i p_0^(c_i).
+        likelihood: l_i.
+        prior: p_0^(c_i), the prior's part.
+        prior_share: c_i, (A,); zero before the first round.
+        start: m_i, the point (A, D) that averaging has found.
+    """
+
+    site: Annotated[Gaussian, ""]
+    likelihood: Annotated[Gaussian, "lik_"]
+    prior: Gaussian
+    prior_share: Tensor
+    start: Tensor

@@ -1,0 +1,85 @@
+"""States as typed records, and records as the flat dictionaries that travel and are written to disk.
+
+    a tensor        the entry of its field's name; if it may be None it need not be there
+    a Gaussian      `{name}_precision` and `{name}_eta`
+    a record        its own entries
+    a `State`       all entries that no other field has
+
+`Annotated[Tensor, "other"]` is the entry of another name. A Gaussian, a record or a `State` that is annotated in this
+way has the entries of that prefix.
+"""
+
+from __future__ import annotations
+
+import types
+from functools import cache
+from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+
+from pyro_fed.algorithm.states import State
+from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
+from pyro_fed.ops.gaussian import Gaussian
+
+#: A kind of record: a NamedTuple or a dataclass.
+Record = TypeVar("Record")
+
+
+class _Field(NamedTuple):
+    """A field: its name, that of its entry or their prefix, its kind if it has several, and whether it may be None."""
+
+    name: str
+    entry: str
+    kind: Any
+    optional: bool
+
+
+def entries_as(kind: type[Record], state: State, prefix: str = "") -> Record:
+    """The record of a kind whose entries are in a state."""
+    if issubclass(kind, Gaussian):
+        return gaussian(state, prefix)  # type: ignore[return-value]  # of its structure, whatever the kind
+    parts: dict[str, Any] = {}
+    for name, entry, part, optional in _fields(kind):  # type: ignore[arg-type]  # classes are hashable
+        start = prefix + entry
+        if part is State:
+            parts[name] = {key.removeprefix(start): value for key, value in state.items() if key.startswith(start)}
+        elif part is not None:
+            parts[name] = entries_as(part, state, start)
+        elif not optional or start in state:
+            parts[name] = state[start]
+    for name, entry, part, _ in _fields(kind):  # type: ignore[arg-type]
+        if part is State and not entry:
+            own = as_entries(kind(**{**parts, name: {}})).keys()
+            parts[name] = {key: value for key, value in state.items() if key not in own}
+    return kind(**parts)
+
+
+def as_entries(record: Any, prefix: str = "") -> State:
+    """A record's entries of a state."""
+    if isinstance(record, Gaussian):
+        return as_state(record, prefix)
+    if isinstance(record, dict):
+        return {prefix + name: value for name, value in record.items()}
+    entries: State = {}
+    for name, entry, part, _ in _fields(type(record)):  # type: ignore[arg-type]
+        value = getattr(record, name)
+        if part is not None:
+            entries |= as_entries(value, prefix + entry)
+        elif value is not None:
+            entries[prefix + entry] = value
+    return entries
+
+
+@cache
+def _fields(kind: Any) -> tuple[_Field, ...]:
+    def field(name: str, hint: Any) -> _Field:
+        hint, other = get_args(hint) if get_origin(hint) is Annotated else (hint, None)
+        if isinstance(hint, types.UnionType):
+            return _Field(name, other or name, None, type(None) in get_args(hint))
+        if hint == State:
+            return _Field(name, other or "", State, False)
+        if issubclass(hint, Gaussian):
+            return _Field(name, f"{name}_" if other is None else other, hint, False)
+        if hasattr(hint, "_fields"):
+            return _Field(name, other or "", hint, False)
+        return _Field(name, other or name, None, False)
+
+    return tuple(field(name, hint) for name, hint in get_type_hints(kind, include_extras=True).items())
