@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -178,6 +179,17 @@ class Record:
     def latest(self) -> dict[str, float]:
         """Figures of the last round in which anybody worked; empty if there is none."""
         return next((figures for figures in reversed(self.figures) if figures), {})
+
+    @property
+    def rounds_help(self) -> bool:
+        """Whether more rounds may lead further: not if changes cannot be applied, or if none has become smaller lately.
+
+        After eight rounds at least, the smallest change of the last half is compared with that of the first.
+        """
+        changes = [figures.get("change", math.nan) for figures in self.figures]
+        half = len(changes) // 2
+        first, last = ([one for one in part if math.isfinite(one)] for part in (changes[:half], changes[half:]))
+        return not self.blocked and (half < 4 or not first or not last or min(last) < min(first))
 
     @property
     def doubts(self) -> list[str]:

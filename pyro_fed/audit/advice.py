@@ -33,7 +33,7 @@ def cure(evidence: Evidence, beyond: bool = False) -> str:
     if evidence.jump_lines:
         said = said_of(evidence.jump_lines)
         return f"{said[0].upper() + said[1:]}. {cures.WEIGHTS_NEED_NO_SCORES}. {OF_STEPS}"
-    if evidence.record.converged is False and not evidence.record.blocked:
+    if evidence.record.converged is False and evidence.record.rounds_help:
         return _cure_with_hint(cures.MORE_ROUNDS, evidence)
     if _diagonal(evidence):
         return _of_diagonal(evidence.problem)

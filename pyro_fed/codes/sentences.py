@@ -38,8 +38,8 @@ def not_converged(rounds: int, change: float, cures: Cures = ("run more rounds",
 
 
 @doubt(Topic.CONVERGENCE)
-def not_converged_and_blocked(rounds: int) -> str:
-    """The algorithm stood still only because no client's change could be applied; other findings give the reason."""
+def not_converged_and_stuck(rounds: int) -> str:
+    """No client's change could be applied, or changes do not become smaller; other findings give the reason."""
     return f"not converged after {rounds} rounds, and more rounds do not help"
 
 

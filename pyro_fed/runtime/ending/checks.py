@@ -71,8 +71,8 @@ def not_converged(record: Record) -> list[Finding]:
     if record.converged is not False or "change" not in record.latest:
         return []
     rounds = len(record.figures)
-    if record.blocked:
-        return [sentences.not_converged_and_blocked(rounds=rounds)]
+    if not record.rounds_help:
+        return [sentences.not_converged_and_stuck(rounds=rounds)]
     return [sentences.not_converged(rounds=rounds, change=record.latest["change"])]
 
 
