@@ -68,7 +68,7 @@ def test_concave_rows_are_not_searched(monkeypatch, name, dtype):
     fed = federation(regression(CONCAVE[name]), dtype, name == "coins")
     found, rounds = searched(fed)
     assert rounds == 1 and len(found["points"]) == 1 and found["bent"] == 0
-    monkeypatch.setattr(modes, "spread_points", lambda problem: None)
+    monkeypatch.setattr(modes, "points_for_tangents", lambda problem: None)
     whole, rounds = searched(fed)
     assert rounds > 1 and len(whole["points"]) > Modes.num_starts
     one, other = (modes_of(state, Modes.tolerance, Modes.same_mode) for state in (found, whole))
