@@ -11,5 +11,6 @@ runs it over clients and ``make_fx`` traces it.
     student, student_mixtures, adaptive_importance                          proposals with long tails
     cholesky, tiny, matrices, entries                                       linear algebra
     batched, moments                                                        maps over batches, and what they return
+    small_counts                                                            counts that are withheld
     arviz_versions                                                          what ArviZ computes of arrays, in NumPy
 """

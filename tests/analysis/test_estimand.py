@@ -130,14 +130,22 @@ def test_small_groups_of_a_client_are_left_out_and_said():
         ]
     )
     fed, idata = federation(2, by_sex), result()
-    with pytest.warns(UserWarning, match="1 of 2 clients have groups of fewer than 3 rows"):
+    with pytest.warns(UserWarning, match=r"too few rows.*: 1 data\['sex'\]=male, 1 data\['sex'\]=female"):
         found = pf.estimand(idata, fed, by="data['sex']", fewest=3).posterior
     women = (FRAME["sex"] == "female").to_numpy().copy()
     women[FRAME.index[FRAME["sex"] == "female"][-2:]] = False
+    assert found["data['sex']"].values.tolist() == ["female"]  # else two women would follow from all rows and the men
     assert int(found["rows"].sel({"data['sex']": "female"})) == women.sum()
     np.testing.assert_allclose(
         found["estimand"].sel({"data['sex']": "female"}).values, risk(idata, None, women), rtol=1e-12
     )
+
+
+def test_groups_may_be_named():
+    """In the order in which they are named, and without the rows of others."""
+    idata, every = result(), pf.estimand(result(), federation(), by="data['sex']").posterior["estimand"]
+    found = pf.estimand(idata, federation(), by={"data['sex']": ["male"]}).posterior["estimand"]
+    np.testing.assert_array_equal(found.values, every.sel({"data['sex']": ["male"]}).values)
 
 
 def levels(ward, x, y):
@@ -200,6 +208,7 @@ def heavy(y):
         ({"site": "z"}, pf.SettingError, "does not observe"),
         ({"fewest": 0}, pf.SettingError, "at least 1"),
         ({"fewest": 1000}, pf.DataError, "no client"),
+        ({"by": {"data['sex']": []}}, pf.SettingError, "with its groups"),
         ({"f": lambda draw, rows: draw["b"]}, pf.DataError, "one number a row"),
         ({"f": lambda draw, rows: rows["data['age']"] / 0}, pf.DataError, "not finite"),
         ({"f": lambda draw, rows: rows["data['height']"]}, pf.DataError, "height"),

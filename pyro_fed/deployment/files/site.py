@@ -269,7 +269,7 @@ def _answer(mine: SiteFolder, found: Received, data: Path | None, confirm: Confi
             done = _done(mine, site, found, before)
             body = body_of(Message(done.header, done.tensors))
             signed = Letter(ANSWER, letter.study, name, letter.exchange, more, body).signed(key)
-            shown, state = f"{order_words(done.order)}\n{reply_words(done)}", done.kept
+            shown, state = f"{order_words(done.order, done.algorithm)}\n{reply_words(done)}", done.kept
             asked = decode(letter.body, None, cap=MAX_BYTES, finite=False)
             kept = "" if before is None else digest_of(before.data)
             outgoing = site.outgoing_reply(name, done.order, asked, done.tensors, signed, found.data, kept)

@@ -9,6 +9,7 @@
     exchanges/003.closed.json   hashes of the answers with which it was closed
     refused/                    answers whose content was refused
     result.nc                   the result
+    questions.json              what was asked about it, and in which exchange
 
 Every file is written whole or not at all, and nothing is written before what it rests on: a command that is killed is
 given again. All else follows from the journal, since the run is repeated from its seed.
@@ -50,7 +51,7 @@ from pyro_fed.runtime.checkpoint.lock import Lock
 
 #: Names of the files in a study's folder.
 STUDY, MODEL, RECIPE, KEY, PUBLIC = "study.json", "model.py", "recipe.toml", "coordinator.key", "coordinator.pub"
-RESULT, STOPPED = "result.nc", "result.stopped.nc"
+RESULT, STOPPED, QUESTIONS = "result.nc", "result.stopped.nc", "questions.json"
 OUTBOX, ANSWERS, EXCHANGES, KEYS, REFUSED = "outbox", "answers", "exchanges", "keys", "refused"
 
 
@@ -146,6 +147,21 @@ class Study:
     def present(self) -> int:
         """The number of the exchange that is not closed: the first that was not."""
         return len(list((self.folder / EXCHANGES).glob("*.closed.json")))
+
+    @property
+    def questions(self) -> dict[str, int]:
+        """What was asked about the result, and the number of its exchange."""
+        path = self.folder / QUESTIONS
+        return dict(_json_in(path)) if path.exists() else {}
+
+    @property
+    def open_question(self) -> tuple[str, int] | None:
+        """The question whose exchange is not closed, and that exchange."""
+        return next(((name, number) for name, number in self.questions.items() if not self.is_closed(number)), None)
+
+    def add_question(self, name: str) -> None:
+        """Note a question about the result, to be asked in the present exchange."""
+        write_json(self.folder / QUESTIONS, self.questions | {name: self.present})
 
     # -- requests -------------------------------------------------------------------------------------------
     def first_letters(self) -> dict[str, Letter]:
