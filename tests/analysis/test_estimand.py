@@ -184,6 +184,35 @@ def test_groups_with_effects_of_their_own_use_those():
         np.testing.assert_allclose(same.posterior["estimand"].values, expected, rtol=1e-6)
 
 
+def test_a_clients_part_has_its_own_groups_effects():
+    """As `own_effects` draws them there: the sums of two clients are those of their own federations."""
+    from pyro_fed.algorithm.states import prefixed
+    from pyro_fed.analysis.predicting.row_sums import DRAWS, Question, RowSums
+
+    ward, rng = torch.arange(2).repeat(5), np.random.default_rng(4)
+    x, y = torch.randn(2, 10, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    def two(ward, x, y):
+        centre = pyro.sample("centre", dist.Normal(0.0, 1.0))
+        with pyro.plate("wards", 2):
+            level = pyro.sample("level", dist.Normal(centre, 0.5))
+        with pyro.plate("patients", len(y)):
+            pyro.sample("y", dist.Normal(level[ward] + x, 1.0), obs=y)
+
+    own = pf.Federation(two, (ward, x, y), plate="wards", rows={"patients": "ward"}, num_clients=1, dtype=torch.float64)
+    centre = rng.normal(size=(1, 5))
+    idata = make_inference_data(
+        {"posterior": xr.Dataset({"centre": (["chain", "draw"], centre)})}, {"local_sites": "level"}
+    )
+    question = Question.of(own.problem, by={"ward": [1, 0]})
+    sent = prefixed(DRAWS, {"centre": torch.as_tensor(centre)})
+    message, *_ = RowSums(name="mean", question=question).local_step(own.problem, sent, {}, own.client_data(), ())
+    expected = pf.estimand(idata, own, by={"ward": [1, 0]}).posterior
+    average = message["sums"][0, :, 0] / message["rows"][0]
+    np.testing.assert_allclose(average.numpy(), expected["estimand"].values[0], rtol=1e-12)
+    assert message["rows"][0].tolist() == [5, 5]
+
+
 def test_expected_observations_are_those_of_the_model():
     idata, fed = result(), federation()
     found = pf.posterior_epred(idata, fed).posterior_predictive["y"]

@@ -102,7 +102,8 @@ def estimand(
     """
     if not federation.holds_data:
         raise DataError(
-            "estimand: the rows are at the clients: name it in ESTIMANDS of the model's file, and ask for it by that name"
+            "estimand: the rows are at the clients: name it in ESTIMANDS of the model's file, and ask for it by that "
+            "name (pyro-fed study ask; the key estimands over Flower)"
         )
     question, problem = Question.of(federation.problem, f, do, by, site, fewest), federation.problem
     posterior, hidden = group_of(idata, "posterior"), frozenset(idata.attrs.get("local_sites", "").split())

@@ -46,7 +46,8 @@ def server_app(
     The run's configuration (see `pyro_fed.deployment.flower.configuration`) must have `num-clients`, the number of
     clients to wait for. It may also have `rounds`, `num-draws`, `seed`, `timeout` and `wait` in seconds, `compile`,
     `min-clients`, `schedule`, `graph`, `combination`, `secure-aggregation`, `checkpoint`, `resume`, `start`, `audit`,
-    `loo`, `influence`, `estimands`, and `out`, the file for the result. These replace the app's and the recipe's values.
+    `loo`, `influence`, `estimands`, and `out`, the file for the result. These replace the app's and the recipe's
+    values.
 
     Args:
         model: the model's file, or its name in the library.
@@ -96,8 +97,8 @@ def serve(grid: Grid, model: str | Path, recipe: str | Path, settings: Configura
         template: the model's positional arguments with one made-up row, if a row of ones does not suit the model.
 
     Returns:
-        InferenceData, without the groups that need rows (pointwise log-likelihoods and data), and with the groups `loo`,
-        `influence` and `estimand_NAME` if these were requested.
+        InferenceData, without the groups that need rows (pointwise log-likelihoods and data), and with the groups
+        `loo`, `influence` and `estimand_NAME` if these were requested.
 
     Raises:
         QuorumError: too few clients have joined in time, or replied to a round.
@@ -167,8 +168,8 @@ def _check_sums_of_single_clients(settings: Configuration, combination: Any) -> 
             else f"{combination} counts the loss of privacy by"
         )
         raise SettingError(
-            f"{names[0]} shows the server each client's own sums over its rows, without noise, and {hidden} what clients "
-            "send: choose one of the two"
+            f"{names[0]} shows the server each client's own sums over its rows, without noise, and {hidden} what "
+            "clients send: choose one of the two"
         )
 
 
