@@ -19,8 +19,9 @@ from pyro_fed.algorithm.plan import Plan
 from pyro_fed.conventions.output import replaced_file
 from pyro_fed.conventions.settings_repr import settings_line
 from pyro_fed.deployment.files.executor import AnswersPending, Files
-from pyro_fed.deployment.files.study import STOPPED, Study, make_study
+from pyro_fed.deployment.files.study import REVIEW, STOPPED, Study, make_study
 from pyro_fed.deployment.files.words import needs_words, needs_words_of
+from pyro_fed.deployment.files.writing import write_json
 from pyro_fed.deployment.remote.description import Description
 from pyro_fed.deployment.remote.questions import ESTIMAND, LOO, check_questions, with_estimand, with_loo
 from pyro_fed.deployment.remote.remote_federation import RemoteFederation
@@ -161,8 +162,7 @@ def combine(folder: Path, answers: Sequence[Path] = (), *, go_on: bool = False) 
             waiting = [path for site, path in zip(pending.letters, requests, strict=True) if site in pending.waiting]
             refused += study.refusals
             return Combined(said, refused, pending.exchange, pending.waiting, waiting, made.needs)
-        _save(found, study.result)
-        study.commit()
+        _finish(study, found)
         return Combined(said, refused + study.refusals, needs=made.needs, result=study.result, findings=notes)
 
 
@@ -203,6 +203,8 @@ def _ask(study: Study, said: list[str], refused: list[str], go_on: bool) -> Comb
     import arviz
 
     if study.open_question is None:
+        if not (study.folder / REVIEW).exists():  # a command was killed before it
+            write_json(study.folder / REVIEW, study.review())
         return Combined(said, refused, result=study.result)
     name, number = study.open_question
     federation, module = _federation_of(study)
@@ -222,8 +224,7 @@ def _ask(study: Study, said: list[str], refused: list[str], go_on: bool) -> Comb
     why = [str(found.attrs[f"no_{group}"]) for group in (name, f"{ESTIMAND}{name}") if f"no_{group}" in found.attrs]
     if why:
         raise SettingError(f"{name!r} has no answer: {why[0]}")
-    _save(found, study.result)
-    study.commit()
+    _finish(study, found)
     notes = [str(one.message) for one in caught]
     return Combined(said, refused + study.refusals, result=study.result, findings=notes)
 
@@ -316,6 +317,13 @@ class _Run:
             self.federation.problem,
             options.get("graph"),
         )
+
+
+def _finish(study: Study, result: InferenceData) -> None:
+    """Write the result, close its exchange, and write what a reviewer asks."""
+    _save(result, study.result)
+    study.commit()
+    write_json(study.folder / REVIEW, study.review())
 
 
 def _save(result: InferenceData, path: Path) -> None:

@@ -256,7 +256,7 @@ def _answer(mine: SiteFolder, found: Received, data: Path | None, confirm: Confi
 
     site = Site(mine.folder / MODEL, [mine.folder / RECIPE], loaded, how="of a study by files")
     gate = _gate(mine, site, name)  # compares the model with the site's approval, before it is imported
-    more: dict[str, Any] = {"request": found.digest}
+    more: dict[str, Any] = {"request": found.digest, "policy": gate.policy.digest, "approval": gate.approval}
     with threads(1), torch.no_grad():
         if letter.exchange == 0:
             description = asdict(site.description(name, {"name": name}))

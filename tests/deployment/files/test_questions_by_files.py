@@ -130,6 +130,33 @@ def test_leave_one_out_by_files_is_that_of_the_simulation(case):
     assert "estimand_older" in asked(case, "older")
 
 
+def test_a_reviewer_finds_versions_hashes_rules_and_all_that_was_mailed(case):
+    import hashlib
+    import json
+    from importlib.metadata import version
+
+    from pyro_fed.deployment.policy import Policy
+
+    asked(case, "loo")
+    found = json.loads((case.study / "review.json").read_text())
+    assert found["versions"]["numpy"] == version("numpy") and found["options"]["seed"] == 0
+    assert hashlib.sha256((case.study / "model.py").read_bytes()).hexdigest() in found["model"]
+    assert found["sites"]["south"]["policy"] == [Policy(min_cell=5).digest] != found["sites"]["north"]["policy"]
+    assert {site: one["rows"] for site, one in found["sites"].items()} == {"north": 30, "south": 24, "west": 20}
+    mailed = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in case.mail.glob("answer-*.study")}
+    assert {name: one["sha256"] for name, one in found["answers"].items()} == mailed
+    assert found["result"] == hashlib.sha256((case.study / "result.nc").read_bytes()).hexdigest()
+
+
+def test_a_page_is_made_of_the_file_alone(case, tmp_path):
+    pytest.importorskip("jinja2")
+    pf.write_report(tmp_path / "page.html", results=asked(case, "loo"))
+    text = (tmp_path / "page.html").read_text()
+    assert "FedLaplace" in text and "without their rows" in text and "Who holds what" not in text
+    with pytest.raises(SettingError, match="pass results="):
+        pf.write_report(tmp_path / "page.html")
+
+
 def test_what_cannot_be_asked_is_refused(case):
     with pytest.raises(SettingError, match="no estimand 'risks'; did you mean 'risk'"):
         ask_sites(case.study, "risks")
