@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -213,7 +214,14 @@ def _write_columns(ax: Axes, one: xr.Dataset, clients: list[str]) -> None:
         known = np.isfinite(centre) and np.isfinite(width)
         text = f"{centre:.2f} [{centre - width:.2f}, {centre + width:.2f}]" if known else "improper alone"
         lines.append((text, share))
-    beside = {"xycoords": ax.get_yaxis_transform(), "textcoords": "offset points", "fontsize": 8, "va": "center"}
+    beside: dict[str, Any] = {"xycoords": ax.get_yaxis_transform(), "textcoords": "offset points"}
     for row, texts in enumerate(lines, -1):
         for text, right in zip(texts, COLUMN_ENDS, strict=True):
-            ax.annotate(text, (1, row), (right, 0), ha="right", annotation_clip=False, **beside)
+            place: dict[str, Any] = {
+                "xytext": (right, 0),
+                "ha": "right",
+                "va": "center",
+                "fontsize": 8,
+                "annotation_clip": False,
+            }
+            ax.annotate(text, (1, row), **beside, **place)
