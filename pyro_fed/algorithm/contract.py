@@ -212,6 +212,14 @@ class Algorithm(SettingsRepr, ABC):
             the server uses its message; otherwise it continues from the state before.
         """
 
+    def reply_like(self, shared: State) -> State | None:
+        """A client's message as zeros, for its shapes; None where a step on a made-up row has to tell them.
+
+        Args:
+            shared: what clients receive, (C, ...).
+        """
+        return None
+
     def objections(self, received: State, messages: State) -> message_limits.Objections:
         """Why messages are not to be used: reason → the clients (C,) that it holds for.
 

@@ -102,7 +102,7 @@ def _leaving(module: Any, loaded: list[Any], gate: Gate, rows_path: Path | None)
     for one in loaded:
         for sent in preview.preview(module.model, rows, module.PLATE, nested, one):
             yield preview.in_words(sent, gate, share)
-    for sent in preview.questions():
+    for sent in preview.questions(module, own.problem):
         yield preview.in_words(sent, gate, share)
     if gate.policy.max_rounds is not None:
         yield f"of updates and answers to questions {gate.policy.max_rounds} leave in all, and then none"

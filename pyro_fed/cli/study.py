@@ -146,6 +146,20 @@ def combine(folder: Path, answers: tuple[Path, ...], go_on: bool) -> None:
         raise SystemExit(REFUSED)
 
 
+@study.command()
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("name")
+def ask(folder: Path, name: str) -> None:
+    """Ask the sites about the result of the study in DIR, by one more exchange.
+
+    NAME is an estimand in ESTIMANDS of the model's file, or "loo" for leave-one-out and WAIC.
+    """
+    with extra():
+        from pyro_fed.deployment.files import ask_sites
+
+    _tell(ask_sites(folder, name))
+
+
 def _tell(found: Combined) -> None:
     """Print what a `combine` has come to."""
     for text in found.said:

@@ -35,6 +35,7 @@ from pyro_fed.conventions.calls import checked
 from pyro_fed.conventions.client_names import check_shown_name
 from pyro_fed.conventions.output import write_file
 from pyro_fed.errors import DataError, shown
+from pyro_fed.ops.small_counts import withheld_cells
 
 FORMAT: Final = "pyro_fed site summary 1"
 #: Quantiles that leave, if there are rows enough.
@@ -356,19 +357,6 @@ def summarise_category(values: pd.Series, column: Column, fewest: int) -> Catego
     if len(counts) in hidden:
         return CategorySummary(levels=levels)
     return CategorySummary(n=sum(counts), missing=missing, levels=levels)
-
-
-def withheld_cells(counts: Sequence[int], fewest: int) -> set[int]:
-    """The cells that are withheld, of cells whose sum is known.
-
-    With the small ones go the smallest others, until there are two and their sum, which follows from the other
-    cells, is large enough for each of them to have several possible values.
-    """
-    hidden = {i for i, count in enumerate(counts) if 0 < count < fewest}
-    others = sorted((count, i) for i, count in enumerate(counts) if count >= fewest)
-    while hidden and (len(hidden) < 2 or sum(counts[i] for i in hidden) < fewest) and others:
-        hidden.add(others.pop(0)[1])
-    return hidden if sum(counts[i] for i in hidden) >= fewest or not hidden else set(range(len(counts)))
 
 
 # -- Means by level -----------------------------------------------------------------------------------------------

@@ -12,5 +12,6 @@ runs it over clients and ``make_fx`` traces it.
     cholesky, tiny, matrices, entries                                       linear algebra
     whitening                                                               coordinates in which a Gaussian is standard
     batched, moments                                                        maps over batches, and what they return
+    small_counts                                                            counts that are withheld
     arviz_versions                                                          what ArviZ computes of arrays, in NumPy
 """

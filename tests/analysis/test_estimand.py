@@ -130,14 +130,22 @@ def test_small_groups_of_a_client_are_left_out_and_said():
         ]
     )
     fed, idata = federation(2, by_sex), result()
-    with pytest.warns(UserWarning, match="1 of 2 clients have groups of fewer than 3 rows"):
+    with pytest.warns(UserWarning, match=r"too few rows.*: 1 data\['sex'\]=male, 1 data\['sex'\]=female"):
         found = pf.estimand(idata, fed, by="data['sex']", fewest=3).posterior
     women = (FRAME["sex"] == "female").to_numpy().copy()
     women[FRAME.index[FRAME["sex"] == "female"][-2:]] = False
+    assert found["data['sex']"].values.tolist() == ["female"]  # else two women would follow from all rows and the men
     assert int(found["rows"].sel({"data['sex']": "female"})) == women.sum()
     np.testing.assert_allclose(
         found["estimand"].sel({"data['sex']": "female"}).values, risk(idata, None, women), rtol=1e-12
     )
+
+
+def test_groups_may_be_named():
+    """In the order in which they are named, and without the rows of others."""
+    idata, every = result(), pf.estimand(result(), federation(), by="data['sex']").posterior["estimand"]
+    found = pf.estimand(idata, federation(), by={"data['sex']": ["male"]}).posterior["estimand"]
+    np.testing.assert_array_equal(found.values, every.sel({"data['sex']": ["male"]}).values)
 
 
 def levels(ward, x, y):
@@ -176,6 +184,35 @@ def test_groups_with_effects_of_their_own_use_those():
         np.testing.assert_allclose(same.posterior["estimand"].values, expected, rtol=1e-6)
 
 
+def test_a_clients_part_has_its_own_groups_effects():
+    """As `own_effects` draws them there: the sums of two clients are those of their own federations."""
+    from pyro_fed.algorithm.states import prefixed
+    from pyro_fed.analysis.predicting.row_sums import DRAWS, Question, RowSums
+
+    ward, rng = torch.arange(2).repeat(5), np.random.default_rng(4)
+    x, y = torch.randn(2, 10, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    def two(ward, x, y):
+        centre = pyro.sample("centre", dist.Normal(0.0, 1.0))
+        with pyro.plate("wards", 2):
+            level = pyro.sample("level", dist.Normal(centre, 0.5))
+        with pyro.plate("patients", len(y)):
+            pyro.sample("y", dist.Normal(level[ward] + x, 1.0), obs=y)
+
+    own = pf.Federation(two, (ward, x, y), plate="wards", rows={"patients": "ward"}, num_clients=1, dtype=torch.float64)
+    centre = rng.normal(size=(1, 5))
+    idata = make_inference_data(
+        {"posterior": xr.Dataset({"centre": (["chain", "draw"], centre)})}, {"local_sites": "level"}
+    )
+    question = Question.of(own.problem, by={"ward": [1, 0]})
+    sent = prefixed(DRAWS, {"centre": torch.as_tensor(centre)})
+    message, *_ = RowSums(name="mean", question=question).local_step(own.problem, sent, {}, own.client_data(), ())
+    expected = pf.estimand(idata, own, by={"ward": [1, 0]}).posterior
+    average = message["sums"][0, :, 0] / message["rows"][0]
+    np.testing.assert_allclose(average.numpy(), expected["estimand"].values[0], rtol=1e-12)
+    assert message["rows"][0].tolist() == [5, 5]
+
+
 def test_expected_observations_are_those_of_the_model():
     idata, fed = result(), federation()
     found = pf.posterior_epred(idata, fed).posterior_predictive["y"]
@@ -200,6 +237,7 @@ def heavy(y):
         ({"site": "z"}, pf.SettingError, "does not observe"),
         ({"fewest": 0}, pf.SettingError, "at least 1"),
         ({"fewest": 1000}, pf.DataError, "no client"),
+        ({"by": {"data['sex']": []}}, pf.SettingError, "with its groups"),
         ({"f": lambda draw, rows: draw["b"]}, pf.DataError, "one number a row"),
         ({"f": lambda draw, rows: rows["data['age']"] / 0}, pf.DataError, "not finite"),
         ({"f": lambda draw, rows: rows["data['height']"]}, pf.DataError, "height"),

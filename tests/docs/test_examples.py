@@ -45,6 +45,8 @@ NOT_RUN = {
     "run_agent(": "likewise",
     "answer_request(": "a request that was mailed, which tests/deployment/files makes",
     "combine(Path(": "likewise, of answers",
+    "ask_sites(": "a study with a result, likewise",
+    "trial/result.nc": "the result of such a study",
     "Identity.load(": "certificates, as above",
     "load_peers(": "likewise",
     "Flower(grid, roll": "Flower's grid, which tests/deployment/flower makes",

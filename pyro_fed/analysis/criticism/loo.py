@@ -10,18 +10,13 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from pyro_fed.algorithm.contract import Start
-from pyro_fed.algorithm.record import Record
 from pyro_fed.analysis.criticism.influence import checked_draws, require_result
 from pyro_fed.analysis.criticism.pointwise import Pointwise, observed_plates
+from pyro_fed.analysis.predicting.one_round import answers
 from pyro_fed.conventions.calls import checked_but
-from pyro_fed.density.compiling.compiler import threads
-from pyro_fed.errors import QuorumError, SettingError
+from pyro_fed.errors import SettingError
 from pyro_fed.ops.arviz_versions import elpd_data, elpd_se, ess, group_of
 from pyro_fed.ops.importance import LARGEST_PARETO_K
-from pyro_fed.runtime.context import Context
-from pyro_fed.runtime.executors import resolve
-from pyro_fed.runtime.rounds import run_phases
 
 if TYPE_CHECKING:
     from pyro_fed.federation.federation import Federation
@@ -167,19 +162,7 @@ class _Answers:
             "efficiency": torch.tensor(_efficiency(idata), dtype=torch.float64),
             "good_k": torch.tensor(min(1 - 1 / np.log10(len(draws)), LARGEST_PARETO_K), dtype=torch.float64),
         }
-        record = Record(federation.client_names)
-        context = Context(federation, federation.problem, None, resolve(executor), 0, progress=False, record=record)
-        context.start = Start(shared, {})
-        with threads(1), torch.no_grad():
-            try:
-                found = run_phases(algorithm, context, 1, None)
-            finally:
-                context.executor.close()
-        if len(found.get("rows", ())) < federation.num_clients:
-            raise QuorumError(
-                f"{len(found.get('rows', ()))} of {federation.num_clients} clients answered, but sums over all rows "
-                "need every client: call it again when all can be reached"
-            )
+        found = answers(algorithm, shared, federation, executor, 0, "rows")
         plates = observed_plates(federation.problem)
         return cls(federation, plates.get(var_name or "", next(iter(plates.values()))), found)
 

@@ -20,15 +20,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_fed.algorithm import message_limits
-from pyro_fed.algorithm.contract import Algorithm, Noise, Start, required_start
+from pyro_fed.algorithm.contract import Noise
 from pyro_fed.algorithm.states import State
+from pyro_fed.analysis.predicting.one_round import OneRound
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData, in_chunks
 from pyro_fed.errors import DataError
@@ -54,7 +54,7 @@ class Terms(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pointwise(Algorithm):
+class Pointwise(OneRound):
     """One round in which every client computes PSIS-LOO and WAIC of its own rows, from draws that it receives.
 
     Args:
@@ -62,21 +62,8 @@ class Pointwise(Algorithm):
         pointwise: send each row's `loo`, `waic` and Pareto k besides the sums, and whether it is observed.
     """
 
-    draws_are: ClassVar[str] = "chains"
-    needs_all: ClassVar[bool] = True
-
     site: str = ""
     pointwise: bool = False
-
-    def default_rounds(self, num_clients: int) -> int:
-        """One."""
-        return 1
-
-    def init(
-        self, problem: Problem, num_clients: int, generator: torch.Generator, start: Start | None
-    ) -> tuple[State, State]:
-        """The draws (S, D), their relative efficiency (effective draws over S), and the limit of a good Pareto k."""
-        return required_start(start, self)
 
     def download(self, shared: State, clients: Tensor) -> State:
         """The draws, their efficiency and the limit of Pareto's k."""
@@ -88,18 +75,6 @@ class Pointwise(Algorithm):
         """Each client's sums."""
         found = [self._of_client(problem, shared, data, client) for client in range(len(data.num_rows))]
         return {name: torch.stack([one[name] for one in found]) for name in found[0]}, local, {}
-
-    def objections(self, received: State, messages: State) -> message_limits.Objections:
-        """None: no size of a sum is impossible for an honest client."""
-        return {}
-
-    def combine(self, shared: State, messages: State, weights: Tensor) -> State:
-        """The state with the clients' answers, each (K, ...)."""
-        return {**shared, **messages}
-
-    def sample(self, shared: State, num_draws: int, generator: torch.Generator) -> Tensor:
-        """The draws that the clients were asked about, (1, S, D)."""
-        return shared["draws"][None]
 
     def _of_client(self, problem: Problem, shared: State, data: ClientData, client: int) -> State:
         width = widest(problem, data, self.site)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
+from matplotlib.patches import Polygon
 
 from pyro_fed.analysis.judging.distances import posterior_matrix
 from pyro_fed.analysis.plots.comparison import checked_reference, most_different
@@ -30,6 +32,8 @@ from pyro_fed.results.inference_data import InferenceData
 OUTER, INNER = (0.03, 0.97), (0.25, 0.75)
 #: Half-width of a forest in SDs of the reference. A mean that lies outside is shown by an arrow at the edge.
 WIDEST = 6.0
+#: Right ends of the written columns, in points from the axes.
+COLUMN_ENDS = (105, 155)
 #: SDs on either side of a client's mean that hold 90 % of a Gaussian.
 CLIENT_SDS = 1.645
 
@@ -126,6 +130,7 @@ def plot_client_forest(
     *,
     labels: Sequence[str] | None = None,
     most: int = 6,
+    written: bool = False,
     ax: GivenAxes = None,
     figsize: tuple[float, float] | None = None,
 ) -> np.ndarray:
@@ -135,18 +140,20 @@ def plot_client_forest(
         found: the dataset returned by `pyro_fed.contributions`.
         labels: parameters, a panel each; by default those on which clients differ most.
         most: largest number of panels.
+        written: write each client's mean, 90 % interval and weight beside its line, and those of all clients below,
+            with a diamond, as published forests have them.
         ax: matplotlib axes, one for each panel; by default a new figure is made.
         figsize: width and height of a new figure, in inches.
 
     Returns:
         The axes, one a parameter, on the unconstrained scale: the mean with 90 % of each client alone, dots by the
-        size of its contribution, and the grey band of all.
+        size of its weight, which is its share of the information, and the grey band of all.
 
     Raises:
         SettingError: `found` is something else, or there is an unknown parameter.
 
     Example:
-        >>> pf.plot_client_forest(pf.contributions(idata), labels=["w[0]"])
+        >>> pf.plot_client_forest(pf.contributions(idata), labels=["w[0]"], written=True)
     """
     if not {"share", "mean", "sd", "all_mean", "all_sd"} <= set(getattr(found, "data_vars", ())):
         raise SettingError(
@@ -159,12 +166,16 @@ def plot_client_forest(
         apart = np.nanmax(np.where(np.isfinite(far), far, 0.0), axis=0)
         labels = [known[i] for i in sorted(np.argsort(-apart, kind="stable")[:most])]
     clients = [str(name) for name in found["client"].values]
-    columns = min(3, len(labels))
-    height = 0.8 + 0.24 * max(len(clients), 3)
-    axes = panels(ax, len(labels), columns, figsize or (3.4 * columns, height * -(-len(labels) // columns)))
+    columns = min(1 if written else 3, len(labels))
+    height = 0.8 + 0.24 * (max(len(clients), 3) + 2 * written)
+    width = 6.4 if written else 3.4 * columns
+    axes = panels(ax, len(labels), columns, figsize or (width, height * -(-len(labels) // columns)))
     for panel, label in zip(axes, labels, strict=True):
-        _one_parameter(panel, found.isel(parameter=known.index(label)), clients)
-        panel.set_title(label, fontsize=10)
+        one = found.isel(parameter=known.index(label))
+        _one_parameter(panel, one, clients)
+        if written:
+            _write_columns(panel, one, clients)
+        panel.set_title(label, fontsize=10, loc="left" if written else "center")
         panel.set_xlabel("unconstrained (log, if positive)", fontsize=8)
     return axes
 
@@ -184,3 +195,33 @@ def _one_parameter(ax: Axes, one: xr.Dataset, clients: list[str]) -> None:
     left, right = ax.get_xlim()
     ax.set_xlim(max(left, centre - WIDEST * width), min(right, centre + WIDEST * width))
     tidy(ax, grid="x")
+
+
+def _write_columns(ax: Axes, one: xr.Dataset, clients: list[str]) -> None:
+    """Means, intervals and weights as text on the right of the axes, and a line for all clients with the prior."""
+    names = [*clients, "all, with the prior"]
+    mean = np.append(one["mean"].values, one["all_mean"])
+    half = CLIENT_SDS * np.append(one["sd"].values, one["all_sd"])
+    weight = [f"{100 * share:.0f} %" for share in one["share"].values]
+    weight.append(f"prior {100 * float(one['prior_share']):.0f} %")
+    ends = [(mean[-1] - half[-1], len(clients)), (mean[-1], len(clients) - 0.3)]
+    ends += [(mean[-1] + half[-1], len(clients)), (mean[-1], len(clients) + 0.3)]
+    ax.add_patch(Polygon(ends, facecolor=REFERENCE_LINE, edgecolor="none", zorder=3))
+    ax.set_yticks(np.arange(len(names)), names, fontsize=8)
+    ax.set_ylim(len(names) - 0.5, -0.5)
+    lines = [("mean [90 %]", "weight")]
+    for centre, width, share in zip(mean, half, weight, strict=True):
+        known = np.isfinite(centre) and np.isfinite(width)
+        text = f"{centre:.2f} [{centre - width:.2f}, {centre + width:.2f}]" if known else "improper alone"
+        lines.append((text, share))
+    beside: dict[str, Any] = {"xycoords": ax.get_yaxis_transform(), "textcoords": "offset points"}
+    for row, texts in enumerate(lines, -1):
+        for text, right in zip(texts, COLUMN_ENDS, strict=True):
+            place: dict[str, Any] = {
+                "xytext": (right, 0),
+                "ha": "right",
+                "va": "center",
+                "fontsize": 8,
+                "annotation_clip": False,
+            }
+            ax.annotate(text, (1, row), **beside, **place)

@@ -13,6 +13,7 @@ from torch import Tensor
 from pyro_fed.analysis.predicting.drawing import ModelRun, PooledPlateSizes, draw, flat, split_plates
 from pyro_fed.conventions.calls import checked, explained
 from pyro_fed.density.compiling.compiler import threads
+from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.density.rows.nested import NestedRows
 from pyro_fed.density.running.handlers import default_of
@@ -113,8 +114,8 @@ class ClientRun(NamedTuple):
 def client_run(
     posterior: xr.Dataset,
     hidden: frozenset[str],
-    federation: Federation,
-    client: int,
+    problem: Problem,
+    groups: Tensor,
     arguments: Arguments | None = None,
     expected: bool = False,
 ) -> ClientRun | None:
@@ -123,12 +124,11 @@ def client_run(
     Args:
         posterior: draws of all latents (chain, draw, ...).
         hidden: names of the latents inside the plate.
-        federation: which holds the rows.
-        client: the client's number.
+        problem: the model's densities, which hold the rows.
+        groups: the client's numbers of elements of the partitioned plate.
         arguments: the pooled arguments, if their values are to be others than the federation's own.
         expected: whether observed sites take the means of their distributions in place of draws.
     """
-    problem, groups = federation.problem, federation.client_rows[client]
     arguments = (arguments or problem.arguments).with_client_rows([groups])
     places = {problem.plate: groups} | {part: _packed_rows(arguments, part, groups) for part in arguments.nested_plates}
     if not sum(len(places[part]) for part in arguments.nested_plates or (problem.plate,)):
@@ -160,7 +160,7 @@ def position_among(groups: Tensor, of_rows: Tensor) -> Tensor:
 
 def _client_rows(posterior: xr.Dataset, hidden: frozenset[str], federation: Federation, client: int) -> OwnRows | None:
     """The function that replicates one client's rows; None if its groups have no rows in the nested plates."""
-    found = client_run(posterior, hidden, federation, client)
+    found = client_run(posterior, hidden, federation.problem, federation.client_rows[client])
     if found is None:
         return None
     run, values = found.run, found.values

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from pyro_fed.analysis.judging.compare import TABLES, findings_of
+from pyro_fed.analysis.judging.compare import TABLES, compare, findings_of
+from pyro_fed.analysis.plots.style import by_name
 from pyro_fed.analysis.report import pictures, posterior, provenance, svg
 from pyro_fed.codes.finding import Finding, texts
 from pyro_fed.conventions.calls import checked
@@ -55,9 +56,9 @@ def check_report(path: str | Path) -> None:
 @checked
 def write_report(
     path: str | Path,
-    table: pd.DataFrame,
-    results: Mapping[str, InferenceData],
-    federation: Federation,
+    table: pd.DataFrame | None = None,
+    results: Mapping[str, InferenceData] | InferenceData | None = None,
+    federation: Federation | None = None,
     *,
     title: str = "Results compared",
     lead: str = "",
@@ -69,9 +70,9 @@ def write_report(
 
     Args:
         path: the HTML file to write.
-        table: the table of `pyro_fed.compare` for the same results.
-        results: InferenceData by name.
-        federation: the federation of the runs.
+        table: the table of `pyro_fed.compare` for the same results; by default it is made of them.
+        results: InferenceData by name, or a single result, such as one that was read from a deployment's file.
+        federation: the federation of the runs; without it the page lacks the figures that need rows.
         title: title of the page.
         lead: a line below the title; by default the numbers of clients and rows.
         reference: name of the reference, as in `pyro_fed.compare`.
@@ -79,15 +80,21 @@ def write_report(
         command: the shell command that made the results, shown at the end of the page.
 
     Raises:
-        SettingError: jinja2 is not installed, the file cannot be written, the reference is unknown, or the table is of
-            other results.
+        SettingError: jinja2 is not installed, the file cannot be written, there are no results, the reference is
+            unknown, or the table is of other results.
 
     Example:
         >>> results = {"NUTS": reference, "FedEP": idata}
         >>> table = pf.compare(results, "NUTS", federation=fed)
         >>> pf.write_report("report.html", table, results, fed, reference="NUTS")
+        >>> pf.write_report("report.html", results=az.from_netcdf("trial/result.nc"))
     """
     check_report(path)
+    if results is None:
+        raise SettingError("write_report takes results: pass results=, InferenceData by name or a single one")
+    named = by_name(results)
+    results = {name or str(named[""].attrs.get("algorithm", "result")): one for name, one in named.items()}
+    table = compare(results, reference, federation=federation, test=test) if table is None else table
     said = findings_of(table)
     if set(said) != set(results):
         raise SettingError(
@@ -107,7 +114,8 @@ def write_report(
     sections = [*_tables(table), *posterior.tables(about), *pictures.pictures(about)]
     page = environment.get_template("report.html").render(
         title=title,
-        lead=lead or clients_line(federation),
+        lead=lead
+        or (f"{len(results)} results, without their rows" if federation is None else clients_line(federation)),
         reference=reference,
         verdict=_in_one_sentence(verdicts),
         verdicts=verdicts,
@@ -123,10 +131,10 @@ def write_report(
 
 def clients_line(federation: Federation) -> str:
     """The numbers of rows and clients in words: `455 rows over 10 clients, 7 to 190 each`."""
-    counts = federation.summary()["rows"]  # for groups of rows, the rows in them
-    least, most = int(counts.min()), int(counts.max())
+    rows = federation.summary()["rows"]  # for groups of rows, the rows in them
+    least, most = int(rows.min()), int(rows.max())
     each = f"{least:,} to {most:,} each" if least < most else f"{least:,} each"
-    return f"{int(counts.sum()):,} rows over {federation.num_clients} clients, {each}"
+    return f"{int(rows.sum()):,} rows over {federation.num_clients} clients, {each}"
 
 
 def _tables(table: pd.DataFrame) -> list[dict[str, Any]]:

@@ -129,7 +129,7 @@ class Compared:
 
     table: pd.DataFrame
     results: Mapping[str, InferenceData]
-    federation: Federation
+    federation: Federation | None
     reference: str | None
     test: Any
 
@@ -367,12 +367,13 @@ def _convergence(about: Compared) -> Picture | None:
 
 
 def _predictive(about: Compared) -> Picture | None:
-    if not about.drawable or not about.federation.holds_data:
+    federation = about.federation
+    if not about.drawable or federation is None or not federation.holds_data:
         return None
 
     def panel(name: str, idata: InferenceData) -> Panel:
         fewer = make_inference_data(thin_posterior(idata, REPLICATIONS), dict(idata.attrs))
-        found = check_clients(fewer, about.federation, {"mean of the rows": np.mean})
+        found = check_clients(fewer, federation, {"mean of the rows": np.mean})
         p = found["p_value"].values[:, 0]
         outside = int((np.abs(p - 0.5) > 0.45).sum())
         kept = _strongest(-np.abs(p - 0.5))
@@ -394,7 +395,8 @@ def _strongest(order: np.ndarray) -> np.ndarray:
 
 
 def _reliability(about: Compared) -> Picture | None:
-    if about.test is None or "ece" not in about.table:
+    federation = about.federation
+    if about.test is None or federation is None or "ece" not in about.table:
         return None
     measured = {name: one for name, one in about.drawable.items() if _has_figure(about, "ece", name)}
     if not measured:
@@ -403,7 +405,7 @@ def _reliability(about: Compared) -> Picture | None:
 
     def panel(name: str, idata: InferenceData) -> Panel:
         def draw(ax: Any) -> None:
-            plots.plot_reliability({name: idata}, about.federation, about.test, ax=ax)
+            plots.plot_reliability({name: idata}, federation, about.test, ax=ax)
             for dots in (*ax.collections, *ax.lines[1:]):
                 dots.set_color(palette[name])
             ax.set(xlabel="confidence", ylabel="share that was right")
@@ -417,17 +419,23 @@ def _has_figure(about: Compared, column: str, name: str) -> bool:
     return bool(about.table[column].notna()[name])
 
 
-def _who(about: Compared) -> Picture:
-    counts = about.federation.summary()["rows"]
+def _who(about: Compared) -> Picture | None:
+    federation = about.federation
+    if federation is None:
+        return None
+    counts = federation.summary()["rows"]
     alt = (
-        f"Bars of the rows of {about.federation.num_clients} clients, by label where there are labels: "
+        f"Bars of the rows of {federation.num_clients} clients, by label where there are labels: "
         f"{int(counts.min()):,} to {int(counts.max()):,}"
     )
-    return Picture("", [Panel(lambda ax: plots.plot_partition(about.federation, ax=ax), WIDE, alt)], WHO, {})
+    return Picture("", [Panel(lambda ax: plots.plot_partition(federation, ax=ax), WIDE, alt)], WHO, {})
 
 
 def _influence(about: Compared) -> Picture | None:
-    if not about.of_clients or about.federation.num_clients < 2:
+    of_clients = about.of_clients
+    if about.federation is None:  # influence then follows from sites alone
+        of_clients = {name: one for name, one in of_clients.items() if "sites" in one}
+    elif about.federation.num_clients < 2:
         return None
     notes = []
 
@@ -446,7 +454,7 @@ def _influence(about: Compared) -> Picture | None:
         alt = f"{name}: client {strongest} moves the posterior most, by {np.nanmax(size):.2g} SDs"
         return Panel(draw, (3.6, 1.2 + 0.26 * max(len(kept), 3)), alt)
 
-    spread = {name: one for name, one in about.of_clients.items() if not about.draws[name].spreadless}
+    spread = {name: one for name, one in of_clients.items() if not about.draws[name].spreadless}
     if not spread:
         return None
     panels = [panel(*one) for one in spread.items()]
@@ -497,7 +505,8 @@ def _by_client(about: Compared) -> Picture | None:
 def _best_result(about: Compared) -> str | None:
     """Name of the best result of a federated run: by mean error, else by KSD, else the first; None if there is none."""
     names = [name for name in about.of_clients if not about.draws[name].spreadless]
-    if not names or not about.federation.holds_data or about.federation.num_clients < 2:
+    federation = about.federation
+    if not names or federation is None or not federation.holds_data or federation.num_clients < 2:
         return None
     for column in ("mean_error", "ksd"):
         known = [name for name in names if column in about.table and _has_figure(about, column, name)]

@@ -39,6 +39,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.arguments import flatten
 from pyro_fed.density.rows.containers import Table
 from pyro_fed.deployment.agents.agent_federation import AgentFederation
+from pyro_fed.deployment.agents.audit import AuditedAgent
 from pyro_fed.deployment.agents.certificates import Identity
 from pyro_fed.deployment.agents.farewell import DifferError, Farewell
 from pyro_fed.deployment.agents.neighbours import END, Links, neighbours_of
@@ -59,7 +60,6 @@ from pyro_fed.runtime.checkpoint import Checkpoint, fingerprint
 from pyro_fed.runtime.context import Context
 from pyro_fed.runtime.ending import Finish, said_of
 from pyro_fed.runtime.ending.check_inputs import CheckInputs
-from pyro_fed.runtime.executors.local import Sequential
 from pyro_fed.runtime.network import Network, connect
 from pyro_fed.runtime.rounds import run_phases
 from pyro_fed.runtime.run import NUM_DRAWS
@@ -88,6 +88,8 @@ class Agent:
         resume: go on from the checkpoint.
         progress: whether to show the progress.
         gate: the site's rules on what may leave, and its ledger: `Gate.open(folder, name)`; by default all may leave.
+        audit: whether all agents judge their results by the log-likelihoods of all rows at their draws, which each adds
+            up over its own; the same at every agent. An agent whose rules let none leave takes part in none.
 
     Example:
         >>> peers = load_peers(Path("peers.toml"))
@@ -113,6 +115,12 @@ class Agent:
     resume: bool = False
     progress: bool = True
     gate: Gate | None = None
+    audit: bool = True
+
+    @property
+    def audited(self) -> bool:
+        """Whether it takes part in the audit."""
+        return self.audit and (self.gate is None or self.gate.policy.permits("log_likelihood"))
 
 
 def run_agent(agent: Agent) -> InferenceData:
@@ -231,6 +239,7 @@ def _agreement(agent: Agent, algorithm: Algorithm, own: Federation, rounds: int)
         "algorithm": settings_line(algorithm),
         "rounds": str(rounds),
         "seed": str(agent.seed),
+        "audit (see --no-audit)": f"at {agent.num_draws} draws" if agent.audited else "none",
         "plate": problem.plate,
         # before the model, whose operations follow from these
         f"columns of data frames ({COLUMNS_CURE})": json.dumps(tables, default=str),
@@ -340,24 +349,26 @@ def _run_rounds(
         return neighbours_of(links, cast_checked(part, OnGraph), part.needs_all)
 
     context = Context(
-        federation, problem, agent.peers.graph, Sequential(), agent.seed, agent.progress, record, connect=network
+        federation, problem, agent.peers.graph, AuditedAgent(links), agent.seed, agent.progress, record, connect=network
     )
     if agent.checkpoint is not None:
         marks = fingerprint(algorithm, federation, rounds, None, agent.peers.graph, agent.seed, None, None)
         # A finished run cannot be given more rounds: the neighbours have been told that this agent has ended.
         context.checkpoint = Checkpoint(agent.checkpoint, marks, agent.resume, any_rounds=False)
-    finish = Finish(algorithm, context, agent.num_draws, False, False, audit=False)
+    finish = Finish(algorithm, context, agent.num_draws, False, False, audit=agent.audited)
     blamed = context.checkpoint.blamed if context.checkpoint is not None else nullcontext
     try:
         with context.interruption, blamed():
             shared = run_phases(algorithm, context, rounds, None)
+        _end(links, len(record.rounds))  # who is a step behind does not wait for this agent's audit
         found = _result(finish, shared, links.me)
         with suppress(ProtocolError, Unwelcome):  # whatever a neighbour says now, the result stands
-            _leave(links, len(record.rounds))
+            _leave(links)
         return found
     except StoppedError as error:
         if error.state is not None and error.algorithm == algorithm:
             with suppress(DivergenceError):  # a state that was never a distribution has no draws
+                finish.audit = False
                 error.result = _result(finish, error.state, links.me)
                 error.result.attrs["stopped"] = str(error)
         raise
@@ -370,17 +381,22 @@ def _result(finish: Finish, shared: State, me: int) -> InferenceData:
     """The agent's own chain."""
     alone = {name: value[me : me + 1].expand(len(value), *value.shape[1:]).clone() for name, value in shared.items()}
     draws = finish.drawn(alone)[me : me + 1]
-    finish.judge(CheckInputs(finish.algorithm, finish.context, alone, draws, finish.audit))
+    own = {name: value[:1] for name, value in alone.items()}
+    finish.judge(CheckInputs(finish.algorithm, finish.context, own, draws, finish.audit))
     record = finish.context.record
     record.findings += record.clients_failed()
     return said_of(finish.result(alone, draws), record)
 
 
-def _leave(links: Links, rounds: int) -> None:
-    """Stay until the neighbours have fetched this agent's last messages, and know that it has ended."""
+def _end(links: Links, rounds: int) -> None:
+    """Tell neighbours that still ask for a round's message that there are no more."""
     last = max(links.at.phase, 0)
     if links.outbox.ended(last) is None:
         links.outbox.end(last, rounds - 1)
+
+
+def _leave(links: Links) -> None:
+    """Stay until the neighbours have fetched this agent's last messages, and know that it has ended."""
     at = At(END, -1, 0)
     there = links.up(at)
     done = {"done": torch.ones(1, dtype=torch.bool)}

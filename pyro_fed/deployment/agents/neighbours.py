@@ -57,8 +57,9 @@ from pyro_fed.runtime.network import Network, PhaseEnded, Traffic
 
 #: Number of the first step that spreads figures; consensus steps have far smaller numbers.
 SPREAD = 10**6
-#: Number of the phase after the last.
+#: Number of the phase after the last, and that of the audit before it.
 END = 10**6
+AUDIT = END - 1
 #: The step of an agent before the first phase.
 BEFORE = At(-1, -1, 0)
 
@@ -177,7 +178,9 @@ class Links(Answers):
         """The neighbours whose links are not down in a step."""
         return [j for j in self.wire.neighbours if not self.outbox.is_down(j, at)]
 
-    def spread(self, at: At, own: State, seconds: float, whole: bool = False) -> tuple[State, Tensor]:
+    def spread(
+        self, at: At, own: State, seconds: float, whole: bool = False, kind: str = "statement"
+    ) -> tuple[State, Tensor]:
         """Spread every agent's entry over the graph, in as many steps as the graph's diameter, from the step `at` on.
 
         Args:
@@ -185,6 +188,7 @@ class Links(Answers):
             own: this agent's entry (1, ...).
             seconds: how long to wait in each step.
             whole: whether every agent's entry is needed.
+            kind: the kind of message, for the agent's rules.
 
         Returns:
             The entries of all agents (A, ...), and a mask of those that are known (A,). Each is signed by the agent
@@ -195,7 +199,7 @@ class Links(Answers):
             ProtocolError: a neighbour has passed on an entry that the agent it is about has not signed, or has none of
                 its own.
         """
-        self.release("statement", at, {name: value for name, value in own.items() if name not in PROOFS})
+        self.release(kind, at, {name: value for name, value in own.items() if name not in PROOFS})
         own = self.wire.statements.signed(at, own)
         agents = len(self.names)
         known = torch.zeros(agents, dtype=torch.bool)

@@ -3,7 +3,7 @@
     letter        the files: a JSON header, a safetensors body, a signature
     study         the coordinator's folder: a journal of exchanges
     executor      the round loop's executor, whose clients answer days later
-    coordinator   `init_study` and `combine`
+    coordinator   `init_study`, `combine` and `ask_sites`
     site          `answer_request`, at a site, with the site's own folder
     words         what people are shown
 
@@ -11,7 +11,7 @@ The round loop is the core's; clients and orders are those of `deployment.remote
 `files`.
 """
 
-from pyro_fed.deployment.files.coordinator import Combined, combine, init_study
+from pyro_fed.deployment.files.coordinator import Combined, ask_sites, combine, init_study
 from pyro_fed.deployment.files.site import answer_request
 
-__all__ = ["Combined", "answer_request", "combine", "init_study"]
+__all__ = ["Combined", "answer_request", "ask_sites", "combine", "init_study"]

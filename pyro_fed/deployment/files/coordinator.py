@@ -1,12 +1,17 @@
-"""The coordinator's side of a study by files: `init_study` begins it, `combine` goes on with the answers that came."""
+"""The coordinator's side of a study by files.
+
+`init_study` begins it, `combine` goes on with the answers that came, and `ask_sites` asks about the result.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from pyro_fed.algorithm.contract import Algorithm
@@ -14,9 +19,11 @@ from pyro_fed.algorithm.plan import Plan
 from pyro_fed.conventions.output import replaced_file
 from pyro_fed.conventions.settings_repr import settings_line
 from pyro_fed.deployment.files.executor import AnswersPending, Files
-from pyro_fed.deployment.files.study import STOPPED, Study, make_study
+from pyro_fed.deployment.files.study import REVIEW, STOPPED, Study, make_study
 from pyro_fed.deployment.files.words import needs_words, needs_words_of
+from pyro_fed.deployment.files.writing import write_json
 from pyro_fed.deployment.remote.description import Description
+from pyro_fed.deployment.remote.questions import ESTIMAND, LOO, check_questions, with_estimand, with_loo
 from pyro_fed.deployment.remote.remote_federation import RemoteFederation
 from pyro_fed.deployment.rows import load_rows
 from pyro_fed.errors import ProtocolError, SettingError, StoppedError
@@ -137,7 +144,7 @@ def combine(folder: Path, answers: Sequence[Path] = (), *, go_on: bool = False) 
     with Study.opened(folder) as study:
         said, refused = _take_answers(study, answers)
         if study.result.exists():
-            return Combined(said, refused, result=study.result)
+            return _ask(study, said, refused, go_on)
         silent = [site for site in study.sites if study.answer_to(0, site) is None]
         if silent:
             if go_on:
@@ -155,9 +162,71 @@ def combine(folder: Path, answers: Sequence[Path] = (), *, go_on: bool = False) 
             waiting = [path for site, path in zip(pending.letters, requests, strict=True) if site in pending.waiting]
             refused += study.refusals
             return Combined(said, refused, pending.exchange, pending.waiting, waiting, made.needs)
-        _save(found, study.result)
-        study.commit()
+        _finish(study, found)
         return Combined(said, refused + study.refusals, needs=made.needs, result=study.result, findings=notes)
+
+
+def ask_sites(folder: Path, name: str) -> Combined:
+    """Ask about the result in one more exchange, whose answers `combine` takes.
+
+    Args:
+        folder: the study's folder, with a result.
+        name: an estimand in `ESTIMANDS` of the model's file, or "loo" for leave-one-out and WAIC.
+
+    Returns:
+        The requests. Once the answers are combined, `result.nc` has the group `estimand_NAME`, or `loo`.
+
+    Raises:
+        SettingError: there is no result yet, a question is open, or the model's file names no such estimand.
+
+    Example:
+        >>> ask_sites(Path("trial"), "risk").requests
+    """
+    with Study.opened(folder) as study:
+        if not study.result.exists():
+            raise SettingError(f"{folder} has no result yet: combine the answers first")
+        if study.open_question is not None:
+            raise SettingError(f"{folder} waits for the answers to {study.open_question[0]!r}: combine these first")
+        federation, module = _federation_of(study)
+        check_questions(federation, module, [] if name == LOO else [name], "" if name == LOO else None)
+        if name not in study.questions:
+            study.add_question(name)
+        return _ask(study, [], [], False)
+
+
+def _ask(study: Study, said: list[str], refused: list[str], go_on: bool) -> Combined:
+    """Take the present question about the result as far as its answers reach.
+
+    Raises:
+        SettingError: it has no answer; says why.
+    """
+    import arviz
+
+    if study.open_question is None:
+        if not (study.folder / REVIEW).exists():  # a command was killed before it
+            write_json(study.folder / REVIEW, study.review())
+        return Combined(said, refused, result=study.result)
+    name, number = study.open_question
+    federation, module = _federation_of(study)
+    run = hashlib.sha256(f"{study.id} {number}".encode()).hexdigest()[: len(study.id)]
+    executor, before = Files(study, number, frozenset(), go_on, run), arviz.from_netcdf(str(study.result)).load()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            if name == LOO:
+                found = with_loo(before, federation, executor)
+            else:
+                found = with_estimand(before, federation, executor, module, name)
+        except AnswersPending as pending:
+            requests = study.ask(number, pending.letters)
+            waiting = [path for site, path in zip(pending.letters, requests, strict=True) if site in pending.waiting]
+            return Combined(said, refused + study.refusals, number, pending.waiting, waiting)
+    why = [str(found.attrs[f"no_{group}"]) for group in (name, f"{ESTIMAND}{name}") if f"no_{group}" in found.attrs]
+    if why:
+        raise SettingError(f"{name!r} has no answer: {why[0]}")
+    _finish(study, found)
+    notes = [str(one.message) for one in caught]
+    return Combined(said, refused + study.refusals, result=study.result, findings=notes)
 
 
 def _take_answers(study: Study, answers: Sequence[Path]) -> tuple[list[str], list[str]]:
@@ -170,15 +239,27 @@ def _take_answers(study: Study, answers: Sequence[Path]) -> tuple[list[str], lis
     return said, refused
 
 
+def _federation_of(study: Study) -> tuple[RemoteFederation, ModuleType]:
+    """The federation of the sites' descriptions, in the order of their numbers, and the model's module."""
+    module = load_model(study.model, with_data=False)
+    rows = study.template
+    template = None if rows is None else load_rows(rows, module.model, module, {}, option="--template")
+    found = []
+    for site in study.sites:
+        answer = study.answer_to(0, site)
+        more = {} if answer is None else answer.letter.more
+        found.append(Description.from_record({"description": json.dumps(more.get("description"))}))
+        if found[-1].name != site:
+            raise ProtocolError(f"the description of {site} says that it is of {found[-1].name}")
+    return RemoteFederation(module.model, module.PLATE, found, template), module
+
+
 class _Run:
     """The study's run, repeated from its seed, until an answer is missing or there is a result."""
 
     def __init__(self, study: Study, go_on: bool) -> None:
         self.study, self.go_on = study, go_on
-        module = load_model(study.model, with_data=False)
-        rows = study.template
-        template = None if rows is None else load_rows(rows, module.model, module, {}, option="--template")
-        self.federation = RemoteFederation(module.model, module.PLATE, self._descriptions(), template)
+        self.federation, _ = _federation_of(study)
         check_savable(self.federation.problem)
         self.algorithm, self.options = self._chosen()
         self.needs = self._needs()
@@ -190,7 +271,7 @@ class _Run:
             AnswersPending: an answer is missing.
             StoppedError: the run has ended without one; what it had found is in the folder, if anything.
         """
-        executor = Files(self.study, FIRST_EXCHANGE, self._copied(), self.go_on)
+        executor = Files(self.study, FIRST_EXCHANGE, self._copied(), self.go_on, self.study.id)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
@@ -207,17 +288,6 @@ class _Run:
                     _save(error.result, self.study.folder / STOPPED)
                 raise
         return found, [str(one.message) for one in caught]
-
-    def _descriptions(self) -> list[Description]:
-        """The sites' descriptions, in the order of their numbers."""
-        found = []
-        for site in self.study.sites:
-            answer = self.study.answer_to(0, site)
-            more = {} if answer is None else answer.letter.more
-            found.append(Description.from_record({"description": json.dumps(more.get("description"))}))
-            if found[-1].name != site:
-                raise ProtocolError(f"the description of {site} says that it is of {found[-1].name}")
-        return found
 
     def _chosen(self) -> tuple[Algorithm | Plan, dict[str, Any]]:
         """The algorithm, and the arguments of `run`."""
@@ -247,6 +317,13 @@ class _Run:
             self.federation.problem,
             options.get("graph"),
         )
+
+
+def _finish(study: Study, result: InferenceData) -> None:
+    """Write the result, close its exchange, and write what a reviewer asks."""
+    _save(result, study.result)
+    study.commit()
+    write_json(study.folder / REVIEW, study.review())
 
 
 def _save(result: InferenceData, path: Path) -> None:

@@ -46,11 +46,12 @@ class Files(RemoteClients):
         copied: algorithms, as `settings_line`, whose sites send their new states with their answers: those from which
             another algorithm starts. None is all.
         go_on: whether the present exchange is closed without the sites that have not answered.
+        run: the run's id, of 16 hexadecimal digits, by which sites know whether their states are of this run.
     """
 
-    def __init__(self, study: Study, first: int, copied: frozenset[str] | None, go_on: bool) -> None:
+    def __init__(self, study: Study, first: int, copied: frozenset[str] | None, go_on: bool, run: str) -> None:
         super().__init__()
-        self.study, self.copied, self.go_on, self._next = study, copied, go_on, first
+        self.study, self.copied, self.go_on, self._next, self._run = study, copied, go_on, first, run
 
     @property
     def names(self) -> list[str]:
@@ -108,7 +109,7 @@ class Files(RemoteClients):
         """The header of a request's message, the same whenever the request is made again."""
         name = self.names[client]
         nonce = hashlib.sha256(f"{self.study.id} {number} {name}".encode()).hexdigest()[:16]
-        return Header(self.kind(request), self.study.id, self.number(request), name, nonce)
+        return Header(self.kind(request), self._run, self.number(request), name, nonce)
 
     def _letter(self, client: int, number: int, request: Request, header: Header) -> Letter:
         order = self.order(client, request).to_record()

@@ -256,7 +256,7 @@ def _answer(mine: SiteFolder, found: Received, data: Path | None, confirm: Confi
 
     site = Site(mine.folder / MODEL, [mine.folder / RECIPE], loaded, how="of a study by files")
     gate = _gate(mine, site, name)  # compares the model with the site's approval, before it is imported
-    more: dict[str, Any] = {"request": found.digest}
+    more: dict[str, Any] = {"request": found.digest, "policy": gate.policy.digest, "approval": gate.approval}
     with threads(1), torch.no_grad():
         if letter.exchange == 0:
             description = asdict(site.description(name, {"name": name}))
@@ -269,7 +269,7 @@ def _answer(mine: SiteFolder, found: Received, data: Path | None, confirm: Confi
             done = _done(mine, site, found, before)
             body = body_of(Message(done.header, done.tensors))
             signed = Letter(ANSWER, letter.study, name, letter.exchange, more, body).signed(key)
-            shown, state = f"{order_words(done.order)}\n{reply_words(done)}", done.kept
+            shown, state = f"{order_words(done.order, done.algorithm)}\n{reply_words(done)}", done.kept
             asked = decode(letter.body, None, cap=MAX_BYTES, finite=False)
             kept = "" if before is None else digest_of(before.data)
             outgoing = site.outgoing_reply(name, done.order, asked, done.tensors, signed, found.data, kept)

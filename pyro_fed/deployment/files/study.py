@@ -9,6 +9,8 @@
     exchanges/003.closed.json   hashes of the answers with which it was closed
     refused/                    answers whose content was refused
     result.nc                   the result
+    questions.json              what was asked about it, and in which exchange
+    review.json                 what a reviewer asks: versions, hashes, rules, and all files that were mailed
 
 Every file is written whole or not at all, and nothing is written before what it rests on: a command that is killed is
 given again. All else follows from the journal, since the run is repeated from its seed.
@@ -18,11 +20,14 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import secrets
 import shutil
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +38,7 @@ from pyro_fed.conventions.client_names import check_client_id
 from pyro_fed.conventions.version import VERSION
 from pyro_fed.deployment.files.letter import (
     ANSWER,
+    ENDING,
     REQUEST,
     Letter,
     Received,
@@ -50,7 +56,12 @@ from pyro_fed.runtime.checkpoint.lock import Lock
 
 #: Names of the files in a study's folder.
 STUDY, MODEL, RECIPE, KEY, PUBLIC = "study.json", "model.py", "recipe.toml", "coordinator.key", "coordinator.pub"
-RESULT, STOPPED = "result.nc", "result.stopped.nc"
+RESULT, STOPPED, QUESTIONS, REVIEW = (
+    "result.nc",
+    "result.stopped.nc",
+    "questions.json",
+    "review.json",
+)
 OUTBOX, ANSWERS, EXCHANGES, KEYS, REFUSED = "outbox", "answers", "exchanges", "keys", "refused"
 
 
@@ -146,6 +157,50 @@ class Study:
     def present(self) -> int:
         """The number of the exchange that is not closed: the first that was not."""
         return len(list((self.folder / EXCHANGES).glob("*.closed.json")))
+
+    @property
+    def questions(self) -> dict[str, int]:
+        """What was asked about the result, and the number of its exchange."""
+        path = self.folder / QUESTIONS
+        return dict(_json_in(path)) if path.exists() else {}
+
+    @property
+    def open_question(self) -> tuple[str, int] | None:
+        """The question whose exchange is not closed, and that exchange."""
+        return next(((name, number) for name, number in self.questions.items() if not self.is_closed(number)), None)
+
+    def add_question(self, name: str) -> None:
+        """Note a question about the result, to be asked in the present exchange."""
+        write_json(self.folder / QUESTIONS, self.questions | {name: self.present})
+
+    # -- for a reviewer ---------------------------------------------------------------------------------------
+    def review(self) -> dict[str, Any]:
+        """What the result rests on, and what has been mailed for it: hashes of files, with their bytes."""
+
+        def files(folder: str) -> dict[str, dict[str, Any]]:
+            paths = sorted((self.folder / folder).glob(f"*{ENDING}"))
+            return {path.name: {"sha256": digest_of(path.read_bytes()), "bytes": path.stat().st_size} for path in paths}
+
+        def said(site: str) -> dict[str, Any]:
+            numbers = (number for number in range(self.present) if self.is_closed(number))
+            letters = [found.letter.more for number in numbers if (found := self.answer_to(number, site)) is not None]
+            own = {name: sorted({str(more.get(name, "")) for more in letters}) for name in ("policy", "approval")}
+            key = (self.folder / KEYS / f"{site}.pub").read_text(encoding="utf-8").strip()
+            rows = letters[0].get("description", {}).get("num_rows") if letters else None
+            return {"key": fingerprint_of(key), "rows": rows, "answers": len(letters), **own}
+
+        mailed = {"requests": files(OUTBOX), "answers": files(ANSWERS)}
+        return {
+            **{name: self.content[name] for name in ("name", "id", "options", "model", "recipe", "needs")},
+            "python": f"{sys.version.split()[0]} on {platform.platform()}",
+            "versions": {one.name: one.version for one in sorted(distributions(), key=lambda one: one.name.lower())},
+            "coordinator": self.fingerprint,
+            "sites": {site: said(site) for site in self.sites},
+            "questions": self.questions,
+            "result": digest_of(self.result.read_bytes()),
+            "bytes": {name: sum(one["bytes"] for one in each.values()) for name, each in mailed.items()},
+            **mailed,
+        }
 
     # -- requests -------------------------------------------------------------------------------------------
     def first_letters(self) -> dict[str, Letter]:

@@ -11,8 +11,11 @@ from torch import Tensor
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.plan import Plan
 from pyro_fed.algorithm.schedule import Informed
+from pyro_fed.analysis.predicting.one_round import OneRound
+from pyro_fed.analysis.predicting.row_sums import RowSums
 from pyro_fed.density.problem import Problem
 from pyro_fed.deployment.files.letter import Letter
+from pyro_fed.deployment.policy.rules import KINDS
 from pyro_fed.deployment.remote.order import STATES, WORK, Order
 from pyro_fed.deployment.remote.site import Done
 from pyro_fed.policy import Setup, chain_of, resolve_for_run, stages_of
@@ -55,8 +58,12 @@ def description_words(description: dict[str, Any]) -> str:
     )
 
 
-def order_words(order: Order) -> str:
+def order_words(order: Order, algorithm: Algorithm) -> str:
     """What an order asks for."""
+    if isinstance(algorithm, RowSums):
+        return f"Asked: {KINDS['estimate']}. The estimand is {algorithm.name!r}: {algorithm.question!r}"
+    if isinstance(algorithm, OneRound):
+        return f"Asked: {KINDS['loo']}"
     if order.job == LOG_LIK:
         return "Asked: the log-likelihood of this site's rows, summed over the rows, at each of some draws (the checks)"
     if order.job == STATES:

@@ -46,6 +46,7 @@ PLAIN: Mapping[str, Any] = {
     "start": str,
     "audit": bool,
     "influence": bool,
+    "estimands": str,
     "out": str,
 }
 #: Keys for objects by name, and the modules that have these; the first module's error is given for an unknown name.
@@ -85,6 +86,7 @@ class Configuration:
         secure: settings of secure aggregation; None for none.
         loo: the observed site of leave-one-out after the run, "" for the only one; None for no leave-one-out.
         influence: whether each client's influence is computed after the run.
+        estimands: names of estimands of the model's file that are computed after the run.
     """
 
     num_clients: int
@@ -96,6 +98,7 @@ class Configuration:
     secure: SecAgg | None = None
     loo: str | None = None
     influence: bool = False
+    estimands: tuple[str, ...] = ()
 
     def run_options(self, chosen: Recipe, num_clients: int) -> tuple[Any, dict[str, Any]]:
         """The recipe's algorithm, and the arguments of `run` with a graph over the clients.
@@ -157,11 +160,12 @@ def read_configuration(
     specs = {key: given.pop(key) for key in OBJECTS if key in given}
     secure, left_out = given.pop(SECURE, secure), given.pop(LOO, None)
     num_clients, influence = given.pop("num-clients"), given.pop("influence", False)
+    estimands = tuple(name.strip() for name in given.pop("estimands", "").split(",") if name.strip())
     if "rounds" in given:
         given["num-rounds"] = given.pop("rounds")
     own = {key: value for key, value in (options or {}).items() if key not in specs}
     merged = own | {key.replace("-", "_"): value for key, value in given.items()}
-    return Configuration(num_clients, timeout, wait, out, merged, specs, secure, left_out, influence)
+    return Configuration(num_clients, timeout, wait, out, merged, specs, secure, left_out, influence, estimands)
 
 
 def _module_of(key: str, spec: str | dict[str, Any]) -> str:

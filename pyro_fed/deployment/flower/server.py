@@ -10,13 +10,14 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from pyro_fed.algorithm.privacy import Private
 from pyro_fed.conventions.output import kept_elsewhere
 from pyro_fed.conventions.progress import Progress
 from pyro_fed.deployment.flower.configuration import Configuration, check_options, read_configuration
-from pyro_fed.deployment.flower.criticism import INFLUENCE, check_leaving_out, with_influence, with_loo
 from pyro_fed.deployment.flower.executor import Flower
 from pyro_fed.deployment.flower.joining import Roll, wait_for_clients
 from pyro_fed.deployment.flower.secure import SecAgg, check_secure
+from pyro_fed.deployment.remote.questions import check_questions, with_estimand, with_influence, with_loo
 from pyro_fed.deployment.remote.remote_federation import RemoteFederation
 from pyro_fed.errors import SettingError, StoppedError
 from pyro_fed.policy import Setup, chain_of, resolve_for_run, stages_of
@@ -45,7 +46,8 @@ def server_app(
     The run's configuration (see `pyro_fed.deployment.flower.configuration`) must have `num-clients`, the number of
     clients to wait for. It may also have `rounds`, `num-draws`, `seed`, `timeout` and `wait` in seconds, `compile`,
     `min-clients`, `schedule`, `graph`, `combination`, `secure-aggregation`, `checkpoint`, `resume`, `start`, `audit`,
-    `loo`, `influence`, and `out`, the file for the result. These replace the app's and the recipe's values.
+    `loo`, `influence`, `estimands`, and `out`, the file for the result. These replace the app's and the recipe's
+    values.
 
     Args:
         model: the model's file, or its name in the library.
@@ -95,8 +97,8 @@ def serve(grid: Grid, model: str | Path, recipe: str | Path, settings: Configura
         template: the model's positional arguments with one made-up row, if a row of ones does not suit the model.
 
     Returns:
-        InferenceData, without the groups that need rows (pointwise log-likelihoods and data), and with the groups `loo`
-        and `influence` if these were requested.
+        InferenceData, without the groups that need rows (pointwise log-likelihoods and data), and with the groups
+        `loo`, `influence` and `estimand_NAME` if these were requested.
 
     Raises:
         QuorumError: too few clients have joined in time, or replied to a round.
@@ -122,10 +124,8 @@ def serve(grid: Grid, model: str | Path, recipe: str | Path, settings: Configura
         for stage in stages_of(algorithm, federation.problem, options.get("graph")):
             named = resolve_for_run(stage.algorithm, federation.problem, Setup(options.get("graph"))).algorithm
             check_secure(chain_of(named, federation.problem))
-    if settings.loo is not None:
-        check_leaving_out(federation, settings.loo, settings.secure, options.get("combination"))
-    if settings.influence:
-        check_leaving_out(federation, None, settings.secure, options.get("combination"), INFLUENCE)
+    _check_sums_of_single_clients(settings, options.get("combination"))
+    check_questions(federation, module, settings.estimands, settings.loo)
     executor = Flower(grid, roll, settings.timeout, checkpoint is not None, settings.secure)
     LOG.info("%s with %d clients: %s", type(algorithm).__name__, len(roll.clients), roll)
     if settings.secure is not None:
@@ -141,11 +141,36 @@ def serve(grid: Grid, model: str | Path, recipe: str | Path, settings: Configura
         log_likelihood=False,
         collect_local=False,
     )
+    before = set(result.attrs)
     if settings.loo is not None:
         result = with_loo(result, federation, Flower(grid, roll, settings.timeout), settings.loo)
     if settings.influence:
         result = with_influence(result, federation, Flower(grid, roll, settings.timeout))
+    for name in settings.estimands:
+        result = with_estimand(result, federation, Flower(grid, roll, settings.timeout), module, name)
+    for name in sorted(set(result.attrs) - before):
+        LOG.error("%s: %s", name.replace("_", " "), result.attrs[name])
     return result
+
+
+def _check_sums_of_single_clients(settings: Configuration, combination: Any) -> None:
+    """Refuse before the run questions to which clients answer with their own sums, where these are not to be seen.
+
+    Raises:
+        SettingError: the run has secure aggregation or differential privacy.
+    """
+    asked = {"loo": settings.loo is not None, "influence": settings.influence, "estimands": bool(settings.estimands)}
+    names = [name for name, wanted in asked.items() if wanted]
+    if names and (settings.secure is not None or isinstance(combination, Private)):
+        hidden = (
+            "secure aggregation hides"
+            if settings.secure is not None
+            else f"{combination} counts the loss of privacy by"
+        )
+        raise SettingError(
+            f"{names[0]} shows the server each client's own sums over its rows, without noise, and {hidden} what "
+            "clients send: choose one of the two"
+        )
 
 
 def _check_before_the_wait(settings: Configuration) -> None:

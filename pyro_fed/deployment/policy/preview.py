@@ -16,6 +16,8 @@ import torch
 
 from pyro_fed.algorithm.capabilities import OnGraph
 from pyro_fed.algorithm.plan import Plan
+from pyro_fed.analysis.predicting.row_sums import named_questions
+from pyro_fed.density.problem import Problem
 from pyro_fed.deployment.policy.gate import Gate, Outgoing
 from pyro_fed.deployment.policy.rules import KINDS
 from pyro_fed.errors import StoppedError
@@ -103,9 +105,15 @@ def preview(
             yield Sent("update", name, rounds, watching.seen.get(name, {}))
 
 
-def questions() -> tuple[Sent, ...]:
-    """The questions that a server may ask besides a recipe."""
+def questions(module: Any, problem: Problem) -> tuple[Sent, ...]:
+    """The questions that a server may ask besides a recipe, of a model's module and its densities."""
+    estimands = named_questions(module, problem).items()
+    draws = {"draws.": torch.empty(1, MOST_DRAWS)}
     return (
+        *(
+            Sent("estimate", name, 1, {n: tuple(one.shape) for n, one in asked.reply_like(draws).items()})
+            for name, asked in estimands
+        ),
         Sent("log_likelihood", "the audit, and influence", 1, {LOG_LIK: (MOST_DRAWS,)}),
         Sent("loo", "leave-one-out", 1, {"sums": (LOO_NUMBERS,)}),
     )

@@ -14,6 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from pyro_fed.analysis.predicting.row_sums import RowValues
 from pyro_fed.density.compiling.compiler import Compiler
 from pyro_fed.density.derivatives.scores import clients_likelihood_scores, clients_log_likelihoods
 from pyro_fed.density.fingerprint import label_digests
@@ -57,6 +58,18 @@ def rows_share(problem: Problem, data: ClientData, draws: Tensor | None = None) 
         return largest_share(clients_log_likelihoods(eager, some.expand(len(index), *some.shape), each))
     origin = torch.zeros(len(index), 1, problem.dim, dtype=problem.dtype)
     return largest_share(clients_likelihood_scores(eager, origin, each)[:, 0])
+
+
+def estimand_share(found: RowValues | None) -> float | None:
+    """The largest share of a row in an estimand's sums over its group of rows."""
+    if found is None:
+        return None
+    some = found.values[evenly(len(found.values), MAX_DRAWS)]
+    shares = []
+    for group in set(found.groups):
+        own = torch.tensor([one == group for one in found.groups])
+        shares.append(largest_share(some[:, :, own].flatten(0, 1).T))
+    return None if None in shares else max(filter(None, shares))
 
 
 def level_counts(problem: Problem) -> dict[str, int]:

@@ -6,4 +6,5 @@ order               what the server may ask, and the client's checks of it
 refusal             why a client does not follow an order, without values of rows
 site                a client's side: its rows, its state, and its answer to an order
 clients             the server's side: the executor that makes orders and reads answers
+questions           leave-one-out, influence and estimands of a result, by one more round
 """

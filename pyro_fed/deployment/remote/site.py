@@ -21,6 +21,8 @@ from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.privacy import Private
 from pyro_fed.algorithm.states import State, prefixed, within
 from pyro_fed.analysis.criticism.pointwise import Pointwise, observed_plates
+from pyro_fed.analysis.predicting.one_round import OneRound
+from pyro_fed.analysis.predicting.row_sums import RowSums, named_questions
 from pyro_fed.conventions.settings_repr import settings_line
 from pyro_fed.density.compiling.compiler import Compiler
 from pyro_fed.density.problem import Problem
@@ -30,7 +32,7 @@ from pyro_fed.deployment.claimed_federation import padded_index
 from pyro_fed.deployment.client_model_checks import check_runs_at_clients
 from pyro_fed.deployment.policy import approval
 from pyro_fed.deployment.policy.gate import Gate, Outgoing
-from pyro_fed.deployment.policy.shares import level_counts, rows_share
+from pyro_fed.deployment.policy.shares import estimand_share, level_counts, rows_share
 from pyro_fed.deployment.remote.description import Description
 from pyro_fed.deployment.remote.order import MAX_BYTES, STATES, WORK, Order, require
 from pyro_fed.deployment.remote.refusal import Refusal, as_refusals
@@ -39,7 +41,7 @@ from pyro_fed.federation.federation import Federation
 from pyro_fed.policy import Setup, chain_of, resolve_for_run, stages_of
 from pyro_fed.recipes import recipe as recipes
 from pyro_fed.recipes.library import load_model
-from pyro_fed.runtime.executors.base import LOG_LIK, Reply, Work
+from pyro_fed.runtime.executors.base import LOG_LIK, MOST_DRAWS, Reply, Work
 from pyro_fed.runtime.executors.host import Host, Request, Verdict, WorkerPhase
 from pyro_fed.runtime.executors.local import NewStates, Sequential
 from pyro_fed.runtime.messages import Header, Message, answer, decode, decode_header
@@ -72,7 +74,7 @@ class KeptState:
 
 
 class Done(NamedTuple):
-    """A followed order: the reply's header and tensors, the state after it, and what they were made from."""
+    """A followed order: the reply's header and tensors, the state after it, and what they were made from and by."""
 
     header: Header
     tensors: State
@@ -80,6 +82,7 @@ class Done(NamedTuple):
     order: Order
     found: Reply | State
     num_rows: int
+    algorithm: Algorithm
 
 
 @dataclass
@@ -90,11 +93,14 @@ class Site:
         model: the model's file, or its name in the library.
         given: files or names of the recipes that the clients take part in.
         load_rows: loads a client's rows.
-        questions: whether clients answer questions besides the recipe: for the audit, leave-one-out and influence.
+        questions: whether clients answer questions besides the recipe: for the audit, leave-one-out, influence, and
+            the estimands of the model's file.
         how: how the clients work, in errors.
         federations: each client's model and rows, by name, once they are loaded.
         problems: each client's densities, by name, number of rows and of clients of the run, and compiler level.
         approved: folders of the clients whose own approved copies are run in place of the given files, by name.
+        modules: the model's module of each client, by name, once it is imported.
+        fewest: the fewest rows in a group of an estimand, by name of clients that have such a rule.
     """
 
     model: str | Path
@@ -105,6 +111,8 @@ class Site:
     federations: dict[str, Federation] = field(default_factory=dict)
     problems: dict[tuple[str, int, int, str], Problem] = field(default_factory=dict)
     approved: dict[str, Path] = field(default_factory=dict)
+    modules: dict[str, ModuleType] = field(default_factory=dict)
+    fewest: dict[str, int] = field(default_factory=dict)
 
     def gate_of(self, name: str, policy: str | Path) -> Gate:
         """The gate of a client with a policy's file, after the given model and recipes were compared with its approval.
@@ -116,6 +124,7 @@ class Site:
         gate = approval.approved_gate(
             policy, name, self.model, lambda: [approval.recipe_facts(recipes.load(one)) for one in self.given]
         )
+        self.fewest[name] = gate.policy.min_cell
         if gate.approval and gate.folder is not None:
             self.approved[name] = gate.folder
         return gate
@@ -149,17 +158,29 @@ class Site:
             masked: whether the reply is masked.
         """
         federation = self.federations[name]
-        questions = {settings_line(one) for one in _questions(federation.problem)}
+        question = self._question(order, federation.problem, name)
         copied = any(part.startswith("new.") for part in tensors)
-        kind = _kind(order, masked, order.algorithm in questions, copied)
+        kind = _kind(order, masked, question, copied)
         draws = message.tensors["shared.draws"][0] if kind in ("log_likelihood", "loo") else None
+        cells: dict[str, int] = {}
+        if isinstance(question, RowSums) and kind == "estimate":
+            rows = tensors["messages.rows"].flatten().tolist()
+            cells = dict(zip(map(str, question.question.groups or ("all",)), rows, strict=True))
+
+        def share() -> float | None:
+            if isinstance(question, RowSums) and kind == "estimate":
+                own = federation.client_data()
+                return estimand_share(question.values_of(federation.problem, within(message.tensors, "shared"), own, 0))
+            return rows_share(federation.problem, federation.client_data(), draws)
+
         return Outgoing(
             kind=kind,
             data=data,
             tensors=tensors,
             round=order.round,
             asked=asked,
-            share=lambda: rows_share(federation.problem, federation.client_data(), draws),
+            cells=cells,
+            share=share,
             replay={
                 "run": message.header.run,
                 "seed": order.seed,
@@ -200,6 +221,9 @@ class Site:
         problem = self._problem(order, name, config)
         algorithm = self._algorithm(order, problem, name)
         order.check_tensors(header.tensors, problem.dim)
+        if isinstance(algorithm, OneRound):
+            draws = max((entry.shape[1] for entry in header.tensors.values() if len(entry.shape) > 1), default=0)
+            require(draws <= MOST_DRAWS, "a question", f"at most {MOST_DRAWS} draws", draws)
         with as_refusals():
             message = decode(encoded, None, cap=MAX_BYTES, finite=False)
         host = _host(order, problem, data)
@@ -210,7 +234,8 @@ class Site:
             tensors = reply_tensors(found, host.executor.new[-1].states if order.copies else {})
         else:
             tensors = prefixed("local" if order.job == STATES else "report", found)
-        return Done(answer(message.header), tensors, _state_to_keep(host, message.header.run), order, found, own)
+        kept = _state_to_keep(host, message.header.run)
+        return Done(answer(message.header), tensors, kept, order, found, own, algorithm)
 
     def _check_questions(self, what: str) -> None:
         if not self.questions:
@@ -219,10 +244,20 @@ class Site:
                 f"{what}: run with audit=false, without loo and influence"
             )
 
+    def _question(self, order: Order, problem: Problem, name: str) -> OneRound | None:
+        """The question that an order asks besides the recipe; None for none. Never one for a single row's number."""
+        known: Iterator[OneRound] = (Pointwise(site=site) for site in ("", *observed_plates(problem)))
+        found = next((one for one in known if settings_line(one) == order.algorithm), None)
+        if found is None and order.algorithm.startswith(f"{RowSums.__name__}("):
+            estimands = named_questions(self.modules[name], problem, self.fewest.get(name, 1))
+            found = next((one for one in estimands.values() if settings_line(one) == order.algorithm), None)
+        return found
+
     def _federation(self, name: str, config: Mapping[str, Any]) -> Federation:
         if name not in self.federations:
             own = self.approved.get(name)
             module = load_model(self.model if own is None else approval.copied_model(own), with_data=False)
+            self.modules[name] = module
             rows = self.load_rows(module, config)
             dtype = flatten(module.model, rows, None).floating_dtype()  # the same at every client, whatever its columns
             nested = getattr(module, "ROWS", None)
@@ -250,8 +285,7 @@ class Site:
             Refusal: the algorithm is in none of the recipes, is a question that this client does not answer, or has no
                 such job.
         """
-        asked = next((one for one in _questions(problem) if settings_line(one) == order.algorithm), None)
-        if asked is not None:
+        if (asked := self._question(order, problem, name)) is not None:
             self._check_questions(f"{order.algorithm:.100}")
             return asked
         known: list[str] = []
@@ -273,19 +307,14 @@ class Site:
         )
 
 
-def _questions(problem: Problem) -> Iterator[Algorithm]:
-    """The questions that a server may ask besides its recipe: sums of leave-one-out, never a single row's number."""
-    yield from (Pointwise(site=site) for site in ("", *observed_plates(problem)))
-
-
-def _kind(order: Order, masked: bool, question: bool, copied: bool) -> str:
+def _kind(order: Order, masked: bool, question: OneRound | None, copied: bool) -> str:
     """The kind of a reply to an order, of `policy.KINDS`; `copied` says that it brings the client's new state."""
     if order.job == STATES:
         return "state"
     if order.job == LOG_LIK:
         return "log_likelihood"
-    if question:
-        return "loo"
+    if question is not None:
+        return "estimate" if isinstance(question, RowSums) else "loo"
     if order.job != WORK:
         return "indicator"
     return "masked" if masked else "state" if copied else "update"

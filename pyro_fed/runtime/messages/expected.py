@@ -13,7 +13,7 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.runtime.executors.base import Work
 from pyro_fed.runtime.executors.local import Sequential
-from pyro_fed.runtime.messages.codec import Spec, spec_of_one
+from pyro_fed.runtime.messages.codec import Spec, spec_of, spec_of_one
 
 
 class Expected:
@@ -38,6 +38,8 @@ def expected_reply(
     The shapes of a message follow from the model and the settings, not from the client's rows. The first client of
     `work`, its state and its first row are used.
     """
+    if (like := algorithm.reply_like(work.shared)) is not None:
+        return spec_of(like), {}, {}
     row = ClientData(data.rows, data.row_index[:1, :1], torch.ones_like(data.num_rows[:1]))
     eager = replace(problem, compiler=Compiler("loop" if problem.looped else "off"))
     executor = Sequential()

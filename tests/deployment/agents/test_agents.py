@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+import torch
 from agents_case import CASES, NAMES, Rehearsal, counts, one_a_row, peers_file, simulated
 from arviz_results import groups_of
 from forks import together
@@ -13,6 +14,7 @@ from late import late
 
 import pyro_fed as pf
 from pyro_fed.deployment.agents.peers import load_peers
+from pyro_fed.results.to_arviz import unconstrained_draws
 
 az = late("arviz")
 pytestmark = together
@@ -73,17 +75,26 @@ def test_effects_stay_with_their_agent_and_what_is_common_is_the_simulation_s(tm
     """Two or three hospitals an agent, with a patient each or several, normal or not: to the last bit."""
     names = NAMES[:2]
     path = peers_file(tmp_path, names, 'graph = "complete"')
-    agents = Rehearsal(tmp_path, pf.P2PVI(), kind=kind, num_rounds=3)
+    agents = Rehearsal(tmp_path, pf.P2PVI(), kind=kind, num_rounds=3, num_draws=400)
     for name in names:
         agents.start(name, checkpoint=tmp_path / f"state-{name}")
     assert agents.join() == dict.fromkeys(names, 0)
-    expected = simulated(pf.P2PVI(), load_peers(path).graph, names, kind, num_rounds=3)
+    expected = simulated(pf.P2PVI(), load_peers(path).graph, names, kind, num_rounds=3, num_draws=400)
     plate, rows, own = CASES[kind]
     for number, name in enumerate(names):
         found = az.from_netcdf(str(agents.out(name)))
         for site in ("mu", "tau"):
             assert np.array_equal(found.posterior[site].values[0], expected.posterior[site].values[number])
         assert "a" not in found.posterior  # the agent draws its own, and nobody else can
+        assert found.attrs["audited"] == 1, found.attrs[
+            "warnings"
+        ]  # by the log-likelihoods that both agents tell at its draws
+        problem = pf.Federation.from_clients(
+            kind, {other: own(i) for i, other in enumerate(names)}, plate=plate, rows=rows
+        ).problem
+        z = unconstrained_draws(found, problem).to(problem.dtype)
+        density = torch.stack([problem.log_prior(one) for one in z]) + problem.log_lik(z)
+        np.testing.assert_allclose(found.sample_stats["lp"].values[0], density.numpy(), rtol=1e-3, atol=1e-3)
         alone = pf.Federation.from_clients(kind, {name: own(number)}, plate=plate, rows=rows)
         again = pf.predict(found, alone)  # its effects, given its own draws of what is common
-        assert again.posterior_predictive["y"].shape == (1, 50, len(own(number)[1]))
+        assert again.posterior_predictive["y"].shape == (1, 400, len(own(number)[1]))

@@ -48,8 +48,10 @@ def test_the_ledger_has_each_message_of_an_agent(tmp_path):
         lines = verify(tmp_path / f"site-{name}" / "what_left.jsonl")
         kinds = [line["kind"] for line in lines]
         assert kinds[0] == "agreement" and kinds[-1] == "notice" and set(kinds) >= {"statement", "update"}
-        assert all(line["left"] and line["to"] == "neighbours" for line in lines)
-        computed = [line for line in lines if line["kind"] in ("statement", "update")]
+        assert all(line["to"] == "neighbours" for line in lines)
+        held_back = [(line["kind"], line["refused_by"]) for line in lines if not line["left"]]  # draws, for the audit:
+        assert held_back == ([("statement", "max_numbers_per_row")] if name == "north" else [])  # the result stands
+        computed = [line for line in lines if line["left"] and line["kind"] in ("statement", "update")]
         rounds = {(line["replay"]["phase"], line["round"]) for line in computed}
         assert (0, 1) in rounds and lines[-1]["rounds"] == len(rounds)  # with what all say before the first round
         assert {line["policy"] for line in lines} == {

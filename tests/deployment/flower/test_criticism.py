@@ -100,6 +100,42 @@ def test_a_result_is_written_and_read_with_it(over_grid, tmp_path):
     assert again["loo"].attrs["elpd_loo"] < 0 and "doubts" in again.attrs
 
 
+ESTIMANDS = """
+
+def second(draw, rows):
+    return draw["w"][1] * rows["x"][:, 1]
+
+
+ESTIMANDS = {"expected": {}, "by_hospital": {"f": second, "by": "client"}}
+"""
+
+
+def test_estimands_are_those_of_the_simulation(flower, tmp_path):
+    """To the bit; and a small hospital, whose policy has a minimum, withholds its average."""
+    model, recipes = flower.write_case(tmp_path, {"FedLaplace": ""})
+    model.write_text(model.read_text() + ESTIMANDS)
+    grid = flower.grid(model, recipes)
+    config = {"num-clients": 3, "compile": "off", "audit": False, "estimands": "expected, by_hospital"}
+    found = flower.serve(grid, model, recipes["FedLaplace"], flower.read_configuration(config))
+    fed, estimands = unequal_lines(), library.load_model(model, with_data=False).ESTIMANDS
+    for name, given in estimands.items():
+        expected = pf.estimand(found, fed, **given).posterior["estimand"]
+        np.testing.assert_array_equal(found[f"estimand_{name}"]["estimand"].values, expected.values)
+    with pytest.raises(SettingError, match="no estimand 'expectd'; did you mean 'expected'"):
+        flower.serve(grid, model, recipes["FedLaplace"], flower.read_configuration({**config, "estimands": "expectd"}))
+    counts = fed.row_counts.tolist()
+    for node, part in ((100, 0), (101, 1), (102, 2)):
+        place = tmp_path / f"site-{part}"
+        place.mkdir()
+        (place / "policy.toml").write_text(f"min_cell = {sorted(counts)[1]}\n")
+        grid.contexts[node].node_config["policy"] = str(place / "policy.toml")
+    with pytest.warns(UserWarning, match="withheld"):
+        found = flower.serve(grid, model, recipes["FedLaplace"], flower.read_configuration(config))
+    smallest = str(int(np.argmin(counts)))
+    assert found["estimand_by_hospital"].attrs["withheld"] == smallest
+    assert smallest not in found["estimand_by_hospital"]["client"].values.tolist()
+
+
 def test_nothing_is_asked_unless_it_is_told_to(over_grid):
     assert "loo" not in over_grid()
 
@@ -154,7 +190,7 @@ def test_a_client_says_its_log_likelihood_at_no_more_draws_than_are_promised(flo
     model, recipes = flower.write_case(tmp_path, {"FedEP": ""})
     grid = flower.LocalGrid(flower.make_client(model, recipes.values()))
     config = {"num-clients": 3, "timeout": 0.05, "compile": "off", "num-draws": MOST_DRAWS + 1}
-    for place in ("pyro_fed.runtime.ending.by_sums", "pyro_fed.deployment.flower.criticism"):
+    for place in ("pyro_fed.runtime.ending.by_sums", "pyro_fed.deployment.remote.questions"):
         monkeypatch.setattr(f"{place}.MOST_DRAWS", MOST_DRAWS + 1)
     with pytest.warns(UserWarning, match=f"no more than {MOST_DRAWS} draws in a message, received {MOST_DRAWS + 1}"):
         found = flower.serve(grid, model, recipes["FedEP"], flower.read_configuration(config))

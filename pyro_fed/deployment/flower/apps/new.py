@@ -63,6 +63,7 @@ num-draws = "none"
 audit = true
 loo = "none"            # true, or the observed site where there are several: leave-one-out, WAIC, by clients' sums
 influence = false       # how far each client moves each parameter
+estimands = ""          # names in ESTIMANDS of the model's file, such as "risk, survival"
 compile = "trace"       # "off", "trace" or "inductor"
 out = "posterior.nc"    # on the server
 """

@@ -1,0 +1,376 @@
+"""Sums of a function over a client's rows, at posterior draws: the part of an estimand that leaves the rows' place.
+
+`RowSums` is an algorithm of one round, so that it runs on every executor: the client gets draws of the shared
+parameters and the name of an estimand, and answers with sums and numbers of rows by group. What is summed, a
+`Question`, each side makes from its own copy of the model's file (`ESTIMANDS`): no code travels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any, NamedTuple
+
+import torch
+import xarray as xr
+from torch import Tensor
+
+from pyro_fed.algorithm.contract import Noise
+from pyro_fed.algorithm.states import State, prefixed, within
+from pyro_fed.analysis.predicting.drawing import draw
+from pyro_fed.analysis.predicting.one_round import OneRound
+from pyro_fed.analysis.predicting.own_rows import ClientRun, client_run, position_among
+from pyro_fed.conventions import seeding
+from pyro_fed.conventions.spelling import closest
+from pyro_fed.density.joint import JointProblem
+from pyro_fed.density.latents.draws import draw_locals
+from pyro_fed.density.problem import Problem
+from pyro_fed.density.rows.arguments import Arguments
+from pyro_fed.density.rows.batches import ClientData
+from pyro_fed.density.rows.labelled import labelled
+from pyro_fed.errors import DataError, SettingError, listed
+from pyro_fed.ops.small_counts import withheld_cells
+from pyro_fed.results.to_arviz import unconstrained_draws
+
+#: A function of one draw's values by site, and of a client's columns by name, to one number a row (n,).
+OfRows = Callable[[Mapping[str, Tensor], Mapping[str, Any]], Tensor]
+#: The groups of rows: a column whose labels or whole numbers they are, or a column and those of its values.
+By = str | Mapping[str, Sequence[Any]]
+#: The dimension of clients, if these are the groups, and the name of the estimand in the result.
+CLIENT, ESTIMAND = "client", "estimand"
+#: The name in a model's file of its estimands, and what an entry may say: arguments of `pyro_fed.estimand`.
+ESTIMANDS, KEYS = "ESTIMANDS", ("f", "do", "by", "site", "fewest")
+#: The part of the server's state with the draws, and what stands for the number of rows of a withheld group.
+DRAWS, WITHHELD = "draws", -1
+
+
+class Question(NamedTuple):
+    """What is averaged over the rows.
+
+    Args:
+        of_rows: f; None for the expected observations of `site`.
+        site: the observed site.
+        settings: values in place of columns' own, one dictionary for each setting.
+        by: the column whose labels or whole numbers are the groups; None for one group.
+        groups: those groups that are asked for; None for all that there are.
+        fewest: a group of fewer rows at a client is withheld.
+    """
+
+    of_rows: OfRows | None
+    site: str
+    settings: tuple[Mapping[str, Any], ...]
+    by: str | None
+    groups: tuple[Any, ...] | None
+    fewest: int
+
+    def __repr__(self) -> str:
+        """All but `fewest`, which each client chooses; the same text in every process."""
+        f = "" if self.of_rows is None else f"f={self.of_rows.__name__}, "
+        return f"({f}site={self.site!r}, do={list(map(dict, self.settings))!r}, by={self.by!r}, groups={self.groups!r})"
+
+    @classmethod
+    def of(
+        cls,
+        problem: Problem,
+        f: OfRows | None = None,
+        do: Mapping[str, Any] | None = None,
+        by: By | None = None,
+        site: str | None = None,
+        fewest: int = 1,
+    ) -> Question:
+        """The question of the arguments of `estimand`.
+
+        Raises:
+            SettingError: an argument, site or column that the model does not have.
+        """
+        if fewest < 1:
+            raise SettingError(f"estimand: fewest must be at least 1, received {fewest}")
+        arguments, levels = problem.arguments, levels_of(do or {})
+        for name in levels:
+            _check_name(arguments, name, "do")
+        groups = None
+        if isinstance(by, Mapping):
+            if len(by) != 1 or not all(by.values()):
+                raise SettingError(f"estimand: by must be one column with its groups, received {dict(by)!r:.200}")
+            ((by, values),) = by.items()
+            groups = tuple(values)
+        if by not in (None, CLIENT):
+            _check_name(arguments, str(by), "by")
+        settings = tuple(dict(zip(levels, values, strict=True)) for values in product(*levels.values()))
+        return cls(f, _observed(problem, site), settings, by, groups, fewest)
+
+
+class ClientSums(NamedTuple):
+    """What is used of one client.
+
+    Args:
+        sums: S_k by group, (S, settings) each.
+        counts: n_k by group.
+        withheld: groups of fewer rows than `fewest`, and those without which their numbers of rows would follow.
+    """
+
+    sums: dict[Any, Tensor]
+    counts: dict[Any, int]
+    withheld: list[Any]
+
+
+class RowValues(NamedTuple):
+    """f (S, settings, n) of a client's rows, and the group of each."""
+
+    values: Tensor
+    groups: list[Any]
+
+
+def row_values(
+    question: Question, posterior: xr.Dataset, hidden: frozenset[str], problem: Problem, rows: Tensor, name: str
+) -> RowValues | None:
+    """f of each row of a client; None if its groups have no rows in the nested plates.
+
+    Args:
+        question: what is summed.
+        posterior: draws of all latents (chain, draw, ...).
+        hidden: names of the latents inside the plate.
+        problem: the model's densities, which hold the rows.
+        rows: the client's numbers of elements of the partitioned plate.
+        name: the client's name.
+
+    Raises:
+        DataError: f returns other than one finite number a row.
+    """
+    each: list[Tensor] = []
+    for setting in question.settings:
+        arguments = _with_values(problem.arguments, setting)
+        found = client_run(posterior, hidden, problem, rows, arguments, expected=True)
+        if found is None:
+            return None
+        each.append(_row_values(question, arguments, found))
+        if len(each) == 1:  # the groups are those of the rows' own values in every setting
+            groups = _groups_of_rows(question, problem, name, found, each[0].shape[1])
+    return RowValues(torch.stack(each, 1), groups)
+
+
+def client_sums(question: Question, found: RowValues | None) -> ClientSums:
+    """A client's sums over its rows, without the groups that are too small."""
+    if found is None:
+        return ClientSums({}, {}, [])
+    labels = list(dict.fromkeys(found.groups)) if question.groups is None else list(question.groups)
+    masks = [torch.tensor([one == label for one in found.groups]) for label in labels]
+    counts = [int(mask.sum()) for mask in masks]
+    hidden = withheld_cells([*counts, len(found.groups) - sum(counts)], question.fewest)
+    leaving = [i for i, count in enumerate(counts) if count and i not in hidden]
+    return ClientSums(
+        {labels[i]: found.values[:, :, masks[i]].double().sum(2) for i in leaving},
+        {labels[i]: counts[i] for i in leaving},
+        [labels[i] for i in sorted(hidden) if i < len(labels) and counts[i]],
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowSums(OneRound):
+    """One round in which every client adds up an estimand over its rows, at draws that it receives.
+
+    Args:
+        name: the estimand's name in `ESTIMANDS` of the model's file.
+        question: what it says there.
+    """
+
+    name: str
+    question: Question
+
+    def download(self, shared: State, clients: Tensor) -> State:
+        """The draws of the shared parameters."""
+        return super().download(prefixed(DRAWS, within(shared, DRAWS)), clients)
+
+    def reply_like(self, shared: State) -> State:
+        """A client's message: sums (S, settings, groups) and numbers of rows (groups,)."""
+        count = len(next(iter(within(shared, DRAWS).values()))[0])
+        groups = len(self.question.groups or ("",))
+        return {
+            "sums": torch.zeros(count, len(self.question.settings), groups, dtype=torch.float64),
+            "rows": torch.zeros(groups, dtype=torch.int64),
+        }
+
+    def local_step(
+        self, problem: Problem, shared: State, local: State, data: ClientData, noise: Noise
+    ) -> tuple[State, State, State]:
+        """Each client's sums; a group that it withholds has no sum, and -1 rows."""
+        each = []
+        for k in range(len(data.num_rows)):
+            message = {name: value.clone() for name, value in self.reply_like(shared).items()}
+            found = client_sums(self.question, self.values_of(problem, shared, data, k))
+            for i, group in enumerate(self.question.groups or ("",)):
+                if group in found.counts:
+                    message["sums"][:, :, i], message["rows"][i] = found.sums[group], found.counts[group]
+                elif group in found.withheld:
+                    message["rows"][i] = WITHHELD
+            each.append(message)
+        return {name: torch.stack([one[name] for one in each]) for name in each[0]}, local, {}
+
+    def values_of(self, problem: Problem, shared: State, data: ClientData, client: int) -> RowValues | None:
+        """f of each of a client's rows at the draws that it received.
+
+        Raises:
+            DataError: the draws are not those of the model's shared parameters; f returns other than one number a row.
+        """
+        draws = {name: value[client] for name, value in within(shared, DRAWS).items()}
+        known = {**problem.sites, **problem.layout.reported}
+        if not set(problem.sites) <= set(draws) <= set(known) or any(
+            value.shape[1:] != known[name].shape for name, value in draws.items()
+        ):
+            raise DataError(f"estimand: the draws are of {listed(draws)}, and the model has {listed(problem.sites)}")
+        dims = {name: [f"{name}_dim_{i}" for i in range(value.dim() - 1)] for name, value in draws.items()}
+        posterior = xr.Dataset({n: (["chain", "draw", *dims[n]], value[None].numpy()) for n, value in draws.items()})
+        rows = data.row_index[client][: int(data.num_rows[client])]
+        question = self.question._replace(by=None) if self.question.by == CLIENT else self.question
+        whole, hidden = _with_own_groups(posterior, problem), frozenset(problem.layout.local)
+        return row_values(question, whole, hidden, problem, rows, "")
+
+
+def _with_own_groups(posterior: xr.Dataset, problem: Problem) -> xr.Dataset:
+    """Draws of shared parameters with those of the latents inside the plate, as `own_effects` draws them by seed 0."""
+    if not problem.local_dim:
+        return posterior
+    theta = unconstrained_draws({"posterior": posterior}, problem)
+    local = draw_locals(problem, theta, problem.all_rows, seeding.torch_generator(0, seeding.LOCALS))
+    joint = JointProblem.of(problem)
+    values = joint.constrain(joint.join(theta, local))
+    own = {
+        name: (["chain", "draw", *site.dims], values[name][None].numpy()) for name, site in problem.layout.local.items()
+    }
+    return posterior.assign(own)
+
+
+def named_questions(module: Any, problem: Problem, fewest: int = 1) -> dict[str, RowSums]:
+    """The estimands that a model's file names, by name.
+
+    Args:
+        module: the model's module, whose `ESTIMANDS` maps names to arguments of `pyro_fed.estimand`.
+        problem: the model's densities.
+        fewest: the fewest rows of a group at the client.
+
+    Raises:
+        SettingError: an entry that cannot be asked of clients; names it.
+    """
+    found = {}
+    for name, given in getattr(module, ESTIMANDS, {}).items():
+        where = f"{ESTIMANDS}[{name!r}] of the model's file"
+        if not (isinstance(name, str) and name.isidentifier()):
+            raise SettingError(f"{where}: a name must be letters, digits and underscores")
+        if odd := [key for key in given if key not in KEYS]:
+            raise SettingError(f"{where} has no {odd[0]!r}; {closest(str(odd[0]), KEYS)}")
+        question = Question.of(problem, **given)
+        if question.by not in (None, CLIENT) and question.groups is None:
+            raise SettingError(f"{where}: say by={{{question.by!r}: [...]}} with the groups, which no site tells")
+        found[name] = RowSums(name=name, question=question._replace(fewest=max(fewest, question.fewest)))
+    return found
+
+
+def levels_of(do: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """The values of each column that is set."""
+    found = {
+        name: list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+        for name, value in do.items()
+    }
+    if empty := [name for name, values in found.items() if not values]:
+        raise SettingError(f"estimand: do has no value for {listed(empty)}")
+    return found
+
+
+def _check_name(arguments: Arguments, name: str, where: str) -> None:
+    known = list(_columns(arguments)) if where == "by" else [column for column, _, _ in arguments.columns]
+    if name not in known:
+        raise SettingError(f"estimand: {where} names {name!r}, which has no rows in the model; {closest(name, known)}")
+
+
+def _columns(arguments: Arguments) -> dict[str, tuple[str | None, Tensor]]:
+    """Nested plate (None: the partitioned one) and values of each argument with rows, by name."""
+    leaves = dict(zip(arguments.names, arguments.leaves, strict=False))
+    owners = {names[0]: (plate, leaves[names[0]]) for plate, names in arguments.nested_by_name.items()}
+    return owners | {name: (plate, values) for name, plate, values in arguments.columns}
+
+
+def _observed(problem: Problem, site: str | None) -> str:
+    """The observed site: the named one, or the only one."""
+    known = [name for name in problem.layout.observed if name not in problem.layout.factors]
+    if site is None and len(known) == 1:
+        return known[0]
+    if site is None:
+        raise SettingError(f"estimand: the model observes {listed(known) or 'no distribution'}: say which by site=")
+    if site not in known:
+        raise SettingError(f"estimand: the model does not observe {site!r}; {closest(site, known)}")
+    return site
+
+
+def _with_values(arguments: Arguments, setting: Mapping[str, Any]) -> Arguments:
+    """The arguments with one value in all rows of some columns.
+
+    Raises:
+        SettingError: a column of text has no such label.
+    """
+    leaves = list(arguments.leaves)
+    for name, value in setting.items():
+        at, labels = arguments.names.index(name), arguments.labels.get(name)
+        if labels is None and isinstance(value, str):
+            raise SettingError(f"estimand: do sets {name!r}, which is no column of text, to {value!r}")
+        if labels is not None:
+            if value not in labels:
+                raise SettingError(f"estimand: do sets {name!r} to {value!r}, which is none of {listed(labels)}")
+            value = labels.index(value)
+        leaves[at] = torch.full_like(leaves[at], value)
+    return replace(arguments, leaves=tuple(leaves))
+
+
+def _row_values(question: Question, arguments: Arguments, found: ClientRun) -> Tensor:
+    """f of each row at each draw (S, n)."""
+    values = _values(question, arguments, found)
+    if values.dim() != 2:
+        what = f"the mean of '{question.site}'" if question.of_rows is None else "f"
+        raise DataError(
+            f"estimand: {what} must be one number a row, (n,), received {tuple(values.shape[1:])}: return one number, "
+            "such as the probability of one category"
+        )
+    if not bool(values.isfinite().all()):
+        cure = "pass f, such as a probability or a median" if question.of_rows is None else "mend f"
+        raise DataError(f"estimand: there are values that are not finite: {cure}")
+    return values
+
+
+def _values(question: Question, arguments: Arguments, found: ClientRun) -> Tensor:
+    """f (S, ...) of one client's rows."""
+    of_rows, generator = question.of_rows, seeding.torch_generator(0, seeding.DRAWS)
+    if of_rows is None:
+        return draw(found.run, found.values, generator)[question.site]
+    rows = _named_rows(arguments, found)
+    return draw(lambda values: {ESTIMAND: torch.as_tensor(of_rows(values, rows))}, found.values, generator)[ESTIMAND]
+
+
+def _named_rows(arguments: Arguments, found: ClientRun) -> dict[str, Any]:
+    """A client's columns by name; those that hold each row's group count the client's own groups from 0."""
+    owners = {owner for owner, *_ in arguments.nested_by_name.values()}
+    rows: dict[str, Any] = dict(zip(arguments.names, arguments.leaves, strict=False))
+    for name, (plate, column) in _columns(arguments).items():
+        value = column[found.places[plate or found.plate]]
+        if name in owners:
+            value = position_among(found.places[found.plate], value)
+        elif name in arguments.labels:
+            value = labelled(value, arguments.labels[name], name)
+        rows[name] = value
+    return rows
+
+
+def _groups_of_rows(question: Question, problem: Problem, name: str, found: ClientRun, size: int) -> list[Any]:
+    """The group of each of a client's rows, as many as `size`, by the rows' own values: labels or whole numbers."""
+    if question.by in (None, CLIENT):
+        return [name if question.by else ""] * size
+    plate, values = _columns(problem.arguments)[str(question.by)]
+    codes = values[found.places[plate or problem.plate]]
+    if codes.dim() != 1 or (codes.is_floating_point() and bool((codes != codes.round()).any())):
+        raise SettingError(f"estimand: by={question.by!r} must be labels or whole numbers, one a row")
+    if len(codes) != size:
+        raise DataError(
+            f"estimand: {question.by!r} has {len(codes)} rows at a client, and there are {size} numbers to average: "
+            "groups must be those of the same plate's rows"
+        )
+    labels = problem.arguments.labels.get(str(question.by))
+    return [labels[int(code)] if labels is not None else int(code) for code in codes]

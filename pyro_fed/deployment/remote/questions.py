@@ -1,0 +1,124 @@
+"""Questions about a deployment's result, by one more round in which every client gets the draws.
+
+For leave-one-out, WAIC and estimands a client sends sums over its rows. For influence it sends its log-likelihood at
+every draw, as for the audit. Estimands are those that the model's file names, of which each client has its own copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import xarray as xr
+
+from pyro_fed.analysis.criticism.influence import checked_draws, influence, influence_by_weights
+from pyro_fed.analysis.criticism.loo import loo_and_waic
+from pyro_fed.analysis.criticism.pointwise import Pointwise, chosen_site, observed_plates
+from pyro_fed.analysis.predicting.estimand import estimand_by_rounds
+from pyro_fed.analysis.predicting.row_sums import ESTIMANDS, named_questions
+from pyro_fed.conventions.spelling import closest
+from pyro_fed.deployment.remote.clients import RemoteClients
+from pyro_fed.deployment.remote.remote_federation import RemoteFederation
+from pyro_fed.errors import PyroFedError, SettingError
+from pyro_fed.ops.arviz_versions import group_of, with_group
+from pyro_fed.ops.entries import evenly
+from pyro_fed.runtime.executors import Work
+from pyro_fed.runtime.executors.base import LOG_LIK, MOST_DRAWS
+
+#: Names of the groups in the result; that of an estimand is `estimand_NAME`.
+LOO, INFLUENCE, ESTIMAND = "loo", "influence", "estimand_"
+#: The figures about all rows, which are attributes of the group `loo`.
+OF_ALL = ("elpd_loo", "se", "p_loo", "n_samples", "n_data_points", "good_k", "warning")
+
+
+def check_questions(federation: RemoteFederation, module: Any, names: Sequence[str], loo: str | None) -> None:
+    """Refuse before the run what could not be asked after it.
+
+    Args:
+        federation: the clients.
+        module: the model's module.
+        names: estimands.
+        loo: the observed site of leave-one-out: "" for the only one, None for no leave-one-out.
+
+    Raises:
+        SettingError: the model's file names no such estimand.
+        DataError: there is no such observed site, or there are several.
+    """
+    if loo is not None:
+        chosen_site(observed_plates(federation.problem), loo)
+    known = named_questions(module, federation.problem) if names else {}
+    for name in names:
+        if name not in known:
+            said = f"; {closest(name, known)}" if known else " and names none"
+            raise SettingError(f"{ESTIMANDS} of the model's file has no estimand {name!r}{said}")
+
+
+def with_loo(result: Any, federation: RemoteFederation, executor: RemoteClients, site: str = "") -> Any:
+    """The result with the group `loo`: `elpd`, `p`, `rows`, Pareto k and WAIC by client, and of all rows as attributes.
+
+    If that is not possible, the result is returned unchanged, with the reason in its attribute `no_loo`.
+    """
+
+    def asked() -> xr.Dataset:
+        found, wide = loo_and_waic(result, federation, var_name=site or None, executor=executor)
+        attrs = {name: int(found[name]) if name == "warning" else found[name] for name in OF_ALL}
+        attrs |= {"elpd_waic": wide["elpd_waic"], "se_waic": wide["se"], "p_waic": wide["p_waic"]}
+        attrs["warning_waic"] = int(wide["warning"])
+        table = found["by_client"].assign(waic=wide["by_client"]["elpd"], p_waic=wide["by_client"]["p"])
+        return xr.Dataset.from_dataframe(table).assign_attrs(attrs)
+
+    return _with_answer(result, LOO, asked)
+
+
+def with_estimand(result: Any, federation: RemoteFederation, executor: RemoteClients, module: Any, name: str) -> Any:
+    """The result with the group `estimand_NAME`, as `pyro_fed.estimand` has it, of an estimand of the model's file.
+
+    If that is not possible, the result is returned unchanged, with the reason in its attribute `no_estimand_NAME`.
+    """
+    asked, do = named_questions(module, federation.problem)[name], getattr(module, ESTIMANDS)[name].get("do") or {}
+    return _with_answer(
+        result,
+        f"{ESTIMAND}{name}",
+        lambda: group_of(estimand_by_rounds(result, federation, asked, do, executor), "posterior"),
+    )
+
+
+def with_influence(result: Any, federation: RemoteFederation, executor: RemoteClients) -> Any:
+    """The result with the group `influence`, as `pf.influence` has it: by sites, or by log-likelihoods at the draws.
+
+    If that is not possible, the result is returned unchanged, with the reason in its attribute `no_influence`.
+    """
+    run_by = result.attrs.get("chosen", result.attrs.get("algorithm"))
+
+    def asked() -> xr.Dataset:
+        if "sites" in result and group_of(result, "sites").attrs.get("algorithm") == run_by:
+            return influence(result)
+        return _influence_by_rounds(result, federation, executor)
+
+    return _with_answer(result, INFLUENCE, asked)
+
+
+def _with_answer(result: Any, group: str, asked: Callable[[], xr.Dataset]) -> Any:
+    """The result with an answer's group; or unchanged, with the reason in an attribute: the run's result is kept."""
+    try:
+        return with_group(result, group, asked())
+    except PyroFedError as error:
+        result.attrs[f"no_{group}"] = str(error)
+        return result
+
+
+def _influence_by_rounds(result: Any, federation: RemoteFederation, executor: RemoteClients) -> xr.Dataset:
+    """The clients' influence by their log-likelihoods at the draws."""
+    problem, clients = federation.problem, list(range(federation.num_clients))
+    draws = checked_draws(result, federation)
+    draws = draws[evenly(len(draws), MOST_DRAWS)]
+    with torch.no_grad():
+        executor.start(Pointwise(), problem, federation.client_data(), {})
+        try:
+            received = {"draws": draws.expand(len(clients), *draws.shape)}
+            log_lik = executor.ask(LOG_LIK, Work(0, 0, clients, received))[LOG_LIK].double().T
+        finally:
+            executor.close()
+    labels = [problem.name_of(number) for number in range(problem.dim)]
+    return influence_by_weights(draws, log_lik, federation.client_names, labels)

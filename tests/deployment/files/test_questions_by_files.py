@@ -1,0 +1,176 @@
+"""Questions about a result by files: the simulation's figures, and nothing of a row or a small group leaves."""
+
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+from files_case import Case, recipe_text
+
+import pyro_fed as pf
+from pyro_fed.deployment.files import ask_sites
+from pyro_fed.errors import PolicyError, ProtocolError, SettingError
+from pyro_fed.recipes.library import load_model
+
+pytestmark = [
+    pytest.mark.skipif(find_spec("cryptography") is None, reason="needs cryptography"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),  # of so short a run, and of withheld groups
+]
+MODEL = """
+import pyro
+import pyro.distributions as dist
+import torch
+
+PLATE = "patients"
+
+
+def model(age, sex, treated, y):
+    w = pyro.sample("w", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+    odds = pyro.deterministic("odds", w[2].exp())
+    with pyro.plate("patients", len(age)):
+        pyro.sample("y", dist.Bernoulli(logits=w[0] + w[1] * age + torch.log(odds) * treated), obs=y)
+
+
+def older(draw, rows):
+    return torch.sigmoid(draw["w"][0] + draw["w"][1] * (rows["age"] + 1) + draw["odds"].log() * rows["treated"])
+
+
+ESTIMANDS = {
+    "risk": {"do": {"treated": [0, 1]}, "by": {"sex": [0, 1, 2]}},
+    "hospital": {"by": "client"},
+    "older": {"f": older},
+    "last": {"f": older},
+}
+"""
+#: A value that no other number of a study contains: as float64 it is eight known bytes.
+MARKED = 0.7306140312846521
+RNG = np.random.default_rng(0)
+ROWS = [
+    (
+        np.append(RNG.normal(size=n - 1), MARKED + k),
+        sex,
+        RNG.integers(0, 2, n),
+        RNG.integers(0, 2, n).astype(float),
+    )
+    for k, (n, sex) in enumerate(
+        [
+            (30, np.repeat([0, 1, 2], [14, 10, 6])),
+            (24, np.repeat([0, 1, 2], [10, 2, 12])),  # two rows of the group 1
+            (20, np.repeat([0, 1], [10, 10])),  # none of the group 2
+        ]
+    )
+]
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory):
+    """A study with a result; south has a policy."""
+    case = Case(tmp_path_factory.mktemp("study"), recipe_text("FedLaplace", "num_draws = 40"), ROWS, MODEL)
+    (case.folder / "south" / "study").mkdir()
+    (case.folder / "south" / "study" / "policy.toml").write_text("min_cell = 5\n")
+    case.finish()
+    return case
+
+
+def asked(case, name):
+    return case.finish(ask_sites(case.study, name))[0]
+
+
+def simulation(case):
+    module = load_model(case.study / "model.py", with_data=False)
+    fed = pf.Federation.from_clients(
+        module.model, dict(zip(("north", "south", "west"), ROWS, strict=True)), plate=module.PLATE
+    )
+    return fed, module.ESTIMANDS
+
+
+@pytest.mark.parametrize("name", ["hospital", "older"])
+def test_the_simulations_estimand_to_the_bit(case, name):
+    found = asked(case, name)
+    fed, estimands = simulation(case)
+    expected = pf.estimand(found, fed, **estimands[name]).posterior
+    np.testing.assert_array_equal(found[f"estimand_{name}"]["estimand"].values, expected["estimand"].values)
+    np.testing.assert_array_equal(found[f"estimand_{name}"]["rows"].values, expected["rows"].values)
+    assert found[f"estimand_{name}"]["estimand"].dims == expected["estimand"].dims
+
+
+def test_a_group_below_the_sites_minimum_is_withheld_by_name(case):
+    """With the smallest other group, since south's number of rows is known: the sums are those of the others."""
+    found = asked(case, "risk")["estimand_risk"]
+    assert found.attrs["withheld"] == "south sex=0; south sex=1"
+    rows = {0: 14 + 10, 1: 10 + 10, 2: 6 + 12}
+    assert dict(zip(found["sex"].values.tolist(), found["rows"].values.tolist(), strict=True)) == rows
+    w = asked(case, "risk").posterior["w"].values[0]
+    for group, sites in {0: (0, 2), 1: (0, 2), 2: (0, 1)}.items():
+        age = np.concatenate([ROWS[k][0][ROWS[k][1] == group] for k in sites])
+        for treated in (0, 1):
+            logits = w[:, :1] + w[:, 1:2] * age + w[:, 2:] * treated
+            risk = (1 / (1 + np.exp(-logits))).mean(1)
+            values = found["estimand"].sel(sex=group, treated=treated).values[0]
+            np.testing.assert_allclose(values, risk, rtol=1e-6)
+
+
+def test_what_leaves_has_no_row_and_is_in_the_ledger(case):
+    """The marked values are in none of the files that sites have mailed, in no precision."""
+    from pyro_fed.deployment.policy import verify
+
+    asked(case, "older")
+    marks = [np.array(MARKED + k, dtype).tobytes() for k in range(3) for dtype in ("f8", "f4")]
+    mailed = [path.read_bytes() for path in case.mail.glob("*.study")]
+    assert len(mailed) > 6 and not [data for data in mailed for mark in marks if mark in data or b"0.730614" in data]
+    lines = verify(case.folder / "south" / "study" / "what_left.jsonl")
+    assert [line["kind"] for line in lines if line["left"]][-1] == "estimate"
+    assert any(mark in (case.folder / "north" / "rows.npz").read_bytes() for mark in marks)
+
+
+def test_leave_one_out_by_files_is_that_of_the_simulation(case):
+    found = asked(case, "loo")
+    expected = pf.loo(found, simulation(case)[0])
+    assert found["loo"].attrs["elpd_loo"] == pytest.approx(expected["elpd_loo"], abs=1e-9)
+    assert found["loo"].attrs["se"] == pytest.approx(expected["se"], abs=1e-9)
+    assert "estimand_older" in asked(case, "older")
+
+
+def test_a_reviewer_finds_versions_hashes_rules_and_all_that_was_mailed(case):
+    import hashlib
+    import json
+    from importlib.metadata import version
+
+    from pyro_fed.deployment.policy import Policy
+
+    asked(case, "loo")
+    found = json.loads((case.study / "review.json").read_text())
+    assert found["versions"]["numpy"] == version("numpy") and found["options"]["seed"] == 0
+    assert hashlib.sha256((case.study / "model.py").read_bytes()).hexdigest() in found["model"]
+    assert found["sites"]["south"]["policy"] == [Policy(min_cell=5).digest] != found["sites"]["north"]["policy"]
+    assert {site: one["rows"] for site, one in found["sites"].items()} == {"north": 30, "south": 24, "west": 20}
+    mailed = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in case.mail.glob("answer-*.study")}
+    assert {name: one["sha256"] for name, one in found["answers"].items()} == mailed
+    assert found["result"] == hashlib.sha256((case.study / "result.nc").read_bytes()).hexdigest()
+
+
+def test_a_page_is_made_of_the_file_alone(case, tmp_path):
+    pytest.importorskip("jinja2")
+    pf.write_report(tmp_path / "page.html", results=asked(case, "loo"))
+    text = (tmp_path / "page.html").read_text()
+    assert "FedLaplace" in text and "without their rows" in text and "Who holds what" not in text
+    with pytest.raises(SettingError, match="pass results="):
+        pf.write_report(tmp_path / "page.html")
+
+
+def test_what_cannot_be_asked_is_refused(case):
+    with pytest.raises(SettingError, match="no estimand 'risks'; did you mean 'risk'"):
+        ask_sites(case.study, "risks")
+
+
+def test_a_site_answers_its_own_copy_alone(case):
+    """A policy that does not let estimates out; and a coordinator whose model's file asks for something else."""
+    north, south, _ = ask_sites(case.study, "last").requests  # the last test: the question stays open
+    (case.folder / "north" / "study" / "policy.toml").write_text('kinds = ["description", "update"]\n')
+    with pytest.raises(PolicyError, match="messages of the kind 'estimate' may not leave"):
+        case.answer(north)
+    own = case.folder / "south" / "study" / "model.py"
+    own.write_text(own.read_text().replace('"last": {"f": older}', '"last": {}'))
+    with pytest.raises(ProtocolError, match="the server runs RowSums"):
+        case.answer(south)
+    with pytest.raises(SettingError, match="waits for the answers to 'last'"):
+        ask_sites(case.study, "risk")
