@@ -5,6 +5,7 @@ from .criticism.influence import influence as influence
 from .criticism.leave_out import leave_one_client_out as leave_one_client_out
 from .criticism.loo import loo as loo
 from .criticism.loo import waic as waic
+from .criticism.power_scaling import power_scale as power_scale
 from .judging import metrics as metrics
 from .judging.compare import compare as compare
 from .judging.findings import findings as findings

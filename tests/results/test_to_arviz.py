@@ -63,6 +63,7 @@ def test_groups_dims_and_coords(fitted):
     assert groups_of(idata) == {
         "posterior",
         "sample_stats",
+        "log_prior",
         "log_likelihood",
         "observed_data",
         "constant_data",
