@@ -6,6 +6,7 @@ from .criticism.leave_out import leave_one_client_out as leave_one_client_out
 from .criticism.loo import loo as loo
 from .criticism.loo import waic as waic
 from .criticism.power_scaling import power_scale as power_scale
+from .criticism.sbc import sbc as sbc
 from .judging import metrics as metrics
 from .judging.compare import compare as compare
 from .judging.findings import findings as findings

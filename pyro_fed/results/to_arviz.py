@@ -70,8 +70,8 @@ def to_inference_data(
 
     Returns:
         The groups `posterior` (constrained, under the model's own names), `log_prior` (by site, of the constrained
-        values) and `federation` (the record); if the federation holds the rows also `sample_stats`, `log_likelihood`, `observed_data` and `constant_data`, else
-        `sample_stats` without the log density.
+        values) and `federation` (the record); if the federation holds the rows also `sample_stats`, `log_likelihood`,
+        `observed_data` and `constant_data`, else `sample_stats` without the log density.
     """
     drawn = collect_local and federation.holds_data
     with ending_at(None):  # every result has its posterior

@@ -1,4 +1,4 @@
-"""The group log_prior against densities written out, and sensitivity to powers against the exact posteriors' distance."""
+"""The group log_prior against densities written out, and sensitivities against the exact posteriors' distance."""
 
 import arviz as az
 import numpy as np
