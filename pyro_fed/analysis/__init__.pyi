@@ -13,6 +13,7 @@ from .judging.findings import findings as findings
 from .judging.ksd import ksd as ksd
 from .judging.steps import steps as steps
 from .plots import *
+from .plots.model_graph import render_model as render_model
 from .predicting.estimand import estimand as estimand
 from .predicting.own_rows import own_effects as own_effects
 from .predicting.predict import posterior_epred as posterior_epred
