@@ -103,13 +103,13 @@ def sbc(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # `doubted` says that there was one
             try:
-                truth, simulated = data(seeds[0])
+                values, simulated = data(seeds[0])
                 idata = run(algorithm, simulated, seed=seeds[1], **quiet | options)
             except PyroFedError as error:
                 errors.append(error)
                 continue
         posterior, rng = group_of(idata, "posterior"), np.random.default_rng(seeds[2])
-        truth = {name: xr.DataArray(value, dims=posterior[name].dims[2:]) for name, value in truth.items()}
+        truth = {name: xr.DataArray(value, dims=posterior[name].dims[2:]) for name, value in values.items()}
         ranks = {name: _rank(posterior[name], value, num_ranks, rng) for name, value in truth.items()}
         found.append(Replicate(number, truth, ranks, bool(idata.attrs["doubts"])))
     if not found:

@@ -23,6 +23,8 @@ from pyro_fed.federation.federation import Federation
 
 #: Colours of observed sites, of the box, and of the box's edge.
 OBSERVED, BOX, EDGE = "#c8c8c8", "#e3eefb", "#2f6db5"
+#: A font that is as wide in pages as Graphviz takes it to be.
+FONT = 'fontname="Helvetica,Arial,sans-serif"'
 #: The label of the box.
 STAYS = "stays at the client"
 
@@ -64,7 +66,7 @@ class ModelGraph:
             return bytes(graphviz.Source(self.source).pipe(kind))
         except graphviz.ExecutableNotFound as error:
             raise SettingError(f"a picture of a model needs Graphviz's program dot: {CURE}") from error
-        except ValueError as error:
+        except (ValueError, graphviz.CalledProcessError) as error:
             raise SettingError(f"Graphviz draws no {kind!r}: name the file .svg, .png, .pdf or .dot") from error
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
@@ -196,10 +198,10 @@ def render_model(
     if unknown := [one for one in split if one not in known and not federated]:
         raise SettingError(f"render_model: the model has no plate {unknown[0]!r}; it has {listed(sorted(known))}")
     parents = {name: each["parent"] for name, each in found["plate_data"].items()}
-    box = f"{STAYS}\n(with the rows of {rows})" if rows else STAYS
+    box = f"{STAYS}\nrows of {rows}" if rows else STAYS
     plates = _Plates(found["plate_groups"], parents, found["node_data"], split, box, render_distributions)
     edges = (f"{_quoted(source)} -> {_quoted(target)}" for source, target in found["edge_list"])
-    graph = ModelGraph("\n".join(["digraph model {", "compound=true", *plates.inside(None), *edges, "}", ""]))
+    graph = ModelGraph("\n".join(["digraph model {", FONT, f"node [{FONT}]", *plates.inside(None), *edges, "}", ""]))
     if filename is not None:
         graph.save(filename)
     return graph
