@@ -25,6 +25,7 @@ STOREYS = """
     density
     federation
     algorithm codebook
+    guides
     infer recipes
     policy
     results
@@ -44,7 +45,7 @@ PATHS = {"pyro_fed.runtime.agents": "pyro_fed.deployment.agents"}
 ROOMS = {
     "pyro_fed": STOREYS,
     "pyro_fed.infer": """
-        guides sites
+        sites
         averaging
         laplace
         ep

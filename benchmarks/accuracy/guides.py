@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 import pyro_fed as pf
 from benchmarks.helpers.markdown import heading, row
-from pyro_fed.infer.guides.program import flat, guide_program
+from pyro_fed.guides.program import flat, guide_program
 
 F64 = torch.float64
 positive = dist.constraints.positive

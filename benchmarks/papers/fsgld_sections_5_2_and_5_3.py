@@ -31,7 +31,7 @@ import torch
 import pyro_fed as pf
 from models import metric_learning, mlp_classification
 from pyro_fed.density.derivatives.derivatives import Derivatives
-from pyro_fed.density.scores import prior_scores
+from pyro_fed.density.derivatives.scores import prior_scores
 from pyro_fed.infer.sites.gaussian_sites import site_of
 from pyro_fed.results.to_arviz import unconstrained_draws
 

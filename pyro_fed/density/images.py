@@ -8,12 +8,13 @@ begin at the images do not.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from itertools import permutations
 
 import torch
 from torch import Tensor
 
-from pyro_fed.density.problem import Problem
+from pyro_fed.density.layout import Site
 
 #: Up to the first number of values are put in every order, up to the second in reverse and shifted by one. More values
 #: are left unchanged: they are not components but covariates or groups.
@@ -22,15 +23,27 @@ EVERY_ORDER, SOME_ORDERS = 3, 8
 EVERY_SIGN = 3
 
 
-def images(problem: Problem, point: Tensor) -> Tensor:
+def images_of(
+    point: Tensor,
+    values: Mapping[str, Tensor],
+    sites: Mapping[str, Site],
+    transformed: Tensor,
+    unconstrain: Callable[[Mapping[str, Tensor]], Tensor],
+) -> Tensor:
     """Other points (R, D), unconstrained, that may have the likelihood of one (D,); R may be zero.
 
     All sites that have as many values along one of their axes are put in order together: the places, scales and shares
     of a mixture's components, or the rows and the columns of a matrix of transitions.
+
+    Args:
+        point: (D,).
+        values: the sites' values there, constrained.
+        sites: the sites, in the order of the vector.
+        transformed: (D,), whether an entry has a transform.
+        unconstrain: the vector of values.
     """
-    values = problem.constrain(point, problem.fewest_rows)
-    found = [_reordered_point(problem, values, order) for order in _orders(problem)]
-    found += [torch.where(changed, -point, point) for changed in _signs(problem)]
+    found = [unconstrain(_reordered(values, sites, order)) for order in _orders(sites)]
+    found += [torch.where(changed, -point, point) for changed in _signs(sites, transformed)]
     if not found:
         return point.new_zeros(0, len(point))
     every = torch.stack(found)
@@ -38,10 +51,10 @@ def images(problem: Problem, point: Tensor) -> Tensor:
     return every[usable]
 
 
-def _orders(problem: Problem) -> list[tuple[int, ...]]:
+def _orders(sites: Mapping[str, Site]) -> list[tuple[int, ...]]:
     """The orders in which values are put, for each number of values that some site has along an axis."""
     orders: list[tuple[int, ...]] = []
-    for size in sorted({n for site in problem.sites.values() for n in site.shape if 1 < n <= SOME_ORDERS}):
+    for size in sorted({n for site in sites.values() for n in site.shape if 1 < n <= SOME_ORDERS}):
         whole = tuple(range(size))
         if size <= EVERY_ORDER:
             orders += list(permutations(whole))[1:]
@@ -50,25 +63,25 @@ def _orders(problem: Problem) -> list[tuple[int, ...]]:
     return orders
 
 
-def _reordered_point(problem: Problem, values: dict[str, Tensor], order: tuple[int, ...]) -> Tensor:
-    """The point (D,) with values in another order along each axis that has as many."""
+def _reordered(values: Mapping[str, Tensor], sites: Mapping[str, Site], order: tuple[int, ...]) -> dict[str, Tensor]:
+    """Values in another order along each axis that has as many."""
     moved = {}
-    for name in problem.sites:
+    for name in sites:
         value = values[name]
         for axis, size in enumerate(value.shape):
             if size == len(order):
                 value = value.index_select(axis, torch.tensor(order, device=value.device))
         moved[name] = value
-    return problem.unconstrain(moved)
+    return moved
 
 
-def _signs(problem: Problem) -> list[Tensor]:
+def _signs(sites: Mapping[str, Site], transformed: Tensor) -> list[Tensor]:
     """Masks of entries (D,) that change their signs together: of sites on the real line alone."""
     parts = []
-    for site in problem.sites.values():
-        own = torch.zeros_like(problem.transformed)
+    for site in sites.values():
+        own = torch.zeros_like(transformed)
         own[site.start : site.start + site.size] = True
-        if not bool(problem.transformed[own].any()):
+        if not bool(transformed[own].any()):
             parts.append(own)
     together = [torch.stack(parts).any(0)] if parts else []
     return together + (parts if 1 < len(parts) <= EVERY_SIGN else [])

@@ -28,6 +28,7 @@ from pyro_fed.density.bound import BoundModel
 from pyro_fed.density.checks.shapes import another_size
 from pyro_fed.density.compiling.compiler import Compiler
 from pyro_fed.density.compiling.loop_map import or_looped
+from pyro_fed.density.images import images_of
 from pyro_fed.density.latents.discrete import sum_out
 from pyro_fed.density.latents.quadrature import NearbyModes, Quadrature
 from pyro_fed.density.layout import Layout, Site
@@ -616,6 +617,11 @@ class Problem:
             if len(value) == site.size:
                 found[part] = value.to(z) != z[part]
         return found
+
+    def images(self, point: Tensor) -> Tensor:
+        """Points (R, D) with the values of one (D,) in another order or with other signs, see `images.images_of`."""
+        values = self.constrain(point, self.fewest_rows)
+        return images_of(point, values, self.sites, self.transformed, self.unconstrain)
 
     def sample_prior(self, num_samples: int, generator: torch.Generator) -> Tensor:
         """Draws of the unconstrained vector from the prior, (num_samples, D).

@@ -1,6 +1,6 @@
 """Inference algorithms by family, from those that need no other to those that build on several.
 
-    guides, sites           what families share
+    sites                   what families share
     averaging, laplace      points; the mode and the curvature there
     ep, peers, pooled       Gaussian sites; agents on a graph; references on all data
     stein, surrogates       particles; surrogates of likelihoods

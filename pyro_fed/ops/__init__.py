@@ -10,6 +10,7 @@ runs it over clients and ``make_fx`` traces it.
     points, langevin, visits, step_sizes, annealing, importance             expectations, chains, weights
     student, student_mixtures, adaptive_importance                          proposals with long tails
     cholesky, tiny, matrices, entries                                       linear algebra
+    whitening                                                               coordinates in which a Gaussian is standard
     batched, moments                                                        maps over batches, and what they return
     arviz_versions                                                          what ArviZ computes of arrays, in NumPy
 """

@@ -7,7 +7,7 @@ regression on hundreds of covariates, a full covariance and exact Hessians cost 
 
 from __future__ import annotations
 
-from pyro_fed.density.derivatives.few_rows import MORE, first_row_count, have_few
+from pyro_fed.density.derivatives.few_rows import fewer_rows, first_row_count, have_few
 from pyro_fed.infer.ep.expectation_propagation import EP
 from pyro_fed.infer.ep.fedlap import NARROW, FedLapCov
 from pyro_fed.infer.ep.fedpa import BCM
@@ -85,7 +85,7 @@ def few_rows_lead(case: Case) -> bool:
     if not (traits.layers and have_few(traits)):
         return False
     rows: int = algorithm.rows_of_rounds(traits.num_rows)
-    return rows // MORE >= first_row_count(traits.dim)
+    return fewer_rows(rows) >= first_row_count(traits.dim)
 
 
 def pooled_start_of(case: Case) -> Decision | None:

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from pyro_fed.density.derivatives.derivatives import Derivatives
+from pyro_fed.density.derivatives.scores import clients_log_likelihoods, log_likelihoods
 from pyro_fed.density.latents.ascent_starts import AGREE, AGREE_LEVEL, ascent_starts
 from pyro_fed.density.latents.quadrature import Quadrature
 from pyro_fed.density.rows.batches import BATCHES, Batch
-from pyro_fed.density.scores import clients_log_likelihoods, log_likelihoods
 
 THETA = torch.tensor([0.9, -0.2], dtype=torch.float64)
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import pyro_fed as pf
-from pyro_fed.density.images import images
 
 Y = torch.linspace(-3, 3, 12).double()
 
@@ -57,7 +56,7 @@ def likelihood(problem, points):
 def test_components_in_every_order_have_one_likelihood():
     problem = problem_of(hidden_markov)
     point = problem.init(1, torch.Generator().manual_seed(0))[0]
-    found = images(problem, point)
+    found = problem.images(point)
     together = found[:5]  # the orders of three, then changed signs
     values, moved = problem.constrain(point[None]), problem.constrain(together)
     assert len(torch.cat([together, point[None]]).unique(dim=0)) == 6
@@ -70,7 +69,7 @@ def test_components_in_every_order_have_one_likelihood():
 def test_signs_change_together_and_one_by_one_on_the_real_line_alone():
     problem = problem_of(loadings)
     point = torch.tensor([0.75, 1.25, -0.5]).to(problem.dtype)
-    found = images(problem, point)
+    found = problem.images(point)
     assert (found / point).tolist() == [[-1, -1, 1], [-1, 1, 1], [1, -1, 1]]
     torch.testing.assert_close(likelihood(problem, found)[:1], likelihood(problem, point[None]))
 
@@ -79,5 +78,5 @@ def test_signs_change_together_and_one_by_one_on_the_real_line_alone():
 def test_what_has_no_images_has_none(model):
     problem = problem_of(model)
     point = problem.init(1, torch.Generator().manual_seed(0))[0]
-    found = images(problem, point)
+    found = problem.images(point)
     assert found.shape == (0, problem.dim)

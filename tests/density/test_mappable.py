@@ -12,10 +12,10 @@ from torch.func import functional_call, grad, hessian, vmap
 
 import pyro_fed as pf
 from pyro_fed.density.compiling.tracing import to_graph
+from pyro_fed.density.derivatives.scores import likelihood_scores
 from pyro_fed.density.rows.batches import Batch
 from pyro_fed.density.running import mappable
 from pyro_fed.density.running.torch_modes import Replacing, replacing
-from pyro_fed.density.scores import likelihood_scores
 
 SEQUENCE = torch.sin(torch.arange(30.0, dtype=torch.float64)).reshape(2, 5, 3)
 POINTS = torch.cos(torch.arange(12.0, dtype=torch.float64)).reshape(4, 3)

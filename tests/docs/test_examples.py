@@ -48,7 +48,7 @@ NOT_RUN = {
     "Identity.load(": "certificates, as above",
     "load_peers(": "likewise",
     "Flower(grid, roll": "Flower's grid, which tests/deployment/flower makes",
-    "guide=my_guide": "a guide of the user's, as tests/infer/guides has many",
+    "guide=my_guide": "a guide of the user's, as tests/guides has many",
     'do={"treated"': "a model with a treatment, as docs/estimands.md has",
     "pf.own_effects(": "a model of groups, which tests/analysis/test_own_effects.py has",
     "pf.glm(": "data frames, as docs/formula.md has",

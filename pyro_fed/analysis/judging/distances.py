@@ -21,8 +21,8 @@ import xarray as xr
 from torch import Tensor
 
 from pyro_fed.analysis.judging.draws import DRAWS_AT_ONCE, entries_of
+from pyro_fed.density.derivatives.scores import likelihood_scores, prior_scores
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.scores import likelihood_scores, prior_scores
 from pyro_fed.errors import DataError
 
 #: Distances use at most this many draws, evenly spaced: kernels cost the square of their number.

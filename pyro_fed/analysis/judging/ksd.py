@@ -37,8 +37,8 @@ from torch import Tensor
 from pyro_fed.conventions.calls import checked, explained
 from pyro_fed.conventions.limits import MATTERS, NEGLIGIBLE
 from pyro_fed.density.compiling.compiler import threads
+from pyro_fed.density.derivatives.scores import likelihood_scores, prior_scores
 from pyro_fed.density.rows.batches import Batch
-from pyro_fed.density.scores import likelihood_scores, prior_scores
 from pyro_fed.errors import DataError, SettingError
 from pyro_fed.federation.federation import Federation
 from pyro_fed.ops.kernel_base import Kernel, Preconditioned

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.kinds import cast_checked
+from pyro_fed.density.derivatives.scores import log_likelihoods
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, ClientData, in_chunks
-from pyro_fed.density.scores import log_likelihoods
 from pyro_fed.federation.federation import Federation
 from pyro_fed.infer import FedEP
 from pyro_fed.infer.sites.gaussian_sites import FEWEST_POINTS, add_batch_axis, as_state, gaussian, site_of

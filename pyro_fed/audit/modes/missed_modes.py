@@ -52,7 +52,6 @@ from pyro_fed.codes import cures, sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.limits import MATTERS, NEAR_LIMIT_SHARE, SD_MATTERS, STANDARD_ERRORS
-from pyro_fed.density.images import images
 from pyro_fed.ops.entries import CANDIDATES, far_apart
 from pyro_fed.ops.importance import systematic
 from pyro_fed.policy.audit import affords, climbs
@@ -92,7 +91,7 @@ def missed_modes(evidence: Evidence, strict: bool = False) -> list[Finding]:
     at = torch.linspace(0, len(white) - 1, from_draws).long()
     own = white[at]
     far = _distant_points(evidence, target, from_prior, from_around, generator)
-    far.append(target.white(images(evidence.problem, evidence.points[at[0]].to(evidence.problem.dtype))))
+    far.append(target.white(evidence.problem.images(evidence.points[at[0]].to(evidence.problem.dtype))))
     if evidence.record.modes:  # modes that the audit of an earlier stage has found
         far.append(target.white(torch.stack(evidence.record.modes)))
     modes, ends = _modes_and_climb_ends(evidence, target, few, torch.cat([own, *far]))

@@ -3,10 +3,12 @@
 How they are computed is the model's business: rows with linear predictors take a few passes over them, layers take
 composed derivatives, scores that jump take values, and no algorithm knows which.
 
-In this room:
+In this room (its door has what algorithms use):
 
+    scores           log-likelihoods and scores, of clients and of the prior
+    looks            value, score and curvature at many points
+    concavity        whether rows are concave in their predictors
     derivatives      `Derivatives`: averages over points, of likelihoods and of the prior
-    moments          what it answers
     rowwise          rows with linear predictors, in a few passes over them
     row_sums         sums over rows of products of predictors
     composed_rows    rows whose predictors come out of layers
@@ -17,3 +19,7 @@ In this room:
     fisher           the Fisher information of a row's observations
     few_rows         log-likelihoods by few rows of each client, and what they miss
 """
+
+from pyro_fed.conventions.doors import door
+
+__getattr__, __dir__, __all__ = door(__name__, __file__)

@@ -28,9 +28,9 @@ from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.density.derivatives.derivatives import Derivatives
 from pyro_fed.density.derivatives.nodes import MANY_ROWS_A_PARAMETER
+from pyro_fed.density.derivatives.scores import clients_log_likelihoods
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.density.scores import clients_log_likelihoods
 from pyro_fed.density.traits import FULL_DIM, Traits
 from pyro_fed.ops.cholesky import equilibrated_cholesky
 from pyro_fed.ops.entries import evenly, with_trailing_axes
@@ -116,6 +116,11 @@ def first_row_count(dim: int) -> int:
         dim: parameters, D.
     """
     return max(ROWS, ROWS_A_PARAMETER * dim)
+
+
+def fewer_rows(num_rows: int) -> int:
+    """How many rows stand for so many: a quarter."""
+    return num_rows // MORE
 
 
 def have_few(traits: Traits) -> bool:

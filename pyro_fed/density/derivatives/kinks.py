@@ -21,8 +21,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from pyro_fed.density.derivatives.scores import prior_scores_and_values
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.scores import prior_scores_and_values
 from pyro_fed.ops.entries import evenly
 from pyro_fed.ops.moments import Moments
 

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from pyro_fed.density.compiling.compiler import Compiler
+from pyro_fed.density.derivatives.scores import clients_likelihood_scores, clients_log_likelihoods
 from pyro_fed.density.fingerprint import label_digests
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.density.scores import clients_likelihood_scores, clients_log_likelihoods
 from pyro_fed.ops.entries import evenly
 
 #: The most draws at which shares of log-likelihoods are computed.

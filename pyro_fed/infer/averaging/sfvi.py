@@ -43,15 +43,15 @@ from pyro_fed.algorithm.states import State, prefixed, within
 from pyro_fed.algorithm.tempered import Tempered
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
+from pyro_fed.density.derivatives import clients_likelihood_scores
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, ClientData
-from pyro_fed.density.scores import clients_likelihood_scores
 from pyro_fed.errors import SettingError
+from pyro_fed.guides.amortised import local_gradients
+from pyro_fed.guides.kept_draws import KeptDraws
+from pyro_fed.guides.program import GuideDraws, GuideProgram, guide_program
 from pyro_fed.infer.averaging.contributions import StepContributions
 from pyro_fed.infer.averaging.optim import OPTIM, Adam
-from pyro_fed.infer.guides.amortised import local_gradients
-from pyro_fed.infer.guides.kept_draws import KeptDraws
-from pyro_fed.infer.guides.program import GuideDraws, GuideProgram, guide_program
 
 #: Adam's β₂: steep gradients of a distant start are forgotten within the rounds of a run.
 ADAM = Adam(betas=(0.9, 0.99), eps=1e-8)

@@ -35,10 +35,11 @@ from pyro_fed.algorithm.record import Record
 from pyro_fed.algorithm.states import State
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import resolve
-from pyro_fed.density.derivatives.few_rows import of_some_rows
+from pyro_fed.density.derivatives import of_some_rows
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError
+from pyro_fed.guides.automatic import guided_covariance
 from pyro_fed.infer.ep import ascent, findings, prior_site, step_control
 from pyro_fed.infer.ep.contributions import EPContributions, without_value
 from pyro_fed.infer.ep.states import CHANGE, Server, first_server
@@ -46,7 +47,6 @@ from pyro_fed.infer.ep.step_control import NewtonSteps, StepControl
 from pyro_fed.infer.ep.steps import Backtracked, StepRule
 from pyro_fed.infer.ep.tilted import Newton, Received, Tilted, TiltedInference
 from pyro_fed.infer.ep.tilted.base import numerics_of
-from pyro_fed.infer.guides.automatic import guided_covariance
 from pyro_fed.infer.sites.gaussian_sites import (
     SpreadGaussian,
     as_state,

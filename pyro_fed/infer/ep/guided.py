@@ -38,15 +38,15 @@ from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
-from pyro_fed.density.derivatives.derivatives import in_blocks
+from pyro_fed.density.derivatives import in_blocks
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
 from pyro_fed.errors import SettingError
+from pyro_fed.guides.automatic import is_hand_written
+from pyro_fed.guides.kept_draws import KeptDraws
+from pyro_fed.guides.written import Draws, GuideFamily, read_guide
 from pyro_fed.infer.ep.findings import at_rest
 from pyro_fed.infer.ep.guided_steps import UNKNOWN, Path
-from pyro_fed.infer.guides.automatic import is_hand_written
-from pyro_fed.infer.guides.kept_draws import KeptDraws
-from pyro_fed.infer.guides.written import Draws, GuideFamily, read_guide
 from pyro_fed.infer.sites.gaussian_sites import largest_move
 from pyro_fed.ops.backtrack import MIN_FRACTION
 

@@ -1,7 +1,7 @@
 """A network's rounds by some of its rows first, then by four times as many, and finally by all of them.
 
 A network needs many rounds, each at the cost of its rows, and a few rows are enough for most of the way. So rounds by
-some thousand rows are run to their end, and rounds by `MORE` times as many begin at their q: in each of D directions
+some thousand rows are run to their end, and rounds by four times as many begin at their q: in each of D directions
 the posterior of these lies some 1.7 SDs away, and has half the SD.
 
     q_n ∝ p_0 Π t_k       of n rows as a posterior of its own: few rows that counted as many would be learned by heart

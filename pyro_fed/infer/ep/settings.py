@@ -23,9 +23,10 @@ from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import Settings, chosen_setting, explains_unknown, refuse_unused, resolve
 from pyro_fed.conventions.setting_checks import check_between, check_choice, check_positive
-from pyro_fed.density.derivatives.few_rows import MORE
+from pyro_fed.density.derivatives import fewer_rows
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import ModelError, SettingError
+from pyro_fed.guides.automatic import is_hand_written
 from pyro_fed.infer.averaging.optim import OPTIM, Optimiser
 from pyro_fed.infer.ep import ascent, rows_first
 from pyro_fed.infer.ep.expectation_propagation import EP
@@ -34,7 +35,6 @@ from pyro_fed.infer.ep.guided import GuidedFedEP
 from pyro_fed.infer.ep.point_sites import Averaging, PointSites
 from pyro_fed.infer.ep.step_control import StepControl
 from pyro_fed.infer.ep.steps import Optimised, StepRule, optimised_site_steps
-from pyro_fed.infer.guides.automatic import is_hand_written
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.laplace.laplace_point import ESCAPING, flat_direction, mode_level
 from pyro_fed.infer.sites.gaussian_sites import (
@@ -300,7 +300,7 @@ class WarmStarted(EP):
 
     def rows_before(self, problem: Problem) -> int:
         """The number of rows in the rounds of start="few_rows"."""
-        return self.rows_of_rounds(problem.num_rows) // MORE
+        return fewer_rows(self.rows_of_rounds(problem.num_rows))
 
     def rows_of_rounds(self, num_rows: int) -> int:
         """The number of rows in a round, of all clients."""

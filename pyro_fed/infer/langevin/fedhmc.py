@@ -44,9 +44,9 @@ from pyro_fed.algorithm.tempered import Tempered
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
+from pyro_fed.density.derivatives import clients_likelihood_scores_and_values, prior_scores_and_values
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.density.scores import clients_likelihood_scores_and_values, prior_scores_and_values
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.langevin.chain_diagnostics import chains_converged
 from pyro_fed.infer.langevin.chain_store import ChainStore

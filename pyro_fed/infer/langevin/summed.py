@@ -52,9 +52,9 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
+from pyro_fed.density.derivatives import likelihood_scores, prior_scores
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
-from pyro_fed.density.scores import likelihood_scores, prior_scores
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.langevin.chain_diagnostics import chains_converged
 from pyro_fed.infer.langevin.chain_store import ChainStore, Draws

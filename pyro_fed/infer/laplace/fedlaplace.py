@@ -42,10 +42,9 @@ from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.limits import ROUNDING_UNITS
 from pyro_fed.conventions.nested_settings import chosen_setting, explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice, check_positive
-from pyro_fed.density.derivatives.few_rows import of_some_rows, pick_rows
+from pyro_fed.density.derivatives import clients_log_likelihoods, of_some_rows, pick_rows, prior_values
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.density.scores import clients_log_likelihoods, prior_values
 from pyro_fed.errors import SettingError
 from pyro_fed.infer.averaging.burn_in import BurnIn
 from pyro_fed.infer.laplace.contributions import LaplaceContributions

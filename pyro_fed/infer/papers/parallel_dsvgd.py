@@ -27,9 +27,9 @@ from pyro_fed.algorithm.schedule import Schedule, UniformRandom
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_at_least, check_between
+from pyro_fed.density.derivatives import prior_scores
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.density.scores import prior_scores
 from pyro_fed.infer.papers.dsvgd import PaperDSVGD
 from pyro_fed.ops.kde import kde_score
 

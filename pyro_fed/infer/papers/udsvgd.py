@@ -19,9 +19,9 @@ from torch import Tensor
 from pyro_fed.algorithm.contract import Noise, Start
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown
+from pyro_fed.density.derivatives import prior_scores
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.density.scores import prior_scores
 from pyro_fed.infer.papers.dsvgd import SiteParticles
 from pyro_fed.ops.kde import buffer_score_ratio, kde_score
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pyro_fed.density.derivatives.derivatives import Derivatives
+from pyro_fed.density.derivatives import Derivatives
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch
 from pyro_fed.infer.sites.gaussian_sites import site_of, with_prior

@@ -52,8 +52,7 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused, resolve
-from pyro_fed.density.derivatives.derivatives import Kind
-from pyro_fed.density.derivatives.few_rows import of_some_rows
+from pyro_fed.density.derivatives import Kind, of_some_rows
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.errors import SettingError

@@ -23,13 +23,11 @@ from pyro_fed.algorithm.contract import Algorithm, Noise, Start
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_positive
-from pyro_fed.density.joint import JointProblem
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.density.running.handlers import RowsCount, for_pyro, run_by_pyro
 from pyro_fed.errors import DivergenceError, SettingError
-from pyro_fed.infer.guides.kept_draws import KeptDraws
-from pyro_fed.infer.guides.param_store import own_params
+from pyro_fed.guides.kept_draws import KeptDraws
+from pyro_fed.guides.pooled_model import pooled_model
 
 
 @explains_unknown
@@ -94,7 +92,7 @@ class SVI(KeptDraws, Algorithm):
                 an automatic guide, and a latent whose support moves with others.
         """
         self._refuse_moving_supports(problem)
-        if self.temperature != 1 and isinstance(problem, JointProblem):
+        if self.temperature != 1 and problem.layout.local:
             raise SettingError(
                 f"SVI: temperature={self.temperature:g} raises the rows' likelihood to a power, which is no factor of "
                 f"the joint density with latents inside the plate '{problem.plate}'; NUTS, FedEP and others integrate "
@@ -113,9 +111,7 @@ class SVI(KeptDraws, Algorithm):
         args, kwargs = problem.arguments.call_arguments()
         made = inspect.isclass(self.guide)
         given: Any = self.guide
-        constants = problem.bound.constants
-        with torch.enable_grad(), own_params(int(noise[0, 0])), run_by_pyro(problem.dtype, constants):
-            model = self._tempered(problem)
+        with pooled_model(problem, int(noise[0, 0]), self.temperature) as model:
             guide = given(model) if made else given
             self._check_sites(problem, guide, args, kwargs)
             rate = {"lr": self.step_size, "lrd": self.final_share ** (1 / self.num_steps)}
@@ -164,13 +160,6 @@ class SVI(KeptDraws, Algorithm):
             raise SettingError(
                 f"{type(self).__name__}: the guide lacks the sites {missing}: the model's are {list(problem.sites)}"
             )
-
-    def _tempered(self, problem: Problem) -> Any:
-        """The model with rows that count by one over the temperature, as in the densities."""
-        model = for_pyro(problem.model, problem.bound.constants, problem.arguments.incomplete)
-        if self.temperature == 1:
-            return model
-        return RowsCount(1 / self.temperature, (problem.plate, *problem.arguments.nested_plates))(model)
 
     def _draws(self, problem: Problem, guide: Any, args: Any, kwargs: Any) -> Tensor:
         """Draws (S, D), one by one from the guide, and all at once through the model, which has their transforms."""

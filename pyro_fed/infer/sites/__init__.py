@@ -6,5 +6,4 @@ In this room:
     online_newton       diagonal sites from scores alone
     power_iteration     the largest curvature of a client's log-likelihood
     prior_gaussian      a Gaussian for the prior
-    whitening           coordinates in which q is the standard normal
 """

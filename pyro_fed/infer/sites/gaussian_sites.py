@@ -29,7 +29,7 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.algorithm.tempered import Tempered
 from pyro_fed.conventions.nested_settings import chosen_setting
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice, check_positive
-from pyro_fed.density.derivatives.derivatives import Derivatives, Kind, Structure
+from pyro_fed.density.derivatives import Derivatives, Kind, Structure
 from pyro_fed.density.problem import Problem
 from pyro_fed.errors import SettingError
 from pyro_fed.ops.entries import choose, with_trailing_axes

@@ -10,9 +10,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from pyro_fed.density.derivatives import clients_likelihood_curves
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.density.scores import clients_likelihood_curves
 
 #: Power iterations; the estimate is a lower bound, within a few percent after twenty.
 ITERATIONS = 20

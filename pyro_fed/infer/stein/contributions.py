@@ -16,8 +16,8 @@ from pyro_fed.algorithm.combination import Bounded
 from pyro_fed.algorithm.contributions import BoundedMessages, Contributions, SentMessages
 from pyro_fed.algorithm.states import State
 from pyro_fed.density.problem import Problem
-from pyro_fed.infer.sites.whitening import site_scores
 from pyro_fed.infer.stein.held_turns import held_particles, held_residuals
+from pyro_fed.ops.whitening import site_scores
 
 
 @dataclass(frozen=True)

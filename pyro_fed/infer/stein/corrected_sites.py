@@ -16,9 +16,9 @@ from typing import NamedTuple
 from torch import Tensor
 
 from pyro_fed.algorithm.states import State
+from pyro_fed.density.derivatives import prior_scores
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.scores import prior_scores
-from pyro_fed.infer.sites.whitening import Coordinates, site_scores
+from pyro_fed.ops.whitening import Coordinates, site_scores
 
 
 class Site(NamedTuple):

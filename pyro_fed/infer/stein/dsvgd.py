@@ -67,11 +67,10 @@ from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import chosen_setting, explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_between, check_choice
+from pyro_fed.density.derivatives import clients_likelihood_scores
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import Batch, ClientData, batch_of, with_batches
-from pyro_fed.density.scores import clients_likelihood_scores
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.sites.whitening import Coordinates
 from pyro_fed.infer.stein.at_rest import EndOfRun, stein_figures
 from pyro_fed.infer.stein.contributions import TurnContributions
 from pyro_fed.infer.stein.corrected_sites import Received, Site, TiltedTarget, scores_by_sites
@@ -86,6 +85,7 @@ from pyro_fed.ops.kernel_base import Kernel
 from pyro_fed.ops.kernels import MEDIAN_RBF
 from pyro_fed.ops.stein import effective_number, spread
 from pyro_fed.ops.step_sizes import AdaGrad, AdaGradState
+from pyro_fed.ops.whitening import Coordinates
 
 #: Let a client have the share s of all rows. If its residuals vary over the particles by less than `STRAIGHT` s in any
 #: coordinate, its site with the particles' own residuals can replace its rows during a turn: over a whole SD the error

@@ -8,9 +8,9 @@ from pyro_fed.algorithm.contract import Start
 from pyro_fed.algorithm.states import State
 from pyro_fed.density.problem import Problem
 from pyro_fed.infer.sites.gaussian_sites import as_state, gaussian
-from pyro_fed.infer.sites.whitening import Coordinates
 from pyro_fed.infer.stein.pace import first_pace
 from pyro_fed.infer.stein.survey import residuals_at
+from pyro_fed.ops.whitening import Coordinates
 
 
 def first_states(problem: Problem, num_clients: int, start: Start, num_particles: int) -> tuple[State, State]:

@@ -36,9 +36,9 @@ from pyro_fed.algorithm.states import State
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.nested_settings import chosen_setting
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
+from pyro_fed.density.derivatives import clients_log_likelihoods
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.density.scores import clients_log_likelihoods
 from pyro_fed.infer.stein.modes import Modes, modes_of
 from pyro_fed.ops.adaptive_importance import COMPONENTS, FIT_STEPS, AdaptiveImportanceSampler, AdaptiveSettings
 from pyro_fed.ops.cholesky import equilibrated_cholesky

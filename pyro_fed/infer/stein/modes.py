@@ -22,33 +22,30 @@ Letters: M the number of points; others as in `ops.newton_ascent`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.func import grad_and_value, vjp
 
 from pyro_fed.algorithm.contract import Algorithm, Noise, Start, required_start
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.nested_settings import chosen_setting
 from pyro_fed.conventions.setting_checks import check_at_least, check_positive
-from pyro_fed.density.derivatives.composed_rows import at_each_composed
-from pyro_fed.density.derivatives.few_rows import first_row_count, pick_rows
-from pyro_fed.density.derivatives.rowwise import LEAST_STRUCTURE_WORK, at_each
-from pyro_fed.density.images import images
+from pyro_fed.density.derivatives import (
+    first_row_count,
+    look_at_likelihood,
+    look_at_prior,
+    pick_rows,
+    points_for_tangents,
+)
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.rows.batches import BATCHES, Batch, ClientData
-from pyro_fed.density.scores import are_many, by_pieces
+from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
-from pyro_fed.infer.stein.concave import OneMode, is_only, spread_points
+from pyro_fed.infer.stein.concave import OneMode, is_only
 from pyro_fed.ops.cholesky import equilibrated_cholesky
 from pyro_fed.ops.entries import CANDIDATES, choose, far_apart, with_trailing_axes
 from pyro_fed.ops.newton_ascent import Damping, Look, NewtonAscent
-
-#: Rounds of a search, for which the structure of rows is determined once.
-USUAL_ROUNDS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +88,7 @@ class Modes(Algorithm):
         """With many rows the search by few rows; else the search for one mode, or the check that it is the only one."""
         if chosen_setting(self, "after") == "few_rows":
             return replace(self, by_few_rows=True, after="one_mode")
-        return self.newton() if spread_points(problem) is None else self.question()
+        return self.newton() if points_for_tangents(problem) is None else self.question()
 
     def newton(self) -> Algorithm:
         """The search for one mode."""
@@ -118,7 +115,7 @@ class Modes(Algorithm):
         else:
             drawn = problem.init(CANDIDATES * self.num_starts, generator)
             others = drawn[far_apart(drawn, self.num_starts)].to(found["point"])
-            others = torch.cat([others, images(problem, found["point"].to(problem.dtype)).to(others)])
+            others = torch.cat([others, problem.images(found["point"].to(problem.dtype)).to(others)])
         points = torch.cat([found["point"][None], others])
         climbs = NewtonAscent.begin(points, self.first_damping)
         prior = Look(climbs.value, climbs.score, climbs.curvature)
@@ -185,48 +182,6 @@ def modes_of(shared: State, tolerance: float, same_mode: float) -> tuple[Tensor,
         if settled[i] and not bool(near.any()):
             chosen.append(i)
     return points[chosen], precision[chosen], torch.softmax(evidence[chosen], 0)
-
-
-def look_at_prior(problem: Problem, points: Tensor) -> Look:
-    """The log prior at points (M, D)."""
-    return Look(*(part[0].double() for part in problem.mapped(_look_at_log_prior, (0,))(points.unsqueeze(0))))
-
-
-def look_at_likelihood(problem: Problem, points: Tensor, data: ClientData) -> Look:
-    """C clients' log-likelihoods at points (C, M, D): by their rows' structure, or in pieces, if rows are many."""
-    clients, count, dim = points.shape
-    # With one point, `FedLaplace` has looked for the structure before: asking for it costs nothing.
-    if count == 1 or problem.num_rows * dim * count * USUAL_ROUNDS >= LEAST_STRUCTURE_WORK:
-        found = at_each(problem, points, data) or at_each_composed(problem, points, data)
-        if found is not None:
-            return Look(*found)
-    densities = clients * count * (1 + dim) * problem.num_nodes
-    if not are_many(data, densities):
-        whole: Look = problem.mapped(_look_at_batch, (0, BATCHES))(points, data.full_batch())
-        return whole
-    zero = torch.zeros(clients, count, dtype=torch.float64, device=points.device)
-    start = Look(zero, zero.new_zeros(points.shape), zero.new_zeros(*points.shape, dim))
-    total: Look = by_pieces(problem, _look_at_batch, start, points, data, densities)
-    return total
-
-
-def _look_at_log_prior(problem: Problem, points: Tensor) -> Look:
-    return _look(problem, problem.log_prior, points)
-
-
-def _look_at_batch(problem: Problem, points: Tensor, batch: Batch) -> Look:
-    return _look(problem, lambda z: problem.log_lik(z, batch), points)
-
-
-def _look(problem: Problem, log_density: Callable[[Tensor], Tensor], points: Tensor) -> Look:
-    def at(z: Tensor) -> Look:
-        (score, value), pull = vjp(grad_and_value(log_density), z)[:2]
-        directions = torch.eye(len(z), dtype=z.dtype, device=z.device)
-        hessian = problem.vmap(lambda v: pull((v, torch.zeros_like(value)))[0])(directions)
-        return Look(value, score, -hessian)
-
-    seen: Look = problem.vmap(at)(points)
-    return seen
 
 
 def _of_prior(look: Look) -> State:

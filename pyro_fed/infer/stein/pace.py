@@ -11,10 +11,10 @@ from dataclasses import replace
 
 from pyro_fed.algorithm.bounding import NORMAL_MEDIAN_DEVIATION
 from pyro_fed.algorithm.states import State
+from pyro_fed.density.derivatives import prior_scores
 from pyro_fed.density.problem import Problem
-from pyro_fed.density.scores import prior_scores
-from pyro_fed.infer.sites.whitening import Coordinates
 from pyro_fed.infer.stein.states import Server
+from pyro_fed.ops.whitening import Coordinates
 
 #: Factor of the steps of draws of the posterior.
 SETTLING = 0.25

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
-from pyro_fed.infer.sites.whitening import Coordinates
 from pyro_fed.ops.gaussian_structures import FullGaussian
 from pyro_fed.ops.importance import systematic
 from pyro_fed.ops.points import MOST_SOBOL_DIMS, SOBOL_HALF_CELL
+from pyro_fed.ops.whitening import Coordinates
 
 #: Share of the way between two other points by which draws of a weighted sample are moved, because coinciding particles
 #: would never separate.

@@ -46,15 +46,14 @@ from pyro_fed.algorithm.states import State, select
 from pyro_fed.codes import sentences
 from pyro_fed.conventions.nested_settings import chosen_setting
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice, check_positive
+from pyro_fed.density.derivatives import clients_likelihood_scores, prior_scores
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.density.scores import clients_likelihood_scores, prior_scores
 from pyro_fed.infer.ep.fedep import FedEP
 from pyro_fed.infer.ep.point_sites import PointSites
 from pyro_fed.infer.ep.settings import warm_sites
 from pyro_fed.infer.laplace.fedlaplace import FedLaplace
 from pyro_fed.infer.sites.gaussian_sites import as_state
-from pyro_fed.infer.sites.whitening import Coordinates, site_scores
 from pyro_fed.infer.stein.concave import OneMode
 from pyro_fed.infer.stein.contributions import SurveyContributions
 from pyro_fed.infer.stein.importance import LEAST_EFFECTIVE_POINTS, AdaptiveImportance, weighted_points_of
@@ -70,6 +69,7 @@ from pyro_fed.infer.stein.starting_points import (
 )
 from pyro_fed.ops.gaussian import Gaussian, ImproperGaussianError
 from pyro_fed.ops.importance import flattened
+from pyro_fed.ops.whitening import Coordinates, site_scores
 
 #: Largest ratio of a Gaussian's width to the prior's; a wider Gaussian is not used.
 WIDEST_SD_RATIO = 10.0

@@ -31,7 +31,7 @@ from pyro_fed.codes import sentences
 from pyro_fed.codes.finding import Finding
 from pyro_fed.conventions.nested_settings import chosen_setting, explains_unknown
 from pyro_fed.conventions.setting_checks import check_at_least, check_choice, check_positive
-from pyro_fed.density.derivatives.derivatives import Derivatives, Structure
+from pyro_fed.density.derivatives import Derivatives, Structure
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData, batch_of, draw_minibatches, with_batches
 from pyro_fed.infer.sites.gaussian_sites import as_state, flat_site, gaussian, where

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pyro_fed.density.derivatives.few_rows import log_likelihoods_at
+from pyro_fed.density.derivatives import log_likelihoods_at
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 

@@ -29,9 +29,9 @@ from torch import Tensor
 from pyro_fed.algorithm.contributions import Contributions
 from pyro_fed.algorithm.states import State
 from pyro_fed.conventions.setting_checks import check_at_least
+from pyro_fed.density.derivatives import clients_likelihood_curves, clients_likelihood_scores, prior_scores
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.density.scores import clients_likelihood_curves, clients_likelihood_scores, prior_scores
 from pyro_fed.infer.sites.gaussian_sites import gaussian, spread_points
 from pyro_fed.infer.sites.power_iteration import power_iteration
 from pyro_fed.infer.surrogates.contributions import SquareContributions

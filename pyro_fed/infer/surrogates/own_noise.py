@@ -29,9 +29,9 @@ from dataclasses import dataclass
 import torch
 
 from pyro_fed.algorithm.states import State
+from pyro_fed.density.derivatives import clients_likelihood_scores, prior_scores
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.density.scores import clients_likelihood_scores, prior_scores
 from pyro_fed.infer.sites.gaussian_sites import gaussian, spread_points
 from pyro_fed.infer.surrogates.measuring import Measuring, pulls
 from pyro_fed.ops.gaussian import Gaussian

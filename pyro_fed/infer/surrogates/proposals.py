@@ -24,10 +24,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from pyro_fed.density.derivatives import prior_scores_and_values
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import in_chunks
-from pyro_fed.density.scores import prior_scores_and_values
-from pyro_fed.infer.sites.whitening import Coordinates, diagonal_coordinates
 from pyro_fed.infer.surrogates.defence import Defence
 from pyro_fed.infer.surrogates.log_densities import with_few_impossible
 from pyro_fed.infer.surrogates.neighbourhoods import around
@@ -37,6 +36,7 @@ from pyro_fed.ops.gaussian import Gaussian
 from pyro_fed.ops.gaussian_structures import DiagGaussian
 from pyro_fed.ops.points import even_normals
 from pyro_fed.ops.student import Tails
+from pyro_fed.ops.whitening import Coordinates, diagonal_coordinates
 
 
 class Proposals(NamedTuple):

@@ -18,9 +18,9 @@ from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.algorithm.states import State, contiguous, select
 from pyro_fed.conventions import seeding
 from pyro_fed.conventions.calls import Checked
+from pyro_fed.density.derivatives.scores import clients_log_likelihoods
 from pyro_fed.density.problem import CPU
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.density.scores import clients_log_likelihoods
 from pyro_fed.errors import SettingError
 
 if TYPE_CHECKING:

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from pyro_fed.infer.sites.whitening import Coordinates, diagonal_coordinates
 from pyro_fed.ops.gaussian_structures import DiagGaussian, FullGaussian
+from pyro_fed.ops.whitening import Coordinates, diagonal_coordinates
 
 DIM = 4
 GENERATOR = torch.Generator().manual_seed(0)

@@ -7,8 +7,8 @@ import torch
 
 import pyro_fed as pf
 from pyro_fed.density.derivatives import few_rows
+from pyro_fed.density.derivatives.scores import clients_log_likelihoods
 from pyro_fed.density.rows.batches import ClientData
-from pyro_fed.density.scores import clients_log_likelihoods
 
 ROWS, DIM = 24_000, 3
 

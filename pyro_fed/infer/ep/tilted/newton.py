@@ -25,7 +25,7 @@ from torch import Tensor
 from pyro_fed.algorithm.contract import Noise
 from pyro_fed.conventions.nested_settings import explains_unknown, refuse_unused
 from pyro_fed.conventions.setting_checks import check_at_least, check_between, check_choice
-from pyro_fed.density.derivatives.few_rows import pick_rows
+from pyro_fed.density.derivatives import pick_rows
 from pyro_fed.density.problem import Problem
 from pyro_fed.density.rows.batches import ClientData
 from pyro_fed.infer.ep import ascent

@@ -29,8 +29,8 @@ from pyro_fed.density.running.handlers import for_pyro, run_by_pyro
 from pyro_fed.density.running.trace_sites import frame_of, innermost
 from pyro_fed.density.starts import mapped_draws
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.guides.guide_sites import check_names, check_support, model_sites, sampled_sites
-from pyro_fed.infer.guides.param_store import own_params
+from pyro_fed.guides.guide_sites import check_names, check_support, model_sites, sampled_sites
+from pyro_fed.guides.param_store import own_params
 
 #: End of the message that refuses a guide's names.
 CURE = "give it these sites, or take an automatic guide such as AutoMultivariateNormal"

@@ -20,8 +20,8 @@ from pyro_fed.density.rows.batches import Batch
 from pyro_fed.density.running.handlers import run_model
 from pyro_fed.density.running.trace_sites import Message, frame_of, sum_to_rows
 from pyro_fed.density.starts import mapped_draws
-from pyro_fed.infer.guides.guide_sites import sampled_sites
-from pyro_fed.infer.guides.program import GuideProgram, flat
+from pyro_fed.guides.guide_sites import sampled_sites
+from pyro_fed.guides.program import GuideProgram, flat
 
 
 class _Substituted(Messenger):

@@ -7,6 +7,7 @@ In this room:
     exponential_families    the families that such a guide may use
     program                 any guide, as a function of its parameters and a seed
     guide_sites             a guide's sites against the model's
+    pooled_model            the pooled model as Pyro's own algorithms run it
     fitting                 a Gaussian guide fitted by Adam
     kept_draws              draws of a fitted guide, each once in a result
     param_store             Pyro's global param store, kept clean

@@ -20,9 +20,9 @@ from pyro_fed.density.problem import Problem
 from pyro_fed.density.running.handlers import run_by_pyro
 from pyro_fed.density.running.trace_sites import without_event_dims
 from pyro_fed.errors import SettingError
-from pyro_fed.infer.guides.exponential_families import FAMILIES, Family
-from pyro_fed.infer.guides.guide_sites import check_names, check_support, model_sites, sampled_sites
-from pyro_fed.infer.guides.param_store import own_params
+from pyro_fed.guides.exponential_families import FAMILIES, Family
+from pyro_fed.guides.guide_sites import check_names, check_support, model_sites, sampled_sites
+from pyro_fed.guides.param_store import own_params
 
 #: End of every message that refuses a guide.
 CURE = "use SFVI(guide=...), which takes any guide that can be reparametrised, or AutoMultivariateNormal"
