@@ -105,7 +105,7 @@ idata = pf.run(FederatedAscent(), fed, progress=False)
 idata.attrs["converged"], idata.federation.sizes["round"], float(idata.posterior["mu"][0, 0])
 
 # %%
-pf.plot_convergence(idata)  # what `monitor` says of each round
+pf.plots.plot_convergence(idata)  # what `monitor` says of each round
 
 # %% [markdown]
 # The exact mode is the sum of the data over N + 1.

@@ -1,4 +1,5 @@
 # What one does with results; `pyro_fed` offers these names too.
+from . import plots as plots
 from .criticism.checks import check_clients as check_clients
 from .criticism.contributions import contributions as contributions
 from .criticism.influence import influence as influence
@@ -12,7 +13,6 @@ from .judging.compare import compare as compare
 from .judging.findings import findings as findings
 from .judging.ksd import ksd as ksd
 from .judging.steps import steps as steps
-from .plots import *
 from .plots.model_graph import render_model as render_model
 from .predicting.estimand import estimand as estimand
 from .predicting.own_rows import own_effects as own_effects

@@ -44,7 +44,7 @@ def written_out(posterior):
     ("algorithm", "options"),
     [
         (pf.FedEP(), {}),
-        (pf.PaperSVGD(num_particles=20, local_steps=3), {}),
+        (pf.papers.PaperSVGD(num_particles=20, local_steps=3), {}),
         (pf.P2PVI(), {"graph": pf.graph.ring(2)}),
     ],
     ids=lambda value: type(value).__name__,

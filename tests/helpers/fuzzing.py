@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import functools
 import io
+import operator
 import random
 import signal
 import sys
@@ -159,7 +160,7 @@ def like(rng, value):
 
 
 def algorithms():
-    kinds = [value for name in dir(pf) if isinstance(value := getattr(pf, name), type)]
+    kinds = [value for name in dir(pf.infer) if isinstance(value := getattr(pf.infer, name), type)]
     return [kind for kind in kinds if hasattr(kind, "local_step") and not getattr(kind, "__abstractmethods__", None)]
 
 
@@ -230,9 +231,9 @@ def targets():
     for module, by_name in components.items():
         for name, valid in by_name.items():
             found[f"{module.__name__.rpartition('.')[2]}.{name}"] = (getattr(module, name), valid, 3)
-    for kind in [*algorithms(), pf.Auto, pf.Averaging, pf.StepControl]:
+    for kind in [*algorithms(), pf.Auto, pf.infer.Averaging, pf.infer.StepControl]:
         found[kind.__name__] = (kind, defaults(kind), 3)
-    for module in (pf.tilted, pf.update, pf.optim):
+    for module in (pf.tilted, pf.update, pf.infer.optim):
         for name, kind in vars(module).items():
             if dataclasses.is_dataclass(kind) and kind.__module__.startswith(module.__name__) and given_by_name(kind):
                 found[f"{module.__name__.rpartition('.')[2]}.{name}"] = kind, defaults(kind), 1
@@ -287,7 +288,13 @@ def of_results():
         "plot_checks": ({"found": of_result("checks"), "statistic": None, "figsize": None}, 2),
         "plot_check_intervals": ({"found": of_result("checks"), "statistic": None, "figsize": None}, 2),
     }
-    return {name: (getattr(pf, name), *rest) for name, rest in found.items()}
+    return {name: (operator.attrgetter(places().get(name, name))(pf), *rest) for name, rest in found.items()}
+
+
+def places():
+    """The public path of each name that is not one of `pf` itself."""
+    modules = {"plots": pf.plots, "infer": pf.infer}
+    return {name: f"{path}.{name}" for path, module in modules.items() for name in dir(module) if name not in dir(pf)}
 
 
 def of_federations():
@@ -384,14 +391,14 @@ def of_the_rest():
         "shared": (pf.shared, {"name": "groups", "value": 3}, 1),
         "set_progress": (set_progress, {"show": False}, 1),
         "plot_consensus": (
-            pf.plot_consensus,
+            pf.plots.plot_consensus,
             {"idata": of_result("agents"), "parameter": 0, "reference": (0.0, 1.0), "ax": None, "figsize": None},
             2,
         ),
         "plot_cost": (
-            pf.plot_cost, {"table": table, "error": "mean_error", "ax": None, "figsize": (2.0, 2.0)}, 2),
+            pf.plots.plot_cost, {"table": table, "error": "mean_error", "ax": None, "figsize": (2.0, 2.0)}, 2),
         "plot_reliability": (
-            pf.plot_reliability,
+            pf.plots.plot_reliability,
             {"results": of_result("labels"), "federation": labelled(), "test": labels(), "bins": 4, "ax": None,
              "figsize": None},
             2,

@@ -17,7 +17,7 @@ import xarray as xr
 
 from pyro_fed.algorithm.contract import Algorithm
 from pyro_fed.analysis.predicting.prior import prior_predict
-from pyro_fed.conventions.calls import checked_but
+from pyro_fed.conventions.calls import checked, explained
 from pyro_fed.density.rows.arguments import Arguments
 from pyro_fed.errors import DataError, PyroFedError, SettingError, listed, warn_user
 from pyro_fed.federation.federation import Federation
@@ -42,7 +42,8 @@ class Replicate(NamedTuple):
     doubted: bool
 
 
-@checked_but("simulate")
+@checked
+@explained(DataError, "sbc: the data cannot be simulated")
 def sbc(
     federation: Federation,
     n: int,
