@@ -135,6 +135,7 @@ SHORT = {
     "pdsvgd_paper": (CUT_STEIN | {"distill_steps": 40, "server_steps": 40}, 6),
     "pmd": ({"num_particles": 200}, None),
     "pmd_paper": ({"num_particles": 150}, 2),
+    "sfvi": ({"num_steps": 150, "step_size": 0.1}, None),
     "sgld": (CUT_CHAIN, None),
     "sgld_paper": ({"burn_in": 400, "step.size": 0.0015}, 8),
     "summed_langevin": ({}, 250),

@@ -172,6 +172,11 @@ class Optimising(Damped):
         return None if self.optimisers is None else cast("Optimiser | None", self.optimisers.client)
 
     @property
+    def prior_optimiser(self) -> Optimiser | None:
+        """The optimiser of the prior's site: the clients'."""
+        return self.client_optimiser
+
+    @property
     def by_mean(self) -> bool:
         """Whether the server's optimiser is given the mean of the changes."""
         return self.optimisers is not None and self.optimisers.changes == "mean"
@@ -200,7 +205,7 @@ class Optimising(Damped):
         """The optimiser's rule, if there is an optimiser."""
         if self.server_optimiser is None:
             return super().step_rule(clients)
-        return Optimised(self.server_optimiser, self.rate, mean=self.by_mean)
+        return Optimised(self.server_optimiser, self.prior_optimiser, self.rate, mean=self.by_mean)
 
     def part_taken(self, after: State) -> float:
         """The fraction by which `monitor` divides the change; 1 if an optimiser decides on the steps."""

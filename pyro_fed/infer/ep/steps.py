@@ -25,6 +25,9 @@ from pyro_fed.infer.sites.gaussian_sites import drop_batch_axis, flat_like
 from pyro_fed.ops.backtrack import backtrack
 from pyro_fed.ops.gaussian import Gaussian
 
+#: Prefix of the state of the optimiser that moves the prior's site.
+PRIOR_OPTIM = "prior_optim"
+
 
 class Step(NamedTuple):
     """The server's step from a round's changes.
@@ -86,22 +89,30 @@ class Backtracked(StepRule):
 class Optimised(StepRule):
     """An optimiser's step of q along the product of the changes, backtracked.
 
+    The prior's site moves as a client's does: what q takes of its change later, the site has to take later too, or the
+    prior says the same again.
+
     Args:
         optimiser: of q's natural parameters.
-        rate: its learning rate.
-        mean: whether its input is the mean of the clients' changes, in place of their sum.
+        site_optimiser: of a site's; None takes δ of its change.
+        rate: their learning rate.
+        mean: whether the input is the mean of the clients' changes, in place of their sum.
     """
 
     optimiser: Optimiser
+    site_optimiser: Optimiser | None
     rate: float
     mean: bool
 
     def memory(self, q: Gaussian) -> State:
-        """The optimiser's state before the first round."""
-        return prefixed(OPTIM, self.optimiser.init(_natural(q), self.rate))
+        """The optimisers' states before the first round, of q and of the prior's site."""
+        first = prefixed(OPTIM, self.optimiser.init(_natural(q), self.rate))
+        if self.site_optimiser is None:
+            return first
+        return {**first, **prefixed(PRIOR_OPTIM, self.site_optimiser.init(_natural(q), self.rate))}
 
     def step(self, server: Server, changes: Gaussian, bound: Tensor | None) -> Step:
-        """The step q optim(Π_k Δ_k); the prior's site takes δ of its own change."""
+        """The step q optim(Π_k Δ_k), and that of the prior's site."""
         q, memory = server.q, within(server.memory, OPTIM)
         if self.mean:
             weights = torch.full_like(changes.eta[:, 0], 1.0 / (len(changes.eta) - 1))
@@ -112,6 +123,12 @@ class Optimised(StepRule):
         share = backtrack(q, move)
         fractions = q.eta.new_full((len(changes.eta),), self.rate if float(share) > 0 else 0.0)
         prior_taken, memory = drop_batch_axis(changes.power(fractions)), {**server.memory, **prefixed(OPTIM, after)}
+        if self.site_optimiser is not None:
+            own = within(server.memory, PRIOR_OPTIM)
+            change = _natural(drop_batch_axis(changes))
+            taken, own = self.site_optimiser.step(_natural(server.prior), change, own, self.rate)
+            prior_taken = type(q)(taken["precision"], taken["eta"])
+            memory |= prefixed(PRIOR_OPTIM, own)
         return Step(q.product(move.power(share)), prior_taken, fractions[1:], flat_like(q), memory)
 
 

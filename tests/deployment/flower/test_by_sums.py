@@ -21,7 +21,7 @@ RECIPES = {
     "FedEP-exact": "",
     "FedEP-diag": '[settings]\ncovariance = "diag"\ntolerance = 1e-12',
     "FedEP-few": "[run]\nnum_draws = 100",
-    "FedAIS": "",
+    "FedAIS": "[settings]\nnum_proposals = 400",
     "DSVGD": "[settings]\nnum_particles = 6\nlocal_steps = 3\n[run]\nnum_rounds = 4",
 }
 

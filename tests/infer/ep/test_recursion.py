@@ -129,6 +129,26 @@ def test_optimisers_some_clients_and_the_average_site_are_those_of_the_paper(fed
     assert abs(np.log(theta.std() * precision**0.5)) < 2e-3
 
 
+def rates(y):
+    rate = pyro.sample("rate", dist.Gamma(3.0, 1.0))  # of its logarithm no Gaussian
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Poisson(rate), obs=y)
+
+
+@pytest.mark.parametrize("changes", ["sum", "mean"])
+@pytest.mark.filterwarnings("ignore")
+def test_optimisers_count_a_prior_that_is_no_gaussian_once(changes):
+    """The fixed point with Laplace's approximation is the mode of the logarithm, (Σ y + 3) / (N + 1)."""
+    y = torch.tensor(COUNTS, dtype=torch.float64)
+    fed = pf.Federation(rates, (y,), plate="data", num_clients=2)
+    both = pf.Optimisers(server=momentum(MOMENTUM), client=momentum(MOMENTUM), changes=changes)
+    algorithm = pf.FedEP(client="laplace", damping=0.2, start="prior", tolerance=1e-9, optimisers=both)
+    log_rate = np.log(pf.run(algorithm, fed, num_rounds=80, **QUIET).posterior["rate"].values.ravel())
+    shape, rows = COUNTS.sum() + 3, len(COUNTS) + 1
+    assert abs(log_rate.mean() - np.log(shape / rows)) * shape**0.5 < 2e-2
+    assert abs(np.log(log_rate.std() * shape**0.5)) < 2e-2
+
+
 def tilted_by_moments(total, rows, precision, eta):
     """arg min KL(q ‖ p_k q_-k) of Gaussians: Λ = n E_q[exp θ] + Λ_-k, and E_q of the tilted score is zero."""
     mean, variance = 0.5, 0.2
