@@ -141,7 +141,7 @@ def test_optimisers_count_a_prior_that_is_no_gaussian_once(changes):
     """The fixed point with Laplace's approximation is the mode of the logarithm, (Σ y + 3) / (N + 1)."""
     y = torch.tensor(COUNTS, dtype=torch.float64)
     fed = pf.Federation(rates, (y,), plate="data", num_clients=2)
-    both = pf.Optimisers(server=momentum(MOMENTUM), client=momentum(MOMENTUM), changes=changes)
+    both = pf.infer.Optimisers(server=momentum(MOMENTUM), client=momentum(MOMENTUM), changes=changes)
     algorithm = pf.FedEP(client="laplace", damping=0.2, start="prior", tolerance=1e-9, optimisers=both)
     log_rate = np.log(pf.run(algorithm, fed, num_rounds=80, **QUIET).posterior["rate"].values.ravel())
     shape, rows = COUNTS.sum() + 3, len(COUNTS) + 1
