@@ -92,10 +92,10 @@ def draw(folder: Path) -> None:
     import matplotlib as mpl
 
     mpl.use("Agg")
-    from pyro_fed import plot_comparison
+    import pyro_fed as pf
 
     results = {label: arviz.from_netcdf(str(folder / f"{name}.nc")) for name, label in SHOWN.items()}
-    plot_comparison(results, SHOWN["nuts"], labels=list(PANELS))[0].figure.savefig(PICTURE, dpi=150)
+    pf.plots.plot_comparison(results, SHOWN["nuts"], labels=list(PANELS))[0].figure.savefig(PICTURE, dpi=150)
 
 
 def main() -> None:

@@ -6,9 +6,9 @@ A line of a page in `docs/api/` such as
     % names: pyro_fed.schedule but Schedule
 
 becomes one entry for each public class and function of that module, in alphabetical order, under the name by which
-users know it (`pyro_fed.FedEP`). Public is what stands in `__all__`, and in a module without one what it defines itself
-under a name without an underscore. `but` leaves names out, such as base classes that the contributors' page shows.
-An entry is the docstring and the signature; methods are shown where a page names them.
+users know it (`pyro_fed.FedEP`, `pyro_fed.infer.SVGD`). Public is what stands in `__all__`, and in a module without one
+what it defines itself under a name without an underscore. `but` leaves names out, such as base classes that the
+contributors' page shows. An entry is the docstring and the signature; methods are shown where a page names them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import importlib
 import inspect
 import re
 from typing import Any
+
+from pyro_fed.conventions.moved_names import MOVED
 
 LINE = re.compile(r"^% names: (?P<module>\S+)(?: as (?P<shown>\S+))?(?: but (?P<but>.+))?$", re.MULTILINE)
 
@@ -54,7 +56,8 @@ def entries(module: str, shown: str | None, but: str | None) -> dict[str, str]:
         value = getattr(home, name)
         is_error = inspect.isclass(value) and issubclass(value, BaseException)
         kind = "autoexception" if is_error else "autoclass" if inspect.isclass(value) else "autofunction"
-        kinds[f"{shown or module}.{name}"] = kind
+        moved = shown == "pyro_fed" and name in MOVED
+        kinds[f"{shown}.{MOVED[name]}.{name}" if moved else f"{shown or module}.{name}"] = kind
     return kinds
 
 

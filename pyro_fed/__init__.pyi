@@ -1,6 +1,9 @@
-# The public face: every `pf.` name, read by type checkers and by `conventions.doors`; a name is one line here.
+# The public face: every `pf.` name, read by type checkers and by `conventions.doors`; a name is one line here. Names
+# that stood here before are in `conventions.moved_names`.
 from . import codebook as codebook
+from . import errors as errors
 from . import graph as graph
+from . import infer as infer
 from . import testing as testing
 from .algorithm import combination as combination
 from .algorithm import schedule as schedule
@@ -10,25 +13,32 @@ from .conventions.progress import Progress as Progress
 from .conventions.progress import set_progress as set_progress
 from .density.latents.quadrature import Quadrature as Quadrature
 from .density.running.shared import shared as shared
-from .errors import CheckpointError as CheckpointError
-from .errors import ContractError as ContractError
 from .errors import DataError as DataError
-from .errors import DivergenceError as DivergenceError
-from .errors import GraphError as GraphError
-from .errors import InterruptedRun as InterruptedRun
 from .errors import ModelError as ModelError
-from .errors import ProtocolError as ProtocolError
 from .errors import PyroFedError as PyroFedError
-from .errors import QuorumError as QuorumError
 from .errors import SettingError as SettingError
-from .errors import TimeLimitError as TimeLimitError
 from .federation import partition as partition
 from .federation.federation import Federation as Federation
 from .federation.standardise import column_sums as column_sums
 from .federation.standardise import pooled_moments as pooled_moments
 from .formula.regression import GLM as GLM
 from .formula.regression import glm as glm
-from .infer import *
+from .infer import papers as papers
+from .infer.auto import Auto as Auto
+from .infer.averaging import SFVI as SFVI
+from .infer.averaging import FedAvg as FedAvg
+from .infer.ep import FedEP as FedEP
+from .infer.ep import tilted as tilted
+from .infer.langevin import FSGLD as FSGLD
+from .infer.langevin import step as step
+from .infer.laplace import FedLaplace as FedLaplace
+from .infer.peers import P2PEP as P2PEP
+from .infer.peers import P2PVI as P2PVI
+from .infer.peers import update as update
+from .infer.pooled import NUTS as NUTS
+from .infer.pooled import SVI as SVI
+from .infer.stein import DSVGD as DSVGD
+from .infer.surrogates import FedAIS as FedAIS
 from .policy.explanation import explain as explain
 from .results.inference_data import InferenceData as InferenceData
 from .runtime import executors as executors

@@ -11,6 +11,28 @@ import warnings
 from collections.abc import Iterable
 from typing import Any
 
+__all__ = [
+    "CheckpointError",
+    "ContractError",
+    "DataError",
+    "DivergenceError",
+    "GraphError",
+    "InterruptedRun",
+    "ModelError",
+    "PolicyError",
+    "ProtocolError",
+    "PyroFedError",
+    "QuorumError",
+    "SettingError",
+    "StoppedError",
+    "TimeLimitError",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 #: The package.
 OURS = __name__.partition(".")[0]
 #: Names that a message lists.
@@ -79,7 +101,7 @@ class ProtocolError(PyroFedError, ValueError):
         >>> try:
         ...     clients = {"no/slashes": (x1, y1), "south": (x2, y2)}
         ...     fed = pf.Federation.from_clients(model, clients, plate="data")
-        ... except pf.ProtocolError as error:
+        ... except pf.errors.ProtocolError as error:
         ...     print(error)
     """
 
@@ -109,7 +131,7 @@ class CheckpointError(ProtocolError, RuntimeError):
     Example:
         >>> try:
         ...     idata = pf.run(pf.FedEP(), fed, checkpoint="state", resume=True)
-        ... except pf.CheckpointError as error:
+        ... except pf.errors.CheckpointError as error:
         ...     print(error)
     """
 
@@ -120,7 +142,7 @@ class ContractError(PyroFedError, AssertionError):
     Example:
         >>> try:
         ...     pf.testing.check_algorithm(MyAlgorithm())
-        ... except pf.ContractError as error:
+        ... except pf.errors.ContractError as error:
         ...     print(error)
     """
 
@@ -152,7 +174,7 @@ class DivergenceError(StoppedError, ArithmeticError):
     Example:
         >>> try:
         ...     idata = pf.run(pf.FedAvg(step_size=1e6), fed)
-        ... except pf.DivergenceError as error:
+        ... except pf.errors.DivergenceError as error:
         ...     print(error.client, error.round, error.result)
     """
 
@@ -167,7 +189,7 @@ class QuorumError(StoppedError, RuntimeError):
     Example:
         >>> try:
         ...     idata = pf.run(pf.FedEP(), fed, min_clients=5)
-        ... except pf.QuorumError as error:
+        ... except pf.errors.QuorumError as error:
         ...     print(error.round, error.result)
     """
 
@@ -180,7 +202,7 @@ class TimeLimitError(StoppedError, TimeoutError):
     Example:
         >>> try:
         ...     idata = pf.run(pf.FedEP(), fed, max_seconds=10.0)
-        ... except pf.TimeLimitError as error:
+        ... except pf.errors.TimeLimitError as error:
         ...     print(error.result)
     """
 
@@ -195,7 +217,7 @@ class InterruptedRun(KeyboardInterrupt):
     Example:
         >>> try:
         ...     idata = pf.run(pf.FedEP(), fed)
-        ... except pf.InterruptedRun as error:
+        ... except pf.errors.InterruptedRun as error:
         ...     print(error.algorithm, error.state)
     """
 
@@ -223,7 +245,7 @@ class GraphError(SettingError):
     Example:
         >>> try:
         ...     graph = pf.graph.from_matrix([[1.0, 0.0], [0.0, 1.0]])
-        ... except pf.GraphError as error:
+        ... except pf.errors.GraphError as error:
         ...     print(error)
     """
 

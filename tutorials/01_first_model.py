@@ -46,7 +46,7 @@ fed = pf.Federation(model, (x, y), plate="data", num_clients=10, seed=0)
 fed.summary()
 
 # %%
-pf.plot_partition(fed)
+pf.plots.plot_partition(fed)
 
 # %% [markdown]
 # `fit` answers with an ArviZ `InferenceData` under the model's own names. It begins with federated expectation
@@ -57,7 +57,7 @@ idata = pf.fit(fed, seed=0, progress=not FAST)
 az.summary(idata, kind="stats")
 
 # %%
-pf.plot_forest(idata)
+pf.plots.plot_forest(idata)
 
 # %% [markdown]
 # Then it looks for reasons to doubt the answer, in the model's own densities. Where it finds any it goes on, by

@@ -32,7 +32,7 @@ y = y.double()
 fed = pf.Federation(
     logistic.model, (x, y), plate="data", num_clients=10, partition=pf.partition.Dirichlet(0.3, by=y), seed=0
 )
-pf.plot_partition(fed)
+pf.plots.plot_partition(fed)
 # %% [markdown]
 # The reference is NUTS on the pooled data: what one would do if the data could be brought together.
 
@@ -54,7 +54,7 @@ alone = pf.Federation(logistic.model, (x[rows], y[rows]), plate="data", num_clie
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     own = pf.run(pf.NUTS(**chains, start="prior"), alone, **options)
-pf.plot_comparison({"pooled": nuts, "client 0 alone": own, "FedEP": fedep}, "pooled")
+pf.plots.plot_comparison({"pooled": nuts, "client 0 alone": own, "FedEP": fedep}, "pooled")
 # %%
 table = pf.compare({"pooled": nuts, "FedEP": fedep}, "pooled", federation=fed, test=test)
 table[["mean_error", "sd_ratio_min", "sd_ratio_max", "accuracy", "ece"]].round(3)

@@ -65,7 +65,7 @@ table = pf.compare(results, "NUTS", federation=fed)
 table[["mean_error", "sd_ratio_min", "sd_ratio_max", "prior_count", "rounds", "bytes_up", "warnings"]]
 
 # %%
-pf.plot_comparison(results, "NUTS")
+pf.plots.plot_comparison(results, "NUTS")
 # %%
 w, pooled = results["FedEP"].posterior["w"], results["NUTS"].posterior["w"]
 away = abs(w.mean(("chain", "draw")) - pooled.mean(("chain", "draw"))) / pooled.std(("chain", "draw"))

@@ -32,7 +32,7 @@ fed = pf.Federation(regression.model, (x, y), plate="data", num_clients=6, parti
 
 # %%
 ring = pf.graph.ring(6)
-pf.plot_graph(ring)
+pf.plots.plot_graph(ring)
 # %%
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -51,6 +51,6 @@ idata.attrs["warnings"] or "no warnings"
 means = idata.posterior["w"].mean("draw").values
 spread = means.std(0) / nuts.posterior["w"].std(["chain", "draw"]).values
 print("disagreement of the hospitals, in posterior SDs:", np.round(spread.max(), 3))
-pf.plot_comparison({"pooled": nuts, "P2PVI": idata}, "pooled")
+pf.plots.plot_comparison({"pooled": nuts, "P2PVI": idata}, "pooled")
 # %%
 assert spread.max() < 0.5

@@ -37,7 +37,9 @@ fed = pf.Federation(
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # they are in the table below
     good = pf.run(pf.FedEP(), fed, **options)
-    published = pf.PaperDSVGD(num_particles=30, local_steps=20 if FAST else 200, distill_steps=20 if FAST else 200)
+    published = pf.papers.PaperDSVGD(
+        num_particles=30, local_steps=20 if FAST else 200, distill_steps=20 if FAST else 200
+    )
     doubtful = pf.run(published, fed, **options)
 results = {"FedEP": good, "DSVGD as published": doubtful}
 table = pf.compare(results, federation=fed, test=test)
@@ -53,7 +55,7 @@ for name, said in table["warnings"].items():
 # client multiplies in again gives the number of clients.
 
 # %%
-pf.plot_reliability(results, fed, test)
+pf.plots.plot_reliability(results, fed, test)
 # %% [markdown]
 # The accuracy hardly tells the two apart. The posterior does.
 

@@ -105,7 +105,7 @@ idata = pf.run(FederatedAscent(), fed, progress=False)
 idata.attrs["converged"], idata.federation.sizes["round"], float(idata.posterior["mu"][0, 0])
 
 # %%
-pf.plot_convergence(idata)  # what `monitor` says of each round
+pf.plots.plot_convergence(idata)  # what `monitor` says of each round
 
 # %% [markdown]
 # The exact mode is the sum of the data over N + 1.
@@ -203,8 +203,8 @@ pf.testing.check_algorithm(FederatedAscent(step_size=0.02))
 #    equations, and the class above with type hints, which mypy asks for: `Problem` is in `pyro_fed.density.problem`,
 #    the other types are in `pyro_fed.algorithm`. What each family is about stands in the door of `pyro_fed.infer`.
 # 2. One line in the family's door, `pyro_fed/infer/laplace/__init__.pyi`:
-#    `from .ascent import FederatedAscent as FederatedAscent`. Now it is `pf.FederatedAscent`, `pyro-fed list` shows it,
-#    the page of its family in the documentation has it, and it has to pass the tests of every algorithm.
+#    `from .ascent import FederatedAscent as FederatedAscent`. Now it is `pf.infer.FederatedAscent`, `pyro-fed list`
+#    shows it, the page of its family in the documentation has it, and it has to pass the tests of every algorithm.
 # 3. A recipe, `inference/ascent.toml`, as above with `algorithm = "pyro_fed.infer:FederatedAscent"`.
 #
 # Then keep the draws of the new algorithm, and test the contract, the recipe and the docstring:

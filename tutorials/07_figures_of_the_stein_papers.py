@@ -83,13 +83,13 @@ def kl(approximate):
 steps = 20 if FAST else 200
 particles = {"num_particles": 50 if FAST else 200}
 rounds = range(1, 5 if FAST else 11)
-dsvgd = pf.PaperDSVGD(local_steps=steps, distill_steps=steps, **particles)
-udsvgd = pf.UDSVGD(local_steps=steps, **particles)
+dsvgd = pf.papers.PaperDSVGD(local_steps=steps, distill_steps=steps, **particles)
+udsvgd = pf.papers.UDSVGD(local_steps=steps, **particles)
 curves = {
     name: by_round(density, algorithm, fed, num_rounds=len(rounds))
     for name, algorithm in {"DSVGD": dsvgd, "U-DSVGD": udsvgd}.items()
 }
-pooled = density(run(pf.PaperSVGD(local_steps=4 * steps, **particles), fed, num_rounds=1))
+pooled = density(run(pf.papers.PaperSVGD(local_steps=4 * steps, **particles), fed, num_rounds=1))
 
 # %%
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
@@ -124,7 +124,7 @@ def log_posterior(z):
     return problem.log_prior(z.to(problem.dtype)) + problem.log_lik(z.to(problem.dtype))
 
 
-pf.plot_particles(idata, log_posterior)
+pf.plots.plot_particles(idata, log_posterior)
 
 # %% [markdown]
 # ## Parallel DSVGD and client selection (Yang, Liu and Kassab, Fig. 2)
@@ -140,10 +140,10 @@ fed = pf.Federation(logistic.model, train, plate="data", num_clients=30, partiti
 steps = 10 if FAST else 50
 settings = {"num_particles": 6, "batch_size": 10, "local_steps": steps, "distill_steps": steps}
 schemes = {
-    "DSVGD, random": (pf.PaperDSVGD(**settings), pf.schedule.UniformRandom()),
-    "DSVGD, KSD": (pf.PaperDSVGD(**settings), pf.schedule.KSD()),
-    "DSVGD, HIP": (pf.PaperDSVGD(**settings), pf.schedule.HIP()),
-    "P-DSVGD, a fifth a round": (pf.PaperParallelDSVGD(**settings), None),
+    "DSVGD, random": (pf.papers.PaperDSVGD(**settings), pf.schedule.UniformRandom()),
+    "DSVGD, KSD": (pf.papers.PaperDSVGD(**settings), pf.schedule.KSD()),
+    "DSVGD, HIP": (pf.papers.PaperDSVGD(**settings), pf.schedule.HIP()),
+    "P-DSVGD, a fifth a round": (pf.papers.PaperParallelDSVGD(**settings), None),
 }
 rounds = range(1, 3 if FAST else 21)
 figure, axis = plt.subplots(figsize=(5.5, 3.4), layout="constrained")

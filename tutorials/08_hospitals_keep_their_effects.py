@@ -70,7 +70,7 @@ for name, size, m, s, t in zip(levels["hospital"].values, patients, mean, sd, tr
 # What the clients bring to the common parameters: shares of the information, beside their shares of the hospitals.
 
 # %%
-pf.plot_contributions(pf.contributions(idata, fed))
+pf.plots.plot_contributions(pf.contributions(idata, fed))
 
 # %% [markdown]
 # What a client sends in a round, against what its hospitals have.

@@ -59,7 +59,7 @@ fed = pf.Federation(
     partition=pf.partition.Explicit([[0], [1]]),
 )
 family = {"covariance": "diag", "start": "prior", "num_points": 2}
-fits = {"FedPA": (pf.FedPA(client=pf.tilted.Laplace(steps=1), **family), 1), "FedEP": (pf.FedEP(**family), None)}
+fits = {"FedPA": (pf.infer.FedPA(client=pf.tilted.Laplace(steps=1), **family), 1), "FedEP": (pf.FedEP(**family), None)}
 points = {"FedAvg": means.mean(0).numpy()}
 for name, (algorithm, r) in fits.items():
     idata = run(algorithm, fed, num_rounds=r, num_draws=20_000)
@@ -101,7 +101,7 @@ def gaussian_mean(x):
 
 
 fed = pf.Federation.from_clients(gaussian_mean, [(rows,) for rows in shards], plate="data")
-likelihoods = pf.Given(torch.full((10, 2), 200.0, dtype=torch.float64), shards.sum(1))
+likelihoods = pf.infer.Given(torch.full((10, 2), 200.0, dtype=torch.float64), shards.sum(1))
 posterior_mean = shards.sum((0, 1)) / 2001
 paper = {
     "sweeps": False,
@@ -114,10 +114,10 @@ paper |= {"batch_size": 10, "num_chains": 4 if FAST else 16, "thin": 5}
 updates, steps = ((1, 100), 200) if FAST else ((1, 10, 100, 1000), 4000)
 figure, axes = plt.subplots(2, len(updates), figsize=(11, 5.6), layout="constrained", squeeze=False)
 error_figure, error_axis = plt.subplots(figsize=(5.5, 3.4), layout="constrained")
-kinds = {"DSGLD": {}, "FSGLD": {"surrogates": likelihoods, "conducive": pf.Conducive(trust=None)}}
+kinds = {"DSGLD": {}, "FSGLD": {"surrogates": likelihoods, "conducive": pf.infer.Conducive(trust=None)}}
 for row, (name, own) in zip(axes, kinds.items(), strict=True):
     for axis, count in zip(row, updates, strict=True):
-        algorithm = getattr(pf, name)(local_steps=count, burn_in=steps // 4, **paper, **own)
+        algorithm = getattr(pf.infer, name)(local_steps=count, burn_in=steps // 4, **paper, **own)
         draws = run(algorithm, fed, num_rounds=steps // count, num_draws=100_000).posterior["mu"].values
         for rows in shards:
             axis.scatter(*rows[::4].T, s=1, alpha=0.5)

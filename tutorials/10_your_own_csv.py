@@ -93,14 +93,14 @@ table = pf.compare(results, "NUTS", federation=None if FAST else fed)  # a feder
 table[["mean_error", "sd_ratio_min", "sd_ratio_max", "rounds", "bytes_up"]].round(2)
 
 # %%
-pf.plot_forest(results, "NUTS")
+pf.plots.plot_forest(results, "NUTS")
 
 # %% [markdown]
 # What would each hospital say alone, over what all say together? One without a dot has no Gaussian answer by itself: a
 # single hospital says little of how far hospitals are apart.
 
 # %%
-pf.plot_client_forest(pf.contributions(idata, fed), labels=["per_year", "per_dose"])
+pf.plots.plot_client_forest(pf.contributions(idata, fed), labels=["per_year", "per_dose"])
 
 # %% [markdown]
 # Everything that is known of both results as one page, which needs no other file:

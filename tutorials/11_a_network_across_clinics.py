@@ -70,7 +70,7 @@ def model(x, y):
 
 skew = pf.partition.Dirichlet(0.3, by=y)
 fed = pf.Federation(model, (x, y), plate="images", num_clients=10, partition=skew, seed=0)
-pf.plot_partition(fed)
+pf.plots.plot_partition(fed)
 
 # %% [markdown]
 # `FedAvg` averages weights. `FedEP` has a Gaussian over them: every clinic refines its own factor of it by gradients on
@@ -139,7 +139,7 @@ print(f"images and labels: {(x.numel() + y.numel()) / 1000:.0f} kB as bytes; par
 # confidence one: what differs are the few others, and the log density above, which counts a sure error most.
 
 # %%
-pf.plot_reliability(results, fed, test)
+pf.plots.plot_reliability(results, fed, test)
 
 # %% [markdown]
 # ## Where it does not know

@@ -51,9 +51,9 @@ ALGORITHMS = {
     "FedAIS": Sought(lambda: pf.FedAIS(num_proposals=PROPOSALS), ("sorted",), {"num_draws": PROPOSALS}),
     "FSGLD": Sought(pf.FSGLD, ("sorted",)),
     "DSVGD": Sought(pf.DSVGD),
-    "ParallelDSVGD": Sought(pf.ParallelDSVGD),
-    "SVGD": Sought(pf.SVGD),
-    "PaperDSVGD": Sought(pf.PaperDSVGD),
+    "ParallelDSVGD": Sought(pf.infer.ParallelDSVGD),
+    "SVGD": Sought(pf.infer.SVGD),
+    "PaperDSVGD": Sought(pf.papers.PaperDSVGD),
     **{
         f"{make.__name__}, {place}": Sought(make, ("sorted",), {"num_draws": AGENTS_DRAWS}, graph)
         for make in (pf.P2PVI, pf.P2PEP)

@@ -273,7 +273,7 @@ def main() -> None:
         for label, form in forms:
             start = time.perf_counter()
             hmc = label != "FSGLD"
-            algorithm = pf.FedHMC(surrogates="fedep") if hmc else pf.FSGLD(surrogates=pf.FedEP())
+            algorithm = pf.infer.FedHMC(surrogates="fedep") if hmc else pf.FSGLD(surrogates=pf.FedEP())
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)
                 idata: Any = pf.run(algorithm, form, num_rounds=options.rounds if hmc else None, **QUIET)

@@ -85,7 +85,7 @@ def main() -> dict[tuple[str, str], float]:
             flush=True,
         )
         for step in STEP_SIZES:
-            averaging = pf.P2PFedAvg(chain_steps=20, step_size=step, gossip_steps=STEPS)
+            averaging = pf.infer.P2PFedAvg(chain_steps=20, step_size=step, gossip_steps=STEPS)
             by_agent = accuracy(fed.problem, points(averaging, fed, graph), test)
             found[name, f"FedAvg {step}"] = float(by_agent.mean())
             print(

@@ -27,7 +27,7 @@ from pyro_fed.recipes import library
 ALGORITHMS = {
     "FedLaplace": pf.FedLaplace(),
     "FedEP": pf.FedEP(),
-    "PVI": pf.PVI(),
+    "PVI": pf.infer.PVI(),
     "DSVGD": pf.DSVGD(),
     "FSGLD": pf.FSGLD(),
     "P2PEP": pf.P2PEP(),

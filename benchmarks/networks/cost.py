@@ -31,7 +31,7 @@ from pyro_fed.infer.stein.survey import Survey
 
 #: Rounds of each run; the first one is left out.
 ROUNDS = 3
-SHORT = pf.Averaging(rounds=1, chain_steps=1, unit="steps")
+SHORT = pf.infer.Averaging(rounds=1, chain_steps=1, unit="steps")
 
 
 def short_fedep(large: bool) -> pf.FedEP:
@@ -87,8 +87,8 @@ class FewRounds(pf.FedEP):
 SHORTENED: dict[str, Callable[[bool], tuple[Any, dict[str, Any]]]] = {
     "FedAvg": lambda large: (pf.FedAvg(), {}),
     "FedEP": lambda large: (short_fedep(large), {}),
-    "FedSEP": lambda large: (pf.FedSEP(start=SHORT) if large else pf.FedSEP(), {}),
-    "PVI": lambda large: (pf.PVI(start=SHORT) if large else pf.PVI(), {}),
+    "FedSEP": lambda large: (pf.infer.FedSEP(start=SHORT) if large else pf.infer.FedSEP(), {}),
+    "PVI": lambda large: (pf.infer.PVI(start=SHORT) if large else pf.infer.PVI(), {}),
     "P2PVI": lambda large: (ShortP2PVI(), {"graph": pf.graph.complete(10)}),
     "FSGLD": lambda large: (short_fsgld(large), {}),
     "DSVGD": lambda large: (ShortDSVGD(), {}),

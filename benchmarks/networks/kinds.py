@@ -256,7 +256,7 @@ def main() -> None:
         for name in given.algorithms:
             try:
                 found = [measured(kind, name, seed, given.noncentred, given.rounds) for seed in range(given.seeds)]
-            except pf.DivergenceError:
+            except pf.errors.DivergenceError:
                 cells.append("diverges")
                 seconds.append("-")
                 continue

@@ -292,7 +292,7 @@ def main() -> None:
         for name in given.algorithms:
             try:
                 found = [measured(name, kind, seed) for seed in range(given.seeds)]
-            except pf.DivergenceError:
+            except pf.errors.DivergenceError:
                 cells += ["diverges", "-"]
                 continue
             density, off, seconds = (list(values) for values in zip(*found, strict=True))

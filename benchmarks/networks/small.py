@@ -123,18 +123,22 @@ def measured(algorithm: Any, kind: str, units: int, seed: int) -> tuple[float, f
             idata = pf.run(algorithm, fed, seed=seed, progress=False, audit=False, log_likelihood=False, **options)
             seconds = time.process_time() - began
             return float(pf.metrics.test_metrics(idata, fed, test)["log_predictive_density"]), seconds
-    except (pf.DivergenceError, pf.errors.QuorumError, pf.errors.DataError):  # the last of predictions that are NaN
+    except (
+        pf.errors.DivergenceError,
+        pf.errors.QuorumError,
+        pf.errors.DataError,
+    ):  # the last of predictions that are NaN
         return -torch.inf, time.process_time() - began
 
 
 def columns(names: list[str], sides: bool) -> dict[str, Any]:
     """Algorithms by what heads their columns."""
     if not sides:
-        return {f"`{name}`": getattr(pf, name)() for name in names}
+        return {f"`{name}`": getattr(pf.infer, name)() for name in names}
     found = {}
     for name in names:
-        found[f"`{name}`, full"] = getattr(pf, name)(covariance="full")
-        found[f"`{name}`, diag"] = getattr(pf, name)(covariance="diag", **DIAGONAL.get(name, {}))
+        found[f"`{name}`, full"] = getattr(pf.infer, name)(covariance="full")
+        found[f"`{name}`, diag"] = getattr(pf.infer, name)(covariance="diag", **DIAGONAL.get(name, {}))
     return found
 
 

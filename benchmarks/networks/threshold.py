@@ -90,7 +90,7 @@ OPEN = ("covariance", "curvature", "start", "surrogates")
 
 def takes_large(name: str, problem: Any) -> bool:
     """Whether the algorithm by default takes the defaults of large models for this one."""
-    algorithm = getattr(pf, name)()
+    algorithm = getattr(pf.infer, name)()
     chosen = resolve(algorithm, problem.traits).choices
     return any(
         one.override and one.value != getattr(algorithm, one.setting) for one in chosen if one.setting not in OPEN

@@ -30,7 +30,7 @@ SHOWN = (1, 2, 5, 10, 20)
 
 def algorithms():
     """The figure's algorithms, by name."""
-    chains = pf.DSGLD(num_chains=PARTICLES, local_steps=STEPS, batch_size=None, sweeps=False, **LANGEVIN)
+    chains = pf.infer.DSGLD(num_chains=PARTICLES, local_steps=STEPS, batch_size=None, sweeps=False, **LANGEVIN)
     return {**{name: make(PARTICLES) for name, make in METHODS.items()}, "DSGLD": chains}
 
 

@@ -44,11 +44,11 @@ DEFAULT: dict[str, Any] = {**NETWORK, "local_steps": 20}
 LONGER: dict[str, Any] = {"local_steps": 200}  # a round on the pooled data is a look at the discrepancy, no more
 #: Algorithm, and the one on the pooled data that it is compared with.
 METHODS = {
-    "SVGD, published": (pf.PaperSVGD(**PUBLISHED), "SVGD, published"),
-    "DSVGD, published": (pf.PaperDSVGD(**PUBLISHED), "SVGD, published"),
-    "SVGD, 0.01": (pf.SVGD(**{**ACCURATE, **LONGER}), "SVGD, 0.01"),
+    "SVGD, published": (pf.papers.PaperSVGD(**PUBLISHED), "SVGD, published"),
+    "DSVGD, published": (pf.papers.PaperDSVGD(**PUBLISHED), "SVGD, published"),
+    "SVGD, 0.01": (pf.infer.SVGD(**{**ACCURATE, **LONGER}), "SVGD, 0.01"),
     "DSVGD, 0.01": (pf.DSVGD(**ACCURATE), "SVGD, 0.01"),
-    "SVGD, default": (pf.SVGD(**{**DEFAULT, **LONGER}), "SVGD, default"),
+    "SVGD, default": (pf.infer.SVGD(**{**DEFAULT, **LONGER}), "SVGD, default"),
     "DSVGD, default": (pf.DSVGD(**DEFAULT), "SVGD, default"),
 }
 

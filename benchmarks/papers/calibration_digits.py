@@ -46,8 +46,8 @@ ROUNDS, STEPS = 10, 200
 TABLE_3: dict[str, Any] = {"step_size": 0.001, "momentum": 0.9, "fudge": 1e-6, "local_steps": STEPS}
 METHODS = {
     "FedAvg": lambda n: pf.FedAvg(chain_steps=STEPS, step_size=0.1, momentum=0.0),
-    "SVGD (pooled)": lambda n: pf.PaperSVGD(num_particles=n, batch_size=100, **TABLE_3),
-    "DSVGD": lambda n: pf.PaperDSVGD(num_particles=n, distill_steps=STEPS, **TABLE_3),
+    "SVGD (pooled)": lambda n: pf.papers.PaperSVGD(num_particles=n, batch_size=100, **TABLE_3),
+    "DSVGD": lambda n: pf.papers.PaperDSVGD(num_particles=n, distill_steps=STEPS, **TABLE_3),
 }
 
 

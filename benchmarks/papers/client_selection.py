@@ -85,7 +85,7 @@ def run(scheme, name, clients, rounds, seed, hidden=20):
     parallel = SCHEMES[scheme] is None
     # With the floor of the authors' code under the KDEs all sites of a network fade, and its weights shrink to zero.
     pdsvgd: dict[str, Any] = {**settings, "server_steps": 10, "kde_floor": 0.0}
-    algorithm = pf.PaperParallelDSVGD(**pdsvgd) if parallel else pf.PaperDSVGD(**settings)
+    algorithm = pf.papers.PaperParallelDSVGD(**pdsvgd) if parallel else pf.papers.PaperDSVGD(**settings)
     record = by_round(algorithm, fed, on_test(fed, test), rounds, schedule=SCHEMES[scheme], seed=seed)
     traffic = float(record["bytes_up"].sum() + record["bytes_down"].sum()) / 1e3 / clients
     return 100 * record["accuracy"].values, record["log_predictive_density"].values, traffic

@@ -65,14 +65,14 @@ FEDAVG: dict[str, Any] = {
     "step_size": 0.01,
     "momentum": 0.9,
     "batch_size": 20,
-    "server_optimiser": pf.optim.SGD(momentum=0.9),
+    "server_optimiser": pf.infer.optim.SGD(momentum=0.9),
     "damping": 0.5,
 }
 #: Algorithm, rounds, and the prior SD of the weights, which FedAvg's objective has not.
 METHODS: dict[str, tuple[Algorithm, int, float]] = {
     "FedAvg": (pf.FedAvg(**FEDAVG), 1500, 1.0),
     "FedEP": (pf.FedEP(**BAYES, damping=0.6), 100, 3.0),
-    "FedSEP": (pf.FedSEP(**BAYES, damping=0.15), 120, 6.0),
+    "FedSEP": (pf.infer.FedSEP(**BAYES, damping=0.15), 120, 6.0),
 }
 #: Prior SDs that `choose` tries.
 SCALES = (2.0, 3.0, 4.0, 6.0)

@@ -51,7 +51,7 @@ def algorithm_of(name: str, burn_in: int) -> Any:
     if scale:
         made = dataclasses.replace(made, client=dataclasses.replace(made.client, fisher_scale=float(scale)))
     averaging = getattr(made, "start", None)
-    if not isinstance(averaging, pf.Averaging):
+    if not isinstance(averaging, pf.infer.Averaging):
         return made
     return dataclasses.replace(made, start=dataclasses.replace(averaging, rounds=burn_in))
 

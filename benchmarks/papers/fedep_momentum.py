@@ -116,7 +116,7 @@ def precisions(rounds: int, momentum: bool, rows: Rows, test: Rows) -> np.ndarra
     """Smallest and median precision of the weights, and accuracy, by round, (rounds, 3)."""
     algorithm = algorithm_of("fedep_l", BURN_IN)
     if not momentum:
-        still = pf.optim.SGD(momentum=0.0)
+        still = pf.infer.optim.SGD(momentum=0.0)
         optimisers = dataclasses.replace(algorithm.optimisers, server=still, client=still)
         algorithm = dataclasses.replace(algorithm, optimisers=optimisers)
     found: list[tuple[float, float, float]] = []

@@ -45,7 +45,7 @@ COLUMNS: dict[str, tuple[float, int, float, int, int]] = {
 #: The authors' commands count the Fisher information alpha_cov over this times.
 WEIGHT_DECAY = 1e-4
 #: Adagrad at the server with Table 7's τ, in place of SGD.
-ADAGRAD = {"StackOverflow": pf.optim.Adagrad(eps=1e-5)}
+ADAGRAD = {"StackOverflow": pf.infer.optim.Adagrad(eps=1e-5)}
 
 
 def inference(letter: str) -> Any:

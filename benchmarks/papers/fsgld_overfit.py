@@ -93,9 +93,9 @@ def linear(chains, rounds):
     values += (modes - values.mean(1))[:, None]  # their modes exactly
     fed = pf.Federation.from_clients(normal, [(torch.tensor(one),) for one in values], plate="data")
     precision = torch.full((NUM_SHARDS, 1), 100.0, dtype=torch.float64)
-    given = pf.Given(precision, precision * torch.tensor(modes)[:, None])
+    given = pf.infer.Given(precision, precision * torch.tensor(modes)[:, None])
     for name, rho in (*[("DSGLD", rho) for rho in (0.99, 0.9, 0.5, 0.1)], ("FSGLD", 0.5)):
-        algorithm = getattr(pf, name)(
+        algorithm = getattr(pf.infer, name)(
             surrogates=given,
             num_chains=chains,
             step=published_step(2 * (1 - rho ** (1 / LOCAL_STEPS)) / fed.num_rows),
@@ -184,7 +184,7 @@ def network(chains, rounds, steps, shares):
         given = expansions(fed, seed=0)
         for name in ("DSGLD", "FSGLD"):
             for step in steps:
-                algorithm = getattr(pf, name)(
+                algorithm = getattr(pf.infer, name)(
                     surrogates=given,
                     num_chains=chains,
                     step=published_step(step),

@@ -42,8 +42,8 @@ THIN = 7  # prime to an epoch's 20 steps
 def sampler(name, given, updates, chains, steps):
     settings = PAPER | {"num_chains": chains, "local_steps": updates, "burn_in": steps // 4, "thin": THIN}
     if name == "DSGLD":
-        return pf.DSGLD(surrogates=None, control_variate=False, **settings)
-    conducive = pf.Conducive(trust=None)
+        return pf.infer.DSGLD(surrogates=None, control_variate=False, **settings)
+    conducive = pf.infer.Conducive(trust=None)
     return pf.FSGLD(surrogates=given, conducive=conducive, control_variate=name.endswith("variate"), **settings)
 
 

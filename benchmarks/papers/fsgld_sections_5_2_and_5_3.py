@@ -72,7 +72,7 @@ def metric(seeds, rounds):
     groups = pf.partition.ByGroup(metric_learning.shards(len(train[1])))
     fed = pf.Federation(metric_learning.model, train, plate="data", partition=groups)
     for name, surrogates in (("DSGLD", None), ("FSGLD", "laplace")):
-        algorithm = getattr(pf, name)(
+        algorithm = getattr(pf.infer, name)(
             surrogates=surrogates,
             num_chains=1,
             step=published_step(1e-4),
@@ -120,7 +120,7 @@ def expansions(fed, seed):
         sites = site_of(found, point[0])
         prior = prior_scores(fed.problem, point[0, :1])[0]
     gradient = sites.eta - sites.precision * point[0]
-    return pf.Given(sites.precision, sites.eta - (gradient.sum(0) + prior) / fed.num_clients)
+    return pf.infer.Given(sites.precision, sites.eta - (gradient.sum(0) + prior) / fed.num_clients)
 
 
 def network(repetitions, rounds):
@@ -129,7 +129,7 @@ def network(repetitions, rounds):
         fed, test = skewed(beta, seed=0)
         given = expansions(fed, seed=0)
         for name in ("DSGLD", "FSGLD"):
-            algorithm = getattr(pf, name)(
+            algorithm = getattr(pf.infer, name)(
                 surrogates=given,
                 num_chains=repetitions,
                 step=published_step(STEP),

@@ -59,16 +59,16 @@ def methods(particles, batch_size, local_steps=LOCAL_STEPS):
     stein: dict[str, Any] = {"num_particles": particles, "step_size": 0.05, "momentum": 0.9, "fudge": 1e-9, **shared}
     chains: dict[str, Any] = {"num_chains": particles, **shared, **LANGEVIN}
     return {
-        "DSVGD": pf.PaperDSVGD(**stein),
-        "U-DSVGD": pf.UDSVGD(**stein),
-        "P-DSVGD": pf.PaperParallelDSVGD(**stein, server_steps=local_steps, share=0.2),
-        "SVGD (pooled)": pf.PaperSVGD(**stein),
-        "SGLD (pooled)": pf.SGLD(**chains),
-        "DSGLD": pf.DSGLD(**chains, sweeps=False),
+        "DSVGD": pf.papers.PaperDSVGD(**stein),
+        "U-DSVGD": pf.papers.UDSVGD(**stein),
+        "P-DSVGD": pf.papers.PaperParallelDSVGD(**stein, server_steps=local_steps, share=0.2),
+        "SVGD (pooled)": pf.papers.PaperSVGD(**stein),
+        "SGLD (pooled)": pf.infer.SGLD(**chains),
+        "DSGLD": pf.infer.DSGLD(**chains, sweeps=False),
         "FedAvg": pf.FedAvg(chain_steps=local_steps, step_size=0.05, momentum=0.0, batch_size=batch_size),
         "DSVGD, default": pf.DSVGD(num_particles=particles),
-        "NPV (pooled)": pf.NPV(num_components=10),
-        "PMD (pooled)": pf.PMD(num_particles=500),
+        "NPV (pooled)": pf.papers.NPV(num_components=10),
+        "PMD (pooled)": pf.papers.PMD(num_particles=500),
     }
 
 

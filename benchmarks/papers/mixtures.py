@@ -35,11 +35,11 @@ def methods(steps, width):
     """The algorithms of the figures."""
     stein: dict[str, Any] = {"num_particles": 200, "local_steps": steps}
     return {
-        "DSVGD, published": pf.PaperDSVGD(**stein, distill_steps=steps, kde_bandwidth=width),
-        "U-DSVGD": pf.UDSVGD(**stein, kde_bandwidth=width),
-        "SVGD (pooled)": pf.PaperSVGD(**stein),
+        "DSVGD, published": pf.papers.PaperDSVGD(**stein, distill_steps=steps, kde_bandwidth=width),
+        "U-DSVGD": pf.papers.UDSVGD(**stein, kde_bandwidth=width),
+        "SVGD (pooled)": pf.papers.PaperSVGD(**stein),
         "DSVGD, default": pf.DSVGD(num_particles=200),
-        "PVI": pf.PVI(),
+        "PVI": pf.infer.PVI(),
     }
 
 

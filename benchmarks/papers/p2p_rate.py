@@ -7,7 +7,7 @@ I_j(θ*, θ) = a_j² (θ* - θ)² / 2 and  K(Θ) = min_θ Σ_j v_j I_j(θ*, θ).
 Corollary 1 follows where no agent's most likely parameter is wrong: "wrong" is the share of agents and repetitions, at
 the end, where it is. Its losses L_i(θ*) and L_i(θ̂) are then the same.
 
-`pf.P2PFinite` is the algorithm; 40 repetitions of 4,000 rounds are a loop over its two formulas here.
+`pf.papers.P2PFinite` is the algorithm; 40 repetitions of 4,000 rounds are a loop over its two formulas here.
 
     python -m benchmarks.papers.p2p_rate
 """

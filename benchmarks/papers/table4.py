@@ -35,7 +35,7 @@ FAMILY: dict[str, Any] = {"covariance": "diag", "start": "prior", "num_points": 
 MOMENTS = "FedEP, KL(tilted ‖ q)"
 #: Algorithms, and their rounds; None takes as many as they need, up to their default.
 METHODS = {
-    "FedPA": (pf.FedPA(**FAMILY, client=pf.tilted.Laplace(steps=1)), 1),
+    "FedPA": (pf.infer.FedPA(**FAMILY, client=pf.tilted.Laplace(steps=1)), 1),
     "FedEP": (pf.FedEP(**FAMILY, tolerance=1e-8), None),
     MOMENTS: (pf.FedEP(**FAMILY, tolerance=1e-8, damping=1.0, client=pf.tilted.Laplace(steps=1)), 2000),
 }

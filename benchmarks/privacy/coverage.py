@@ -34,7 +34,7 @@ from pyro_fed.runtime.ending.privacy_noise import with_noise
 
 CLIENTS, ROWS, DIM, DELTA = 200, 25, 3, 1e-5
 EPSILONS = (1.0, 3.0, 10.0)
-ALGORITHMS = {"FedEP": pf.FedEP(start="prior"), "FedSEP": pf.FedSEP(start="prior")}
+ALGORITHMS = {"FedEP": pf.FedEP(start="prior"), "FedSEP": pf.infer.FedSEP(start="prior")}
 INTERVAL = (0.05, 0.95)
 
 
@@ -138,7 +138,7 @@ def chain_trial(name: str, unit: str, noise: float, seed: int) -> tuple[np.ndarr
     temperature = max(1.0, LENGTH / whole)
     longest = 4 * temperature**2 / (norm * noise) ** 2
     step = LARGEST * temperature / precision
-    algorithm = pf.SummedLangevin(
+    algorithm = pf.infer.SummedLangevin(
         temperature=temperature,
         step_size=step if step < longest else None,
         row_norm=norm if unit == "row" else None,

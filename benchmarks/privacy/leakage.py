@@ -55,9 +55,9 @@ NOISE_OF_CHAIN = 27.8
 FAMILIES: dict[str, Any] = {
     "Gaussian sites (FedEP)": pf.FedEP(start="prior", num_points=16),
     "beliefs (P2PVI)": pf.P2PVI(start="prior"),
-    "changes of sites (FedSEP)": pf.FedSEP(start="prior"),
+    "changes of sites (FedSEP)": pf.infer.FedSEP(start="prior"),
     "points (FedAvg, 5 steps)": pf.FedAvg(chain_steps=5, step_size=0.1),
-    "scores at one point (SummedLangevin)": pf.SummedLangevin(step_size=0.01),
+    "scores at one point (SummedLangevin)": pf.infer.SummedLangevin(step_size=0.01),
     "log-likelihoods at 200 draws (FedAIS)": pf.FedAIS(num_proposals=200, surrogates="laplace"),
     "chains (FSGLD)": pf.FSGLD(num_chains=2, local_steps=3, surrogates="laplace"),
     "particles (DSVGD)": pf.DSVGD(num_particles=10, local_steps=3, start="gaussian"),
@@ -218,7 +218,7 @@ def main(families: dict[str, Any] = FAMILIES, sizes: tuple[int, ...] = ROWS) -> 
     for name, algorithm in families.items():
         kinds: list[tuple[str, float | None]] = [(name, None)]
         if algorithm.additive and not algorithm.needs_all:
-            chain = isinstance(algorithm, pf.SummedLangevin)
+            chain = isinstance(algorithm, pf.infer.SummedLangevin)
             for multiplier in (NOISE_OF_CHAIN,) if chain else NOISE:
                 epsilon = pf.Private(norm=1.0, noise_multiplier=multiplier).epsilon(1)
                 kinds.append((f"  with pf.Private, ε = {epsilon:.2g} a round", multiplier))

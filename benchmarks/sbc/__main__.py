@@ -3,9 +3,8 @@
     python -m benchmarks.sbc [--cases 'linear / *'] [--algorithms FedEP] [--replicates 200] [--out out/sbc.jsonl]
     python -m benchmarks.sbc --print                         # the table of what has been run
 
-Parameters are drawn from the prior, data given them, and the posterior is sought; the rank of the true value among the
-draws is uniform where the posterior is exact (Talts et al. 2018). Four clients hold 60 rows that are sorted by label or
-by covariate. Every replicate is new data of the same shapes, `fed.with_args(...)`, so that nothing is compiled again.
+`pf.sbc` ranks true parameters among the draws; here with data that are sorted by label or by covariate before four
+clients get their 60 rows.
 Records are kept in a file in rounds of 50 replicates over all cells; what is there is not run again.
 """
 
@@ -13,9 +12,9 @@ from __future__ import annotations
 
 import argparse
 import time
-import warnings
 from collections import defaultdict
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +39,7 @@ ALGORITHMS = {
 SKEWS = ("label", "covariate")
 #: Replicates of a cell before the next cell has its turn, so that a run that is cut has all cells.
 TURN = 50
-#: Independent draws that the truth is ranked among; of chains, every so many that so many are left.
+#: Draws that the truth is ranked among.
 RANKED = 99
 #: Replicates below which nothing is said.
 FEWEST = 10
@@ -51,8 +50,8 @@ Cell = tuple[str, str, str]
 
 
 def federation(model: str, skew: str) -> pf.Federation:
-    """The first replicate's, of which the others are copies with new data."""
-    _, args = SETUPS[model].data(0, skew)
+    """The federation whose copies with new data are the replicates."""
+    _, args = SETUPS[model].data(np.random.default_rng(0), skew)
     partition = pf.partition.Explicit([block.tolist() for block in BLOCKS])
     return pf.Federation(SETUPS[model].model, args, plate="data", num_clients=CLIENTS, partition=partition)
 
@@ -60,34 +59,20 @@ def federation(model: str, skew: str) -> pf.Federation:
 def replicate(fed: pf.Federation, cell: Cell, number: int) -> dict[str, Any]:
     """The ranks of one replicate, by parameter; -1 where there is no result."""
     model, skew, label = cell
-    truth, args = SETUPS[model].data(number, skew)
     began = time.perf_counter()
-    algorithm = ALGORITHMS[label][0]()
     options: dict[str, Any] = {"graph": pf.graph.ring(CLIENTS)} if label == "P2PVI" else {}
-    quiet: dict[str, Any] = {"progress": False, "log_likelihood": False, "collect_local": False}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # `doubted` says that there was one
-        try:
-            idata = pf.run(algorithm, fed.with_args(args), seed=number, **options, **quiet)
-        except pf.PyroFedError:
-            idata = None
-    seconds = time.perf_counter() - began
-    ranks, draws = {}, 0
-    for name, values in truth.items():
-        for i, value in enumerate(values):
-            ranks[f"{name}[{i}]"] = -1
-            if idata is not None:
-                drawn = idata["posterior"][name].values.reshape(-1, len(values))[:, i]
-                kept = drawn[np.linspace(0, len(drawn) - 1, min(RANKED, len(drawn))).astype(int)]
-                ranks[f"{name}[{i}]"], draws = int((kept < value).sum()), len(kept)
-    return {
-        "case": case_of(cell, number),
-        "cell": list(cell),
-        "ranks": ranks,
-        "draws": draws,
-        "doubted": idata is None or bool(idata.attrs["doubts"]),
-        "seconds": round(seconds, 2),
-    }
+    options |= {"seed": number, "num_ranks": RANKED, "simulate": partial(SETUPS[model].data, skew=skew)}
+    ranks = {f"{name}[{i}]": -1 for name, site in fed.problem.sites.items() for i in range(site.size)}
+    try:
+        found = pf.sbc(fed, 1, algorithm=ALGORITHMS[label][0](), **options)
+    except pf.PyroFedError:
+        doubted = True
+    else:
+        doubted = bool(found["sample_stats"]["doubted"].any())
+        each = (rank for name in fed.problem.sites for rank in found["prior_sbc"][name].values.ravel().tolist())
+        ranks = dict(zip(ranks, each, strict=True))
+    seconds = round(time.perf_counter() - began, 2)
+    return {"case": case_of(cell, number), "cell": list(cell), "ranks": ranks, "doubted": doubted, "seconds": seconds}
 
 
 def case_of(cell: Cell, number: int) -> str:
@@ -96,7 +81,7 @@ def case_of(cell: Cell, number: int) -> str:
 
 
 def turns(cells: list[Cell], replicates: int | None) -> Iterable[tuple[Cell, int]]:
-    """Cells and numbers of replicates, `TURN` of each cell at a time; 0 is the federation's own."""
+    """Cells and numbers of replicates, `TURN` of each cell at a time."""
     for first in range(1, 1000, TURN):
         for cell in cells:
             most = replicates or ALGORITHMS[cell[2]][1]
@@ -105,10 +90,10 @@ def turns(cells: list[Cell], replicates: int | None) -> Iterable[tuple[Cell, int
 
 def print_table(records: Iterable[dict[str, Any]]) -> None:
     """p-values and coverage by cell and parameter; of 90 % also by whether the result was doubted."""
-    groups: dict[tuple[str, ...], list[tuple[int, int, bool]]] = defaultdict(list)
+    groups: dict[tuple[str, ...], list[tuple[int, bool]]] = defaultdict(list)
     for record in records:
         for parameter, rank in record["ranks"].items():
-            groups[*record["cell"], parameter].append((rank, record["draws"], record["doubted"]))
+            groups[*record["cell"], parameter].append((rank, record["doubted"]))
     widths = (f"{100 * width:.0f} %" for width in INTERVALS)
     print(
         heading(
@@ -121,8 +106,8 @@ def print_table(records: Iterable[dict[str, Any]]) -> None:
         worked = [one for one in part if one[0] >= 0]
         if len(worked) < FEWEST:
             continue
-        rank, draws, doubted = (np.array(column) for column in zip(*worked, strict=True))
-        u = smooth(rank, draws, rng)
+        rank, doubted = (np.array(column) for column in zip(*worked, strict=True))
+        u = smooth(rank, RANKED, rng)
         tests = [f"**{p:.1g}**" if p < SMALLEST_P else f"{p:.2g}" for p in (chi_square(u), ecdf(u))]
         covered = (f"{share:.2f}" for share in coverage(u))
         apart = (f"{coverage(u[of])[-1]:.2f}" if of.sum() >= FEWEST else "" for of in (~doubted, doubted))

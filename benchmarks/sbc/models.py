@@ -29,16 +29,15 @@ class Setup:
     model: Callable[..., Any]
     simulate: Callable[[np.random.Generator, str], tuple[dict[str, Any], tuple[np.ndarray, ...]]]
 
-    def data(self, replicate: int, skew: str) -> tuple[dict[str, np.ndarray], tuple[torch.Tensor, ...]]:
+    def data(self, rng: np.random.Generator, skew: str) -> tuple[dict[str, Any], tuple[torch.Tensor, ...]]:
         """Parameters drawn from the prior, and data drawn given them: blocks of rows are the clients'.
 
         Args:
-            replicate: its number; another number, other parameters and data.
+            rng: source of randomness.
             skew: "label" (clients differ in y) or "covariate" (in x).
         """
-        truth, args = self.simulate(np.random.default_rng([16, replicate]), skew)
-        values = {name: np.atleast_1d(value) for name, value in truth.items()}
-        return values, tuple(torch.as_tensor(part) for part in args)
+        truth, args = self.simulate(rng, skew)
+        return truth, tuple(torch.as_tensor(part) for part in args)
 
 
 def ordered(by: np.ndarray, *args: np.ndarray) -> tuple[np.ndarray, ...]:

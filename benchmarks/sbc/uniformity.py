@@ -13,12 +13,12 @@ POINTS, SIMULATED = 99, 1000
 INTERVALS = (0.5, 0.8, 0.9)
 
 
-def smooth(rank: np.ndarray, draws: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def smooth(rank: np.ndarray, draws: int, rng: np.random.Generator) -> np.ndarray:
     """Ranks 0..draws as numbers that are uniform on (0, 1) where the ranks are uniform.
 
     Args:
         rank: (n,) draws below the truth.
-        draws: (n,) how many there were.
+        draws: how many there were.
         rng: breaks ties.
     """
     numbers: np.ndarray = (rank + rng.uniform(size=len(rank))) / (draws + 1)

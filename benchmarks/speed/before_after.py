@@ -59,7 +59,7 @@ def prepare(case):
     cases: dict[str, tuple[Any, dict[str, Any]]] = {
         # 8,000 steps of 6 particles on minibatches of 10, and nothing beside them.
         "DSVGD step": (
-            pf.PaperDSVGD(num_particles=6, local_steps=400, distill_steps=400, batch_size=10),
+            pf.papers.PaperDSVGD(num_particles=6, local_steps=400, distill_steps=400, batch_size=10),
             {"num_rounds": 10, "compile": "inductor"},
         ),
         "DSVGD": (pf.DSVGD(), {"compile": "trace"}),

@@ -50,7 +50,7 @@ def figures(fed):
     began = time.process_time()
     quiet: dict[str, Any] = {"progress": False, "audit": False, "log_likelihood": False, "seed": 0}
     with mock.patch.object(lanes.Walk, "step", step):
-        found = pf.run(pf.ConsensusMC(), fed, **quiet)
+        found = pf.run(pf.infer.ConsensusMC(), fed, **quiet)
     seconds = time.process_time() - began
     usual = pf.run(pf.FedEP(), fed, **quiet)
     mine, theirs, over = found["posterior"], usual["posterior"], ("chain", "draw")

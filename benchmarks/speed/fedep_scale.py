@@ -38,7 +38,7 @@ SETTINGS: dict[str, Any] = {
     "num_points": 2,
 }
 CASES: dict[str, tuple[Callable[..., Algorithm], int]] = {
-    "FedSEP 100,000": (pf.FedSEP, 100_000),
+    "FedSEP 100,000": (pf.infer.FedSEP, 100_000),
     "FedEP 10,000": (pf.FedEP, 10_000),
     "FedEP 100,000": (pf.FedEP, 100_000),
 }

@@ -24,7 +24,7 @@ from pyro_fed.density.compiling.compiler import Compiler
 from pyro_fed.runtime.executors.base import Work
 from pyro_fed.runtime.executors.local import Vectorised
 
-UNBOUNDED = pf.Conducive(trust=None)
+UNBOUNDED = pf.infer.Conducive(trust=None)
 PAPER: dict[str, Any] = {
     "step": pf.step.Fixed(size=1e-4, precondition=False, midpoint=False),
     "control_variate": False,
@@ -43,7 +43,7 @@ def federation(num_clients, rows):
 
 def given(fed):
     ones = torch.ones(fed.num_clients, fed.problem.dim)
-    return pf.Given(torch.diag_embed(ones), torch.zeros_like(ones))
+    return pf.infer.Given(torch.diag_embed(ones), torch.zeros_like(ones))
 
 
 def seconds_a_step(algorithm, fed, repeats=3):
@@ -92,7 +92,7 @@ def main():
     eager = eager_seconds_a_step(fed)
     paper: dict[str, Any] = {"surrogates": given(fed), "conducive": UNBOUNDED, **PAPER}
     one, many = (seconds_a_step(pf.FSGLD(**paper, num_chains=n), fed) for n in (1, 64))
-    without = seconds_a_step(pf.DSGLD(surrogates=None, num_chains=1, **PAPER), fed)
+    without = seconds_a_step(pf.infer.DSGLD(surrogates=None, num_chains=1, **PAPER), fed)
     wide = federation(10_000, 2)
     large = seconds_a_step(pf.FSGLD(surrogates=given(wide), num_chains=1, conducive=UNBOUNDED, **PAPER), wide)
     default: dict[str, Any] = PAPER | {"step": pf.step.Fixed(size=1e-4), "control_variate": True}

@@ -143,7 +143,7 @@ def dsvgd(clients: int = 20, steps: int = 400) -> None:
     x, y = data(100 * clients, 30)
     fed = pf.Federation(model, (x, y), plate="data", num_clients=clients)
     problem = replace(fed.problem, compiler=Compiler("inductor"))
-    algorithm = pf.PaperDSVGD(num_particles=6, local_steps=steps, batch_size=10)
+    algorithm = pf.papers.PaperDSVGD(num_particles=6, local_steps=steps, batch_size=10)
     shared, local = algorithm.init(problem, clients, torch.Generator().manual_seed(0), None)
     shared = shared | {"is_prior": torch.tensor(False)}
     local = local | {"visited": torch.ones(clients, dtype=torch.bool)}

@@ -30,7 +30,7 @@ def one(algorithm: str, patients: int) -> dict[str, float]:
     args, _ = module.load_data(num_hospitals=HOSPITALS, smallest=patients, largest=patients)
     fed = pf.Federation(module.model, args, plate=module.PLATE, rows=module.ROWS, num_clients=CLIENTS, seed=0)
     began = time.process_time()
-    found = pf.run(getattr(pf, algorithm)(), fed, seed=0, progress=False, audit=False, log_likelihood=False)
+    found = pf.run(getattr(pf.infer, algorithm)(), fed, seed=0, progress=False, audit=False, log_likelihood=False)
     seconds = time.process_time() - began
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     draws = {name: found["posterior"][name].values for name in ("mu", "tau")}

@@ -69,7 +69,7 @@ def binomial_without(trials, y):
 def seconds_a_step(model, args, visits=3):
     """Processor seconds of one step of all chains together, the best of several visits, compiled by Inductor."""
     fed = pf.Federation(model, args, plate="group", num_clients=CLIENTS)
-    algorithm, problem = pf.DSGLD(local_steps=STEPS, batch_size=None), fed.problem
+    algorithm, problem = pf.infer.DSGLD(local_steps=STEPS, batch_size=None), fed.problem
     problem = replace(problem, compiler=Compiler("inductor"))
     with torch.no_grad(), pyro.validation_enabled(False):
         sites = as_state(flat_site(problem, "full", CLIENTS))

@@ -41,7 +41,7 @@ def main() -> None:
     fed = pf.Federation(model, (x, y), plate="data", num_clients=CLIENTS)
     print(f"federation of {CLIENTS} clients: {peak_gb():.2f} GB")
     warnings.filterwarnings("ignore", message="the KDE")
-    algorithm = pf.PaperDSVGD(num_particles=PARTICLES, local_steps=10, distill_steps=10)
+    algorithm = pf.papers.PaperDSVGD(num_particles=PARTICLES, local_steps=10, distill_steps=10)
     pf.run(algorithm, fed, num_rounds=ROUNDS, log_likelihood=False, progress=False)
     print(f"DSVGD, {ROUNDS} rounds: {peak_gb():.2f} GB")
     pf.run(algorithm, fed, num_rounds=1, progress=False)
@@ -58,7 +58,7 @@ def main() -> None:
     print(f"all {CLIENTS} clients in one call: {peak_gb():.2f} GB; the claim of {LIMIT_GB:g} GB {verdict}")
 
 
-class AllAtOnce(pf.PaperDSVGD):
+class AllAtOnce(pf.papers.PaperDSVGD):
     """DSVGD whose server takes the mean particles of all clients: a stand-in for a fully parallel round."""
 
     def combine(self, shared, messages, weights):

@@ -80,7 +80,7 @@ def regression_run(name, case, device):
     )
     began = time.perf_counter()
     with quiet():
-        idata = pf.run(getattr(pf, name)(), fed, seed=0, progress=False, audit=False, log_likelihood=False)
+        idata = pf.run(getattr(pf.infer, name)(), fed, seed=0, progress=False, audit=False, log_likelihood=False)
     w = idata["posterior"]["w"].values
     return time.perf_counter() - began, a_round(idata), w.reshape(-1, *w.shape[2:])
 

@@ -61,7 +61,7 @@ CASES: dict[str, tuple[Callable[[int], Callable[[], pf.Federation]], Any, dict[s
     "FedEP, network": (network, pf.FedEP, {}),
     "FSGLD": (real, pf.FSGLD, {}),
     "DSVGD": (real, pf.DSVGD, {}),
-    "PVI": (real, pf.PVI, {}),
+    "PVI": (real, pf.infer.PVI, {}),
     "P2PVI": (real, pf.P2PVI, RING),
     "FedAIS": (real, pf.FedAIS, {}),
 }

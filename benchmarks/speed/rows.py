@@ -144,7 +144,7 @@ def work(case, audit, profile):
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     kind, rows, covariates, clients, *named = CASES[case]
-    algorithm = getattr(pf, named[0] if named else "FedEP")()
+    algorithm = getattr(pf.infer, named[0] if named else "FedEP")()
     model = models()[kind][0]
     options: dict[str, Any] = {"graph": pf.graph.ring(clients)} if named == ["P2PVI"] else {}
     seconds, rounds, size = [], 0, 0

@@ -23,7 +23,7 @@ from benchmarks.speed.wire import sorted_clients
 
 ALGORITHMS = {
     "FedEP": (pf.FedEP, {}),
-    "PVI": (pf.PVI, {}),
+    "PVI": (pf.infer.PVI, {}),
     "DSVGD": (pf.DSVGD, {}),
     "P2PVI": (pf.P2PVI, {"graph": pf.graph.ring(10)}),
     "FedAIS": (pf.FedAIS, {}),

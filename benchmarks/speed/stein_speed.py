@@ -108,12 +108,12 @@ def main():
     ):
         fed, noise = problem_of(model, columns), minibatches(100)
         settings: dict[str, Any] = {"num_particles": PARTICLES, "batch_size": 100, "local_steps": STEPS}
-        paper = published(pf.PaperDSVGD(**settings), fed, noise)
+        paper = published(pf.papers.PaperDSVGD(**settings), fed, noise)
         mine = accurate(pf.DSVGD(**settings), fed, noise, dense)
         a, b = (1e3 * t / STEPS for t in seconds(mine, paper, calls=1))
         print(f"{name}, d = {fed.problem.dim}: DSVGD {a:.3f} ms, published {b:.3f} ms, ratio {a / b:.2f} (at most 1.5)")
-    single = published(pf.PaperDSVGD(**settings), fed, noise)
-    eager = published(pf.PaperDSVGD(**settings), problem_of(model, columns, "off"), noise)
+    single = published(pf.papers.PaperDSVGD(**settings), fed, noise)
+    eager = published(pf.papers.PaperDSVGD(**settings), problem_of(model, columns, "off"), noise)
     for name, other in {"eager vmap (at least 10)": eager, "eager by hand": eager_network(fed, noise)}.items():
         a, b = (1e3 * t / STEPS for t in seconds(single, other, calls=1))
         print(f"network: published DSVGD {1e3 / a:.0f} steps a second, {b / a:.1f} times {name}")

@@ -107,7 +107,7 @@ def wrong_settings() -> list[Trial]:
         _wrong("logistic_labels", "FedEP, 1 round from the prior", lambda: pf.FedEP(start="prior"), num_rounds=1),
         _wrong("schools", "FedEP, 1 round", pf.FedEP, num_rounds=1),
         _wrong("poisson_intercepts", "FedEP, 2 rounds from the prior", lambda: pf.FedEP(start="prior"), num_rounds=2),
-        _wrong("linear_sorted", "PVI, 2 rounds from the prior", lambda: pf.PVI(start="prior"), num_rounds=2),
+        _wrong("linear_sorted", "PVI, 2 rounds from the prior", lambda: pf.infer.PVI(start="prior"), num_rounds=2),
         _wrong("logistic_covariates", "P2PVI, 2 rounds", pf.P2PVI, num_rounds=2, graph=ring),
         _wrong("logistic_labels", "DSVGD, 2 rounds", lambda: pf.DSVGD(start="prior"), num_rounds=2),
         _wrong("logistic_covariates", "FSGLD, 30 rounds", pf.FSGLD, num_rounds=30),
@@ -124,7 +124,7 @@ def wrong_settings() -> list[Trial]:
         _wrong("logistic_covariates", "DSVGD, steps of 20", lambda: pf.DSVGD(step_size=20.0)),
         _wrong("logistic_labels", "FSGLD, steps of 1e-7", lambda: pf.FSGLD(step=pf.step.Fixed(size=1e-7))),
         _wrong("logistic_labels", "FSGLD, steps of 3", lambda: pf.FSGLD(step=pf.step.Fixed(size=3.0))),
-        _wrong("linear_scale_sorted", "DSGLD", lambda: pf.DSGLD(), num_rounds=2000),
+        _wrong("linear_scale_sorted", "DSGLD", lambda: pf.infer.DSGLD(), num_rounds=2000),
         _wrong("logistic_labels", "FSGLD, batches of 1", lambda: pf.FSGLD(batch_size=1, control_variate=False)),
         # too few particles, draws, proposals
         _wrong("logistic_covariates", "DSVGD, 4 particles", lambda: pf.DSVGD(num_particles=4)),
@@ -141,7 +141,7 @@ def wrong_settings() -> list[Trial]:
         _wrong("collinear", "P2PVI, diagonal", lambda: pf.P2PVI(covariance="diag"), graph=ring),
         _wrong("sum_only", "FedEP, diagonal", lambda: pf.FedEP(covariance="diag")),
         _wrong("logistic_separated", "FedLaplace, diagonal", lambda: pf.FedLaplace(covariance="diag")),
-        _wrong("autoregression", "BCM", pf.BCM),
+        _wrong("autoregression", "BCM", pf.infer.BCM),
         # another posterior
         _wrong("logistic_labels", "DSVGD, temperature 10", lambda: pf.DSVGD(temperature=10.0)),
         _wrong("logistic_labels", "FedEP, temperature 4", lambda: pf.FedEP(temperature=4.0)),
@@ -153,9 +153,9 @@ def wrong_settings() -> list[Trial]:
         _wrong("logistic_covariates", "FSGLD, the first client alone", pf.FSGLD, schedule=one, num_rounds=500),
         _wrong("linear_sorted", "P2PVI, the last agent asleep", pf.P2PVI, schedule=missed, graph=ring),
         # as published
-        _wrong("logistic_labels", "published DSVGD", pf.PaperDSVGD),
-        _wrong("readme", "published DSVGD", pf.PaperDSVGD),
-        _wrong("linear_scale_sorted", "published DSVGD", pf.PaperDSVGD),
+        _wrong("logistic_labels", "published DSVGD", pf.papers.PaperDSVGD),
+        _wrong("readme", "published DSVGD", pf.papers.PaperDSVGD),
+        _wrong("linear_scale_sorted", "published DSVGD", pf.papers.PaperDSVGD),
         _wrong("logistic_labels", "published P2PVI", recipe("p2p_vi_paper"), graph=ring),
         _wrong("linear_sorted", "P2PVI, published weights", lambda: pf.P2PVI(weighting="paper"), graph=ring),
         _wrong("logistic_labels", "published FedEP (M)", recipe("fedep_m"), num_rounds=100),
@@ -166,7 +166,7 @@ def wrong_settings() -> list[Trial]:
         _wrong(
             "logistic_labels",
             "FedSEP with noise",
-            lambda: pf.FedSEP(start="prior"),
+            lambda: pf.infer.FedSEP(start="prior"),
             combination=pf.Private(norm=1.0, noise_multiplier=2.0),
         ),
         # single precision where it is too little: badly scaled columns kept in it

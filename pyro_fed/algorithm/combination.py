@@ -205,7 +205,7 @@ class Clipped(Shortened):
         SettingError: `norm` is not positive.
 
     Example:
-        >>> pf.run(pf.FedSEP(start="prior"), fed, combination=pf.combination.Clipped(norm=1.0))
+        >>> pf.run(pf.infer.FedSEP(start="prior"), fed, combination=pf.combination.Clipped(norm=1.0))
     """
 
     norm: float
@@ -232,7 +232,7 @@ class TrimmedMean(Middle):
         Yin, Chen, Ramchandran & Bartlett (2018), Byzantine-robust distributed learning.
 
     Example:
-        >>> pf.run(pf.FedSEP(start="prior"), fed, combination=pf.combination.TrimmedMean(share=0.1))
+        >>> pf.run(pf.infer.FedSEP(start="prior"), fed, combination=pf.combination.TrimmedMean(share=0.1))
     """
 
     share: float = 0.2
@@ -254,7 +254,7 @@ class Median(Middle):
         Yin, Chen, Ramchandran & Bartlett (2018), Byzantine-robust distributed learning.
 
     Example:
-        >>> pf.run(pf.FedSEP(start="prior"), fed, combination=pf.combination.Median())
+        >>> pf.run(pf.infer.FedSEP(start="prior"), fed, combination=pf.combination.Median())
     """
 
     def middle(self, messages: Tensor) -> Tensor:

@@ -417,7 +417,7 @@ class KSD(Informed):
         clients_per_round: how many, without replacement.
 
     Example:
-        >>> pf.run(pf.PaperDSVGD(), fed, num_rounds=10, schedule=pf.schedule.KSD())
+        >>> pf.run(pf.papers.PaperDSVGD(), fed, num_rounds=10, schedule=pf.schedule.KSD())
     """
 
     asks: ClassVar[str] = "ksd"
@@ -437,7 +437,7 @@ class HIP(Informed):
         clients_per_round: how many, without replacement.
 
     Example:
-        >>> pf.run(pf.PaperDSVGD(), fed, num_rounds=10, schedule=pf.schedule.HIP())
+        >>> pf.run(pf.papers.PaperDSVGD(), fed, num_rounds=10, schedule=pf.schedule.HIP())
     """
 
     asks: ClassVar[str] = "hip"

@@ -23,6 +23,7 @@ EXTRAS = {
     "study": (("pandera", "tabulate"), "a study's codebook, pyro-fed check"),
     "agents": (("grpc", "cryptography"), "peers without a server, pyro-fed agent"),
     "formula": (("formulae",), "regressions by a formula, pf.glm"),
+    "graphviz": (("graphviz",), "pictures of models, pf.render_model; also the program dot"),
     "files": (("cryptography",), "studies by files that are mailed, pyro-fed study"),
     "flower": (("flwr",), "clients on other machines, pyro-fed flower"),
     "ray": (("ray",), "several processes, --executor ray:N"),

@@ -21,7 +21,8 @@ from __future__ import annotations
 import ast
 import difflib
 import importlib
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,8 +36,13 @@ class Declared(NamedTuple):
     modules: dict[str, str]
 
 
-def door(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+def door(
+    package: str, file: str, *, moved: Mapping[str, str] | None = None, removed_in: str = ""
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """A package's `__getattr__`, `__dir__` and `__all__`, from the stub beside its `__file__`.
+
+    Names that have `moved`, each to a module that the package offers, are given with a DeprecationWarning until the
+    version `removed_in`.
 
     Raises:
         FileNotFoundError: there is no stub, or none in a room that a `*` names.
@@ -45,12 +51,19 @@ def door(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], li
     found = stub_names(Path(file).parent)
     attribute, _, names = lazy_loader.attach(package, submod_attrs=found.names)
     public = sorted([*names, *found.modules])
+    places = {name: name for name in public} | {name: f"{module}.{name}" for name, module in (moved or {}).items()}
 
     def load(name: str) -> Any:
         if name in found.modules:
             return importlib.import_module(f"{package}.{found.modules[name]}")
-        if name not in names and not name.startswith("_") and (near := difflib.get_close_matches(name, public)):
-            raise AttributeError(f"{package} has no {name!r}; did you mean {' or '.join(map(repr, near))}?")
+        if name not in names and name in places:
+            now = f"{package}.{places[name]}"
+            said = f"{package}.{name} is {now} now; version {removed_in} gives it under that name alone"
+            warnings.warn(said, DeprecationWarning, stacklevel=2)
+            return getattr(load(places[name].partition(".")[0]), name)
+        if name not in names and not name.startswith("_") and (near := difflib.get_close_matches(name, places)):
+            meant = " or ".join(repr(places[one]) for one in near)
+            raise AttributeError(f"{package} has no {name!r}; did you mean {meant}?")
         return attribute(name)
 
     return load, lambda: list(public), public

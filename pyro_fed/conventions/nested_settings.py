@@ -30,7 +30,7 @@ class Settings(SettingsRepr):
         door: how a user reaches the class, such as "pf.tilted".
     """
 
-    door: ClassVar[str] = "pf"
+    door: ClassVar[str] = "pf.infer"
 
 
 class Variant(Settings, ABC):

@@ -509,7 +509,21 @@ class Problem:
         if z.dim() > 1:
             many: Tensor = self.vmap(self.log_prior)(z)
             return many
-        return self.conditional_parts(z, tuple(leaf[:1] for leaf in self.rows))[0]
+        return reduce(add, self.log_prior_terms(z).values())
+
+    def log_prior_terms(self, z: Tensor) -> dict[str, Tensor]:
+        """Log density of each site outside the plate, of its value as the model has it; the Jacobians under "".
+
+        Args:
+            z: (..., D) unconstrained vectors.
+
+        Returns:
+            site name → (...); together they are `log_prior`.
+        """
+        if z.dim() > 1:
+            many: dict[str, Tensor] = self.vmap(self.log_prior_terms)(z)
+            return many
+        return self.log_terms(z, tuple(leaf[:1] for leaf in self.rows))[0]
 
     def pointwise_log_lik(self, z: Tensor, rows: tuple[Tensor, ...] | None = None) -> Tensor:
         """Log-likelihood of each row: z (..., D) → (..., m). All pooled rows by default.

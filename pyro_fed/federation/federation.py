@@ -464,7 +464,11 @@ class Federation:
             raise DataError("the model indexes its own data: no argument is split by rows, and none can be renewed")
         mine = problem.arguments
         new = flatten(problem.model, args, kwargs, mine.labels, mine.orders(problem.model))
-        arguments = problem.arguments.with_leaves_of(new, problem.dtype).with_client_rows(self.client_rows)
+        return self.with_arguments(problem.arguments.with_leaves_of(new, problem.dtype))
+
+    def with_arguments(self, arguments: Arguments) -> Federation:
+        """As `with_args`, from this federation's own flattened arguments with other values in their leaves."""
+        problem, arguments = self.problem, arguments.with_client_rows(self.client_rows)
         missing = not_finite(arguments, self.client_rows, self.client_names, self._local_numbering)
         if missing is not None and not problem.arguments.incomplete:
             raise missing

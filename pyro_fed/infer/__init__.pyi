@@ -1,4 +1,4 @@
-# An algorithm is one line in the door of its family, `<family>/__init__.pyi`; from there it is here and in `pyro_fed`.
+# An algorithm is one line in the door of its family, `<family>/__init__.pyi`; from there it is here, `pf.infer`.
 from .auto import *
 from .averaging import *
 from .ep import *

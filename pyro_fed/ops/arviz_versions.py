@@ -188,3 +188,19 @@ def summary(result: Any, *, chains: bool) -> pd.DataFrame:
     table = summarise(result, var_names=names, kind="all" if chains else "stats", round_to="none", **options)
     table = table.rename(columns=dict(zip(("hdi94_lb", "hdi94_ub"), ENDS, strict=True)))
     return table[[name for name in COLUMNS if name in table]]
+
+
+def power_scaling(result: Any, component: str, names: list[str], of: list[str] | None) -> xr.Dataset:
+    """How sensitive draws are to a power of the prior or of the likelihood, by the entries of each variable.
+
+    `component` is "prior" or "likelihood", `names` are variables of `posterior`, and `of` those of the group
+    `log_prior` or `log_likelihood`, all if None.
+    """
+    if NEW:
+        from arviz_stats import psense
+
+        return cast("xr.Dataset", psense(result, var_names=names, group=component, group_var_names=of))
+    import arviz
+
+    found = arviz.psens(result, component=component, component_var_names=of, var_names=names)
+    return cast("xr.Dataset", found if len(names) > 1 else found.to_dataset(name=names[0]))  # of one, a DataArray

@@ -5,7 +5,9 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Mapping
+from functools import reduce
 from importlib.metadata import version
+from operator import add
 from typing import Any, cast
 
 import numpy as np
@@ -67,9 +69,9 @@ def to_inference_data(
         collect_local: whether to draw and collect the rows' discrete latents.
 
     Returns:
-        The groups `posterior` (constrained, under the model's own names) and `federation` (the record); if the
-        federation holds the rows also `sample_stats`, `log_likelihood`, `observed_data` and `constant_data`, else
-        `sample_stats` without the log density.
+        The groups `posterior` (constrained, under the model's own names), `log_prior` (by site, of the constrained
+        values) and `federation` (the record); if the federation holds the rows also `sample_stats`, `log_likelihood`,
+        `observed_data` and `constant_data`, else `sample_stats` without the log density.
     """
     drawn = collect_local and federation.holds_data
     with ending_at(None):  # every result has its posterior
@@ -80,8 +82,11 @@ def to_inference_data(
         "audit": audit_group(record),
         "sites": sites_group(record, federation.problem),
     }
+    prior = _log_prior_terms(problem, draws)
+    groups["log_prior"] = _stats({name: value for name, value in prior.items() if name})
     if federation.holds_data:
-        groups |= _from_data(federation, problem, draws, stats, log_likelihood, record)
+        log_prior = reduce(add, prior.values())
+        groups |= _from_data(federation, problem, draws, log_prior, stats, log_likelihood, record)
     else:
         groups["sample_stats"] = _stats(stats)
     attrs = _attributes(algorithm, federation, record, seed)
@@ -128,6 +133,7 @@ def _from_data(
     federation: Federation,
     problem: Problem,
     draws: Tensor,
+    log_prior: Tensor,
     stats: dict[str, Tensor],
     log_likelihood: bool,
     record: Record,
@@ -143,7 +149,7 @@ def _from_data(
     if log_likelihood or len(flat) * problem.evaluations <= MAX_UNASKED:
         try:
             pointwise, total = _log_likelihoods(problem, flat, log_likelihood)
-            lp = {"lp": (problem.log_prior(flat) + total).reshape(draws.shape[:2])}
+            lp = {"lp": log_prior + total.reshape(draws.shape[:2])}
         except TimeIsUp:
             record.findings.append(sentences.not_in_time(what="the groups log_likelihood and lp"))
     with ending_at(None):
@@ -160,6 +166,13 @@ def _from_data(
         whole = _dataset(shaped, {name: [plates[name]] for name in shaped}, federation.coords)
         groups["log_likelihood"] = _of_observed_rows(whole)
     return groups
+
+
+def _log_prior_terms(problem: Problem, draws: Tensor) -> dict[str, Tensor]:
+    """The terms of the log prior (chain, draw) at draws (chain, draw, D), see `Problem.log_prior_terms`."""
+    with ending_at(None):
+        pieces = [problem.log_prior_terms(part) for part in in_chunks(draws.flatten(0, 1), 1)]
+    return {name: torch.cat([piece[name] for piece in pieces]).reshape(draws.shape[:2]) for name in pieces[0]}
 
 
 def _of_observed_rows(terms: xr.Dataset) -> xr.Dataset:

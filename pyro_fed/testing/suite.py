@@ -184,7 +184,7 @@ def check_algorithm(
     Example:
         >>> pf.testing.check_algorithm(pf.FedEP())
         >>> pf.testing.check_algorithm(
-        ...     pf.FedPA(), expected_failures={"check_conjugate_posterior": "its samples are shrunk to the identity"}
+        ...     pf.infer.FedPA(), expected_failures={"check_conjugate_posterior": "its samples are shrunk"}
         ... )
     """
     options: dict[str, Any] = {

@@ -247,17 +247,17 @@ FAMILIES = [
     pf.FedEP(),
     pf.FedEP(start="prior"),
     pf.FedEP(covariance="diag"),
-    pf.PVI(),
-    pf.FedPA(client=pf.tilted.Laplace()),
-    pf.FedSEP(),
+    pf.infer.PVI(),
+    pf.infer.FedPA(client=pf.tilted.Laplace()),
+    pf.infer.FedSEP(),
     pf.FedLaplace(),
-    pf.BCM(),
+    pf.infer.BCM(),
     pf.P2PVI(start="prior"),
     pf.P2PVI(start="local"),
     pf.FedAIS(num_proposals=2000),
-    pf.ParallelDSVGD(num_particles=50),
+    pf.infer.ParallelDSVGD(num_particles=50),
     pf.DSVGD(num_particles=50),
-    pf.FALD(burn_in=50, num_chains=2),
+    pf.infer.FALD(burn_in=50, num_chains=2),
     pf.FedAvg(step_size=0.05),
 ]
 #: Those whose draws are few, or whose price is no closed form.
@@ -477,7 +477,7 @@ def test_draws_of_a_liar_are_moved_and_stretched_to_the_limits():
         sent = SentMessages({"draws": draws.clone()}, torch.arange(CLIENTS), 0, 0)
         sent.messages["draws"][LIAR] = lie
         given = sent.messages["draws"].clone()
-        algorithm = pf.ConsensusMC()
+        algorithm = pf.infer.ConsensusMC()
         held = algorithm.contributions().bounded_messages(Bounded(), {}, {}, sent)
         whole = {"draws": draws[:1, 0], "num_clients": torch.tensor(CLIENTS)}
         found = algorithm.combine(whole, held.messages, torch.ones(CLIENTS))["draws"].reshape(-1, 3)
@@ -504,16 +504,20 @@ def test_the_liar_is_named():
     ("algorithm", "words", "graph"),
     [
         (pf.NUTS(), "no rule for Bounded", None),
-        (pf.SVGD(), "no rule for Bounded", None),
-        (pf.DSGLD(), "no rule for Bounded", None),
+        (pf.infer.SVGD(), "no rule for Bounded", None),
+        (pf.infer.DSGLD(), "no rule for Bounded", None),
         (pf.DSVGD(start="modes"), "start='gaussian'", None),
         (pf.FedAIS(surrogates=pf.DSVGD()), "surrogates='auto'", None),
         (pf.FedAIS(surrogates=pf.FedAIS()), "surrogates='auto'", None),
-        (pf.FALD(conducive=None), "conducive=", None),
-        (pf.FedEP(start="prior", damping=0.1, optimisers=pf.Optimisers(server="adam")), "optimiser moves q", None),
+        (pf.infer.FALD(conducive=None), "conducive=", None),
+        (
+            pf.FedEP(start="prior", damping=0.1, optimisers=pf.infer.Optimisers(server="adam")),
+            "optimiser moves q",
+            None,
+        ),
         (pf.P2PVI(start="consensus"), "start='local', or 'prior'", pf.graph.complete(3)),
         (pf.P2PVI(start="prior"), "on this graph", pf.graph.GossipPairs(pf.graph.star(3))),
-        (pf.P2PFedAvg(), "takes back", pf.graph.complete(3)),
+        (pf.infer.P2PFedAvg(), "takes back", pf.graph.complete(3)),
     ],
 )
 def test_what_cannot_be_bounded_is_refused(algorithm, words, graph):
@@ -543,10 +547,10 @@ def test_few_clients_are_said_to_be_no_cohort(clients, said):
     ("algorithm", "graph", "rounds"),
     [
         (pf.FedEP(), None, 6),
-        (pf.PVI(), None, 30),
+        (pf.infer.PVI(), None, 30),
         (pf.FedAIS(num_proposals=2000), None, 3),
         (pf.DSVGD(num_particles=20), None, 12),
-        (pf.ParallelDSVGD(num_particles=50), None, 10),
+        (pf.infer.ParallelDSVGD(num_particles=50), None, 10),
         (pf.P2PVI(start="prior"), pf.graph.complete(CLIENTS), 10),
         (pf.P2PVI(), pf.graph.ring(CLIENTS), 10),
     ],
@@ -569,7 +573,7 @@ def test_a_client_that_sends_what_is_not_finite_stops_no_bounded_run(algorithm, 
 @pytest.mark.parametrize(
     ("algorithm", "kind"),
     [(pf.FSGLD(num_chains=4, burn_in=5), "nan"), (pf.FSGLD(num_chains=4, burn_in=5), "hundredfold"),
-     (pf.FALD(num_chains=2, burn_in=5), "nan")],
+     (pf.infer.FALD(num_chains=2, burn_in=5), "nan")],
     ids=["FSGLD-nan", "FSGLD-hundredfold", "FALD-nan"],
 )  # fmt: skip
 def test_nor_any_visit_of_a_chain(algorithm, kind):

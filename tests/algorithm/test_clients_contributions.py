@@ -107,7 +107,7 @@ def test_no_algorithm_carries_what_belongs_to_its_contributions():
         assert algorithm.contributions().algorithm is algorithm
 
 
-@pytest.mark.parametrize("algorithm", [pf.FedEP(), pf.PVI(), pf.FedSEP()], ids=repr)
+@pytest.mark.parametrize("algorithm", [pf.FedEP(), pf.infer.PVI(), pf.infer.FedSEP()], ids=repr)
 def test_a_private_run_has_steps_that_do_not_depend_on_those_before(algorithm):
     form = algorithm.contributions().form_for(PRIVATE)
     assert type(form) is type(algorithm) and form.contributions().form_for(PRIVATE) == form
@@ -117,7 +117,7 @@ def test_a_private_run_has_steps_that_do_not_depend_on_those_before(algorithm):
 
 
 def test_forms_that_a_combination_asks_for():
-    summed = pf.SummedLangevin(temperature=4.0)
+    summed = pf.infer.SummedLangevin(temperature=4.0)
     noisy = summed.contributions().form_for(PRIVATE)
     assert noisy.released_noise == 1.0 and noisy.contributions().form_for_clients() == summed
     with pytest.raises(pf.SettingError, match="released_noise is set by the run"):
@@ -126,13 +126,13 @@ def test_forms_that_a_combination_asks_for():
     assert peers.contributions().form_for(BOUNDED).update.memory == 1
     assert peers.contributions().form_for(None) is peers
     with pytest.raises(pf.SettingError, match="BayesADMM: what noise leaves in its average is not known"):
-        pf.BayesADMM(client=pf.tilted.Newton(steps=3)).contributions().form_for(PRIVATE)
+        pf.infer.BayesADMM(client=pf.tilted.Newton(steps=3)).contributions().form_for(PRIVATE)
 
 
 def test_noise_that_is_left_is_what_rounds_took_and_did_not_undo():
     """v ← (1 - u)² v + δ², u = δ C / K of an average site and 0 of sites that clients keep."""
     rounds = [NoisyRound(2, {"fraction": 0.5})] * 3
-    for algorithm, undone in ((pf.FedEP(damping=0.5), 0.0), (pf.FedSEP(damping=0.5), 0.1)):
+    for algorithm, undone in ((pf.FedEP(damping=0.5), 0.0), (pf.infer.FedSEP(damping=0.5), 0.1)):
         variance = 0.0
         for _ in rounds:
             variance = (1 - undone) ** 2 * variance + 0.25

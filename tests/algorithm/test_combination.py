@@ -14,7 +14,7 @@ from pyro_fed.algorithm.combination import Clipped, Median, TrimmedMean, clip
 from pyro_fed.runtime.executors import Faulty
 
 QUIET = {"progress": False, "compile": "trace", "log_likelihood": False, "num_draws": 4000, "audit": False}
-FEDSEP = pf.FedSEP(start="prior", damping=0.5)
+FEDSEP = pf.infer.FedSEP(start="prior", damping=0.5)
 MESSAGES = {
     "a": torch.tensor([[3.0, 4.0], [0.0, 0.0], [-300.0, 400.0]], dtype=torch.float64),
     "b": torch.tensor([0.0, 1.0, 0.0]),
@@ -126,7 +126,7 @@ def test_clipping_bounds_what_one_client_can_do():
     ("algorithm", "words"),
     [
         (pf.FedEP(start="prior"), "FedEP: its clients keep sites .* or FedSEP"),
-        (pf.FedSEP(), "FedLaplace, with which FedSEP starts, .* use start='prior'"),
+        (pf.infer.FedSEP(), "FedLaplace, with which FedSEP starts, .* use start='prior'"),
         (pf.DSVGD(), "looks at its messages one by one|needs every client"),
         (pf.FSGLD(), "looks at its messages one by one|needs every client"),
     ],

@@ -69,7 +69,7 @@ def test_bits_beyond_the_32nd_matter(monkeypatch):
 
 def test_the_same_seed_has_other_noise():
     fed, private = federation(), pf.Private(norm=20.0, noise_multiplier=2.0)
-    chain = pf.SummedLangevin(burn_in=0, temperature=4.0)
+    chain = pf.infer.SummedLangevin(burn_in=0, temperature=4.0)
     for algorithm, options in ((pf.FedAvg(), {"num_rounds": 2}), (chain, {"num_rounds": 30})):
         one, other = (quiet(algorithm, fed, combination=private, seed=7, **options) for _ in range(2))
         assert (one.posterior["w"].values != other.posterior["w"].values).all()
@@ -152,7 +152,7 @@ def test_the_noise_covers_the_norm_and_the_rounding_of_a_client_s_sum(monkeypatc
 
 def row_scores(fed, norm, rows):
     """The message of a client with these rows."""
-    algorithm = pf.SummedLangevin(step_size=0.1, row_norm=norm)
+    algorithm = pf.infer.SummedLangevin(step_size=0.1, row_norm=norm)
     shared, _ = algorithm.init(fed.problem, 1, torch.Generator().manual_seed(0), None)
     index = torch.tensor([rows])
     data = ClientData(tuple(fed.problem.rows), index, torch.tensor([len(rows)]))
@@ -185,10 +185,12 @@ def test_rows_in_float32_have_an_exact_sum_too():
 
 def test_the_chain_s_own_noise_is_secret_where_the_sum_is_private():
     """The same state, twice: another step of a private chain, the same step of one that is not."""
-    shared, _ = pf.SummedLangevin(step_size=0.01).init(federation().problem, 4, torch.Generator().manual_seed(0), None)
+    shared, _ = pf.infer.SummedLangevin(step_size=0.01).init(
+        federation().problem, 4, torch.Generator().manual_seed(0), None
+    )
     message = {"score": torch.ones(4, *shared["position"].shape, dtype=torch.float64)}
     for noise, same in ((0.0, True), (10.0, False)):
-        algorithm = pf.SummedLangevin(step_size=0.01, released_noise=noise)
+        algorithm = pf.infer.SummedLangevin(step_size=0.01, released_noise=noise)
         one, other = (algorithm.combine(shared, message, torch.full((4,), 0.25))["position"] for _ in range(2))
         assert torch.equal(one, other) == same
 

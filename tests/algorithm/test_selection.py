@@ -51,7 +51,7 @@ def own_scores(fed, particles):
 
 def test_ksd_is_that_of_the_tilted_distribution():
     """In the first round the tilted distribution is prior times own likelihood, both known here."""
-    fed, algorithm = unequal_lines(), pf.PaperDSVGD(**PAPER, kernel=KERNEL, temperature=2.0)
+    fed, algorithm = unequal_lines(), pf.papers.PaperDSVGD(**PAPER, kernel=KERNEL, temperature=2.0)
     reports, shared = asked(algorithm, fed, "ksd")
     x = shared["particles"]
     expected = torch.stack([ksd(x, -x + s / 2, KERNEL) for s in own_scores(fed, x)])
@@ -60,7 +60,7 @@ def test_ksd_is_that_of_the_tilted_distribution():
 
 
 def test_hip_is_the_product_with_the_mean_of_all():
-    fed, algorithm = unequal_lines(), pf.PaperDSVGD(**PAPER, kernel=KERNEL, temperature=2.0)
+    fed, algorithm = unequal_lines(), pf.papers.PaperDSVGD(**PAPER, kernel=KERNEL, temperature=2.0)
     reports, shared = asked(algorithm, fed, "hip")
     x = shared["particles"]
     scores = own_scores(fed, x) / 2
@@ -110,7 +110,7 @@ def test_who_is_unlike_the_last_client_is_chosen(kind):
     rows = torch.randn(10, 20, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     rows += torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(5)[:, None]
     fed = pf.Federation.from_clients(location, [(y,) for y in rows], plate="data")
-    algorithm = pf.PaperDSVGD(num_particles=5, local_steps=40, distill_steps=10)
+    algorithm = pf.papers.PaperDSVGD(num_particles=5, local_steps=40, distill_steps=10)
     idata = pf.run(algorithm, fed, num_rounds=6, schedule=Watched(), **QUIET)
     last_was_even = idata.federation["participated"].values[:, ::2].any(1)
     for even, share in zip(last_was_even, shares[1:], strict=False):
@@ -131,10 +131,10 @@ def test_several_clients_are_different_and_none_is_impossible():
     "algorithm",
     [
         pf.DSVGD(**SMALL, start="gaussian"),
-        pf.ParallelDSVGD(**SMALL, start="gaussian"),
-        pf.UDSVGD(**SMALL),
-        pf.PaperDSVGD(**SMALL, distill_steps=2),
-        pf.PaperParallelDSVGD(**SMALL, distill_steps=2, server_steps=2),
+        pf.infer.ParallelDSVGD(**SMALL, start="gaussian"),
+        pf.papers.UDSVGD(**SMALL),
+        pf.papers.PaperDSVGD(**SMALL, distill_steps=2),
+        pf.papers.PaperParallelDSVGD(**SMALL, distill_steps=2, server_steps=2),
     ],
     ids=lambda algorithm: type(algorithm).__name__,
 )
@@ -154,7 +154,7 @@ def test_bytes_of_the_question_are_counted(algorithm, schedule):
 def test_executors_choose_the_same_clients():
     options = {"num_rounds": 4, "schedule": KSD(), **QUIET}
     apart, together = (
-        pf.run(pf.PaperDSVGD(**SMALL, distill_steps=2), unequal_lines(), executor=name, **options)
+        pf.run(pf.papers.PaperDSVGD(**SMALL, distill_steps=2), unequal_lines(), executor=name, **options)
         for name in ("sequential", "vectorised")
     )
     np.testing.assert_array_equal(apart.federation["participated"], together.federation["participated"])

@@ -70,15 +70,15 @@ def test_the_figures_show_what_was_found():
     fed = conjugate.federation()
     idata = pf.run(pf.FedEP(), fed, **QUIET, num_draws=100)
     found = pf.check_clients(idata, fed, np.max)
-    axes = pf.plot_checks(found)
+    axes = pf.plots.plot_checks(found)
     assert [ax.get_title().split(":")[0] for ax in axes] == fed.client_names
-    left, right = pf.plot_influence(pf.influence(idata))
+    left, right = pf.plots.plot_influence(pf.influence(idata))
     assert [label.get_text() for label in left.get_yticklabels()] == fed.client_names
     assert len(right.patches) == 2 * fed.num_clients
     with pytest.raises(pf.SettingError, match=r"takes the dataset that pf\.influence returns"):
-        pf.plot_influence(found)
+        pf.plots.plot_influence(found)
     with pytest.raises(pf.SettingError, match=r"no statistic 'min'; there are \['max'\]"):
-        pf.plot_checks(found, statistic="min")
+        pf.plots.plot_checks(found, statistic="min")
 
 
 def test_what_is_no_check():

@@ -196,9 +196,11 @@ def test_costs_are_those_of_the_record(fed):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # few particles, and it says so
         distributed = pf.run(
-            pf.PaperDSVGD(num_particles=30, local_steps=2), fed, num_rounds=2, progress=False, compile="off"
+            pf.papers.PaperDSVGD(num_particles=30, local_steps=2), fed, num_rounds=2, progress=False, compile="off"
         )
-        pooled = pf.run(pf.PaperSVGD(num_particles=30, local_steps=2), fed, num_rounds=2, progress=False, compile="off")
+        pooled = pf.run(
+            pf.papers.PaperSVGD(num_particles=30, local_steps=2), fed, num_rounds=2, progress=False, compile="off"
+        )
         table = pf.compare({"d": distributed, "p": pooled})
     assert table["rounds"]["d"] == 2
     assert table["bytes_up"]["d"] == float(np.nansum(distributed.federation["bytes_up"]))

@@ -60,7 +60,7 @@ def test_dsgld_with_a_thousand_local_updates_is_flagged_and_right_results_are_no
     """DSGLD ends near a client's own posterior, tens of SDs away."""
     x = shards(2, ROWS, 6.0)
     step = pf.step.Fixed(size=1e-3, precondition=False, midpoint=False)
-    drifting = pf.DSGLD(**PUBLISHED, step=step, local_steps=1000, batch_size=10, burn_in=2000)
+    drifting = pf.infer.DSGLD(**PUBLISHED, step=step, local_steps=1000, batch_size=10, burn_in=2000)
     said = flags(
         {"DSGLD": (drifting, 5), "FSGLD": (pf.FSGLD(num_chains=20), None), "FedEP": (pf.FedEP(), None)}, x, 1.0
     )
@@ -74,7 +74,7 @@ def test_dsvgd_with_a_dead_kde_is_flagged_and_the_default_is_not():
     x = shards(8, 1, 3.0)
     said = flags(
         {
-            "published": (pf.PaperDSVGD(num_particles=40, local_steps=50, distill_steps=50), 5),
+            "published": (pf.papers.PaperDSVGD(num_particles=40, local_steps=50, distill_steps=50), 5),
             "default": (pf.DSVGD(num_particles=100), None),
         },
         x,

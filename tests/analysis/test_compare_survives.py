@@ -118,7 +118,7 @@ def test_the_result_of_a_run_that_stopped_says_so():
     fed = unequal_lines()
     with pytest.raises(DivergenceError) as caught, warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # few particles
-        pf.run(pf.PaperDSVGD(**SMALL, step_size=1e200), fed, progress=False, compile="off")
+        pf.run(pf.papers.PaperDSVGD(**SMALL, step_size=1e200), fed, progress=False, compile="off")
     error = caught.value
     found = pf.compare({"stopped": error.result, "good": result(draws_of(*exact()))}, "good", federation=fed)
     assert str(error) in sentences(found)["stopped"][0]

@@ -44,19 +44,19 @@ def test_shares_and_clients_alone_are_the_closed_form(fed, kind):
 
 def test_figures_show_the_contributions(fed):
     found = pf.contributions(pf.run(pf.FedEP(), fed, progress=False, audit=False), fed)
-    ax = pf.plot_contributions(found)
+    ax = pf.plots.plot_contributions(found)
     widths = [bar.get_width() for bar in ax.patches]
     np.testing.assert_allclose(widths[:3], 100 * found["contribution"].values)
     assert sum(widths) == pytest.approx(100)
-    (one,) = pf.plot_client_forest(found, labels=["w[1]"])
+    (one,) = pf.plots.plot_client_forest(found, labels=["w[1]"])
     dots = next(c for c in one.collections if len(c.get_offsets()) == 3)
     np.testing.assert_allclose(dots.get_offsets()[:, 0], found["mean"].values[:, 1])
-    (one,) = pf.plot_client_forest(found, labels=["w[1]"], written=True)
+    (one,) = pf.plots.plot_client_forest(found, labels=["w[1]"], written=True)
     said = [text.get_text() for text in one.texts]
     mean, sd, share = (found[name].values[:, 1] for name in ("mean", "sd", "share"))
     assert said[2:8:2] == [f"{m:.2f} [{m - 1.645 * s:.2f}, {m + 1.645 * s:.2f}]" for m, s in zip(mean, sd, strict=True)]
     assert said[3:8:2] == [f"{100 * one:.0f} %" for one in share]
     with pytest.raises(pf.SettingError, match=r"no parameters \['v'\]"):
-        pf.plot_client_forest(found, labels=["v"])
+        pf.plots.plot_client_forest(found, labels=["v"])
     with pytest.raises(pf.SettingError, match="has no Gaussian sites"):
         pf.contributions(pf.run(pf.NUTS(num_samples=10, warmup_steps=10), fed, progress=False, audit=False))

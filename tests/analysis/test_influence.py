@@ -31,7 +31,7 @@ def log_evidence(x, y):
     return float(dist.MultivariateNormal(torch.zeros_like(y), cover).log_prob(y))
 
 
-@pytest.mark.parametrize("algorithm", [pf.FedEP(), pf.PVI(), pf.FedLaplace()], ids=lambda a: type(a).__name__)
+@pytest.mark.parametrize("algorithm", [pf.FedEP(), pf.infer.PVI(), pf.FedLaplace()], ids=lambda a: type(a).__name__)
 def test_a_site_taken_out_leaves_the_posterior_of_the_others(algorithm):
     fed, (x, y) = conjugate.federation(), conjugate.data()
     idata = pf.run(algorithm, fed, **QUIET)
@@ -213,7 +213,7 @@ def test_the_others_predict_a_client_as_the_closed_form_says():
 
 def test_a_client_whose_others_cannot_be_run_afresh_is_unreliable(monkeypatch):
     def stops(*args, **options):
-        raise pf.DivergenceError("a log-likelihood is not a number")
+        raise pf.errors.DivergenceError("a log-likelihood is not a number")
 
     monkeypatch.setattr("pyro_fed.analysis.criticism.leave_out.LARGEST_PARETO_K", -1.0)
     fed = conjugate.federation()

@@ -14,7 +14,7 @@ plt, collections = late("matplotlib.pyplot"), late("matplotlib.collections")
 
 def test_node_areas_are_proportional_to_centrality() -> None:
     graph = pf.graph.star(9, 0.7)
-    ax = pf.plot_graph(graph)
+    ax = pf.plots.plot_graph(graph)
     areas = next(c.get_sizes() for c in ax.collections if isinstance(c, collections.PathCollection))
     np.testing.assert_allclose(areas / areas[1], graph.centrality() / graph.centrality()[1])
     assert f"{graph.gap:.3g}" in ax.get_title() and "9 agents" in ax.get_title()
@@ -24,7 +24,7 @@ def test_node_areas_are_proportional_to_centrality() -> None:
 
 def test_directed_links_get_arrows_and_names_are_shown() -> None:
     graph = pf.graph.from_matrix([[0.5, 0.5, 0], [0, 0.5, 0.5], [0.5, 0, 0.5]])
-    ax = pf.plot_graph(graph, names={0: "Oslo"})
+    ax = pf.plots.plot_graph(graph, names={0: "Oslo"})
     assert len(ax.patches) == 3
     assert "Oslo" in {text.get_text() for text in ax.texts}
     plt.close(ax.figure)
@@ -32,4 +32,4 @@ def test_directed_links_get_arrows_and_names_are_shown() -> None:
 
 def test_too_many_agents_are_refused() -> None:
     with pytest.raises(SettingError, match="received a graph of 1200"):
-        pf.plot_graph(pf.graph.ring(1200))
+        pf.plots.plot_graph(pf.graph.ring(1200))

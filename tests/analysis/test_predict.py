@@ -179,7 +179,7 @@ def test_it_agrees_with_pyros_predictive():
 @pytest.mark.filterwarnings("ignore:num_samples is larger than the number of predictive")  # ArviZ 1.x wants 50
 def test_training_rows_serve_plot_ppc():
     fed = unequal_lines()
-    idata = pf.run(pf.PaperSVGD(num_particles=10, local_steps=5), fed, num_rounds=1, progress=False, audit=False)
+    idata = pf.run(pf.papers.PaperSVGD(num_particles=10, local_steps=5), fed, num_rounds=1, progress=False, audit=False)
     drawn = pf.predict(idata, fed)
     assert drawn.posterior_predictive["y"].shape == (1, 10, 23)
     np.testing.assert_array_equal(drawn.observed_data["y"], idata.observed_data["y"])

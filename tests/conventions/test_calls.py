@@ -152,7 +152,7 @@ def test_random_calls_succeed_or_are_refused(seed, tmp_path, monkeypatch):
         (lambda: pf.metrics.log_predictive_density(torch.eye(2).to_sparse()), "log_prob must be"),
         (lambda: fuzzing.federation().client_data({1, 2}), "clients must be a list of"),
         (lambda: fuzzing.federation().client_data(torch.zeros(0, 2)), "clients must be a list of"),
-        (lambda: pf.plot_graph(pf.graph.ring(3), figsize=(-1.0, 0.0)), "figsize must be two numbers of inches"),
+        (lambda: pf.plots.plot_graph(pf.graph.ring(3), figsize=(-1.0, 0.0)), "figsize must be two numbers of inches"),
         (lambda: pf.graph.rotating_stars(2**40, 1), "is too large: .* take fewer agents"),
         (lambda: pf.graph.ring(10**30), "is too large"),
         (lambda: pf.graph.complete(100_000), "is too large"),

@@ -13,7 +13,7 @@ from pyro_fed.conventions.settings_repr import all_settings, changed_settings, s
 from pyro_fed.infer.averaging.optim import Optimiser
 from pyro_fed.infer.ep.tilted import TiltedInference
 
-NESTED = [pf.FedEP, pf.FedSEP, pf.FedPA, pf.BCM, pf.PVI, pf.FedAvg]
+NESTED = [pf.FedEP, pf.infer.FedSEP, pf.infer.FedPA, pf.infer.BCM, pf.infer.PVI, pf.FedAvg]
 
 
 def test_the_names_are_those_of_the_classes():
@@ -28,9 +28,11 @@ def test_a_name_stands_for_the_defaults(name):
 
 
 def test_an_algorithm_may_have_defaults_of_its_own():
-    assert pf.PVI(client="newton") == pf.PVI() == pf.PVI(client=pf.tilted.Newton(steps=10, enough=0.1))
+    assert (
+        pf.infer.PVI(client="newton") == pf.infer.PVI() == pf.infer.PVI(client=pf.tilted.Newton(steps=10, enough=0.1))
+    )
     assert pf.FedAvg(server_optimiser="adam").server_optimiser.betas == (0.9, 0.99)
-    assert pf.Optimisers(server="adam").server.betas == (0.9, 0.999)
+    assert pf.infer.Optimisers(server="adam").server.betas == (0.9, 0.999)
 
 
 @pytest.mark.parametrize("algorithm", NESTED)
@@ -44,7 +46,7 @@ def test_the_signature_is_that_of_the_fields(algorithm):
     assert "Example:" in documented
 
 
-@pytest.mark.parametrize("kind", [*TiltedInference.kinds().values(), *Optimiser.kinds().values(), pf.StepControl])
+@pytest.mark.parametrize("kind", [*TiltedInference.kinds().values(), *Optimiser.kinds().values(), pf.infer.StepControl])
 def test_nested_settings_are_documented(kind):
     documented = inspect.getdoc(kind)
     assert all(f"\n    {field.name}: " in documented for field in dataclasses.fields(kind))
@@ -55,7 +57,7 @@ def test_nested_settings_are_documented(kind):
     ("make", "message"),
     [
         (
-            lambda: pf.SAGALD(control_variate=True),
+            lambda: pf.infer.SAGALD(control_variate=True),
             "^SAGALD has no setting 'control_variate': the gradients that are kept of every row are one; SGLD takes",
         ),
         (
@@ -64,20 +66,20 @@ def test_nested_settings_are_documented(kind):
             r"write FedEP\(client=pf.tilted.SVI\(steps=5\)\)",
         ),
         (lambda: pf.FedEP(shrinkage=9.0), r"'mcmc': write FedEP\(client=pf.tilted.MCMC\(shrinkage=9.0\)\)"),
-        (lambda: pf.FedEP(memory=4), r"of step_control: write FedEP\(step_control=pf.StepControl\(memory=4\)\)"),
-        (lambda: pf.FedAvg(optimiser_momentum=0.5), r"FedAvg\(server_optimiser=pf.optim.SGD\(momentum=0.5\)\)"),
+        (lambda: pf.FedEP(memory=4), r"of step_control: write FedEP\(step_control=pf.infer.StepControl\(memory=4\)\)"),
+        (lambda: pf.FedAvg(optimiser_momentum=0.5), r"FedAvg\(server_optimiser=pf.infer.optim.SGD\(momentum=0.5\)\)"),
         (lambda: pf.FedEP(fisher_step=5), r"did you mean FedEP\(client=pf.tilted.NGVI\(fisher_steps=5\)\)"),
         (lambda: pf.FedEP(dampling=0.5), "FedEP has no setting 'dampling'; did you mean 'damping'"),
         (lambda: pf.tilted.MCMC(step=5), "MCMC has no setting 'step'; did you mean 'steps'"),
         (lambda: pf.FedEP(client="mcm"), "no tilted inference is called client='mcm'; did you mean 'mcmc'"),
         (lambda: pf.FedEP(client=pf.tilted.MCMC), "FedEP: client must be one of pf.tilted, such as"),
-        (lambda: pf.Optimisers(server=3), "Optimisers: server must be one of pf.optim, such as"),
+        (lambda: pf.infer.Optimisers(server=3), "Optimisers: server must be one of pf.infer.optim, such as"),
         (
             lambda: pf.FedEP(optimisers="adam", damping=0.5),
-            "FedEP: optimisers must be a pf.Optimisers, received 'adam'",
+            "FedEP: optimisers must be a pf.infer.Optimisers, received 'adam'",
         ),
-        (lambda: pf.FedEP(step_control=None), "FedEP: step_control must be a pf.StepControl, received None"),
-        (lambda: pf.PVI(client="mcmc"), "PVI: client must be 'newton', 'svi' or 'ivon'"),
+        (lambda: pf.FedEP(step_control=None), "FedEP: step_control must be a pf.infer.StepControl, received None"),
+        (lambda: pf.infer.PVI(client="mcmc"), "PVI: client must be 'newton', 'svi' or 'ivon'"),
     ],
 )
 def test_what_is_unknown_is_refused_with_the_cure(make, message):
@@ -85,7 +87,7 @@ def test_what_is_unknown_is_refused_with_the_cure(make, message):
         make()
 
 
-STEPS, SGD = pf.StepControl(memory=3), pf.Optimisers(server="sgd")
+STEPS, SGD = pf.infer.StepControl(memory=3), pf.infer.Optimisers(server="sgd")
 
 
 @pytest.mark.parametrize(
@@ -93,14 +95,17 @@ STEPS, SGD = pf.StepControl(memory=3), pf.Optimisers(server="sgd")
     [
         (lambda: pf.FedEP(client="mcmc", step_control=STEPS), "FedEP: step_control=.* has no effect: .*'newton' alone"),
         (lambda: pf.FedEP(optimisers=SGD, damping=0.5, step_control=STEPS), "the server's optimiser decides"),
-        (lambda: pf.FedSEP(optimisers=pf.Optimisers(client="sgd"), damping=0.5), "its clients keep no state"),
-        (lambda: pf.Optimisers(), "give an optimiser of the server or of the clients"),
-        (lambda: pf.Optimisers(client="sgd", changes="mean"), "changes='mean' has no effect: .* set server"),
-        (lambda: pf.FedPA(tolerance=0.1), "FedPA has no setting 'tolerance': the clients' answers do not"),
-        (lambda: pf.BCM(start="laplace"), "BCM has no setting 'start': one pass"),
+        (
+            lambda: pf.infer.FedSEP(optimisers=pf.infer.Optimisers(client="sgd"), damping=0.5),
+            "its clients keep no state",
+        ),
+        (lambda: pf.infer.Optimisers(), "give an optimiser of the server or of the clients"),
+        (lambda: pf.infer.Optimisers(client="sgd", changes="mean"), "changes='mean' has no effect: .* set server"),
+        (lambda: pf.infer.FedPA(tolerance=0.1), "FedPA has no setting 'tolerance': the clients' answers do not"),
+        (lambda: pf.infer.BCM(start="laplace"), "BCM has no setting 'start': one pass"),
         (lambda: pf.tilted.MCMC(momentum=0.5), "MCMC: momentum=0.5 has no effect: .* sampler='sgd'"),
         (lambda: pf.FedEP(optimisers=SGD), "an optimiser needs its learning rate, damping"),
-        (lambda: pf.P2PFedAvg(damping=0.5), "P2PFedAvg has no setting .damping.: agents mix by the graph"),
+        (lambda: pf.infer.P2PFedAvg(damping=0.5), "P2PFedAvg has no setting .damping.: agents mix by the graph"),
     ],
 )
 def test_what_does_not_apply_is_refused(make, message):
@@ -124,11 +129,11 @@ def test_what_does_not_apply_is_refused(make, message):
         (pf.tilted.NGVI, {"fisher_decay": 1.1}),
         (pf.tilted.SVI, {"betas": (0.9, 1.0)}),
         (pf.tilted.SVI, {"batch_size": 0}),
-        (pf.optim.SGD, {"momentum": 1.0}),
-        (pf.optim.Adam, {"betas": (0.9,)}),
-        (pf.optim.Adagrad, {"eps": 0.0}),
-        (pf.StepControl, {"memory": 1}),
-        (pf.StepControl, {"reach": 0.0}),
+        (pf.infer.optim.SGD, {"momentum": 1.0}),
+        (pf.infer.optim.Adam, {"betas": (0.9,)}),
+        (pf.infer.optim.Adagrad, {"eps": 0.0}),
+        (pf.infer.StepControl, {"memory": 1}),
+        (pf.infer.StepControl, {"reach": 0.0}),
     ],
 )
 def test_values_out_of_range_name_the_class_and_the_setting(kind, settings):
@@ -155,8 +160,12 @@ def test_whole_settings_say_every_field_and_are_read_back():
 
 def test_functions_and_tensors_are_the_same_text_in_every_process():
     assert all_settings(pf.FedEP(guide=one_guide))["guide"] == f"{__name__}.one_guide"
-    one, other = (pf.Given(torch.eye(2)[None] * scale, torch.ones(1, 2)) for scale in (1.0, 2.0))
-    assert settings_line(one) == settings_line(pf.Given(torch.eye(2)[None], torch.ones(1, 2))) != settings_line(other)
+    one, other = (pf.infer.Given(torch.eye(2)[None] * scale, torch.ones(1, 2)) for scale in (1.0, 2.0))
+    assert (
+        settings_line(one)
+        == settings_line(pf.infer.Given(torch.eye(2)[None], torch.ones(1, 2)))
+        != settings_line(other)
+    )
     assert "0x" not in settings_line(pf.FSGLD(surrogates=one)) + settings_line(pf.FedEP(guide=one_guide))
 
 
@@ -168,7 +177,7 @@ def test_described_settings_differ_where_any_does():
 
 def test_hints_name_nested_settings():
     assert settings_in(TiltedInference | str) is TiltedInference
-    assert settings_in(pf.StepControl) is pf.StepControl
+    assert settings_in(pf.infer.StepControl) is pf.infer.StepControl
     assert settings_in(int | None) is None
 
 

@@ -129,11 +129,11 @@ CALLS = {
         lambda: pf.influence(None),
         "influence takes a result of pf.run as its first argument, received None",
     ),
-    "surrogates of text": (lambda: pf.Given("a", torch.zeros(2, 2)), "Given: precision must be"),
+    "surrogates of text": (lambda: pf.infer.Given("a", torch.zeros(2, 2)), "Given: precision must be"),
     "agents that are none": (lambda: pf.graph.mixing_bound(0, 0.5), "num_agents must be at least 1"),
     "leaving out of nothing": (lambda: pf.leave_one_client_out(None, made()), "_out takes a result of pf.run"),
-    "a figure of nothing": (lambda: pf.plot_contributions(3), "found must be"),
-    "a figure on nothing": (lambda: pf.plot_graph(pf.graph.ring(3), ax=3), "ax must be"),
+    "a figure of nothing": (lambda: pf.plots.plot_contributions(3), "found must be"),
+    "a figure on nothing": (lambda: pf.plots.plot_graph(pf.graph.ring(3), ax=3), "ax must be"),
     "loo of nothing": (
         lambda: pf.loo(None, made()),
         "loo takes a result of pf.run as its first argument, received None",
@@ -215,7 +215,7 @@ def test_clients_that_no_round_has_reached_are_named():
     with pytest.warns(UserWarning, match="clients 1, 2 took part in no round"):
         result = pf.run(pf.FedEP(start="prior"), fed, schedule=alone, **{**QUIET, "num_rounds": None})
     assert "clients 1, 2 took part in no round" in result.attrs["doubts"]
-    started = pf.run(pf.PVI(), fed, schedule=alone, **{**QUIET, "num_rounds": None})  # from sites of all clients
+    started = pf.run(pf.infer.PVI(), fed, schedule=alone, **{**QUIET, "num_rounds": None})  # from sites of all clients
     assert "no round" not in started.attrs["doubts"]
 
 

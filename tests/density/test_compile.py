@@ -47,7 +47,7 @@ def test_inductor_agrees_with_the_model_run_as_it_is_and_compiles_it_once():
     """Inductor's code of the first federation serves the second, whose prior's trace holds other rows."""
     from torch._dynamo.utils import counters  # its import takes a second
 
-    algorithm = pf.PaperDSVGD(num_particles=3, local_steps=2, distill_steps=1)
+    algorithm = pf.papers.PaperDSVGD(num_particles=3, local_steps=2, distill_steps=1)
     for seed in range(2):
         counters.clear()
         process.forget()  # what is found in the same process is not even compiled
@@ -63,11 +63,11 @@ def test_inductor_agrees_with_the_model_run_as_it_is_and_compiles_it_once():
 def test_one_step_serves_all_clients_and_rounds():
     """Three clients of 3, 7 and 13 rows, nine rounds: a compiled step for moving, for distilling, and for judging."""
     fed = unequal_lines()
-    run(pf.PaperDSVGD(**PAPER), fed, rounds=9, compile="trace")
+    run(pf.papers.PaperDSVGD(**PAPER), fed, rounds=9, compile="trace")
     assert len(fed.problem.compiler.cache) == 3
-    run(pf.PaperDSVGD(**PAPER), fed, rounds=5, compile="trace")
+    run(pf.papers.PaperDSVGD(**PAPER), fed, rounds=5, compile="trace")
     assert len(fed.problem.compiler.cache) == 3, "an equal algorithm is traced again"
-    run(pf.PaperDSVGD(**PAPER, step_size=0.1), fed, rounds=1, compile="trace")
+    run(pf.papers.PaperDSVGD(**PAPER, step_size=0.1), fed, rounds=1, compile="trace")
     assert len(fed.problem.compiler.cache) == 6, "another algorithm takes another's step"
 
 
@@ -75,7 +75,7 @@ def test_rounds_of_unequal_width_share_a_step():
     """The vectorised executor fills a round up to the widest one so far."""
     fed = unequal_lines()
     problem = replace(fed.problem, compiler=Compiler("trace"))
-    algorithm = pf.PaperDSVGD(**PAPER)
+    algorithm = pf.papers.PaperDSVGD(**PAPER)
     executor = Vectorised()
     shared, local = algorithm.init(problem, 3, torch.Generator().manual_seed(0), None)
     executor.start(algorithm, problem, fed.client_data(), local)
@@ -158,7 +158,7 @@ def test_a_limit_of_time_pays_for_no_compilation_that_it_does_not_allow_for(monk
     monkeypatch.setattr(torch._inductor, "compile", lambda graph, *_, **__: chosen.append(graph) or graph)
     monkeypatch.setattr(compiling, "repays", lambda nodes, calls: calls >= 20)
     monkeypatch.setattr(compiling, "TRACE_AFTER", 1)
-    algorithm = pf.PaperSVGD(**SMALL)  # four steps a round
+    algorithm = pf.papers.PaperSVGD(**SMALL)  # four steps a round
     found = {}
     for limit in (39.0, 4000.0, None):
         run(algorithm, unequal_lines(), rounds=5, compile="auto", max_seconds=limit)
@@ -178,7 +178,7 @@ def test_auto_follows_that_choice_whatever_ran_before(monkeypatch):
     monkeypatch.setattr(compiling, "pays", lambda nodes, calls: calls >= 20)
     monkeypatch.setattr(compiling, "TRACE_AFTER", 1)
     fed = unequal_lines()
-    algorithm = pf.PaperSVGD(**SMALL)  # four steps a round
+    algorithm = pf.papers.PaperSVGD(**SMALL)  # four steps a round
     run(algorithm, fed, rounds=4, compile="auto")
     assert chosen == []
     run(algorithm, fed, rounds=5, compile="auto")
@@ -206,10 +206,12 @@ LOOPED = pf.partition.Explicit([list(range(3)), list(range(3, 23))])
 
 
 @pytest.mark.parametrize("model", [branching_on_latents, branching_on_rows])
-@pytest.mark.parametrize("factory", [pf.PaperSVGD, pf.PaperDSVGD, pf.UDSVGD])
+@pytest.mark.parametrize("factory", [pf.papers.PaperSVGD, pf.papers.PaperDSVGD, pf.papers.UDSVGD])
 def test_data_dependent_control_flow_falls_to_a_loop_with_one_warning(model, factory):
     fed = pf.Federation(model, line_data(), plate="data", partition=LOOPED)
-    algorithm = factory(num_particles=3, local_steps=2, **({"distill_steps": 2} if factory is pf.PaperDSVGD else {}))
+    algorithm = factory(
+        num_particles=3, local_steps=2, **({"distill_steps": 2} if factory is pf.papers.PaperDSVGD else {})
+    )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         result = pf.run(algorithm, fed, num_rounds=2, **QUIET)
@@ -226,7 +228,7 @@ def test_data_dependent_control_flow_falls_to_a_loop_with_one_warning(model, fac
 def test_what_is_measured_of_a_looped_model_is_what_it_is_of_the_same_one_mapped():
     models = (branching_on_rows, line)
     fed, plain = (pf.Federation(one, line_data(rows=6), plate="data", num_clients=2) for one in models)
-    result = run(pf.PaperSVGD(num_particles=3, local_steps=2), plain, 2)
+    result = run(pf.papers.PaperSVGD(num_particles=3, local_steps=2), plain, 2)
     columns, pair = ["mean_error", "ksd", "prior_count"], {"a": result, "b": result}
     looped, mapped = (pf.compare(pair, reference="a", federation=one)[columns] for one in (fed, plain))
     pd.testing.assert_frame_equal(looped, mapped)
@@ -249,7 +251,7 @@ def test_levels_as_asked_for():
 
 
 def test_code_that_gives_other_numbers_than_its_step_is_not_run(monkeypatch):
-    fed, algorithm = unequal_lines(), pf.PaperSVGD(**SMALL)
+    fed, algorithm = unequal_lines(), pf.papers.PaperSVGD(**SMALL)
     traced = run(algorithm, fed, rounds=2, compile="trace")
 
     def wrong(graph, *_, **__):
@@ -262,7 +264,7 @@ def test_code_that_gives_other_numbers_than_its_step_is_not_run(monkeypatch):
 
 
 def test_a_step_that_inductor_fails_on_is_run_as_it_was_traced(monkeypatch):
-    fed, algorithm = unequal_lines(), pf.PaperSVGD(**SMALL)
+    fed, algorithm = unequal_lines(), pf.papers.PaperSVGD(**SMALL)
     traced = run(algorithm, fed, rounds=2, compile="trace")
 
     def failing(*_, **__):

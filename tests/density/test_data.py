@@ -81,7 +81,7 @@ def test_an_empty_client_adds_nothing():
         fed = pf.Federation(line, line_data(), plate="data", partition=parts)
     batch = ClientData(*fed.client_data([2])[:1], fed.client_data([2]).row_index[0], torch.tensor(0)).full_batch()
     assert float(fed.problem.log_lik(torch.ones(2, dtype=torch.float64), batch)) == 0
-    result = quiet(pf.PaperDSVGD(**PAPER, batch_size=4), fed, num_rounds=3)
+    result = quiet(pf.papers.PaperDSVGD(**PAPER, batch_size=4), fed, num_rounds=3)
     assert np.isfinite(values(result)).all()
 
 

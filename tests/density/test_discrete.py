@@ -222,7 +222,7 @@ def test_algorithms_agree_with_the_mixture_by_hand(name):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # far from convergence
         for model in (ordered, ordered_by_hand):
-            algorithm = getattr(pf, name)(**settings[name])
+            algorithm = getattr(pf.infer, name)(**settings[name])
             fed = federation(model, (Y,))
             results.append(pf.run(algorithm, fed, num_rounds=2, num_draws=20, **quiet))
     first, second = (one["posterior"]["shift"].values for one in results)

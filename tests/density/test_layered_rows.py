@@ -135,7 +135,7 @@ def test_so_they_are_where_parameters_are_few(model, network):
     fed = pf.Federation(model, (x, (x[:, 0] > 0).float()), plate="data", num_clients=2)
     assert fed.problem.traits.layers is network
     assert not fed.problem.traits.large()
-    for kind in (pf.PVI, pf.FedSEP, pf.FedLap, pf.BayesADMM, pf.P2PVI):
+    for kind in (pf.infer.PVI, pf.infer.FedSEP, pf.infer.FedLap, pf.infer.BayesADMM, pf.P2PVI):
         assert (resolve(kind(), fed.problem.traits).algorithm.structure == "diag") is network
         assert resolve(kind(covariance="full"), fed.problem.traits).algorithm.structure == "full"
     exact = resolve(pf.FedEP(), fed.problem.traits).algorithm

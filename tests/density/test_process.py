@@ -143,7 +143,7 @@ def test_what_a_run_asks_of_a_model_before_it_begins_is_found_once(dtype, monkey
     assert len(asked) == 1
 
 
-@pytest.mark.parametrize("kind", [pf.FedAvg, pf.FedProx, pf.FedDyn])
+@pytest.mark.parametrize("kind", [pf.FedAvg, pf.infer.FedProx, pf.infer.FedDyn])
 def test_steps_made_of_an_algorithms_own_gradient_are_kept(kind, monkeypatch):
     made = traces(monkeypatch)
     options = {"compile": "trace", "audit": False, "progress": False, "log_likelihood": False, "num_rounds": 2}

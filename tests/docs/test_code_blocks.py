@@ -51,6 +51,7 @@ SUPPOSED = {
     "docs/devices.md": REGRESSION,
     "docs/checks.md": FITTED,
     "docs/criticism.md": FITTED,
+    "docs/models.md": FEDERATION,
     "docs/faults.md": FEDERATION,
     "docs/peer_to_peer.md": FEDERATION,
     "docs/distributed.md": FEDERATION,
@@ -135,6 +136,7 @@ NOT_RUN = {
 #: Pages whose blocks look at what a whole run leaves behind: their runs are not cut short.
 WHOLE = {"docs/runs_and_results.md"}
 INSTEAD = {
+    "docs/criticism.md": {"pf.sbc(fed, 20": "pf.sbc(fed, 2"},
     "docs/devices.md": {'device="cuda"': 'device="cpu"'},
     "docs/distributed.md": {"pf.executors.Ray(num_workers=4)": "contextlib.nullcontext('sequential')"},
     "docs/benchmark/index.md": {"quick=True, jobs=2": "quick=True, minutes=0"},

@@ -58,7 +58,7 @@ NOT_RUN = {
     "fed.noncentred": "a model of groups, which tests/density/test_noncentred.py has",
     'plate="group"': "likewise, which tests/density/test_quadrature.py has",
     "client_app(": "an app, which tests/deployment/flower starts",
-    "pf.plot_chains(": "a result with chains, which tests/analysis/test_plots.py makes",
+    "pf.plots.plot_chains(": "a result with chains, which tests/analysis/test_plots.py makes",
     "pf.testing.": "an algorithm of one's own, which tests/testing has",
     "MyAlgorithm()": "likewise",
     "pf.steps(": "the result of several algorithms, which tests/runtime/test_stages.py makes",
@@ -176,6 +176,7 @@ def names(supposed, study, monkeypatch, tmp_path):
         monkeypatch.setattr(f"pyro_fed.runtime.run.{part}", stop)
     for name in ("run", "fit"):
         monkeypatch.setattr(pf, name, as_far_as_the_first_round(getattr(pf, name)))
+    monkeypatch.setattr("pyro_fed.analysis.criticism.sbc.run", pf.run)
     monkeypatch.setattr(pf, "set_progress", lambda progress: None)
     monkeypatch.chdir(tmp_path)
     shutil.copytree(study[0], tmp_path, dirs_exist_ok=True)

@@ -206,7 +206,7 @@ def test_a_constant_feature_and_a_rank_deficient_client():
     x[:6, 1] = 2 * x[:6, 0]
     fed = build(linear, x, Y)
     result = pf.run(
-        pf.PaperDSVGD(num_particles=60, local_steps=3, distill_steps=3),
+        pf.papers.PaperDSVGD(num_particles=60, local_steps=3, distill_steps=3),
         fed,
         num_rounds=2,
         progress=False,

@@ -85,7 +85,7 @@ def test_names_of_clients_reach_tables_and_messages():
     assert fed.client_names == ["north", "south"]
     assert list(fed.summary().index) == ["north", "south"]
     options = {"num_rounds": 1, "progress": False, "compile": "off", "audit": False}
-    result = pf.run(pf.PaperSVGD(num_particles=5, local_steps=2), fed, **options)
+    result = pf.run(pf.papers.PaperSVGD(num_particles=5, local_steps=2), fed, **options)
     assert result.federation.client.values.tolist() == ["north", "south"]
     bad = clients | {"south": (X[6:], torch.full((7,), torch.nan, dtype=torch.float64))}
     with pytest.raises(pf.DataError, match=r"client south, argument 'y'\[0\] is NaN \(7 of 7 rows\)"):

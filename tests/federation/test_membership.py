@@ -43,7 +43,7 @@ def poisson(x, y):
         pyro.sample("y", dist.Poisson((x @ w).exp()), obs=y)
 
 
-ALGORITHMS = [pf.FedEP(**TIGHT), pf.FedEP(tolerance=1e-9), pf.PVI(**TIGHT), pf.FedEP(**TIGHT, covariance="diag")]
+ALGORITHMS = [pf.FedEP(**TIGHT), pf.FedEP(tolerance=1e-9), pf.infer.PVI(**TIGHT), pf.FedEP(**TIGHT, covariance="diag")]
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=["FedEP", "FedEP, warm", "PVI", "FedEP, diagonal"])
@@ -80,7 +80,7 @@ def test_a_run_with_a_start_can_be_resumed(tmp_path):
     assert np.array_equal(draws(whole), draws(rest))
 
 
-@pytest.mark.parametrize("algorithm", [pf.FedSEP(**TIGHT), pf.UDSVGD(num_particles=5, local_steps=2)])
+@pytest.mark.parametrize("algorithm", [pf.infer.FedSEP(**TIGHT), pf.papers.UDSVGD(num_particles=5, local_steps=2)])
 def test_without_sites_nothing_can_be_taken_out(tmp_path, algorithm):
     run(algorithm, named("a", "b", "c"), checkpoint=tmp_path, num_rounds=3)
     with pytest.raises(SettingError, match=f"{type(algorithm).__name__} has no sites .* run it afresh"):
@@ -116,5 +116,5 @@ def test_the_federation_of_the_others():
 def test_client_names_are_plain(name):
     """Row 48; letters of any alphabet do."""
     x, y = line_data(rows=6)
-    with pytest.raises(pf.ProtocolError, match="a client id"):
+    with pytest.raises(pf.errors.ProtocolError, match="a client id"):
         pf.Federation.from_clients(line, {name: (x, y)}, plate="data")

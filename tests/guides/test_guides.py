@@ -52,7 +52,7 @@ def errors(idata):
     return ((draws.mean(0) - MEAN) / SD).abs(), (draws.std(0) / SD - 1).abs()
 
 
-@pytest.mark.parametrize("kind", [pf.FedEP, pf.PVI])
+@pytest.mark.parametrize("kind", [pf.FedEP, pf.infer.PVI])
 @pytest.mark.parametrize(
     "guide", [global_guide, whole_guide, AutoNormal, AutoMultivariateNormal, AutoNormal(hierarchies.means)]
 )
@@ -112,6 +112,6 @@ def test_a_global_site_that_depends_on_a_local_one_is_refused():
 
 
 def test_pvi_with_a_hand_written_guide_takes_one_step_a_turn():
-    assert type(pf.PVI(guide=global_guide, order="synchronous").delegate()).__name__ == "GuidedPVI"
+    assert type(pf.infer.PVI(guide=global_guide, order="synchronous").delegate()).__name__ == "GuidedPVI"
     with pytest.raises(pf.errors.SettingError, match=r"PVI: client=.*steps=3.* has no effect: a hand-written guide"):
-        pf.PVI(guide=global_guide, client=pf.tilted.Newton(steps=3))
+        pf.infer.PVI(guide=global_guide, client=pf.tilted.Newton(steps=3))

@@ -36,7 +36,7 @@ def fed():
 
 @pytest.mark.parametrize(
     ("kind", "settings", "found"),
-    [(pf.SVI, {}, 4500), (pf.FedEP, {}, 4500), (pf.PVI, {}, 4500), (pf.SVI, {"num_guide_draws": 50}, 50)],
+    [(pf.SVI, {}, 4500), (pf.FedEP, {}, 4500), (pf.infer.PVI, {}, 4500), (pf.SVI, {"num_guide_draws": 50}, 50)],
 )
 @pytest.mark.filterwarnings("ignore:.*not converged", "ignore:.*num_rounds")
 def test_no_draw_is_there_twice(fed, kind, settings, found):

@@ -55,25 +55,25 @@ def small(kind, **settings):
 
 def few_sgld_draws():
     """Surrogates from short local chains."""
-    return pf.LocalSGLD(num_samples=20, burn_in=10)
+    return pf.infer.LocalSGLD(num_samples=20, burn_in=10)
 
 
 ALGORITHMS = [
     (name, factory, unequal_lines)
     for name, factory in {
-        "SVGD": lambda: pf.SVGD(**SMALL),
-        "SVGD, minibatches": lambda: pf.SVGD(**SMALL, batch_size=5),
-        "PaperSVGD": lambda: pf.PaperSVGD(**SMALL),
-        "PaperSVGD, minibatches": lambda: pf.PaperSVGD(**SMALL, batch_size=5),
+        "SVGD": lambda: pf.infer.SVGD(**SMALL),
+        "SVGD, minibatches": lambda: pf.infer.SVGD(**SMALL, batch_size=5),
+        "PaperSVGD": lambda: pf.papers.PaperSVGD(**SMALL),
+        "PaperSVGD, minibatches": lambda: pf.papers.PaperSVGD(**SMALL, batch_size=5),
         "DSVGD": lambda: pf.DSVGD(**SMALL),
         "DSVGD, minibatches": lambda: pf.DSVGD(**SMALL, batch_size=5, start="gaussian"),
         "DSVGD, apart": lambda: pf.DSVGD(**SMALL, start="apart"),
-        "ParallelDSVGD": lambda: pf.ParallelDSVGD(**SMALL, start="prior"),
-        "PaperDSVGD": lambda: pf.PaperDSVGD(**SMALL, distill_steps=3),
-        "PaperDSVGD, minibatches": lambda: pf.PaperDSVGD(**SMALL, distill_steps=3, batch_size=5),
-        "PaperParallelDSVGD": lambda: pf.PaperParallelDSVGD(**SMALL, distill_steps=3, server_steps=3),
-        "UDSVGD": lambda: pf.UDSVGD(**SMALL),
-        "UDSVGD, minibatches": lambda: pf.UDSVGD(**SMALL, batch_size=5),
+        "ParallelDSVGD": lambda: pf.infer.ParallelDSVGD(**SMALL, start="prior"),
+        "PaperDSVGD": lambda: pf.papers.PaperDSVGD(**SMALL, distill_steps=3),
+        "PaperDSVGD, minibatches": lambda: pf.papers.PaperDSVGD(**SMALL, distill_steps=3, batch_size=5),
+        "PaperParallelDSVGD": lambda: pf.papers.PaperParallelDSVGD(**SMALL, distill_steps=3, server_steps=3),
+        "UDSVGD": lambda: pf.papers.UDSVGD(**SMALL),
+        "UDSVGD, minibatches": lambda: pf.papers.UDSVGD(**SMALL, batch_size=5),
         "FedLaplace": lambda: pf.FedLaplace(),
         "FedEP": lambda: pf.FedEP(),
         "FedEP, diagonal": lambda: pf.FedEP(covariance="diag"),
@@ -82,42 +82,42 @@ ALGORITHMS = [
         "FedEP (L)": lambda: pf.FedEP(client="laplace"),
         "FedEP (V)": lambda: pf.FedEP(client=pf.tilted.NGVI(fisher_steps=2, **CHAIN), start="prior"),
         "FedEP, SVI": lambda: pf.FedEP(client=pf.tilted.SVI(steps=5), start="prior"),
-        "FedSEP": lambda: pf.FedSEP(),
-        "PVI": lambda: pf.PVI(),
+        "FedSEP": lambda: pf.infer.FedSEP(),
+        "PVI": lambda: pf.infer.PVI(),
         "FedAIS": lambda: pf.FedAIS(num_proposals=60, min_effective=10),
-        "FedPA": lambda: pf.FedPA(client=pf.tilted.MCMC(**CHAIN)),
+        "FedPA": lambda: pf.infer.FedPA(client=pf.tilted.MCMC(**CHAIN)),
         "FedAvg": lambda: pf.FedAvg(chain_steps=5, batch_size=3),
         "SFVI": lambda: pf.SFVI(num_steps=300, step_size=0.1),
         "SFVI, averaged": lambda: pf.SFVI(num_steps=40, local_steps=4, num_particles=2),
-        "FedProx": lambda: pf.FedProx(chain_steps=5, batch_size=3),
-        "FedDyn": lambda: pf.FedDyn(chain_steps=5, batch_size=3),
-        "FedLap": lambda: pf.FedLap(client=pf.tilted.Laplace(steps=1)),
-        "FedLapCov": lambda: pf.FedLapCov(client=pf.tilted.Laplace(steps=1)),
-        "BayesADMM": lambda: pf.BayesADMM(client=pf.tilted.Newton(steps=2)),
-        "BCM": lambda: pf.BCM(),
+        "FedProx": lambda: pf.infer.FedProx(chain_steps=5, batch_size=3),
+        "FedDyn": lambda: pf.infer.FedDyn(chain_steps=5, batch_size=3),
+        "FedLap": lambda: pf.infer.FedLap(client=pf.tilted.Laplace(steps=1)),
+        "FedLapCov": lambda: pf.infer.FedLapCov(client=pf.tilted.Laplace(steps=1)),
+        "BayesADMM": lambda: pf.infer.BayesADMM(client=pf.tilted.Newton(steps=2)),
+        "BCM": lambda: pf.infer.BCM(),
         "SVI": lambda: pf.SVI(num_steps=20, num_guide_draws=40),
-        "NPV": lambda: pf.NPV(num_components=3, steps=3),
-        "PMD": lambda: pf.PMD(num_particles=20, local_steps=3),
-        "SGLD": lambda: pf.SGLD(**VISITS),
-        "SAGALD": lambda: pf.SAGALD(**VISITS),
-        "DSGLD": lambda: pf.DSGLD(**VISITS),
+        "NPV": lambda: pf.papers.NPV(num_components=3, steps=3),
+        "PMD": lambda: pf.papers.PMD(num_particles=20, local_steps=3),
+        "SGLD": lambda: pf.infer.SGLD(**VISITS),
+        "SAGALD": lambda: pf.infer.SAGALD(**VISITS),
+        "DSGLD": lambda: pf.infer.DSGLD(**VISITS),
         "FSGLD": lambda: pf.FSGLD(**VISITS),
         "FSGLD, surrogates from draws": lambda: pf.FSGLD(surrogates=few_sgld_draws(), **VISITS),
-        "FALD": lambda: pf.FALD(**VISITS | {"thin": 4}),
-        "SummedLangevin": lambda: pf.SummedLangevin(step_size=0.01, num_chains=2, burn_in=4),
+        "FALD": lambda: pf.infer.FALD(**VISITS | {"thin": 4}),
+        "SummedLangevin": lambda: pf.infer.SummedLangevin(step_size=0.01, num_chains=2, burn_in=4),
         "P2PVI": lambda: pf.P2PVI(),
         "P2PVI, published": lambda: pf.P2PVI(weighting="paper", gossip_steps=1, batch_size=3),
         "P2PVI, by backpropagation": lambda: pf.P2PVI(update=pf.update.SVI(steps=5)),
         "P2PEP": lambda: pf.P2PEP(),
-        "P2PFinite": lambda: pf.P2PFinite(num_candidates=20),
-        "P2PFedAvg": lambda: pf.P2PFedAvg(chain_steps=3),
-        "ConsensusMC": lambda: pf.ConsensusMC(num_samples=8, warmup_steps=4, max_tree_depth=2),
+        "P2PFinite": lambda: pf.papers.P2PFinite(num_candidates=20),
+        "P2PFedAvg": lambda: pf.infer.P2PFedAvg(chain_steps=3),
+        "ConsensusMC": lambda: pf.infer.ConsensusMC(num_samples=8, warmup_steps=4, max_tree_depth=2),
         "NUTS": lambda: pf.NUTS(num_samples=8, warmup_steps=4, num_chains=2, max_tree_depth=3),
     }.items()
 ]
 
 #: The classes that the rows above make.
-MADE = set(re.findall(r"\bpf\.(\w+)\(", Path(__file__).read_text(encoding="utf-8")))
+MADE = set(re.findall(r"\bpf\.(?:\w+\.)?(\w+)\(", Path(__file__).read_text(encoding="utf-8")))
 OTHERS = {name: getattr(infer, name) for name in dir(infer) if name not in MADE}
 ALGORITHMS += [
     (name, kind, unequal_lines)

@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import functools
 import io
+import operator
 import random
 import signal
 import sys
@@ -159,7 +160,7 @@ def like(rng, value):
 
 
 def algorithms():
-    kinds = [value for name in dir(pf) if isinstance(value := getattr(pf, name), type)]
+    kinds = [value for name in dir(pf.infer) if isinstance(value := getattr(pf.infer, name), type)]
     return [kind for kind in kinds if hasattr(kind, "local_step") and not getattr(kind, "__abstractmethods__", None)]
 
 
@@ -189,6 +190,12 @@ def targets():
         "glm": (pf.glm, {"formula": "y ~ x", "clients": frames(), "family": "gaussian", "priors": None,
                          "num_clients": None, "seed": 0, "dtype": None}, 10),
         "prior_predict": (pf.prior_predict, {"federation": federation(), "num_draws": 5, "seed": 0}, 3),
+        "sbc": (pf.sbc, {"federation": federation(), "n": 1, "algorithm": pf.FedLaplace(), "seed": 0, "num_ranks": 5,
+                         "simulate": None, "audit": False, "compile": "off"}, 3),
+        "render_model": (pf.render_model, {"model": model, "args": (x, y), "kwargs": None, "plate": "data",
+                                           "filename": None, "render_distributions": True,
+                                           "render_deterministic": False}, 3),
+        "power_scale": (pf.power_scale, {"idata": result(), "var_names": ["w"], "prior": ["w"]}, 3),
         "ksd": (pf.ksd, {"idata": result(), "federation": federation(), "kernel": None, "num_draws": 20,
                          "statistic": "V", "seed": 0}, 10),
         "compare": (pf.compare, {"results": {"a": result()}, "reference": None, "federation": None, "test": None}, 4),
@@ -224,9 +231,9 @@ def targets():
     for module, by_name in components.items():
         for name, valid in by_name.items():
             found[f"{module.__name__.rpartition('.')[2]}.{name}"] = (getattr(module, name), valid, 3)
-    for kind in [*algorithms(), pf.Auto, pf.Averaging, pf.StepControl]:
+    for kind in [*algorithms(), pf.Auto, pf.infer.Averaging, pf.infer.StepControl]:
         found[kind.__name__] = (kind, defaults(kind), 3)
-    for module in (pf.tilted, pf.update, pf.optim):
+    for module in (pf.tilted, pf.update, pf.infer.optim):
         for name, kind in vars(module).items():
             if dataclasses.is_dataclass(kind) and kind.__module__.startswith(module.__name__) and given_by_name(kind):
                 found[f"{module.__name__.rpartition('.')[2]}.{name}"] = kind, defaults(kind), 1
@@ -284,7 +291,13 @@ def of_results():
         "plot_checks": ({"found": of_result("checks"), "statistic": None, "figsize": None}, 2),
         "plot_check_intervals": ({"found": of_result("checks"), "statistic": None, "figsize": None}, 2),
     }
-    return {name: (getattr(pf, name), *rest) for name, rest in found.items()}
+    return {name: (operator.attrgetter(places().get(name, name))(pf), *rest) for name, rest in found.items()}
+
+
+def places():
+    """The public path of each name that is not one of `pf` itself."""
+    modules = {"plots": pf.plots, "infer": pf.infer}
+    return {name: f"{path}.{name}" for path, module in modules.items() for name in dir(module) if name not in dir(pf)}
 
 
 def of_federations():
@@ -381,14 +394,14 @@ def of_the_rest():
         "shared": (pf.shared, {"name": "groups", "value": 3}, 1),
         "set_progress": (set_progress, {"show": False}, 1),
         "plot_consensus": (
-            pf.plot_consensus,
+            pf.plots.plot_consensus,
             {"idata": of_result("agents"), "parameter": 0, "reference": (0.0, 1.0), "ax": None, "figsize": None},
             2,
         ),
         "plot_cost": (
-            pf.plot_cost, {"table": table, "error": "mean_error", "ax": None, "figsize": (2.0, 2.0)}, 2),
+            pf.plots.plot_cost, {"table": table, "error": "mean_error", "ax": None, "figsize": (2.0, 2.0)}, 2),
         "plot_reliability": (
-            pf.plot_reliability,
+            pf.plots.plot_reliability,
             {"results": of_result("labels"), "federation": labelled(), "test": labels(), "bins": 4, "ax": None,
              "figsize": None},
             2,

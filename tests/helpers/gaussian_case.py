@@ -37,7 +37,7 @@ def exact(x):
 def analytic_surrogates(x):
     """q_s = N(mean of the shard, I / n): the likelihoods themselves."""
     clients, rows, dim = x.shape
-    return pf.Given(torch.full((clients, dim), float(rows), dtype=x.dtype), x.sum(1))
+    return pf.infer.Given(torch.full((clients, dim), float(rows), dtype=x.dtype), x.sum(1))
 
 
 def moments(idata):

@@ -40,7 +40,13 @@ def assert_exact(draws):
 
 
 @pytest.mark.parametrize(
-    "algorithm", [pf.FedLapCov(client=ONE), pf.BayesADMM(), pf.BayesADMM(rho=0.3, start="prior"), pf.BayesADMM(rho=2.0)]
+    "algorithm",
+    [
+        pf.infer.FedLapCov(client=ONE),
+        pf.infer.BayesADMM(),
+        pf.infer.BayesADMM(rho=0.3, start="prior"),
+        pf.infer.BayesADMM(rho=2.0),
+    ],
 )
 def test_gaussian_duals_end_at_the_exact_posterior(algorithm):
     assert_exact(draws_of(ended(algorithm, 60)))
@@ -49,8 +55,8 @@ def test_gaussian_duals_end_at_the_exact_posterior(algorithm):
 @pytest.mark.parametrize(
     "algorithm",
     [
-        pf.FedLapCov(client=ONE, tolerance=1e-3),
-        pf.BayesADMM(start="prior", tolerance=1e-3),
+        pf.infer.FedLapCov(client=ONE, tolerance=1e-3),
+        pf.infer.BayesADMM(start="prior", tolerance=1e-3),
         pf.FedEP(client=ONE, start="prior", tolerance=1e-3),
     ],
 )
@@ -64,7 +70,7 @@ def test_they_do_not_stop_early_among_many_clients(algorithm):
 def test_a_change_of_the_prior_s_site_that_is_no_number_is_not_taken_by_admm():
     """As a client's: t_0 stays, the clients' changes are taken, and the round counts as held back."""
     fed = unequal_lines()
-    algorithm = resolve(pf.BayesADMM(start="prior"), fed.problem.traits).algorithm
+    algorithm = resolve(pf.infer.BayesADMM(start="prior"), fed.problem.traits).algorithm
     shared, _ = algorithm.init(fed.problem, 3, torch.Generator().manual_seed(0), None)
     changes = {"precision": torch.eye(2).double().expand(3, 2, 2), "eta": torch.ones(3, 2).double()}
     broken = shared | {
@@ -78,7 +84,7 @@ def test_a_change_of_the_prior_s_site_that_is_no_number_is_not_taken_by_admm():
 
 
 def test_fedlap_stops_within_its_tolerance_of_the_mode():
-    algorithm, (mean, precision) = pf.FedLap(client=ONE, damping=0.6), exact()
+    algorithm, (mean, precision) = pf.infer.FedLap(client=ONE, damping=0.6), exact()
     idata = ended(algorithm)
     off = draws_of(idata)[0] - mean
     assert (off @ precision @ off).sqrt() < algorithm.tolerance
@@ -88,14 +94,14 @@ def test_fedlap_stops_within_its_tolerance_of_the_mode():
 def test_fedlap_says_how_far_the_mode_may_be():
     mean, precision = exact()
     with pytest.warns(UserWarning, match="posterior SDs from the mode"):
-        short, longer = ended(pf.FedLap(client=ONE), 40), ended(pf.FedLap(client=ONE), 41)
+        short, longer = ended(pf.infer.FedLap(client=ONE), 40), ended(pf.infer.FedLap(client=ONE), 41)
     off = draws_of(short)[0] - mean
     bound = float(longer["federation"]["bound"][-1])  # of the point before its last round
     assert 0.01 < (off @ precision @ off).sqrt() <= bound < 1.0
 
 
 def test_feddyn_ends_at_the_exact_mode():
-    algorithm = pf.FedDyn(proximal=1.0, step_size=0.2, momentum=0.0, chain_steps=5)
+    algorithm = pf.infer.FedDyn(proximal=1.0, step_size=0.2, momentum=0.0, chain_steps=5)
     torch.testing.assert_close(draws_of(ended(algorithm, 60))[0], exact()[0], rtol=0, atol=1e-6)
 
 
@@ -110,17 +116,17 @@ def test_fedprox_ends_at_its_biased_fixed_point():
         pull = count / 23 * torch.linalg.inv(curvature + proximal * eye)
         left, right = left + pull @ curvature, right + pull @ (x[rows].T @ y[rows]) / count
     biased = torch.linalg.solve(left, right)
-    algorithm = pf.FedProx(proximal=proximal, step_size=0.4, momentum=0.0, chain_steps=18)
+    algorithm = pf.infer.FedProx(proximal=proximal, step_size=0.4, momentum=0.0, chain_steps=18)
     torch.testing.assert_close(draws_of(ended(algorithm, 22))[0], biased, rtol=0, atol=1e-6)
     assert (biased - exact()[0]).norm() > 1e-2
 
 
 def test_settings_without_effect_are_refused():
     with pytest.raises(SettingError, match="one Newton step is FedEP's"):
-        pf.BayesADMM(client=pf.tilted.Newton(steps=1))
+        pf.infer.BayesADMM(client=pf.tilted.Newton(steps=1))
     with pytest.raises(SettingError, match="damping"):
-        pf.BayesADMM(damping=0.5)
+        pf.infer.BayesADMM(damping=0.5)
     with pytest.raises(SettingError, match="damping"):
-        pf.FedDyn(damping=0.5)
+        pf.infer.FedDyn(damping=0.5)
     with pytest.raises(SettingError, match="proximal"):
-        pf.FedProx(proximal=0.0)
+        pf.infer.FedProx(proximal=0.0)

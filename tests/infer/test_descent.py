@@ -64,7 +64,9 @@ def _propagator(x):
     return point
 
 
-@pytest.mark.parametrize("algorithm", [pf.FedAvg(), pf.FedProx(proximal=1e-9, prior=False)], ids=["FedAvg", "FedProx"])
+@pytest.mark.parametrize(
+    "algorithm", [pf.FedAvg(), pf.infer.FedProx(proximal=1e-9, prior=False)], ids=["FedAvg", "FedProx"]
+)
 @pytest.mark.parametrize("steepest", [30.0, 300.0])
 def test_steps_that_sgd_would_leave_for_infinity_end_at_least_squares(algorithm, steepest):
     """Curvatures of 900 and 90,000 by a step of 0.01, where 380 is the most that is stable."""

@@ -16,7 +16,7 @@ ALGORITHMS = [value for name in infer.__all__ if inspect.isclass(value := getatt
 
 def nested(owner):
     """The classes of settings that an owner's settings take."""
-    if owner is pf.Given:
+    if owner is pf.infer.Given:
         return
     for hint in setting_hints(owner).values():
         family = settings_in(hint)

@@ -90,10 +90,10 @@ def as_run(algorithm, problem):
 
 # -- defaults ---------------------------------------------------------------------------------------------------
 def test_defaults_of_large_models_are_taken_where_nothing_is_set(fed):
-    ep, pvi = as_run(pf.FedEP(), fed.problem), as_run(pf.PVI(), fed.problem)
+    ep, pvi = as_run(pf.FedEP(), fed.problem), as_run(pf.infer.PVI(), fed.problem)
     chosen = {"client": pf.tilted.IVON(), "start": "fedavg", "covariance": "diag", "curvature": "fisher"}
     assert ep == pf.FedEP(**chosen)
-    assert pvi == pf.PVI(**chosen, order="synchronous")
+    assert pvi == pf.infer.PVI(**chosen, order="synchronous")
     assert ep.default_rounds(CLIENTS) == pvi.default_rounds(CLIENTS) == 40
     p2p = as_run(pf.P2PVI(), fed.problem)
     update = pf.update.IVON()
@@ -101,8 +101,12 @@ def test_defaults_of_large_models_are_taken_where_nothing_is_set(fed):
     assert as_run(pf.DSVGD(local_steps=200), fed.problem).local_steps == 200
     turns = {as_run(pf.DSVGD(start=start), fed.problem).local_steps for start in ("auto", "gaussian")}
     assert turns == {10} and as_run(pf.DSVGD(start="apart"), fed.problem).local_steps == 50
-    assert as_run(pf.SVGD(), fed.problem).local_steps == 50
-    assert as_run(pf.DSVGD(), fed.problem).num_particles == as_run(pf.ParallelDSVGD(), fed.problem).num_particles == 20
+    assert as_run(pf.infer.SVGD(), fed.problem).local_steps == 50
+    assert (
+        as_run(pf.DSVGD(), fed.problem).num_particles
+        == as_run(pf.infer.ParallelDSVGD(), fed.problem).num_particles
+        == 20
+    )
     langevin = as_run(pf.FSGLD(batch_size=None), fed.problem)
     assert (langevin.num_chains, langevin.batch_size, langevin.default_rounds(CLIENTS)) == (10, None, 120)
     assert as_run(pf.FSGLD(num_chains=7), fed.problem).default_rounds(CLIENTS) == 172  # as many visits in all
@@ -110,8 +114,8 @@ def test_defaults_of_large_models_are_taken_where_nothing_is_set(fed):
 
 
 FITTED = (
-    *(pf.FedEP, pf.FedSEP, pf.PVI, pf.StreamingVB, pf.FedLap, pf.BayesADMM, pf.P2PVI),
-    *(pf.DSVGD, pf.ParallelDSVGD, pf.FSGLD, pf.SVGD),
+    *(pf.FedEP, pf.infer.FedSEP, pf.infer.PVI, pf.infer.StreamingVB, pf.infer.FedLap, pf.infer.BayesADMM, pf.P2PVI),
+    *(pf.DSVGD, pf.infer.ParallelDSVGD, pf.FSGLD, pf.infer.SVGD),
 )
 
 
@@ -130,7 +134,7 @@ def test_what_is_fitted_stays_the_same_object(fed, algorithm):
         pf.FedEP(curvature="fisher"),
         pf.FedEP(covariance="full"),
         pf.P2PVI(update="svi"),
-        pf.FedPA(),
+        pf.infer.FedPA(),
     ],
 )
 def test_what_is_set_stays(fed, algorithm):
@@ -145,7 +149,7 @@ def test_what_is_set_stays(fed, algorithm):
     [
         (pf.FSGLD(batch_size=800), "batch_size"),
         (pf.DSVGD(num_particles=100), "num_particles"),
-        (pf.SVGD(num_particles=100), "num_particles"),
+        (pf.infer.SVGD(num_particles=100), "num_particles"),
     ],
 )
 def test_what_is_set_as_small_models_have_it_stays(fed, algorithm, name):
@@ -158,7 +162,7 @@ def test_what_is_set_as_small_models_have_it_stays(fed, algorithm, name):
 
 def test_small_models_keep_their_steps():
     federation, _ = separate_columns()
-    for algorithm in (pf.FedEP(), pf.PVI(), pf.P2PVI(), pf.DSVGD(), pf.FSGLD(), pf.FedAIS()):
+    for algorithm in (pf.FedEP(), pf.infer.PVI(), pf.P2PVI(), pf.DSVGD(), pf.FSGLD(), pf.FedAIS()):
         found = as_run(algorithm, federation.problem)
         different = {one.name for one in fields(found) if getattr(found, one.name) != getattr(algorithm, one.name)}
         assert different <= {"covariance", "curvature", "start", "surrogates"}
@@ -470,8 +474,8 @@ def test_a_network_of_few_parameters_is_large_and_a_linear_model_is_not():
     assert (langevin.num_chains, langevin.batch_size, langevin.default_rounds(2)) == (4, 32, 300)
     for algorithm in (
         pf.FedEP(),
-        pf.FedSEP(),
-        pf.PVI(),
+        pf.infer.FedSEP(),
+        pf.infer.PVI(),
         pf.P2PVI(),
     ):  # cheap rounds, and more of them than a larger one has
         assert as_run(algorithm, some.problem).default_rounds(2) == SMALL_ROUNDS > pf.tilted.IVON().default_rounds
@@ -801,7 +805,9 @@ def deep_curve(x, y):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("algorithm", [pf.FedLaplace(), pf.FedSEP(), pf.FedLap(), pf.BayesADMM(), pf.P2PVI()], ids=repr)
+@pytest.mark.parametrize(
+    "algorithm", [pf.FedLaplace(), pf.infer.FedSEP(), pf.infer.FedLap(), pf.infer.BayesADMM(), pf.P2PVI()], ids=repr
+)
 def test_networks_of_a_few_parameters_follow_their_curve_by_default(algorithm):
     """26 parameters of three layers, stationary to the third order at zeros: log densities there were -1.4 and less."""
     x = torch.randn(240, 1, generator=torch.Generator().manual_seed(0))

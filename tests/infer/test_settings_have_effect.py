@@ -16,20 +16,20 @@ from algorithms import SMALL, VISITS, few_sgld_draws, graph_of, unequal_lines
 import pyro_fed as pf
 from pyro_fed.errors import SettingError
 
-GIVEN = pf.Given(torch.eye(2, dtype=torch.float64).expand(3, 2, 2), torch.ones(3, 2, dtype=torch.float64))
+GIVEN = pf.infer.Given(torch.eye(2, dtype=torch.float64).expand(3, 2, 2), torch.ones(3, 2, dtype=torch.float64))
 FIXED = pf.step.Fixed(size=0.01)
 PLAIN = {"surrogates": None, "control_variate": False, "step": pf.step.Fixed(size=0.01, precondition=False)}
 CASES = {
-    "SVGD": lambda: pf.SVGD(**SMALL),
-    "SVGD, gaussian": lambda: pf.SVGD(**SMALL, start="gaussian"),
+    "SVGD": lambda: pf.infer.SVGD(**SMALL),
+    "SVGD, gaussian": lambda: pf.infer.SVGD(**SMALL, start="gaussian"),
     "DSVGD": lambda: pf.DSVGD(**SMALL),
     "DSVGD, apart": lambda: pf.DSVGD(**SMALL, start="apart"),
     "DSVGD, prior": lambda: pf.DSVGD(**SMALL, start="prior"),
-    "ParallelDSVGD": lambda: pf.ParallelDSVGD(**SMALL),
-    "PaperSVGD": lambda: pf.PaperSVGD(**SMALL),
-    "PaperDSVGD": lambda: pf.PaperDSVGD(**SMALL, distill_steps=2),
-    "PaperParallelDSVGD": lambda: pf.PaperParallelDSVGD(**SMALL, distill_steps=2, server_steps=2),
-    "UDSVGD": lambda: pf.UDSVGD(**SMALL),
+    "ParallelDSVGD": lambda: pf.infer.ParallelDSVGD(**SMALL),
+    "PaperSVGD": lambda: pf.papers.PaperSVGD(**SMALL),
+    "PaperDSVGD": lambda: pf.papers.PaperDSVGD(**SMALL, distill_steps=2),
+    "PaperParallelDSVGD": lambda: pf.papers.PaperParallelDSVGD(**SMALL, distill_steps=2, server_steps=2),
+    "UDSVGD": lambda: pf.papers.UDSVGD(**SMALL),
     "FedLaplace": lambda: pf.FedLaplace(),
     "FedAIS": lambda: pf.FedAIS(num_proposals=60, surrogates=GIVEN),
     "SFVI": lambda: pf.SFVI(num_steps=5, num_guide_draws=10),
@@ -37,24 +37,24 @@ CASES = {
     "SVI": lambda: pf.SVI(num_steps=5, num_guide_draws=10),
     "NUTS": lambda: pf.NUTS(num_samples=10, warmup_steps=5, num_chains=1),
     "NUTS, laplace": lambda: pf.NUTS(num_samples=10, warmup_steps=5, num_chains=1, start="laplace"),
-    "SGLD": lambda: pf.SGLD(**VISITS),
-    "SGLD, plain": lambda: pf.SGLD(**VISITS, **PLAIN),
-    "DSGLD": lambda: pf.DSGLD(**VISITS),
-    "DSGLD, plain": lambda: pf.DSGLD(**VISITS, **PLAIN),
+    "SGLD": lambda: pf.infer.SGLD(**VISITS),
+    "SGLD, plain": lambda: pf.infer.SGLD(**VISITS, **PLAIN),
+    "DSGLD": lambda: pf.infer.DSGLD(**VISITS),
+    "DSGLD, plain": lambda: pf.infer.DSGLD(**VISITS, **PLAIN),
     "FSGLD": lambda: pf.FSGLD(**VISITS),
     "FSGLD, given step": lambda: pf.FSGLD(**VISITS, step=FIXED, surrogates=GIVEN),
-    "FALD": lambda: pf.FALD(**VISITS | {"thin": 4}),
-    "FALD, plain": lambda: pf.FALD(**VISITS | {"thin": 4}, **PLAIN, conducive=None),
-    "SummedLangevin": lambda: pf.SummedLangevin(step_size=0.01, burn_in=1, num_chains=2),
-    "FedHMC": lambda: pf.FedHMC(num_chains=4, surrogates=GIVEN),
+    "FALD": lambda: pf.infer.FALD(**VISITS | {"thin": 4}),
+    "FALD, plain": lambda: pf.infer.FALD(**VISITS | {"thin": 4}, **PLAIN, conducive=None),
+    "SummedLangevin": lambda: pf.infer.SummedLangevin(step_size=0.01, burn_in=1, num_chains=2),
+    "FedHMC": lambda: pf.infer.FedHMC(num_chains=4, surrogates=GIVEN),
     "LocalSGLD": few_sgld_draws,
-    "LocalSGLD, given step": lambda: pf.LocalSGLD(num_samples=20, burn_in=10, step_size=0.01, covariance="full"),
+    "LocalSGLD, given step": lambda: pf.infer.LocalSGLD(num_samples=20, burn_in=10, step_size=0.01, covariance="full"),
     "P2PVI": lambda: pf.P2PVI(),
     "P2PVI, gossip": lambda: pf.P2PVI(gossip_steps=1, start="prior"),
     "P2PVI, published": lambda: pf.P2PVI(weighting="paper"),
     "P2PVI, by backpropagation": lambda: pf.P2PVI(update=pf.update.SVI(steps=5)),
     "P2PEP": lambda: pf.P2PEP(tilted_points=64),
-    "P2PFedAvg": lambda: pf.P2PFedAvg(chain_steps=3),
+    "P2PFedAvg": lambda: pf.infer.P2PFedAvg(chain_steps=3),
 }
 
 #: Settings that are read or not as the data or the course of the run have it.

@@ -32,16 +32,16 @@ def fed():
     [
         (pf.FedLaplace(temperature=ALPHA), 0.1),
         (pf.FedEP(temperature=ALPHA), 0.1),
-        (pf.FedSEP(temperature=ALPHA), 0.1),
-        (pf.PVI(temperature=ALPHA), 0.1),
-        (pf.StreamingVB(temperature=ALPHA), 0.1),
-        (pf.GVI(temperature=ALPHA), 0.1),
-        (pf.BCM(temperature=ALPHA), 0.1),
-        (pf.FedPA(temperature=ALPHA, client="laplace"), 0.1),
+        (pf.infer.FedSEP(temperature=ALPHA), 0.1),
+        (pf.infer.PVI(temperature=ALPHA), 0.1),
+        (pf.infer.StreamingVB(temperature=ALPHA), 0.1),
+        (pf.papers.GVI(temperature=ALPHA), 0.1),
+        (pf.infer.BCM(temperature=ALPHA), 0.1),
+        (pf.infer.FedPA(temperature=ALPHA, client="laplace"), 0.1),
         (pf.P2PVI(temperature=ALPHA), 0.1),
         (pf.P2PEP(temperature=ALPHA), 0.1),
-        (pf.P2PPushSum(temperature=ALPHA), 0.1),
-        (pf.PMD(temperature=ALPHA, num_particles=1000), 0.2),
+        (pf.infer.P2PPushSum(temperature=ALPHA), 0.1),
+        (pf.papers.PMD(temperature=ALPHA, num_particles=1000), 0.2),
         (pf.FedAIS(temperature=ALPHA), 0.1),
         (pf.FedAIS(temperature=ALPHA, surrogates=pf.FedEP()), 0.15),  # sites of α = 1: the weights are all that tempers
         (pf.SVI(temperature=ALPHA, **FEW_STEPS), 0.1),
@@ -81,7 +81,7 @@ def test_surrogates_of_local_draws_are_tempered_too(fed):
     """By draws of SGLD, whose step is a twentieth of the largest stable one: SDs within some 10 % (without: 37 %)."""
     options = QUIET | {"num_rounds": 1}
     plain, tempered = (
-        pf.run(pf.LocalSGLD(temperature=alpha, num_samples=4000), fed, **options).posterior["w"].values
+        pf.run(pf.infer.LocalSGLD(temperature=alpha, num_samples=4000), fed, **options).posterior["w"].values
         for alpha in (1.0, ALPHA)
     )
     assert tempered.std((0, 1)) / plain.std((0, 1)) == pytest.approx(np.sqrt(ALPHA), rel=0.2)

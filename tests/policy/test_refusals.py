@@ -10,13 +10,13 @@ from pyro_fed.policy import resolve
 @pytest.mark.parametrize(
     ("algorithm", "cure"),
     [
-        (pf.BCM(), "use FedEP or FedPA"),
+        (pf.infer.BCM(), "use FedEP or FedPA"),
         (pf.FedEP(start="prior"), "start='laplace'"),
-        (pf.FedLapCov(), "start='laplace'"),
-        (pf.GVI(), "use FedEP or FedLaplace"),
-        (pf.P2PFinite(), "give candidates"),
-        (pf.PMD(), "use DSVGD"),
-        (pf.StreamingVB(), "use FedEP or FedLaplace"),
+        (pf.infer.FedLapCov(), "start='laplace'"),
+        (pf.papers.GVI(), "use FedEP or FedLaplace"),
+        (pf.papers.P2PFinite(), "give candidates"),
+        (pf.papers.PMD(), "use DSVGD"),
+        (pf.infer.StreamingVB(), "use FedEP or FedLaplace"),
     ],
 )
 def test_what_draws_from_the_prior_or_begins_there_refuses_an_improper_one(algorithm, cure):
@@ -26,6 +26,8 @@ def test_what_draws_from_the_prior_or_begins_there_refuses_an_improper_one(algor
     resolve(algorithm, over(regression).problem.traits)
 
 
-@pytest.mark.parametrize("algorithm", [pf.FedEP(), pf.FedPA(), pf.P2PFinite(candidates={"w": [[0.0] * 3, [1.0] * 3]})])
+@pytest.mark.parametrize(
+    "algorithm", [pf.FedEP(), pf.infer.FedPA(), pf.papers.P2PFinite(candidates={"w": [[0.0] * 3, [1.0] * 3]})]
+)
 def test_what_does_not_takes_one(algorithm):
     resolve(algorithm, over(flat).problem.traits)

@@ -340,7 +340,7 @@ def test_every_shipped_setting_cites_its_source(name):
         ("fsgld", "visit_error", r"step\.visit_error, with step\.name = 'measured'"),
         ("fsgld", "trust", r"conducive\.trust$"),
         ("dsvgd", "max_passes", r"end\.max_passes$"),
-        ("fedep", "server_optimiser", r"that of optimisers=pf\.Optimisers\(server=\.\.\.\)$"),
+        ("fedep", "server_optimiser", r"that of optimisers=pf\.infer\.Optimisers\(server=\.\.\.\)$"),
     ],
 )
 def test_the_key_of_a_setting_that_has_another_place_is_said(name, key, place):

@@ -29,8 +29,8 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:the particles are not at rest", "ignore:PaperDSVGD as published", "ignore:.* clients never had a turn"
 )
 
-SVGD = pf.PaperSVGD(num_particles=30, local_steps=3)
-OTHER = pf.PaperSVGD(num_particles=30, local_steps=6)
+SVGD = pf.papers.PaperSVGD(num_particles=30, local_steps=3)
+OTHER = pf.papers.PaperSVGD(num_particles=30, local_steps=6)
 QUIET = {"num_rounds": 2, "progress": False, "compile": "off", "audit": False}
 #: Rows scattered over clients, so that an order by client would be seen.
 SCATTERED = pf.partition.Explicit([list(range(0, N, 2)), list(range(1, N, 2))])
@@ -63,6 +63,7 @@ def test_groups_dims_and_coords(fitted):
     assert groups_of(idata) == {
         "posterior",
         "sample_stats",
+        "log_prior",
         "log_likelihood",
         "observed_data",
         "constant_data",
@@ -153,7 +154,7 @@ def test_every_model_becomes_a_file(case, tmp_path):
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="pyro.param")
         fed = pf.Federation(case.model, case.args, case.kwargs, plate="data", num_clients=2)
-    algorithm = pf.PaperSVGD(num_particles=4, local_steps=1, step_size=1e-3)
+    algorithm = pf.papers.PaperSVGD(num_particles=4, local_steps=1, step_size=1e-3)
     idata = pf.run(algorithm, fed, num_rounds=1, progress=False, compile="off", audit=False)
     back = there_and_back(idata, tmp_path / "run.nc")
     for name, site in {**fed.problem.sites, **fed.problem.layout.reported}.items():
@@ -251,7 +252,7 @@ def test_the_record_counts_bytes_and_rounds():
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="the KDE")
         idata = pf.run(
-            pf.PaperDSVGD(num_particles=3, local_steps=1, distill_steps=1),
+            pf.papers.PaperDSVGD(num_particles=3, local_steps=1, distill_steps=1),
             fed,
             num_rounds=3,
             progress=False,

@@ -41,7 +41,7 @@ def federation(seed=0, rows=30):
 
 def run(fed=None, **settings):
     options = {"num_rounds": ROUNDS, "progress": False, "compile": "off", "audit": False} | settings
-    algorithm = options.pop("algorithm", None) or pf.UDSVGD(num_particles=5, local_steps=3, batch_size=4)
+    algorithm = options.pop("algorithm", None) or pf.papers.UDSVGD(num_particles=5, local_steps=3, batch_size=4)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return pf.run(algorithm, fed or federation(), **options)
@@ -57,7 +57,7 @@ class KilledAt(Interrupting):
 
 NEVER = 10**6
 ALGORITHMS = [
-    pf.UDSVGD(num_particles=5, local_steps=3, batch_size=4),
+    pf.papers.UDSVGD(num_particles=5, local_steps=3, batch_size=4),
     pf.FedEP(start="prior"),
     pf.FedEP(),
 ]
@@ -122,7 +122,10 @@ def test_a_finished_run_is_not_run_again(tmp_path):
         ({"seed": 1}, ["seed", "'0'", "'1'"]),
         ({"num_rounds": 5}, ["has had 6 rounds of UDSVGD", "number of rounds is 5"]),
         ({"fed": 5}, ["data"]),
-        ({"algorithm": pf.UDSVGD(num_particles=6, local_steps=3, batch_size=4)}, ["algorithm", "num_particles=6"]),
+        (
+            {"algorithm": pf.papers.UDSVGD(num_particles=6, local_steps=3, batch_size=4)},
+            ["algorithm", "num_particles=6"],
+        ),
         ({"schedule": pf.schedule.UniformRandom()}, ["schedule", "UniformRandom"]),
     ],
     ids=["seed", "rounds", "data", "settings", "schedule"],
@@ -220,7 +223,7 @@ class Bomb:
 )
 @pytest.mark.filterwarnings("ignore:the particles are not at rest")
 def test_foreign_bytes_fall_back_to_the_state_before(tmp_path, content):
-    algorithm = pf.PaperSVGD(num_particles=5, local_steps=3)
+    algorithm = pf.papers.PaperSVGD(num_particles=5, local_steps=3)
     whole = run(algorithm=algorithm, checkpoint=tmp_path)
     latest = sorted(tmp_path.glob("round-*"))[-1]
     latest.write_bytes(content)

@@ -37,16 +37,16 @@ class OneRoundFirst(pf.P2PVI):
 
 MORE = {
     "FedEP, for networks": lambda: pf.FedEP(
-        client=pf.tilted.IVON(steps=2), covariance="diag", start=pf.Averaging(rounds=1)
+        client=pf.tilted.IVON(steps=2), covariance="diag", start=pf.infer.Averaging(rounds=1)
     ),
-    "FedSEP, for networks": lambda: pf.FedSEP(client=pf.tilted.IVON(steps=2), covariance="diag"),
-    "BayesADMM, for networks": lambda: pf.BayesADMM(client=pf.tilted.IVON(steps=2), covariance="diag"),
+    "FedSEP, for networks": lambda: pf.infer.FedSEP(client=pf.tilted.IVON(steps=2), covariance="diag"),
+    "BayesADMM, for networks": lambda: pf.infer.BayesADMM(client=pf.tilted.IVON(steps=2), covariance="diag"),
     "P2PVI, for networks": lambda: OneRoundFirst(update=pf.update.IVON(steps=2), covariance="diag"),
     "FSGLD, for networks": lambda: pf.FSGLD(
         surrogates=pf.FedEP(covariance="diag"), batch_size=3, num_chains=3, local_steps=4, burn_in=0
     ),
     "DSVGD, for networks": lambda: pf.DSVGD(num_particles=5, local_steps=3, batch_size=3, step_size=0.02),
-    "FedPA, tempered": lambda: pf.FedPA(client=pf.tilted.MCMC(**CHAIN), temperature=2.0),
+    "FedPA, tempered": lambda: pf.infer.FedPA(client=pf.tilted.MCMC(**CHAIN), temperature=2.0),
 }
 CASES = {name: make for name, make, _ in ALGORITHMS if name not in SAME_STEPS} | MORE
 
@@ -234,7 +234,7 @@ def test_torch_s_default_device_is_none_of_the_run_s():
 
 
 #: Whose rounds are had at once, where nothing is decided between them.
-FUSED = {"FSGLD": pf.FSGLD, "FALD": pf.FALD, "SAGALD": pf.SAGALD}
+FUSED = {"FSGLD": pf.FSGLD, "FALD": pf.infer.FALD, "SAGALD": pf.infer.SAGALD}
 
 
 @pytest.mark.parametrize("kind", [pytest.param(kind, id=name) for name, kind in FUSED.items()])
@@ -253,7 +253,7 @@ def test_what_pyro_samples_is_computed_on_the_cpu_and_says_so(elsewhere):
         settings = {"num_steps": 5, "num_guide_draws": 10}
         with pytest.warns(UserWarning, match="SVI draws random numbers within its steps and was computed on the CPU"):
             pf.run(pf.SVI(**settings), fed, progress=False, audit=False, log_likelihood=False, compile="off")
-    assert all(kind.on_cpu for kind in (pf.NUTS, pf.SVI, pf.ConsensusMC))
+    assert all(kind.on_cpu for kind in (pf.NUTS, pf.SVI, pf.infer.ConsensusMC))
     assert not pf.FedEP.on_cpu
 
 

@@ -21,7 +21,7 @@ def test_every_second_round_and_only_the_runs_own_phase():
         seen.append(idata.attrs["num_rounds"])
         return {"seen": len(seen)}
 
-    small = pf.DSVGD(num_particles=5, local_steps=4, end=pf.EndOfRun(noise=1e-6))
+    small = pf.DSVGD(num_particles=5, local_steps=4, end=pf.infer.EndOfRun(noise=1e-6))
     idata = quiet(small, fed, num_rounds=5, evaluate=evaluate, evaluate_every=2)
     own = (idata.federation["phase"] == "DSVGD").values
     assert 0 < own.sum() < len(own)
@@ -35,9 +35,9 @@ def test_predictions_of_unseen_rows_by_round_survive_a_checkpoint(tmp_path):
     fed = unequal_lines()
     test = line_data(rows=9, seed=1)
     settings = {"evaluate": lambda idata: metrics_on(idata, fed, test), "num_rounds": 3}
-    whole = quiet(pf.FedSEP(), fed, **settings)
-    quiet(pf.FedSEP(), fed, **settings, checkpoint=tmp_path)
-    again = quiet(pf.FedSEP(), fed, **settings, checkpoint=tmp_path, resume=True)
+    whole = quiet(pf.infer.FedSEP(), fed, **settings)
+    quiet(pf.infer.FedSEP(), fed, **settings, checkpoint=tmp_path)
+    again = quiet(pf.infer.FedSEP(), fed, **settings, checkpoint=tmp_path, resume=True)
     for name in ("rmse", "log_predictive_density"):
         np.testing.assert_array_equal(whole.federation[name].values, again.federation[name].values)
         assert np.isfinite(float(whole.federation[name][-1]))

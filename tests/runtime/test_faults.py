@@ -87,7 +87,10 @@ def test_who_replied_what_cannot_be_used_is_not_asked_to_take_part(kind, words):
 
 
 def test_a_failed_visit_leaves_the_particles_where_they_were():
-    algorithm = pf.PaperSVGD(num_particles=5, local_steps=4), pf.PaperDSVGD(num_particles=5, local_steps=4)
+    algorithm = (
+        pf.papers.PaperSVGD(num_particles=5, local_steps=4),
+        pf.papers.PaperDSVGD(num_particles=5, local_steps=4),
+    )
     faulty = Faulty(probability=1.0, clients=(1,))
     lost = run(algorithm[1], unequal_lines(), schedule=Explicit([[0], [1]]), num_rounds=2, executor=faulty)
     want = run(algorithm[1], unequal_lines(), schedule=Explicit([[0]]), num_rounds=1)
@@ -128,7 +131,7 @@ def test_where_all_are_needed_the_failed_are_asked_again():
 
 def test_where_all_are_needed_one_that_is_gone_ends_the_run():
     with pytest.raises(
-        pf.QuorumError, match=r"2 of 3 replied, need 3; no round was completed.*client 1 is gone"
+        pf.errors.QuorumError, match=r"2 of 3 replied, need 3; no round was completed.*client 1 is gone"
     ) as caught:
         run(pf.FedEP(), unequal_lines(), executor=Faulty(probability=1.0, kinds=("dies",), clients=(1,)))
     assert "FedLaplace needs every client: leave out those that are gone" in str(caught.value)
@@ -147,7 +150,9 @@ def test_below_the_quorum_a_round_is_not_applied(tmp_path):
 
     faulty = Fading()
     options = {"min_clients": 2, "executor": faulty, "checkpoint": tmp_path}
-    with pytest.raises(pf.QuorumError, match=f"1 of 3 replied, need 2; state of round 0 is in {tmp_path}") as caught:
+    with pytest.raises(
+        pf.errors.QuorumError, match=f"1 of 3 replied, need 2; state of round 0 is in {tmp_path}"
+    ) as caught:
         run(PRIOR, unequal_lines(), **options)
     one = run(PRIOR, unequal_lines(), num_rounds=1)
     assert np.array_equal(draws(caught.value.result), draws(one))
@@ -169,7 +174,7 @@ def test_an_answer_without_any_clients_rows_is_doubted():
 @pytest.mark.parametrize("min_clients", [None, 0, 1])
 def test_when_all_fail_the_run_stops(min_clients):
     """Row 32."""
-    with pytest.raises(pf.QuorumError, match="0 of 3 replied, need 1") as caught:
+    with pytest.raises(pf.errors.QuorumError, match="0 of 3 replied, need 1") as caught:
         run(PRIOR, unequal_lines(), executor=Faulty(probability=1.0), min_clients=min_clients)
     assert caught.value.round == (0 if min_clients else 6)  # 20 requests in vain are 7 rounds of 3
     assert np.isfinite(draws(caught.value.result)).all()
@@ -178,10 +183,10 @@ def test_when_all_fail_the_run_stops(min_clients):
 def test_no_finite_reply_at_all_is_a_divergence_unless_it_is_expected():
     """Row 33 and 23."""
     spoilt = Faulty(probability=1.0, kinds=("nan",))
-    with pytest.raises(pf.DivergenceError, match=r"client 0, round 0: '\w+' left the finite numbers") as caught:
+    with pytest.raises(pf.errors.DivergenceError, match=r"client 0, round 0: '\w+' left the finite numbers") as caught:
         run(PRIOR, unequal_lines(), executor=spoilt)
     assert (caught.value.client, caught.value.round) == (0, 0)
-    with pytest.raises(pf.QuorumError, match="left the finite numbers"):
+    with pytest.raises(pf.errors.QuorumError, match="left the finite numbers"):
         run(PRIOR, unequal_lines(), executor=spoilt, min_clients=0)
 
 
@@ -190,7 +195,7 @@ def test_a_resumed_run_remembers_its_failures(tmp_path):
         return Faulty(probability=0.4, seed=3)
 
     options = {"num_rounds": 6, "schedule": None}
-    algorithm = pf.UDSVGD(num_particles=5, local_steps=3)
+    algorithm = pf.papers.UDSVGD(num_particles=5, local_steps=3)
     whole = run(algorithm, unequal_lines(), executor=faulty(), **options)
     run(algorithm, unequal_lines(), executor=faulty(), checkpoint=tmp_path, **options)
     sorted(tmp_path.glob("round-*"))[-1].unlink()
@@ -211,7 +216,7 @@ def test_an_agent_that_fails_is_asleep_in_that_round():
 
 def test_a_graph_on_which_nobody_may_be_missing_says_so():
     matrix = [[0.5, 0.5, 0.0], [0.0, 0.5, 0.5], [0.3, 0.3, 0.4]]
-    with pytest.raises(pf.GraphError, match="not reversible"):
+    with pytest.raises(pf.errors.GraphError, match="not reversible"):
         run(
             pf.P2PVI(num_points=16, start="prior"),
             unequal_lines(),
@@ -231,7 +236,7 @@ FAST = {
         target_ess=None,
         num_chains=10,
     ),
-    "DSVGD": pf.DSVGD(start="gaussian", num_particles=30, local_steps=30, end=pf.EndOfRun(max_passes=6)),
+    "DSVGD": pf.DSVGD(start="gaussian", num_particles=30, local_steps=30, end=pf.infer.EndOfRun(max_passes=6)),
 }
 
 

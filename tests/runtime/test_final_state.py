@@ -28,7 +28,7 @@ def test_the_last_state_of_newtons_method_is_the_posterior_of_a_linear_model(fed
 @pytest.mark.filterwarnings("ignore:PaperDSVGD as published", "ignore:these draws are not the posterior")
 def test_it_is_the_state_that_run_ends_with(fed):
     quick = {"num_particles": 8, "local_steps": 3, "distill_steps": 3}
-    algorithm = pf.PaperDSVGD(**quick)
+    algorithm = pf.papers.PaperDSVGD(**quick)
     draws = pf.run(algorithm, fed, seed=4, compile="off", progress=False)["posterior"]["w"].values
     final = final_state(algorithm, fed, seed=4)
     particles = algorithm.sample(final.shared, 8, torch.Generator())

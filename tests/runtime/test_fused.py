@@ -13,7 +13,7 @@ from pyro_fed.runtime import fused as module
 
 QUIET = {"progress": False, "log_likelihood": False, "compile": "trace", "audit": False, "num_rounds": 60}
 X = shards(num_clients=4, rows=25)
-EXACT = pf.Given(torch.full((4, 2), 25.0, dtype=torch.float64), X.sum(1))
+EXACT = pf.infer.Given(torch.full((4, 2), 25.0, dtype=torch.float64), X.sum(1))
 
 
 def run(algorithm, **options):

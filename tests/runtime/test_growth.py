@@ -17,7 +17,7 @@ def watched(size, rounds=1000, entry="point", start=1.0):
     for done in range(1, rounds + 1):
         try:
             growth.look(algorithm, {entry: torch.tensor([size(done)], dtype=torch.float64)}, done, rounds, record)
-        except pf.DivergenceError as error:
+        except pf.errors.DivergenceError as error:
             assert f"'{entry}' grows without end" in str(error) and error.state is not None
             return done
     return None
@@ -74,7 +74,7 @@ def test_a_chain_of_too_long_steps_ends_in_the_error_before_it_overflows():
     fed = pf.Federation(model, (x, y), plate="data", num_clients=5, partition=pf.partition.SortedBy(x[:, 0]), seed=0)
     narrowest = float(torch.linalg.eigvalsh(x.T @ x)[-1])
     step = 4.4 / narrowest  # above 4 / λ each round multiplies by h λ / 2 - 1 = 1.2
-    with pytest.raises(pf.DivergenceError, match="grows without end") as caught:
-        pf.run(pf.SummedLangevin(step_size=step), fed, num_rounds=400, audit=False, progress=False)
+    with pytest.raises(pf.errors.DivergenceError, match="grows without end") as caught:
+        pf.run(pf.infer.SummedLangevin(step_size=step), fed, num_rounds=400, audit=False, progress=False)
     assert torch.isfinite(caught.value.state["position"]).all()
     assert float(caught.value.state["position"].abs().max()) < 1e30

@@ -37,7 +37,9 @@ def interrupting(monkeypatch, begun):
 def test_no_posterior_is_made_of_an_unfinished_start(monkeypatch, begun, tmp_path):
     """FedLaplace's first states are Newton steps from anywhere; q from them was off by orders of magnitude."""
     interrupting(monkeypatch, begun)
-    with pytest.raises(pf.InterruptedRun, match=f"FedLaplace, with which the run starts, after {begun - 1} of") as stop:
+    with pytest.raises(
+        pf.errors.InterruptedRun, match=f"FedLaplace, with which the run starts, after {begun - 1} of"
+    ) as stop:
         quiet(pf.FedEP(), unequal_lines(), checkpoint=tmp_path)
     assert isinstance(stop.value, KeyboardInterrupt)
     assert not isinstance(stop.value, pf.PyroFedError)  # who goes on after errors must not go on after Ctrl-C
@@ -50,7 +52,7 @@ def test_no_posterior_is_made_of_an_unfinished_start(monkeypatch, begun, tmp_pat
 
 
 def test_before_the_first_round_of_its_own_there_is_none(monkeypatch):
-    with pytest.raises(pf.InterruptedRun, match="FedEP, after 0 of 4 rounds"):
+    with pytest.raises(pf.errors.InterruptedRun, match="FedEP, after 0 of 4 rounds"):
         quiet(pf.FedEP(start="prior"), unequal_lines(), schedule=Interrupting(0))
 
 
@@ -86,7 +88,7 @@ def nuts(monkeypatch, draws, **settings):
 
 
 def test_chains_that_have_not_begun_are_no_chains(monkeypatch):
-    with pytest.raises(pf.InterruptedRun, match="NUTS, after 0 of 1 rounds"):
+    with pytest.raises(pf.errors.InterruptedRun, match="NUTS, after 0 of 1 rounds"):
         nuts(monkeypatch, draws=9)
 
 
@@ -105,7 +107,7 @@ def test_draws_are_not_lost(monkeypatch, draws, shape):
 
 
 def test_chains_of_one_point_are_none():
-    with pytest.raises(pf.InterruptedRun, match=r"FSGLD, after \d+ rounds"):
+    with pytest.raises(pf.errors.InterruptedRun, match=r"FSGLD, after \d+ rounds"):
         quiet(pf.FSGLD(burn_in=10**6, surrogates=pf.FedEP(start="prior")), unequal_lines(), schedule=Interrupting(2))
 
 

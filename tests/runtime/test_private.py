@@ -49,7 +49,7 @@ def private(algorithm, fed=None, norm=200.0, noise_multiplier=0.05, **options):
 
 @pytest.mark.parametrize(
     "algorithm",
-    [pf.FedSEP(start="prior"), pf.FedAvg(step_size=0.05), pf.FedEP(start="prior")],
+    [pf.infer.FedSEP(start="prior"), pf.FedAvg(step_size=0.05), pf.FedEP(start="prior")],
     ids=["fedsep", "fedavg", "fedep"],
 )
 def test_a_private_result_holds_what_was_released_alone(algorithm):
@@ -68,7 +68,7 @@ def test_a_private_result_holds_what_was_released_alone(algorithm):
 
 
 def test_without_noise_of_privacy_a_result_has_its_rows():
-    idata = quiet(pf.FedSEP(start="prior"), federation(), combination=pf.combination.Clipped(norm=1e6))
+    idata = quiet(pf.infer.FedSEP(start="prior"), federation(), combination=pf.combination.Clipped(norm=1e6))
     assert {"observed_data", "constant_data", "log_likelihood", "sample_stats"} <= groups_of(idata)
 
 
@@ -88,11 +88,11 @@ def noise_of_means(rounds, norm, noise_multiplier):
 @pytest.mark.parametrize(
     ("algorithm", "left"),
     [
-        (pf.FedSEP(start="prior"), 1.0),  # every round replaces all that q says of the clients
-        (pf.FedSEP(start="prior", damping=0.4), sum(0.4**2 * 0.6 ** (2 * t) for t in range(8))),
+        (pf.infer.FedSEP(start="prior"), 1.0),  # every round replaces all that q says of the clients
+        (pf.infer.FedSEP(start="prior", damping=0.4), sum(0.4**2 * 0.6 ** (2 * t) for t in range(8))),
         (pf.FedEP(start="prior"), 8.0),
         (pf.FedEP(start="prior", damping=0.6), 8 * 0.6**2),
-        (pf.PVI(start="prior", order="synchronous", client=pf.tilted.Newton(steps=2)), 8.0),
+        (pf.infer.PVI(start="prior", order="synchronous", client=pf.tilted.Newton(steps=2)), 8.0),
     ],
     ids=["fedsep", "fedsep damped", "fedep", "fedep damped", "pvi"],
 )
@@ -116,7 +116,7 @@ def test_the_noise_is_in_the_spread(algorithm, left):
 
 def test_the_noise_of_cohorts_is_not_held_back_as_steps_are():
     """Steps of a part of the clients are: a run takes a fraction of each round's noise, which the record has."""
-    algorithm = pf.PVI(start="prior", order="synchronous", client=pf.tilted.Newton(steps=2))
+    algorithm = pf.infer.PVI(start="prior", order="synchronous", client=pf.tilted.Newton(steps=2))
     settings = {"norm": 200.0, "noise_multiplier": 0.06}
     run = private(algorithm, num_rounds=16, num_draws=2000, schedule=pf.schedule.UniformRandom(20), **settings)
     left = float((run.federation["fraction"] ** 2).sum())
@@ -129,7 +129,7 @@ def test_steps_of_a_private_run_do_not_follow_the_noise():
     idata = private(pf.FedEP(start="prior"), num_rounds=3)
     assert "'memory': 0" in idata.attrs["settings"]
     with pytest.raises(pf.SettingError, match="an optimiser takes a part of each round's noise"):
-        private(pf.FedEP(start="prior", damping=0.1, optimisers=pf.Optimisers(server="adam")))
+        private(pf.FedEP(start="prior", damping=0.1, optimisers=pf.infer.Optimisers(server="adam")))
 
 
 def test_a_clients_site_is_what_the_server_has_taken():
@@ -151,7 +151,7 @@ def test_a_clients_site_is_what_the_server_has_taken():
 
 
 def test_large_noise_is_told_in_sds_with_the_cure():
-    idata = private(pf.FedSEP(start="prior"), federation(10), norm=100.0, noise_multiplier=1.0)
+    idata = private(pf.infer.FedSEP(start="prior"), federation(10), norm=100.0, noise_multiplier=1.0)
     assert idata.attrs["noise"] > 5
     assert "posterior SDs" in idata.attrs["doubts"]
     assert "more clients; fewer rounds" in idata.attrs["doubts"]
@@ -160,7 +160,9 @@ def test_large_noise_is_told_in_sds_with_the_cure():
     assert (off < 6 * idata.posterior["w"].std(("chain", "draw")).values).all()  # of an honest width
 
 
-@pytest.mark.parametrize("algorithm", [pf.FedEP(start="prior"), pf.FedSEP(start="prior"), pf.FedPA(start="prior")])
+@pytest.mark.parametrize(
+    "algorithm", [pf.FedEP(start="prior"), pf.infer.FedSEP(start="prior"), pf.infer.FedPA(start="prior")]
+)
 def test_a_posterior_that_clipping_holds_back_is_told_so_and_one_at_rest_is_not(algorithm):
     sds = exact(federation())[1]
     for norm, rounds, held in ((5.0, 3, True), (200.0, 6, False)):
@@ -171,7 +173,7 @@ def test_a_posterior_that_clipping_holds_back_is_told_so_and_one_at_rest_is_not(
 
 
 def test_small_noise_is_not_doubted():
-    idata = private(pf.FedSEP(start="prior"), noise_multiplier=1e-4)
+    idata = private(pf.infer.FedSEP(start="prior"), noise_multiplier=1e-4)
     assert idata.attrs["noise"] < privacy_noise.LARGEST_NOISE
     assert "noise" not in idata.attrs["doubts"]
 
@@ -194,7 +196,7 @@ def test_a_model_that_indexes_its_own_data_reports_no_deterministic_site():
             pyro.sample("y", dist.Normal(x[index] @ w, 1.0), obs=y[index])
 
     fed = pf.Federation(own, plate="data", num_clients=CLIENTS, dtype=torch.float64)
-    assert list(private(pf.FedSEP(start="prior"), fed).posterior.data_vars) == ["w"]
+    assert list(private(pf.infer.FedSEP(start="prior"), fed).posterior.data_vars) == ["w"]
 
 
 @pytest.mark.parametrize(

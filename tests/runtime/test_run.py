@@ -37,10 +37,10 @@ from pyro_fed.policy import run_settings
 )
 def test_options_out_of_range(options, message):
     with pytest.raises(pf.SettingError, match=message):
-        quiet(pf.PaperDSVGD(**PAPER), unequal_lines(), **options)
+        quiet(pf.papers.PaperDSVGD(**PAPER), unequal_lines(), **options)
 
 
-@pytest.mark.parametrize("factory", [pf.PaperSVGD, pf.PaperDSVGD, pf.UDSVGD])
+@pytest.mark.parametrize("factory", [pf.papers.PaperSVGD, pf.papers.PaperDSVGD, pf.papers.UDSVGD])
 @pytest.mark.parametrize(
     ("setting", "value"),
     [
@@ -65,9 +65,9 @@ def test_settings_out_of_range(factory, setting, value):
 @pytest.mark.parametrize(
     ("factory", "setting"),
     [
-        (pf.PaperDSVGD, "kde_bandwidth"),
-        (pf.UDSVGD, "kde_bandwidth"),
-        (pf.PaperDSVGD, "distill_steps"),
+        (pf.papers.PaperDSVGD, "kde_bandwidth"),
+        (pf.papers.UDSVGD, "kde_bandwidth"),
+        (pf.papers.PaperDSVGD, "distill_steps"),
     ],
 )
 def test_more_settings_out_of_range(factory, setting):
@@ -87,7 +87,7 @@ def test_schedules_choose_as_they_say():
     assert max(abs(count - 100) for count in counts) < 55
 
 
-@pytest.mark.parametrize("factory", [pf.PaperDSVGD, pf.UDSVGD])
+@pytest.mark.parametrize("factory", [pf.papers.PaperDSVGD, pf.papers.UDSVGD])
 def test_a_round_with_nobody_changes_nothing(factory):
     @dataclass(frozen=True)
     class Sometimes(Schedule):
@@ -105,7 +105,7 @@ def test_a_dead_kde_warns():
     x = 50 * torch.randn(40, 2, generator=generator, dtype=torch.float64)
     fed = pf.Federation(line, (x, x[:, 0]), plate="data", num_clients=2)
     with pytest.warns(UserWarning, match=r"the KDE of bandwidth 0.001 carries no information: .* effective neighbours"):
-        pf.run(pf.PaperDSVGD(**PAPER, kde_bandwidth=0.001), fed, num_rounds=2, **QUIET)
+        pf.run(pf.papers.PaperDSVGD(**PAPER, kde_bandwidth=0.001), fed, num_rounds=2, **QUIET)
 
 
 @pytest.mark.parametrize("swap", [False, True])

@@ -25,7 +25,7 @@ SHORT = pytest.mark.filterwarnings("ignore:the KDE of bandwidth")
 @pytest.mark.filterwarnings("ignore:.* as published ends")
 @pytest.mark.parametrize("name", ["PaperDSVGD", "UDSVGD"])
 def test_ctrl_c_returns_what_is_done(name):
-    algorithm = small(getattr(pf, name))
+    algorithm = small(getattr(pf.infer, name))
     with pytest.warns(UserWarning, match=f"{name} was interrupted after 3 of 10 rounds"):
         partial = pf.run(algorithm, unequal_lines(), num_rounds=10, schedule=Interrupting(3), **QUIET)
     whole = quiet(algorithm, unequal_lines(), num_rounds=3)
@@ -35,7 +35,7 @@ def test_ctrl_c_returns_what_is_done(name):
 
 
 @dataclass(frozen=True, kw_only=True)
-class InterruptedMonitor(pf.PaperDSVGD):
+class InterruptedMonitor(pf.papers.PaperDSVGD):
     """Ctrl-C after the work of round 2 is done, before the round is."""
 
     def monitor(self, before, after):
@@ -58,11 +58,11 @@ def test_a_round_cut_short_does_not_count():
     assert result.federation["change"].values.tolist() == [0.0, 1.0]
 
 
-FIRST = pf.PaperDSVGD(**PAPER)
+FIRST = pf.papers.PaperDSVGD(**PAPER)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Started(pf.PaperDSVGD):
+class Started(pf.papers.PaperDSVGD):
     """DSVGD from the particles of another run of it."""
 
     first: Algorithm = field(default=FIRST)
@@ -72,7 +72,7 @@ class Started(pf.PaperDSVGD):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Interrupted(pf.PaperDSVGD):
+class Interrupted(pf.papers.PaperDSVGD):
     """Ctrl-C in the first round's combine."""
 
     def combine(self, shared, messages, weights):
@@ -80,16 +80,20 @@ class Interrupted(pf.PaperDSVGD):
 
 
 def test_ctrl_c_in_a_warm_start_ends_the_run():
-    with pytest.raises(pf.InterruptedRun, match="Interrupted, with which the run starts, after 0 of 20 rounds") as stop:
+    with pytest.raises(
+        pf.errors.InterruptedRun, match="Interrupted, with which the run starts, after 0 of 20 rounds"
+    ) as stop:
         pf.run(Started(**PAPER, first=Interrupted(**PAPER)), unequal_lines(), num_rounds=2, **QUIET)
     assert isinstance(stop.value.algorithm, Interrupted)
     assert "particles" in stop.value.state
 
 
-@pytest.mark.parametrize("factory", [pf.PaperDSVGD, pf.UDSVGD, pf.PaperSVGD])
+@pytest.mark.parametrize("factory", [pf.papers.PaperDSVGD, pf.papers.UDSVGD, pf.papers.PaperSVGD])
 def test_too_large_a_step_says_which_client_and_round_and_keeps_the_last_state(factory):
     algorithm = small(factory, step_size=1e200)
-    with pytest.raises(pf.DivergenceError, match=r"client 0, round 0: 'particles' left the finite numbers") as caught:
+    with pytest.raises(
+        pf.errors.DivergenceError, match=r"client 0, round 0: 'particles' left the finite numbers"
+    ) as caught:
         quiet(algorithm, unequal_lines())
     error = caught.value
     assert (error.client, error.round) == (0, 0)
@@ -99,8 +103,8 @@ def test_too_large_a_step_says_which_client_and_round_and_keeps_the_last_state(f
 
 
 def test_a_warm_start_that_diverges_keeps_its_own_result():
-    algorithm = Started(**PAPER, first=pf.PaperSVGD(**SMALL, step_size=1e200))
-    with pytest.raises(pf.DivergenceError) as caught:
+    algorithm = Started(**PAPER, first=pf.papers.PaperSVGD(**SMALL, step_size=1e200))
+    with pytest.raises(pf.errors.DivergenceError) as caught:
         quiet(algorithm, unequal_lines())
     assert caught.value.result.attrs["algorithm"] == "PaperSVGD"
 
@@ -109,14 +113,14 @@ def test_a_last_state_that_is_no_distribution_is_a_divergence_and_is_kept():
     """Agents whose star has not been awake yet know nothing: their beliefs are flat."""
     fed = pf.Federation(line, line_data(40), plate="data", num_clients=7)
     said = r"P2PVI: the state after 1 round.* is no distribution .*4 of 7"
-    with pytest.raises(pf.DivergenceError, match=said) as caught:
+    with pytest.raises(pf.errors.DivergenceError, match=said) as caught:
         quiet(pf.P2PVI(start="local"), fed, graph=pf.graph.rotating_stars(6, 2), num_rounds=1)
     assert caught.value.round == 0
     assert torch.isfinite(caught.value.state["eta"]).all()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Criterion(pf.PaperDSVGD):
+class Criterion(pf.papers.PaperDSVGD):
     """Stops after `enough` rounds."""
 
     enough: int = 2
@@ -146,7 +150,7 @@ def test_converged_is_told_and_its_absence_warned_of():
     with pytest.warns(UserWarning, match=r"not converged after 3 rounds: the last change was \d.*; run more rounds"):
         late = pf.run(Criterion(**PAPER, enough=9), unequal_lines(), num_rounds=3, **QUIET)
     assert late.attrs["converged"] == 0
-    assert "converged" not in quiet(pf.PaperDSVGD(**PAPER), unequal_lines()).attrs
+    assert "converged" not in quiet(pf.papers.PaperDSVGD(**PAPER), unequal_lines()).attrs
 
 
 def test_a_run_that_stops_before_there_are_draws_keeps_its_own_error(monkeypatch):
@@ -161,7 +165,7 @@ def test_a_run_that_stops_before_there_are_draws_keeps_its_own_error(monkeypatch
 
     monkeypatch.setattr(Survey, "combine", astray)
     monkeypatch.setattr(Survey, "sample", lambda *args: torch.empty(1, 0, 3))
-    with pytest.raises(pf.DivergenceError, match="left the finite numbers") as caught:
+    with pytest.raises(pf.errors.DivergenceError, match="left the finite numbers") as caught:
         pf.run(pf.DSVGD(), unequal_lines(), **QUIET)
     assert caught.value.result is None
 
@@ -219,7 +223,7 @@ def test_what_is_left_out_of_a_result_costs_it_nothing(monkeypatch):
     assert "posterior" in groups_of(caught.value.result)
 
 
-@pytest.mark.parametrize("algorithm", [pf.DSGLD(), pf.DSVGD()], ids=repr)
+@pytest.mark.parametrize("algorithm", [pf.infer.DSGLD(), pf.DSVGD()], ids=repr)
 def test_a_density_that_is_no_number_is_named(algorithm):
     """sqrt(1 - a) is none where a > 1, to where the data lead."""
 
@@ -230,5 +234,7 @@ def test_a_density_that_is_no_number_is_named(algorithm):
             pyro.sample("y", dist.Normal(a, 0.3), obs=y)
 
     fed = pf.Federation(model, (torch.linspace(2.5, 3.5, 12).double(),), plate="data", num_clients=3)
-    with pytest.raises(pf.DivergenceError, match=r"The density of 'root' is no finite number at \d+ of 33 points"):
+    with pytest.raises(
+        pf.errors.DivergenceError, match=r"The density of 'root' is no finite number at \d+ of 33 points"
+    ):
         pf.run(algorithm, fed, **QUIET)

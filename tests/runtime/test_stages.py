@@ -378,13 +378,13 @@ def test_a_stage_that_starts_from_what_failed_is_not_tried():
 
 
 def test_where_nothing_stays_finite_the_first_error_is_raised():
-    with pytest.raises(pf.DivergenceError, match="left the finite numbers"):
+    with pytest.raises(pf.errors.DivergenceError, match="left the finite numbers"):
         tried(Diverging(), Diverging(tolerance=0.1))
 
 
 def test_input_that_the_first_stage_refuses_is_an_error():
     with pytest.raises(pf.SettingError, match="surrogates for 3 clients"):
-        tried(pf.FedAIS(surrogates=pf.Given(torch.eye(2).expand(2, 2, 2), torch.zeros(2, 2))), pf.FedEP())
+        tried(pf.FedAIS(surrogates=pf.infer.Given(torch.eye(2).expand(2, 2, 2), torch.zeros(2, 2))), pf.FedEP())
 
 
 @pytest.mark.parametrize("limit", [{"max_rounds": 2}, {"max_bytes": 4000}])

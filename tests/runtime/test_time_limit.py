@@ -42,7 +42,7 @@ ROUNDS = 7
 #: With a start of its own, sites that clients keep, particles, chains whose rounds are had at once, no server.
 ALGORITHMS = {
     "fedep": pf.FedEP(tolerance=1e-30),
-    "pvi": pf.PVI(start="prior", tolerance=1e-30),
+    "pvi": pf.infer.PVI(start="prior", tolerance=1e-30),
     "dsvgd": pf.DSVGD(num_particles=5),
     "fsgld": pf.FSGLD(burn_in=0),
     "p2p_vi": pf.P2PVI(tolerance=1e-30),
@@ -86,17 +86,19 @@ def test_what_is_returned_is_what_the_whole_rounds_gave(name, executor, clock, m
 
 
 def test_before_there_is_a_posterior_there_is_none(clock, tmp_path):
-    with pytest.raises(pf.TimeLimitError, match=r"max_seconds=3 was over in FedLaplace, with which the run") as stop:
+    with pytest.raises(
+        pf.errors.TimeLimitError, match=r"max_seconds=3 was over in FedLaplace, with which the run"
+    ) as stop:
         quiet(pf.FedEP(), unequal_lines(), max_seconds=3, checkpoint=tmp_path)
     assert stop.value.state["precision"].shape and isinstance(stop.value.algorithm, pf.FedLaplace)
     rest = quiet(pf.FedEP(), unequal_lines(), checkpoint=tmp_path, resume=True)
     assert np.array_equal(values(rest), values(quiet(pf.FedEP(), unequal_lines())))
-    with pytest.raises(pf.TimeLimitError, match="FSGLD"):  # no draws yet
+    with pytest.raises(pf.errors.TimeLimitError, match="FSGLD"):  # no draws yet
         quiet(
             pf.FSGLD(burn_in=10**6, surrogates=pf.FedEP(start="prior")), unequal_lines(), num_rounds=50, max_seconds=90
         )
     clock.seconds = 0
-    with pytest.raises(pf.TimeLimitError, match="SVI"):  # whose one round is all of Pyro's steps
+    with pytest.raises(pf.errors.TimeLimitError, match="SVI"):  # whose one round is all of Pyro's steps
         quiet(pf.SVI(num_steps=1000), unequal_lines(), max_seconds=60)
     assert clock.seconds < 100
 
@@ -154,7 +156,7 @@ def test_a_result_is_without_what_there_was_no_time_for(clock):
     options = {"num_rounds": 1, "audit": False, "progress": False, "compile": "off", "num_draws": 200}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        with pytest.raises(pf.TimeLimitError) as stop:
+        with pytest.raises(pf.errors.TimeLimitError) as stop:
             pf.run(pf.FedEP(), fed, max_seconds=20, **options)
     kept = stop.value.result
     assert set(kept.posterior.data_vars) == {"mu", "tau"} and "log_likelihood" not in kept.groups()

@@ -276,7 +276,7 @@ def failures(algorithm):
     for name, check in pf.testing.checks(algorithm):
         try:
             check(algorithm)
-        except pf.ContractError as error:
+        except pf.errors.ContractError as error:
             assert str(error).startswith(f"{name}: ")
             found[name] = str(error)
     return found
@@ -287,7 +287,7 @@ def test_one_error_lists_all_that_failed():
     class Two(Unchecked, NarrowDraws):
         pass
 
-    with pytest.raises(pf.ContractError) as caught:
+    with pytest.raises(pf.errors.ContractError) as caught:
         pf.testing.check_algorithm(Two())
     first, *lines = str(caught.value).splitlines()
     assert first == f"Two() fails 2 of {len(dict(pf.testing.checks(Two())))} checks:"
@@ -297,7 +297,7 @@ def test_one_error_lists_all_that_failed():
 
 
 def test_what_a_check_says_stands_before_the_errors_that_follow_from_it():
-    with pytest.raises(pf.ContractError) as caught:
+    with pytest.raises(pf.errors.ContractError) as caught:
         pf.testing.check_algorithm(frozen(FlatDraws))
     _, first, *others = str(caught.value).splitlines()
     assert first.startswith("- check_draws: expected draws of shape (chain, draw, 2); received (8, 2)")

@@ -5,3 +5,5 @@ from . import influence as influence
 from . import leave_out as leave_out
 from . import loo as loo
 from . import pointwise as pointwise
+from . import power_scaling as power_scaling
+from . import sbc as sbc

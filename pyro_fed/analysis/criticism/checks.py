@@ -60,7 +60,7 @@ def check_clients(
     Returns:
         A dataset. Over (client, statistic): `p_value`; `observed`, the statistic of the observed rows; `mean` and `sd`
         of the statistic over the replications. Over (client, statistic, sample): `replicated`, one value for each draw
-        of the posterior. A client without rows has NaN. `pf.plot_checks(found)` is the figure.
+        of the posterior. A client without rows has NaN. `pf.plots.plot_checks(found)` is the figure.
 
     Raises:
         SettingError: there are no statistics, or the federation does not hold its rows.

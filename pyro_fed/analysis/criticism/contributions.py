@@ -67,8 +67,8 @@ def contributions(idata: InferenceData, federation: Federation | None = None) ->
         - Over (client,): `contribution`, the mean share over parameters; with a federation also `rows`.
         - `prior_contribution`, the mean share of the prior.
 
-        For each parameter the shares of the clients and of the prior sum to one. `pf.plot_contributions(found)` and
-        `pf.plot_client_forest(found)` are the figures.
+        For each parameter the shares of the clients and of the prior sum to one. `pf.plots.plot_contributions(found)`
+        and `pf.plots.plot_client_forest(found)` are the figures.
 
     Raises:
         SettingError: the result has no sites, and no federation that holds its rows was passed.

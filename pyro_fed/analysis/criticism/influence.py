@@ -57,7 +57,7 @@ def influence(idata: InferenceData, federation: Federation | None = None) -> xr.
         parameter): `shift` and `sd_ratio`. Over (client,): `influence`, `disagreement`, `opposed`, `pareto_k` and `by`.
         `attrs["stands_apart"]` is a sentence on the clients that stand apart, or "". Where the posterior without a
         client is improper, its influence is infinite and its other figures are NaN. `found["shift"].to_pandas()` is
-        a table, `pf.plot_influence(found)` a figure.
+        a table, `pf.plots.plot_influence(found)` a figure.
 
     Raises:
         SettingError: the result has no sites, and no federation that holds its rows was passed.

@@ -1,4 +1,4 @@
-# The figures: a new one is one line here, and `pyro_fed` offers it too.
+# The figures: a new one is one line here, under `pf.plots`.
 from .chains import plot_chains as plot_chains
 from .comparison import plot_comparison as plot_comparison
 from .consensus import plot_consensus as plot_consensus

@@ -46,13 +46,13 @@ def plot_chains(
         SettingError: draws that are no chains, an unknown parameter, or fewer axes than two a parameter.
 
     Example:
-        >>> pf.plot_chains(pf.run(pf.NUTS(), fed), labels=["w[0]"])
+        >>> pf.plots.plot_chains(pf.run(pf.NUTS(), fed), labels=["w[0]"])
     """
     draws = Draws.of(idata, sorted(map(str, idata["posterior"].data_vars)))
     if draws.kind not in ("chains", ""):
         raise SettingError(
             f"plot_chains takes a result whose draws are Markov chains, received one whose draws are {draws.kind}, "
-            "which have no order: see pf.plot_comparison or pf.plot_forest"
+            "which have no order: see pf.plots.plot_comparison or pf.plots.plot_forest"
         )
     check_labels(() if labels is None else labels, draws.labels)
     if labels is None:

@@ -47,7 +47,7 @@ def plot_comparison(
         SettingError: no results, an unknown reference or parameter, or fewer axes than parameters.
 
     Example:
-        >>> (ax,) = pf.plot_comparison({"NUTS": reference, "FedEP": idata}, "NUTS", labels=["w[0]"])
+        >>> (ax,) = pf.plots.plot_comparison({"NUTS": reference, "FedEP": idata}, "NUTS", labels=["w[0]"])
         >>> ax.figure.savefig("posteriors.png")
     """
     results, reference = by_name(results), checked_reference(by_name(results), reference)

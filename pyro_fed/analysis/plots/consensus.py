@@ -40,7 +40,7 @@ def plot_consensus(
 
     Example:
         >>> idata = pf.run(pf.P2PVI(trace=True), fed, graph=pf.graph.ring(5))
-        >>> beliefs, disagreement = pf.plot_consensus(idata)
+        >>> beliefs, disagreement = pf.plots.plot_consensus(idata)
     """
     group = idata["federation"]
     if "belief_mean" not in group:

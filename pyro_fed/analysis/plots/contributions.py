@@ -29,7 +29,7 @@ def plot_contributions(
         SettingError: `found` is something else.
 
     Example:
-        >>> pf.plot_contributions(pf.contributions(idata, fed))
+        >>> pf.plots.plot_contributions(pf.contributions(idata, fed))
     """
     if not {"contribution", "prior_contribution"} <= set(getattr(found, "data_vars", ())):
         raise SettingError(

@@ -44,7 +44,7 @@ def plot_convergence(
         SettingError: no result has this metric, or fewer than two axes.
 
     Example:
-        >>> by_round, by_bytes = pf.plot_convergence({"FedEP": idata, "PVI": other})
+        >>> by_round, by_bytes = pf.plots.plot_convergence({"FedEP": idata, "PVI": other})
     """
     results = by_name(results)
     with_metric = {name: idata for name, idata in results.items() if metric in idata["federation"]}

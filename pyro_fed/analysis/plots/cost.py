@@ -38,7 +38,7 @@ def plot_cost(
         SettingError: the table lacks the column, or no result has both.
 
     Example:
-        >>> pf.plot_cost(pf.compare(results, "NUTS", federation=fed))
+        >>> pf.plots.plot_cost(pf.compare(results, "NUTS", federation=fed))
     """
     needed = {error, "bytes_up", "bytes_down"}
     if not needed <= set(table.columns):

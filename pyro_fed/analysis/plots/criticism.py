@@ -36,7 +36,7 @@ def plot_influence(
         SettingError: `found` is something else.
 
     Example:
-        >>> pf.plot_influence(pf.influence(idata))
+        >>> pf.plots.plot_influence(pf.influence(idata))
     """
     if not {"shift", "influence", "disagreement"} <= set(getattr(found, "data_vars", ())):
         raise SettingError(f"plot_influence takes the dataset that pf.influence returns, received {shown(found)}")
@@ -98,7 +98,7 @@ def plot_checks(
         SettingError: `found` is something else, has no such statistic, or has more clients than there are axes.
 
     Example:
-        >>> pf.plot_checks(pf.check_clients(idata, fed, np.mean))
+        >>> pf.plots.plot_checks(pf.check_clients(idata, fed, np.mean))
     """
     one = _statistic(found, statistic)
     count = one.sizes["client"]
@@ -132,7 +132,7 @@ def plot_check_intervals(
         SettingError: `found` is something else, or has no such statistic.
 
     Example:
-        >>> pf.plot_check_intervals(pf.check_clients(idata, fed, np.mean))
+        >>> pf.plots.plot_check_intervals(pf.check_clients(idata, fed, np.mean))
     """
     one = _statistic(found, statistic)
     place = np.arange(one.sizes["client"])

@@ -70,7 +70,7 @@ def plot_forest(
         SettingError: no results, or an unknown reference or parameter.
 
     Example:
-        >>> pf.plot_forest({"NUTS": reference, "FedEP": idata}, "NUTS")
+        >>> pf.plots.plot_forest({"NUTS": reference, "FedEP": idata}, "NUTS")
     """
     results, reference = by_name(results), checked_reference(by_name(results), reference)
     draws = {name: posterior_matrix(idata)[0] for name, idata in results.items()}
@@ -153,7 +153,7 @@ def plot_client_forest(
         SettingError: `found` is something else, or there is an unknown parameter.
 
     Example:
-        >>> pf.plot_client_forest(pf.contributions(idata), labels=["w[0]"], written=True)
+        >>> pf.plots.plot_client_forest(pf.contributions(idata), labels=["w[0]"], written=True)
     """
     if not {"share", "mean", "sd", "all_mean", "all_sd"} <= set(getattr(found, "data_vars", ())):
         raise SettingError(

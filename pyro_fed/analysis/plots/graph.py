@@ -48,7 +48,7 @@ def plot_graph(
         SettingError: more agents than can be told apart.
 
     Example:
-        >>> pf.plot_graph(pf.graph.ring(5), names={0: "Basel"}).figure.savefig("ring.png")
+        >>> pf.plots.plot_graph(pf.graph.ring(5), names={0: "Basel"}).figure.savefig("ring.png")
     """
     if graph.num_agents > MAX_AGENTS:
         raise SettingError(

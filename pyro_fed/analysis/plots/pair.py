@@ -45,7 +45,7 @@ def plot_pair(
         SettingError: no results, an unknown reference or parameter, or not two of them.
 
     Example:
-        >>> pf.plot_pair({"NUTS": reference, "FedEP": idata}, "NUTS", labels=["w[0]", "xi"])
+        >>> pf.plots.plot_pair({"NUTS": reference, "FedEP": idata}, "NUTS", labels=["w[0]", "xi"])
     """
     results, reference = by_name(results), checked_reference(by_name(results), reference)
     draws = {name: posterior_matrix(idata)[0] for name, idata in results.items()}

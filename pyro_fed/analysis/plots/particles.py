@@ -47,7 +47,7 @@ def plot_particles(
         SettingError: an unknown parameter, or fewer than two.
 
     Example:
-        >>> pf.plot_particles(pf.run(pf.DSVGD(), fed), labels=["w[0]", "w[1]"])
+        >>> pf.plots.plot_particles(pf.run(pf.DSVGD(), fed), labels=["w[0]", "w[1]"])
     """
     draws, known = posterior_matrix(idata)
     chosen = known[:2] if labels is None else list(labels)

@@ -34,7 +34,7 @@ def plot_partition(
         The axes.
 
     Example:
-        >>> pf.plot_partition(fed).figure.savefig("clients.png")
+        >>> pf.plots.plot_partition(fed).figure.savefig("clients.png")
     """
     width = float(np.clip(0.45 * federation.num_clients, 4.0, 12.0))
     ax = new_axes(ax, figsize or (width, 3.0))

@@ -51,7 +51,7 @@ def plot_reliability(
         SettingError: the observations are no classes, or there are fewer axes than results.
 
     Example:
-        >>> (ax,) = pf.plot_reliability({"FedEP": idata}, fed, (x_test, y_test))
+        >>> (ax,) = pf.plots.plot_reliability({"FedEP": idata}, fed, (x_test, y_test))
     """
     results = by_name(results)
     columns = min(4, len(results))

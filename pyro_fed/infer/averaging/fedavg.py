@@ -215,8 +215,8 @@ class FedAvg(LocalSGD):
             minibatches of `batch_size`: clients of any size then do equal work.
         prior: add the client's share of the log prior.
         damping: δ, the server's learning rate.
-        server_optimiser: of the averaged step: a `pf.optim` optimiser, or its name for the defaults: "sgd", "adagrad",
-            or "adam", whose `betas` are (0.9, 0.99) here. None is plain averaging.
+        server_optimiser: of the averaged step: a `pf.infer.optim` optimiser, or its name for the defaults: "sgd",
+            "adagrad", or "adam", whose `betas` are (0.9, 0.99) here. None is plain averaging.
 
     Raises:
         SettingError: a setting out of its range, or unknown.
@@ -226,7 +226,7 @@ class FedAvg(LocalSGD):
 
     Example:
         >>> idata = pf.run(pf.FedAvg(chain_steps=50), fed)
-        >>> idata = pf.run(pf.FedAvg(server_optimiser=pf.optim.SGD(momentum=0.9), damping=0.5), fed)
+        >>> idata = pf.run(pf.FedAvg(server_optimiser=pf.infer.optim.SGD(momentum=0.9), damping=0.5), fed)
     """
 
     shorthands: ClassVar[Mapping[str, Mapping[str, Variant]]] = {

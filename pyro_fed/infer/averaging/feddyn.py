@@ -67,7 +67,7 @@ class FedDyn(Proximal):
         Acar et al. (2021), Federated learning based on dynamic regularization.
 
     Example:
-        >>> idata = pf.run(pf.FedDyn(proximal=0.1), fed)
+        >>> idata = pf.run(pf.infer.FedDyn(proximal=0.1), fed)
     """
 
     additive: ClassVar[bool] = False

@@ -110,5 +110,5 @@ class FedProx(Proximal, FedAvg):
         Li et al. (2020), Federated optimization in heterogeneous networks.
 
     Example:
-        >>> idata = pf.run(pf.FedProx(proximal=0.1), fed)
+        >>> idata = pf.run(pf.infer.FedProx(proximal=0.1), fed)
     """

@@ -31,7 +31,7 @@ class Optimiser(Variant):
     """An optimiser that applies a change Δ, in place of adding δ Δ."""
 
     what: ClassVar[str] = "optimiser"
-    door: ClassVar[str] = "pf.optim"
+    door: ClassVar[str] = "pf.infer.optim"
 
     @abstractmethod
     def build(self, leaves: list[Tensor], rate: float) -> torch.optim.Optimizer:
@@ -80,7 +80,7 @@ class SGD(Optimiser):
         Guo et al. (2023), Table 7; FedAvgM of Hsu et al. (2019).
 
     Example:
-        >>> pf.run(pf.FedAvg(server_optimiser=pf.optim.SGD(momentum=0.9), damping=0.5), fed)
+        >>> pf.run(pf.FedAvg(server_optimiser=pf.infer.optim.SGD(momentum=0.9), damping=0.5), fed)
     """
 
     momentum: float = 0.9
@@ -105,7 +105,7 @@ class Adagrad(Optimiser):
         FedAdagrad of Reddi et al. (2020), Algorithm 2.
 
     Example:
-        >>> pf.run(pf.FedAvg(server_optimiser=pf.optim.Adagrad(eps=1e-3), damping=0.1), fed)
+        >>> pf.run(pf.FedAvg(server_optimiser=pf.infer.optim.Adagrad(eps=1e-3), damping=0.1), fed)
     """
 
     eps: float = 1e-5
@@ -131,7 +131,7 @@ class Adam(Optimiser):
         FedAdam of Reddi et al. (2020), Algorithm 2.
 
     Example:
-        >>> pf.run(pf.FedAvg(server_optimiser=pf.optim.Adam(betas=(0.9, 0.99)), damping=0.1), fed)
+        >>> pf.run(pf.FedAvg(server_optimiser=pf.infer.optim.Adam(betas=(0.9, 0.99)), damping=0.1), fed)
     """
 
     betas: tuple[float, float] = (0.9, 0.999)

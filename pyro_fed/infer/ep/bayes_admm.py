@@ -84,7 +84,7 @@ class BayesADMM(Converging, WarmStarted):
         Moellenhoff et al. (2025), Federated ADMM from Bayesian duality.
 
     Example:
-        >>> idata = pf.run(pf.BayesADMM(), fed)
+        >>> idata = pf.run(pf.infer.BayesADMM(), fed)
     """
 
     without: ClassVar[Mapping[str, str]] = {

@@ -5,9 +5,9 @@ clients' inferences in `tilted`.
 
     paper                       here by default                  to have the paper's
     clients by M, I, L or V     an expected Newton step at q     client="mcmc", "identity", "fisher", "ngvi"
-    steps by optimisers         the largest fractions            optimisers=pf.Optimisers(server=, client=), damping=
-    sum of the changes          sum                              pf.Optimisers(changes="mean") as the authors' code
-    start by FedAvg             the federated Laplace's          start=pf.Averaging()
+    steps by optimisers         the largest fractions            optimisers=pf.infer.Optimisers(...), damping=
+    sum of the changes          sum                              changes="mean" of them, as the authors' code
+    start by FedAvg             the federated Laplace's          start=pf.infer.Averaging()
 
 The default inference is not one of the paper's. `tilted.Newton` takes the site of an expected Newton step at q itself,
 
@@ -54,15 +54,15 @@ class FedEP(Converging, WarmStarted, Optimising, Controlled, Guided):
             "svi", "ivon". On models of more than 1000 parameters "ivon" is taken if none is set.
         start: "laplace" (federated, with all clients), "mode" (the same, to the end of Newton's method), "prior",
             "fedavg" (diagonal sites at the point that 40 rounds by Adam find, 100 of a network of at most 1000
-            parameters that does not classify), a `pf.Averaging` (the same as published), or "few_rows" (the q of rounds
-            by a quarter of the rows). "auto" takes "fedavg" on large models, "few_rows" on networks of many rows, and
-            "mode" under improper priors; the prior if there are more than 100 parameters, or if scores jump, as those
-            of a quantile regression or a lasso do (curvatures say nothing there); and otherwise "laplace".
+            parameters that does not classify), a `pf.infer.Averaging` (the same as published), or "few_rows" (the q of
+            rounds by a quarter of the rows). "auto" takes "fedavg" on large models, "few_rows" on networks of many
+            rows, and "mode" under improper priors; the prior if there are more than 100 parameters, or if scores jump,
+            as those of a quantile regression or a lasso do (curvatures say nothing there); and otherwise "laplace".
         damping: δ, in (0, 1]; with an optimiser, its learning rate. None takes 1 for "newton", and else one over the
             clients of the round: q is then the geometric mean of their tilted distributions, so that the clients' noise
             averages out.
         step_control: how Newton steps are accelerated and held back.
-        optimisers: of the changes, in place of fractions: a `pf.Optimisers`, whose learning rate is `damping`.
+        optimisers: of the changes, in place of fractions: a `pf.infer.Optimisers`, whose learning rate is `damping`.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
 
     Raises:

@@ -83,7 +83,7 @@ class FedLapCov(Converging, WarmStarted, Optimising, Controlled):
         Swaroop et al. (2025), Connecting federated ADMM to Bayes.
 
     Example:
-        >>> idata = pf.run(pf.FedLapCov(), fed)
+        >>> idata = pf.run(pf.infer.FedLapCov(), fed)
     """
 
     client: TiltedInference | str = Laplace()
@@ -123,7 +123,7 @@ class FedLap(FedLapCov):
         Swaroop et al. (2025), Connecting federated ADMM to Bayes.
 
     Example:
-        >>> idata = pf.run(pf.FedLap(), fed)
+        >>> idata = pf.run(pf.infer.FedLap(), fed)
     """
 
     draws_are: ClassVar[str] = "point"

@@ -46,7 +46,7 @@ class FedPA(WarmStarted, Optimising, Controlled):
         damping: δ, in (0, 1]; 1 is plain averaging. With an optimiser, its learning rate. None takes 1 for "newton",
             and else one over the clients of the round.
         step_control: how Newton steps are accelerated and held back.
-        optimisers: of the changes, in place of fractions: a `pf.Optimisers`, whose learning rate is `damping`.
+        optimisers: of the changes, in place of fractions: a `pf.infer.Optimisers`, whose learning rate is `damping`.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
 
     Raises:
@@ -56,7 +56,7 @@ class FedPA(WarmStarted, Optimising, Controlled):
         Al-Shedivat et al. (2021).
 
     Example:
-        >>> idata = pf.run(pf.FedPA(client=pf.tilted.MCMC(steps=500)), fed)
+        >>> idata = pf.run(pf.infer.FedPA(client=pf.tilted.MCMC(steps=500)), fed)
     """
 
     without: ClassVar[Mapping[str, str]] = {
@@ -97,7 +97,7 @@ class BCM(Damped):
         Tresp (2000).
 
     Example:
-        >>> idata = pf.run(pf.BCM(), fed)
+        >>> idata = pf.run(pf.infer.BCM(), fed)
     """
 
     without: ClassVar[Mapping[str, str]] = {

@@ -48,13 +48,13 @@ class FedSEP(Converging, WarmStarted, Optimising, Controlled):
             "svi", "ivon". On models of more than 1000 parameters "ivon" is taken if none is set.
         start: "laplace" (federated, with all clients), "mode" (the same, to the end of Newton's method), "prior",
             "fedavg" (diagonal sites at the point that averaging finds, which is taken on large models), a
-            `pf.Averaging` (the same as published), or "auto": the prior if it is proper and there are more than 100
-            parameters.
+            `pf.infer.Averaging` (the same as published), or "auto": the prior if it is proper and there are more than
+            100 parameters.
         damping: δ, in (0, 1]; with an optimiser, its learning rate. None takes 1 for "newton", and else one over the
             clients of the round: q is then the geometric mean of their tilted distributions, which no noise of theirs
             compounds.
         step_control: how Newton steps are accelerated and held back.
-        optimisers: of the changes, in place of fractions: a `pf.Optimisers` with a server's optimiser alone.
+        optimisers: of the changes, in place of fractions: a `pf.infer.Optimisers` with a server's optimiser alone.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
 
     Raises:
@@ -64,7 +64,7 @@ class FedSEP(Converging, WarmStarted, Optimising, Controlled):
         Guo et al. (2023), Section 2.2.4. Li et al. (2015), Stochastic expectation propagation.
 
     Example:
-        >>> idata = pf.run(pf.FedSEP(start="prior"), fed, schedule=pf.schedule.UniformRandom(10))
+        >>> idata = pf.run(pf.infer.FedSEP(start="prior"), fed, schedule=pf.schedule.UniformRandom(10))
     """
 
     additive: ClassVar[bool] = True

@@ -62,7 +62,7 @@ class Averaging(Settings):
         Guo et al. (2023), Section 3.2 and Table 7.
 
     Example:
-        >>> pf.run(pf.FedEP(start=pf.Averaging(rounds=400)), fed)
+        >>> pf.run(pf.FedEP(start=pf.infer.Averaging(rounds=400)), fed)
     """
 
     rounds: int = 400

@@ -48,7 +48,7 @@ class GuidedPVI(GuidedFedEP):
         order: "sequential" or "synchronous".
 
     Example:
-        >>> idata = pf.run(pf.PVI(guide=my_guide), fed)
+        >>> idata = pf.run(pf.infer.PVI(guide=my_guide), fed)
     """
 
     order: Order = "sequential"
@@ -85,12 +85,12 @@ class PVI(FedEP):
             if none is set.
         start: "laplace" (federated, with all clients), "mode" (the same, to the end of Newton's method), "prior",
             "fedavg" (diagonal sites at the point that averaging finds, which is taken on large models), a
-            `pf.Averaging` (the same as published), or "auto": the prior if it is proper and there are more than 100
-            parameters.
+            `pf.infer.Averaging` (the same as published), or "auto": the prior if it is proper and there are more than
+            100 parameters.
         damping: δ, in (0, 1]; with an optimiser, its learning rate. None takes 1 for "newton", and for
             "svi" one over the clients of the round.
         step_control: how Newton steps are accelerated and held back.
-        optimisers: of the changes, in place of fractions: a `pf.Optimisers`, whose learning rate is `damping`.
+        optimisers: of the changes, in place of fractions: a `pf.infer.Optimisers`, whose learning rate is `damping`.
         order: "sequential" (one client a round, in turn) or "synchronous"; a schedule given to `run` goes before it.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
 
@@ -101,8 +101,8 @@ class PVI(FedEP):
         Bui et al. (2018), Partitioned variational inference. Ashman et al. (2022).
 
     Example:
-        >>> idata = pf.run(pf.PVI(), fed)
-        >>> idata = pf.run(pf.PVI(client=pf.tilted.Newton(steps=3), order="synchronous"), fed)
+        >>> idata = pf.run(pf.infer.PVI(), fed)
+        >>> idata = pf.run(pf.infer.PVI(client=pf.tilted.Newton(steps=3), order="synchronous"), fed)
     """
 
     guided: ClassVar[type[GuidedFedEP]] = GuidedPVI

@@ -108,8 +108,8 @@ class Optimisers(Settings):
     """Optimisers of changes in place of fractions, Section 2.2.3 of Guo et al.; their learning rate is `damping`.
 
     Args:
-        server: of Σ_k Δ_k: a `pf.optim` optimiser, or its name for the defaults: "sgd", "adagrad", "adam". None adds
-            the changes, each to the fraction that leaves q a distribution.
+        server: of Σ_k Δ_k: a `pf.infer.optim` optimiser, or its name for the defaults: "sgd", "adagrad", "adam". None
+            adds the changes, each to the fraction that leaves q a distribution.
         client: the same, of each client's Δ_k; None takes the fractions that the server took.
         changes: the input of the server's optimiser: the "sum" of the clients' changes, as in Algorithm 3, or their
             "mean", as the authors' code; the clients' optimisers are then given that share of their own.
@@ -121,7 +121,7 @@ class Optimisers(Settings):
         Guo et al. (2023), Algorithm 3 and Table 7. Reddi et al. (2020).
 
     Example:
-        >>> idata = pf.run(pf.FedEP(optimisers=pf.Optimisers(server="adam"), damping=0.1), fed)
+        >>> idata = pf.run(pf.FedEP(optimisers=pf.infer.Optimisers(server="adam"), damping=0.1), fed)
     """
 
     server: Optimiser | str | None = None
@@ -143,12 +143,12 @@ class Optimising(Damped):
     """Expectation propagation with optimisers of q and of the clients' sites.
 
     Args:
-        optimisers: a `pf.Optimisers`; None takes fractions.
+        optimisers: a `pf.infer.Optimisers`; None takes fractions.
     """
 
     without: ClassVar[Mapping[str, str]] = {
-        "server_optimiser": "it is that of optimisers=pf.Optimisers(server=...)",
-        "client_optimiser": "it is that of optimisers=pf.Optimisers(client=...)",
+        "server_optimiser": "it is that of optimisers=pf.infer.Optimisers(server=...)",
+        "client_optimiser": "it is that of optimisers=pf.infer.Optimisers(client=...)",
     }
 
     optimisers: Optimisers | None = None
@@ -156,7 +156,7 @@ class Optimising(Damped):
     def __post_init__(self) -> None:
         name = type(self).__name__
         if self.optimisers is not None and not isinstance(self.optimisers, Optimisers):
-            raise SettingError(f"{name}: optimisers must be a pf.Optimisers, received {self.optimisers!r}")
+            raise SettingError(f"{name}: optimisers must be a pf.infer.Optimisers, received {self.optimisers!r}")
         super().__post_init__()
         if self.damping is None and not self.is_product:
             raise SettingError(f"{name}: an optimiser needs its learning rate, damping")
@@ -254,7 +254,7 @@ class Controlled(EP):
         super().__post_init__()
         if not isinstance(self.step_control, StepControl):
             name = type(self).__name__
-            raise SettingError(f"{name}: step_control must be a pf.StepControl, received {self.step_control!r}")
+            raise SettingError(f"{name}: step_control must be a pf.infer.StepControl, received {self.step_control!r}")
         if not self.solver.newton_steps:
             refuse_unused(self, "it accelerates and holds back the steps of client='newton' alone", "step_control")
         if self.server_optimises:
@@ -275,7 +275,7 @@ class WarmStarted(EP):
     """Expectation propagation with settings of a run's start.
 
     Args:
-        start: "laplace", "mode", "prior", "fedavg", a `pf.Averaging`, "few_rows" or "auto".
+        start: "laplace", "mode", "prior", "fedavg", a `pf.infer.Averaging`, "few_rows" or "auto".
     """
 
     start: Literal["auto", "laplace", "mode", "prior", "fedavg", "few_rows"] | Averaging = "auto"

@@ -83,7 +83,7 @@ class StepControl(Settings):
         Walker & Ni (2011), Anderson acceleration for fixed-point iterations.
 
     Example:
-        >>> pf.run(pf.FedEP(covariance="diag", step_control=pf.StepControl(reach=0.5)), fed)
+        >>> pf.run(pf.FedEP(covariance="diag", step_control=pf.infer.StepControl(reach=0.5)), fed)
     """
 
     memory: int | None = None

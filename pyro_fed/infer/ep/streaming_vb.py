@@ -53,7 +53,7 @@ class StreamingVB(EP):
         Broderick, Boyd, Wibisono, Wilson & Jordan (2013), Streaming variational Bayes.
 
     Example:
-        >>> idata = pf.run(pf.StreamingVB(), fed)
+        >>> idata = pf.run(pf.infer.StreamingVB(), fed)
     """
 
     remedy: ClassVar[str] = cures.OF_ONE_PASS

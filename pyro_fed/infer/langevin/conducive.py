@@ -24,7 +24,7 @@ class Conducive(Settings):
         El Mekkaoui et al. (2021), Eq. (6) and (7).
 
     Example:
-        >>> idata = pf.run(pf.FSGLD(conducive=pf.Conducive(trust=None)), fed)
+        >>> idata = pf.run(pf.FSGLD(conducive=pf.infer.Conducive(trust=None)), fed)
     """
 
     alpha: float = 1.0

@@ -42,7 +42,7 @@ class ConduciveVisits(VisitingLangevin):
     def __post_init__(self) -> None:
         if self.conducive is not None and not isinstance(self.conducive, Conducive):
             name = type(self).__name__
-            raise SettingError(f"{name}: conducive must be a pf.Conducive, received {self.conducive!r}")
+            raise SettingError(f"{name}: conducive must be a pf.infer.Conducive, received {self.conducive!r}")
         super().__post_init__()
 
     @property

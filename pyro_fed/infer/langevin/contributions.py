@@ -99,7 +99,7 @@ class AveragedVisitContributions(VisitContributions):
         return super().bounding_obstacle() or (
             ""
             if self.algorithm.conducive
-            else "without conducive gradients visits differ as lies do: conducive=pf.Conducive()"
+            else "without conducive gradients visits differ as lies do: conducive=pf.infer.Conducive()"
         )
 
     def bounded_messages(self, limits: Bounded, shared: State, ledger: State, sent: SentMessages) -> BoundedMessages:

@@ -54,7 +54,7 @@ class DSGLD(VisitingLangevin):
         Ahn, Shahbaba & Welling (2014), Distributed stochastic gradient MCMC. El Mekkaoui et al., Eq. (3)-(4).
 
     Example:
-        >>> idata = pf.run(pf.DSGLD(local_steps=2), fed)
+        >>> idata = pf.run(pf.infer.DSGLD(local_steps=2), fed)
     """
 
     sweeps: bool = True

@@ -78,8 +78,8 @@ class FALD(ConduciveVisits):
         control_variate: correct minibatches by their gradient at the mode of p(θ) Π_s q_s(θ); "visit": where the
             chain is when a visit begins (SVRG-LD), which needs no surrogates.
         probabilities: f_s, the clients' weights, positive with sum one; None is uniform.
-        conducive: a `pf.Conducive`: the weight and the reach of the conducive gradient; None is the plain form, whose
-            clients drift apart.
+        conducive: a `pf.infer.Conducive`: the weight and the reach of the conducive gradient; None is the plain form,
+            whose clients drift apart.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
 
     Raises:
@@ -90,7 +90,7 @@ class FALD(ConduciveVisits):
         Vono, Durmus & Moulines (2023), Federated averaging Langevin dynamics.
 
     Example:
-        >>> idata = pf.run(pf.FALD(), fed)
+        >>> idata = pf.run(pf.infer.FALD(), fed)
     """
 
     needs_all: ClassVar[bool] = True

@@ -89,8 +89,8 @@ class FedHMC(Tempered):
         scheme for setting trajectory lengths in Hamiltonian Monte Carlo.
 
     Example:
-        >>> idata = pf.run(pf.FedHMC(), fed)
-        >>> idata = pf.run(pf.FedHMC(target_accept=0.95, surrogates="laplace"), fed)
+        >>> idata = pf.run(pf.infer.FedHMC(), fed)
+        >>> idata = pf.run(pf.infer.FedHMC(target_accept=0.95, surrogates="laplace"), fed)
     """
 
     draws_are: ClassVar[str] = "chains"

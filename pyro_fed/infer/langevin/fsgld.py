@@ -83,7 +83,7 @@ class FSGLD(ConduciveVisits):
         probabilities: f_s, the probability of each client, positive with sum one; None is uniform.
         sweeps: every client once in each sweep, in random order, if f_s is uniform; else clients are drawn anew for
             each visit.
-        conducive: a `pf.Conducive`: the weight and the reach of the conducive gradient.
+        conducive: a `pf.infer.Conducive`: the weight and the reach of the conducive gradient.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
 
     Raises:
@@ -95,7 +95,7 @@ class FSGLD(ConduciveVisits):
 
     Example:
         >>> idata = pf.run(pf.FSGLD(num_chains=4), fed)
-        >>> idata = pf.run(pf.FSGLD(surrogates=pf.LocalSGLD(num_samples=5000), batch_size=50), fed)
+        >>> idata = pf.run(pf.FSGLD(surrogates=pf.infer.LocalSGLD(num_samples=5000), batch_size=50), fed)
     """
 
     steps: ClassVar[tuple[type[Step], ...]] = (Fixed, Measured)
@@ -111,7 +111,7 @@ class FSGLD(ConduciveVisits):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.conducive is None:
-            raise SettingError("FSGLD: conducive=None is DSGLD; use that, or give a pf.Conducive")
+            raise SettingError("FSGLD: conducive=None is DSGLD; use that, or give a pf.infer.Conducive")
 
     def default_schedule(self) -> Schedule:
         """One client for each chain: in random sweeps, or drawn with probabilities f_s."""

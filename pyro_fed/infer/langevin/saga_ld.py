@@ -68,9 +68,9 @@ class SAGALD(Langevin):
         Dubey, Reddi, Póczos, Smola, Xing & Williamson (2016), Algorithm 1.
 
     Example:
-        >>> idata = pf.run(pf.SAGALD(), fed)
+        >>> idata = pf.run(pf.infer.SAGALD(), fed)
         >>> step = pf.step.Fixed(size=1e-4, precondition=False, midpoint=False)
-        >>> idata = pf.run(pf.SAGALD(step=step, surrogates=None), fed)
+        >>> idata = pf.run(pf.infer.SAGALD(step=step, surrogates=None), fed)
     """
 
     pooled: ClassVar[bool] = True

@@ -48,9 +48,9 @@ class SGLD(CorrectedLangevin):
         et al.
 
     Example:
-        >>> idata = pf.run(pf.SGLD(), fed)
+        >>> idata = pf.run(pf.infer.SGLD(), fed)
         >>> step = pf.step.Fixed(size=1e-4, precondition=False, midpoint=False)
-        >>> idata = pf.run(pf.SGLD(step=step, surrogates=None, control_variate=False), fed)
+        >>> idata = pf.run(pf.infer.SGLD(step=step, surrogates=None, control_variate=False), fed)
     """
 
     pooled: ClassVar[bool] = True

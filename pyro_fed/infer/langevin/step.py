@@ -104,7 +104,7 @@ class Derived(Step):
         decay_offset: steps after which the step has fallen to 2^-γ; only with a `decay`.
 
     Example:
-        >>> idata = pf.run(pf.SGLD(step=pf.step.Derived(largest=0.2)), fed)
+        >>> idata = pf.run(pf.infer.SGLD(step=pf.step.Derived(largest=0.2)), fed)
     """
 
     largest: float = 0.5
@@ -128,7 +128,7 @@ class ForVisits(Derived):
         decay_offset: steps after which the step has fallen to 2^-γ; only with a `decay`.
 
     Example:
-        >>> idata = pf.run(pf.DSGLD(step=pf.step.ForVisits(visit_time=0.5)), fed)
+        >>> idata = pf.run(pf.infer.DSGLD(step=pf.step.ForVisits(visit_time=0.5)), fed)
     """
 
     visit_time: float | None = None

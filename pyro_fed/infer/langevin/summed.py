@@ -113,8 +113,8 @@ class SummedLangevin(Algorithm):
 
     Example:
         >>> private = pf.Private(norm=15.0, noise_multiplier=30.0)
-        >>> idata = pf.run(pf.SummedLangevin(temperature=4.0), fed, num_rounds=400, combination=private)
-        >>> idata = pf.run(pf.SummedLangevin(step_size=0.01), fed)
+        >>> idata = pf.run(pf.infer.SummedLangevin(temperature=4.0), fed, num_rounds=400, combination=private)
+        >>> idata = pf.run(pf.infer.SummedLangevin(step_size=0.01), fed)
     """
 
     draws_are: ClassVar[str] = "chains"

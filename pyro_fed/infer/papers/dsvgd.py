@@ -265,7 +265,7 @@ class PaperDSVGD(SiteParticles):
         Kassab & Simeone, Algorithm 1, Eq. (13)-(17); settings from Table 3.
 
     Example:
-        >>> idata = pf.run(pf.PaperDSVGD(num_particles=100, batch_size=10), fed)
+        >>> idata = pf.run(pf.papers.PaperDSVGD(num_particles=100, batch_size=10), fed)
     """
 
     distill_steps: int = 200

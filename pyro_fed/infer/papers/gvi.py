@@ -44,7 +44,7 @@ class GVI(Converging, Damped, Controlled):
         Bui et al. (2018), Property 4. Khan & Nielsen (2018).
 
     Example:
-        >>> idata = pf.run(pf.GVI(), fed)
+        >>> idata = pf.run(pf.papers.GVI(), fed)
     """
 
     pooled: ClassVar[bool] = True

@@ -78,7 +78,7 @@ class NPV(Algorithm):
         Gershman, Hoffman & Blei (2012), Nonparametric variational inference.
 
     Example:
-        >>> idata = pf.run(pf.NPV(num_components=10), fed)
+        >>> idata = pf.run(pf.papers.NPV(num_components=10), fed)
     """
 
     pooled: ClassVar[bool] = True

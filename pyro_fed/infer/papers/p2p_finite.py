@@ -87,7 +87,7 @@ class P2PFinite(Tempered, OnGraph):
 
     Example:
         >>> theta = torch.linspace(-1, 1, 21)
-        >>> idata = pf.run(pf.P2PFinite(candidates={"theta": theta}), fed, graph=pf.graph.ring(5))
+        >>> idata = pf.run(pf.papers.P2PFinite(candidates={"theta": theta}), fed, graph=pf.graph.ring(5))
     """
 
     draws_are: ClassVar[str] = "agents"

@@ -74,7 +74,7 @@ class PaperParallelDSVGD(PaperDSVGD):
         Kassab & Simeone, Appendix A.5, Algorithm 5, Eq. (28)-(29).
 
     Example:
-        >>> idata = pf.run(pf.PaperParallelDSVGD(share=0.5), fed)
+        >>> idata = pf.run(pf.papers.PaperParallelDSVGD(share=0.5), fed)
     """
 
     server_steps: int = 200

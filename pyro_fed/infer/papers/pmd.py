@@ -109,7 +109,7 @@ class PMD(Algorithm):
         Dai, He, Dai & Song (2016), Algorithm 1.
 
     Example:
-        >>> idata = pf.run(pf.PMD(num_particles=500), fed)
+        >>> idata = pf.run(pf.papers.PMD(num_particles=500), fed)
     """
 
     pooled: ClassVar[bool] = True

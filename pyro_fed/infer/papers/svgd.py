@@ -54,7 +54,7 @@ class PaperSVGD(ParticleAlgorithm):
         Liu & Wang (2016), Stein variational gradient descent. Kassab & Simeone, Algorithm 3, Eq. (8).
 
     Example:
-        >>> idata = pf.run(pf.PaperSVGD(local_steps=200, batch_size=10), fed, num_rounds=20)
+        >>> idata = pf.run(pf.papers.PaperSVGD(local_steps=200, batch_size=10), fed, num_rounds=20)
     """
 
     pooled: ClassVar[bool] = True

@@ -84,7 +84,7 @@ class UDSVGD(SiteParticles):
         Kassab & Simeone, Appendix A.1, Algorithm 4, Eq. (9)-(15); settings from Table 3.
 
     Example:
-        >>> idata = pf.run(pf.UDSVGD(num_particles=100, batch_size=10), fed)
+        >>> idata = pf.run(pf.papers.UDSVGD(num_particles=100, batch_size=10), fed)
     """
 
     site_kind: ClassVar[type[Any]] = Turns

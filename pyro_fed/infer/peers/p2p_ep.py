@@ -76,7 +76,7 @@ class P2PEP(PeerGaussian):
             method over the graph; "local": each agent's own, with nothing exchanged, which needs more rows than
             parameters at every agent; "prior": every belief begins as the prior, or its Laplace approximation; "auto":
             "consensus", or "local" if groups of agents are awake in turn. "draw" is for beliefs as published.
-        trace: keep every agent's belief of every round (means and SDs) in the record, for `pf.plot_consensus`.
+        trace: keep every agent's belief of every round (means and SDs) in the record, for `pf.plots.plot_consensus`.
         tilted_points: Sobol points of a belief for the tilted moments.
         min_effective: share of effective points below which an agent keeps its site in a round.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.

@@ -55,7 +55,7 @@ class P2PFedAvg(LocalSGD, OnGraph):
         (2017), Can decentralized algorithms outperform centralized algorithms?
 
     Example:
-        >>> idata = pf.run(pf.P2PFedAvg(chain_steps=50), fed, graph=pf.graph.ring(5))
+        >>> idata = pf.run(pf.infer.P2PFedAvg(chain_steps=50), fed, graph=pf.graph.ring(5))
     """
 
     additive: ClassVar[bool] = False

@@ -104,7 +104,7 @@ class P2PVI(CountedRows):
             "prior" as published and with "svi", which take nothing else but "draw", and where rows' scores jump;
             "local", under the Gaussian nearest to the prior, where the prior's do; otherwise "consensus", or "local"
             if groups of agents are awake in turn.
-        trace: keep every agent's belief of every round (means and SDs) in the record, for `pf.plot_consensus`.
+        trace: keep every agent's belief of every round (means and SDs) in the record, for `pf.plots.plot_consensus`.
         weighting: "exact" (each datum counts once, whatever the graph) or "paper" (as published).
         update: the solver of Eq. (3): `pf.update.Newton` (expected Newton steps, closed form where conjugate),
             `pf.update.SVI` (Adam on the ELBO with a Gaussian guide, Bayes by backprop), or `pf.update.IVON` (gradients

@@ -87,7 +87,7 @@ class PeerGaussian(SpreadGaussian, OnGraph):
             "draw": with the prior's SDs about one draw from it, common to all (a neural network's prior mean is a
             saddle); "auto": "consensus", or "local" if groups of agents are awake in turn.
         trace: keep every agent's belief of every round (means and SDs) in the record, for
-            `pf.plot_consensus`.
+            `pf.plots.plot_consensus`.
     """
 
     draws_are: ClassVar[str] = "agents"

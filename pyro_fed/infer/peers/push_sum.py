@@ -66,7 +66,7 @@ class P2PPushSum(PeerGaussian):
         start: "local": each agent's own Laplace approximation, with nothing exchanged; "prior": every belief begins as
             the prior, or its Laplace approximation; "auto" is "local". Newton's method over the graph is for W whose
             rows sum to one.
-        trace: keep every agent's belief of every round (means and SDs) in the record, for `pf.plot_consensus`.
+        trace: keep every agent's belief of every round (means and SDs) in the record, for `pf.plots.plot_consensus`.
         temperature: α of generalised Bayes; the likelihood is raised to 1/α.
 
     Raises:
@@ -77,7 +77,7 @@ class P2PPushSum(PeerGaussian):
 
     Example:
         >>> one_way = pf.graph.from_networkx(nx.cycle_graph(5, create_using=nx.DiGraph), mixing="uniform")
-        >>> idata = pf.run(pf.P2PPushSum(), fed, graph=one_way)
+        >>> idata = pf.run(pf.infer.P2PPushSum(), fed, graph=one_way)
     """
 
     def __post_init__(self) -> None:

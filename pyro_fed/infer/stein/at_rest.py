@@ -75,7 +75,7 @@ class EndOfRun(Settings):
         Liu, Lee & Jordan (2016), A kernelized Stein discrepancy for goodness-of-fit tests.
 
     Example:
-        >>> idata = pf.run(pf.DSVGD(end=pf.EndOfRun(patience=5)), fed)
+        >>> idata = pf.run(pf.DSVGD(end=pf.infer.EndOfRun(patience=5)), fed)
     """
 
     noise: float = 0.05

@@ -144,7 +144,8 @@ class DSVGD(ParticleAlgorithm, Indicators):
             "auto" searches for modes if the prior is proper, the model has at most 30 parameters and its
             rows' scores do not jump (a mode of a quantile regression has no curvature); it otherwise takes the
             Gaussian, with a check if the prior is proper and the model too large for Hessians.
-        end: criterion of the run's end, a `pf.EndOfRun`; not for particles that start apart, which use all rounds.
+        end: criterion of the run's end, a `pf.infer.EndOfRun`; not for particles that start apart, which use all
+            rounds.
 
     Raises:
         SettingError: a setting out of its range, unknown, or without effect beside the others.
@@ -170,7 +171,7 @@ class DSVGD(ParticleAlgorithm, Indicators):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.end, EndOfRun):
-            raise SettingError(f"{type(self).__name__}: end must be a pf.EndOfRun, received {self.end!r}")
+            raise SettingError(f"{type(self).__name__}: end must be a pf.infer.EndOfRun, received {self.end!r}")
         check_choice(self, "start", ("auto", *BEGINNINGS))
         check_between(self, "decay", 0, 1, "[]")
         if self.start == "apart":

@@ -65,7 +65,7 @@ class ParallelDSVGD(DSVGD):
             "auto" searches for modes if the prior is proper and the model has at most 30 parameters; it
             otherwise takes the Gaussian, with that check if the prior is proper and the model too large for
             Hessians.
-        end: criterion of the run's end, a `pf.EndOfRun`.
+        end: criterion of the run's end, a `pf.infer.EndOfRun`.
 
     Raises:
         SettingError: a setting out of its range, unknown, or without effect beside the others; a `batch_size`, or a
@@ -75,7 +75,7 @@ class ParallelDSVGD(DSVGD):
         Kassab & Simeone, Appendix A.5, Algorithm 5, with the sites of `DSVGD`.
 
     Example:
-        >>> idata = pf.run(pf.ParallelDSVGD(num_particles=100), fed)
+        >>> idata = pf.run(pf.infer.ParallelDSVGD(num_particles=100), fed)
     """
 
     local_steps: int = 50

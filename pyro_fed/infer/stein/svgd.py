@@ -39,7 +39,8 @@ class SVGD(DSVGD):
             centre is no maximum: then "apart").
             "auto" searches for modes if the prior is proper and the model has at most 30 parameters; it
             otherwise takes the Gaussian, with a check if the prior is proper and the model too large for Hessians.
-        end: criterion of the run's end, a `pf.EndOfRun`; not for particles that start apart, which use all rounds.
+        end: criterion of the run's end, a `pf.infer.EndOfRun`; not for particles that start apart, which use all
+            rounds.
 
     Raises:
         SettingError: a setting out of its range, unknown, or without effect beside the others.
@@ -48,7 +49,7 @@ class SVGD(DSVGD):
         Liu & Wang (2016), Stein variational gradient descent: a general purpose Bayesian inference algorithm.
 
     Example:
-        >>> idata = pf.run(pf.SVGD(num_particles=100), fed)
+        >>> idata = pf.run(pf.infer.SVGD(num_particles=100), fed)
     """
 
     pooled: ClassVar[bool] = True

@@ -86,8 +86,8 @@ class ConsensusMC(Algorithm):
         Scott et al. (2016), Bayes and big data. Neiswanger, Wang & Xing (2014), Algorithm 1.
 
     Example:
-        >>> idata = pf.run(pf.ConsensusMC(), fed)
-        >>> idata = pf.run(pf.ConsensusMC(rule="nonparametric", num_chains=4), fed)
+        >>> idata = pf.run(pf.infer.ConsensusMC(), fed)
+        >>> idata = pf.run(pf.infer.ConsensusMC(rule="nonparametric", num_chains=4), fed)
     """
 
     on_cpu: ClassVar[bool] = True

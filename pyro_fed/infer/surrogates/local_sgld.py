@@ -81,7 +81,7 @@ class LocalSGLD(Tempered):
         El Mekkaoui et al., Federated stochastic gradient Langevin dynamics, Section 3.1.
 
     Example:
-        >>> idata = pf.run(pf.FSGLD(surrogates=pf.LocalSGLD(num_samples=5000)), fed)
+        >>> idata = pf.run(pf.FSGLD(surrogates=pf.infer.LocalSGLD(num_samples=5000)), fed)
     """
 
     needs_all: ClassVar[bool] = True

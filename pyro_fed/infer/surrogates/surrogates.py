@@ -57,7 +57,7 @@ class Given(metaclass=Checked):
         El Mekkaoui et al., Federated stochastic gradient Langevin dynamics, Section 3.1.
 
     Example:
-        >>> given = pf.Given.from_moments(means, covariances)  # (K, D) and (K, D, D)
+        >>> given = pf.infer.Given.from_moments(means, covariances)  # (K, D) and (K, D, D)
         >>> idata = pf.run(pf.FSGLD(surrogates=given), fed)
     """
 

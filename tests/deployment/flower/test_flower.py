@@ -137,7 +137,7 @@ def test_same_answer_in_a_simulation(flower, tmp_path, monkeypatch):
     for family in SIMULATED:
         assert_same(found[family], sequential(family))
     options = {"compile": "off", "progress": False, "num_rounds": 3, "log_likelihood": False, "audit": False}
-    summed = pf.run(pf.FedSEP(start="prior"), unequal_lines(), executor="sequential", **options)
+    summed = pf.run(pf.infer.FedSEP(start="prior"), unequal_lines(), executor="sequential", **options)
     np.testing.assert_allclose(found["FedSEP"].posterior["w"].values, summed.posterior["w"].values, atol=1e-3)
 
 
@@ -316,7 +316,7 @@ def test_ask_over_a_grid(flower, tmp_path):
     found = quiet_serve(flower, flower.grid(model, recipes), model, recipes["PaperDSVGD"])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        algorithm = pf.PaperDSVGD(num_particles=5, local_steps=2, distill_steps=2)
+        algorithm = pf.papers.PaperDSVGD(num_particles=5, local_steps=2, distill_steps=2)
         options = {"schedule": pf.schedule.KSD(), "num_rounds": 3, "executor": "sequential"}
         same = pf.run(algorithm, unequal_lines(), compile="off", progress=False, log_likelihood=False, **options)
     assert np.array_equal(found.posterior["w"].values, same.posterior["w"].values)
@@ -347,7 +347,7 @@ def over_grid_and_here(flower, folder, recipes, name, algorithm, config, options
     ],
 )
 def test_what_the_configuration_says_is_what_run_takes(flower, config, options, tmp_path):
-    algorithm = pf.FedSEP(start="prior")
+    algorithm = pf.infer.FedSEP(start="prior")
     found, same = over_grid_and_here(flower, tmp_path, SEP, "FedSEP", algorithm, config, {"num_rounds": 3} | options)
     assert np.array_equal(found.posterior["w"].values, same.posterior["w"].values)
     assert np.array_equal(found.federation["participated"].values, same.federation["participated"].values)
@@ -358,7 +358,7 @@ def test_a_private_run_over_a_grid(flower, tmp_path):
     config = {"combination": "{name = 'private', norm = 1.0, noise_multiplier = 2.0, delta = 1e-2}"}
     private = pf.Private(norm=1.0, noise_multiplier=2.0, delta=1e-2)
     options = {"num_rounds": 3, "combination": private}
-    found, same = over_grid_and_here(flower, tmp_path, SEP, "FedSEP", pf.FedSEP(start="prior"), config, options)
+    found, same = over_grid_and_here(flower, tmp_path, SEP, "FedSEP", pf.infer.FedSEP(start="prior"), config, options)
     assert (found.attrs["epsilon"], found.attrs["delta"]) == (same.attrs["epsilon"], same.attrs["delta"])
     assert groups_of(found) == groups_of(same) == {"posterior", "federation"}
 

@@ -33,13 +33,13 @@ RECIPES = {
 #: What the rounding of what is sent may move.
 ROUNDED = 1e-3
 ALGORITHMS = {
-    "FedSEP": (pf.FedSEP(start="prior"), {"num_rounds": 3}),
+    "FedSEP": (pf.infer.FedSEP(start="prior"), {"num_rounds": 3}),
     "FedAvg": (pf.FedAvg(), {"num_rounds": 3}),
     "FedLaplace": (pf.FedLaplace(), {}),
-    "FedSEP-laplace": (pf.FedSEP(), {"num_rounds": 3}),
+    "FedSEP-laplace": (pf.infer.FedSEP(), {"num_rounds": 3}),
     "FedAIS": (pf.FedAIS(surrogates="laplace", num_proposals=400), {}),
-    "FedHMC": (pf.FedHMC(surrogates="laplace", num_chains=4), {"num_rounds": 12}),
-    "SummedLangevin": (pf.SummedLangevin(step_size=0.02, burn_in=2), {"num_rounds": 6}),
+    "FedHMC": (pf.infer.FedHMC(surrogates="laplace", num_chains=4), {"num_rounds": 12}),
+    "SummedLangevin": (pf.infer.SummedLangevin(step_size=0.02, burn_in=2), {"num_rounds": 6}),
 }
 
 

@@ -88,7 +88,7 @@ def test_conjugate_regression_is_exact_after_one_round_and_after_every_later_one
         pf.FedEP(covariance="diag"),
         pf.FedEP(client="laplace"),
         pf.FedEP(client=pf.tilted.MCMC(steps=200)),
-        pf.PVI(order="synchronous", client=pf.tilted.Newton(steps=2)),
+        pf.infer.PVI(order="synchronous", client=pf.tilted.Newton(steps=2)),
     ],
     ids=lambda a: f"{type(a).__name__}-{a.client.kind()}-{a.covariance}",
 )
@@ -120,7 +120,9 @@ def test_q_is_the_product_where_the_prior_s_site_moves(client):
 
 
 @pytest.mark.parametrize(
-    "algorithm", [pf.FedSEP(), pf.PVI(), pf.BCM(), pf.FedPA(client="laplace")], ids=lambda a: type(a).__name__
+    "algorithm",
+    [pf.infer.FedSEP(), pf.infer.PVI(), pf.infer.BCM(), pf.infer.FedPA(client="laplace")],
+    ids=lambda a: type(a).__name__,
 )
 def test_the_kin_of_fedep_are_exact_for_a_conjugate_model(algorithm):
     after, _ = run_recorded(algorithm, regression(4), **OFF)[-1]
@@ -177,7 +179,7 @@ def accuracy_on(fed, mean):
 def test_diagonal_steps_that_are_much_too_long_do_not_run_away():
     """Measured: not held back, the mean's length is 132 and half of the rows are right; held back 4.3 and 86 %."""
     fed, seen = correlated(20), []
-    for control in (pf.StepControl(reach=1e9, growth=1e9), pf.StepControl()):
+    for control in (pf.infer.StepControl(reach=1e9, growth=1e9), pf.infer.StepControl()):
         algorithm = pf.FedEP(covariance="diag", start="prior", num_points=16, step_control=control)
         states = run_recorded(algorithm, fed, schedule=pf.schedule.UniformRandom(4), num_rounds=60)
         seen.append(gaussian(states[-1][0]).mean())
@@ -250,9 +252,11 @@ def test_guides_name_the_family_and_others_are_refused():
         pf.FedEP(guide=AutoIAFNormal)
 
 
-@pytest.mark.parametrize("optimiser", [pf.optim.SGD(momentum=0.0), "adagrad", "adam"], ids=["sgd", "adagrad", "adam"])
+@pytest.mark.parametrize(
+    "optimiser", [pf.infer.optim.SGD(momentum=0.0), "adagrad", "adam"], ids=["sgd", "adagrad", "adam"]
+)
 def test_optimisers_lead_to_the_posterior_and_say_that_the_invariant_is_gone(optimiser):
-    algorithm = pf.FedEP(optimisers=pf.Optimisers(server=optimiser), damping=0.2)
+    algorithm = pf.FedEP(optimisers=pf.infer.Optimisers(server=optimiser), damping=0.2)
     with pytest.warns(UserWarning, match="not the product"):
         idata = pf.run(algorithm, regression(3), num_rounds=2, audit=False, **{**QUIET, **OFF})
     assert np.isfinite(idata["posterior"]["w"].values).all()

@@ -88,7 +88,9 @@ class Leaving(pf.FedEP):
 
 def test_a_state_that_is_not_finite_ends_the_run_with_the_last_one_that_was():
     fed = pf.Federation(logistic, labels(), plate="data", num_clients=5)
-    with pytest.raises(pf.DivergenceError, match=r"Leaving, round \d+: the server's 'eta' left the finite") as caught:
+    with pytest.raises(
+        pf.errors.DivergenceError, match=r"Leaving, round \d+: the server's 'eta' left the finite"
+    ) as caught:
         pf.run(Leaving(start="prior"), fed, **QUIET)
     assert caught.value.result is not None
     assert np.isfinite(caught.value.result["posterior"]["slope"].values).all()
@@ -129,5 +131,7 @@ def test_a_start_at_which_nothing_can_be_expected_is_narrowed(sparse, seed):
 
 def test_an_error_over_a_funnel_names_it(sparse):
     federation = pf.Federation(horseshoe, sparse, plate="data", num_clients=5)
-    with pytest.raises(pf.DivergenceError, match=r"left the finite.*\. A funnel is likely: the scale of 'w' depends"):
+    with pytest.raises(
+        pf.errors.DivergenceError, match=r"left the finite.*\. A funnel is likely: the scale of 'w' depends"
+    ):
         pf.run(Leaving(start="prior"), federation, **QUIET)

@@ -167,13 +167,13 @@ def test_guides_that_cannot_be_federated_name_the_site(model, guide, data, messa
 
 
 def test_settings_that_a_hand_written_guide_does_not_take_are_refused():
-    optimisers = pf.Optimisers(server="sgd")
+    optimisers = pf.infer.Optimisers(server="sgd")
     for settings in ({"client": "mcmc"}, {"covariance": "diag"}, {"start": "prior"}, {"optimisers": optimisers}):
         name = next(iter(settings))
         with pytest.raises(pf.errors.SettingError, match=f"FedEP: {name}=.* has no effect: a hand-written guide"):
             pf.FedEP(guide=gamma_guide, damping=0.5, **settings)
     with pytest.raises(pf.errors.SettingError, match="by FedEP and PVI alone"):
-        pf.FedSEP(guide=gamma_guide)
+        pf.infer.FedSEP(guide=gamma_guide)
 
 
 def correlated_lines(x, y):

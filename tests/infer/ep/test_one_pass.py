@@ -35,7 +35,7 @@ def away(idata, reference):
 def test_it_is_not_doubted_where_it_is_right(seed):
     """The last of five clients moves q by 0.9 to 1.1 SDs, as a fifth of all rows does."""
     fed = pf.Federation(logistic, rows(seed), plate="data", num_clients=5, seed=0)
-    idata = pf.run(pf.StreamingVB(), fed, **QUIET)
+    idata = pf.run(pf.infer.StreamingVB(), fed, **QUIET)
     assert away(idata, pf.run(pf.FedAIS(), fed, **QUIET)) < MATTERS
     assert idata.attrs["doubts"] == ""
 
@@ -44,7 +44,7 @@ def test_it_is_not_doubted_where_it_is_right(seed):
 def test_it_is_doubted_where_it_is_wrong_and_told_what_mends_it():
     """One Newton step a turn, from the prior's mean, where ten are the default."""
     fed = pf.Federation(logistic, rows(0), plate="data", num_clients=5, seed=0)
-    idata = pf.run(pf.StreamingVB(client=pf.tilted.Newton(steps=1)), fed, **QUIET)
+    idata = pf.run(pf.infer.StreamingVB(client=pf.tilted.Newton(steps=1)), fed, **QUIET)
     assert away(idata, pf.run(pf.FedAIS(), fed, **QUIET)) > MATTERS
     assert "not the posterior's" in idata.attrs["doubts"] and "PVI goes on and corrects that" in idata.attrs["doubts"]
     assert "settled" not in idata.attrs["doubts"]

@@ -23,7 +23,7 @@ from pyro_fed.policy import resolve
 
 SGD = {"sampler": "sgd", "preconditioned": False, "unit": "epochs", "steps": 4, "burn_in": 0, "batch_size": 7}
 SGD |= {"step_size": 0.02}
-AVERAGING = pf.Averaging(rounds=10, batch_size=7)
+AVERAGING = pf.infer.Averaging(rounds=10, batch_size=7)
 QUIET = {"progress": False, "log_likelihood": False, "audit": False, "num_draws": 50}
 
 
@@ -175,7 +175,7 @@ def test_one_number_stands_for_a_client_s_precision():
     """D + 1 numbers in place of 2 D are sent; the executors agree, clients of unequal size among them."""
     settings = {"covariance": "diag", "start": AVERAGING}
     client = pf.tilted.Identity(scale=0.05, **SGD)
-    short, full = pf.FedEP(client=client, **settings), pf.FedSEP(client=client, **settings)
+    short, full = pf.FedEP(client=client, **settings), pf.infer.FedSEP(client=client, **settings)
     assert short.isotropic and not full.isotropic
     halved, whole = short_run(short), short_run(full)
     fewer = whole["federation"]["bytes_up"].values[-1] - halved["federation"]["bytes_up"].values[-1]
@@ -225,7 +225,7 @@ def test_averages_over_clients_of_unequal_size_do_not_move_in_padding():
 
 def test_streaming_vb_is_exact_where_it_is_conjugate_and_ends_after_one_pass():
     fed = federation()
-    idata = pf.run(pf.StreamingVB(), fed, **QUIET | {"num_draws": 4000})
+    idata = pf.run(pf.infer.StreamingVB(), fed, **QUIET | {"num_draws": 4000})
     mean, covariance = exact(*data())
     draws = idata.posterior["w"].values[0]
     sd = covariance.diagonal().sqrt().numpy()
@@ -238,7 +238,7 @@ def test_a_client_s_only_turn_is_taken_whole():
     """From a wide prior, where FedEP would hold the first step back, and one with clients of unequal size."""
     (x, y), module = data(), model
     fed = pf.Federation(module, (100 * x, y), plate="data", num_clients=3)
-    idata = pf.run(pf.StreamingVB(), fed, **QUIET | {"num_draws": 4000})
+    idata = pf.run(pf.infer.StreamingVB(), fed, **QUIET | {"num_draws": 4000})
     mean, covariance = exact(100 * x, y)
     draws = idata.posterior["w"].values[0]
     sd = covariance.diagonal().sqrt().numpy()

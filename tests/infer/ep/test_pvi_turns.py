@@ -41,7 +41,7 @@ def test_turns_that_leave_the_rest_to_the_next_end_where_whole_ones_do(monkeypat
     fed, found, counts = federation(), [], []
     for client in (pf.tilted.Newton(steps=10), "newton"):
         steps.clear()
-        found.append(moments(pf.run(pf.PVI(client=client), fed, **QUIET)))
+        found.append(moments(pf.run(pf.infer.PVI(client=client), fed, **QUIET)))
         counts.append(len(steps))
     exact = moments(pf.run(pf.FedEP(tolerance=1e-8), fed, **QUIET))
     for mean, sd in found:
@@ -50,8 +50,8 @@ def test_turns_that_leave_the_rest_to_the_next_end_where_whole_ones_do(monkeypat
 
 
 def test_a_single_turn_is_taken_whole():
-    assert pf.StreamingVB().client == pf.tilted.Newton(steps=10) == pf.StreamingVB(client="newton").client
-    assert pf.PVI().client == pf.PVI(client="newton").client == pf.tilted.Newton(steps=10, enough=0.1)
+    assert pf.infer.StreamingVB().client == pf.tilted.Newton(steps=10) == pf.infer.StreamingVB(client="newton").client
+    assert pf.infer.PVI().client == pf.infer.PVI(client="newton").client == pf.tilted.Newton(steps=10, enough=0.1)
 
 
 def passes(*changes, **more):
@@ -80,13 +80,13 @@ def test_the_site_of_a_gaussian_prior_is_asked_for_once(prior, monkeypatch):
     asked, change = [], prior_site._newton_step
     monkeypatch.setattr(prior_site, "_newton_step", lambda *args: asked.append(1) or change(*args))
     fed = federation(prior)
-    idata = pf.run(pf.PVI(), fed, **QUIET)
+    idata = pf.run(pf.infer.PVI(), fed, **QUIET)
     mean, sd = moments(idata)
     exact = moments(pf.run(pf.FedEP(tolerance=1e-8), fed, **QUIET))  # asks in every round
     assert np.abs((mean - exact[0]) / exact[1]).max() < 5e-3 and np.abs(np.log(sd / exact[1])).max() < 5e-3
     rounds = int((idata["federation"]["phase"].values == "PVI").sum())
     asked.clear()
-    pf.run(pf.PVI(), fed, **QUIET)
+    pf.run(pf.infer.PVI(), fed, **QUIET)
     assert len(asked) == (len(prior_site.NEAR_AND_FAR) if prior is NORMAL else 1 + rounds)
 
 
@@ -112,7 +112,7 @@ def test_a_step_from_a_wide_prior_that_loses_is_taken_back(model):
     fed = pf.Federation(model, (x, y), plate="data", num_clients=4, partition=pf.partition.SortedBy(y.numpy()), seed=0)
     exact, *found = (
         pf.run(algorithm, fed, **QUIET).posterior
-        for algorithm in (pf.FedEP(tolerance=1e-5), pf.PVI(), pf.PVI(order="synchronous"))
+        for algorithm in (pf.FedEP(tolerance=1e-5), pf.infer.PVI(), pf.infer.PVI(order="synchronous"))
     )
     for one in found:
         error = np.abs((one.mean() - exact.mean()) / exact.std()).to_array()

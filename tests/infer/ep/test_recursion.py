@@ -55,8 +55,8 @@ def fed():
         (pf.FedEP(client="laplace", damping=0.4, start="prior", tolerance=1e-12), 0.4, 1, lambda q, t, p: q - t),
         (pf.FedEP(client="laplace", damping=0.4, start="prior", tolerance=1e-12), 0.4, 3, lambda q, t, p: q - t),
         (pf.FedEP(client="laplace", start="prior", tolerance=1e-12), 1 / 3, 2, lambda q, t, p: q - t),
-        (pf.FedPA(client="laplace", damping=0.4, start="prior"), 0.4, 3, lambda q, t, p: np.zeros(2)),
-        (pf.BCM(client="laplace", damping=0.4), 0.4, 1, lambda q, t, p: p),
+        (pf.infer.FedPA(client="laplace", damping=0.4, start="prior"), 0.4, 3, lambda q, t, p: np.zeros(2)),
+        (pf.infer.BCM(client="laplace", damping=0.4), 0.4, 1, lambda q, t, p: p),
     ],
     ids=["one round", "three rounds", "one over the clients", "no cavity", "the prior as cavity"],
 )
@@ -92,25 +92,25 @@ def written_out(rounds, *, server, client, mean=False, stateless=False, delta=0.
 
 
 def momentum(value):
-    return pf.optim.SGD(momentum=value)
+    return pf.infer.optim.SGD(momentum=value)
 
 
 FORMS = {
     "some clients a round": (pf.FedEP, {}, {"server": 0.0, "client": 0.0}),
     "both optimisers": (
         pf.FedEP,
-        {"optimisers": pf.Optimisers(server=momentum(MOMENTUM), client=momentum(0.2))},
+        {"optimisers": pf.infer.Optimisers(server=momentum(MOMENTUM), client=momentum(0.2))},
         {"server": MOMENTUM, "client": 0.2},
     ),
     "the server's, of the mean": (
         pf.FedEP,
-        {"optimisers": pf.Optimisers(server=momentum(MOMENTUM), client=momentum(0.0), changes="mean")},
+        {"optimisers": pf.infer.Optimisers(server=momentum(MOMENTUM), client=momentum(0.0), changes="mean")},
         {"server": MOMENTUM, "client": 0.0, "mean": True},
     ),
-    "stateless": (pf.FedSEP, {}, {"server": 0.0, "client": 0.0, "stateless": True}),
+    "stateless": (pf.infer.FedSEP, {}, {"server": 0.0, "client": 0.0, "stateless": True}),
     "stateless, with an optimiser": (
-        pf.FedSEP,
-        {"optimisers": pf.Optimisers(server=momentum(MOMENTUM))},
+        pf.infer.FedSEP,
+        {"optimisers": pf.infer.Optimisers(server=momentum(MOMENTUM))},
         {"server": MOMENTUM, "client": 0.0, "stateless": True},
     ),
 }
@@ -141,7 +141,7 @@ def test_optimisers_count_a_prior_that_is_no_gaussian_once(changes):
     """The fixed point with Laplace's approximation is the mode of the logarithm, (Σ y + 3) / (N + 1)."""
     y = torch.tensor(COUNTS, dtype=torch.float64)
     fed = pf.Federation(rates, (y,), plate="data", num_clients=2)
-    both = pf.Optimisers(server=momentum(MOMENTUM), client=momentum(MOMENTUM), changes=changes)
+    both = pf.infer.Optimisers(server=momentum(MOMENTUM), client=momentum(MOMENTUM), changes=changes)
     algorithm = pf.FedEP(client="laplace", damping=0.2, start="prior", tolerance=1e-9, optimisers=both)
     log_rate = np.log(pf.run(algorithm, fed, num_rounds=80, **QUIET).posterior["rate"].values.ravel())
     shape, rows = COUNTS.sum() + 3, len(COUNTS) + 1
@@ -164,8 +164,8 @@ def tilted_by_moments(total, rows, precision, eta):
 def test_partitioned_variational_inference_is_algorithm_2_of_kassab_and_simeone(fed, rounds):
     """q_k = arg min KL(q ‖ p_k q / t_k), t_k ← t_k q_k / q, q ← q_k: one client in turn."""
     settings = {"start": "prior", "num_points": 2048, "tolerance": 1e-12}
-    whole = pf.StepControl(reach=1e3)  # the second turn is longer than q's own reach
-    turns = pf.PVI(client=pf.tilted.Newton(steps=60), step_control=whole, **settings)
+    whole = pf.infer.StepControl(reach=1e3)  # the second turn is longer than q's own reach
+    turns = pf.infer.PVI(client=pf.tilted.Newton(steps=60), step_control=whole, **settings)
     idata = pf.run(turns, fed, num_rounds=rounds, **QUIET)
     q, sites = np.array([PRIOR[1], PRIOR[0] * PRIOR[1]]), np.zeros((3, 2))
     for i in range(rounds):

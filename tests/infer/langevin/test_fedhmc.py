@@ -32,7 +32,7 @@ def given(dim=3, clients=3):
     """Surrogates whose Gaussian is far from the posterior, and correlated."""
     root = np.random.default_rng(5).normal(size=(clients, dim, dim))
     precision = root @ root.transpose(0, 2, 1) + 20 * np.eye(dim)
-    return pf.Given(torch.tensor(precision), torch.tensor(precision[:, 0] * 0.3))
+    return pf.infer.Given(torch.tensor(precision), torch.tensor(precision[:, 0] * 0.3))
 
 
 def draws_of(algorithm, fed, rounds, **options):
@@ -49,7 +49,7 @@ def draws_of(algorithm, fed, rounds, **options):
 def test_draws_are_those_of_the_recursion_written_out():
     """Neal's Eq. (5.18)-(5.20) with his accept step, windows and tuning, on a run's own random numbers."""
     x, y = (part.numpy() for part in data())
-    algorithm = pf.FedHMC(num_chains=CHAINS, surrogates=given(), target_ess=10**6, length=1.3, target_accept=0.7)
+    algorithm = pf.infer.FedHMC(num_chains=CHAINS, surrogates=given(), target_ess=10**6, length=1.3, target_accept=0.7)
     generator = seeding.torch_generator(SEED, seeding.SERVER, 0)
     shared, _ = algorithm.init(federation().problem, 3, generator, None)
     key, a = int(shared["key"]), shared["factor"].numpy()
@@ -195,7 +195,7 @@ def test_the_chain_is_that_of_a_conjugate_posterior():
     """Six numbers within four standard errors: a false alarm once in 2,600 seeds."""
     x, y = (part.numpy() for part in data())
     covariance = np.linalg.inv(x.T @ x / NOISE_SD**2 + np.eye(3) / PRIOR_SD**2)
-    idata = pf.run(pf.FedHMC(surrogates=given()), federation(), **{**QUIET, "compile": "auto"})
+    idata = pf.run(pf.infer.FedHMC(surrogates=given()), federation(), **{**QUIET, "compile": "auto"})
     found = idata.posterior["w"].values
     mean = covariance @ x.T @ y / NOISE_SD**2
     within_four_errors(found.reshape(-1, 3), mean, covariance.diagonal() ** 0.5, 1000)
@@ -233,7 +233,7 @@ def test_the_chain_is_that_of_a_bent_posterior(dtype):
 
     mean, sd = moments_on_grid(log_density, np.linspace(-5, 5, 601), np.linspace(-4, 8, 601))
     fed = pf.Federation(curved, (y,), plate="data", num_clients=2)
-    idata = quiet(pf.FedHMC(target_ess=2000, surrogates="laplace"), fed, num_rounds=5000)
+    idata = quiet(pf.infer.FedHMC(target_ess=2000, surrogates="laplace"), fed, num_rounds=5000)
     found = np.stack([idata.posterior[name].values.reshape(-1) for name in ("a", "b")], -1)
     within_four_errors(found, mean, sd, 2000)
 
@@ -252,8 +252,8 @@ def test_no_draw_is_behind_a_wall():
         lambda z: np.where(z > 1.2, -6 * np.log(z.clip(1e-3)) - z**2 / 50, -np.inf)[:, 0], np.linspace(1.2, 40, 400_001)
     )
     fed = pf.Federation(walled, (y,), plate="data", num_clients=3)
-    start = pf.Given(torch.full((3, 1, 1), 2.0).double(), torch.full((3, 1), 3.2).double())
-    idata = quiet(pf.FedHMC(target_ess=200, surrogates=start), fed, num_rounds=1000)
+    start = pf.infer.Given(torch.full((3, 1, 1), 2.0).double(), torch.full((3, 1), 3.2).double())
+    idata = quiet(pf.infer.FedHMC(target_ess=200, surrogates=start), fed, num_rounds=1000)
     found = idata.posterior["scale"].values
     assert found.min() > 1.2
     assert abs(found.mean() - mean) < 4 * sd / 200**0.5
@@ -264,12 +264,12 @@ def test_no_draw_is_behind_a_wall():
 
 def test_clients_that_take_turns_are_refused():
     with pytest.raises(SettingError, match=re.escape("FedHMC adds up the scores of all 3 clients in every round")):
-        quiet(pf.FedHMC(surrogates=given()), federation(), schedule=pf.schedule.RoundRobin(), num_rounds=3)
+        quiet(pf.infer.FedHMC(surrogates=given()), federation(), schedule=pf.schedule.RoundRobin(), num_rounds=3)
 
 
 def test_noise_of_privacy_is_refused():
     with pytest.raises(SettingError, match="FedHMC has no differential privacy"):
-        quiet(pf.FedHMC(surrogates=given()), federation(), combination=pf.Private(norm=1.0, noise_multiplier=1.0))
+        quiet(pf.infer.FedHMC(surrogates=given()), federation(), combination=pf.Private(norm=1.0, noise_multiplier=1.0))
 
 
 def test_a_large_model_is_refused():
@@ -279,13 +279,13 @@ def test_a_large_model_is_refused():
             pyro.sample("y", dist.Normal(0.0, 1.0), obs=y)
 
     with pytest.raises(SettingError, match="FedHMC takes at most"):
-        pf.explain(pf.FedHMC(), pf.Federation(wide, (torch.ones(4),), plate="data", num_clients=2))
+        pf.explain(pf.infer.FedHMC(), pf.Federation(wide, (torch.ones(4),), plate="data", num_clients=2))
 
 
 def test_the_rounds_are_said_before():
     """As many as a Gaussian posterior needs; a run on one has so many within a factor of two."""
-    text = str(pf.explain(pf.FedHMC(surrogates="laplace"), federation()))
+    text = str(pf.explain(pf.infer.FedHMC(surrogates="laplace"), federation()))
     told = int(re.search(r"about (\d+) rounds, more where", text)[1])
-    phases = pf.run(pf.FedHMC(surrogates="laplace"), federation(), **QUIET).federation["phase"]
+    phases = pf.run(pf.infer.FedHMC(surrogates="laplace"), federation(), **QUIET).federation["phase"]
     rounds = int((phases == "FedHMC").sum())
     assert told / 2 < rounds < 2 * told

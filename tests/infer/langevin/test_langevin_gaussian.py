@@ -27,7 +27,7 @@ def test_sgld_has_the_stationary_variance_of_its_recursion(product, midpoint):
     x = shards(num_clients=1, rows=24)
     mean, variance = exact(x)
     h = product * variance
-    algorithm = pf.SGLD(
+    algorithm = pf.infer.SGLD(
         **PLAIN,
         surrogates=analytic_surrogates(x),
         step=pf.step.Fixed(size=h, precondition=False, midpoint=midpoint),
@@ -66,7 +66,7 @@ def long_visits(algorithm, steps=200):
     mean, variance = exact(x)
     federated = algorithm is pf.FSGLD
     given = analytic_surrogates(x) if federated else None
-    unbounded = {"conducive": pf.Conducive(trust=None)} if federated else {}
+    unbounded = {"conducive": pf.infer.Conducive(trust=None)} if federated else {}
     settings = PLAIN | {
         **unbounded,
         "sweeps": False,
@@ -92,7 +92,7 @@ def test_dsgld_drifts_to_the_mixture_with_long_visits():
     The shards' means have variance 12 a coordinate, 24,000 posterior variances; a chain forgets a shard after
     about ten steps (h λ / 2 = 0.1) and stays for 200.
     """
-    _, spread = long_visits(pf.DSGLD)
+    _, spread = long_visits(pf.infer.DSGLD)
     assert float(spread.min()) > 1_000
 
 
@@ -108,7 +108,7 @@ def test_fsgld_does_not_drift():
 
 
 @pytest.mark.filterwarnings("ignore:only", "ignore:the 100 chains disagree")  # each of them is short
-@pytest.mark.parametrize("conducive", [None, pf.Conducive()])
+@pytest.mark.parametrize("conducive", [None, pf.infer.Conducive()])
 def test_fald_averages_to_the_posterior(conducive):
     """With exact surrogates, or one local step, the average is SGLD on the pooled data.
 
@@ -121,7 +121,7 @@ def test_fald_averages_to_the_posterior(conducive):
     given = analytic_surrogates(x)
     chains = {"num_chains": 100, "burn_in": 20, "thin": 5 if conducive else 2, "target_ess": None}
     step = pf.step.Measured(visit_time=1.0 * steps)
-    algorithm = pf.FALD(surrogates=given, conducive=conducive, local_steps=steps, step=step, **chains)
+    algorithm = pf.infer.FALD(surrogates=given, conducive=conducive, local_steps=steps, step=step, **chains)
     found_mean, found = moments(pf.run(algorithm, federation(x), num_rounds=80 // steps, audit=False, **QUIET))
     assert float((found_mean - mean).abs().max()) < 0.15 * variance**0.5
     assert torch.allclose(found.diagonal().sqrt(), torch.tensor(variance, dtype=torch.float64).sqrt(), rtol=0.1)
@@ -134,7 +134,7 @@ def test_local_sgld_finds_the_shards_likelihoods():
     the precisions' (14 % each) to 8 %, and the step's bias is 5 %.
     """
     x = shards(num_clients=3, rows=40)
-    local = pf.LocalSGLD(num_samples=2000, burn_in=200)
+    local = pf.infer.LocalSGLD(num_samples=2000, burn_in=200)
     idata = pf.run(local, federation(x), num_draws=20_000, audit=False, **QUIET)  # without the prior
     mean, covariance = moments(idata)
     assert float((mean - x.mean((0, 1))).abs().max()) < 0.35 / 120**0.5
@@ -159,7 +159,7 @@ def test_a_client_whose_likelihood_is_improper_gets_a_tempered_surrogate_and_is_
     separable = torch.tensor([[1.0, 0.3], [0.8, -0.2], [-1.0, 0.1], [-0.7, 0.4]], dtype=torch.float64)
     clients = {"a": (x[:60], y[:60]), "b": (x[60:], y[60:]), "split": (separable, (separable[:, 0] > 0).double())}
     fed = pf.Federation.from_clients(logistic, clients, plate="data")
-    local = pf.LocalSGLD(num_samples=500, burn_in=200)
+    local = pf.infer.LocalSGLD(num_samples=500, burn_in=200)
     algorithm = pf.FSGLD(surrogates=local, target_ess=None, num_chains=4, local_steps=10, burn_in=0)
     with pytest.warns(UserWarning, match="clients .*split.* are flat or improper"):
         idata = pf.run(algorithm, fed, num_rounds=60, **QUIET)

@@ -45,7 +45,7 @@ def short(algorithm, x, **settings):
     return algorithm(**defaults | settings)
 
 
-@pytest.mark.parametrize("algorithm", [pf.FSGLD, pf.DSGLD, pf.FALD, pf.SGLD])
+@pytest.mark.parametrize("algorithm", [pf.FSGLD, pf.infer.DSGLD, pf.infer.FALD, pf.infer.SGLD])
 def test_executors_agree(algorithm, fed, x):
     """Chain by chain and all at once, also where two chains visit one client."""
     sampler = short(algorithm, x, thin=4)
@@ -56,7 +56,7 @@ def test_executors_agree(algorithm, fed, x):
     assert len(np.unique(draws[0][:, -1, 0])) == 3
 
 
-@pytest.mark.parametrize("algorithm", [pf.FSGLD, pf.DSGLD, pf.FALD])
+@pytest.mark.parametrize("algorithm", [pf.FSGLD, pf.infer.DSGLD, pf.infer.FALD])
 def test_several_rounds_at_once_are_the_rounds_one_by_one(algorithm, fed, x, monkeypatch):
     """To the last bit, the record too."""
     sampler, several = short(algorithm, x, thin=4), []
@@ -141,7 +141,7 @@ def _visited(record):
     return [np.repeat(np.arange(4), np.nan_to_num(row / least).astype(int)) for row in bytes_down]
 
 
-@pytest.mark.parametrize("algorithm", [pf.DSGLD, pf.FSGLD, pf.SGLD])
+@pytest.mark.parametrize("algorithm", [pf.infer.DSGLD, pf.FSGLD, pf.infer.SGLD])
 def test_a_step_beyond_stability_is_refused_with_the_largest_safe_one(algorithm, fed, x):
     """h λ >= 4, λ = 1 + n_s / f_s = 81 the curvature that a visit sees, names λ and 4 / λ."""
     precision = 1 / exact(x)[1]
@@ -211,12 +211,12 @@ BAD = [
     ({"surrogates": None}, "give step="),
     ({"surrogates": None, "step": "fixed"}, "need surrogates"),
     ({"conducive": None}, "use that"),
-    ({"conducive": 1.0}, "conducive must be a pf.Conducive"),
+    ({"conducive": 1.0}, "conducive must be a pf.infer.Conducive"),
     ({"step": "derived"}, "step must be pf.step.Fixed or pf.step.Measured"),
     ({"step": 0.1}, "step must be one of pf.step"),
     ({"step_size": 0.1}, r"write FSGLD\(step=pf.step.Fixed\(size=0.1\)\)"),
     ({"visit_error": 0.1}, r"write FSGLD\(step=pf.step.Measured\(visit_error=0.1\)\)"),
-    ({"trust": None}, r"write FSGLD\(conducive=pf.Conducive\(trust=None\)\)"),
+    ({"trust": None}, r"write FSGLD\(conducive=pf.infer.Conducive\(trust=None\)\)"),
     ({"surrogates": "newton"}, "surrogates must be one of"),
 ]
 
@@ -235,8 +235,8 @@ PARTS_OUT_OF_RANGE = [
     (lambda: pf.step.ForVisits(visit_time=0.0), "visit_time must be positive"),
     (lambda: pf.step.Measured(visit_error=0.0), "visit_error must be positive"),
     (lambda: pf.step.Derived(largest=2.0), "largest must lie in"),
-    (lambda: pf.Conducive(alpha=0.0), "alpha must be positive"),
-    (lambda: pf.Conducive(trust=-1.0), "trust must be positive"),
+    (lambda: pf.infer.Conducive(alpha=0.0), "alpha must be positive"),
+    (lambda: pf.infer.Conducive(trust=-1.0), "trust must be positive"),
 ]
 
 
@@ -248,15 +248,19 @@ def test_parts_out_of_range_are_refused(part, message):
 
 def test_fald_refuses_what_it_cannot_average():
     with pytest.raises(pf.SettingError, match="multiple of local_steps=5"):
-        pf.FALD(thin=7)
+        pf.infer.FALD(thin=7)
 
 
 @pytest.mark.parametrize(
     ("settings", "schedule", "message"),
     [
         ({"probabilities": (0.5, 0.5)}, None, "2 probabilities for 4 clients"),
-        ({"surrogates": pf.Given(torch.ones(3, 2), torch.ones(3, 2))}, None, "3 surrogates for 4 clients"),
-        ({"surrogates": pf.Given(torch.ones(4, 3), torch.ones(4, 3))}, None, "have dimension 3, the model's vector 2"),
+        ({"surrogates": pf.infer.Given(torch.ones(3, 2), torch.ones(3, 2))}, None, "3 surrogates for 4 clients"),
+        (
+            {"surrogates": pf.infer.Given(torch.ones(4, 3), torch.ones(4, 3))},
+            None,
+            "have dimension 3, the model's vector 2",
+        ),
         ({}, Explicit([[0, 1]]), "visits one client a round, but the schedule named 6 in all"),
     ],
 )
@@ -282,11 +286,11 @@ def test_any_schedule_of_one_client_serves(fed, x):
 )
 def test_given_surrogates_are_checked(precision, eta, message):
     with pytest.raises(pf.SettingError, match=message):
-        pf.Given(precision, eta)
+        pf.infer.Given(precision, eta)
 
 
 def test_surrogates_from_moments_are_those_in_natural_parameters(fed, x):
-    given = pf.Given.from_moments(x.mean(1), torch.eye(2, dtype=x.dtype).expand(4, 2, 2) / 20)
+    given = pf.infer.Given.from_moments(x.mean(1), torch.eye(2, dtype=x.dtype).expand(4, 2, 2) / 20)
     torch.testing.assert_close(given.precision, 20 * torch.eye(2, dtype=x.dtype).expand(4, 2, 2))
     torch.testing.assert_close(given.eta, x.sum(1))
 
@@ -302,7 +306,7 @@ def test_surrogates_that_leave_a_direction_free_are_refused_before_sampling():
             pyro.sample("y", dist.Normal(z[0], 1.0), obs=y)
 
     y = torch.randn(10, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    given = pf.Given(torch.tensor([[5.0, 0.0], [5.0, 0.0]]), torch.zeros(2, 2))
+    given = pf.infer.Given(torch.tensor([[5.0, 0.0], [5.0, 0.0]]), torch.zeros(2, 2))
     fed = pf.Federation(flat, (y,), plate="data", num_clients=2)
     with pytest.raises(pf.ModelError, match="the posterior is improper"):
         pf.run(pf.FSGLD(surrogates=given), fed, num_rounds=1, **QUIET)
@@ -358,7 +362,7 @@ def steep(algorithm, number, schedule=None, **settings):
     one = torch.ones(1, dtype=torch.float64)
     clients = [(0.1 * k * one, (STEEP if k == 3 else 1.0) * one) for k in range(4)]
     fed = pf.Federation.from_clients(gaussian, clients, plate="data")
-    given = pf.Given(torch.ones(4, 1, 1), torch.zeros(4, 1))
+    given = pf.infer.Given(torch.ones(4, 1, 1), torch.zeros(4, 1))
     # A chain's score at the last client has the curvature 1 + 4 STEEP + 4 - 4 in units of C = 1 / 5.
     sampler = algorithm(surrogates=given, **{"target_ess": None, "local_steps": 1, "thin": 1} | settings)
     idata = pf.run(sampler, fed, num_rounds=number, schedule=schedule, seed=0, **QUIET)
@@ -369,7 +373,7 @@ def steep(algorithm, number, schedule=None, **settings):
 @pytest.mark.parametrize("decay", [{}, {"decay": 0.3, "decay_offset": 5.0}])
 def test_all_clients_of_a_round_have_the_step_that_the_steepest_needs(decay):
     """FALD: θ' is the average of clients' steps, so that unequal ones would weigh their scores by them."""
-    steps, curvature = steep(pf.FALD, 60, burn_in=0, step=pf.step.Measured(visit_time=0.9, largest=0.9, **decay))
+    steps, curvature = steep(pf.infer.FALD, 60, burn_in=0, step=pf.step.Measured(visit_time=0.9, largest=0.9, **decay))
     taken = torch.arange(1, 60, dtype=torch.float64)
     expected = (1 + taken / 5) ** -0.3 / curvature if decay else torch.ones(59) / curvature
     np.testing.assert_allclose(steps[:, 1:], expected.expand(4, -1), rtol=1e-6)
@@ -380,7 +384,7 @@ def test_a_client_that_is_first_visited_late_shortens_the_others_steps_too(decay
     """DSGLD on a user's schedule that comes to the last client after 40 rounds."""
     late = Explicit([[k % 3] for k in range(40)] + [[k % 4] for k in range(3, 23)])
     step = pf.step.ForVisits(visit_time=0.9, largest=0.9, **decay)
-    steps, curvature = steep(pf.DSGLD, 60, late, burn_in=0, step=step)
+    steps, curvature = steep(pf.infer.DSGLD, 60, late, burn_in=0, step=step)
     taken = torch.arange(60, dtype=torch.float64)
     expected = torch.where(taken < 40, 0.9, 1 / curvature) * ((1 + taken / 5) ** -0.3 if decay else 1)
     np.testing.assert_allclose(steps, expected.expand(4, -1), rtol=1e-6)

@@ -39,7 +39,7 @@ def surrogates(dim, diagonal, seed=0):
     precision = torch.randn(len(F), dim, dim, generator=generator, dtype=torch.float64)
     precision = 20 * torch.eye(dim, dtype=torch.float64) + precision + precision.transpose(-1, -2)
     eta = torch.randn(len(F), dim, generator=generator, dtype=torch.float64)
-    return pf.Given(precision.diagonal(dim1=-2, dim2=-1) if diagonal else precision, eta)
+    return pf.infer.Given(precision.diagonal(dim1=-2, dim2=-1) if diagonal else precision, eta)
 
 
 def clients(fed, algorithm, anchor=None):
@@ -69,9 +69,9 @@ def full_gradient(fed, z):
 STEP = pf.step.Fixed(size=0.1)
 PLAIN = {"surrogates": None, "step": pf.step.Fixed(size=1e-4, precondition=False)}
 CASES = [
-    {"conducive": pf.Conducive(alpha=1.0, trust=None), "control_variate": False},
-    {"conducive": pf.Conducive(alpha=0.3, trust=None), "control_variate": True},
-    {"conducive": pf.Conducive(alpha=2.0, trust=0.5), "control_variate": True},
+    {"conducive": pf.infer.Conducive(alpha=1.0, trust=None), "control_variate": False},
+    {"conducive": pf.infer.Conducive(alpha=0.3, trust=None), "control_variate": True},
+    {"conducive": pf.infer.Conducive(alpha=2.0, trust=0.5), "control_variate": True},
 ]
 
 
@@ -97,7 +97,7 @@ def test_the_mean_over_clients_and_batches_is_the_full_gradient(fed, settings, d
 
 def test_dsgld_is_equation_4(fed):
     """Without surrogates: prior plus N_s / (f_s m) times the batch, term by term."""
-    algorithm = pf.DSGLD(probabilities=F, **PLAIN, control_variate=False)
+    algorithm = pf.infer.DSGLD(probabilities=F, **PLAIN, control_variate=False)
     z = torch.linspace(-1, 1, fed.problem.dim, dtype=torch.float64)
     problem = fed.problem
     for share, (_, gradient, rows) in zip(F, clients(fed, algorithm), strict=True):
@@ -112,9 +112,9 @@ def test_dsgld_is_equation_4(fed):
 def test_the_conducive_gradient_is_equation_6(fed):
     """g_s = ∇ log q - ∇ log q_s / f_s from the surrogates' own scores."""
     given = surrogates(fed.problem.dim, diagonal=False)
-    conducive = pf.Conducive(alpha=0.7, trust=None)
+    conducive = pf.infer.Conducive(alpha=0.7, trust=None)
     algorithm = pf.FSGLD(probabilities=F, surrogates=given, step=STEP, conducive=conducive, control_variate=False)
-    plain = pf.DSGLD(probabilities=F, surrogates=given, control_variate=False)
+    plain = pf.infer.DSGLD(probabilities=F, surrogates=given, control_variate=False)
     z = torch.linspace(0, 3, fed.problem.dim, dtype=torch.float64)
     sites = given.sites(fed.problem)
     both = zip(F, clients(fed, algorithm), clients(fed, plain), strict=True)
@@ -129,7 +129,7 @@ def test_the_bound_holds_beyond_the_trust_radius_alone(fed):
     """Inside, g_s is exact; outside, its force stops growing."""
     given = surrogates(fed.problem.dim, diagonal=False)
     settings = {"probabilities": F, "surrogates": given, "step": STEP, "control_variate": False}
-    both = (pf.FSGLD(**settings, conducive=pf.Conducive(trust=trust)) for trust in (2.0, None))
+    both = (pf.FSGLD(**settings, conducive=pf.infer.Conducive(trust=trust)) for trust in (2.0, None))
     bounded, linear = (next(clients(fed, one))[0].conducive for one in both)
     direction = torch.ones(fed.problem.dim, dtype=torch.float64)
     differences, forces = [], []
@@ -156,7 +156,7 @@ def test_the_control_variate_is_exact_at_its_anchor(fed, batch_size):
 
 def test_a_control_variate_where_the_visit_began_has_no_noise_there(fed):
     """SVRG-LD: any minibatch gives the client's whole score at the chain's position when the visit began."""
-    algorithm = pf.DSGLD(probabilities=F, **PLAIN, control_variate="visit")
+    algorithm = pf.infer.DSGLD(probabilities=F, **PLAIN, control_variate="visit")
     z = torch.linspace(-1, 1, fed.problem.dim, dtype=torch.float64)
     for share, (_, gradient, rows) in zip(F, clients(fed, algorithm, z), strict=True):
         batch = rows.take(Minibatch(torch.tensor([1]), torch.tensor([float(rows.num_rows)])))
@@ -175,6 +175,6 @@ def test_a_visit_computes_its_own_anchor():
     for more in ({"batch_size": 10, "control_variate": "visit"}, {"batch_size": None, "control_variate": False}):
         options = {"num_rounds": 3, "progress": False, "audit": False, "log_likelihood": False}
         with pytest.warns(UserWarning, match="effective draws"):
-            idata = pf.run(pf.SGLD(**settings, **more), fed, seed=0, **options)
+            idata = pf.run(pf.infer.SGLD(**settings, **more), fed, seed=0, **options)
         found.append(torch.as_tensor(idata.posterior["mu"].values))
     torch.testing.assert_close(*found, rtol=1e-6, atol=1e-8)

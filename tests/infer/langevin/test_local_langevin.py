@@ -15,10 +15,10 @@ MEAN, COVARIANCE = hierarchies.means_posterior(hierarchies.SD, hierarchies.Y)
 CHAINS = {"num_chains": 100, "target_ess": None}
 #: DSGLD has no conducive gradient: its visits must be short. The others' surrogates are exact here: they need not be.
 SAMPLERS = {
-    "SGLD": (pf.SGLD(**CHAINS, local_steps=10, burn_in=20), 6),
-    "DSGLD": (pf.DSGLD(**CHAINS, local_steps=2, step=pf.step.ForVisits(visit_time=0.4), thin=2, burn_in=50), 60),
+    "SGLD": (pf.infer.SGLD(**CHAINS, local_steps=10, burn_in=20), 6),
+    "DSGLD": (pf.infer.DSGLD(**CHAINS, local_steps=2, step=pf.step.ForVisits(visit_time=0.4), thin=2, burn_in=50), 60),
     "FSGLD": (pf.FSGLD(**CHAINS, local_steps=8, step=pf.step.Measured(visit_time=4.0), thin=8, burn_in=16), 12),
-    "FALD": (pf.FALD(**CHAINS, step=pf.step.Measured(visit_time=2.5), burn_in=20), 12),
+    "FALD": (pf.infer.FALD(**CHAINS, step=pf.step.Measured(visit_time=2.5), burn_in=20), 12),
 }
 
 
@@ -33,7 +33,7 @@ def exact(fed):
     """The clients' own Gaussians of mu, in closed form."""
     precision = 1 / (hierarchies.SD**2 + hierarchies.SPREAD**2)
     sums = [[part[rows].sum() for rows in fed.client_rows] for part in (precision, precision * hierarchies.Y)]
-    return pf.Given(*(torch.stack(each).unsqueeze(-1) for each in sums))
+    return pf.infer.Given(*(torch.stack(each).unsqueeze(-1) for each in sums))
 
 
 @pytest.mark.filterwarnings("ignore:only", "ignore:the 100 chains disagree")  # each of them is short

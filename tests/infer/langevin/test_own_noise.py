@@ -45,7 +45,7 @@ def surrogates(exposure, y):
         eta = y - rate + rate * mean
         total = float(1 / PRIOR_VARIANCE + rate.sum())
         mean, variance = 0.5 * mean + 0.5 * float(eta.sum()) / total, 0.5 * variance + 0.5 / total
-    return pf.Given(rate[:, None, None], eta[:, None]), mean, variance
+    return pf.infer.Given(rate[:, None, None], eta[:, None]), mean, variance
 
 
 def federation(exposure, y):
@@ -98,13 +98,13 @@ def test_scores_that_are_linear_are_not_moved():
 
     x = torch.arange(12, dtype=torch.float64)
     fed = pf.Federation(gaussian, (x,), plate="data", num_clients=6)
-    idata = pf.run(pf.FALD(num_chains=1, burn_in=0, target_ess=None), fed, num_rounds=2, **QUIET)
+    idata = pf.run(pf.infer.FALD(num_chains=1, burn_in=0, target_ess=None), fed, num_rounds=2, **QUIET)
     assert idata["sample_stats"]["step_size"].values == pytest.approx(0.2 / 5)
 
 
 def derived_visit(exposure, y, **settings):
     """h T that FALD derives."""
-    sampler = pf.FALD(num_chains=1, burn_in=0, target_ess=None, **settings)
+    sampler = pf.infer.FALD(num_chains=1, burn_in=0, target_ess=None, **settings)
     idata = pf.run(sampler, federation(exposure, y), num_rounds=2, **QUIET)
     return sampler.local_steps * float(idata["sample_stats"]["step_size"].values[0, -1])
 
@@ -193,20 +193,22 @@ def test_it_is_explained_that_a_large_model_is_not_measured(monkeypatch):
     assert ("step", pf.step.Measured()) in choices(fed)
     monkeypatch.setattr(Traits, "large", lambda *sizes: True)
     assert ("step", pf.step.ForVisits()) in choices(fed)
-    assert "the clients' own noise is not measured on a large model (1 parameter)" in str(pf.explain(pf.FALD(), fed))
+    assert "the clients' own noise is not measured on a large model (1 parameter)" in str(
+        pf.explain(pf.infer.FALD(), fed)
+    )
     assert ("step", pf.step.Fixed(size=0.1)) in choices(fed, step=pf.step.Fixed(size=0.1))  # nothing is derived
 
 
 def choices(fed, **settings):
     """FALD's settings that the policy looks at, with their values."""
-    table = pf.explain(pf.FALD(**settings), fed).table
+    table = pf.explain(pf.infer.FALD(**settings), fed).table
     return list(table[table["algorithm"] == "FALD"][["setting", "value"]].itertuples(index=False, name=None))
 
 
 @pytest.mark.filterwarnings("default:only", "default:.*disagree")
 def test_chains_that_are_too_short_by_it_are_told_the_cure():
     exposure, y = case(10, one_informative=True)
-    sampler = pf.FALD(burn_in=0, surrogates=surrogates(exposure, y)[0])
+    sampler = pf.infer.FALD(burn_in=0, surrogates=surrogates(exposure, y)[0])
     with pytest.warns(UserWarning, match="Visits last 0.031 in place of step.visit_time=0.2, .*local_steps=1 with"):
         pf.run(sampler, federation(exposure, y), num_rounds=20, **QUIET)
 

@@ -39,7 +39,7 @@ def surrogates():
 
 
 def given():
-    return pf.Given(*(torch.tensor(part) for part in surrogates()))
+    return pf.infer.Given(*(torch.tensor(part) for part in surrogates()))
 
 
 def path(algorithm, rounds, fed, **options):
@@ -97,7 +97,7 @@ def test_dsgld_is_equations_3_and_4():
     """θ' = θ + h/2 d_s(θ) + √h ξ, with the polynomial step."""
     fed = federation()
     step = replace(STEP, **DECAY)
-    algorithm = pf.DSGLD(**CHAIN, **PLAIN, surrogates=None, step=step, probabilities=tuple(F))
+    algorithm = pf.infer.DSGLD(**CHAIN, **PLAIN, surrogates=None, step=step, probabilities=tuple(F))
     theta, _ = started(algorithm, fed)
     expected = []
     for round_ in range(4):
@@ -115,7 +115,7 @@ def test_fsgld_is_algorithm_1(alpha):
     """θ' = θ + h/2 (d_s(θ) + α g_s(θ)) + √h ξ."""
     fed = federation()
     settings = {**CHAIN, **PLAIN, "step": STEP, "probabilities": tuple(F)}
-    algorithm = pf.FSGLD(**settings, conducive=pf.Conducive(alpha=alpha, trust=None), surrogates=given())
+    algorithm = pf.FSGLD(**settings, conducive=pf.infer.Conducive(alpha=alpha, trust=None), surrogates=given())
     theta, _ = started(algorithm, fed)
     expected = []
     for round_ in range(4):
@@ -137,7 +137,7 @@ def test_fsgld_preconditioned_at_the_midpoint_with_a_control_variate(control_var
     """
     fed = federation()
     settings = {**CHAIN, "control_variate": control_variate, "step": pf.step.Fixed(size=0.3, **DECAY)}
-    algorithm = pf.FSGLD(**settings, conducive=pf.Conducive(trust=None), surrogates=given(), sweeps=False)
+    algorithm = pf.FSGLD(**settings, conducive=pf.infer.Conducive(trust=None), surrogates=given(), sweeps=False)
     theta, local = started(algorithm, fed)
     root, covariance = local["factor"], np.linalg.inv(surrogates()[0].sum(0) + np.eye(3) / PRIOR_SD**2)
     np.testing.assert_allclose(root @ root.T, covariance, rtol=1e-9)
@@ -163,7 +163,7 @@ def test_fald_averages_clients_with_noise_of_their_own():
     """θ^c' = θ^c + h/2 (d_c + g_c)(θ^c) + √(h/p_c) ξ^c from the server's θ; then θ = Σ_c p_c θ^c."""
     fed = federation()
     settings = {**CHAIN, **PLAIN, "thin": STEPS, "step": STEP, "probabilities": tuple(F)}
-    algorithm = pf.FALD(**settings, conducive=pf.Conducive(trust=None), surrogates=given())
+    algorithm = pf.infer.FALD(**settings, conducive=pf.infer.Conducive(trust=None), surrogates=given())
     theta, _ = started(algorithm, fed)
     expected = []
     for round_ in range(3):
@@ -182,7 +182,7 @@ def test_fald_averages_clients_with_noise_of_their_own():
 def test_sgld_is_equations_1_and_2():
     """θ' = θ + h/2 (∇ log p(θ) + N/m Σ ∇ log p(x_i | θ)) + √h ξ."""
     fed = federation(1)
-    algorithm = pf.SGLD(**CHAIN, **PLAIN, surrogates=None, step=replace(STEP, size=1e-4))
+    algorithm = pf.infer.SGLD(**CHAIN, **PLAIN, surrogates=None, step=replace(STEP, size=1e-4))
     theta, _ = started(algorithm, fed)
     expected = []
     for round_ in range(3):
@@ -197,7 +197,7 @@ def test_summed_langevin_is_its_equation():
     """θ' = θ + h/2 (∇ log p(θ) + S/α) + √h ξ, S the sum of the clients' scores."""
     fed = federation()
     h, temperature = 1e-3, 2.5
-    algorithm = pf.SummedLangevin(step_size=h, temperature=temperature, burn_in=0, target_ess=None)
+    algorithm = pf.infer.SummedLangevin(step_size=h, temperature=temperature, burn_in=0, target_ess=None)
     generator = seeding.torch_generator(SEED, seeding.SERVER, 0)
     shared, _ = algorithm.init(fed.problem, 3, generator, None)
     theta, expected = shared["position"][0].numpy(), []

@@ -49,14 +49,14 @@ def by_hand(algorithm):
 
 
 def test_it_is_algorithm_1():
-    algorithm = pf.SAGALD(**PLAIN, batch_size=7, local_steps=STEPS, burn_in=0, thin=1)
+    algorithm = pf.infer.SAGALD(**PLAIN, batch_size=7, local_steps=STEPS, burn_in=0, thin=1)
     found = run(algorithm, num_rounds=ROUNDS, num_draws=ROUNDS * STEPS).posterior["w"].values[0]
     np.testing.assert_allclose(found, by_hand(algorithm), rtol=1e-9, atol=1e-9)
 
 
 def test_a_minibatch_of_all_rows_is_sgld():
     same = {**PLAIN, "batch_size": ROWS, "local_steps": STEPS, "burn_in": 0, "thin": 1}
-    kinds = pf.SAGALD(**same), pf.SGLD(**same, control_variate=False)
+    kinds = pf.infer.SAGALD(**same), pf.infer.SGLD(**same, control_variate=False)
     draws = [run(kind, num_rounds=2, num_draws=60).posterior["w"].values for kind in kinds]
     np.testing.assert_allclose(*draws, rtol=1e-10)
 
@@ -65,7 +65,7 @@ def test_by_default_it_ends_at_the_posterior():
     """The run stops at 400 effective draws: a mean has an error of 0.05 SD, an SD 3.5 %; bounds of five of them."""
     mean, covariance = exact(*data())
     draws = (
-        run(pf.SAGALD(batch_size=10, target_ess=400), num_draws=5000, compile="trace")
+        run(pf.infer.SAGALD(batch_size=10, target_ess=400), num_draws=5000, compile="trace")
         .posterior["w"]
         .values.reshape(-1, len(mean))
     )
@@ -84,11 +84,11 @@ def test_by_default_it_ends_at_the_posterior():
 )
 def test_settings_that_have_no_effect_are_refused(settings, match):
     with pytest.raises(SettingError, match=match):
-        pf.SAGALD(**settings)
+        pf.infer.SAGALD(**settings)
 
 
 def test_tables_that_are_too_large_are_refused_before_the_run(monkeypatch):
     monkeypatch.setattr(policy, "LARGEST_TABLES", 4 * ROWS * 3 - 1)
     with pytest.raises(SettingError, match="SAGALD: gradients of 60 rows in 3 dimensions for 4 chains are 720 numbers"):
-        run(pf.SAGALD(), num_rounds=1)
-    run(pf.SAGALD(num_chains=3), num_rounds=1)
+        run(pf.infer.SAGALD(), num_rounds=1)
+    run(pf.infer.SAGALD(num_chains=3), num_rounds=1)

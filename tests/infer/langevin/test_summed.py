@@ -61,13 +61,13 @@ def test_a_step_that_is_too_long_is_told_by_what_it_follows_from(step, said):
 
     fed = pf.Federation(scale, (torch.ones(4).double(),), plate="data", num_clients=2)
     private = pf.Private(norm=1.0, noise_multiplier=1e-6)
-    with pytest.raises(pf.DivergenceError, match=re.escape(said)):
-        quiet(pf.SummedLangevin(step_size=step), fed, combination=private, num_rounds=60, compile="off")
+    with pytest.raises(pf.errors.DivergenceError, match=re.escape(said)):
+        quiet(pf.infer.SummedLangevin(step_size=step), fed, combination=private, num_rounds=60, compile="off")
 
 
 def test_the_chain_is_that_of_the_posterior():
     """2 × 400 draws, of which 80 count: 0.11 SD of error a mean, 8 % an SD; five of these."""
-    algorithm = pf.SummedLangevin(step_size=STEP * 4, temperature=4.0, num_chains=2, target_ess=None)
+    algorithm = pf.infer.SummedLangevin(step_size=STEP * 4, temperature=4.0, num_chains=2, target_ess=None)
     mean, sd = found(quiet(algorithm, federation(), **LONG))
     centre, width = exact(4.0)
     np.testing.assert_allclose((mean - centre) / width, 0, atol=0.55)
@@ -84,7 +84,7 @@ def test_the_chain_is_that_of_the_posterior():
 )
 def test_a_private_chain_has_the_posterior_s_spread(algorithm, private):
     """400 draws of one chain, of which 40 count: 0.16 SD a mean, 11 % an SD; five of these, beside clipping."""
-    chain = pf.SummedLangevin(**algorithm)
+    chain = pf.infer.SummedLangevin(**algorithm)
     idata = quiet(chain, federation(), combination=pf.Private(**private), **LONG)
     (mean, sd), (centre, width) = found(idata), exact()
     np.testing.assert_allclose((mean - centre) / width, 0, atol=0.9)
@@ -96,19 +96,21 @@ def test_a_private_chain_has_the_posterior_s_spread(algorithm, private):
 
 def test_steps_that_are_too_long_are_told():
     """hλ of 2: draws have no autocorrelation, and SDs √2 times the width; 100 draws, 10 % off."""
-    idata = quiet(pf.SummedLangevin(step_size=5 * STEP, burn_in=10, target_ess=None), federation(), num_rounds=110)
+    idata = quiet(
+        pf.infer.SummedLangevin(step_size=5 * STEP, burn_in=10, target_ess=None), federation(), num_rounds=110
+    )
     assert re.search(r"too long for this posterior: SDs come out 1\.[3-9]\d* times", idata.attrs["doubts"])
 
 
 @pytest.mark.parametrize(
     ("algorithm", "private", "words"),
     [
-        (pf.SummedLangevin(step_size=1.0), {}, r"at most 0\.0494, or temperature=4\.5"),
-        (pf.SummedLangevin(row_norm=2.0), {"unit": "row"}, "needs row_norm=3 here"),
-        (pf.SummedLangevin(released_noise=1.0), None, "set by the run"),
-        (pf.SummedLangevin(), None, "give step_size"),
+        (pf.infer.SummedLangevin(step_size=1.0), {}, r"at most 0\.0494, or temperature=4\.5"),
+        (pf.infer.SummedLangevin(row_norm=2.0), {"unit": "row"}, "needs row_norm=3 here"),
+        (pf.infer.SummedLangevin(released_noise=1.0), None, "set by the run"),
+        (pf.infer.SummedLangevin(), None, "give step_size"),
         (pf.FedEP(start="prior"), {"unit": "row"}, "FedEP: Private.unit='row'. protects single rows"),
-        (pf.SummedLangevin(row_norm=3.0), {"unit": "row", "delta": 1e-3}, "means nothing for 1000 rows"),
+        (pf.infer.SummedLangevin(row_norm=3.0), {"unit": "row", "delta": 1e-3}, "means nothing for 1000 rows"),
         (pf.FSGLD(), {}, "FSGLD has no differential privacy: a visit moves a chain"),
         (pf.DSVGD(), {}, "DSVGD has no differential privacy: its server takes one client"),
     ],
@@ -134,7 +136,7 @@ def test_scores_of_rows_are_those_of_one_row_each(rows):
 
 
 def test_a_sum_without_some_clients_is_scaled_and_its_step_shortened():
-    algorithm = pf.SummedLangevin(released_noise=10.0)
+    algorithm = pf.infer.SummedLangevin(released_noise=10.0)
     position = torch.zeros(1, 2, dtype=torch.float64)
     shared, _ = algorithm.init(federation().problem, 4, torch.Generator().manual_seed(0), None)
     shared |= {"position": position, "prior_score": position}

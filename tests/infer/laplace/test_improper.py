@@ -50,7 +50,7 @@ def test_the_committee_machine_needs_a_proper_prior():
     with pytest.raises(
         pf.errors.ModelError, match=r"BCM: every client has a copy of the whole prior.*\['w'\].*proper priors"
     ):
-        pf.run(pf.BCM(), federation(2.0), **QUIET)
+        pf.run(pf.infer.BCM(), federation(2.0), **QUIET)
 
 
 def overdispersed(y):

@@ -47,7 +47,7 @@ def two_hills(x):
 def test_one_component_is_the_mode_and_the_mean_curvature():
     """L_2 of one component is largest at the mode and σ² = D / tr P."""
     mean, covariance = exact(*data())
-    algorithm = pf.NPV(num_components=1, tolerance=1e-9)
+    algorithm = pf.papers.NPV(num_components=1, tolerance=1e-9)
     kept = kept_state(algorithm)
     run(kept, pooled())
     state = kept.states[-1]
@@ -72,7 +72,9 @@ def kept_state(algorithm):
 def test_more_components_come_nearer_to_the_evidence_and_stay_below():
     """f is quadratic, so that L_2 bounds the evidence."""
     bounds = [
-        float(run(pf.NPV(num_components=n), pooled(), seed=1, num_rounds=5)["federation"]["bound"].values[-1].max())
+        float(
+            run(pf.papers.NPV(num_components=n), pooled(), seed=1, num_rounds=5)["federation"]["bound"].values[-1].max()
+        )
         for n in (1, 3, 8)
     ]
     assert bounds[0] < bounds[1] < bounds[2] < log_evidence()
@@ -80,7 +82,7 @@ def test_more_components_come_nearer_to_the_evidence_and_stay_below():
 
 def test_two_modes_have_their_widths():
     federation = pf.Federation(two_hills, (torch.zeros(1),), plate="data", num_clients=1)
-    algorithm = kept_state(pf.NPV(num_components=2, tolerance=1e-8))
+    algorithm = kept_state(pf.papers.NPV(num_components=2, tolerance=1e-8))
     algorithm_start = torch.tensor([[-2.0], [2.0]])
     type(algorithm).init = lambda self, *_: ({"means": algorithm_start, "log_variances": torch.full((2,), -2.0)}, {})
     run(algorithm, federation)
@@ -91,7 +93,7 @@ def test_two_modes_have_their_widths():
 
 # -- PMD ------------------------------------------------------------------------------------------------------------
 def test_the_first_whole_step_is_importance_sampling_from_the_prior():
-    algorithm = kept_state(pf.PMD(num_particles=300, local_steps=1, min_effective=None))
+    algorithm = kept_state(pf.papers.PMD(num_particles=300, local_steps=1, min_effective=None))
     federation = pooled()
     run(algorithm, federation, num_rounds=1, seed=5)
     start = algorithm.init(federation.problem, 1, seeding.torch_generator(5, seeding.SERVER, 0), None)[0]["particles"]
@@ -101,7 +103,7 @@ def test_the_first_whole_step_is_importance_sampling_from_the_prior():
 
 def test_a_step_is_mirror_descent_on_the_estimate():
     """The second step: weights exp(-γ g) with q the mixture that the first left, written out with densities of Pyro."""
-    made = [kept_state(pf.PMD(num_particles=40, local_steps=n, bandwidth=0.3, step_size=0.4)) for n in (1, 2)]
+    made = [kept_state(pf.papers.PMD(num_particles=40, local_steps=n, bandwidth=0.3, step_size=0.4)) for n in (1, 2)]
     federation = pooled()
     for algorithm in made:
         run(algorithm, federation, num_rounds=1, seed=5)
@@ -120,7 +122,7 @@ def test_a_step_is_mirror_descent_on_the_estimate():
 def test_by_default_it_ends_at_the_posterior():
     """500 particles worth at least 150: errors of 0.08 SD in a mean and of 6 % in an SD, bounds of 3.5 of them."""
     mean, covariance = exact(*data())
-    idata = run(pf.PMD(), pooled(), num_draws=4000)
+    idata = run(pf.papers.PMD(), pooled(), num_draws=4000)
     draws, sd = idata.posterior["w"].values[0], covariance.diagonal().sqrt().numpy()
     assert np.abs((draws.mean(0) - mean.numpy()) / sd).max() < 0.28
     np.testing.assert_allclose(draws.std(0), sd, rtol=0.2)
@@ -133,7 +135,7 @@ def test_an_improper_prior_is_refused():
             pyro.sample("y", dist.Normal(mu, 1.0), obs=y)
 
     with pytest.raises(ModelError, match=r"PMD: its particles begin as draws of the prior.*sites \['mu'\]"):
-        pf.run(pf.PMD(), pf.Federation(flat, (torch.ones(4),), plate="data", num_clients=1), **QUIET)
+        pf.run(pf.papers.PMD(), pf.Federation(flat, (torch.ones(4),), plate="data", num_clients=1), **QUIET)
 
 
 @pytest.mark.parametrize(
@@ -141,4 +143,4 @@ def test_an_improper_prior_is_refused():
 )
 def test_settings_out_of_range_are_refused(settings):
     with pytest.raises(SettingError):
-        pf.PMD(**settings)
+        pf.papers.PMD(**settings)

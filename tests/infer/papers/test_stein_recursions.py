@@ -153,18 +153,18 @@ def agree(found, expected):
 
 @pytest.mark.parametrize("rounds", [1, 2, 3, 6])
 def test_dsvgd_is_algorithm_1(rounds):
-    start, end = run(pf.PaperDSVGD(**SITES, distill_steps=DISTILL), rounds)
+    start, end = run(pf.papers.PaperDSVGD(**SITES, distill_steps=DISTILL), rounds)
     agree(end, algorithm_1(start, rounds))
 
 
 def test_svgd_is_algorithm_3():
-    start, end = run(pf.PaperSVGD(**SETTINGS), 3, num_clients=1)
+    start, end = run(pf.papers.PaperSVGD(**SETTINGS), 3, num_clients=1)
     agree(end, algorithm_3(start, 3))
 
 
 @pytest.mark.parametrize("rounds", [2, 5])
 def test_udsvgd_is_algorithm_4(rounds):
-    start, end = run(pf.UDSVGD(**SITES), rounds)
+    start, end = run(pf.papers.UDSVGD(**SITES), rounds)
     agree(end, algorithm_4(start, rounds))
 
 
@@ -174,5 +174,7 @@ def test_udsvgd_is_algorithm_4(rounds):
     ids=["all", "in turn"],
 )
 def test_parallel_dsvgd_is_algorithm_5(schedule, scheduled):
-    start, end = run(pf.PaperParallelDSVGD(**SITES, distill_steps=DISTILL, server_steps=SERVER), 4, schedule=schedule)
+    start, end = run(
+        pf.papers.PaperParallelDSVGD(**SITES, distill_steps=DISTILL, server_steps=SERVER), 4, schedule=schedule
+    )
     agree(end, algorithm_5(start, 4, scheduled))

@@ -30,7 +30,7 @@ def found(monkeypatch, fed, covariance="full"):
         return looked(self, *args, **options)
 
     monkeypatch.setattr(Derivatives, "of_likelihood", counted)
-    algorithm = resolve(pf.P2PPushSum(covariance=covariance), fed.problem.traits).algorithm
+    algorithm = resolve(pf.infer.P2PPushSum(covariance=covariance), fed.problem.traits).algorithm
     clients = fed.num_clients
     share, start = torch.ones(clients).double(), torch.zeros(clients, fed.problem.dim, dtype=torch.float64)
     with torch.no_grad():

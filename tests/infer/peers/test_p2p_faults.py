@@ -76,7 +76,7 @@ def test_a_server_s_algorithm_takes_no_graph_and_a_serverless_one_needs_it() -> 
     with pytest.raises(SettingError, match=r"P2PVI has no server: pass graph=.*ring\(4\)"):
         pf.run(pf.P2PVI(), federation(), **QUIET)
     with pytest.raises(SettingError, match="SVGD works with a server and takes no graph"):
-        pf.run(pf.SVGD(), federation(), graph=pf.graph.ring(4), **QUIET)
+        pf.run(pf.infer.SVGD(), federation(), graph=pf.graph.ring(4), **QUIET)
 
 
 def test_sleepers_on_a_graph_whose_centrality_they_change_are_refused() -> None:

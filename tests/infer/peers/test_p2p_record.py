@@ -52,19 +52,19 @@ def test_traces_hold_every_agent_s_belief(idata: object) -> None:
 
 
 def test_plot_consensus_draws_every_agent(idata: object) -> None:
-    top, bottom = pf.plot_consensus(idata, parameter=1, reference=(0.0, 1.0))
+    top, bottom = pf.plots.plot_consensus(idata, parameter=1, reference=(0.0, 1.0))
     assert len(top.lines) == 5
     np.testing.assert_allclose(top.lines[2].get_ydata(), idata["federation"]["belief_mean"].values[:, 2, 1])
     np.testing.assert_allclose(bottom.lines[0].get_ydata(), idata["federation"]["disagreement"].values)
     plt.close(top.figure)
     with pytest.raises(SettingError, match=r"0\.\.2, received 3"):
-        pf.plot_consensus(idata, parameter=3)
+        pf.plots.plot_consensus(idata, parameter=3)
 
 
 def test_plot_consensus_needs_traces() -> None:
     untraced = pf.run(pf.P2PVI(num_points=16, start="prior"), federation(), graph=pf.graph.complete(4), **QUIET)
     with pytest.raises(SettingError, match="trace=True"):
-        pf.plot_consensus(untraced)
+        pf.plots.plot_consensus(untraced)
 
 
 @pytest.mark.parametrize("recipe", ["p2p_vi", "p2p_vi_paper", "p2p_ep"])

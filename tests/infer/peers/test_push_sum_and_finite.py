@@ -38,7 +38,7 @@ def test_shares_are_columns_that_sum_to_one_and_ratios_tend_to_the_mean():
 @pytest.mark.parametrize("start", ["local", "prior"])
 def test_push_sum_ends_at_the_posterior_on_a_directed_graph(start):
     mean, covariance = exact(*data())
-    algorithm = pf.P2PPushSum(start=start, tolerance=1e-9, gossip_tolerance=1e-4, trace=True)
+    algorithm = pf.infer.P2PPushSum(start=start, tolerance=1e-9, gossip_tolerance=1e-4, trace=True)
     idata = pf.run(algorithm, federation(5), graph=one_way(), **QUIET)
     means = idata["federation"]["belief_mean"].values[-1]
     sds = idata["federation"]["belief_sd"].values[-1]
@@ -54,7 +54,7 @@ def test_nothing_is_lost_where_agents_sleep_on_a_directed_graph():
     options = {**QUIET, "graph": one_way(), "schedule": pf.schedule.UniformRandom(4), "num_rounds": 150}
     with pytest.raises(GraphError, match="change the centrality"):
         pf.run(pf.P2PVI(), federation(5), **options)
-    idata = pf.run(pf.P2PPushSum(trace=True, tolerance=1e-6, gossip_steps=10), federation(5), **options)
+    idata = pf.run(pf.infer.P2PPushSum(trace=True, tolerance=1e-6, gossip_steps=10), federation(5), **options)
     last = idata["federation"]["belief_mean"].values
     means = [agent[~np.isnan(agent[:, 0])][-1] for agent in last.transpose(1, 0, 2)]
     np.testing.assert_allclose(means, np.tile(mean, (5, 1)), atol=1e-4)
@@ -63,9 +63,9 @@ def test_nothing_is_lost_where_agents_sleep_on_a_directed_graph():
 def test_an_agent_by_itself_cannot_push():
     state = {"eta": torch.zeros(3, 2), "mass": torch.ones(3)}
     with pytest.raises(SettingError, match="how many hear its neighbours"):
-        pf.P2PPushSum().combine(state, state, one_way(3).matrix[:1])
+        pf.infer.P2PPushSum().combine(state, state, one_way(3).matrix[:1])
     with pytest.raises(SettingError, match="use P2PVI"):
-        pf.P2PPushSum(start="consensus")
+        pf.infer.P2PPushSum(start="consensus")
 
 
 # -- clocks -----------------------------------------------------------------------------------------------------------
@@ -138,13 +138,13 @@ def ends(algorithm, **options):
 
 @pytest.mark.parametrize("graph", [pf.graph.complete(3), pf.graph.star(3, 0.4)], ids=["complete", "star"])
 def test_on_a_finite_set_the_exact_weighting_is_bayes_rule(graph):
-    found = ends(pf.P2PFinite(candidates={"theta": VALUES}, gossip_steps=60), graph=graph, num_rounds=2)
+    found = ends(pf.papers.P2PFinite(candidates={"theta": VALUES}, gossip_steps=60), graph=graph, num_rounds=2)
     expected = torch.log_softmax(log_lik().sum((0, 1)), -1)
     np.testing.assert_allclose(found, expected.expand(3, -1), atol=1e-9)
 
 
 def test_a_temperature_raises_the_likelihood_to_its_inverse():
-    tempered = pf.P2PFinite(candidates={"theta": VALUES}, gossip_steps=60, temperature=2.5)
+    tempered = pf.papers.P2PFinite(candidates={"theta": VALUES}, gossip_steps=60, temperature=2.5)
     found = ends(tempered, graph=pf.graph.complete(3), num_rounds=2)
     expected = torch.log_softmax(log_lik().sum((0, 1)) / 2.5, -1)
     np.testing.assert_allclose(found, expected.expand(3, -1), atol=1e-9)
@@ -157,7 +157,7 @@ def test_as_published_it_is_the_recursion_of_the_paper():
     for t in range(8):
         public = torch.log_softmax(belief + log_lik()[:, t], -1)
         belief = torch.log_softmax(torch.from_numpy(graph.matrix.toarray()) @ public, -1)
-    paper = pf.P2PFinite(candidates={"theta": VALUES}, weighting="paper", batch_size=1, gossip_steps=1)
+    paper = pf.papers.P2PFinite(candidates={"theta": VALUES}, weighting="paper", batch_size=1, gossip_steps=1)
     np.testing.assert_allclose(ends(paper, graph=graph, num_rounds=8), belief, atol=1e-12)
     whole = ends(paper, graph=pf.graph.complete(3), num_rounds=8)
     np.testing.assert_allclose(whole, torch.log_softmax(log_lik().sum((0, 1)) / 3, -1).expand(3, -1), atol=1e-12)
@@ -165,6 +165,6 @@ def test_as_published_it_is_the_recursion_of_the_paper():
 
 def test_candidates_must_be_the_models():
     with pytest.raises(DataError, match="as many values of each of the sites"):
-        pf.run(pf.P2PFinite(candidates={"mu": VALUES}), three_agents(), graph=pf.graph.ring(3), **QUIET)
+        pf.run(pf.papers.P2PFinite(candidates={"mu": VALUES}), three_agents(), graph=pf.graph.ring(3), **QUIET)
     with pytest.raises(SettingError, match="sum to one"):
-        pf.P2PFinite(candidates={"theta": VALUES}, probabilities=(0.5, 0.2))
+        pf.papers.P2PFinite(candidates={"theta": VALUES}, probabilities=(0.5, 0.2))

@@ -114,8 +114,8 @@ def mixed(y):
     "algorithm",
     [
         pf.NUTS(num_samples=200, warmup_steps=100, num_chains=1),
-        pf.ConsensusMC(num_samples=200, warmup_steps=100),
-        pf.PMD(),
+        pf.infer.ConsensusMC(num_samples=200, warmup_steps=100),
+        pf.papers.PMD(),
         pf.SVI(num_steps=400, num_guide_draws=400),
     ],
     ids=lambda one: type(one).__name__,

@@ -44,8 +44,8 @@ def correlated():
 
 ALGORITHMS = {
     "FedEP": (pf.FedEP(), {}),
-    "FedSEP": (pf.FedSEP(), {}),
-    "PVI": (pf.PVI(), {}),
+    "FedSEP": (pf.infer.FedSEP(), {}),
+    "PVI": (pf.infer.PVI(), {}),
     "FedLaplace": (pf.FedLaplace(), {}),
     "P2PVI": (pf.P2PVI(), {"graph": pf.graph.complete(4)}),
 }

@@ -72,7 +72,7 @@ def test_the_gaussian_nearest_to_a_lassos_posterior_is_found(name):
     """Within what cells of the density leave. Two of its weights were wider by 1.9 and by 100 times."""
     x, y = orthogonal()
     fed = pf.Federation(lasso, (x, y), plate="data", num_clients=3)
-    idata = pf.run(getattr(pf, name)(), fed, seed=0, **QUIET, **HERE[name])
+    idata = pf.run(getattr(pf.infer, name)(), fed, seed=0, **QUIET, **HERE[name])
     assert idata.attrs["converged"]
     w = torch.as_tensor(idata["posterior"]["w"].values).reshape(-1, 4)
     for i in range(4):
@@ -104,7 +104,7 @@ def test_a_lasso_whose_scale_is_latent_begins_at_laplaces_place(name, dtype):
     y = 2 * x[:, 0] - x[:, 1] + torch.randn(60, generator=generator).to(dtype)
     fed = pf.Federation(scaled, (x, y), plate="data", num_clients=3)
     assert not fed.problem.traits.kinked_prior
-    idata = pf.run(getattr(pf, name)(), fed, seed=0, **QUIET, **HERE[name])
+    idata = pf.run(getattr(pf.infer, name)(), fed, seed=0, **QUIET, **HERE[name])
     assert idata.attrs["converged"]
     w = torch.as_tensor(idata["posterior"]["w"].values).double().reshape(-1, 8)
     least_squares = torch.linalg.inv(x.double().T @ x.double())

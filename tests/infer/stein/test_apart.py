@@ -82,7 +82,7 @@ def unseen(monkeypatch):
     monkeypatch.setattr(Traits, "layers", False)
 
 
-@pytest.mark.parametrize("algorithm", [pf.DSVGD, pf.SVGD])
+@pytest.mark.parametrize("algorithm", [pf.DSVGD, pf.infer.SVGD])
 def test_a_network_is_found_out(algorithm, unseen):
     """At weights zero a ReLU network is stationary; the fit must beat the constant that it is there, of MSE one."""
     fed = network()
@@ -97,9 +97,9 @@ def test_a_network_is_found_out(algorithm, unseen):
 
 def test_the_parallel_form_has_no_start_apart(unseen):
     with pytest.raises(SettingError, match="take DSVGD"):
-        pf.ParallelDSVGD(start="apart")
+        pf.infer.ParallelDSVGD(start="apart")
     with pytest.raises(SettingError, match=r"ended at a saddle .* take DSVGD"):
-        run(pf.ParallelDSVGD(num_particles=10, start="checked"), network(), 2)
+        run(pf.infer.ParallelDSVGD(num_particles=10, start="checked"), network(), 2)
 
 
 @pytest.mark.parametrize(("clients", "rounds"), [(1, 1), (2, 1), (3, 2), (2, 5), (1, 4)])

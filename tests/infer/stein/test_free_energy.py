@@ -79,7 +79,7 @@ def watched(algorithm, **options):
 
 def test_with_a_linear_kernel_it_is_the_change_of_a_gaussians_divergence():
     """The map is affine: what the density of the particles' moments becomes is the Gaussian of their new ones."""
-    algorithm = pf.PaperSVGD(kernel=Linear(), num_particles=40, local_steps=10, entropy=True, **EVEN)
+    algorithm = pf.papers.PaperSVGD(kernel=Linear(), num_particles=40, local_steps=10, entropy=True, **EVEN)
     particles, record = watched(algorithm, num_rounds=4)
     falls = np.diff([divergence(part) for part in particles])
     found = record["free_energy_change"].values[:, 0]
@@ -87,7 +87,7 @@ def test_with_a_linear_kernel_it_is_the_change_of_a_gaussians_divergence():
     assert (found < 0).all()
 
 
-@pytest.mark.parametrize("settings", [(pf.DSVGD, {"start": "prior"}), (pf.UDSVGD, {"kde_floor": 0.0})])
+@pytest.mark.parametrize("settings", [(pf.DSVGD, {"start": "prior"}), (pf.papers.UDSVGD, {"kde_floor": 0.0})])
 def test_the_global_free_energy_falls_over_the_clients_turns(settings):
     """F = E_q[-log p_0 p] - H[q], with all clients' losses, falls in every turn at a small step.
 
@@ -106,14 +106,14 @@ def test_the_global_free_energy_falls_over_the_clients_turns(settings):
 def test_what_is_measured_changes_nothing():
     runs = []
     for entropy in (False, True):
-        algorithm = pf.UDSVGD(num_particles=10, local_steps=5, entropy=entropy)
+        algorithm = pf.papers.UDSVGD(num_particles=10, local_steps=5, entropy=entropy)
         with pytest.warns(UserWarning):
             runs.append(pf.run(algorithm, federation(), num_rounds=4, **QUIET))
     np.testing.assert_array_equal(*(run.posterior["w"].values for run in runs))
     assert "entropy_gain" in runs[1]["federation"] and "entropy_gain" not in runs[0]["federation"]
 
 
-@pytest.mark.parametrize("kind", [pf.ParallelDSVGD, pf.PaperParallelDSVGD])
+@pytest.mark.parametrize("kind", [pf.infer.ParallelDSVGD, pf.papers.PaperParallelDSVGD])
 def test_forms_that_have_no_single_map_refuse(kind):
     with pytest.raises(SettingError, match="entropy=True has no effect"):
         kind(entropy=True)
@@ -128,7 +128,7 @@ def advantages(rule, fed):
             seen.append(importance)
             return super().choose(importance, rng)
 
-    algorithm = pf.PaperDSVGD(num_particles=10, local_steps=5, distill_steps=5)
+    algorithm = pf.papers.PaperDSVGD(num_particles=10, local_steps=5, distill_steps=5)
     with pytest.warns(UserWarning):  # so short a run
         pf.run(algorithm, fed, schedule=Watched(), num_rounds=5, **QUIET)
     return [float((each / each.sum()) @ each - each.mean()) / each.mean() for each in seen]

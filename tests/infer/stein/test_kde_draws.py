@@ -13,12 +13,12 @@ from pyro_fed.ops.kde import kde_draws
 LAMBDA, NUM_DRAWS = 0.55, 20_000
 
 
-@pytest.mark.parametrize("kind", [pf.UDSVGD, pf.PaperDSVGD, pf.PaperParallelDSVGD])
+@pytest.mark.parametrize("kind", [pf.papers.UDSVGD, pf.papers.PaperDSVGD, pf.papers.PaperParallelDSVGD])
 def test_the_average_of_probits_is_in_closed_form(kind):
     """∫ Φ(a'θ) q(θ) dθ = (1/N) Σ_n Φ(a'θ_n / √(1 + λ² a'a)), exactly, for q the KDE of the particles θ_n."""
     options = {"num_rounds": 2, "num_draws": NUM_DRAWS, "progress": False, "audit": False, "log_likelihood": False}
     settings = {"num_particles": 7, "local_steps": 5, "kde_bandwidth": LAMBDA}
-    if kind is not pf.UDSVGD:
+    if kind is not pf.papers.UDSVGD:
         settings["distill_steps"] = 5
     with pytest.warns(UserWarning):  # two rounds have not converged
         particles, draws = (
@@ -43,4 +43,4 @@ def test_every_particle_has_its_share():
 
 def test_an_unknown_kind_is_refused():
     with pytest.raises(SettingError, match="draws"):
-        pf.UDSVGD(draws="both")
+        pf.papers.UDSVGD(draws="both")

@@ -96,7 +96,7 @@ def laplace(x, y):
 def run(clients, passes=None):
     """Particles at their own end, or after so many passes."""
     federation = pf.Federation(logistic, rows(), plate="data", num_clients=clients)
-    algorithm = pf.DSVGD(end=pf.EndOfRun() if passes is None else pf.EndOfRun(noise=1e-9, patience=passes))
+    algorithm = pf.DSVGD(end=pf.infer.EndOfRun() if passes is None else pf.infer.EndOfRun(noise=1e-9, patience=passes))
     num_rounds = None if passes is None else passes * clients
     idata = pf.run(algorithm, federation, num_rounds=num_rounds, progress=False, audit=False, log_likelihood=False)
     return torch.tensor(idata.posterior["w"].values).flatten(0, 1)

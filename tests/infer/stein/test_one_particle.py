@@ -13,7 +13,7 @@ STEPS, RATE, LAMBDA = 5, 0.05, 0.55
 def test_it_equals_a_loop_over_the_formulas():
     """Scores of q and of the sites are linear: (θ_j - θ)/λ² of a round's particle, and the prior's own before."""
     fed, (x, y) = federation(num_clients=2), data()
-    algorithm = pf.UDSVGD(num_particles=1, local_steps=STEPS, kde_floor=0.0)
+    algorithm = pf.papers.UDSVGD(num_particles=1, local_steps=STEPS, kde_floor=0.0)
     shared, local = algorithm.init(fed.problem, 2, torch.Generator().manual_seed(0), None)
     theta, was_prior = shared["particles"][0].clone(), True
     memory = {0: [], 1: []}
@@ -56,7 +56,7 @@ def widened(local, new, turn):
 
 def test_a_run_has_one_finite_draw():
     fed = federation(num_clients=2)
-    for kind in (pf.UDSVGD, pf.PaperDSVGD, pf.PaperParallelDSVGD):
+    for kind in (pf.papers.UDSVGD, pf.papers.PaperDSVGD, pf.papers.PaperParallelDSVGD):
         algorithm = kind(num_particles=1, local_steps=3)
         idata = pf.run(algorithm, fed, num_rounds=2, progress=False, log_likelihood=False, audit=False)
         draws = idata.posterior["w"].values

@@ -131,22 +131,22 @@ def exact(fed):
     return mean, (weight @ (grid - mean).square()).sqrt()
 
 
-FEW = {"num_particles": 40, "local_steps": 20, "end": pf.EndOfRun(max_passes=8)}
+FEW = {"num_particles": 40, "local_steps": 20, "end": pf.infer.EndOfRun(max_passes=8)}
 RIGHT = {
     "default": (pf.DSVGD(), {}),
-    "parallel": (pf.ParallelDSVGD(), {}),
-    "wide kernel": (pf.SVGD(**FEW, kernel=RBF(bandwidth=1e6)), {}),
+    "parallel": (pf.infer.ParallelDSVGD(), {}),
+    "wide kernel": (pf.infer.SVGD(**FEW, kernel=RBF(bandwidth=1e6)), {}),
 }
 SETTINGS = {
     "too small a step": (pf.DSVGD(**FEW, step_size=1e-4, start="prior"), {}),
-    "small step": (pf.ParallelDSVGD(**FEW, step_size=1e-3, start="prior"), {}),
-    "too large a step": (pf.ParallelDSVGD(**FEW, step_size=20.0, decay=0.0), {}),
-    "one round": (pf.ParallelDSVGD(**FEW, start="prior"), {"num_rounds": 1}),
+    "small step": (pf.infer.ParallelDSVGD(**FEW, step_size=1e-3, start="prior"), {}),
+    "too large a step": (pf.infer.ParallelDSVGD(**FEW, step_size=20.0, decay=0.0), {}),
+    "one round": (pf.infer.ParallelDSVGD(**FEW, start="prior"), {"num_rounds": 1}),
     "few rounds": (pf.DSVGD(**FEW, start="prior"), {"num_rounds": 3}),
-    "narrow kernel": (pf.SVGD(**FEW, kernel=RBF(bandwidth=1e-4), start="prior"), {}),
-    "three particles": (pf.ParallelDSVGD(**FEW | {"num_particles": 3}), {}),
-    "as published": (pf.PaperDSVGD(num_particles=40, local_steps=40, distill_steps=40), {"num_rounds": 8}),
-    "published, few steps": (pf.PaperSVGD(num_particles=40, local_steps=5), {"num_rounds": 2}),
+    "narrow kernel": (pf.infer.SVGD(**FEW, kernel=RBF(bandwidth=1e-4), start="prior"), {}),
+    "three particles": (pf.infer.ParallelDSVGD(**FEW | {"num_particles": 3}), {}),
+    "as published": (pf.papers.PaperDSVGD(num_particles=40, local_steps=40, distill_steps=40), {"num_rounds": 8}),
+    "published, few steps": (pf.papers.PaperSVGD(num_particles=40, local_steps=5), {"num_rounds": 2}),
 }
 
 

@@ -51,7 +51,7 @@ def test_variances_of_gaussians(dim, correlation):
     chol = torch.linalg.cholesky((1 - correlation) * torch.eye(dim, dtype=D64) + correlation)
     x = draw(20, dim) @ chol.T
     fed = pf.Federation(located, (x, chol.inverse()), plate="data", num_clients=4, shard=["x"])
-    z = torch.as_tensor(run(pf.ParallelDSVGD(), fed, audit=dim < 10).posterior["z"].values[0])
+    z = torch.as_tensor(run(pf.infer.ParallelDSVGD(), fed, audit=dim < 10).posterior["z"].values[0])
     sd = 20**-0.5
     assert float(((z.mean(0) - x.mean(0)).abs() / sd).max()) < 0.05
     ratio = z.var(0, correction=0) / sd**2
@@ -65,13 +65,13 @@ def test_variances_of_gaussians(dim, correlation):
     [
         ("mesquite", pf.DSVGD(), True),
         ("nes1980", pf.DSVGD(), True),
-        ("nes1980", pf.ParallelDSVGD(), True),
-        ("nes1980", pf.SVGD(), True),
-        ("kidiq", pf.ParallelDSVGD(), True),
-        ("earnings", pf.ParallelDSVGD(), True),
-        ("sblrc", pf.ParallelDSVGD(), True),
-        ("gauss_mix", pf.ParallelDSVGD(), False),  # 1,000 rows: its chains take as long as the run
-        ("diamonds", pf.ParallelDSVGD(), False),  # 5,000 rows: five times as long
+        ("nes1980", pf.infer.ParallelDSVGD(), True),
+        ("nes1980", pf.infer.SVGD(), True),
+        ("kidiq", pf.infer.ParallelDSVGD(), True),
+        ("earnings", pf.infer.ParallelDSVGD(), True),
+        ("sblrc", pf.infer.ParallelDSVGD(), True),
+        ("gauss_mix", pf.infer.ParallelDSVGD(), False),  # 1,000 rows: its chains take as long as the run
+        ("diamonds", pf.infer.ParallelDSVGD(), False),  # 5,000 rows: five times as long
     ],
 )
 def test_real_posteriors(name, algorithm, audit):
@@ -88,7 +88,7 @@ def test_the_last_client_leaves_no_mark():
     x, chol = torch.cat([draw(10, 2) - 3, draw(3, 2, seed=1) + 2]), torch.eye(2, dtype=D64)
     parts = pf.partition.Explicit([list(range(10)), list(range(10, 13))])
     fed = pf.Federation(located, (x, chol), plate="data", partition=parts, shard=["x"])
-    pooled = run(pf.SVGD(), fed)
+    pooled = run(pf.infer.SVGD(), fed)
     for first in (0, 1):
         order = pf.schedule.Explicit([[first], [1 - first]])
         apart = run(pf.DSVGD(), fed, schedule=order)
@@ -101,7 +101,7 @@ def test_the_last_client_leaves_no_mark():
 
 @pytest.mark.parametrize(
     "algorithm",
-    [pf.DSVGD(), pf.ParallelDSVGD(), pf.DSVGD(start="prior")],
+    [pf.DSVGD(), pf.infer.ParallelDSVGD(), pf.DSVGD(start="prior")],
     ids=["serial", "parallel", "from the prior"],
 )
 def test_two_modes_in_one_dimension(algorithm):
@@ -128,7 +128,7 @@ def test_label_switching_is_symmetric():
     """Both labellings get half of the particles, each with the exact means and SDs (by quadrature)."""
     y = torch.cat([draw(40) - 1.5, draw(40, seed=1) + 2])
     fed = pf.Federation(two_means, (y,), plate="data", num_clients=4, partition=pf.partition.SortedBy(y))
-    mu = torch.as_tensor(run(pf.ParallelDSVGD(), fed).posterior["mu"].values[0])
+    mu = torch.as_tensor(run(pf.infer.ParallelDSVGD(), fed).posterior["mu"].values[0])
     axis = torch.linspace(-4, 4, 161, dtype=D64)
     grid = torch.cartesian_prod(axis, axis)
     weight = torch.softmax(fed.problem.log_prior(grid) + fed.problem.log_lik(grid), 0)
@@ -179,7 +179,7 @@ def test_record_and_progress():
     """The federation group has the discrepancy, the cloud's figures, and how many modes were found."""
     x, chol = draw(12, 2), torch.eye(2, dtype=D64)
     fed = pf.Federation(located, (x, chol), plate="data", num_clients=3, shard=["x"])
-    group = run(pf.ParallelDSVGD(), fed).federation
+    group = run(pf.infer.ParallelDSVGD(), fed).federation
     last = group.isel(round=-1)
     assert float(last["ksd"]) > 0
     assert float(last["modes"]) == 1
@@ -193,7 +193,7 @@ def test_ends_below_the_noise_of_draws_after_a_whole_pass(ksd, rounds, ends):
     """Two clients: a pass is two rounds, and both must find the moments right."""
     right = {"ksd": ksd, "ksd_of_draws": 1.0, "apart": 0.0, "mean_off": 0.1, "sd_off": 1.1}
     figures = [{**right, "pass": 0.5 * i} for i in range(rounds)]
-    algorithm = pf.DSVGD(end=pf.EndOfRun(noise=0.05))
+    algorithm = pf.DSVGD(end=pf.infer.EndOfRun(noise=0.05))
     assert algorithm.converged(figures) is ends
     for wrong in ({"mean_off": 0.3}, {"sd_off": 1.3}, {"mean_off": math.nan}):
         assert algorithm.converged([*figures[:-2], figures[-2] | wrong, figures[-1]]) is False
@@ -201,4 +201,4 @@ def test_ends_below_the_noise_of_draws_after_a_whole_pass(ksd, rounds, ends):
 
 def test_parallel_refuses_minibatches():
     with pytest.raises(pf.SettingError, match="batch_size must be None, received 7"):
-        pf.ParallelDSVGD(batch_size=7)
+        pf.infer.ParallelDSVGD(batch_size=7)

@@ -81,7 +81,7 @@ def test_a_conjugate_posterior_is_exact_whoever_holds_which_rows(sorted_rows, mo
     fed = pf.Federation(line, (x, y), plate="data", num_clients=3, partition=partition)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "the chains have not mixed")  # R-hat of 1.01 asks for longer chains
-        found = pf.run(pf.ConsensusMC(num_samples=100, warmup_steps=100), fed, progress=False, audit=False)
+        found = pf.run(pf.infer.ConsensusMC(num_samples=100, warmup_steps=100), fed, progress=False, audit=False)
     assert len(seen) >= 200 and seen[0].shape == (6, 2)  # two chains of each client, after each step
     precision = x.T @ x + torch.eye(2, dtype=x.dtype)
     covariance = torch.linalg.inv(precision)
@@ -111,7 +111,7 @@ def test_groups_that_do_not_tell_the_scale_of_their_levels_end_a_run(eight_schoo
     far = np.array([[0.0, 1.0], [0.0, -16.0]], dtype=np.float32)
     monkeypatch.setattr(consensus_mc.Lanes, "run", lambda self, *_: self.watch(far))
     with pytest.raises(pf.errors.ModelError, match=r"scale of 'level' of .*keep \['tau'\] away.*1/8.*fewer clients"):
-        pf.run(pf.ConsensusMC(), eight_schools, progress=False, audit=False, log_likelihood=False)
+        pf.run(pf.infer.ConsensusMC(), eight_schools, progress=False, audit=False, log_likelihood=False)
 
 
 @pytest.mark.parametrize("log_tau, far", [(-15.0, False), (-15.5, True)])

@@ -63,7 +63,7 @@ def test_without_annealing_weights_are_the_posterior_over_q_whatever_the_sites(f
     roots = torch.randn(3, 2, 2, generator=generator, dtype=torch.float64)
     precision, eta = roots @ roots.mT + torch.eye(2), torch.randn(3, 2, generator=generator, dtype=torch.float64)
     fed = pf.Federation(line, (x, y), plate="data", num_clients=3)
-    algorithm = Kept(surrogates=pf.Given(precision, eta), flat=1e9, freedom=freedom, num_proposals=60)
+    algorithm = Kept(surrogates=pf.infer.Given(precision, eta), flat=1e9, freedom=freedom, num_proposals=60)
     schedule = pf.schedule.RoundRobin() if clients_in_turn else None
     pf.run(algorithm, fed, audit=False, schedule=schedule, **QUIET)
     z, found = (algorithm.kept[-1][name] for name in ("draws", "log_weights"))
@@ -250,7 +250,7 @@ def test_sites_that_do_not_fit_are_found_out(hierarchy):
     _, fed, _ = hierarchy
     dim = fed.problem.dim
     precision = torch.eye(dim, dtype=torch.float64).repeat(4, 1, 1) * 50
-    sites = pf.Given(precision, torch.zeros(4, dim, dtype=torch.float64))
+    sites = pf.infer.Given(precision, torch.zeros(4, dim, dtype=torch.float64))
     with pytest.warns(UserWarning, match=r"the sites do not fit: the weights' Pareto k is \d"):
         idata = pf.run(pf.FedAIS(surrogates=sites), fed, audit=False, **QUIET)
     assert last(idata, "pareto_k") > LARGEST_PARETO_K
@@ -265,7 +265,7 @@ def bounded(y):
 
 def test_impossible_draws_have_no_weight():
     y = torch.tensor([0.5, 2.0, 1.0], dtype=torch.float64)
-    prior = pf.Given(torch.zeros(3, 1, dtype=torch.float64), torch.zeros(3, 1, dtype=torch.float64))
+    prior = pf.infer.Given(torch.zeros(3, 1, dtype=torch.float64), torch.zeros(3, 1, dtype=torch.float64))
     with pytest.warns(UserWarning, match="observed site 'y': the support of Uniform depends on 'end'"):
         fed = pf.Federation(bounded, (y,), plate="data", num_clients=3)
         idata = pf.run(pf.FedAIS(surrogates=prior), fed, **QUIET)
@@ -286,7 +286,7 @@ def unknown_above(limit, whose="rows"):
         with pyro.plate("data", len(y)):
             pyro.factor("y", dist.Normal(mu, 1.0).log_prob(y) + (no_number if whose == "rows" else 0.0))
 
-    prior = pf.Given(torch.zeros(3, 1, dtype=torch.float64), torch.zeros(3, 1, dtype=torch.float64))
+    prior = pf.infer.Given(torch.zeros(3, 1, dtype=torch.float64), torch.zeros(3, 1, dtype=torch.float64))
     fed = pf.Federation(model, (torch.tensor([-0.5, 0.0, -1.0], dtype=torch.float64),), plate="data", num_clients=3)
     return pf.FedAIS(surrogates=prior), fed
 
@@ -311,7 +311,7 @@ def test_draws_where_a_density_is_no_number_have_no_weight(whose):
 )
 def test_a_density_that_is_mostly_no_number_has_failed(whose, said):
     algorithm, fed = unknown_above(0.0, whose)
-    with pytest.raises(pf.DivergenceError, match=said):
+    with pytest.raises(pf.errors.DivergenceError, match=said):
         pf.run(algorithm, fed, audit=False, **QUIET)
 
 

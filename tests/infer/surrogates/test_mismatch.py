@@ -22,7 +22,7 @@ def wrong(shift, scale=0.0, structure="diag"):
     off = off - off.mean(1, keepdim=True)
     precision = 25 + scale * off[0] / VARIANCE
     eta = X.sum(1) + shift * off[1] / VARIANCE**0.5
-    return pf.Given(precision if structure == "diag" else torch.diag_embed(precision), eta)
+    return pf.infer.Given(precision if structure == "diag" else torch.diag_embed(precision), eta)
 
 
 def expected_mismatch(given, alpha):
@@ -43,7 +43,7 @@ def expected_mismatch(given, alpha):
 def test_the_mismatch_is_measured(structure, alpha):
     given = wrong(0.3, 0.1, structure)
     idata = pf.run(
-        pf.FSGLD(surrogates=given, conducive=pf.Conducive(alpha=alpha)),
+        pf.FSGLD(surrogates=given, conducive=pf.infer.Conducive(alpha=alpha)),
         federation(X),
         num_rounds=1,
         audit=False,
@@ -56,7 +56,7 @@ def test_the_mismatch_is_measured(structure, alpha):
 @pytest.mark.filterwarnings("ignore:only", "ignore:the .* chains disagree", "ignore:no draw")
 def test_steps_are_short_where_a_client_curves_more_than_its_surrogate():
     """In units of the posterior I - 4 A'(-25 + P_k)A, the same everywhere: the largest is 1 + 4 max |25 - P_k| V."""
-    given = pf.Given(torch.tensor([[5.0], [45.0], [20.0], [30.0]], dtype=X.dtype).expand(4, 2).clone(), X.sum(1))
+    given = pf.infer.Given(torch.tensor([[5.0], [45.0], [20.0], [30.0]], dtype=X.dtype).expand(4, 2).clone(), X.sum(1))
     idata = pf.run(pf.FSGLD(surrogates=given), federation(X), num_rounds=1, audit=False, **QUIET)
     expected = (1 + 4 * (25 - given.precision) * VARIANCE).abs().amax(-1)
     found = np.nanmax(idata["federation"]["curvature"].values, 0)
@@ -83,7 +83,7 @@ def test_the_variance_of_long_visits_is_what_the_derivation_says(probabilities):
         num_chains=100,
         batch_size=None,
         step=pf.step.Fixed(size=0.04),
-        conducive=pf.Conducive(trust=None),
+        conducive=pf.infer.Conducive(trust=None),
         target_ess=None,
     )
     idata = pf.run(algorithm, federation(X), num_rounds=48, audit=False, **QUIET)  # it is not the posterior
@@ -128,9 +128,9 @@ def test_burn_in_lasts_as_long_for_shorter_steps():
 
 
 def test_errors_that_are_not_finite_are_refused():
-    given = pf.Given(
+    given = pf.infer.Given(
         torch.full((4, 2), 25.0, dtype=torch.float64),
         X.sum(1) + 1e200 * torch.tensor([[1.0], [-1.0]] * 2, dtype=X.dtype),
     )
-    with pytest.raises(pf.DivergenceError, match="the surrogates do not fit: give others"):
+    with pytest.raises(pf.errors.DivergenceError, match="the surrogates do not fit: give others"):
         pf.run(pf.FSGLD(surrogates=given), federation(X), num_rounds=1, **QUIET)

@@ -37,7 +37,7 @@ def test_surrogates_of_many_parameters_take_no_hessian_of_the_prior():
     size = 200_000
     fed = federation(size, scaled=False)
     dim = fed.problem.dim
-    given = pf.Given(torch.ones(3, dim, dtype=torch.float64), torch.ones(3, dim, dtype=torch.float64))
+    given = pf.infer.Given(torch.ones(3, dim, dtype=torch.float64), torch.ones(3, dim, dtype=torch.float64))
     sites, target = surrogates.fitted_surrogates(fed.problem, given, None)
     w = slice(*(at + fed.problem.sites["w"].start for at in (0, size)))
     torch.testing.assert_close(target.precision[w], torch.full((size,), 3 + 0.25, dtype=torch.float64))

@@ -111,7 +111,7 @@ class Killing(Schedule):
 def test_a_dead_worker_is_started_again(workers, tmp_path):
     """Within a run whose clients keep nothing, or whose checkpoint has their states; else for the next run."""
     fed, options = unequal_lines(), {"num_rounds": 4, "progress": False, "audit": False}
-    for algorithm, more in [(pf.FedSEP(start="prior"), {}), (pf.FedEP(start="prior"), {"checkpoint": tmp_path})]:
+    for algorithm, more in [(pf.infer.FedSEP(start="prior"), {}), (pf.FedEP(start="prior"), {"checkpoint": tmp_path})]:
         whole = pf.run(algorithm, fed, **options, executor=workers)
         killed = pf.run(algorithm, fed, **options, **more, executor=workers, schedule=Killing(workers))
         assert killed.federation["participated"].values.all()

@@ -98,7 +98,7 @@ def test_9000_mutated_messages(watched):
         before, began = watched(), time.perf_counter()
         try:
             back = decode(mutant, expected, cap)
-        except pf.ProtocolError as error:
+        except pf.errors.ProtocolError as error:
             assert len(str(error)) < 1000
             refused += 1
         else:
@@ -123,7 +123,10 @@ def test_1000_mutated_checkpoints(tmp_path, watched):
         before, began = watched(), time.perf_counter()
         if mutant == data:
             continue
-        with contextlib.closing(Checkpoint(tmp_path, marks, resume=True)) as folder, pytest.raises(pf.ProtocolError):
+        with (
+            contextlib.closing(Checkpoint(tmp_path, marks, resume=True)) as folder,
+            pytest.raises(pf.errors.ProtocolError),
+        ):
             folder.load()
         slowest = max(slowest, time.perf_counter() - began)
         assert watched() - before < 2 * 10**5

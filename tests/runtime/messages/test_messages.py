@@ -151,7 +151,7 @@ BAD = {
 
 @pytest.mark.parametrize("data", BAD.values(), ids=BAD)
 def test_bad_messages_are_refused(data):
-    with pytest.raises(pf.ProtocolError) as error:
+    with pytest.raises(pf.errors.ProtocolError) as error:
         decode(data, SPEC, cap=4000)
     assert len(str(error.value)) < 500
 
@@ -159,16 +159,20 @@ def test_bad_messages_are_refused(data):
 def test_a_client_with_another_model_is_named_by_its_shapes():
     """Row 21: four parameters where the server's model has three."""
     theirs = STATE | {"precision": torch.eye(4, dtype=torch.float64)}
-    with pytest.raises(pf.ProtocolError, match=r"'precision': expected .* shape \(3, 3\), received .* shape \(4, 4\)"):
+    with pytest.raises(
+        pf.errors.ProtocolError, match=r"'precision': expected .* shape \(3, 3\), received .* shape \(4, 4\)"
+    ):
         decode(encode(Message(HEADER, theirs)), SPEC, cap=4000)
 
 
 def test_no_more_than_the_cap_is_looked_at():
     data = encode(Message(HEADER, STATE))
     assert decode(data, SPEC, cap=len(data)).header == HEADER
-    with pytest.raises(pf.ProtocolError, match=f"a message of {len(data)} bytes, at most {len(data) - 1} are accepted"):
+    with pytest.raises(
+        pf.errors.ProtocolError, match=f"a message of {len(data)} bytes, at most {len(data) - 1} are accepted"
+    ):
         decode(data, SPEC, cap=len(data) - 1)
-    with pytest.raises(pf.ProtocolError, match="at most"):
+    with pytest.raises(pf.errors.ProtocolError, match="at most"):
         decode(bytes(10**6), SPEC)
 
 
@@ -176,15 +180,15 @@ def test_no_more_than_the_cap_is_looked_at():
     "name", ["", "../", "..", "a/b", "a\\b", "a\n", " a", "a ", "é", "x" * 65, "x" * 10**7, "\x00"]
 )
 def test_client_ids_that_are_no_plain_names_are_refused(name):
-    with pytest.raises(pf.ProtocolError, match="a client id") as error:
+    with pytest.raises(pf.errors.ProtocolError, match="a client id") as error:
         check_client_id(name)
     assert len(str(error.value)) < 500
-    with pytest.raises(pf.ProtocolError):
+    with pytest.raises(pf.errors.ProtocolError):
         Header("work", token(), 0, name, token())
 
 
 def test_a_name_that_would_do_is_said():
-    with pytest.raises(pf.ProtocolError, match="received 'Köln'; 'Koln' would do"):
+    with pytest.raises(pf.errors.ProtocolError, match="received 'Köln'; 'Koln' would do"):
         check_client_id("Köln")
 
 
@@ -195,9 +199,9 @@ def test_plain_names_are_client_ids(name):
 
 
 def test_what_cannot_travel_is_refused_by_the_sender():
-    with pytest.raises(pf.ProtocolError, match="cannot travel"):
+    with pytest.raises(pf.errors.ProtocolError, match="cannot travel"):
         encode(Message(HEADER, {"x": torch.zeros(1, dtype=torch.complex64)}))
-    with pytest.raises(pf.ProtocolError, match="tensor's name"):
+    with pytest.raises(pf.errors.ProtocolError, match="tensor's name"):
         encode(Message(HEADER, {"../x": torch.zeros(1)}))
 
 

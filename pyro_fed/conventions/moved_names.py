@@ -1,0 +1,26 @@
+"""Names that were attributes of `pyro_fed` itself, and the public module of each. They go with version 0.3."""
+
+from __future__ import annotations
+
+#: Public module → its names that `pyro_fed` still gives, with a DeprecationWarning.
+MODULES = {
+    "papers": "GVI NPV P2PFinite PMD PaperDSVGD PaperParallelDSVGD PaperSVGD UDSVGD",
+    "infer": (
+        "Averaging BCM BayesADMM Conducive ConsensusMC DSGLD EndOfRun FALD FedDyn FedHMC FedLap FedLapCov FedPA "
+        "FedProx FedSEP Given LocalSGLD Optimisers P2PFedAvg P2PPushSum PVI ParallelDSVGD SAGALD SGLD SVGD "
+        "StepControl StreamingVB SummedLangevin optim"
+    ),
+    "errors": (
+        "CheckpointError ContractError DivergenceError GraphError InterruptedRun ProtocolError QuorumError "
+        "TimeLimitError"
+    ),
+    "plots": (
+        "plot_chains plot_check_intervals plot_checks plot_client_forest plot_comparison plot_consensus "
+        "plot_contributions plot_convergence plot_cost plot_forest plot_graph plot_influence plot_pair plot_particles "
+        "plot_partition plot_reliability"
+    ),
+}
+#: Old name → the module that has it.
+MOVED = {name: module for module, names in MODULES.items() for name in names.split()}
+#: The version that no longer gives them.
+REMOVED_IN = "0.3"
