@@ -87,12 +87,12 @@ class Nodes(NamedTuple):
 
 
 class NearbyModes(NamedTuple):
-    """What is known of the integrals of m rows near one θ, see `ascent_starts`.
+    """What is known of the integrals of m rows near A points θ, see `ascent_starts`.
 
     Attributes:
-        theta: there, (D,).
-        place: the modes there, (m, d).
-        slope: how they move with θ, (m, d, D).
+        theta: there, (A, D).
+        place: the modes there, (A, m, d).
+        slope: how they move with θ, (A, m, d, D), or (A, m, d, 0) where modes are needed at these points alone.
         steps: shares of the Newton steps from there to the modes at another θ, (k,): 1, or 0 where fewer are enough.
         nodes: a rule for N(0, I) that is enough, (Q, d) and log weights (Q,), -inf where fewer are; () for the usual.
     """
@@ -102,6 +102,15 @@ class NearbyModes(NamedTuple):
     slope: Tensor
     steps: Tensor
     nodes: tuple[Tensor, ...] = ()
+
+    def modes(self, theta: Tensor) -> Tensor:
+        """About where the modes at θ (D,) are, (m, d), by the nearest of the points."""
+        away = theta - self.theta
+        if len(away) == 1:
+            return self.place[0] + self.slope[0] @ away[0, : self.slope.shape[-1]]
+        at = away.square().sum(-1).argmin().unsqueeze(0)
+        place, slope, away = (part.index_select(0, at).squeeze(0) for part in (self.place, self.slope, away))
+        return place + slope @ away[: slope.shape[-1]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -323,7 +332,7 @@ class Quadrature(metaclass=Checked):
     def _foot(self, problem: RowDensities, theta: Tensor, rows: Rows) -> Ascent:
         """Where the ascents at several θ (S, D) begin."""
         climber = self.climber(0)
-        found: Ascent = problem.vmap(lambda one: climber.foot(problem, one, rows, self._start(problem, one, rows)))(
+        found: Ascent = problem.vmap(lambda one: climber.foot(problem, one, rows, self.start(problem, one, rows)))(
             theta
         )
         return found
@@ -497,7 +506,7 @@ class Quadrature(metaclass=Checked):
         """Modes and curvatures of the rows' latents at θ (D,), by Newton's method; constants for derivatives."""
         theta = theta.detach()
         climber = self.climber(self.mode_steps or self.max_mode_steps)
-        return climber.summit(climber.climbed(problem, theta, rows, self._start(problem, theta, rows)))
+        return climber.summit(climber.climbed(problem, theta, rows, self.start(problem, theta, rows)))
 
     def centre_near(self, problem: RowDensities, theta: Tensor, rows: Rows, near: NearbyModes) -> Centre:
         """Modes of the rows' latents at θ (D,), from what is known near it, and curvatures a step before them.
@@ -509,7 +518,7 @@ class Quadrature(metaclass=Checked):
             near: from where ascents begin.
         """
         here, climber = theta.detach(), self.climber(0)
-        state = climber.foot(problem, here, rows, near.place + near.slope @ (here - near.theta))
+        state = climber.foot(problem, here, rows, near.modes(here))
         *before, last = near.steps.unbind()
         for share in before:
             state = climber.climb(problem, here, rows, state, share)
@@ -544,7 +553,7 @@ class Quadrature(metaclass=Checked):
         """How modes are climbed to."""
         return Climber(steps, self.shorten, self.floor)
 
-    def _start(self, problem: RowDensities, theta: Tensor, rows: Rows) -> Tensor:
+    def start(self, problem: RowDensities, theta: Tensor, rows: Rows) -> Tensor:
         """Where the rows' ascents begin, (m, d)."""
         dim = problem.local_dim
         offset = (ASCENT_OFFSET if self.by_tails(dim) else 0.0) if self.offset is None else self.offset
