@@ -16,6 +16,7 @@ is computed beside it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import torch
@@ -35,6 +36,7 @@ from pyro_fed.density.latents.quadrature import (
     gauss_hermite,
 )
 from pyro_fed.density.rows.batches import BATCHES, Batch
+from pyro_fed.ops.entries import choose as chosen
 from pyro_fed.ops.tiny import solve_lower, solve_lower_transposed
 
 if TYPE_CHECKING:
@@ -44,6 +46,8 @@ T = TypeVar("T")
 
 #: Points that are looked at, the farthest; and how many times as many there are at least, or it saves nothing.
 NUM_OUTERMOST_POINTS, MIN_POINTS_RATIO = 4, 4
+#: Newton steps to the modes at a point until it is seen which clients' rows have arrived.
+STEPS_BETWEEN_LOOKS = 4
 #: Nats by which fewer nodes may move the log-likelihood of all clients at one such point more than at the others, and
 #: by which they may move it at all of them, beyond so many roundings of its terms.
 AGREE, AGREE_LEVEL, ROUNDING_UNITS = 0.01, 0.05, 4
@@ -165,11 +169,16 @@ def _at_few_points(problem: Problem, points: Tensor, batch: Batch) -> AscentStar
 
 
 def _modes(problem: Problem, points: Tensor, batch: Batch) -> Centre:
-    """The modes of C clients' rows at points (C, P, D): one step is compiled, and taken as often as needed."""
-    rule = problem.quadrature
-    foot = problem.mapped(_feet, (0, BATCHES), calls=0)(points, batch)
-    steps = rule.mode_steps or rule.max_mode_steps
-    state, _ = problem.scan(_climb, foot, (points, batch), (), steps, (0, BATCHES))
+    """The modes of C clients' rows at points (C, P, D): one step is compiled, and taken as often as a client needs."""
+    rule, bare = problem.quadrature, batch.weight == 0
+    state = problem.mapped(_feet, (0, BATCHES), calls=0)(points, batch)
+    left, there = rule.mode_steps or rule.max_mode_steps, bare.all(1)
+    while left and not bool(there.all()):
+        taken = min(left, STEPS_BETWEEN_LOOKS)
+        later, after = problem.scan(_climb, state, (points, batch), (), taken, (0, BATCHES))
+        state = pytree.tree_map(partial(chosen, there), state, later)
+        there = there | ((after[-1] <= rule.mode_tolerance) | bare.unsqueeze(1)).flatten(1).all(1)
+        left -= taken
     return rule.climber(0).summit(state)
 
 
@@ -185,9 +194,7 @@ def _feet(problem: Problem, points: Tensor, batch: Batch) -> Ascent:
     return found
 
 
-def _climb(
-    problem: Problem, state: Ascent, const: tuple[Tensor, Batch], _: tuple[()]
-) -> tuple[Ascent, Tensor]:
+def _climb(problem: Problem, state: Ascent, const: tuple[Tensor, Batch], _: tuple[()]) -> tuple[Ascent, Tensor]:
     """A Newton step at each point (P, D), and what it leaves, in SDs of a row's latents, (P, m)."""
     (points, batch), climber = const, problem.quadrature.climber(0)
 

@@ -259,7 +259,8 @@ class Quadrature(metaclass=Checked):
     def _errs(self, problem: RowDensities, theta: Tensor, rows: Rows, centres: Centre) -> bool:
         """Whether at most `max_order` nodes placed by the curvature err at θ (S, D), and those placed by tails do not.
 
-        Modes are those of ascents that tails have no part in. More nodes may do at these θ, and not where a posterior goes: those that are placed by tails go there too.
+        Modes are those of ascents that tails have no part in. More nodes may do at these θ, and not where a posterior
+        goes: those that are placed by tails go there too.
         """
         if problem.local_dim > 1 or self.places(1) < FEWEST_OF_TAILS:
             return False
@@ -414,11 +415,22 @@ class Quadrature(metaclass=Checked):
     def placed(self, problem: RowDensities, theta: Tensor, rows: Rows, near: NearbyModes | None = None) -> Nodes:
         """The nodes of the rows' latents at θ (D,), those of one mode after the other; constants for derivatives."""
         if near is not None:
-            centre = self.centre_near(problem, theta, rows, near)
-            return by_curvature(centre, *near.nodes) if near.nodes else self.around(problem, theta, rows, centre)
+            return self.placed_around(problem, theta, rows, self.centre_near(problem, theta, rows, near), near)
         if self.starts:
             return self._around_each(problem, theta, rows, self.centres(problem, theta, rows))
         return self.around(problem, theta, rows, self.centre(problem, theta, rows))
+
+    def placed_around(
+        self, problem: RowDensities, theta: Tensor, rows: Rows, centre: Centre, near: NearbyModes
+    ) -> Nodes:
+        """`placed` at modes that are known: the nodes that are enough near this θ, or the usual."""
+        return by_curvature(centre, *near.nodes) if near.nodes else self.around(problem, theta, rows, centre)
+
+    def placed_alike(self, problem: RowDensities, theta: Tensor, rows: Rows, near: NearbyModes) -> Nodes:
+        """The nodes at θ (D,) in units of the curvatures there, for other θ: C'(x - m), and weights without |C|."""
+        centre = self.centre_near(problem, theta, rows, near)
+        nodes = self.around(problem, theta, rows, centre)
+        return Nodes(centre.units_of(nodes.place), nodes.log_weight + log_det_lower(centre.factor))
 
     def around(
         self, problem: RowDensities, theta: Tensor, rows: Rows, centre: Centre, part: tuple[Centre, int] | None = None
