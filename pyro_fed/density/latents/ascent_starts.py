@@ -10,7 +10,9 @@ functions, H the curvature of f in x),
 so that one step or two arrive, and fewer nodes may do. Both are looked at where they are least likely to, at the points
 that are farthest from the mean: fewer nodes are taken where they hardly move the rows' log-likelihood (`AGREE`). A
 client whose rows are not integrated well there begins at zero as before, with all nodes. Its own rows decide, not who
-is computed beside it.
+is computed beside it. At a few points the modes are found at each of them.
+
+All climbs are one compiled step, taken as often as needed: a trace of all steps is as many times as large.
 """
 
 from __future__ import annotations
